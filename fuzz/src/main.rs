@@ -5,6 +5,9 @@
 /// Of the program, which is no library.
 #[path = "../../crates/whylate/src/commands/sqpoll/sweep/fio/figures.rs"]
 mod figures;
+#[path = "../../crates/whylate-model/tests/pasted/mangle.rs"]
+#[allow(dead_code)]
+mod mangle;
 #[path = "../../crates/whylate/src/output/offcpu/svg/graph.rs"]
 #[allow(dead_code)]
 mod graph;
@@ -139,6 +142,17 @@ const TARGETS: &[(&str, Target)] = &[
             }
         }
         let _ = trace.command(Wanted::Any);
+    }),
+    ("pastes", |bytes| {
+        let mut bytes = bytes.iter().copied();
+        let mut choose = || bytes.next().unwrap_or(255);
+        let (kind, text) = mangle::TEXTS[usize::from(choose()) % mangle::TEXTS.len()];
+        let text = mangle::some_lines(text, &mut choose);
+        let Ok(original) = mangle::imported(kind, text.as_bytes()) else { return };
+        let (pasted, done) = mangle::mangle(&text, &mut choose);
+        if let Err(why) = mangle::check(kind, &pasted, &original) {
+            panic!("{kind:?} {done:?}: {why}\n{}", String::from_utf8_lossy(&pasted));
+        }
     }),
     ("stacks", |bytes| {
         // Drawing takes nearly all of the time: one of the four ways is enough for an input.

@@ -1,16 +1,32 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Stacks from what other tools write: FreeBSD's `procstat -ka`, dumps of `/proc/PID/stack`, and folded lines.
 
+mod dump;
+mod procstat;
+
 use std::collections::BTreeMap;
 
 use thiserror::Error;
 
-use crate::name::bounded;
+pub use self::dump::kernel_frame;
+use self::dump::{Dump, Row};
+use self::procstat::{Heading, Procstat, Thread};
+use crate::name::{CUT, bounded};
+use crate::paste::{ELLIPSES, Form, Lines, PasteError, Piece};
 use crate::text;
 
 /// Why a text could not be read.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Debug, Error)]
 pub enum ImportError {
+    /// It cannot be made out what was done to its lines.
+    #[error(transparent)]
+    Paste(#[from] PasteError),
+    /// Each of its lines has more than one count.
+    #[error(
+        "each of its lines has {0} counts, as those of a difference have: keep one, e.g. \
+         awk '{{ n = $NF; NF -= {0}; print $0, n }}' keeps the last one"
+    )]
+    SeveralCounts(usize),
     /// It is none of the forms.
     #[error("this is no output of procstat -ka, no dump of /proc/PID/stack and no folded lines")]
     UnknownForm,
@@ -56,6 +72,10 @@ pub struct Imported {
     pub stacks: BTreeMap<(Vec<String>, Vec<String>), u64>,
     /// Lines that are none of the form.
     pub unread: u64,
+    /// Stacks that may lack frames, as their lines were cut off, or end in no function in which a stack is known to end.
+    pub cut: u64,
+    /// What was done to the lines, and has been undone.
+    pub undone: Vec<String>,
     /// Stacks that are left out, as they have more than [`DEEPEST`] frames, or more than [`text::LONGEST_LINE`] bytes.
     pub too_long: u64,
     /// Of all counts.
@@ -68,15 +88,18 @@ impl Imported {
     /// # Errors
     /// When it is in none, its stacks are too long, or its counts too large.
     pub fn read(text: &str, names: Names) -> Result<Self, ImportError> {
-        let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
         let mut imported = Imported::default();
-        // Somebody may have copied it with what stands before and after it.
-        if text.lines().any(is_procstat_heading) || procstat_line(first, None).is_some() {
-            imported.read_procstat(text, names)?;
-        } else if text.lines().any(|line| kernel_frame(line).is_some()) {
-            imported.read_dump(text, names)?;
+        // It may have been copied with what stands before and after it.
+        let procstat = Lines::new(text.as_bytes(), Procstat, text::LONGEST_LINE + 1)?;
+        if procstat.has_records() || text.lines().any(|line| Heading::of(line).is_some()) {
+            imported.read_procstat(procstat, names)?;
         } else {
-            imported.read_folded(text)?;
+            let dump = Lines::new(text.as_bytes(), Dump, text::LONGEST_LINE + 1)?;
+            if dump.has_records() || text.lines().any(|line| kernel_frame(line).is_some()) {
+                imported.read_dump(dump, names, text.contains("+0x"))?;
+            } else {
+                imported.read_folded(Lines::new(text.as_bytes(), Folded, text::LONGEST_LINE + 1)?)?;
+            }
         }
         match imported.stacks.is_empty() {
             true if imported.too_long > 0 => Err(ImportError::TooLong),
@@ -94,6 +117,8 @@ impl Imported {
             self.add(stack, count)?;
         }
         self.unread += other.unread;
+        self.cut += other.cut;
+        self.undone.extend(other.undone);
         self.too_long += other.too_long;
         Ok(())
     }
@@ -127,43 +152,74 @@ impl Imported {
         Ok(())
     }
 
-    fn read_procstat(&mut self, text: &str, names: Names) -> Result<(), ImportError> {
-        let mut stack_column = None;
-        for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
-            if is_procstat_heading(line) {
-                // Where its columns are padded, the heading tells where the stack begins.
-                stack_column = line.find("KSTACK").filter(|&column| column >= 40);
+    fn read_procstat(&mut self, mut lines: Lines<&[u8], Procstat>, names: Names) -> Result<(), ImportError> {
+        let mut heading = Heading::default();
+        let mut line = String::new();
+        while lines.next(&mut line).map_err(PasteError::Io)? {
+            let text = line.trim_end();
+            if let Some(columns) = Heading::of(text) {
+                heading = columns;
                 continue;
             }
-            if line.len() > text::LONGEST_LINE {
+            if text.len() > text::LONGEST_LINE {
                 self.too_long += 1;
                 continue;
             }
-            let Some(thread) = procstat_line(line, stack_column) else {
-                self.unread += 1;
+            let Some(mut thread) = Thread::of(text, &heading) else {
+                self.unread += u64::from(!text.is_empty());
                 continue;
             };
+            self.cut += u64::from(!thread.has_end());
+            if let Some(last) = thread.frames.last_mut().filter(|_| lines.is_cut(&line)) {
+                *last = cut(last);
+            }
+            let Thread { process, name, frames } = thread;
             let labels = match names {
                 Names::Nothing => Vec::new(),
-                Names::Process => vec![thread.process],
-                Names::Thread => vec![thread.process, thread.name],
+                Names::Process => vec![process],
+                Names::Thread => vec![process, name],
             };
-            self.count(labels, thread.frames, 1)?;
+            self.count(labels, frames.into_iter().rev().collect(), 1)?;
         }
+        self.undone = lines.undone();
         Ok(())
     }
 
-    fn read_dump(&mut self, text: &str, names: Names) -> Result<(), ImportError> {
+    fn read_dump(&mut self, mut lines: Lines<&[u8], Dump>, names: Names, has_offsets: bool) -> Result<(), ImportError> {
         let mut label = None;
         let mut frames: Vec<String> = Vec::new();
-        // A line that is no frame ends a stack; it tells whose the next one is.
-        for line in text.lines().chain(std::iter::once("")) {
-            if let Some(frame) = kernel_frame(line) {
+        let mut line = String::new();
+        loop {
+            let is_any = lines.next(&mut line).map_err(PasteError::Io)?;
+            match if is_any { Row::of(&line) } else { Row::End } {
                 // One more tells that there are too many.
-                if frames.len() <= DEEPEST {
-                    frames.push(frame);
+                Row::Frame(frame) => {
+                    let is_whole = !has_offsets || line.contains("+0x") || frame.starts_with("0x");
+                    let is_cut = !is_whole || lines.is_cut(&line);
+                    self.cut += u64::from(is_cut);
+                    if frames.len() <= DEEPEST {
+                        frames.push(if is_cut { cut(&frame) } else { frame });
+                    }
+                    continue;
                 }
-                continue;
+                Row::Address => {
+                    self.cut += 1;
+                    // It stands for one or more of them.
+                    if frames.last().is_none_or(|last| last != CUT) {
+                        frames.push(CUT.to_owned());
+                    }
+                    continue;
+                }
+                Row::Module => continue,
+                Row::Guess => {
+                    self.unread += 1;
+                    continue;
+                }
+                Row::Other if !frames.is_empty() && dump::is_rest(&line) => {
+                    self.unread += 1;
+                    continue;
+                }
+                Row::End | Row::Other => {}
             }
             if !frames.is_empty() {
                 // The kernel prints the innermost one first.
@@ -171,79 +227,114 @@ impl Imported {
                 let labels = if names == Names::Nothing { Vec::new() } else { label.take().into_iter().collect() };
                 self.count(labels, outermost_first, 1)?;
             }
+            if !is_any {
+                break;
+            }
+            // A line that is no frame ends a stack, and names the thread of the next one.
             let heading = line.trim().trim_start_matches("==>").trim_end_matches("<==").trim();
-            if !heading.is_empty() {
-                label = Some(safe(heading));
+            if !heading.is_empty() && Row::of(&line) != Row::End {
+                // Whose stack follows is told by its path, or in a heading of tail(1); else it may be a part of a line.
+                let is_heading = line.contains("/proc/") || line.contains("==>");
+                self.unread += u64::from(!is_heading);
+                let path =
+                    heading.split_whitespace().find(|word| word.starts_with("/proc/") && word.ends_with("/stack"));
+                label = path.or(Some(heading).filter(|heading| !is_prose(heading))).map(safe);
             }
         }
+        self.undone = lines.undone();
         Ok(())
     }
 
-    fn read_folded(&mut self, text: &str) -> Result<(), ImportError> {
-        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-            match line.rsplit_once(' ').and_then(|(frames, count)| Some((frames, count.parse::<u64>().ok()?))) {
-                Some((frames, _)) if frames.len() > text::LONGEST_LINE => self.too_long += 1,
+    fn read_folded(&mut self, mut lines: Lines<&[u8], Folded>) -> Result<(), ImportError> {
+        let mut line = String::new();
+        // The numbers that each line ends in, at least.
+        let mut counts = usize::MAX;
+        let mut after_part = false;
+        while lines.next(&mut line).map_err(PasteError::Io)? {
+            let text = line.trim();
+            if text.is_empty() || text.starts_with('#') {
+                continue;
+            }
+            let is_part =
+                std::mem::replace(&mut after_part, Folded.piece(text) == Piece::Begins) && !text.contains(';');
+            match folded(text) {
+                _ if text.len() > text::LONGEST_LINE => self.too_long += 1,
+                // Its count may lack digits, or it is the rest of the line before.
+                Some(_) if lines.is_cut(&line) || is_part => self.unread += 1,
+                Some((frames, _)) if is_quoted(frames) || is_prose(frames) => self.unread += 1,
                 Some((frames, count)) => {
+                    let numbers = frames.split(' ').rev().take_while(|word| word.parse::<u64>().is_ok()).count();
+                    counts = counts.min(1 + numbers);
                     let frames = frames.split(';').take(DEEPEST + 1).map(safe).collect();
                     self.count(Vec::new(), frames, count)?;
                 }
                 None => self.unread += 1,
             }
         }
+        if (2..usize::MAX).contains(&counts) {
+            return Err(ImportError::SeveralCounts(counts));
+        }
+        self.undone = lines.undone();
         Ok(())
     }
 }
 
-struct ProcstatThread {
-    process: String,
-    name: String,
-    /// The outermost one first.
-    frames: Vec<String>,
-}
+/// Folded lines.
+#[derive(Clone, Copy, Debug, Default)]
+struct Folded;
 
-fn is_procstat_heading(line: &str) -> bool {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    words.first() == Some(&"PID") && words.contains(&"KSTACK")
-}
-
-/// The first frame of a FreeBSD thread that is off its CPU, or not there to be looked at.
-const INNERMOST: [&str; 6] = ["mi_switch", "sched_switch", "fork_trampoline", "<running>", "<swapped", "<no"];
-
-/// Process and thread numbers, the process's name, the thread's (may have spaces), and the stack, innermost first.
-fn procstat_line(line: &str, stack_column: Option<usize>) -> Option<ProcstatThread> {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let [pid, tid, process, rest @ ..] = words.as_slice() else { return None };
-    if pid.parse::<u32>().is_err() || tid.parse::<u32>().is_err() {
-        return None;
+impl Form for Folded {
+    fn piece(&self, line: &str) -> Piece {
+        let line = line.trim();
+        match folded(line) {
+            _ if line.is_empty() || line.starts_with('#') => Piece::Own,
+            Some((frames, _)) if is_quoted(frames) || is_prose(frames) => Piece::Other,
+            Some(_) => Piece::Whole,
+            None if line.contains(';') => Piece::Begins,
+            None => Piece::Other,
+        }
     }
-    let (name, frames) = match stack_column.and_then(|column| Some((line.get(..column)?, line.get(column..)?))) {
-        Some((before, stack)) => {
-            // The padded columns before the stack: process and thread, with spaces of their own.
-            let name = after_word(after_word(after_word(before)?)?)?;
-            (name.trim().to_owned(), stack.split_whitespace().collect::<Vec<_>>())
-        }
-        None => {
-            // In text whose columns are not padded any more, the first frame is known by its name.
-            let at = rest.iter().position(|word| INNERMOST.contains(word))?;
-            (rest[..at].join(" "), rest[at..].to_vec())
-        }
-    };
-    let frames = frames.into_iter().rev().map(safe).collect();
-    Some(ProcstatThread { process: safe(process), name: safe(&name), frames })
+
+    fn subject<'a>(&self, line: &'a str) -> Option<&'a str> {
+        line.split(';').next()
+    }
+
+    fn can_continue(&self, _line: &str) -> bool {
+        true
+    }
+
+    fn has_open_end(&self, _line: &str, is_at_edge: bool) -> bool {
+        is_at_edge
+    }
+
+    fn is_rest_alike(&self) -> bool {
+        true
+    }
 }
 
-/// What follows a text's first word.
-fn after_word(text: &str) -> Option<&str> {
-    let text = text.trim_start();
-    text.get(text.find(char::is_whitespace)?..)
+/// Whether a line has something in front of it that was not undone.
+fn is_quoted(frames: &str) -> bool {
+    frames.starts_with('>') || frames.contains('\t') || frames.contains("=\"")
 }
 
-/// A line of proc_pid_stack(5), `[<0>] function+0x12/0x34 [module]`, without what follows the function's name.
-pub fn kernel_frame(line: &str) -> Option<String> {
-    let (_, frame) = line.trim().strip_prefix("[<")?.split_once(">]")?;
-    let name = frame.split_whitespace().next()?;
-    let name = name.split_once("+0x").map_or(name, |(name, _)| name);
-    Some(safe(name))
+/// Whether a line, or what stands before a number, is a command in a shell or a sentence.
+fn is_prose(text: &str) -> bool {
+    let words = || text.split_whitespace();
+    let has_prompt = || words().count() > 1 && words().take(2).any(|word| word.ends_with(['$', '#', '%']));
+    !text.contains(';') && (words().count() > 3 || has_prompt())
+}
+
+/// The frames of a folded line, and its count.
+fn folded(line: &str) -> Option<(&str, u64)> {
+    let (frames, count) = line.rsplit_once(' ')?;
+    Some((frames, count.parse().ok()?))
+}
+
+/// A name of which the end is missing.
+fn cut(name: &str) -> String {
+    let start = ELLIPSES.iter().find_map(|ellipsis| name.strip_suffix(ellipsis)).unwrap_or(name);
+    // No function has the sign of an offset in its name.
+    format!("{}{CUT}", start.split('+').next().unwrap_or_default())
 }
 
 /// A name as a line may have it, of bounded length.
@@ -270,21 +361,27 @@ mod tests {
     fn counts_beyond_all_numbers_are_refused() {
         let read = |text: String| Imported::read(&text, Names::Thread);
         let mut most = read(format!("a;b {}\na;c 1\n", u64::MAX - 1)).expect("as much as there can be");
-        assert_eq!(most.merge(most.clone()), Err(ImportError::CountsTooLarge));
+        assert!(matches!(most.merge(most.clone()), Err(ImportError::CountsTooLarge)));
         for twice in ["a", "b"].map(|other| format!("a {0}\n{other} {0}\n", u64::MAX)) {
-            assert_eq!(read(twice), Err(ImportError::CountsTooLarge));
+            assert!(matches!(read(twice), Err(ImportError::CountsTooLarge)));
         }
     }
 
     #[test]
     fn stacks_that_nobody_can_look_at_are_left_out_and_counted() {
         let deep = |frames: usize| format!("{}f 1\n", "f;".repeat(frames - 1));
-        let read = |text: &str| Imported::read(text, Names::Thread).map(|read| (read.stacks.len(), read.too_long));
+        let read = |text: &str| {
+            let read = Imported::read(text, Names::Thread).map(|read| (read.stacks.len(), read.too_long));
+            read.map_err(|error| error.to_string())
+        };
         assert_eq!(read(&format!("{}{}", deep(DEEPEST), deep(DEEPEST + 1))), Ok((1, 1)));
-        assert_eq!(read(&deep(2_000_000)), Err(ImportError::TooLong));
+        assert_eq!(read(&deep(2_000_000)), Err(ImportError::TooLong.to_string()));
         assert_eq!(read(&format!("{} 1\na 1\n", "f".repeat(text::LONGEST_LINE + 1))), Ok((1, 1)));
         assert_eq!(read(&format!("==> a <==\n{}\n==> b <==\n[<0>] g\n", "[<0>] f\n".repeat(DEEPEST + 1))), Ok((1, 1)));
-        assert_eq!(read(&format!("0 1 kernel swapper mi_switch{}\n", " f".repeat(DEEPEST))), Err(ImportError::TooLong));
+        assert_eq!(
+            read(&format!("0 1 kernel swapper mi_switch{}\n", " f".repeat(DEEPEST))),
+            Err(ImportError::TooLong.to_string())
+        );
     }
 
     #[test]
@@ -305,8 +402,119 @@ mod tests {
 
     #[test]
     fn a_name_that_ends_in_a_number_has_no_count_of_its_own() {
-        let read = Imported::read("a;worker 9223372036854775808 1\n", Names::Thread).expect("folded lines");
-        assert_eq!(read.lines(Order::RootFirst), ["a;worker_9223372036854775808 1"]);
+        let read = Imported::read("a;worker 9223372036854775808 1\nb 2\n", Names::Thread).expect("folded lines");
+        assert_eq!(read.lines(Order::RootFirst), ["a;worker_9223372036854775808 1", "b 2"]);
+    }
+
+    #[test]
+    fn lines_with_several_counts_are_refused() {
+        for (text, counts) in [("a;b 3 5\na;c 0 7\n", 2), ("# diff\na;b 1 2 3\na;c 4 5 6\n", 3), ("a;b 3 5\n", 2)] {
+            let refused =
+                Imported::read(text, Names::Process).expect_err("which count is meant is not known").to_string();
+            assert!(refused.starts_with(&format!("each of its lines has {counts} counts")), "{refused}");
+        }
+    }
+
+    #[test]
+    fn procstat_is_read_with_offsets_and_without_its_columns() {
+        let wide = "\
+  PID    TID COMM             TDNAME           KSTACK                       
+  812 100110 Web Content      -                mi_switch+0xbc _sleep+0x29b sys_kevent+0x61 fast_syscall_common+0xf8
+  813 100111 Web Content      io worker        mi_switch+0xbc _sleep+0x29c sys_kevent+0x74 fast_syscall_common+0xf8
+";
+        let read = |text: &str, names| Imported::read(text, names).expect("it is procstat's").lines(Order::RootFirst);
+        assert_eq!(read(wide, Names::Nothing), ["fast_syscall_common;sys_kevent;_sleep;mi_switch 2"]);
+        assert_eq!(read(wide, Names::Process), ["Web Content;fast_syscall_common;sys_kevent;_sleep;mi_switch 2"]);
+        assert_eq!(
+            read(wide, Names::Thread)[1],
+            "Web Content;io worker;fast_syscall_common;sys_kevent;_sleep;mi_switch 1"
+        );
+        // A long name moves the stack out of its column: no letter is lost.
+        let moved = "  PID    TID COMM             TDNAME           KSTACK\n    5 100042 a_much_longer_process_name thread 7         \
+                     mi_switch _sleep fork_trampoline\n";
+        assert_eq!(read(moved, Names::Process), ["a_much_longer_process_name;fork_trampoline;_sleep;mi_switch 1"]);
+        // Without a heading, and without the column of threads' names.
+        for text in [
+            "5 100042 ctld mi_switch+0xe2 fork_trampoline+0xe\n",
+            "See:\n  5 100042 ctld - mi_switch fork_trampoline\n",
+        ] {
+            assert_eq!(read(text, Names::Thread), ["ctld;-;fork_trampoline;mi_switch 1"]);
+        }
+    }
+
+    #[test]
+    fn wrapped_stacks_are_whole_or_refused() {
+        let read =
+            |text: &str| Imported::read(text, Names::Process).map(|read| (read.lines(Order::RootFirst), read.unread));
+        let text = "  PID    TID COMM TDNAME KSTACK\n 4510 100912 logger - mi_switch sleepq_switch\n    _cv_wait_sig ttydisc_read\n  \
+                    sys_read fast_syscall_common\nThat is all.\n";
+        let expected = "logger;fast_syscall_common;sys_read;ttydisc_read;_cv_wait_sig;sleepq_switch;mi_switch 1";
+        assert_eq!(read(text).expect("one stack"), (vec![expected.to_owned()], 1));
+        // Cut at the edge of a terminal, within a word: with and without a space it would be two names, or one.
+        let text = "1 2 logger - mi_switch sleepq_sw\nitch fast_syscall_common\n";
+        let refused = read(text).expect_err("it cannot be known").to_string();
+        assert!(refused.contains("wrapped"), "{refused}");
+        let text =
+            "==> /proc/9/stack <==\n[<ffffffffc0411a2f>]\ntxg_wait_open+0xaf/0xe0\n[poolfs]\n[<0>] vfs_write+0x1/0x2\n";
+        assert_eq!(read(text).expect("one stack").0, ["/proc/9/stack;vfs_write;txg_wait_open 1"]);
+    }
+
+    #[test]
+    fn stacks_of_old_kernels_end_in_a_line_that_is_no_frame() {
+        for end in ["[<ffffffffffffffff>] 0xffffffffffffffff", "[<ffffffff>] 0xffffffff"] {
+            let text =
+                format!("[<c1>] a+0x1/0x2\n[<c2>] ? guess+0x1/0x2\n[<c3>] b+0x1/0x2\n{end}\n[<c1>] a+0x1/0x2\n{end}\n");
+            let read = Imported::read(&text, Names::Process).expect("two stacks");
+            assert_eq!((read.lines(Order::RootFirst), read.unread), (vec!["a 1".to_owned(), "b;a 1".to_owned()], 1));
+        }
+        let text = "    $ sudo cat /proc/812/stack\n    [<ffffffff810f7a56>] a+0x1/0x2\n";
+        assert_eq!(
+            Imported::read(text, Names::Process).expect("a stack").lines(Order::RootFirst),
+            ["/proc/812/stack;a 1"]
+        );
+    }
+
+    #[test]
+    fn stacks_that_were_cut_off_say_so_and_are_counted() {
+        let read = |text: &str| {
+            let read = Imported::read(text, Names::Nothing).expect("stacks");
+            (read.lines(Order::RootFirst), read.cut, read.unread)
+        };
+        let two = |lines: [&str; 2]| lines.map(str::to_owned).to_vec();
+        // In one column; at an ellipsis; and between words.
+        for (end, last) in
+            [("_sle", "_sle[cut]"), ("_sle...", "_sle[cut]"), ("_sle\u{2026}", "_sle[cut]"), ("", "mi_switch")]
+        {
+            let text = format!("1 2 a - mi_switch {end}\n3 4 b - mi_switch {end}\n5 6 c - mi_switch fork_trampoline\n");
+            let text = if end.is_empty() { text.replace("switch \n", "switch\n") } else { text };
+            let (lines, cut, unread) = read(&text.replace(" fork", if end == "_sle" { "\n" } else { " fork" }));
+            let expected = if end.is_empty() { "mi_switch 2".to_owned() } else { format!("{last};mi_switch 2") };
+            assert!(lines.contains(&expected), "{lines:?}");
+            assert_eq!(cut, if end == "_sle" { 3 } else { 2 }, "{end}: {lines:?} {unread}");
+        }
+        let dump = "[<0>] futex_wait+0x1/0x2\n[<0>] do_fu\n[<0>\n[<0>] entry+0x1/0x2\n";
+        assert_eq!(read(dump), (vec!["entry;[cut];do_fu[cut];futex_wait 1".to_owned()], 2, 0));
+        // The counts may have had more digits.
+        let folded = "a;bbbbb 12\na;cccccc 3\na;b 120\na;dddddddd\n";
+        assert_eq!(read(folded), (vec!["a;b 120".to_owned()], 0, 3));
+        assert_eq!(read("a;b 1\na;c 12\n").0, two(["a;b 1", "a;c 12"]));
+    }
+
+    #[test]
+    fn commands_and_sentences_are_no_folded_lines() {
+        let text = "$ head -n 20\nme@host:~$ uptime -s 2\nIt happens since 12\nIt has happened since release 12\na;b 1\nmain 2\n";
+        let read = Imported::read(text, Names::Nothing).expect("folded lines");
+        assert_eq!(
+            (read.lines(Order::RootFirst), read.unread),
+            (vec!["It happens since 12".to_owned(), "a;b 1".to_owned(), "main 2".to_owned()], 3)
+        );
+    }
+
+    #[test]
+    fn a_process_whose_name_has_blanks_keeps_it_where_its_thread_has_none() {
+        let read =
+            Imported::read("5 100042 Web Content - mi_switch fork_trampoline\n", Names::Thread).expect("a stack");
+        assert_eq!(read.lines(Order::RootFirst), ["Web Content;-;fork_trampoline;mi_switch 1"]);
     }
 
     #[test]
@@ -386,7 +594,7 @@ mod tests {
 
     #[test]
     fn anything_else_is_refused() {
-        assert_eq!(Imported::read("hello\nworld\n", Names::Process), Err(ImportError::UnknownForm));
+        assert!(matches!(Imported::read("hello\nworld\n", Names::Process), Err(ImportError::UnknownForm)));
     }
 
     proptest! {
@@ -399,8 +607,8 @@ mod tests {
 
         #[test]
         fn no_procstat_line_makes_it_fail(rest in "[ -~]*", column in 0_usize..80) {
-            procstat_line(&format!("1 2 {rest}"), Some(column));
-            procstat_line(&format!("1 2 {rest}"), None);
+            let heading = Heading::of(&format!("PID{:column$}COMM TDNAME KSTACK", "")).unwrap_or_default();
+            Thread::of(&format!("1 2 {rest}"), &heading);
         }
     }
 }

@@ -19,6 +19,7 @@ pub mod look;
 pub mod merge;
 pub mod name;
 pub mod occupancy;
+pub mod paste;
 pub mod path;
 pub mod recording;
 pub mod selftest;

@@ -5,6 +5,7 @@ use std::io::{self, BufReader, Read};
 
 use proptest::prelude::*;
 use whylate_model::ftrace::{ImportError, ImportOptions, import};
+use whylate_model::paste::PasteError;
 use whylate_model::{CauseKind, LateEvent, Series, Snapshot};
 
 const LATENCY: &str = include_str!("ftrace/irqsoff-5.4.txt");
@@ -14,7 +15,7 @@ const US_NS: u64 = 1_000;
 fn read(text: impl Read, late_over_ns: Option<u64>) -> Result<(Snapshot, Vec<LateEvent>), ImportError> {
     let mut late = Vec::new();
     let options = ImportOptions { late_over_ns, worst: 20 };
-    let snapshot = import(BufReader::new(text), "host", options, &mut |event| late.push(event))?;
+    let (snapshot, _) = import(BufReader::new(text), "host", options, &mut |event| late.push(event))?;
     Ok((snapshot, late))
 }
 
@@ -49,7 +50,7 @@ fn check_capture(snapshot: &Snapshot, late: &[LateEvent]) {
 
 #[test]
 fn what_is_no_text_is_refused_though_it_has_no_end() {
-    assert!(matches!(read(io::repeat(0), None), Err(ImportError::Binary)));
+    assert!(matches!(read(io::repeat(0), None), Err(ImportError::Paste(PasteError::Binary))));
 }
 
 #[test]

@@ -3,12 +3,13 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::line::{Gap, Line, function};
+use super::line::{Gap, Line};
 use super::place::Place;
 use super::series::{AllSeries, SeriesPlace};
 use super::timers::Timers;
 use super::{Lates, section_event};
 use crate::late::cpu_subject;
+use crate::text::function;
 use crate::{Cause, CauseKind, Labels, LateEvent, Snapshot};
 
 /// No machine has more CPUs; a damaged file may name more.
@@ -213,7 +214,7 @@ impl Capture {
     /// Counts what has waited for its line to be shown again.
     pub(super) fn flush(&mut self, lates: &mut Lates<'_>) {
         let Some(Overruns { comm, tid, cpu, time_ns, function, missed }) = self.unstated.take() else { return };
-        let line = Line { comm: &comm, tid, cpu, flags: "", time_ns, event: &function, text: "" };
+        let line = Line { comm: &comm, tid, cpu, flags: "", time_ns, event: &function, text: "", is_cut: false };
         let timer = LateTimer { function: &function, at_ns: time_ns, lateness_ns: 0, missed };
         self.timer(&line, &timer, lates);
     }

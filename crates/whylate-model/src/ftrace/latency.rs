@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The latency trace of the tracers `irqsoff`, `preemptoff` and `preemptirqsoff`: a heading about the longest section,
-//! its records, and the stack at its end (print_trace_header() in kernel/trace/trace.c; since 2.6, but for more flags).
+//! its records, and the stack at its end (print_trace_header() in kernel/trace/trace.c). Up to 2.6.2x the heading has no
+//! `#` in front, and records have the caller in parentheses.
 
-use super::line::{function, number};
+use super::line::number;
 use super::place::Place;
+use crate::text::function;
 use crate::{Labels, LateEvent};
 
 /// What the tracers' own functions are called in a trace, at the end of a section.
@@ -129,6 +131,10 @@ pub struct LatencyReader {
     open: Option<LatencyTrace>,
     /// The heading has been read as far as the latency.
     has_latency: bool,
+    /// The line with the latency lacks its end so far, which is a parenthesis.
+    is_unended: bool,
+    /// The line before was a record.
+    after_record: bool,
     in_stack: bool,
 }
 
@@ -146,8 +152,8 @@ pub enum Was {
 impl LatencyReader {
     /// What the line was; and the trace that ended with it, or before it.
     pub fn take(&mut self, line: &str) -> (Was, Option<LatencyTrace>) {
-        let line = line.trim_end();
-        if let Some((tracer, release)) = line.strip_prefix("# ").and_then(|rest| rest.split_once(" latency trace v")) {
+        let line = line.trim();
+        if let Some((tracer, release)) = title(line) {
             let finished = self.finish();
             let is_ours = ["irqsoff", "preemptoff", "preemptirqsoff"].contains(&tracer);
             if !is_ours {
@@ -159,20 +165,37 @@ impl LatencyReader {
             return (Was::Part, finished);
         }
         let Some(trace) = &mut self.open else { return (Was::Other, None) };
-        if let Some(comment) = line.strip_prefix('#') {
-            if comment.trim_start().starts_with("tracer:") {
-                return (Was::Part, self.finish());
-            }
-            self.has_latency |= heading(trace, comment.trim());
+        if line.is_empty() {
+            return (Was::Other, None);
+        }
+        if line.strip_prefix('#').is_some_and(|comment| comment.trim_start().starts_with("tracer:")) {
+            return (Was::Part, self.finish());
+        }
+        let after_record = std::mem::replace(&mut self.after_record, false);
+        if self.is_unended && line.ends_with(')') && !line.contains("| task:") {
+            self.is_unended = false;
             return (Was::Part, None);
         }
-        if let Some(frame) = line.trim_start().strip_prefix("=> ") {
+        if is_heading(line) {
+            if heading(trace, line.trim_start_matches('#').trim()) {
+                (self.has_latency, self.is_unended) = (true, !line.ends_with(')'));
+            }
+            return (Was::Part, None);
+        }
+        if let Some(frame) = line.strip_prefix("=> ") {
             if self.in_stack && trace.stack.len() < FRAMES {
                 trace.stack.push(function(frame).to_owned());
             }
             return (Was::Part, None);
         }
-        match record(line) {
+        let record = record(line);
+        if !self.in_stack && (is_cut(line) || after_record && record.is_none() && is_rest(line)) {
+            // What the trace says of its functions is not known then.
+            self.open = None;
+            return (Was::Other, None);
+        }
+        self.after_record = record.is_some();
+        match record {
             // The stack is the last of it.
             Some(_) if self.in_stack => (Was::Other, self.finish()),
             Some(Record::Stack) => {
@@ -180,6 +203,11 @@ impl LatencyReader {
                 (Was::Part, None)
             }
             Some(Record::Call { function, irqs_off, at_us }) => {
+                if trace.comm.is_empty()
+                    && let Some((comm, tid)) = thread(line)
+                {
+                    (trace.comm, trace.tid) = (comm.to_owned(), tid);
+                }
                 if trace.disabled_by.is_none() {
                     trace.disabled_by = Some(function.to_owned());
                 }
@@ -198,14 +226,59 @@ impl LatencyReader {
 
     /// The trace that has begun, unless its heading breaks off before the latency.
     pub fn finish(&mut self) -> Option<LatencyTrace> {
-        let LatencyReader { open, has_latency, .. } = std::mem::take(self);
-        open.filter(|_| has_latency)
+        let LatencyReader { open, has_latency, is_unended, .. } = std::mem::take(self);
+        open.filter(|_| has_latency && !is_unended)
     }
+}
+
+/// Whether a line belongs to a latency trace, whatever stands before it.
+pub(crate) fn is_part(line: &str) -> bool {
+    let line = line.trim();
+    title(line).is_some()
+        || super::is_stack_frame(line)
+        || is_heading(line) && !line.starts_with(['#', '-'])
+        || record(line).is_some() && !is_cut(line) && (line.contains(" <-") || !line.contains("<-"))
+}
+
+/// Whether a line of the heading, or a record, lacks its end.
+pub(crate) fn is_cut(line: &str) -> bool {
+    let line = line.trim_start_matches([' ', '#']).trim_end();
+    let has_cpu = || line.split_once("CPU#").is_some_and(|(_, cpu)| cpu.starts_with(|c: char| c.is_ascii_digit()));
+    let has_no_function = || match record(line) {
+        // An event has a name with a colon.
+        Some(Record::Event) => line.split_once("us").is_some_and(|(_, text)| text.matches(": ").count() < 2),
+        Some(_) => false,
+        None => line.ends_with(':') && record(&format!("{line} x")).is_some(),
+    };
+    line == "=> started at:"
+        || line == "=> ended at:"
+        || line.starts_with("latency: ") && !has_cpu()
+        || has_no_function()
+}
+
+/// Whether a line may be the rest of a record: `lock <-caller`, `(caller)`, a word.
+fn is_rest(line: &str) -> bool {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.$".contains(&byte);
+    line.contains("<-") || line.ends_with(')') || line.bytes().all(is_name)
+}
+
+/// The tracer, and what follows: `irqsoff latency trace v1.1.5 on 2.6.26`.
+fn title(line: &str) -> Option<(&str, &str)> {
+    let (tracer, rest) = line.trim_start_matches('#').trim_start().split_once(" latency trace v")?;
+    (!tracer.contains(char::is_whitespace)).then_some((tracer, rest))
+}
+
+/// Whether a line is of the heading: a comment, or what old kernels write without the sign of one.
+pub(crate) fn is_heading(line: &str) -> bool {
+    let starts = ["latency: ", "| task: ", "=> started at:", "=> ended at:"];
+    line.starts_with('#')
+        || starts.iter().any(|start| line.starts_with(start))
+        || line.len() >= 10 && line.bytes().all(|byte| byte == b'-')
 }
 
 /// Takes one line of the heading; true for the one with the latency.
 fn heading(trace: &mut LatencyTrace, line: &str) -> bool {
-    if let Some(rest) = line.strip_prefix("latency: ") {
+    if let Some(rest) = line.strip_prefix("latency: ").filter(|_| !is_cut(line)) {
         let latency = rest.split_once(" us").and_then(|(us, _)| number::<u64>(us)?.checked_mul(1_000));
         let cpu = rest
             .split_once("CPU#")
@@ -246,7 +319,9 @@ fn record(line: &str) -> Option<Record<'_>> {
         return Some(Record::Stack);
     }
     // A kernel without frame pointers does not know the caller.
-    let called = text.split_once(" <-").map_or(text, |(called, _)| called).trim();
+    let text = text.trim();
+    let in_parentheses = || text.strip_suffix(')')?.split_once(" (");
+    let called = text.split_once(" <-").or_else(in_parentheses).map_or(text, |(called, _)| called).trim();
     if called.is_empty() || called.contains([' ', ':', '=']) {
         return Some(Record::Event);
     }
@@ -255,6 +330,15 @@ fn record(line: &str) -> Option<Record<'_>> {
     let irqs_off = flags.trim_start_matches(|c: char| c.is_ascii_digit()).starts_with(['d', 'D']);
     let stamp = line[..at].rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
     Some(Record::Call { function: function(called), irqs_off, at_us: number(stamp) })
+}
+
+/// The thread of a record; of its name up to 8 bytes.
+fn thread(line: &str) -> Option<(&str, u32)> {
+    let at = line.match_indices("us").map(|(at, _)| at).take(8).find(|&at| is_stamp(line, at))?;
+    let head = line[..at].trim_end_matches(|c: char| c.is_ascii_digit()).trim_end();
+    let (thread, _) = head.rsplit_once(' ')?;
+    let (comm, tid) = thread.trim().rsplit_once('-')?;
+    Some((comm, number(tid)?))
 }
 
 /// Whether a number of microseconds ends there, with a mark and a colon after it.
@@ -315,6 +399,20 @@ mod tests {
         assert_eq!(trace.labels()["disabled_by"], "execute_preemptirqtest");
         let stack = "execute_preemptirqtest preemptirq_delay_run kthread ret_from_fork ret_from_fork_asm";
         assert_eq!(trace.whole_stack(), stack.split_whitespace().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_heading_of_2_6_has_no_signs_of_comments() {
+        for indent in ["", " "] {
+            let text = include_str!("../../tests/ftrace/irqsoff-2.6.txt");
+            let text: String = text.lines().map(|line| format!("{indent}{line}\n")).collect();
+            let trace = LatencyTrace::parse(&text).expect("a trace");
+            assert_eq!((trace.latency_ns, trace.cpu, trace.release.as_str()), (7_310_000, 3, "2.6.27"));
+            assert_eq!((trace.comm.as_str(), trace.tid), ("my daemon", 412));
+            assert_eq!((trace.function(), trace.caller()), ("_spin_unlock_irqrestore", "tty_ldisc_flush"));
+            assert_eq!(trace.disabled_by.as_deref(), Some("_spin_lock_irqsave"));
+            assert_eq!(trace.place().kind(), CauseKind::IrqsOff);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One line of `trace` or `trace_pipe`: `comm-tid [cpu] flags seconds.micros: event: text`.
+//! One line of `trace` or `trace_pipe`: `comm-tid [cpu] flags seconds.micros: event: text`; with the option
+//! `latency-format`, or of `trace-cmd report -l`, the CPU and the flags are one word without brackets.
 
 /// An event as ftrace prints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,42 +19,131 @@ pub struct Line<'a> {
     pub event: &'a str,
     /// What it says.
     pub text: &'a str,
+    /// The name may be cut: the latency format has its first 8 bytes only.
+    pub is_cut: bool,
+}
+
+/// No name of a thread is longer, in bytes, unless it is a worker's with that of its queue.
+pub(crate) const LONGEST_COMM: usize = 15;
+/// What the latency format leaves of a name, in bytes.
+const CUT_COMM: usize = 8;
+/// Flags of a CPU that stand before the preemption depth (trace_print_lat_fmt() in kernel/trace/trace_output.c).
+const IRQ_FLAGS: &[u8] = b"dDbX.";
+
+/// What keeps a line from being an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lacks {
+    /// It has no CPU number.
+    Cpu,
+    /// Its stamp has no decimal point.
+    Point,
 }
 
 impl<'a> Line<'a> {
     /// `None` where it is no such line.
     pub fn parse(line: &'a str) -> Option<Self> {
+        Self::parse_with(line, seconds)
+    }
+
+    fn parse_with(line: &'a str, stamp: ReadStamp) -> Option<Self> {
         // A name may hold brackets and colons: the CPU is the first bracket that follows a thread's number.
         let brackets = line.match_indices(" [").take(8);
-        brackets.map(|(at, _)| at).find_map(|at| Self::with_cpu_at(line, at, thread))
+        brackets
+            .map(|(at, _)| at)
+            .find_map(|at| Self::with_cpu_at(line, at, thread, stamp))
+            .or_else(|| Self::in_latency_format(line, stamp))
     }
 
     /// As `perf script` writes it: `comm tid [cpu] seconds.micros: group:event: text`.
     pub fn parse_perf(line: &'a str) -> Option<Self> {
         let brackets = line.match_indices(" [").take(8);
-        let of_group = brackets.map(|(at, _)| at).find_map(|at| Self::with_cpu_at(line, at, perf_thread))?;
+        let of_group = brackets.map(|(at, _)| at).find_map(|at| Self::with_cpu_at(line, at, perf_thread, seconds))?;
         let Some((event, text)) = of_group.text.split_once(':').filter(|(event, _)| is_name(event)) else {
             return Some(of_group);
         };
         Some(Line { event, text: text.trim(), ..of_group })
     }
 
-    fn with_cpu_at(line: &'a str, at: usize, thread: fn(&str) -> Option<(&str, u32)>) -> Option<Self> {
+    fn with_cpu_at(line: &'a str, at: usize, thread: ReadThread, stamp: ReadStamp) -> Option<Self> {
         let (cpu, rest) = line.get(at + 2..)?.split_once(']')?;
         let cpu = number(cpu)?;
         let (comm, tid) = thread(line.get(..at)?)?;
         // Flags are left out with the option `noirq-info`.
-        let mut words = rest.split_ascii_whitespace();
-        let first = words.next()?;
-        let stamp = |word: &'a str| Some((word, stamp_ns(word.strip_suffix(':')?)?));
-        let (flags, (word, time_ns)) = match stamp(first) {
-            Some(stamp) => ("", stamp),
-            None => (first, stamp(words.next()?)?),
+        let (first, after) = next_word(rest)?;
+        let (flags, (time_ns, after)) = match first.strip_suffix(':').and_then(stamp) {
+            Some(time_ns) => ("", (time_ns, after)),
+            None => {
+                let (word, after) = next_word(after)?;
+                (first, (stamp(word.strip_suffix(':')?)?, after))
+            }
         };
-        // Both are slices of one line.
-        let after = word.as_ptr() as usize - line.as_ptr() as usize + word.len();
-        let (event, text) = line.get(after..)?.trim_start().split_once(':')?;
-        is_name(event).then(|| Line { comm, tid, cpu, flags, time_ns, event, text: text.trim() })
+        let (event, text) = event(after)?;
+        Some(Line { comm, tid, cpu, flags, time_ns, event, text, is_cut: false })
+    }
+
+    /// `comm-tid 0d..2 100.000000: event: text`, and `comm-tid 0d..2 43817391us+: event: text`.
+    fn in_latency_format(line: &'a str, stamp: ReadStamp) -> Option<Self> {
+        let words = line
+            .match_indices(' ')
+            .map(|(at, _)| at)
+            .filter(|&at| line[at + 1..].starts_with(|c: char| c.is_ascii_digit()));
+        words.take(8).find_map(|at| {
+            let (word, after) = next_word(&line[at..])?;
+            let (cpu, flags) = word.split_at(word.find(|c: char| !c.is_ascii_digit())?);
+            if !(4..=6).contains(&flags.len()) || !IRQ_FLAGS.contains(flags.as_bytes().first()?) {
+                return None;
+            }
+            let (comm, tid) = thread(&line[..at])?;
+            let (word, after) = next_word(after)?;
+            let (time_ns, after) = match word.strip_suffix(':').and_then(stamp) {
+                Some(time_ns) => (time_ns, after),
+                None => {
+                    // A mark follows that tells how long the next event took to come.
+                    let (us, mark) = word.split_once("us")?;
+                    let after = if mark.ends_with(':') { after } else { after.trim_start().strip_prefix(':')? };
+                    (number::<u64>(us).filter(|_| !us.is_empty())?.checked_mul(1_000)?, after)
+                }
+            };
+            let (event, text) = event(after)?;
+            Some(Line { comm, tid, cpu: number(cpu)?, flags, time_ns, event, text, is_cut: comm.len() >= CUT_COMM })
+        })
+    }
+
+    /// Why a line that is no event looks like one.
+    pub fn lacks(line: &'a str) -> Option<Lacks> {
+        if Self::parse_with(line, whole_number).is_some_and(|line| line.is_credible()) {
+            return Some(Lacks::Point);
+        }
+        // Each colon may be that of the stamp.
+        line.match_indices(": ").take(8).find_map(|(at, _)| {
+            let head = &line[..at];
+            let (head, stamp) = head.rsplit_once(' ')?;
+            seconds(stamp)?;
+            event(&line[at + 1..])?;
+            let head = head.trim_end();
+            let without_flags = || head.rsplit_once(' ').map(|(head, _)| head.trim_end());
+            let is_thread = |head: &str| {
+                let perf = head.rsplit_once(' ').is_some_and(|(comm, _)| !comm.trim().is_empty())
+                    && perf_thread(head).is_some();
+                thread(head).is_some_and(|(comm, _)| !comm.is_empty()) || perf
+            };
+            (is_thread(head) || without_flags().is_some_and(is_thread)).then_some(Lacks::Cpu)
+        })
+    }
+
+    /// Whether a line has the start of an event, up to its CPU at least.
+    pub fn begins(line: &str) -> bool {
+        line.match_indices(" [").take(8).any(|(at, _)| {
+            let cpu = line[at + 2..].split_once(']').and_then(|(cpu, _)| number::<u32>(cpu).filter(|_| cpu.len() >= 3));
+            cpu.is_some() && (thread(&line[..at]).is_some() || perf_thread(&line[..at]).is_some())
+        })
+    }
+
+    /// Whether the name can be a thread's; where it cannot, something else stands in front of it.
+    pub fn is_credible(&self) -> bool {
+        let is_name = self.comm.len() <= LONGEST_COMM || !self.comm.contains(char::is_whitespace);
+        let has_mark = |mark: &str| self.comm.len() > mark.len() && self.comm.ends_with(mark);
+        is_name && !has_mark("<...>") && !has_mark("<idle>")
     }
 
     /// What stands after `name=`, up to the next space.
@@ -98,6 +188,35 @@ impl Gap {
     }
 }
 
+type ReadThread = fn(&str) -> Option<(&str, u32)>;
+type ReadStamp = fn(&str) -> Option<u64>;
+
+fn seconds(stamp: &str) -> Option<u64> {
+    stamp_ns(stamp)
+}
+
+/// A stamp without a decimal point.
+fn whole_number(stamp: &str) -> Option<u64> {
+    if stamp.is_empty() { None } else { number(stamp) }
+}
+
+/// The first word and what follows it.
+fn next_word(text: &str) -> Option<(&str, &str)> {
+    let text = text.trim_start();
+    let end = text.find(|c: char| c.is_ascii_whitespace()).unwrap_or(text.len());
+    (end > 0).then(|| text.split_at(end))
+}
+
+/// `event: text`; perf may write a period before it.
+fn event(text: &str) -> Option<(&str, &str)> {
+    let (event, text) = text.trim_start().split_once(':')?;
+    let event = match event.split_once(' ') {
+        Some((period, event)) if number::<u64>(period).is_some() => event.trim_start(),
+        _ => event,
+    };
+    is_name(event).then(|| (event, text.trim()))
+}
+
 fn is_name(event: &str) -> bool {
     !event.is_empty() && event.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.$".contains(&byte))
 }
@@ -136,15 +255,10 @@ pub(super) fn stamp_ns(stamp: &str) -> Option<u64> {
     number::<u64>(seconds)?.checked_mul(1_000_000_000)?.checked_add(fraction_ns)
 }
 
-/// A function's name without offset, address and module: of `console_unlock+0xc0/0x510 [module] <ffff…>`.
-pub(super) fn function(symbol: &str) -> &str {
-    let name = symbol.split_ascii_whitespace().next().unwrap_or_default();
-    name.split_once("+0x").map_or(name, |(name, _)| name)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::function;
 
     #[test]
     fn a_line_is_read_with_and_without_flags_and_processes() {
@@ -156,6 +270,7 @@ mod tests {
             time_ns: 14_372_732_649_000,
             event: "irq_disable",
             text: "caller=console_unlock+0xc0/0x510 parent=vprintk_emit+0x134/0x1d0",
+            is_cut: false,
         };
         for head in [
             "[006] d..1 14372.732649:",
@@ -181,6 +296,7 @@ mod tests {
             time_ns: 1_789_134_152_000,
             event: "sched_waking",
             text: "comm=x pid=18",
+            is_cut: false,
         };
         for head in ["13 [001]  1789.134152:  sched:", "12/13 [001] 1789.134152000: sched:"] {
             let line = format!("   a b [1] c    {head}sched_waking: comm=x pid=18");
@@ -210,6 +326,45 @@ mod tests {
     }
 
     #[test]
+    fn the_latency_format_has_the_cpu_and_the_flags_in_one_word() {
+        let expected = Line {
+            comm: "my task(",
+            tid: 88,
+            cpu: 12,
+            flags: "dNh2.",
+            time_ns: 100_040_010_000,
+            event: "sched_wakeup",
+            text: "job:10 [120] CPU:000",
+            is_cut: true,
+        };
+        for stamp in ["100.040010:", "100040010us : ", "100040010us!: ", "100040010us+:"] {
+            let line = format!(" my task(-88     12dNh2.   {stamp} sched_wakeup:         job:10 [120] CPU:000");
+            assert_eq!(Line::parse(&line), Some(expected), "{line}");
+        }
+        let short = Line::parse("  sh-1  0....1  5.000000: a: b").expect("a line");
+        assert_eq!((short.comm, short.cpu, short.flags, short.is_cut), ("sh", 0, "....1", false));
+        for line in ["sh-1 0d..2", "sh-1 0q..2 5.000000: a: b", "sh-1 0d.2 5.00: a: b", "x 0d..2 5.000000: a: b"] {
+            assert_eq!(Line::parse(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_an_event_lacks_is_named() {
+        for (line, lacks) in [
+            ("job-10    [000] d..2. 380784522000: sched_switch: a", Some(Lacks::Point)),
+            ("job-10 0d..2. 380784522000: sched_switch: a", Some(Lacks::Point)),
+            ("cache-srv  4735/4735    921.700317:       sched:sched_switch: a", Some(Lacks::Cpu)),
+            ("a b 47 921.700317: sched:sched_switch: a", Some(Lacks::Cpu)),
+            ("a b-47 d..2. 921.700317: sched_switch: a", Some(Lacks::Cpu)),
+            ("it was at 12.500000: a bad: time", None),
+            ("12 12.500000: a: time", None),
+            ("", None),
+        ] {
+            assert_eq!(Line::lacks(line), lacks, "{line}");
+        }
+    }
+
+    #[test]
     fn what_is_no_event_is_none() {
         for line in [
             "",
@@ -224,12 +379,5 @@ mod tests {
         ] {
             assert_eq!(Line::parse(line), None, "{line}");
         }
-    }
-
-    #[test]
-    fn functions_lose_what_stands_around_their_names() {
-        assert_eq!(function("qseecom_probe+0x1/0x2 [qseecom]"), "qseecom_probe");
-        assert_eq!(function("operator <ffff8000>"), "operator");
-        assert_eq!(function(""), "");
     }
 }

@@ -5,30 +5,33 @@
 //! A file is read once, a line at a time, and what is kept does not grow with it.
 
 mod capture;
+mod form;
 mod latency;
 mod line;
 mod place;
 mod series;
 mod timers;
 
-use std::io::{self, BufRead};
+use std::io::BufRead;
 
 use thiserror::Error;
 
+pub(crate) use self::form::{Events, has_end};
 pub use self::latency::LatencyTrace;
-pub use self::line::{GONE, Gap, Line};
+pub(crate) use self::line::LONGEST_COMM;
+pub use self::line::{GONE, Gap, Lacks, Line};
 pub use self::place::Place;
 
 use self::capture::Capture;
 use self::latency::{LatencyReader, Was};
 use crate::late::cpu_subject;
 use crate::name::MAX_BYTES;
+use crate::paste::{Lines, PasteError};
 use crate::sources::IRQSOFF;
-use crate::text::{BINARY, is_binary};
 use crate::{Cause, LateEvent, Snapshot, Worst};
 
 /// Longer lines are no lines of a trace.
-const LONGEST: usize = MAX_BYTES;
+pub(crate) const LONGEST: usize = MAX_BYTES;
 /// The start of what `trace-cmd record` writes, and of compressed files.
 pub(crate) const TRACE_DAT: &[u8] = b"\x17\x08\x44tracing";
 pub(crate) const COMPRESSED: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"];
@@ -45,24 +48,27 @@ pub struct ImportOptions {
 /// Why a file told nothing.
 #[derive(Debug, Error)]
 pub enum ImportError {
-    /// It cannot be read.
-    #[error("cannot read it")]
-    Io(#[from] io::Error),
+    /// It cannot be read, or not be made out what was done to its lines.
+    #[error(transparent)]
+    Paste(#[from] PasteError),
     /// It is of `trace-cmd`.
     #[error("this is a trace.dat: import the output of `trace-cmd report -i` on it")]
     TraceDat,
     /// It is compressed.
     #[error("this is compressed: decompress it first")]
     Compressed,
-    /// It is none.
-    #[error("{BINARY}")]
-    Binary,
-    /// A latency trace stops before its latency, and there is nothing else.
-    #[error("the latency trace breaks off in its heading: copy all of it")]
+    /// A latency trace has no heading, or one that stops before its latency, or cut lines, and there is nothing else.
+    #[error("the latency trace lacks its heading, or lines of it are cut off: copy all of it, from `# tracer:` on")]
     Truncated,
     /// A latency trace of a tracer that measures something else.
     #[error("this is the latency trace of another tracer: give one of irqsoff, preemptoff or preemptirqsoff")]
     AnotherTracer,
+    /// Its events have no CPU number.
+    #[error("{NO_CPU}")]
+    NoCpu,
+    /// Its stamps are in a unit that is not known.
+    #[error("{NO_POINT}")]
+    NoPoint,
     /// There are events, and none tells of interrupts or timers.
     #[error(
         "no event in it tells of interrupts: record irq_disable and irq_enable, and irq_handler_* and hrtimer_* beside them"
@@ -75,7 +81,17 @@ pub enum ImportError {
     NotATrace,
 }
 
+/// What to do about events without a CPU.
+pub(crate) const NO_CPU: &str = "its events have no CPU number, so whose CPU each was is not known: record with \
+    perf record -a or -C, and print with perf script -F +cpu";
+/// What to do about stamps without a point.
+pub(crate) const NO_POINT: &str = "its stamps have no decimal point, so their unit is not known: record with another \
+    trace clock (echo mono > trace_clock; not counter or x86-tsc), or, where they are nanoseconds, set the point: \
+    sed -E 's/ ([0-9]+)([0-9]{{9}}): / \\1.\\2: /'";
+
 /// Reads a file to its end. Late events are handed over as they are found.
+///
+/// With the snapshot comes what was done to the lines, and has been undone.
 ///
 /// Stamps are by the clock of the trace, which begins when the machine did: as wall-clock times they are of 1970.
 ///
@@ -86,25 +102,25 @@ pub fn import(
     host: &str,
     options: ImportOptions,
     each: &mut dyn FnMut(LateEvent),
-) -> Result<Snapshot, ImportError> {
-    let start = input.fill_buf()?;
+) -> Result<(Snapshot, Vec<String>), ImportError> {
+    let start = input.fill_buf().map_err(PasteError::Io)?;
     if start.starts_with(TRACE_DAT) {
         return Err(ImportError::TraceDat);
     }
     if COMPRESSED.iter().any(|magic| start.starts_with(magic)) {
         return Err(ImportError::Compressed);
     }
-    if is_binary(start) {
-        return Err(ImportError::Binary);
-    }
+    let mut lines = Lines::new(input, Events, LONGEST)?;
     let mut found = Found::default();
     let mut lates = Lates { threshold_ns: options.late_over_ns, worst: Worst::new(options.worst), each };
-    let mut bytes = Vec::new();
-    while read_line(&mut input, &mut bytes)? {
-        // Text that was copied from a web page has spaces that do not break.
-        found.line(&String::from_utf8_lossy(&bytes).replace('\u{a0}', " "), &mut lates);
+    let mut line = String::new();
+    while lines.next(&mut line).map_err(PasteError::Io)? {
+        match lines.is_cut(&line) {
+            true => found.unreadable += 1,
+            false => found.line(&line, &mut lates),
+        }
     }
-    found.end(host, &mut lates)
+    Ok((found.end(host, &mut lates)?, lines.undone()))
 }
 
 /// Who is given the late events.
@@ -144,6 +160,8 @@ struct Found {
     has_broken_heading: bool,
     has_another_tracer: bool,
     unreadable: u64,
+    without_cpu: u64,
+    without_point: u64,
 }
 
 impl Found {
@@ -156,11 +174,20 @@ impl Found {
             Was::Part => self.has_broken_heading = true,
             Was::AnotherTracer => self.has_another_tracer = true,
             Was::Other => {
-                if let Some(line) = Line::parse(line) {
+                if let Some(line) = Line::parse(line).filter(Line::is_credible) {
                     self.events += 1;
-                    self.capture.add(&line, lates);
+                    match has_end(line.event, line.text) {
+                        true => self.capture.add(&line, lates),
+                        false => self.unreadable += 1,
+                    }
                 } else if !self.capture.gap(line) && !is_blank(line) {
                     self.unreadable += 1;
+                    self.has_broken_heading |= latency::is_part(line) || latency::is_cut(line);
+                    match Line::lacks(line) {
+                        Some(Lacks::Cpu) => self.without_cpu += 1,
+                        Some(Lacks::Point) => self.without_point += 1,
+                        None => {}
+                    }
                 }
             }
         }
@@ -184,6 +211,8 @@ impl Found {
         self.capture.flush(lates);
         if self.traces == 0 && !self.capture.has_any() {
             return Err(match self {
+                Found { without_point: 1.., .. } => ImportError::NoPoint,
+                Found { without_cpu: 1.., .. } => ImportError::NoCpu,
                 Found { events: 1.., .. } => ImportError::NoSuchEvents,
                 Found { has_broken_heading: true, .. } => ImportError::Truncated,
                 Found { has_another_tracer: true, .. } => ImportError::AnotherTracer,
@@ -203,31 +232,32 @@ impl Found {
 /// Headings, stacks and empty lines tell nothing, and nothing is lost with them.
 pub(crate) fn is_blank(line: &str) -> bool {
     let line = line.trim();
-    line.is_empty() || line.starts_with('#') || line.starts_with("=> ") || line.ends_with("<stack trace>")
+    line.is_empty() || line.starts_with('#') || is_stack_frame(line) || line.ends_with("<stack trace>")
 }
 
-/// Takes the next line without its end; what is beyond the longest line is dropped. False at the end of the file.
-pub(crate) fn read_line(input: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
-    line.clear();
-    let mut is_any = false;
-    loop {
-        let bytes = match input.fill_buf() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            bytes => bytes?,
-        };
-        if bytes.is_empty() {
-            return Ok(is_any);
-        }
-        is_any = true;
-        let end = bytes.iter().position(|&byte| byte == b'\n');
-        let part = &bytes[..end.unwrap_or(bytes.len())];
-        line.extend_from_slice(&part[..part.len().min(LONGEST - line.len())]);
-        let taken = part.len() + usize::from(end.is_some());
-        input.consume(taken);
-        if end.is_some() {
-            return Ok(true);
-        }
-    }
+/// A frame of a stack, ` => function`; not the second half of a switch.
+pub(crate) fn is_stack_frame(line: &str) -> bool {
+    let frame = line.trim_start().strip_prefix("=> ");
+    frame.is_some_and(|frame| !frame.contains(['=', ':']) && !frame.trim().is_empty())
+}
+
+/// What trace-cmd writes first, and the frames of stacks that perf writes.
+pub(crate) fn is_heading(line: &str) -> bool {
+    let line = line.trim();
+    let is_cpu = || line.starts_with("CPU ") && line.ends_with(" is empty");
+    let mut words = line.split_ascii_whitespace();
+    let (address, symbol) = (words.next().unwrap_or_default(), words.next());
+    let is_field = |word: &str| {
+        word.split_once('=').is_some_and(|(name, _)| {
+            !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+        })
+    };
+    let is_frame = || {
+        let is_address = address.len() >= 5 && address.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let is_symbol = |symbol: &str| !is_field(symbol) && (!symbol.starts_with('[') || symbol == "[unknown]");
+        is_address && symbol.is_some_and(is_symbol)
+    };
+    line.starts_with("cpus=") || line.starts_with("version = ") || is_cpu() || is_frame()
 }
 
 /// The late event of a section that ended then, in a thread (`name:tid`). Its cause is itself.

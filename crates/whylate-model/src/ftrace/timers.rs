@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 
 use super::capture::LateTimer;
-use super::line::{Line, function, number};
+use super::line::{Line, number};
+use crate::text::function;
 
 /// Timers whose due time is kept; those of threads that sleep come and go with them.
 const TIMERS: usize = 64 << 10;

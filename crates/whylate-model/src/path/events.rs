@@ -33,6 +33,8 @@ pub enum Event {
     New(u32),
     /// `sched_process_exec`: the thread that has the CPU is another program now.
     Exec(Name),
+    /// The thread that has the CPU gets the number of its process's first thread, which has ended: it executes a program.
+    Renumbered(u32),
     /// A hardware interrupt begins.
     Irq(Name),
     /// It ends.
@@ -164,6 +166,14 @@ impl Builder {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
                 self.cpus[cpu].name = name;
             }
+            Event::Renumbered(tid) => {
+                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.ready.remove(&tid);
+                let state = &mut self.cpus[cpu];
+                let before = std::mem::replace(&mut state.tid, tid);
+                // Whoever follows the thread back goes on with the number that it had.
+                state.entry = Entry::Woken { at_ns, by: Waker::Parent(before), cpu: cpu as u32 };
+            }
             Event::Irq(name) => {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
                 let state = &mut self.cpus[cpu];
@@ -252,6 +262,11 @@ impl Builder {
         let state = &mut self.cpus[cpu];
         (state.tid, state.name, state.entry) = (tid, name, Entry::GoesOn);
         (state.since_ns, state.seen_ns) = (Some(at_ns), at_ns);
+    }
+
+    /// The thread that is known to have a CPU.
+    pub fn holder(&self, cpu: usize) -> Option<u32> {
+        self.cpus.get(cpu).filter(|state| state.since_ns.is_some()).map(|state| state.tid)
     }
 
     fn moment(&mut self, cpu: usize, at_ns: u64) -> u64 {

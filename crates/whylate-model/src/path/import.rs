@@ -10,7 +10,7 @@ mod fields;
 mod lives;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, BufRead};
+use std::io::BufRead;
 
 use thiserror::Error;
 
@@ -21,8 +21,10 @@ use self::fields::{Said, Stage, said};
 use self::lives::Lives;
 use super::events::{Builder, Event};
 use super::history::{Exit, Name, Recorded, Waker};
-use crate::ftrace::{COMPRESSED, GONE, Gap, Line, TRACE_DAT, is_blank, read_line};
-use crate::text::{BINARY, is_binary};
+use crate::ftrace::{
+    COMPRESSED, Events, GONE, Gap, LONGEST, Lacks, Line, NO_CPU, NO_POINT, TRACE_DAT, has_end, is_blank, is_heading,
+};
+use crate::paste::{Lines, PasteError};
 
 /// No machine has more CPUs; a damaged file may name more.
 const CPUS: usize = 8 << 10;
@@ -38,9 +40,9 @@ const FORGOTTEN: &str = "<...>";
 /// Why a file told nothing.
 #[derive(Debug, Error)]
 pub enum ImportError {
-    /// It cannot be read.
-    #[error("cannot read it")]
-    Io(#[from] io::Error),
+    /// It cannot be read, or not be made out what was done to its lines.
+    #[error(transparent)]
+    Paste(#[from] PasteError),
     /// It is of `trace-cmd`.
     #[error("this is a trace.dat: import the output of `trace-cmd report -i` on it")]
     TraceDat,
@@ -50,12 +52,15 @@ pub enum ImportError {
     /// It is compressed.
     #[error("this is compressed: decompress it first")]
     Compressed,
-    /// It is no text.
-    #[error("{BINARY}")]
-    Binary,
     /// It would take too much memory.
     #[error("it has more than {EVENTS} events: cut it to the time that matters")]
     TooLong,
+    /// Its events have no CPU number.
+    #[error("{NO_CPU}")]
+    NoCpu,
+    /// Its stamps are in a unit that is not known.
+    #[error("{NO_POINT}")]
+    NoPoint,
     /// No event tells who had a CPU.
     #[error("no event in it tells who had a CPU: record sched_switch and sched_waking, and interrupts too")]
     NoSwitches,
@@ -84,6 +89,8 @@ pub struct Trace {
     pub lost: BTreeMap<&'static str, u64>,
     /// What it does not tell of, and what follows from that.
     pub weaker: Vec<&'static str>,
+    /// What was done to its lines, and has been undone.
+    pub undone: Vec<String>,
 }
 
 /// Which events there are.
@@ -109,7 +116,10 @@ struct Reader {
     begin_ns: Option<u64>,
     last_ns: u64,
     end_ns: u64,
+    without_cpu: u64,
+    without_point: u64,
     lost: BTreeMap<&'static str, u64>,
+    undone: Vec<String>,
 }
 
 impl Trace {
@@ -118,7 +128,7 @@ impl Trace {
     /// # Errors
     /// When it cannot be read, or does not tell who had the CPUs.
     pub fn read(mut input: impl BufRead) -> Result<Self, ImportError> {
-        let start = input.fill_buf()?;
+        let start = input.fill_buf().map_err(PasteError::Io)?;
         if start.starts_with(TRACE_DAT) {
             return Err(ImportError::TraceDat);
         }
@@ -128,26 +138,27 @@ impl Trace {
         if COMPRESSED.iter().any(|magic| start.starts_with(magic)) {
             return Err(ImportError::Compressed);
         }
-        if is_binary(start) {
-            return Err(ImportError::Binary);
-        }
         let mut reader = Reader::default();
-        let mut bytes = Vec::new();
-        let mut input = input.take(WITHOUT_EVENT);
-        while read_line(&mut input, &mut bytes)? {
-            if input.limit() == 0 {
-                return Err(ImportError::NoEvents);
-            }
+        let mut lines = Lines::new(input, Events, LONGEST)?;
+        let (mut line, mut with_event) = (String::new(), 0);
+        while lines.next(&mut line).map_err(PasteError::Io)? {
             let events = reader.events;
-            // Text that was copied from a web page has spaces that do not break.
-            reader.line(&String::from_utf8_lossy(&bytes).replace('\u{a0}', " "));
+            if lines.is_cut(&line) {
+                reader.lose("unreadable", 1);
+                continue;
+            }
+            reader.line(&line);
             if reader.events > events {
-                input.set_limit(WITHOUT_EVENT);
+                with_event = lines.taken();
+            }
+            if lines.taken() - with_event >= WITHOUT_EVENT {
+                return Err(ImportError::NoEvents);
             }
             if reader.events > EVENTS {
                 return Err(ImportError::TooLong);
             }
         }
+        reader.undone = lines.undone();
         reader.end()
     }
 
@@ -165,7 +176,7 @@ impl Trace {
 impl Reader {
     fn line(&mut self, text: &str) {
         // A line of perf has a space before the thread's number, and one of ftrace a dash.
-        if let Some(line) = Line::parse_perf(text).or_else(|| Line::parse(text)) {
+        if let Some(line) = Line::parse_perf(text).or_else(|| Line::parse(text)).filter(Line::is_credible) {
             self.event(&line);
         } else if let Some(gap) = Gap::parse(text) {
             self.lose("events", gap.lost);
@@ -174,6 +185,11 @@ impl Reader {
             }
         } else if !is_blank(text) && !is_heading(text) {
             self.lose("unreadable", 1);
+            match Line::lacks(text) {
+                Some(Lacks::Cpu) => self.without_cpu += 1,
+                Some(Lacks::Point) => self.without_point += 1,
+                None => {}
+            }
         }
     }
 
@@ -194,7 +210,9 @@ impl Reader {
         }
         self.last_ns = self.last_ns.max(line.time_ns);
         self.begin_ns.get_or_insert(self.last_ns);
-        let Some(said) = said(line.event, line.text) else { return self.lose("unreadable", 1) };
+        let Some(said) = said(line.event, line.text).filter(|_| has_end(line.event, line.text)) else {
+            return self.lose("unreadable", 1);
+        };
         if self.timers.len() <= cpu {
             self.timers.resize(cpu + 1, false);
         }
@@ -203,13 +221,43 @@ impl Reader {
             _ => (line.tid, line.comm),
         };
         if tid != GONE {
-            let name = if name == FORGOTTEN { self.lives.present(tid, self.last_ns).name() } else { Name::of(name) };
-            self.builder.seen(cpu, self.last_ns, tid, name);
+            let is_name_known = name != FORGOTTEN && !(line.is_cut && name == line.comm);
+            let name = if is_name_known { Name::of(name) } else { self.name_of(tid, name) };
+            match said {
+                Said::Exec { tid, old_tid, .. } if tid != old_tid && self.builder.holder(cpu) != Some(tid) => {
+                    let old_name = self.lives.present(old_tid, self.last_ns).name();
+                    self.builder.seen(cpu, self.last_ns, old_tid, old_name);
+                    self.renumber(cpu, tid, old_tid);
+                }
+                _ => {
+                    // Before its event, the thread that executes a program has its new number already.
+                    if let Some(old_tid) = self.builder.holder(cpu)
+                        && old_tid != tid
+                        && old_tid != 0
+                        && self.lives.has_ended(tid)
+                        && self.lives.present(old_tid, self.last_ns).name() == name
+                    {
+                        self.renumber(cpu, tid, old_tid);
+                    }
+                    self.builder.seen(cpu, self.last_ns, tid, name);
+                }
+            }
         }
         self.take(cpu, line, said);
         if !matches!(said, Said::Waking(_) | Said::Awake(_)) {
             self.timers[cpu] = said == Said::TimerExpires;
         }
+    }
+
+    /// A thread's name where the line has none, or the start of one.
+    fn name_of(&mut self, tid: u32, start: &str) -> Name {
+        let known = self.lives.present(tid, self.last_ns).name();
+        if start == FORGOTTEN || known.text().starts_with(start) { known } else { Name::of(start) }
+    }
+
+    fn renumber(&mut self, cpu: usize, tid: u32, old_tid: u32) {
+        let at_ns = self.add(cpu, Event::Renumbered(tid));
+        self.lives.renumbered(tid, old_tid, at_ns);
     }
 
     fn add(&mut self, cpu: usize, event: Event) -> u64 {
@@ -237,7 +285,7 @@ impl Reader {
                 let at_ns = self.add(cpu, Event::New(tid));
                 return self.lives.born(tid, Name::of(name), line.tid, at_ns);
             }
-            Said::Exec(path) => {
+            Said::Exec { path, .. } => {
                 let name = Name::of(path.rsplit_once('/').map_or(path, |(_, name)| name));
                 let at_ns = self.add(cpu, Event::Exec(name));
                 return self.lives.exec(line.tid, name, at_ns);
@@ -307,7 +355,12 @@ impl Reader {
     }
 
     fn end(mut self) -> Result<Trace, ImportError> {
-        let Some(begin_ns) = self.begin_ns else { return Err(ImportError::NotATrace) };
+        let begin_ns = match self.begin_ns.filter(|_| self.has_switches || self.without_point + self.without_cpu == 0) {
+            Some(begin_ns) => begin_ns,
+            None if self.without_point > 0 => return Err(ImportError::NoPoint),
+            None if self.without_cpu > 0 => return Err(ImportError::NoCpu),
+            None => return Err(ImportError::NotATrace),
+        };
         let end_ns = self.end_ns.max(self.last_ns);
         if !self.has_switches {
             return Err(ImportError::NoSwitches);
@@ -332,21 +385,17 @@ impl Reader {
         }
         // Whoever got a CPU with the last event has it.
         let mut past = self.builder.finish(end_ns.saturating_add(1));
-        let Reader { lives, handlers, lost, .. } = self;
+        let Reader { lives, handlers, lost, undone, .. } = self;
         if !tells_interrupts {
             lives.doubt(&mut past);
         }
-        Ok(Trace { past, lives, handlers, begin_ns, end_ns, lost, weaker })
+        Ok(Trace { past, lives, handlers, begin_ns, end_ns, lost, weaker, undone })
     }
 }
 
-/// What trace-cmd writes first, and the frames of stacks that perf writes.
-fn is_heading(line: &str) -> bool {
-    let line = line.trim();
-    let is_cpu = || line.starts_with("CPU ") && line.ends_with(" is empty");
-    let word = line.split_ascii_whitespace().next().unwrap_or_default();
-    let is_frame = || word.len() >= 5 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
-    line.starts_with("cpus=") || line.starts_with("version = ") || is_cpu() || is_frame()
+/// Whether an event that matters here can be read.
+pub(crate) fn is_readable(event: &str, text: &str) -> bool {
+    said(event, text).is_some()
 }
 
 #[cfg(test)]

@@ -64,6 +64,13 @@ impl fmt::Display for Senseless {
 
 impl Error for Senseless {}
 
+/// Says what was done to the lines of an imported file, as that may have changed names.
+pub(crate) fn undid(undone: &[String]) {
+    if !undone.is_empty() {
+        say!("whylate: undid what was done to the file's lines: {}", undone.join(", "));
+    }
+}
+
 /// Exit status of a command line that makes no sense: 1 for `timerlat`, where 2 means that a threshold was hit.
 pub fn usage_status() -> u8 {
     let is_timerlat = std::env::args_os().nth(1).is_some_and(|word| word == TIMERLAT.name);

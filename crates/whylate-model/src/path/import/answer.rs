@@ -79,20 +79,21 @@ impl Trace {
     /// # Errors
     /// When there is no such thread.
     pub fn command(&mut self, wanted: Wanted<'_>) -> Result<Command, ImportError> {
-        let (root, why) = self.choose(wanted)?;
-        self.lives.mark(&mut self.past, root);
-        let life = &self.lives.all[root];
+        let (chosen, why) = self.choose(wanted)?;
+        let (first, last) = self.lives.whole(chosen);
+        self.lives.mark(&mut self.past, first);
+        let (life, begun) = (&self.lives.all[last], &self.lives.all[first]);
         let last = || self.past.cpus.iter().flatten().filter(|slice| slice.is_member).max_by_key(|slice| slice.end_ns);
         let (tid, to_ns, end) = match (life.died_ns, last()) {
             (Some(died_ns), _) => (life.tid, died_ns, End::Exit),
             (None, Some(last)) => (last.holder.tid().unwrap_or(life.tid), last.end_ns, End::StillThere(last.called())),
             (None, None) => return Err(ImportError::NoSuchThread(format!("{}, with a CPU", called(life)))),
         };
-        let from_ns = life.born_ns.unwrap_or(self.begin_ns);
+        let from_ns = begun.born_ns.unwrap_or(self.begin_ns);
         let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
         let names = &mut Told { handlers: &self.handlers };
         let explained = explain(&mut self.past.backwards(), asked, &(), names);
-        Ok(Command { name: called(life), why, from_ns, is_born: life.born_ns.is_some(), to_ns, end, explained })
+        Ok(Command { name: called(life), why, from_ns, is_born: begun.born_ns.is_some(), to_ns, end, explained })
     }
 
     /// The waits of a thread that were at least so long, the longest first, and of these at most so many.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the text of an event says, as the kernel prints it, and as trace-cmd does with its plugins.
 
+use crate::ftrace::LONGEST_COMM;
 use crate::path::history::{Blocked, Exit, Operation};
+use crate::text::function;
 
 /// What an event says of its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,8 +21,12 @@ pub(super) enum Said<'a> {
     New(u32, &'a str),
     /// `sched_migrate_task`: a thread, and the CPU in whose run queue it was.
     Moved(u32, u32),
-    /// By the path of the program.
-    Exec(&'a str),
+    /// By the path of the program, with the number that the thread has and the one that it had.
+    Exec {
+        path: &'a str,
+        tid: u32,
+        old_tid: u32,
+    },
     Irq(&'a str),
     IrqEnds,
     Softirq(u8),
@@ -81,7 +87,11 @@ pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
             Said::New(last_number(text, " child_pid=")?, between(text, " child_comm=", " child_pid=")?)
         }
         "sched_migrate_task" => Said::Moved(thread(text)?.0, last_number(text, " orig_cpu=")?),
-        "sched_process_exec" => Said::Exec(between(text, "filename=", " pid=")?),
+        "sched_process_exec" => {
+            let tid = last_number(text, " pid=")?;
+            let old_tid = last_number(text, " old_pid=").unwrap_or(tid);
+            Said::Exec { path: between(text, "filename=", " pid=")?, tid, old_tid }
+        }
         "irq_handler_entry" => Said::Irq(text.split_once("name=")?.1),
         "irq_handler_exit" => Said::IrqEnds,
         "softirq_entry" => Said::Softirq(softirq(text)?),
@@ -90,7 +100,7 @@ pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
         "hrtimer_expire_entry" | "timer_expire_entry" => Said::TimerExpires,
         "hrtimer_expire_exit" | "timer_expire_exit" => Said::TimerEnds,
         "workqueue_queue_work" => item(text).map_or(Said::Other, Said::Queued),
-        "workqueue_execute_start" => Said::Work(item(text), word(text.split_once("function ")?.1)?),
+        "workqueue_execute_start" => Said::Work(item(text), function(word(text.split_once("function ")?.1)?)),
         "workqueue_execute_end" => Said::WorkEnds,
         "block_io_start" | "block_rq_insert" => request(text, Stage::Begun)?,
         "block_rq_issue" => request(text, Stage::Issued)?,
@@ -120,10 +130,10 @@ fn switch(text: &str) -> Option<Said<'_>> {
         let (_, state) = rest.split_once(" prev_state=")?;
         return Some(Said::Switch {
             from: number(word(rest)?)?,
-            from_name,
+            from_name: comm(from_name)?,
             exit: exit(word(state)?)?,
             to: number(word(to)?)?,
-            to_name,
+            to_name: comm(to_name)?,
         });
     }
     let (from, to) = text.rsplit_once(" ==> ")?;
@@ -135,11 +145,16 @@ fn switch(text: &str) -> Option<Said<'_>> {
 /// A thread: `comm=a pid=1 prio=120 target_cpu=000`, or `a:1 [120] CPU:000`.
 fn thread(text: &str) -> Option<(u32, &str)> {
     if let Some(name) = between(text, "comm=", " pid=") {
-        return Some((last_number(text, " pid=")?, name));
+        return Some((last_number(text, " pid=")?, comm(name)?));
     }
     let (thread, _) = text.rsplit_once(" [")?;
     let (name, tid) = thread.rsplit_once(':')?;
-    Some((number(tid)?, name))
+    Some((number(tid)?, comm(name)?))
+}
+
+/// A thread's name. A longer text has more than one event in it.
+fn comm(name: &str) -> Option<&str> {
+    Some(name).filter(|name| name.chars().nth(LONGEST_COMM).is_none())
 }
 
 /// What a thread's state says of how it leaves its CPU.
@@ -209,6 +224,8 @@ mod tests {
         let expected = Said::Switch { from: 12, from_name: "a prev_pid=7", exit: ASLEEP, to: 0, to_name: "swapper/1" };
         let kernel = "prev_comm=a prev_pid=7 prev_pid=12 prev_prio=120 prev_state=S ==> next_comm=swapper/1 next_pid=0 next_prio=120";
         assert_eq!(said("sched_switch", kernel), Some(expected));
+        // Two events whose lines were joined.
+        assert_eq!(said("sched_switch", &format!("{kernel} job 7 [000] 1.5: sched:sched_switch: {kernel}")), None);
         assert_eq!(said("sched_switch", "a prev_pid=7:12 [120] S ==> swapper/1:0 [120]"), Some(expected));
         let exit = |state: &str| {
             let text = format!(
@@ -239,7 +256,7 @@ mod tests {
         let fork = said("sched_process_fork", "comm=a b pid=12 child_comm=a b child_pid=13");
         assert_eq!(fork, Some(Said::New(13, "a b")));
         let exec = said("sched_process_exec", "filename=/usr/bin/a b pid=12 old_pid=11");
-        assert_eq!(exec, Some(Said::Exec("/usr/bin/a b")));
+        assert_eq!(exec, Some(Said::Exec { path: "/usr/bin/a b", tid: 12, old_tid: 11 }));
     }
 
     #[test]
@@ -250,6 +267,8 @@ mod tests {
         assert_eq!(said("softirq_entry", "vec=9 [action=RCU]"), Some(Said::Softirq(9)));
         let work = "work struct 00000000de996d5a: function vmstat_update";
         assert_eq!(said("workqueue_execute_start", work), Some(Said::Work(Some(0xde99_6d5a), "vmstat_update")));
+        let old = "work struct 0xde996d5a: function vmstat_update/0x0";
+        assert_eq!(said("workqueue_execute_start", old), Some(Said::Work(Some(0xde99_6d5a), "vmstat_update")));
         let queued = "work struct=00000000de996d5a function=vmstat_update workqueue=mm_percpu_wq req_cpu=8192 cpu=0";
         assert_eq!(said("workqueue_queue_work", queued), Some(Said::Queued(0xde99_6d5a)));
         assert_eq!(said("sys_entry", "1"), Some(Said::Other));

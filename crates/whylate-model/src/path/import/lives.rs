@@ -25,8 +25,10 @@ pub struct Life {
     pub first_ns: u64,
     /// How long it had a CPU, interrupts included.
     pub ran_ns: u64,
-    /// Who made it, by its place.
+    /// Who made it, by its place; or what it was before it got another number.
     parent: Option<usize>,
+    /// It has another number from then on, as that thread.
+    next: Option<usize>,
     since_ns: Option<u64>,
 }
 
@@ -49,6 +51,8 @@ pub(super) struct Lives {
     pub all: Vec<Life>,
     /// The last of each number.
     present: HashMap<u32, usize>,
+    /// Numbers of threads that have ended.
+    ended: HashSet<u32>,
 }
 
 impl Lives {
@@ -59,6 +63,7 @@ impl Lives {
 
     fn place(&mut self, tid: u32, at_ns: u64) -> usize {
         *self.present.entry(tid).or_insert_with(|| {
+            self.ended.remove(&tid);
             self.all.push(Life { tid, first_ns: at_ns, ..Life::default() });
             self.all.len() - 1
         })
@@ -72,6 +77,7 @@ impl Lives {
             life.born_ns.is_some() && life.ran_ns == 0 && life.since_ns.is_none() && life.died_ns.is_none()
         });
         if !is_told {
+            self.ended.remove(&tid);
             self.present.insert(tid, self.all.len());
             self.all.push(Life { tid, first_ns: at_ns, parent: Some(parent), ..Life::default() });
         }
@@ -87,6 +93,7 @@ impl Lives {
         if is_dead {
             life.died_ns = Some(at_ns);
             self.present.remove(&tid);
+            self.ended.insert(tid);
         }
     }
 
@@ -100,6 +107,51 @@ impl Lives {
         let life = self.present(tid, at_ns);
         life.call(name);
         life.exec_ns.get_or_insert(at_ns);
+    }
+
+    /// Whether the thread of this number has ended, and no other one has got it.
+    pub fn has_ended(&self, tid: u32) -> bool {
+        self.ended.contains(&tid)
+    }
+
+    /// A thread other than the first executes a program: it gets the number of the first one, which has ended.
+    pub fn renumbered(&mut self, tid: u32, old_tid: u32, at_ns: u64) {
+        let old = self.place(old_tid, at_ns);
+        self.present.remove(&old_tid);
+        // The end of the first thread may not have been seen.
+        if let Some(place) = self.present.remove(&tid) {
+            self.all[place].died_ns.get_or_insert(at_ns);
+        }
+        self.ended.remove(&tid);
+        let next = self.all.len();
+        let before = &mut self.all[old];
+        before.next = Some(next);
+        before.ran_ns += before.since_ns.take().map_or(0, |since_ns| at_ns.saturating_sub(since_ns));
+        before.died_ns = Some(at_ns);
+        let (name, ran_ns) = (before.name(), before.ran_ns);
+        let life = Life { tid, first_ns: at_ns, ran_ns, since_ns: Some(at_ns), parent: Some(old), ..Life::default() };
+        self.present.insert(tid, next);
+        self.all.push(life);
+        self.all[next].call(name);
+    }
+
+    /// The thread with which the command of a thread begins, and the one with which it ends. A thread that gets the
+    /// number of the first one of its process is its command from then on, and the first one was before.
+    pub fn whole(&self, place: usize) -> (usize, usize) {
+        let (mut first, mut last) = (place, place);
+        while let Some(next) = self.all[last].next {
+            last = next;
+        }
+        while let Some(before) = self.all[first].parent.filter(|&before| self.all[before].next == Some(first)) {
+            let tid = self.all[first].tid;
+            // All of its process came from the first thread, as far as that was seen.
+            let mut leader = self.all[before].parent;
+            while let Some(place) = leader.filter(|&place| self.all[place].tid != tid) {
+                leader = self.all[place].parent;
+            }
+            first = leader.unwrap_or(before);
+        }
+        (first, last)
     }
 
     /// Marks what these threads did, and those that they have made, and so on.

@@ -10,7 +10,7 @@ use crate::path::command::Explained;
 #[test]
 fn what_is_no_trace_is_refused_though_it_has_no_end() {
     let endless = std::io::BufReader::new(std::io::repeat(0));
-    assert!(matches!(Trace::read(endless), Err(ImportError::Binary)));
+    assert!(matches!(Trace::read(endless), Err(ImportError::Paste(PasteError::Binary))));
     let endless = std::io::BufReader::with_capacity(1 << 20, std::io::repeat(b'y'));
     assert!(matches!(Trace::read(endless), Err(ImportError::NoEvents)));
 }
@@ -47,6 +47,8 @@ const ASKED: [Said<'static>; 17] = [
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Tracefs,
+    Latency,
+    FtraceDump,
     WithoutFlags,
     TraceCmd,
     Perf,
@@ -59,7 +61,7 @@ fn written(form: Form, said: &[Said<'_>]) -> String {
             [from, state, to] if event == "sched_switch" => {
                 let ((from, from_tid), (to, to_tid)) =
                     (from.split_once(':').expect("a thread"), to.split_once(':').expect("a thread"));
-                if form == Form::TraceCmd {
+                if matches!(form, Form::TraceCmd | Form::Latency) {
                     format!("{from}:{from_tid} [120] {state} ==> {to}:{to_tid} [120]")
                 } else {
                     format!(
@@ -72,6 +74,9 @@ fn written(form: Form, said: &[Said<'_>]) -> String {
         let stamp = format!("1.{us:06}");
         text += &match form {
             Form::Tracefs => format!("{comm:>16}-{tid:<7} [{cpu:03}] {flags} {stamp}: {event}: {says}\n"),
+            Form::Latency => format!("{comm:>8.8}-{tid:<5} {cpu:3}{flags}   {stamp}: {event:<20} {says}\n")
+                .replace(event, &format!("{event}:")),
+            Form::FtraceDump => format!("{comm:>8.8}-{tid:<7} {cpu:3}{flags} {}us+: {event}: {says}\n", 1_000_000 + us),
             Form::WithoutFlags => format!("{comm:>16}-{tid:<7} [{cpu:03}]  {stamp}: {event}: {says}\n"),
             Form::TraceCmd => format!("{comm:>16}-{tid:<5} [{cpu:03}]  {stamp}: {event:<20} {says}\n")
                 .replace(event, &format!("{event}:")),
@@ -105,7 +110,7 @@ fn part(us: u64, kind: CauseKind, who: &str) -> (u64, CauseKind, String) {
 #[test]
 fn a_trace_of_each_form_has_the_same_answer() {
     use CauseKind::{Running, Thread, Timer};
-    for form in [Form::Tracefs, Form::WithoutFlags, Form::TraceCmd, Form::Perf] {
+    for form in [Form::Tracefs, Form::Latency, Form::FtraceDump, Form::WithoutFlags, Form::TraceCmd, Form::Perf] {
         let mut trace = read(&written(form, &ASKED));
         assert_eq!(trace.lost, BTreeMap::new(), "{form:?}");
         assert_eq!(trace.weaker, ["no block events: waits for disks are shown as waits for interrupts"], "{form:?}");
@@ -242,6 +247,103 @@ fn what_cannot_be_read_is_counted() {
     assert!(error(b"PERFILE2").contains("perf script"));
     assert!(error(b"\x17\x08\x44tracing").contains("trace-cmd report"));
     assert!(error(b"\x1f\x8b").contains("decompress"));
+}
+
+#[test]
+fn what_events_lack_is_named() {
+    let text = written(Form::Tracefs, &ASKED);
+    let error = |text: &str| Trace::read(text.as_bytes()).expect_err("no trace").to_string();
+    // Clocks that count nanoseconds or cycles.
+    assert!(
+        error(&text.replace("1.0", "10")).starts_with("its stamps have no decimal point"),
+        "{}",
+        text.replace("1.0", "10")
+    );
+    for (form, cpus) in [(Form::Tracefs, [" [000]", " [001]"]), (Form::Perf, [" [000]", " [001]"])] {
+        let text = cpus.iter().fold(written(form, &ASKED), |text, cpu| text.replace(cpu, ""));
+        assert!(error(&text).contains("no CPU number"), "{text}");
+    }
+}
+
+#[test]
+fn traces_of_several_machines_are_refused_and_of_one_are_read() {
+    let text = written(Form::TraceCmd, &ASKED);
+    let of = |name: &str| text.lines().map(|line| format!("{name:>18}: {line}\n")).collect::<String>();
+    let both = of("trace-guest.dat") + &of("trace.dat");
+    let error = Trace::read(both.as_bytes()).expect_err("two machines").to_string();
+    assert!(
+        error.starts_with("it has the traces of several machines or files (trace-guest.dat, trace.dat)"),
+        "{error}"
+    );
+    let trace = read(&of("trace-guest.dat"));
+    assert_eq!(trace.lives(), read(&text).lives());
+    assert_eq!(trace.undone, ["the name of a file in front of each line"]);
+}
+
+#[test]
+fn a_name_that_the_latency_format_cuts_is_known_from_elsewhere() {
+    let text = "  <idle>-0       0d..2   5.000000: sched_switch: swapper/0:0 [120] R ==> containerd-shim:10 [120]\n\
+                containe-10      0d..3   5.001000: sched_waking: comm=other pid=11 prio=120 target_cpu=000\n\
+                containe-10      0d..2   5.002000: sched_switch: containerd-shim:10 [120] S ==> swapper/0:0 [120]\n";
+    let names: Vec<String> =
+        read(text).lives().iter().flat_map(|life| life.names.iter().map(|name| name.text())).collect();
+    assert_eq!(names, ["containerd-shim"]);
+}
+
+/// Of a process with a first thread 100 and another one, 101, which executes a program.
+const EXEC: &str = "\
+    svc-100 [001] d..2. 10.000000: sched_switch: prev_comm=svc prev_pid=100 prev_prio=120 prev_state=S ==> next_comm=swapper/1 next_pid=0 next_prio=120
+ <idle>-0 [000] d..2. 10.000100: sched_switch: prev_comm=swapper/0 prev_pid=0 prev_prio=120 prev_state=R ==> next_comm=loader next_pid=101 next_prio=120
+ loader-101 [000] d..3. 10.020000: sched_waking: comm=svc pid=100 prio=120 target_cpu=001
+ loader-101 [000] d..2. 10.020010: sched_switch: prev_comm=loader prev_pid=101 prev_prio=120 prev_state=D ==> next_comm=swapper/0 next_pid=0 next_prio=120
+ <idle>-0 [001] d..2. 10.020030: sched_switch: prev_comm=swapper/1 prev_pid=0 prev_prio=120 prev_state=R ==> next_comm=svc next_pid=100 next_prio=120
+    svc-100 [001] d..3. 10.020200: sched_waking: comm=loader pid=101 prio=120 target_cpu=000
+    svc-100 [001] d..2. 10.020220: sched_switch: prev_comm=svc prev_pid=100 prev_prio=120 prev_state=Z ==> next_comm=swapper/1 next_pid=0 next_prio=120
+ <idle>-0 [000] d..2. 10.020240: sched_switch: prev_comm=swapper/0 prev_pid=0 prev_prio=120 prev_state=R ==> next_comm=loader next_pid=101 next_prio=120
+IN-BETWEEN   tool-100 [000] ..... 10.030400: sched_process_exec: filename=/usr/bin/tool pid=100 old_pid=101
+   tool-100 [000] d..2. 10.060400: sched_switch: prev_comm=tool prev_pid=100 prev_prio=120 prev_state=Z ==> next_comm=swapper/0 next_pid=0 next_prio=120
+";
+/// It is preempted once it has its new number, before the event.
+const PREEMPTED: &str = "\
+ loader-100 [000] d..2. 10.025000: sched_switch: prev_comm=loader prev_pid=100 prev_prio=120 prev_state=R ==> next_comm=hog next_pid=30 next_prio=120
+    hog-30 [000] d..2. 10.026000: sched_switch: prev_comm=hog prev_pid=30 prev_prio=120 prev_state=S ==> next_comm=loader next_pid=100 next_prio=120
+";
+
+#[test]
+fn a_thread_that_executes_a_program_is_the_same_with_its_new_number() {
+    for (between, own_us) in [("", 60_070), (PREEMPTED, 59_070)] {
+        let text = EXEC.replace("IN-BETWEEN", between);
+        for wanted in [Wanted::Any, Wanted::Pid(100), Wanted::Pid(101), Wanted::Comm("loader"), Wanted::Comm("tool")] {
+            let mut trace = read(&text);
+            assert_eq!(trace.lost, BTreeMap::new());
+            let command = trace.command(wanted).expect("a command");
+            if wanted == Wanted::Pid(100) {
+                assert!(["tool:100"].contains(&command.name.as_str()), "{}", command.name);
+            }
+            assert_eq!((command.name.as_str(), &command.end), ("tool:100", &End::Exit), "{wanted:?}");
+            let path = path_of(&command);
+            let own: u64 = path.segments.iter().filter(|segment| segment.is_member).map(|segment| segment.ns).sum();
+            assert_eq!((own + 5_000) / 10_000 * 10, own_us, "{wanted:?}: {path:#?}");
+            let unknown: u64 = path
+                .segments
+                .iter()
+                .filter(|segment| segment.kind == CauseKind::Unknown)
+                .map(|segment| segment.ns)
+                .sum();
+            assert!(unknown <= 310_000, "{path:#?}");
+        }
+    }
+}
+
+#[test]
+fn the_first_thread_and_one_that_executes_a_program_are_one_command() {
+    let fork = "   svc-100 [001] ..... 9.999000: sched_process_fork: comm=svc pid=100 child_comm=svc child_pid=101\n";
+    let born = "    sh-99 [001] ..... 9.990000: sched_process_fork: comm=sh pid=99 child_comm=sh child_pid=100\n\
+                    sh-99 [001] d..2. 9.991000: sched_switch: prev_comm=sh prev_pid=99 prev_prio=120 prev_state=S ==> next_comm=svc next_pid=100 next_prio=120\n";
+    let text = born.to_owned() + fork + &EXEC.replace("IN-BETWEEN", "");
+    let command = read(&text).command(Wanted::Any).expect("a command");
+    assert_eq!((command.name.as_str(), command.is_born, command.end), ("tool:100", true, End::Exit));
+    assert_eq!(command.from_ns / 1_000, 9_990_000);
 }
 
 #[test]

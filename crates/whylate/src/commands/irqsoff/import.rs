@@ -13,6 +13,7 @@ use whylate_model::{LateEvent, Series, Snapshot, Worst};
 
 use super::Arguments;
 use crate::commands::runner::Kept;
+use crate::commands::undid;
 use crate::output::irqsoff::Text;
 use crate::output::json::JsonLines;
 use crate::output::table::{Table, terminal_columns};
@@ -49,7 +50,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     };
     output.begin(out)?;
     let (mut kept, mut written) = (Kept::new(arguments.keep()), Ok(()));
-    let mut snapshot = import(input, "", options, &mut |event| {
+    let (mut snapshot, undone) = import(input, "", options, &mut |event| {
         if !arguments.schedule.json && event.labels.contains_key("callback") {
             timers.add(event);
         } else if written.is_ok() {
@@ -57,6 +58,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
             kept.add(event);
         }
     })?;
+    undid(&undone);
     written?;
     kept.tell(&mut snapshot);
     let of_timers = timers_of(&snapshot);

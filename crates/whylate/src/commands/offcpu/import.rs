@@ -11,7 +11,7 @@ use whylate_model::import::{DEEPEST, Imported, Names, Order};
 use whylate_model::text;
 use whylate_model::units::printable;
 
-use crate::commands::Senseless;
+use crate::commands::{Senseless, undid};
 use crate::files;
 use crate::output::offcpu::file::Form;
 use crate::output::offcpu::{svg, write_lines};
@@ -63,8 +63,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let read = Imported::read(&text, names).with_context(cannot)?;
         all.merge(read).with_context(|| format!("cannot add {} to the files before it", path.display()))?;
     }
+    undid(&all.undone);
     if all.too_long > 0 {
         say!("whylate: skipped {} stacks of more than {DEEPEST} frames or 1 MiB", all.too_long);
+    }
+    if all.cut > 0 {
+        say!("whylate: {} stacks may lack frames: they were cut off, or end in an unknown function", all.cut);
     }
     if all.unread > 0 {
         say!("whylate: skipped {} lines that are not stacks", all.unread);

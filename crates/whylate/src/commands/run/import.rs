@@ -12,6 +12,7 @@ use whylate_model::path::command::Explained;
 use whylate_model::path::import::{Command, End, Trace, Wanted, WhyThis};
 use whylate_model::units::printable;
 
+use crate::commands::undid;
 use crate::output::json::write_line;
 use crate::output::run as text;
 
@@ -47,6 +48,7 @@ pub fn run(file: &Path, pid: Option<u32>, comm: Option<&str>, json: bool) -> any
 
 fn show(input: impl BufRead, wanted: Wanted<'_>, json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut trace = Trace::read(input)?;
+    undid(&trace.undone);
     let command = trace.command(wanted)?;
     let lost: BTreeMap<String, u64> = trace.lost.iter().map(|(reason, &count)| ((*reason).to_owned(), count)).collect();
     let Command { name, explained, is_born, end, .. } = &command;

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Dumps of Linux's `/proc/PID/stack`: a line per frame, innermost first.
+
+use super::safe;
+use crate::paste::{ELLIPSES, Form, Piece};
+use crate::text::function;
+
+/// What a line of a dump is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Row {
+    Frame(String),
+    /// `[<ffffffffffffffff>] 0xffffffffffffffff`, with which each stack ends up to Linux 4.x.
+    End,
+    /// `? function`: a guess of the kernel, which may be of an earlier call.
+    Guess,
+    /// An address without its function.
+    Address,
+    /// `[module]`, the rest of the line before.
+    Module,
+    Other,
+}
+
+impl Row {
+    pub(super) fn of(line: &str) -> Self {
+        let line = line.trim();
+        let Some(rest) = line.strip_prefix("[<") else {
+            let module = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+            let is_name =
+                |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+            return if module.is_some_and(is_name) { Row::Module } else { Row::Other };
+        };
+        match rest.split_once(">]").and_then(|(_, frame)| frame.split_whitespace().next()) {
+            None => Row::Address,
+            Some("?") => Row::Guess,
+            // Of either width, maybe cut off.
+            Some(symbol) if is_end(symbol) => Row::End,
+            // No function has the sign in its name; what follows may be cut off.
+            Some(symbol) => Row::Frame(safe(function(symbol).split('+').next().unwrap_or_default())),
+        }
+    }
+}
+
+/// Whether a line is the rest of a frame: `x12/0x34 [module]`, `dule]`.
+pub(super) fn is_rest(line: &str) -> bool {
+    let line = line.trim();
+    let (offset, module) = line.rsplit_once('[').unwrap_or(match line.ends_with(']') {
+        true => ("", line),
+        false => (line, "]"),
+    });
+    let is_offset = |byte: u8| byte.is_ascii_hexdigit() || b"x/".contains(&byte);
+    !line.is_empty() && module.ends_with(']') && offset.trim().bytes().all(is_offset)
+}
+
+fn is_end(symbol: &str) -> bool {
+    let start = ELLIPSES.iter().find_map(|ellipsis| symbol.strip_suffix(ellipsis)).unwrap_or(symbol);
+    !start.is_empty() && "0xffffffffffffffff".starts_with(start)
+}
+
+/// A line of proc_pid_stack(5), `[<0>] function+0x12/0x34 [module]`, without what follows the function's name.
+pub fn kernel_frame(line: &str) -> Option<String> {
+    match Row::of(line) {
+        Row::Frame(name) => Some(name),
+        _ => None,
+    }
+}
+
+/// The lines of `/proc/PID/stack`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Dump;
+
+impl Form for Dump {
+    fn piece(&self, line: &str) -> Piece {
+        match Row::of(line) {
+            Row::Frame(_) if !line.contains("+0x") => Piece::Begins,
+            Row::Frame(_) | Row::End | Row::Guess => Piece::Whole,
+            Row::Module => Piece::Own,
+            // The function is in the next line.
+            Row::Address => Piece::Begins,
+            Row::Other => Piece::Other,
+        }
+    }
+
+    fn subject<'a>(&self, line: &'a str) -> Option<&'a str> {
+        line.split_once(">]").map(|(_, symbol)| function(symbol))
+    }
+
+    fn can_continue(&self, line: &str) -> bool {
+        line.trim_start().starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_') && line.contains("0x")
+    }
+
+    fn is_same(&self, one: &str, other: &str) -> bool {
+        Row::of(one) == Row::of(other)
+    }
+}

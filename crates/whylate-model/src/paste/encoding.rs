@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Encodings of text within text: quoted-printable, HTML, a terminal's colors, tabs, blank lines in between.
+
+use super::Form;
+use crate::text;
+
+/// Tags that stand around text in pages; `<idle>` is none of them.
+const TAGS: [&str; 16] =
+    ["a", "br", "code", "div", "font", "li", "p", "pre", "samp", "span", "table", "tbody", "td", "tr", "tt", "ul"];
+const ENTITIES: [(&str, char); 6] =
+    [("lt", '<'), ("gt", '>'), ("amp", '&'), ("nbsp", ' '), ("quot", '"'), ("apos", '\'')];
+/// No entity is longer, in bytes.
+const LONGEST_ENTITY: usize = 8;
+const TAB: usize = 8;
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    /// RFC 2045, as mail is sent: `=3D` is `=`, and a line that ends in `=` goes on in the next one.
+    QuotedPrintable,
+    /// `&lt;idle&gt;` is `<idle>`.
+    Html,
+    /// ECMA-48 sequences that begin with ESC and `[`.
+    Colors,
+    /// Tabs in place of spaces.
+    Tabs,
+    /// A blank line after each.
+    Doubled,
+}
+
+impl Encoding {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Encoding::QuotedPrintable => "quoted-printable",
+            Encoding::Html => "HTML",
+            Encoding::Colors => "colors of a terminal",
+            Encoding::Tabs => "tabs",
+            Encoding::Doubled => "a blank line after each",
+        }
+    }
+
+    /// The one that the lines of a head are in.
+    pub(super) fn of(lines: &[String], form: &impl Form) -> Option<Self> {
+        let records = |lines: &mut dyn Iterator<Item = String>| {
+            lines.filter(|line| form.piece(line) == super::Piece::Whole).count()
+        };
+        let gains = |encoding: Encoding| {
+            let undone = |line: &String| {
+                let mut line = line.clone();
+                encoding.undo(&mut line, &mut String::new(), text::LONGEST_LINE);
+                line
+            };
+            records(&mut lines.iter().map(undone)) > records(&mut lines.iter().cloned())
+        };
+        if lines.iter().any(|line| line.contains("\x1b[")) {
+            let has_reset = |line: &String| ["\x1b[0m", "\x1b[m", "\x1b[K"].iter().any(|reset| line.contains(reset));
+            if lines.iter().any(has_reset) || gains(Encoding::Colors) {
+                return Some(Encoding::Colors);
+            }
+        }
+        if is_quoted_printable(lines) {
+            return Some(Encoding::QuotedPrintable);
+        }
+        if lines.iter().any(|line| has_closing_tag(line)) {
+            return Some(Encoding::Html);
+        }
+        if lines.iter().any(|line| without_entities(line) != *line) {
+            // A page that has escaped them has no bare ones but in its tags, and in front of quoted lines.
+            let is_bare = |line: &String| without_tags(line).trim_start_matches(['>', ' ', '|']).contains(['<', '>']);
+            let has_brackets = lines.iter().any(|line| {
+                let brackets = |line: &str| line.matches(['<', '>']).count();
+                let once = without_entities(line);
+                // Escaped twice, it is `&amp;lt;`.
+                brackets(&once) > brackets(line) || brackets(&without_entities(&once)) > brackets(line)
+            });
+            if has_brackets && !lines.iter().any(is_bare) || gains(Encoding::Html) {
+                return Some(Encoding::Html);
+            }
+        }
+        if lines.iter().any(|line| line.contains('\t')) && gains(Encoding::Tabs) {
+            return Some(Encoding::Tabs);
+        }
+        is_doubled(lines, form).then_some(Encoding::Doubled)
+    }
+
+    /// Undoes it in a line; false where the line goes on in the next one.
+    pub(super) fn undo(self, line: &mut String, pending: &mut String, longest: usize) -> bool {
+        match self {
+            Encoding::QuotedPrintable => {
+                // Blanks at the end of a line were added on the way.
+                let text = line.trim_end();
+                let goes_on = text.strip_suffix('=');
+                pending.push_str(goes_on.unwrap_or(text));
+                if goes_on.is_some() && pending.len() < longest {
+                    return false;
+                }
+                *line = from_quoted_printable(pending);
+                pending.clear();
+            }
+            Encoding::Html => *line = without_entities(&without_tags(line)),
+            Encoding::Colors => *line = without_colors(line),
+            Encoding::Tabs => *line = without_tabs(line),
+            // What is pending says that a blank line is due.
+            Encoding::Doubled => {
+                let (is_due, is_blank) = (!pending.is_empty(), line.trim().is_empty());
+                pending.clear();
+                if is_due && is_blank {
+                    return false;
+                }
+                if !is_blank {
+                    pending.push('\n');
+                }
+            }
+        }
+        true
+    }
+}
+
+/// What an `=` in quoted-printable is followed by.
+fn escaped(bytes: &[u8]) -> Option<u8> {
+    let digit = |byte: u8| match byte {
+        b'0'..=b'9' => Some(byte - b'0'),
+        b'A'..=b'F' => Some(byte - b'A' + 10),
+        _ => None,
+    };
+    match bytes {
+        [high, low, ..] => Some(digit(*high)? << 4 | digit(*low)?),
+        _ => None,
+    }
+}
+
+/// Whether nearly every `=` begins an escape that an encoder makes, and some do.
+fn is_quoted_printable(lines: &[String]) -> bool {
+    let (mut valid, mut invalid) = (0_u64, 0_u64);
+    for line in lines.iter().map(|line| line.trim_end().as_bytes()) {
+        for (at, _) in line.iter().enumerate().filter(|(_, byte)| **byte == b'=') {
+            let rest = &line[at + 1..];
+            match escaped(rest) {
+                // Encoders escape what is no printable ASCII, the sign itself, blanks at the end of a line, and the
+                // start of lines that would end or change a mail.
+                Some(b'=' | b'\t') => valid += 1,
+                // No character of UTF-8 that is not ASCII is a single byte.
+                Some(0x80..) if rest.get(2) == Some(&b'=') || at >= 3 && line[at - 3] == b'=' => valid += 1,
+                Some(b' ') if rest.len() == 2 => valid += 1,
+                Some(b'.' | b'F') if at == 0 => valid += 1,
+                _ if rest.is_empty() && at > 0 && line[at - 1] != b'=' => valid += 1,
+                _ => invalid += 1,
+            }
+        }
+    }
+    valid > 0 && invalid * 4 <= valid
+}
+
+fn from_quoted_printable(line: &str) -> String {
+    let mut bytes = Vec::with_capacity(line.len());
+    let mut rest = line.as_bytes();
+    while let [first, after @ ..] = rest {
+        match escaped(after).filter(|_| *first == b'=') {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    // Among what was escaped may be a space that does not break.
+    super::cleaned(&bytes)
+}
+
+/// No name of C++ has one.
+fn has_closing_tag(line: &str) -> bool {
+    line.match_indices("</").any(|(at, _)| TAGS.iter().any(|tag| line[at + 2..].starts_with(&format!("{tag}>"))))
+}
+
+fn without_tags(line: &str) -> String {
+    let mut text = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some((before, tag)) = rest.split_once('<') {
+        text.push_str(before);
+        // A tag has no other one in it.
+        let end = tag.find(['<', '>']).filter(|&end| tag[end..].starts_with('>'));
+        let is_tag = |inner: &str| {
+            let name = inner.trim_start_matches('/').split([' ', '/']).next().unwrap_or_default();
+            TAGS.contains(&name.to_ascii_lowercase().as_str())
+        };
+        match end.filter(|&end| is_tag(&tag[..end])) {
+            Some(end) => rest = &tag[end + 1..],
+            None => {
+                text.push('<');
+                rest = tag;
+            }
+        }
+    }
+    text.push_str(rest);
+    text
+}
+
+/// What an entity stands for is none.
+fn without_entities(line: &str) -> String {
+    let mut text = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some((before, after)) = rest.split_once('&') {
+        text.push_str(before);
+        let name = after.bytes().take(LONGEST_ENTITY).position(|byte| byte == b';').map(|end| &after[..end]);
+        match name.and_then(|name| Some((name, entity(name)?))) {
+            Some((name, c)) => {
+                text.push(c);
+                rest = &after[name.len() + 1..];
+            }
+            None => {
+                text.push('&');
+                rest = after;
+            }
+        }
+    }
+    text.push_str(rest);
+    text
+}
+
+/// What stands between `&` and `;`: a name, `#60` or `#x3c`.
+fn entity(name: &str) -> Option<char> {
+    let Some(number) = name.strip_prefix('#') else {
+        return ENTITIES.iter().find(|(known, _)| *known == name).map(|(_, c)| *c);
+    };
+    let c = match number.strip_prefix(['x', 'X']) {
+        Some(digits) => u32::from_str_radix(digits, 16).ok()?,
+        None => number.parse().ok()?,
+    };
+    match char::from_u32(c)? {
+        '\u{a0}' => Some(' '),
+        c => Some(c).filter(|c| !c.is_control()),
+    }
+}
+
+/// Whether each line has a blank one behind it, but for one at either end of what was pasted.
+fn is_doubled(lines: &[String], form: &impl Form) -> bool {
+    let is_text = |line: &String| !line.trim().is_empty();
+    let is_record = |line: &&String| form.piece(line).is_record();
+    lines.windows(2).filter(|two| two.iter().all(is_text)).count() <= 2
+        && lines.iter().filter(is_record).count() >= 2
+        && !lines.windows(2).any(|two| two.iter().all(|line| is_record(&line)))
+}
+
+fn without_colors(line: &str) -> String {
+    let mut text = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some((before, sequence)) = rest.split_once("\x1b[") {
+        text.push_str(before);
+        let end = sequence.find(|c: char| ('\x40'..='\x7e').contains(&c));
+        rest = end.map_or("", |end| &sequence[end + 1..]);
+    }
+    text.push_str(rest);
+    text
+}
+
+pub(super) fn without_tabs(line: &str) -> String {
+    let mut text = String::with_capacity(line.len());
+    let mut column = 0;
+    for c in line.chars() {
+        let width = if c == '\t' { TAB - column % TAB } else { 1 };
+        column += width;
+        if c == '\t' { text.extend(std::iter::repeat_n(' ', width)) } else { text.push(c) }
+    }
+    text
+}

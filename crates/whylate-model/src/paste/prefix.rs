@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What stands in front of each line: signs of quoting, stamps of a log, line numbers, the name of a file.
+
+use std::collections::BTreeSet;
+
+use super::{Form, LAYERS, Piece, is_fence};
+
+/// More names in front of lines are none of files.
+const FILES: usize = 16;
+const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+/// What stands in front of the records of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Prefix {
+    /// `>`, `>>`, `|`, `JD>`: one level; with a space behind it in each line, or without.
+    Quote { sign: char, is_spaced: bool },
+    /// `+ ` or `- ` of a patch.
+    Patch,
+    /// `[   12.345678] `, `2026-11-28T15:39:22+0000 `; `Nov 28 15:39:22 host kernel: ` if each line has a program.
+    Log { has_program: bool },
+    /// `12:`, `12|` and the like, with a space behind it in each line, or without.
+    Number { is_spaced: bool },
+    /// Consecutive numbers, and spaces.
+    Counted,
+    /// `trace.dat: `: the same in front of each.
+    File(String),
+    /// The same blanks. They matter where a line goes on in the next one.
+    Indent(String),
+}
+
+impl Prefix {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Prefix::Quote { .. } => "quoting",
+            Prefix::Patch => "signs of a patch",
+            Prefix::Log { .. } => "stamps of a log",
+            Prefix::Number { .. } | Prefix::Counted => "line numbers",
+            Prefix::File(_) => "the name of a file in front of each line",
+            Prefix::Indent(_) => "indentation",
+        }
+    }
+
+    /// The rest of a line that has it.
+    pub(super) fn strip<'a>(&self, line: &'a str) -> Option<&'a str> {
+        match self {
+            Prefix::Quote { sign, is_spaced } => {
+                quote(line, *sign).map(|rest| if *is_spaced { without_space(rest) } else { rest })
+            }
+            Prefix::Patch => line.strip_prefix('+'),
+            Prefix::Log { has_program } => log(line, *has_program),
+            Prefix::Number { is_spaced } => {
+                number(line).map(|(_, rest)| if *is_spaced { without_space(rest) } else { rest })
+            }
+            Prefix::Counted => counted(line).map(|(_, rest)| rest),
+            Prefix::Indent(blanks) => line.strip_prefix(blanks.as_str()),
+            Prefix::File(name) => line.trim_start().strip_prefix(name.as_str())?.strip_prefix(':').map(without_space),
+        }
+    }
+}
+
+/// What stands in front of the records; the names of files where there are several.
+pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, Vec<String>> {
+    let is_spaced = |rest_of: &dyn for<'a> Fn(&'a str) -> Option<&'a str>| {
+        lines.iter().filter_map(|line| rest_of(line)).all(|rest| rest.is_empty() || rest.starts_with(' '))
+    };
+    let dated = || lines.iter().filter_map(|line| dated(line));
+    let has_program = dated().filter(|rest| program(rest).is_some()).count() * 2 > dated().count();
+    let quoted = |sign| Prefix::Quote { sign, is_spaced: is_spaced(&|line| quote(line, sign)) };
+    for prefix in [quoted('>'), quoted('|'), Prefix::Log { has_program }, Prefix::Patch] {
+        if is_evident(&prefix, lines, form) {
+            return Ok(Some(prefix));
+        }
+    }
+    let numbers = Prefix::Number { is_spaced: is_spaced(&|line| number(line).map(|(_, rest)| rest)) };
+    let is_listing = || {
+        let rests = || lines.iter().filter_map(|line| numbers.strip(line));
+        let is_record = |line: &&str| form.piece(line).is_record();
+        are_consecutive(lines, number)
+            && rests().filter(is_record).count() >= lines.iter().filter(|line| is_record(&line.as_str())).count()
+    };
+    if is_listing() || are_numbered(lines, form) && is_evident(&numbers, lines, form) {
+        return Ok(Some(numbers));
+    }
+    if are_consecutive(lines, counted) && is_evident(&Prefix::Counted, lines, form) {
+        return Ok(Some(Prefix::Counted));
+    }
+    let files = files(lines, form);
+    match files.len() {
+        1 => Ok(files.into_iter().next().map(Prefix::File)),
+        0 => Ok(None),
+        _ => Err(files.into_iter().collect()),
+    }
+}
+
+/// The blanks with which each line begins, where some may be the rest of others.
+pub(super) fn indent(lines: &[String], form: &impl Form) -> Option<Prefix> {
+    let blanks = |line: &'_ String| line.len() - line.trim_start().len();
+    let is_indented = |line: &String| line.starts_with("  ") || line.starts_with('\t');
+    let is_blank = |line: &String| line.trim().is_empty() || is_fence(line);
+    // What stands around it need not have them.
+    let is_rim = |two: &[String]| !two.iter().any(is_blank) && is_indented(&two[0]) != is_indented(&two[1]);
+    if lines.windows(2).any(is_rim) {
+        return None;
+    }
+    let texts = || lines.iter().filter(|line| is_indented(line) && !is_blank(line));
+    let first = texts().next()?;
+    let common = |line: &String| first.bytes().zip(line.bytes()).take_while(|(one, other)| one == other).count();
+    let width = texts().map(|line| common(line).min(blanks(line))).min()?;
+    let has_others = || texts().any(|line| form.piece(line) == Piece::Other);
+    (width > 0 && has_others()).then(|| Prefix::Indent(first[..width].to_owned()))
+}
+
+/// Whether all records have it, or some of which that is sure: they are of several threads, or no lines of the form as
+/// they are. One thread may have such a name.
+fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
+    let mut subjects = BTreeSet::new();
+    let (mut with, mut without, mut gained) = (0, 0, 0);
+    for line in lines {
+        match prefix.strip(line) {
+            Some(rest) => {
+                gained += usize::from(form.piece(line) == Piece::Other && form.piece(rest) != Piece::Other);
+                if let Some(record) = behind_others(rest, form, LAYERS) {
+                    with += 1;
+                    subjects.extend(form.subject(record));
+                }
+            }
+            None => without += usize::from(form.piece(line).is_record()),
+        }
+    }
+    // No name begins with a date.
+    let is_dated = matches!(prefix, Prefix::Log { .. });
+    let is_quote = matches!(prefix, Prefix::Quote { sign: '>', .. });
+    // Where each line of a text has one, records may be broken.
+    let mut texts = lines.iter().filter(|line| !line.trim().is_empty());
+    let all_have = (is_dated || is_quote) && lines.len() >= 3 && texts.all(|line| prefix.strip(line).is_some());
+    all_have || gained >= 2 || with > 0 && (is_dated || without == 0 || gained > 0 || with >= 3 && subjects.len() >= 2)
+}
+
+/// The record behind whatever else stands in front of it.
+fn behind_others<'a>(line: &'a str, form: &impl Form, layers: usize) -> Option<&'a str> {
+    if form.piece(line).is_record() {
+        return Some(line);
+    }
+    let kinds = [
+        Prefix::Quote { sign: '>', is_spaced: true },
+        Prefix::Quote { sign: '|', is_spaced: true },
+        Prefix::Log { has_program: true },
+        Prefix::Log { has_program: false },
+        Prefix::Patch,
+        Prefix::Number { is_spaced: true },
+    ];
+    let mut rests = kinds.iter().filter_map(|kind| kind.strip(line));
+    if layers > 0 { rests.find_map(|rest| behind_others(rest, form, layers - 1)) } else { None }
+}
+
+/// The names in front of records, with a colon. A thread's name may hold one: that of a file is followed by padding, or
+/// is longer with the thread's than a thread's name can be, and then all records have one.
+fn files(lines: &[String], form: &impl Form) -> BTreeSet<String> {
+    let mut files = BTreeSet::new();
+    let mut are_padded = false;
+    for line in lines {
+        let trimmed = line.trim_start();
+        let named = trimmed.split_once(':').filter(|(name, rest)| {
+            !name.is_empty() && !name.contains(char::is_whitespace) && form.piece(rest).is_record()
+        });
+        match named {
+            Some((name, rest)) => {
+                are_padded |= rest.starts_with("   ") || !form.piece(line).is_record();
+                files.insert(name.to_owned());
+            }
+            None if form.piece(line).is_record() => return BTreeSet::new(),
+            None => {}
+        }
+    }
+    if are_padded && files.len() <= FILES { files } else { BTreeSet::new() }
+}
+
+fn without_space(rest: &str) -> &str {
+    rest.strip_prefix(' ').unwrap_or(rest)
+}
+
+fn quote(line: &str, sign: char) -> Option<&str> {
+    let trimmed = line.trim_start();
+    // Further in, it is text.
+    if line.len() - trimmed.len() > 3 {
+        return None;
+    }
+    let initials = trimmed.find(|c: char| !c.is_ascii_uppercase()).filter(|&end| end <= 3).unwrap_or(0);
+    let rest = trimmed.get(initials..)?;
+    rest.strip_prefix(sign).filter(|_| initials == 0 || sign == '>')
+}
+
+/// What follows a date or the time of day.
+fn dated(line: &str) -> Option<&str> {
+    let line = line.trim_start();
+    date(line).or_else(|| bracketed_time(line))
+}
+
+fn log(line: &str, has_program: bool) -> Option<&str> {
+    // The priority that the kernel has in front.
+    let mut rest = line.trim_start();
+    if let Some((level, after)) = rest.strip_prefix('<').and_then(|rest| rest.split_once('>'))
+        && !level.is_empty()
+        && level.len() <= 3
+        && level.bytes().all(|byte| byte.is_ascii_digit())
+    {
+        rest = after;
+    }
+    let after_date = dated(rest);
+    let mut is_any = after_date.is_some();
+    rest = after_date.unwrap_or(rest);
+    if is_any && has_program {
+        rest = program(rest).unwrap_or(rest);
+    }
+    while let Some(after) = bracketed_stamp(rest, is_any) {
+        (rest, is_any) = (after, true);
+    }
+    is_any.then(|| without_space(rest))
+}
+
+/// `Nov 28 15:39:22`, `2026-11-28T15:39:22.123+00:00`, `2026-11-28 15:39:22`, `15:39:22`.
+fn date(text: &str) -> Option<&str> {
+    if MONTHS.iter().any(|month| text.starts_with(month)) {
+        let (_, rest) = text.split_at_checked(3)?;
+        let rest = rest.trim_start();
+        let day = rest.find(|c: char| !c.is_ascii_digit()).filter(|day| (1..=2).contains(day))?;
+        return time(rest[day..].trim_start());
+    }
+    let is_day = |day: &str| {
+        let parts: Vec<&str> = day.split('-').collect();
+        (2..=3).contains(&parts.len())
+            && parts.iter().all(|part| (2..=4).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    match text.split_once(['T', ' ']) {
+        Some((day, rest)) if is_day(day) => time(rest),
+        _ => time(text),
+    }
+}
+
+/// `15:39:22`, with a fraction and a zone.
+fn time(text: &str) -> Option<&str> {
+    let (word, rest) = text.split_at(text.find(' ').unwrap_or(text.len()));
+    is_time(word).then_some(rest)
+}
+
+fn is_time(word: &str) -> bool {
+    let bytes = word.as_bytes();
+    let is_clock = bytes.len() >= 8
+        && bytes[..8].iter().enumerate().all(|(at, byte)| match at {
+            2 | 5 => *byte == b':',
+            _ => byte.is_ascii_digit(),
+        });
+    is_clock && bytes[8..].iter().all(|byte| byte.is_ascii_digit() || b".,:+-Z".contains(byte))
+}
+
+/// `[15:39:22]`.
+fn bracketed_time(text: &str) -> Option<&str> {
+    let (inner, rest) = text.strip_prefix('[')?.split_once(']')?;
+    let clock = inner.rsplit([' ', 'T']).next().unwrap_or_default();
+    is_time(clock).then_some(rest)
+}
+
+/// `host kernel:`, `kernel:`, `host program[12]:`.
+fn program(text: &str) -> Option<&str> {
+    let mut rest = text.trim_start();
+    for _ in 0..2 {
+        let (word, after) = rest.split_at(rest.find(' ')?);
+        if let Some(name) = word.strip_suffix(':') {
+            let name = name.split('[').next().unwrap_or_default();
+            return (!name.is_empty()
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)))
+            .then_some(after);
+        }
+        rest = after.trim_start();
+    }
+    None
+}
+
+/// `[   12.345678]`, and behind it the thread or CPU that the kernel was called on: `[  T123]`, `[C1]`.
+fn bracketed_stamp(text: &str, is_any: bool) -> Option<&str> {
+    let text = if is_any { text.trim_start() } else { text };
+    let (inner, rest) = text.strip_prefix('[')?.split_once(']')?;
+    let inner = inner.trim();
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let is_stamp = || {
+        inner.split_once('.').is_some_and(|(seconds, rest)| is_number(seconds) && is_number(rest) && rest.len() == 6)
+    };
+    let is_caller = || inner.strip_prefix(['T', 'C']).is_some_and(is_number);
+    (is_stamp() || is_any && is_caller()).then_some(rest)
+}
+
+/// Of `  12: `, `12|`, `12→`.
+fn number(line: &str) -> Option<(u64, &str)> {
+    let trimmed = line.trim_start();
+    let digits = trimmed.find(|c: char| !c.is_ascii_digit()).filter(|&digits| digits > 0)?;
+    let (number, rest) = trimmed.split_at(digits);
+    let rest = rest.trim_start_matches(' ');
+    Some((number.parse().ok()?, rest.strip_prefix([':', '|', '\u{2192}', ')', '\t'])?))
+}
+
+fn counted(line: &str) -> Option<(u64, &str)> {
+    let trimmed = line.trim_start();
+    let digits = trimmed.find(|c: char| !c.is_ascii_digit()).filter(|&digits| digits > 0)?;
+    let (number, rest) = trimmed.split_at(digits);
+    Some((number.parse().ok()?, rest.strip_prefix([' ', '\t'])?))
+}
+
+/// Whether the numbers in front of lines are their own: a name may begin with a number.
+fn are_numbered(lines: &[String], form: &impl Form) -> bool {
+    let spoils = |(line, rest): (&str, &str)| {
+        log(rest, false).is_some() || !form.piece(line).is_record() && form.piece(rest).is_record()
+    };
+    if lines.iter().filter_map(|line| Some((line.as_str(), number(line)?.1))).any(spoils)
+        || are_consecutive(lines, number)
+    {
+        return true;
+    }
+    let is_record = |rest: &str| behind_others(rest, form, LAYERS).is_some();
+    let records =
+        lines.iter().zip(1..).filter_map(|(line, at)| Some((at, number(line).filter(|(_, rest)| is_record(rest))?.0)));
+    let records: Vec<(u64, u64)> = records.collect();
+    match records[..] {
+        [] => false,
+        [(at, number)] => at == number || number == 1,
+        _ => records.windows(2).all(|two| two[0].1.checked_add(1) == Some(two[1].1)),
+    }
+}
+
+/// Whether each line has the number after that of the one before.
+fn are_consecutive(lines: &[String], number: fn(&str) -> Option<(u64, &str)>) -> bool {
+    let of = |line: &String| number(line).map(|(number, _)| number).or_else(|| line.trim().parse().ok());
+    let numbers: Vec<Option<u64>> = lines.iter().filter(|line| !line.trim().is_empty()).map(of).collect();
+    let follows = |two: &[Option<u64>]| matches!(two, [Some(one), Some(next)] if one.checked_add(1) == Some(*next));
+    (numbers.len() >= 3 || numbers.len() == 2 && numbers[0] == Some(1)) && numbers.windows(2).all(follows)
+}
