@@ -2,6 +2,8 @@
 //! Who woke whom, beside what threads know of it themselves, and beside the kernel's own record. They run as root.
 
 mod kernel;
+#[path = "kernel_edges/stopped.rs"]
+mod stopped;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -19,6 +21,7 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use kernel::{amount, file_on_disk, is_emulated};
 use whylate_model::path::history::{Blocked, Entry, Exit, Operation, Past, Slice, Waker};
+use whylate_model::wait::Stop;
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::{Edges, Session};
 
@@ -51,6 +54,8 @@ struct Stay {
     end_ns: u64,
     entry: Entry,
     exit: Exit,
+    /// What had stopped it until it came.
+    stopped: Option<Stop>,
     names: Vec<String>,
 }
 
@@ -67,6 +72,7 @@ fn stays_of(cpus: &[Vec<Slice>], tid: u32) -> Vec<Stay> {
                 end_ns: 0,
                 entry: slice.entry,
                 exit: Exit::GoesOn,
+                stopped: slice.stopped,
                 names: Vec::new(),
             });
             (open.end_ns, open.exit) = (slice.end_ns, slice.exit);

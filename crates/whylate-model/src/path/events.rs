@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 
-use super::history::{Entry, Exit, Holder, Name, Operation, Recorded, Request, Slice, Waker};
+use super::history::{Blocked, Entry, Exit, Holder, Name, Operation, Recorded, Request, Slice, Waker};
+use crate::wait::Stop;
 
 /// What happened on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +81,8 @@ struct Cpu {
     tid: u32,
     name: Name,
     entry: Entry,
+    /// What had stopped it until then.
+    stopped: Option<Stop>,
     handler: Option<u64>,
     irq: Option<Name>,
     softirq: Option<u8>,
@@ -108,6 +111,8 @@ pub struct Builder {
     queued: HashMap<u64, Entry>,
     /// The items in which workers are that have no CPU, by the workers' numbers.
     interrupted: HashMap<u32, u64>,
+    /// What stops threads that have no CPU, by their numbers.
+    stops: HashMap<u32, Stop>,
     past: Recorded,
     last_ns: u64,
     has_wakeups: bool,
@@ -256,6 +261,7 @@ impl Builder {
         self.ready.clear();
         self.queued.clear();
         self.interrupted.clear();
+        self.stops.clear();
     }
 
     /// The past up to then.
@@ -297,6 +303,10 @@ impl Builder {
         }
         (state.tid, state.name, state.handler) = (to, to_name, self.interrupted.remove(&to));
         state.entry = if to == 0 { Entry::GoesOn } else { entry };
+        state.stopped = self.stops.remove(&to).filter(|_| matches!(entry, Entry::Woken { .. }));
+        if let Exit::Blocked(Blocked { stop: Some(stop), .. }) = exit {
+            self.stops.insert(from, stop);
+        }
         (state.sender, state.done) = (None, None);
     }
 
@@ -315,8 +325,9 @@ impl Builder {
             _ => (Holder::Thread(state.tid), state.name),
         };
         let entry = if is_interrupt { Entry::GoesOn } else { std::mem::take(&mut state.entry) };
+        let stopped = if is_interrupt { None } else { std::mem::take(&mut state.stopped) };
         if start_ns < at_ns || exit != Exit::GoesOn || entry != Entry::GoesOn {
-            let slice = Slice { start_ns, end_ns: at_ns, holder, name, entry, exit, ..Slice::default() };
+            let slice = Slice { start_ns, end_ns: at_ns, holder, name, entry, exit, stopped, ..Slice::default() };
             self.past.cpus[cpu].push(slice);
         }
     }
