@@ -14,7 +14,7 @@ fn class_of(state: State, kernel: &str, user: &str) -> WaitClass {
     let seen = Seen {
         state,
         in_iowait: false,
-        is_kernel: false,
+        is_kernel: kernel.iter().any(|frame| frame == "kthread"),
         syscall: None,
         kernel: &kernel,
         user: &user,
