@@ -29,6 +29,6 @@ mod tests {
         let names = SysnoSet::all();
         let unknown: Vec<&str> =
             names.iter().map(|call| call.name()).filter(|name| of_syscall(name).is_none()).collect();
-        assert!(names.len() > 300 && unknown.is_empty(), "{unknown:?} of {}", names.len());
+        assert!(names.iter().count() > 300 && unknown.is_empty(), "{unknown:?}");
     }
 }

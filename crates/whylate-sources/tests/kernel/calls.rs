@@ -112,7 +112,7 @@ fn terminal() -> Result<RawFd> {
 fn calls_with(number: c_long, [one, two, three, four, five]: [i64; 5]) -> Box<dyn FnOnce() + Send> {
     Box::new(move || {
         // SAFETY: nothing ever comes that would be written to the addresses, which are null.
-        let outcome = unsafe { libc::syscall(number, one, two, three, four, five, 0) };
+        let outcome = unsafe { libc::syscall(number, one, two, three, four, five, 0_i64) };
         black_box(outcome);
     })
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 
-use whylate_model::folded::waiting;
+use whylate_model::folded::{stopped, waiting};
 use whylate_model::holders::{Chain, End, Holder, Link, Lock};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::thaw_that_is_awaited;
@@ -104,13 +104,19 @@ fn write_none<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>,
 fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
     let mut chains: Vec<(&Chain, Vec<String>)> = Vec::new();
     let mut known: HashMap<&Chain, usize> = HashMap::new();
+    let mut all_stopped = true;
     for stack in threads {
+        all_stopped &= stopped(stack).is_some();
         let Some(chain) = &stack.waits_for else { continue };
         let index = *known.entry(chain).or_insert(chains.len());
         if index == chains.len() {
             chains.push((chain, Vec::new()));
         }
         chains[index].1.push(name_of(stack));
+    }
+    // What keeps them is not what they wait for.
+    if chains.is_empty() && all_stopped {
+        return Ok(());
     }
     if chains.is_empty() {
         return writeln!(
