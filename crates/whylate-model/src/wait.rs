@@ -201,6 +201,10 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
         let why = "waits until its file system is thawed, which is frozen (fsfreeze, a snapshot)";
         return Wait { class: WaitClass::Lock, rule: format!("{why}: {frame}") };
     }
+    if let Some(frame) = core_dump_that_is_awaited(seen) {
+        let why = "the memory of its process is being dumped (core dump)";
+        return Wait { class: WaitClass::Stopped, rule: format!("{why}: {frame}") };
+    }
     if let Some(wait) = by_frame(seen, IN_KERNEL) {
         return wait;
     }
@@ -256,6 +260,13 @@ pub fn thaw_that_is_awaited(kernel: &[String]) -> Option<&str> {
     // What takes the lock is the next one; processes and CPUs have others of this kind.
     let taker = kernel[lock..].iter().find(|frame| !begins(frame, FREEZE_LOCK))?;
     begins(taker, OF_FILE_SYSTEM).then_some(kernel[lock].as_str())
+}
+
+/// The frame that tells that a thread waits until its process is dumped. Compilers make that function a part of
+/// `do_exit`, which sleeps nowhere else itself.
+fn core_dump_that_is_awaited<'a>(seen: &Seen<'a>) -> Option<&'a str> {
+    let innermost = seen.kernel.first().filter(|_| !seen.is_kernel)?;
+    ["coredump_task_exit", "do_exit"].iter().any(|name| innermost.starts_with(name)).then_some(innermost.as_str())
 }
 
 /// Waits for what the thread has submitted itself: what that is decides.

@@ -63,7 +63,6 @@ pub(super) const IN_KERNEL: &[ByFrame] = &[
     (Kernel, &["do_freezer_trap", "__refrigerator"], WaitClass::Stopped, "it is frozen"),
     (Kernel, &["do_signal_stop", "do_jobctl_trap"], WaitClass::Stopped, "a signal or a tracer has stopped it"),
     (Kernel, &["ptrace_stop"], WaitClass::Stopped, "a tracer holds it"),
-    (Kernel, &["coredump_task_exit"], WaitClass::Stopped, "the memory of its process is being dumped (core dump)"),
     (Kernel, &["coredump_wait"], WaitClass::Stopped, "waits for its process's other threads to stop for a core dump"),
     (
         Kernel,

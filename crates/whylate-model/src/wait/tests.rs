@@ -66,6 +66,8 @@ fn each_class_has_a_stack() {
         (Uninterruptible, "copy_process kernel_clone", "", WaitClass::Other),
         // A thread of a process that sleeps as idle threads of the kernel do.
         (State::Idle, "coredump_task_exit do_exit do_group_exit", "", WaitClass::Stopped),
+        (State::Idle, "do_exit do_group_exit", "clock_nanosleep", WaitClass::Stopped),
+        (Uninterruptible, "exit_mm do_exit do_group_exit", "", WaitClass::Other),
         (Sleeping, "wait_woken n_tty_write file_tty_write", "", WaitClass::Terminal),
         (Sleeping, "wait_woken n_tty_read", "", WaitClass::Idle),
         (Sleeping, "wq_sleep do_mq_timedreceive", "", WaitClass::MessageQueue),

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What requests a thread waits for that it has submitted to a ring of io_uring.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use whylate_model::wait::InFlight;
 
@@ -11,10 +13,40 @@ use crate::pid_namespace;
 /// So many descriptors of a process are looked at.
 const MOST_DESCRIPTORS: usize = 1_024;
 
+/// So long what was found of a process counts.
+const KNOWN_FOR: Duration = Duration::from_secs(1);
+/// Of so many processes it is known.
+const PROCESSES: usize = 256;
+
+/// Processes with rings, each looked at once in a while: a server waits thousands of times a second.
+#[derive(Debug, Default)]
+pub(crate) struct Rings(HashMap<u32, (Instant, InFlight)>);
+
+impl Rings {
+    /// The same as [`in_flight`].
+    pub(crate) fn in_flight(&mut self, pid: u32, kernel: &[String]) -> InFlight {
+        if !is_at_ring(kernel) {
+            return InFlight::Unknown;
+        }
+        match self.0.get(&pid) {
+            Some(&(at, known)) if at.elapsed() < KNOWN_FOR => return known,
+            _ if self.0.len() >= PROCESSES => self.0.clear(),
+            _ => {}
+        }
+        let found = in_flight(pid, kernel);
+        self.0.insert(pid, (Instant::now(), found));
+        found
+    }
+}
+
+fn is_at_ring(kernel: &[String]) -> bool {
+    kernel.iter().any(|frame| frame == "io_cqring_wait")
+}
+
 /// What the requests are of that this process has in flight in its rings, where a thread of it waits in one. The kernel
 /// lists those that are done when a file is ready, such as a socket; of the others it says nothing.
 pub(super) fn in_flight(pid: u32, kernel: &[String]) -> InFlight {
-    if !kernel.iter().any(|frame| frame == "io_cqring_wait") || !pid_namespace::has_proc() {
+    if !is_at_ring(kernel) || !pid_namespace::has_proc() {
         return InFlight::Unknown;
     }
     let process = Path::new("/proc").join(pid.to_string());

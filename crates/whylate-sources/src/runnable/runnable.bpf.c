@@ -76,6 +76,8 @@ static __always_inline void tell_sleep(struct runnable_wait *late, struct task_s
 	late->off_ns = task_off_cpu_ns(task);
 	late->stopper = wakeup->stopper;
 	late->ended_by = wakeup->entry;
+	/* It takes that back itself, once it runs. */
+	late->in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 }
 
 /* A thread that was late for something else than a CPU: user space goes back along who has woken whom. */

@@ -15,6 +15,7 @@ use super::{Wanted, labels_of, limits};
 use crate::attach::{self, text};
 use crate::clock;
 use crate::occupancy::{Account, Windows};
+use crate::offcpu::Rings;
 use crate::paths::PathNames;
 use crate::symbols::KernelSymbols;
 
@@ -84,6 +85,7 @@ pub(super) struct Sleeps {
     rests_until_ns: u64,
     symbols: KernelSymbols,
     names: PathNames,
+    rings: Rings,
     known: VecDeque<Known>,
     waiting: Vec<Waiting>,
     /// Waits whose beginning is not known any more, since they were told.
@@ -100,6 +102,7 @@ impl Sleeps {
             rests_until_ns: 0,
             symbols,
             names,
+            rings: Rings::default(),
             known: VecDeque::new(),
             waiting: Vec::new(),
             unseen: 0,
@@ -126,12 +129,12 @@ impl Sleeps {
         let is_of_disk = record.ended_by == entry_kind::ENTRY_DISK.0;
         let seen = Seen {
             state: stop(record.stopper).map_or(State::Sleeping, State::of_stop),
-            in_iowait: false,
+            in_iowait: record.in_iowait != 0,
             is_kernel: record.tgid == 2 || stack.iter().any(|frame| frame == "kthread"),
             syscall: None,
             kernel: &stack,
             user: &[],
-            in_flight: if is_of_disk { InFlight::Disk } else { InFlight::Unknown },
+            in_flight: if is_of_disk { InFlight::Disk } else { self.rings.in_flight(record.tgid, &stack) },
         };
         let class = match classify(&seen, &Classes::default()).class {
             // Of what it might have waited for, a disk has come: whoever loops over events waits for its disk so too.

@@ -306,6 +306,25 @@ mod tests {
     }
 
     #[test]
+    fn who_let_a_stopped_thread_go_on_is_told() {
+        let text = |stop: Stop, who: &str| {
+            let via = Some(stop.words());
+            let part = segment(5, CauseKind::Stopped, who, 1, Some("napper:7"), via);
+            let mut out = Vec::new();
+            write(&mut out, &[PathSegment { stop: Some(stop), ..part }], 0).expect("a vector takes everything");
+            String::from_utf8(out).expect("text").split("  ").last().unwrap_or_default().trim().to_owned()
+        };
+        for (stop, who, told) in [
+            (Stop::Signal, "bash:9", "napper:7 was stopped by a signal: until bash:9 let it go on"),
+            (Stop::Signal, "signal", "napper:7 was stopped by a signal: by whom is not known"),
+            (Stop::Tracer, "gdb:9", "napper:7 was stopped by a tracer: by gdb:9"),
+            (Stop::Freezer, "runc:9", "napper:7 was frozen: until runc:9 thawed it"),
+        ] {
+            assert_eq!(text(stop, who), told);
+        }
+    }
+
+    #[test]
     fn each_line_is_a_part_of_the_one_it_stands_below() {
         use CauseKind::{Disk, Running, Softirq, Thread, Unknown};
         let client = (Some("client:4710"), Some("futex"));

@@ -247,6 +247,38 @@ mod tests {
     }
 
     #[test]
+    fn a_holder_that_is_stopped_does_not_wait_for_what_it_was_doing() {
+        let told = |state| does(&holder("server:7", state, 12_400_000_000, Some("futex"), None), Lock::Mutex);
+        let expected = [
+            "in futex for 12.4s",
+            "stopped by a signal for 12.4s",
+            "stopped by a tracer for 12.4s",
+            "frozen for 12.4s",
+        ];
+        assert_eq!(["S", "T", "t", "F"].map(told), expected);
+    }
+
+    #[test]
+    fn a_frozen_file_system_is_spoken_of_and_stopped_threads_wait_for_nobody() {
+        let mut snapshot = snapshot(vec![("a:1", Chain::default()), ("b:2", Chain::default())]);
+        for stack in &mut snapshot.stacks {
+            stack.waits_for = None;
+            stack.kernel = ["percpu_rwsem_wait", "vfs_write"].map(str::to_owned).to_vec();
+        }
+        assert!(
+            written(&snapshot, 1).contains("\na:1, b:2 write to a file system that is frozen, and wait until it is")
+        );
+        assert!(written(&snapshot, 1).contains("Whom they wait for is not known"));
+        for stack in &mut snapshot.stacks {
+            stack.kernel = vec!["do_signal_stop".to_owned()];
+            stack.state = "T".to_owned();
+            stack.wait.as_mut().expect("it waits").class = WaitClass::Stopped;
+        }
+        let told = written(&snapshot, 1);
+        assert!(!told.contains("frozen") && !told.contains("Whom they wait for"), "{told}");
+    }
+
+    #[test]
     fn each_line_says_who_has_what_somebody_waits_for() {
         let s = 1_000_000_000;
         let link = |lock, holder| Link { lock, holder };
