@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::units::is_printable;
-use crate::wait::WaitClass;
+use crate::wait::{State, WaitClass};
 use crate::{Labels, Snapshot, Stack, Waker};
 
 /// Stands between user and kernel frames.
@@ -78,6 +78,7 @@ pub fn labels(labels: &Labels, root: Root) -> Vec<Frame> {
 pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
     let mut frames = labels(&stack.labels, root);
     frames.extend(runnable(stack).map(|class| Frame { kind: Kind::Runnable, name: class.frame() }));
+    frames.extend(stopped(stack).map(|class| Frame { kind: Kind::Between, name: class.frame() }));
     frames.extend(stack.user.iter().rev().map(|name| Frame { kind: Kind::User, name: safe(name) }));
     if !stack.user.is_empty() && !stack.kernel.is_empty() {
         frames.push(Frame { kind: Kind::Between, name: BETWEEN.to_owned() });
@@ -91,6 +92,13 @@ pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
 pub fn runnable(stack: &Stack) -> Option<WaitClass> {
     let class = stack.wait.as_ref()?.class;
     matches!(class, WaitClass::Cpu | WaitClass::Throttled).then_some(class)
+}
+
+/// That a thread is stopped, which does not wait for what its stack tells.
+pub fn stopped(stack: &Stack) -> Option<WaitClass> {
+    let class = stack.wait.as_ref()?.class;
+    let is_stopped = [State::Stopped, State::Traced, State::Frozen].iter().any(|state| stack.state == state.name());
+    (class == WaitClass::Stopped && is_stopped).then_some(class)
 }
 
 /// Whether the stack is of a thread of the kernel that has nothing to do.
@@ -224,10 +232,12 @@ mod tests {
             wait: Some(Wait { class, rule: String::new() }),
             ..stack("p", &["read", "main"], &["pipe_read"], 1_000)
         };
-        let stacks = [of(WaitClass::Pipe), of(WaitClass::Cpu), of(WaitClass::Throttled)];
+        let frozen = Stack { state: "F".to_owned(), ..of(WaitClass::Stopped) };
+        let stacks = [of(WaitClass::Pipe), of(WaitClass::Cpu), of(WaitClass::Throttled), frozen];
         assert_eq!(
             lines(&stacks, Root::Process),
             [
+                "p;[stopped];main;read;-;pipe_read 1",
                 "p;[throttled by cgroup];main;read;-;pipe_read 1",
                 "p;[waiting for a CPU];main;read;-;pipe_read 1",
                 "p;main;read;-;pipe_read 1",

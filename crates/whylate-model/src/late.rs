@@ -135,6 +135,8 @@ pub enum CauseKind {
     Rcu,
     /// Somebody beyond this machine or PID namespace was waited for.
     Outside,
+    /// The thread was stopped: by a signal, a tracer, or a freezer.
+    Stopped,
     /// It cannot be told apart; or a newer version told of a kind that this one does not know.
     #[default]
     #[serde(other)]
@@ -165,6 +167,7 @@ impl CauseKind {
             CauseKind::Interrupt => "interrupt",
             CauseKind::Rcu => "rcu",
             CauseKind::Outside => "outside",
+            CauseKind::Stopped => "stopped",
             CauseKind::Unknown => "unknown",
         }
     }
@@ -178,10 +181,10 @@ mod tests {
     fn names_are_those_of_json() {
         use CauseKind::{
             Disk, DiskQueue, IdleExit, Interrupt, Irq, IrqsOff, MaxActive, Network, Nmi, Outside, PreemptOff, Rcu,
-            Running, Softirq, Steal, Thread, Throttled, Timer, Unknown, Wakeup, Work,
+            Running, Softirq, Steal, Stopped, Thread, Throttled, Timer, Unknown, Wakeup, Work,
         };
         let of_cpu = [IrqsOff, PreemptOff, Irq, Softirq, Nmi, Thread, Work, MaxActive];
-        let of_paths = [Running, Disk, DiskQueue, Timer, Network, Interrupt, Rcu, Outside];
+        let of_paths = [Running, Disk, DiskQueue, Timer, Network, Interrupt, Rcu, Outside, Stopped];
         assert_eq!(serde_json::from_str::<CauseKind>("\"of_the_future\"").expect("it is read"), Unknown);
         for kind in of_cpu.into_iter().chain(of_paths).chain([IdleExit, Wakeup, Steal, Throttled, Unknown]) {
             assert_eq!(serde_json::to_value(kind).expect("a name"), kind.name());

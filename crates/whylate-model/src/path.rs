@@ -41,6 +41,7 @@ pub use within::within;
 use history::{Blocked, Name, Request, Waker};
 
 use crate::CauseKind;
+use crate::wait::Stop;
 
 /// What is to be explained: what a thread did, or waited for, in a span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +123,8 @@ pub struct Hop {
     pub woken_ns: u64,
     /// By whom; `None` where that was not seen.
     pub by: Option<Waker>,
+    /// What had stopped it until then.
+    pub stop: Option<Stop>,
 }
 
 /// Who or what a segment is of.

@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a thread that is off its CPU waits for, told from its state, its system call and its stack by rules in words.
 
+mod calls;
 mod classes;
 mod rules;
+mod stop;
 
+pub use calls::{CallWaits, is_sleep, of_syscall};
 pub use classes::{Classes, ClassesError};
 use serde::{Deserialize, Serialize};
+pub use stop::Stop;
 
 use rules::Frames::{Kernel, User};
-use rules::{BY_FRAME, ByFrame, IN_KERNEL, KERNEL_LOOPS};
+use rules::{BY_FRAME, ByFrame, FREEZE_LOCK, IN_KERNEL, KERNEL_LOOPS, OF_FILE_SYSTEM};
 
 /// What a thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,15 +27,17 @@ pub enum State {
     Sleeping,
     /// It sleeps, and no signal wakes it.
     Uninterruptible,
-    /// A thread of the kernel that has nothing to do.
+    /// It sleeps so that the load does not count it, as a thread of the kernel does that has nothing to do.
     Idle,
-    /// A signal or a debugger has stopped it.
+    /// A signal has stopped it.
     Stopped,
-    /// A debugger holds it.
+    /// A debugger or another tracer holds it.
     Traced,
+    /// It is frozen, with its cgroup or the whole system.
+    Frozen,
     /// A thread of the kernel that is put aside, as of a CPU that is off.
     Parked,
-    /// Anything else, such as frozen.
+    /// Anything else.
     Other,
 }
 
@@ -45,10 +51,38 @@ impl State {
             State::Idle => 'I',
             State::Stopped => 'T',
             State::Traced => 't',
+            // ps has S for it or D, as kernels differ.
+            State::Frozen => 'F',
             State::Parked => 'P',
             State::Other => '?',
         }
     }
+
+    /// The letter as text.
+    pub fn name(self) -> String {
+        self.letter().to_string()
+    }
+
+    /// The state of a thread that is stopped, and does not wait for what it was doing.
+    pub fn of_stop(stop: Stop) -> Self {
+        match stop {
+            Stop::Signal => State::Stopped,
+            Stop::Tracer => State::Traced,
+            Stop::Freezer => State::Frozen,
+        }
+    }
+}
+
+/// What a thread has submitted for whose requests it waits (libaio, io_uring).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InFlight {
+    /// That is not known.
+    #[default]
+    Unknown,
+    /// Some that are done when something happens: of sockets, pipes, timers.
+    Events,
+    /// Some of disks: one of these ended the wait.
+    Disk,
 }
 
 /// What a wait is for.
@@ -67,6 +101,12 @@ pub enum WaitClass {
     Lock,
     /// Data or room in a pipe.
     Pipe,
+    /// A terminal that takes output or sends it.
+    Terminal,
+    /// A message in a queue, or room there.
+    MessageQueue,
+    /// Memory that is to be free: reclaim, and the limits of memory cgroups.
+    Memory,
     /// Memory that is being read in, or made.
     PageFault,
     /// A time that has been set.
@@ -75,7 +115,7 @@ pub enum WaitClass {
     Cpu,
     /// The cgroup's next share of the CPUs.
     Throttled,
-    /// A debugger, or whoever has stopped it.
+    /// Whoever has stopped it: a signal, a tracer, a freezer; a child that has its memory (vfork), a core dump.
     Stopped,
     /// No rule tells.
     Other,
@@ -91,6 +131,9 @@ impl WaitClass {
             WaitClass::Network => "network",
             WaitClass::Lock => "lock",
             WaitClass::Pipe => "pipe",
+            WaitClass::Terminal => "terminal",
+            WaitClass::MessageQueue => "message queue",
+            WaitClass::Memory => "memory",
             WaitClass::PageFault => "page fault",
             WaitClass::Timer => "timer",
             WaitClass::Cpu => "waiting for a CPU",
@@ -130,6 +173,8 @@ pub struct Seen<'a> {
     pub kernel: &'a [String],
     /// User frames, innermost first.
     pub user: &'a [String],
+    /// What it has submitted.
+    pub in_flight: InFlight,
 }
 
 /// What the wait is for, by rules of one's own first.
@@ -141,13 +186,24 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
         State::Throttled => {
             return wait(WaitClass::Throttled, "could run, and its cgroup has used up its share of the CPUs");
         }
-        State::Idle => return wait(WaitClass::Idle, "an idle kernel thread"),
+        // Threads of processes sleep so too, as for a core dump.
+        State::Idle if seen.is_kernel => return wait(WaitClass::Idle, "an idle kernel thread"),
         State::Parked => return wait(WaitClass::Idle, "a parked kernel thread"),
-        State::Stopped | State::Traced => return wait(WaitClass::Stopped, "a signal or a debugger has stopped it"),
-        State::Sleeping | State::Uninterruptible | State::Other => {}
+        State::Stopped => return wait(WaitClass::Stopped, "a signal has stopped it"),
+        State::Traced => return wait(WaitClass::Stopped, "a tracer holds it"),
+        State::Frozen => return wait(WaitClass::Stopped, "it is frozen, with its cgroup or the whole system"),
+        State::Sleeping | State::Uninterruptible | State::Idle | State::Other => {}
     }
     if let Some((class, frame)) = own.of(seen.kernel.iter().chain(seen.user)) {
         return Wait { class, rule: format!("a rule of --classes: {frame}") };
+    }
+    if let Some(frame) = thaw_that_is_awaited(seen.kernel) {
+        let why = "waits until its file system is thawed, which is frozen (fsfreeze, a snapshot)";
+        return Wait { class: WaitClass::Lock, rule: format!("{why}: {frame}") };
+    }
+    if let Some(frame) = core_dump_that_is_awaited(seen) {
+        let why = "the memory of its process is being dumped (core dump)";
+        return Wait { class: WaitClass::Stopped, rule: format!("{why}: {frame}") };
     }
     if let Some(wait) = by_frame(seen, IN_KERNEL) {
         return wait;
@@ -155,6 +211,9 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
     // What a program waits for tells more than how: many wait for locks in epoll_wait or for a condition variable.
     if let Some((class, why, frame)) = classes::of_program(seen.user) {
         return Wait { class, rule: format!("{why}: {frame}") };
+    }
+    if let Some(wait) = by_submitted(seen) {
+        return wait;
     }
     if let Some(wait) = by_frame(seen, BY_FRAME) {
         return wait;
@@ -193,155 +252,45 @@ fn by_frame(seen: &Seen<'_>, rules: &[ByFrame]) -> Option<Wait> {
     })
 }
 
+/// The frame that tells that a thread would write to a file system that is frozen, if it would: whoever freezes one has its
+/// lock for writing until it is thawed, and nobody else ever has.
+pub fn thaw_that_is_awaited(kernel: &[String]) -> Option<&str> {
+    let begins = |frame: &str, beginnings: &[&str]| beginnings.iter().any(|beginning| frame.starts_with(beginning));
+    let lock = kernel.iter().position(|frame| begins(frame, FREEZE_LOCK))?;
+    // What takes the lock is the next one; processes and CPUs have others of this kind.
+    let taker = kernel[lock..].iter().find(|frame| !begins(frame, FREEZE_LOCK))?;
+    begins(taker, OF_FILE_SYSTEM).then_some(kernel[lock].as_str())
+}
+
+/// The frame that tells that a thread waits until its process is dumped. Compilers make that function a part of
+/// `do_exit`, which sleeps nowhere else itself.
+fn core_dump_that_is_awaited<'a>(seen: &Seen<'a>) -> Option<&'a str> {
+    let innermost = seen.kernel.first().filter(|_| !seen.is_kernel)?;
+    ["coredump_task_exit", "do_exit"].iter().any(|name| innermost.starts_with(name)).then_some(innermost.as_str())
+}
+
+/// Waits for what the thread has submitted itself: what that is decides.
+fn by_submitted(seen: &Seen<'_>) -> Option<Wait> {
+    let frame = |names: &[&str]| seen.kernel.iter().find(|frame| names.contains(&frame.as_str()));
+    let is_aio = frame(&["read_events"]);
+    let place = is_aio.or_else(|| frame(&["io_cqring_wait"]))?;
+    // Of io_uring the kernel counts a wait as one for a device where requests are in flight, of sockets too.
+    let has_requests = is_aio.is_some() || seen.in_iowait;
+    let (class, why) = match seen.in_flight {
+        InFlight::Disk => (WaitClass::Disk, "waits for requests that it has submitted, and a disk ended it"),
+        InFlight::Unknown if has_requests => (WaitClass::Disk, "waits for requests that it has submitted"),
+        InFlight::Unknown | InFlight::Events => (WaitClass::Idle, "waits for events or work that it has submitted"),
+    };
+    Some(Wait { class, rule: format!("{why}: {place}") })
+}
+
 fn by_syscall(call: &str) -> Wait {
-    let class = match call {
-        "nanosleep" | "clock_nanosleep" => WaitClass::Timer,
-        "futex" | "futex_wait" | "futex_waitv" | "flock" | "semop" | "semtimedop" => WaitClass::Lock,
-        "epoll_wait" | "epoll_pwait" | "epoll_pwait2" | "poll" | "ppoll" | "select" | "pselect6" | "accept"
-        | "accept4" | "wait4" | "waitid" | "pause" | "rt_sigsuspend" | "rt_sigtimedwait" => WaitClass::Idle,
-        "recvfrom" | "recvmsg" | "recvmmsg" | "sendto" | "sendmsg" | "sendmmsg" | "connect" => WaitClass::Network,
-        "fsync" | "fdatasync" | "sync" | "syncfs" | "msync" | "sync_file_range" => WaitClass::Disk,
-        _ => WaitClass::Other,
+    let class = match of_syscall(call) {
+        Some(CallWaits::For(class)) => class,
+        Some(CallWaits::Depends | CallWaits::Within) | None => WaitClass::Other,
     };
     Wait { class, rule: format!("is in the system call {call}") }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn frames(names: &str) -> Vec<String> {
-        names.split_whitespace().map(str::to_owned).collect()
-    }
-
-    fn class_of(state: State, kernel: &str, user: &str) -> WaitClass {
-        let (kernel, user) = (frames(kernel), frames(user));
-        let seen = Seen { state, in_iowait: false, is_kernel: false, syscall: None, kernel: &kernel, user: &user };
-        classify(&seen, &Classes::default()).class
-    }
-
-    #[test]
-    fn each_class_has_a_stack() {
-        use State::{Sleeping, Uninterruptible};
-        for (state, kernel, user, class) in [
-            (State::OnCpu, "", "", WaitClass::OnCpu),
-            (State::Ready, "schedule do_nanosleep", "", WaitClass::Cpu),
-            (State::Throttled, "", "", WaitClass::Throttled),
-            (State::Idle, "worker_thread kthread", "", WaitClass::Idle),
-            (State::Stopped, "do_signal_stop", "", WaitClass::Stopped),
-            (Sleeping, "do_nanosleep hrtimer_nanosleep", "clock_nanosleep", WaitClass::Timer),
-            (
-                Sleeping,
-                "futex_wait_queue __futex_wait futex_wait do_futex",
-                "__lll_lock_wait pthread_mutex_lock",
-                WaitClass::Lock,
-            ),
-            (Sleeping, "futex_wait_queue __futex_wait futex_wait do_futex", "syscall main", WaitClass::Lock),
-            (
-                Sleeping,
-                "futex_wait_queue __futex_wait futex_wait",
-                "__futex_abstimed_wait pthread_cond_wait",
-                WaitClass::Idle,
-            ),
-            (Sleeping, "ep_poll do_epoll_wait", "", WaitClass::Idle),
-            (Sleeping, "anon_pipe_read vfs_read ksys_read", "", WaitClass::Pipe),
-            (Uninterruptible, "anon_pipe_write vfs_write ksys_write", "", WaitClass::Lock),
-            (Sleeping, "flock_lock_inode_wait __do_sys_flock", "", WaitClass::Lock),
-            (Sleeping, "wait_woken sk_wait_data tcp_recvmsg_locked", "", WaitClass::Network),
-            (Sleeping, "inet_csk_accept inet_accept", "", WaitClass::Idle),
-            (Uninterruptible, "io_schedule folio_wait_bit filemap_read", "", WaitClass::Disk),
-            (
-                Uninterruptible,
-                "io_schedule folio_wait_bit_common filemap_fault handle_mm_fault",
-                "",
-                WaitClass::PageFault,
-            ),
-            (Uninterruptible, "rwsem_down_write_slowpath down_write", "", WaitClass::Lock),
-            (Uninterruptible, "something_new", "", WaitClass::Other),
-        ] {
-            assert_eq!(class_of(state, kernel, user), class, "{state:?} {kernel}");
-        }
-    }
-
-    #[test]
-    fn what_a_program_waits_for_tells_more_than_how() {
-        let cond = "futex_wait_queue __futex_wait futex_wait";
-        for (kernel, user, class) in [
-            ("ep_poll do_epoll_wait", "epoll_wait WaitEventSetWait WaitLatch ProcSleep LockAcquire", WaitClass::Lock),
-            ("ep_poll do_epoll_wait", "epoll_wait WaitEventSetWait secure_read PostgresMain", WaitClass::Idle),
-            (cond, "pthread_cond_timedwait take_gil PyEval_RestoreThread", WaitClass::Lock),
-            ("do_poll", "poll __res_context_send getaddrinfo", WaitClass::Network),
-            ("__do_semtimedop __x64_sys_semop", "semop main", WaitClass::Lock),
-            // It does not get as far as to wait for its lock.
-            ("folio_wait_bit filemap_fault handle_mm_fault", "ProcSleep", WaitClass::PageFault),
-        ] {
-            assert_eq!(class_of(State::Sleeping, kernel, user), class, "{user}");
-        }
-    }
-
-    #[test]
-    fn rules_of_ones_own_come_first_and_the_innermost_frame_counts() {
-        let own = Classes::parse("idle queue_pop\nlock take_*\ndisk ep_poll\n").expect("rules");
-        let told = |state, kernel: &str, user: &str| {
-            let (kernel, user) = (frames(kernel), frames(user));
-            let seen = Seen { state, in_iowait: false, is_kernel: false, syscall: None, kernel: &kernel, user: &user };
-            classify(&seen, &own)
-        };
-        let asleep = State::Sleeping;
-        let wait = told(asleep, "futex_wait", "pthread_mutex_lock queue_pop main");
-        assert_eq!((wait.class, wait.rule.as_str()), (WaitClass::Idle, "a rule of --classes: queue_pop"));
-        assert_eq!(told(asleep, "futex_wait", "take_it queue_pop").class, WaitClass::Lock);
-        assert_eq!(told(asleep, "futex_wait", "queue_pop take_it").class, WaitClass::Idle);
-        assert_eq!(told(asleep, "ep_poll", "queue_pop").class, WaitClass::Disk);
-        assert_eq!(told(asleep, "futex_wait", "main").class, WaitClass::Lock);
-        assert_eq!(told(State::Ready, "futex_wait", "queue_pop").class, WaitClass::Cpu);
-    }
-
-    #[test]
-    fn the_rule_names_the_frame_that_it_goes_by() {
-        let kernel = frames("futex_wait_queue __futex_wait futex_wait");
-        let seen = Seen {
-            state: State::Sleeping,
-            in_iowait: false,
-            is_kernel: false,
-            syscall: Some("futex"),
-            kernel: &kernel,
-            user: &[],
-        };
-        assert_eq!(
-            classify(&seen, &Classes::default()).rule,
-            "waits in a futex that another thread has to release: futex_wait_queue"
-        );
-    }
-
-    #[test]
-    fn without_a_stack_the_system_call_tells() {
-        let seen = |syscall| Seen {
-            state: State::Sleeping,
-            in_iowait: false,
-            is_kernel: false,
-            syscall,
-            kernel: &[],
-            user: &[],
-        };
-        assert_eq!(classify(&seen(Some("clock_nanosleep")), &Classes::default()).class, WaitClass::Timer);
-        assert_eq!(classify(&seen(None), &Classes::default()).class, WaitClass::Other);
-    }
-
-    proptest! {
-        #[test]
-        fn any_stack_has_a_class_and_a_rule(names in prop::collection::vec(".*", 0..8)) {
-            let seen = Seen {
-                state: State::Sleeping,
-                in_iowait: false,
-                is_kernel: false,
-                syscall: None,
-                kernel: &names,
-                user: &names,
-            };
-            prop_assert!(!classify(&seen, &Classes::default()).rule.is_empty());
-        }
-    }
-}
+mod tests;

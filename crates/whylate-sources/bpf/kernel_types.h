@@ -323,6 +323,8 @@ struct task_struct {
 	int pid;
 	int tgid;
 	unsigned in_iowait : 1;
+	/* With CONFIG_CGROUPS. */
+	unsigned frozen : 1;
 	u32 self_exec_id;
 	struct task_struct *group_leader;
 	struct pid *thread_pid;

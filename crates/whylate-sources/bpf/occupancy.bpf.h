@@ -96,8 +96,11 @@ enum entry_kind {
 	/* `waker` is the position of the request that was done, on `waker_cpu`. */
 	ENTRY_DISK,
 	/* A bit beside these: it was moved here from another CPU's run queue, of which `moves_by_position` tells. */
-	ENTRY_MOVED = 1 << 6,
-	/* Another one: it had its CPU before, and begins a work item that was queued so. */
+	ENTRY_MOVED = 1 << 4,
+	/* Bits beside these: enum stopper, of what it was when it was woken. */
+	ENTRY_STOPPED_SHIFT = 5,
+	ENTRY_STOPPED = 3 << ENTRY_STOPPED_SHIFT,
+	/* Another bit: it had its CPU before, and begins a work item that was queued so. */
 	ENTRY_OF_ITEM = 1 << 7,
 };
 
@@ -124,6 +127,9 @@ enum left_bits {
 	LEFT_UNINTERRUPTIBLE = 1 << 12,
 	LEFT_IN_IOWAIT = 1 << 13,
 	LEFT_IS_KERNEL = 1 << 14,
+	/* Something has stopped it: enum stopper is in place of the two bits before the last one. */
+	LEFT_STOPPED = 1 << 15,
+	LEFT_STOPPER_SHIFT = 12,
 };
 
 /* One occupant without a break. It ends where the next one begins. */

@@ -48,6 +48,13 @@ struct runnable_wait {
 	u64 woken_ns;
 	/* How long it has had no CPU, at most. */
 	u64 off_ns;
+	/* enum stopper: what it was until then. */
+	u32 stopper;
+	/* enum entry_kind: who ended the wait. */
+	u32 ended_by;
+	/* The kernel counts the wait as one for a device. */
+	u32 in_iowait;
+	u32 _unused;
 	/* Where it slept, innermost first. */
 	u64 slept_in[SLEEP_FRAMES];
 	struct window window;
@@ -99,6 +106,9 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 	late->frames = 0;
 	late->woken_ns = 0;
 	late->off_ns = 0;
+	late->stopper = 0;
+	late->ended_by = 0;
+	late->in_iowait = 0;
 	late->role = role_of(task);
 	late->handler = late->role == ROLE_WORKER ? handler_of_worker(task) : 0;
 	late->cgroup = cgroup_number_of(task);

@@ -20,7 +20,10 @@ struct wakeup {
 	/* When it was created, in units of 1,024 ns: numbers of threads are used again. */
 	u32 born_us;
 	u32 tid;
-	u32 moved_from;
+	u16 moved_from;
+	/* enum stopper: what it was until it was woken. */
+	u8 stopper;
+	u8 _unused;
 	/* Who woke it, as it is shown; 0 where an interrupt did, or it was not asleep. */
 	u32 waker_tid;
 	/* enum throttled_by, when it lost its CPU or was woken. */

@@ -5,6 +5,7 @@
 //! one, else cgroup v2. What a request is charged to, and who limits it, is in that of `blkio` or else of cgroup v2.
 
 mod by_handle;
+mod frozen;
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 use whylate_model::name::into_bounded;
 
 use by_handle::ByHandle;
+pub(crate) use frozen::is_frozen;
 
 /// The memory that known paths take at most. A user with a subtree of its own can make cgroups without end.
 const MAX_PATH_BYTES: usize = 4 << 20;

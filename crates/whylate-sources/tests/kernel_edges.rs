@@ -4,6 +4,8 @@
 mod kernel;
 #[path = "kernel_edges/naps.rs"]
 mod naps;
+#[path = "kernel_edges/stopped.rs"]
+mod stopped;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,6 +23,7 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use kernel::{amount, file_on_disk, is_emulated};
 use whylate_model::path::history::{Blocked, Entry, Exit, Operation, Past, Slice, Waker};
+use whylate_model::wait::Stop;
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::{Edges, Session};
 
@@ -53,6 +56,8 @@ struct Stay {
     end_ns: u64,
     entry: Entry,
     exit: Exit,
+    /// What had stopped it until it came.
+    stopped: Option<Stop>,
     names: Vec<String>,
 }
 
@@ -69,6 +74,7 @@ fn stays_of(cpus: &[Vec<Slice>], tid: u32) -> Vec<Stay> {
                 end_ns: 0,
                 entry: slice.entry,
                 exit: Exit::GoesOn,
+                stopped: slice.stopped,
                 names: Vec::new(),
             });
             (open.end_ns, open.exit) = (slice.end_ns, slice.exit);

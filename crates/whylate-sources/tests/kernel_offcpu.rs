@@ -41,6 +41,7 @@ use anyhow::{Context, Result, ensure};
 use kernel::chance::in_rounds;
 use kernel::is_emulated;
 use kernel::turn::turn_to_measure;
+use sleepers::calls::CALLS;
 use sleepers::{EVIL_NAME, PLACES, Sleepers};
 use whylate_model::{Snapshot, Stack, WaitClass};
 use whylate_sources::clock::unix_ns;
@@ -114,6 +115,25 @@ fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
     for (tid, ns) in ns_by_thread {
         let difference = ns.abs_diff(snapshot.duration_ns);
         ensure!(difference < PERIOD.as_nanos() as u64, "thread {tid} has {ns} of {} ns", snapshot.duration_ns);
+    }
+    Ok(())
+}
+
+/// What a wait is for decides whether it is idle, in whichever system call.
+#[test]
+fn threads_in_system_calls_are_told_what_they_wait_for() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let sleepers = Sleepers::start("calls", 1)?;
+    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
+    let snapshot = sampled(&options, Duration::from_millis(500))?;
+    let class_of = |name: &str| {
+        let stacks = snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == name);
+        let there = stacks.filter(|stack| !stack.age.is_empty());
+        there.map(|stack| stack.wait.clone()).next().with_context(|| format!("no thread is in {name}"))
+    };
+    for (name, class) in CALLS {
+        let told = class_of(name)?;
+        ensure!(told.as_ref().is_some_and(|wait| wait.class == class), "{name} is told as {told:?}");
     }
     Ok(())
 }

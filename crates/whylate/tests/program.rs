@@ -21,7 +21,7 @@ use serde::Deserialize;
 use turn::turn_to_measure;
 use whylate_model::CauseKind;
 use whylate_model::path::PathSegment;
-use whylate_model::path::budget::Budget;
+use whylate_model::path::budget::{Budget, Waits};
 use whylate_model::units::format_ns;
 
 /// A helper that computes for 10 ms and sleeps for 20 ms before it answers, as often as it is asked.
@@ -172,6 +172,31 @@ fn chains_lead_from_a_service_to_what_its_helper_does() -> Result<()> {
     ensure!(whole >= 1, "{reads} waits: {text}");
     ensure!(sleeps_ns >= whole * 20_000_000, "{sleeps_ns} ns of sleep in {reads} waits: {folded}");
     ensure!(works_ns >= whole * 9_000_000, "{works_ns} ns of work in {reads} waits: {folded}");
+    Ok(())
+}
+
+/// A process that naps, and was stopped by a signal in the midst of it.
+#[test]
+fn a_process_that_is_stopped_does_not_sleep_by_choice() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let stopped = Service(Command::new("sleep").arg("30").spawn()?);
+    let pid = stopped.0.id();
+    ensure!(Command::new("kill").args(["-STOP", &pid.to_string()]).status()?.success(), "it cannot be stopped");
+    while !fs::read_to_string(format!("/proc/{pid}/stat"))?.contains(") T ") {
+        thread::sleep(Duration::from_millis(5));
+    }
+    let pid = pid.to_string();
+    let told = whylate(&["-p", &pid, "-d", "300ms", "--json"]).output()?;
+    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let Seen { budget, .. } = serde_json::from_slice(&told.stdout)?;
+    ensure!(budget.own_sleep_ns == 0 && budget.waits.len() == 1, "{budget:?}");
+    let Waits { ns, via, path, .. } = &budget.waits[0];
+    ensure!(*ns == budget.total_ns && via == "stopped by a signal", "{budget:?}");
+    ensure!(path.iter().all(|segment| segment.kind == CauseKind::Stopped), "{path:?}");
+    let text = String::from_utf8(whylate(&["-p", &pid, "-d", "200ms"]).output()?.stdout)?;
+    ensure!(text.contains("stopped by a signal (not over yet) 100.0%"), "{text}");
+    let blocked = String::from_utf8(whylate(&["offcpu", "--blocked", "1ns", "-p", &pid]).output()?.stdout)?;
+    ensure!(blocked.contains("a signal has stopped it") && !blocked.contains("timer"), "{blocked}");
     Ok(())
 }
 

@@ -21,6 +21,7 @@ use super::sums::Sums;
 use super::walk::walk_for_sums;
 use super::{Asked, Finding, Limits, Names, Party, Past, PathSegment, Segment};
 use crate::Histogram;
+use crate::wait::{Stop, is_sleep};
 
 /// So many waits are told one by one.
 const LONGEST: usize = 5;
@@ -80,6 +81,10 @@ pub struct Known {
     pub name: Name,
     /// The system call that it waits in as the look begins.
     pub waits_in: Option<String>,
+    /// What keeps it stopped as the look ends.
+    pub stop: Option<Stop>,
+    /// The thread that traces it then.
+    pub tracer: Option<(u32, Name)>,
 }
 
 /// Waits of one kind.
@@ -234,7 +239,7 @@ impl Gatherer<'_> {
         }
     }
 
-    fn count(&mut self, number: usize, open: Open) {
+    fn count(&mut self, number: usize, mut open: Open) {
         let ended_by = self.ended_by(number, &open);
         let asked = self.asked[number];
         let known = self.known.get(&asked.tid);
@@ -242,12 +247,24 @@ impl Gatherer<'_> {
         // Where it fell asleep before anybody looked, what it was found in then is what it waited in.
         let blocked = open.blocked();
         let began_earlier = blocked.is_none() && open.from_ns == asked.from_ns;
-        let waits_in = known.filter(|_| began_earlier).and_then(|known| known.waits_in.as_ref());
+        let stop = open.stop().or_else(|| {
+            // Of a wait that is not over. A freezer stops a thread without waking it; all else it has to do itself.
+            let is_still = |stop: &Stop| ended_by == EndedBy::NotOver && (began_earlier || *stop == Stop::Freezer);
+            known.and_then(|known| known.stop).filter(is_still)
+        });
+        if let Some(stop) = stop {
+            open.is_stopped(stop, known.and_then(|known| known.tracer));
+        }
+        let stopped = stop.map(|stop| stop.words().to_owned());
+        let in_call = known.filter(|_| began_earlier).and_then(|known| known.waits_in.as_ref());
+        let waits_in = stopped.as_ref().or(in_call);
         let (ns, from_ns) = (open.ns, open.from_ns);
         let is_short = ns < FOLLOWED_NS;
         let is_flat = is_short || open.parts().is_some();
         let mut via = is_flat.then(|| waits_in.cloned().or_else(|| open.waits_in(self.names))).flatten();
-        if is_own_sleep(via.as_ref(), ended_by) {
+        // Whoever lets no signal wake it does not sleep in the call itself: its cgroup may use too much memory.
+        let may_be_own = !blocked.is_some_and(|blocked| blocked.is_uninterruptible);
+        if may_be_own && is_own_sleep(via.as_ref(), ended_by) {
             self.budget.own_sleep_ns += ns;
             return;
         }
@@ -262,10 +279,10 @@ impl Gatherer<'_> {
         let longest = &self.budget.longest;
         let is_long = longest.len() < LONGEST || longest.last().is_some_and(|last| last.ns < ns);
         let is_told = is_long && !is_short && ended_by != EndedBy::NotOver;
-        let path = if is_told || !is_flat { open.path(name, waits_in, self.names) } else { Vec::new() };
+        let path = if is_told || !is_flat { open.path(name, waits_in, stop, self.names) } else { Vec::new() };
         if !is_flat {
             via = path.iter().find(|segment| segment.depth == 1).and_then(|segment| segment.via.clone());
-            if is_own_sleep(via.as_ref(), ended_by) {
+            if may_be_own && is_own_sleep(via.as_ref(), ended_by) {
                 self.budget.own_sleep_ns += ns;
                 return;
             }
@@ -284,6 +301,7 @@ impl Gatherer<'_> {
         };
         let kind = self.waits.entry((via.unwrap_or_else(|| other.to_owned()), ended_by)).or_default();
         kind.has_via = has_via;
+        kind.stop = stop;
         kind.ns += ns;
         kind.latencies.add(ns);
         match is_flat {
@@ -315,5 +333,5 @@ impl Gatherer<'_> {
 
 /// Whether it is a sleep that lasts as long as the thread wanted.
 fn is_own_sleep(via: Option<&String>, ended_by: EndedBy) -> bool {
-    matches!(ended_by, EndedBy::Timer | EndedBy::NotOver) && via.is_some_and(|via| via.contains("nanosleep"))
+    matches!(ended_by, EndedBy::Timer | EndedBy::NotOver) && via.is_some_and(|via| is_sleep(via))
 }

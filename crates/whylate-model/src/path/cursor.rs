@@ -10,6 +10,7 @@ use super::holding::tell_holder;
 use super::items::{Item, Items};
 use super::rewind::{Change, Rewind};
 use super::{Asked, Finding, Hop, Limits, Party, Segment};
+use crate::wait::Stop;
 use crate::{CauseKind, thread};
 
 /// Waits within waits are followed so deep.
@@ -101,6 +102,8 @@ pub(super) struct Woken {
     pub is_of_member: bool,
     /// It slept in the middle of a work item.
     pub is_within_item: bool,
+    /// What had stopped it until then.
+    pub stop: Option<Stop>,
 }
 
 /// One walk.
@@ -429,7 +432,8 @@ impl Cursor {
     /// The thread that is followed waits for whoever is followed from now on, until it is met as `tid`.
     fn push(&mut self, woken: Woken, tid: u32, found: &mut dyn FnMut(Finding)) {
         let (number, within) = (self.hops, self.frames.last().map(|frame| frame.hop));
-        found(Finding::Hop(Hop { number, within, tid: self.tid, woken_ns: woken.at_ns, by: woken.by }));
+        let Woken { at_ns: woken_ns, by, stop, .. } = woken;
+        found(Finding::Hop(Hop { number, within, tid: self.tid, woken_ns, by, stop }));
         self.frames.push(Frame { tid, hop: number });
         self.hops += 1;
     }
@@ -460,7 +464,8 @@ impl Cursor {
             Entry::Woken { at_ns, by, cpu } => {
                 let (is_of_member, is_within_item) =
                     (change.after.is_of_member, matches!(change.after.holder, Holder::Work { .. }));
-                ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member, is_within_item }))
+                let stop = change.after.stopped;
+                ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member, is_within_item, stop }))
             }
             Entry::Queued { at_ns, by, cpu } => {
                 let queued = Woken { at_ns, by: Some(by), cpu, ..Woken::default() };
@@ -489,7 +494,10 @@ impl Cursor {
             return;
         }
         self.push(woken, self.tid, found);
-        if self.frames.len() > DEEPEST {
+        if let Some(stop) = woken.stop {
+            // What others did meanwhile did not keep it: whoever stopped it did.
+            self.mode = Mode::Leaf { kind: CauseKind::Stopped, who: released_by(rewind, woken, stop) };
+        } else if self.frames.len() > DEEPEST {
             self.mode = unknown("too many waits within waits");
         } else {
             self.go_on_with(waker, found);
@@ -590,6 +598,17 @@ impl Cursor {
 
 fn unknown(why: &'static str) -> Mode {
     Mode::Leaf { kind: CauseKind::Unknown, who: Party::Text(why) }
+}
+
+/// Who let a thread go on that was stopped.
+pub(super) fn released_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Party {
+    let Some(Waker::Thread(tid)) = woken.by else { return Party::Text(stop.who()) };
+    let slice = rewind.cpu_of(tid).and_then(|cpu| rewind.lanes.get(cpu)).map(|lane| lane.slice);
+    match slice {
+        Some(Slice { name, cgroup, is_member, .. }) => Party::Thread { tid, name, cgroup, is_member },
+        None if tid & thread::OUTSIDE != 0 => Party::Text("a thread outside this PID namespace"),
+        None => Party::Text(stop.who()),
+    }
 }
 
 /// The thread that woke another one and its CPU, or what else the walk goes on with.

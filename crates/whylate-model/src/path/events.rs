@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 
-use super::history::{Entry, Exit, Holder, Move, Name, Operation, Recorded, Request, Slice, Waker};
+use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Recorded, Request, Slice, Waker};
+use crate::wait::Stop;
 
 /// What happened on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +86,8 @@ struct Cpu {
     name: Name,
     entry: Entry,
     moved: Option<Move>,
+    /// What had stopped it until then.
+    stopped: Option<Stop>,
     handler: Option<u64>,
     irq: Option<Name>,
     softirq: Option<u8>,
@@ -120,6 +123,8 @@ pub struct Builder {
     queued: HashMap<u64, Entry>,
     /// The items in which workers are that have no CPU, by the workers' numbers.
     interrupted: HashMap<u32, u64>,
+    /// What stops threads that have no CPU, by their numbers.
+    stops: HashMap<u32, Stop>,
     past: Recorded,
     last_ns: u64,
     has_wakeups: bool,
@@ -287,6 +292,7 @@ impl Builder {
         self.ready.clear();
         self.queued.clear();
         self.interrupted.clear();
+        self.stops.clear();
     }
 
     /// The past up to then.
@@ -329,6 +335,10 @@ impl Builder {
         (state.tid, state.name, state.handler) = (to, to_name, self.interrupted.remove(&to));
         state.entry = if to == 0 { Entry::GoesOn } else { entry };
         state.moved = moved;
+        state.stopped = self.stops.remove(&to).filter(|_| matches!(entry, Entry::Woken { .. }));
+        if let Exit::Blocked(Blocked { stop: Some(stop), .. }) = exit {
+            self.stops.insert(from, stop);
+        }
         (state.sender, state.done) = (None, None);
     }
 
@@ -346,10 +356,13 @@ impl Builder {
             _ if state.tid == 0 => (Holder::Idle, state.name),
             _ => (Holder::Thread(state.tid), state.name),
         };
-        let (entry, moved) =
-            if is_interrupt { (Entry::GoesOn, None) } else { (std::mem::take(&mut state.entry), state.moved.take()) };
+        let (entry, moved, stopped) = match is_interrupt {
+            true => (Entry::GoesOn, None, None),
+            false => (std::mem::take(&mut state.entry), state.moved.take(), state.stopped.take()),
+        };
         if start_ns < at_ns || exit != Exit::GoesOn || entry != Entry::GoesOn {
-            let slice = Slice { start_ns, end_ns: at_ns, holder, name, entry, moved, exit, ..Slice::default() };
+            let slice =
+                Slice { start_ns, end_ns: at_ns, holder, name, entry, moved, exit, stopped, ..Slice::default() };
             self.past.cpus[cpu].push(slice);
         }
     }

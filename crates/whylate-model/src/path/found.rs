@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::history::{Blocked, Name, Waker};
 use super::{Finding, Hop, Party, Segment};
 use crate::late::{Cause, CauseKind};
+use crate::wait::Stop;
 use crate::{Cgroup, thread};
 
 /// So many segments are kept in order; beyond that, those that are alike become one.
@@ -44,6 +45,9 @@ pub struct PathSegment {
     /// Where it waited, innermost first, where that was seen.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
+    /// What had stopped that thread, if anything did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop: Option<Stop>,
     /// How many waits it lies within.
     pub depth: u32,
     /// The thread that had the time belongs to the command whose path it is.
@@ -110,7 +114,9 @@ impl PathSegment {
 
     /// Whether a thread did what is told.
     pub(super) fn is_a_threads(&self) -> bool {
+        // Whoever stopped a thread is one where a number tells.
         matches!(self.kind, CauseKind::Running | CauseKind::Thread | CauseKind::IrqsOff)
+            || self.kind == CauseKind::Stopped && self.who.contains(':')
     }
 
     /// Whether a thread waited for a CPU, even where parts were summed up and which one is not known any more.
@@ -160,6 +166,8 @@ struct Wait {
     tid: u32,
     woken_ns: u64,
     by: Option<Waker>,
+    /// What had stopped it when it was woken.
+    stop: Option<Stop>,
     /// Its name and what it waited in, as soon as it is known where it began.
     asleep: Option<(Name, Blocked)>,
 }
@@ -214,11 +222,11 @@ impl Found {
         self.open.iter().rev().find(numbered).or_else(|| self.unmet.iter().find(numbered)).map(|&(_, wait)| wait)
     }
 
-    fn add_hop(&mut self, Hop { number, within, tid, woken_ns, by }: Hop) {
+    fn add_hop(&mut self, Hop { number, within, tid, woken_ns, by, stop }: Hop) {
         while self.open.last().is_some_and(|&(number, _)| Some(number) != within) {
             self.open.pop();
         }
-        let wait = Wait { within: self.open.last().map(|&(_, wait)| wait), tid, woken_ns, by, asleep: None };
+        let wait = Wait { within: self.open.last().map(|&(_, wait)| wait), tid, woken_ns, by, stop, asleep: None };
         let known =
             if self.is_folded { self.waits.iter().take(FIRST).position(|known| known.is_like(&wait)) } else { None };
         self.open.push((number, known.unwrap_or(self.waits.len())));
@@ -282,7 +290,8 @@ impl Found {
             .iter()
             .map(|wait| {
                 let blocked = wait.asleep.map_or_else(Blocked::default, |(_, blocked)| blocked);
-                names.waits_in(wait.tid, wait.woken_ns, &blocked)
+                let (via, stack) = names.waits_in(wait.tid, wait.woken_ns, &blocked);
+                (wait.stopped().map_or(via, |stop| Some(stop.words().to_owned())), stack)
             })
             .collect();
         let depth = |mut wait: Option<usize>| {
@@ -294,7 +303,15 @@ impl Found {
         };
         let called = |tid: u32| thread::called(&self.names.get(&tid).copied().unwrap_or_default().text(), tid);
         self.parts.reverse();
-        let segments = self.parts.iter().map(|part| PathSegment {
+        // That it was stopped may be known while who let it go on is not.
+        let stopped = |part: &Part| part.wait.and_then(|wait| self.waits[wait].stopped());
+        let segments = self.parts.iter().map(|part| match stopped(part) {
+            Some(stop) if part.kind == CauseKind::Unknown => {
+                Part { kind: CauseKind::Stopped, who: Party::Text(stop.who()), ..*part }
+            }
+            _ => *part,
+        });
+        let segments = segments.map(|part| PathSegment {
             ns: part.ns,
             kind: part.kind,
             who: match part.who {
@@ -323,6 +340,7 @@ impl Found {
                 Wait { tid, .. } => called(tid),
             }),
             stack: part.wait.map_or_else(Vec::new, |wait| waits[wait].1.clone()),
+            stop: part.wait.and_then(|wait| self.waits[wait].stopped()),
             depth: depth(part.wait),
             is_member: part.who.named().is_some_and(|(_, is_member)| is_member),
             cgroup: match part.who {

@@ -2,6 +2,7 @@
 //! What is known of the past of all CPUs: who had each, how it came by it, and how it left.
 
 use crate::thread;
+use crate::wait::Stop;
 
 /// A thread's or an interrupt's name, as the kernel keeps it: up to 15 bytes, then zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -187,6 +188,8 @@ pub struct Blocked {
     pub in_iowait: bool,
     /// It is a thread of the kernel.
     pub is_kernel: bool,
+    /// It was stopped, and does not wait for what it was doing.
+    pub stop: Option<Stop>,
 }
 
 /// One holder of one CPU without a break.
@@ -206,6 +209,8 @@ pub struct Slice {
     pub moved: Option<Move>,
     /// For how long it was not allowed to run since it was woken or lost its last CPU, as its cgroup's quota was used up.
     pub throttled_ns: u64,
+    /// What kept it stopped until it was woken, if anything did.
+    pub stopped: Option<Stop>,
     /// The thread's cgroup, by a number that [`super::Names`] knows, where that is known.
     pub cgroup: Option<u64>,
     /// How it left it.

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Past, Request, Slice, Waker};
+use crate::wait::Stop;
 
 /// So many slices of one CPU are packed together.
 const BLOCK: usize = 4_096;
@@ -210,6 +211,10 @@ const IS_MOVED: u8 = 1 << 3;
 const KIND: u8 = 7;
 /// Beside the kind of an entry.
 const QUEUED: u8 = 1 << 7;
+const ENTRY_STOP_SHIFT: u8 = 4;
+const ENTRY_KIND: u8 = (1 << ENTRY_STOP_SHIFT) - 1;
+/// Beside how a thread left its CPU.
+const EXIT_STOP_SHIFT: u8 = 5;
 
 fn pack(slices: &[Slice]) -> Vec<u8> {
     let mut to = Writer(Vec::with_capacity(slices.len() * 12));
@@ -277,6 +282,7 @@ fn pack_entry(to: &mut Writer, slice: &Slice) {
     };
     to.0.push(
         queued
+            | pack_stop(slice.stopped) << ENTRY_STOP_SHIFT
             | match by {
                 Waker::Thread(_) => 3,
                 Waker::Parent(_) => 4,
@@ -303,14 +309,29 @@ fn pack_entry(to: &mut Writer, slice: &Slice) {
     }
 }
 
+/// In two bits.
+fn pack_stop(stop: Option<Stop>) -> u8 {
+    match stop {
+        None => 0,
+        Some(Stop::Signal) => 1,
+        Some(Stop::Tracer) => 2,
+        Some(Stop::Freezer) => 3,
+    }
+}
+
+fn unpack_stop(bits: u8) -> Option<Stop> {
+    [None, Some(Stop::Signal), Some(Stop::Tracer), Some(Stop::Freezer)][usize::from(bits & 3)]
+}
+
 fn pack_exit(to: &mut Writer, exit: Exit) {
     match exit {
         Exit::GoesOn => to.0.push(0),
         Exit::Preempted => to.0.push(1),
         Exit::Dead => to.0.push(2),
-        Exit::Blocked(Blocked { syscall, is_uninterruptible, in_iowait, is_kernel }) => {
+        Exit::Blocked(Blocked { syscall, is_uninterruptible, in_iowait, is_kernel, stop }) => {
             let flag = |is: bool, bit: u8| u8::from(is) << bit;
-            to.0.push(3 | flag(is_uninterruptible, 2) | flag(in_iowait, 3) | flag(is_kernel, 4));
+            let stop = pack_stop(stop) << EXIT_STOP_SHIFT;
+            to.0.push(3 | flag(is_uninterruptible, 2) | flag(in_iowait, 3) | flag(is_kernel, 4) | stop);
             to.number(syscall.map_or(0, |number| u64::from(number) + 1));
         }
     }
@@ -358,7 +379,7 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
         }
         slice.is_member = kind & IS_MEMBER != 0;
         if kind & GOES_ON == 0 {
-            slice.entry = unpack_entry(&mut from, start_ns)?;
+            (slice.entry, slice.stopped) = unpack_entry(&mut from, start_ns)?;
             slice.exit = unpack_exit(&mut from)?;
         }
         slices.push(slice);
@@ -366,16 +387,16 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
     Ok(slices)
 }
 
-fn unpack_entry(from: &mut Reader<'_>, start_ns: u64) -> io::Result<Entry> {
+fn unpack_entry(from: &mut Reader<'_>, start_ns: u64) -> io::Result<(Entry, Option<Stop>)> {
     let kind = from.byte()?;
     match kind {
-        0 => return Ok(Entry::GoesOn),
-        1 => return Ok(Entry::Preempted { at_ns: from.distance(start_ns)? }),
-        2 => return Ok(Entry::Unseen),
+        0 => return Ok((Entry::GoesOn, None)),
+        1 => return Ok((Entry::Preempted { at_ns: from.distance(start_ns)? }, None)),
+        2 => return Ok((Entry::Unseen, None)),
         _ => {}
     }
     let (at_ns, cpu) = (from.distance(start_ns)?, from.small()?);
-    let by = match kind & !QUEUED {
+    let by = match kind & ENTRY_KIND {
         3 => Waker::Thread(from.small()?),
         4 => Waker::Parent(from.small()?),
         5 => Waker::Timer,
@@ -397,7 +418,9 @@ fn unpack_entry(from: &mut Reader<'_>, start_ns: u64) -> io::Result<Entry> {
         }),
         _ => return Err(io::ErrorKind::InvalidData.into()),
     };
-    Ok(if kind & QUEUED == 0 { Entry::Woken { at_ns, by, cpu } } else { Entry::Queued { at_ns, by, cpu } })
+    let stopped = unpack_stop(kind >> ENTRY_STOP_SHIFT);
+    let is_queued = kind & QUEUED != 0;
+    Ok((if is_queued { Entry::Queued { at_ns, by, cpu } } else { Entry::Woken { at_ns, by, cpu } }, stopped))
 }
 
 fn unpack_exit(from: &mut Reader<'_>) -> io::Result<Exit> {
@@ -410,6 +433,7 @@ fn unpack_exit(from: &mut Reader<'_>) -> io::Result<Exit> {
             is_uninterruptible: kind & 1 << 2 != 0,
             in_iowait: kind & 1 << 3 != 0,
             is_kernel: kind & 1 << 4 != 0,
+            stop: unpack_stop(kind >> EXIT_STOP_SHIFT),
             syscall: match from.number()? {
                 0 => None,
                 number => Some(u16::try_from(number - 1).map_err(|_| io::ErrorKind::InvalidData)?),

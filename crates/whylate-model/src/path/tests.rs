@@ -5,6 +5,7 @@ mod budgets;
 mod every_cursor;
 mod forward;
 mod shapes;
+mod stopped;
 mod visits;
 
 use proptest::prelude::*;
@@ -12,6 +13,7 @@ use proptest::prelude::*;
 use super::events::{Builder, Event};
 use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Recorded, Slice, Waker};
 use super::{Asked, Found, Names, Path, PathSegment, walk};
+use crate::wait::Stop;
 use crate::{CauseKind, Cgroup};
 
 /// A history in units of a millisecond, in which thread 5 is called `t5`.
@@ -479,13 +481,15 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
         Just(Exit::GoesOn),
         Just(Exit::Preempted),
         Just(Exit::Blocked(Blocked::default())),
+        Just(Exit::Blocked(Blocked { stop: Some(Stop::Freezer), ..Blocked::default() })),
         Just(Exit::Dead)
     ];
+    let stop = prop_oneof![Just(None), Just(Some(Stop::Signal)), Just(Some(Stop::Tracer)), Just(Some(Stop::Freezer))];
     let times = (0_u64..400, 0_u64..60);
     let quota = prop_oneof![Just((0, None)), (1_u64..60, prop::option::of(0_u64..3))];
     let moved = prop::option::of((0_u64..400, 0_u32..4).prop_map(|(at_ns, from_cpu)| Move { at_ns, from_cpu }));
-    (times, holder, entry, exit, 0_u64..40, any::<bool>(), (quota, moved)).prop_map(
-        |((start_ns, ns), holder, entry, exit, steal_ns, is_member, ((throttled_ns, cgroup), moved))| Slice {
+    (times, holder, entry, exit, 0_u64..40, any::<bool>(), (quota, moved), stop).prop_map(
+        |((start_ns, ns), holder, entry, exit, steal_ns, is_member, ((throttled_ns, cgroup), moved), stop)| Slice {
             moved,
             start_ns,
             end_ns: start_ns + ns,
@@ -496,6 +500,8 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
             is_member,
             throttled_ns,
             cgroup,
+            // Of a thread that was woken alone.
+            stopped: stop.filter(|_| matches!(entry, Entry::Woken { .. })),
             ..Slice::default()
         },
     )

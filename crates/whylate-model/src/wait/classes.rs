@@ -22,12 +22,15 @@ pub struct ClassesError {
 }
 
 /// Those that a rule may name, by their names in JSON.
-const NAMES: [(&str, WaitClass); 8] = [
+const NAMES: [(&str, WaitClass); 11] = [
     ("idle", WaitClass::Idle),
     ("disk", WaitClass::Disk),
     ("network", WaitClass::Network),
     ("lock", WaitClass::Lock),
     ("pipe", WaitClass::Pipe),
+    ("terminal", WaitClass::Terminal),
+    ("message_queue", WaitClass::MessageQueue),
+    ("memory", WaitClass::Memory),
     ("page_fault", WaitClass::PageFault),
     ("timer", WaitClass::Timer),
     ("other", WaitClass::Other),
@@ -86,6 +89,12 @@ const OF_PROGRAMS: &[(WaitClass, &[&str], &str)] = &[
         "waits for a lock of PostgreSQL",
     ),
     (WaitClass::Network, &["SyncRepWaitForLSN"], "waits for a standby of PostgreSQL"),
+    // They take in what others have submitted, who wait for it.
+    (
+        WaitClass::Idle,
+        &["LinuxAIOHandler::*", "io_handler_thread", "fil_aio_wait", "tpool::aio_linux::*"],
+        "waits for requests of others to be done (InnoDB)",
+    ),
     (
         WaitClass::Lock,
         &[
@@ -177,7 +186,7 @@ mod tests {
         let error = |text| Classes::parse(text).expect_err("no rules").to_string();
         assert_eq!(
             error("lock f\n\nlok f\n"),
-            "line 3: \"lok\" is no class of waits (choose from idle, disk, network, lock, pipe, page_fault, timer, other)"
+            "line 3: \"lok\" is no class of waits (choose from idle, disk, network, lock, pipe, terminal, message_queue, memory, page_fault, timer, other)"
         );
         assert_eq!(error("lock"), "line 1: name a function after lock, such as lock my_wait");
         assert_eq!(error("# all\nidle **"), "line 2: name a function after idle, such as idle my_wait");

@@ -14,8 +14,74 @@ use Frames::{Kernel, User};
 /// Frames by the beginnings of their names, what a wait with one of them is for, and why.
 pub(super) type ByFrame = (Frames, &'static [&'static str], WaitClass, &'static str);
 
+/// Taking a per-CPU lock that another thread has for writing.
+pub(super) const FREEZE_LOCK: &[&str] = &["percpu_rwsem_wait", "__percpu_down_read", "__sb_start_write"];
+
+/// Functions that begin to write to a file system, and take its lock against being frozen.
+pub(super) const OF_FILE_SYSTEM: &[&str] = &[
+    "sb_start_",
+    "file_start_write",
+    "vfs_",
+    "do_iter_",
+    "do_fallocate",
+    "do_truncate",
+    "do_sys_ftruncate",
+    "ksys_",
+    "mnt_want_write",
+    "__mnt_want_write",
+    "filename_create",
+    "file_update_time",
+    "touch_atime",
+    "path_openat",
+    "open_last_lookups",
+    "lookup_open",
+    "do_open",
+    "do_splice",
+    "do_sendfile",
+    "iter_file_splice_write",
+    "splice_",
+    "aio_write",
+    "io_write",
+    "io_kiocb_start_write",
+    "kiocb_start_write",
+    "do_page_mkwrite",
+    "ext4_",
+    "xfs_",
+    "btrfs_",
+    "f2fs_",
+    "ovl_",
+    "jbd2_",
+    "block_page_mkwrite",
+    "filemap_page_mkwrite",
+    "iomap_page_mkwrite",
+    "fuse_",
+    "nfsd_",
+];
+
 /// Where the kernel itself keeps a thread, whatever its program wants.
 pub(super) const IN_KERNEL: &[ByFrame] = &[
+    (Kernel, &["do_freezer_trap", "__refrigerator"], WaitClass::Stopped, "it is frozen"),
+    (Kernel, &["do_signal_stop", "do_jobctl_trap"], WaitClass::Stopped, "a signal or a tracer has stopped it"),
+    (Kernel, &["ptrace_stop"], WaitClass::Stopped, "a tracer holds it"),
+    (Kernel, &["coredump_wait"], WaitClass::Stopped, "waits for its process's other threads to stop for a core dump"),
+    (
+        Kernel,
+        &["mem_cgroup_handle_over_high", "__mem_cgroup_handle_over_high"],
+        WaitClass::Memory,
+        "its cgroup uses more memory than memory.high",
+    ),
+    (
+        Kernel,
+        &["mem_cgroup_oom", "mem_cgroup_out_of_memory", "out_of_memory", "pagefault_out_of_memory"],
+        WaitClass::Memory,
+        "waits for memory that the OOM killer frees",
+    ),
+    (
+        Kernel,
+        &["try_to_free_", "do_try_to_free_pages", "reclaim_throttle", "throttle_direct_reclaim", "shrink_node"],
+        WaitClass::Memory,
+        "waits for memory to be reclaimed",
+    ),
     (
         Kernel,
         &[
@@ -93,6 +159,13 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
         WaitClass::Lock,
         "waits in a futex that another thread has to release",
     ),
+    (Kernel, &["balance_dirty_pages"], WaitClass::Disk, "has written faster than its disk (dirty throttling)"),
+    (
+        Kernel,
+        &["__folio_lock", "folio_lock", "__lock_page", "lock_page"],
+        WaitClass::Lock,
+        "waits for the lock of a page that is being read or written",
+    ),
     (
         Kernel,
         &[
@@ -121,6 +194,19 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
         WaitClass::Pipe,
         "waits for the other end of a pipe",
     ),
+    (
+        Kernel,
+        &["n_tty_write", "tty_write", "file_tty_write", "tty_wait_until_sent", "tty_ldisc_ref_wait", "tty_port_block"],
+        WaitClass::Terminal,
+        "waits until its terminal takes more output",
+    ),
+    (
+        Kernel,
+        &["do_mq_timedreceive", "do_mq_timedsend", "wq_sleep"],
+        WaitClass::MessageQueue,
+        "waits for a message queue (POSIX)",
+    ),
+    (Kernel, &["do_msgrcv", "do_msgsnd"], WaitClass::MessageQueue, "waits for a message queue (System V)"),
     (
         Kernel,
         &["do_epoll_wait", "ep_poll", "do_poll", "do_sys_poll", "do_select", "core_sys_select"],
@@ -166,14 +252,13 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
     (
         Kernel,
         &[
-            "n_tty_read",
             "signalfd_read",
             "eventfd_read",
             "inotify_read",
             "fanotify_read",
             "timerfd_read",
-            "io_cqring_wait",
-            "read_events",
+            "userfaultfd_read",
+            "ring_buffer_wait",
             "wait_for_space",
             "do_syslog",
             "devkmsg_read",
@@ -187,17 +272,42 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
         WaitClass::Idle,
         "waits for input or work",
     ),
+    (Kernel, &["n_tty_read"], WaitClass::Idle, "waits for input of its terminal"),
     (
         Kernel,
-        &["hrtimer_nanosleep", "do_nanosleep", "clock_nanosleep", "common_nsleep"],
+        &[
+            "hrtimer_nanosleep",
+            "do_nanosleep",
+            "clock_nanosleep",
+            "common_nsleep",
+            "alarmtimer_do_nsleep",
+            "alarm_timer_nsleep",
+            "do_cpu_nanosleep",
+        ],
         WaitClass::Timer,
         "sleeps for a time that it chose",
     ),
     (
         Kernel,
-        &["kernel_clone", "wait_for_vfork_done", "do_exit", "do_group_exit"],
+        &["request_wait_answer", "fuse_simple_request", "__fuse_simple_request"],
         WaitClass::Other,
-        "waits for a process to begin or end",
+        "waits for the program that serves its file system (FUSE)",
+    ),
+    (
+        Kernel,
+        &["synchronize_rcu", "__wait_rcu_gp", "synchronize_srcu", "rcu_barrier", "membarrier_"],
+        WaitClass::Other,
+        "waits for an RCU grace period",
+    ),
+    (Kernel, &["__flush_work", "__flush_workqueue", "__cancel_work"], WaitClass::Other, "waits for a work item"),
+    (Kernel, &["eventfd_write"], WaitClass::Other, "waits until its eventfd is read"),
+    (Kernel, &["seccomp_do_user_notification"], WaitClass::Other, "waits for whoever supervises its system calls"),
+    (Kernel, &["copy_process", "do_exit", "do_group_exit"], WaitClass::Other, "waits for a process to begin or end"),
+    (
+        Kernel,
+        &["wait_for_vfork_done", "kernel_clone"],
+        WaitClass::Stopped,
+        "is suspended until its child calls execve or ends (vfork)",
     ),
 ];
 

@@ -8,6 +8,7 @@
 #include "context.bpf.h"
 #include "keep_wakeups.bpf.h"
 #include "registers.bpf.h"
+#include "stopped.bpf.h"
 
 /* The timer's interrupt has no tracepoint (Hyper-V): those of the timers that it expires stand in. */
 const volatile bool timer_is_unannounced = false;
@@ -32,9 +33,12 @@ enum {
 	PF_KTHREAD = 0x200000,
 	/* A thread that the kernel runs for a process (6.4), such as those of vhost. */
 	PF_USER_WORKER = 0x4000,
+	/* It is ending (5.16). */
+	PF_POSTCOREDUMP = 0x8,
 	TASK_UNINTERRUPTIBLE = 0x2,
 	TASK_DEAD = 0x80,
 	TASK_NOLOAD = 0x400,
+	TASK_FREEZABLE = 0x2000,
 };
 
 /* Idle CPUs do in their own context what they would have been interrupted for. */
@@ -199,6 +203,8 @@ static __always_inline void keep_waking(const struct task_struct *task, bool is_
 		return;
 	wakeup->entry = kind;
 	wakeup->waker_cpu = cpu;
+	/* It is in its former state still. */
+	wakeup->stopper = is_new ? STOPPED_NOT : stopper_of(task, task->__state);
 	if (kind == ENTRY_THREAD && account->softirq) {
 		wakeup->waker_tid = net_raiser_here(account);
 		__builtin_memset(wakeup->waker, 0, sizeof(wakeup->waker));
@@ -301,6 +307,7 @@ static __always_inline void tell_entry(struct account *account, u32 cpu, struct 
 		tell_move(account, cpu, wakeup);
 	if (wakeup->entry == ENTRY_PREEMPTED)
 		return;
+	entry->kind |= wakeup->stopper << ENTRY_STOPPED_SHIFT;
 	entry->waker = wakeup->entry == ENTRY_DISK ? wakeup->completed : wakeup->waker_tid;
 	entry->waker_cpu = wakeup->waker_cpu;
 	barrier();
@@ -338,9 +345,16 @@ static __always_inline u32 syscall_to_tell(struct task_struct *task)
 	return number >= 0 && number < LEFT_SYSCALL ? number + 1 : 0;
 }
 
+/* Until the memory of its process is dumped, and then it ends: it is in no system call any more (coredump_task_exit()). */
+static __always_inline bool waits_for_core_dump(const struct task_struct *task, u32 state)
+{
+	return task->flags & PF_POSTCOREDUMP && state & TASK_FREEZABLE;
+}
+
 static __always_inline u16 how_it_leaves(struct task_struct *task, bool preempt, u32 state)
 {
 	u16 left = LEFT_BLOCKED;
+	enum stopper stopper;
 
 	if (!task->pid)
 		return 0;
@@ -350,8 +364,11 @@ static __always_inline u16 how_it_leaves(struct task_struct *task, bool preempt,
 		return LEFT_DEAD;
 	if (task->flags & PF_KTHREAD)
 		left |= LEFT_IS_KERNEL;
-	else if (!(task->flags & (PF_IO_WORKER | PF_USER_WORKER)))
+	else if (!(task->flags & (PF_IO_WORKER | PF_USER_WORKER)) && !waits_for_core_dump(task, state))
 		left |= syscall_to_tell(task);
+	stopper = stopper_of(task, state);
+	if (stopper)
+		return left | LEFT_STOPPED | stopper << LEFT_STOPPER_SHIFT;
 	if (state & TASK_UNINTERRUPTIBLE && !(state & TASK_NOLOAD))
 		left |= LEFT_UNINTERRUPTIBLE;
 	if (BPF_CORE_READ_BITFIELD(task, in_iowait))

@@ -29,6 +29,7 @@ struct {
 	enum occupant_kind occupant_kind;
 	enum entry_kind entry_kind;
 	enum left_bits left_bits;
+	enum stopper stopper;
 	enum disk_operation disk_operation;
 	enum irq_vector irq_vector;
 	enum busy_pools busy_pools;

@@ -2,10 +2,12 @@
 //! From the kernel's record of an interval to the model's slice of a CPU's past.
 
 use whylate_model::path::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Request, Slice, Waker};
+use whylate_model::wait::Stop;
 
 use super::decode::{SOFTIRQS, vector};
 use super::skel::types::{
     disk_operation, disk_request, entry, entry_kind, interval, lateness, left_bits, occupant_kind, run_queue_move,
+    stopper,
 };
 use crate::attach::{self, PlainData};
 
@@ -18,6 +20,8 @@ unsafe impl PlainData for disk_request {}
 // SAFETY: integers only.
 #[allow(unsafe_code)]
 unsafe impl PlainData for run_queue_move {}
+
+const ENTRY_STOPPED: u8 = entry_kind::ENTRY_STOPPED.0 as u8;
 
 /// What intervals refer to.
 pub(super) trait Details {
@@ -39,6 +43,7 @@ pub(super) fn slice(of: &interval, end_ns: u64, (cpu, position): (usize, u32), d
         entry: entry_of(&of.entry, details),
         moved: is_moved.then(|| details.moved(cpu, position)).flatten(),
         throttled_ns: ns_of_short(of.entry.throttled),
+        stopped: stop(u32::from(of.entry.kind & ENTRY_STOPPED) >> entry_kind::ENTRY_STOPPED_SHIFT.0),
         cgroup: (u32::from(of.kind) == occupant_kind::OCCUPANT_THREAD.0).then_some(of.handler),
         exit: exit(of.left.into()),
         steal_ns: of.steal_ns.into(),
@@ -85,7 +90,7 @@ fn kept(name: &[i8; 16]) -> Name {
 
 fn entry_of(of: &entry, details: &impl Details) -> Entry {
     let (of_item, moved) = (entry_kind::ENTRY_OF_ITEM.0 as u8, entry_kind::ENTRY_MOVED.0 as u8);
-    let by = match entry_kind((of.kind & !(of_item | moved)).into()) {
+    let by = match entry_kind((of.kind & !(of_item | moved | ENTRY_STOPPED)).into()) {
         entry_kind::ENTRY_GOES_ON => return Entry::GoesOn,
         entry_kind::ENTRY_PREEMPTED => return Entry::Preempted { at_ns: of.woken_ns },
         entry_kind::ENTRY_THREAD => Waker::Thread(of.waker),
@@ -103,17 +108,34 @@ fn entry_of(of: &entry, details: &impl Details) -> Entry {
     if of.kind & of_item == 0 { Entry::Woken { at_ns, by, cpu } } else { Entry::Queued { at_ns, by, cpu } }
 }
 
+/// What `enum stopper` says.
+fn stop(number: u32) -> Option<Stop> {
+    match stopper(number) {
+        stopper::STOPPED_BY_SIGNAL => Some(Stop::Signal),
+        stopper::STOPPED_BY_TRACER => Some(Stop::Tracer),
+        stopper::STOPPED_BY_FREEZER => Some(Stop::Freezer),
+        _ => None,
+    }
+}
+
 fn exit(left: u32) -> Exit {
     let has = |bits: left_bits| left & bits.0 != 0;
     let syscall = (left & left_bits::LEFT_SYSCALL.0).checked_sub(1);
     match left_bits(left & left_bits::LEFT_HOW.0) {
         left_bits::LEFT_PREEMPTED => Exit::Preempted,
         left_bits::LEFT_DEAD => Exit::Dead,
+        left_bits::LEFT_BLOCKED if has(left_bits::LEFT_STOPPED) => Exit::Blocked(Blocked {
+            syscall: syscall.map(|number| number as u16),
+            is_kernel: has(left_bits::LEFT_IS_KERNEL),
+            stop: stop(left >> left_bits::LEFT_STOPPER_SHIFT.0 & 3),
+            ..Blocked::default()
+        }),
         left_bits::LEFT_BLOCKED => Exit::Blocked(Blocked {
             syscall: syscall.map(|number| number as u16),
             is_uninterruptible: has(left_bits::LEFT_UNINTERRUPTIBLE),
             in_iowait: has(left_bits::LEFT_IN_IOWAIT),
             is_kernel: has(left_bits::LEFT_IS_KERNEL),
+            stop: None,
         }),
         _ => Exit::GoesOn,
     }
@@ -219,6 +241,25 @@ mod tests {
         // System call 0 is one.
         let read = left(left_bits::LEFT_BLOCKED.0 | 1);
         assert_eq!(read, Exit::Blocked(Blocked { syscall: Some(0), ..Blocked::default() }));
+    }
+
+    #[test]
+    fn what_had_stopped_a_thread_is_told_when_it_leaves_and_when_it_comes_back() {
+        for (number, stop) in [
+            (stopper::STOPPED_BY_SIGNAL, Stop::Signal),
+            (stopper::STOPPED_BY_TRACER, Stop::Tracer),
+            (stopper::STOPPED_BY_FREEZER, Stop::Freezer),
+        ] {
+            let kind = entry_kind::ENTRY_THREAD.0 | number.0 << entry_kind::ENTRY_STOPPED_SHIFT.0;
+            let entry = entry { woken_ns: 60, waker: 9, waker_cpu: 2, kind: kind as u8, throttled: 0 };
+            let left = left_bits::LEFT_BLOCKED.0 | left_bits::LEFT_STOPPED.0 | (35 + 1);
+            let left = (left | number.0 << left_bits::LEFT_STOPPER_SHIFT.0) as u16;
+            let slice = decoded(&interval { entry, left, ..thread() });
+            assert_eq!(slice.entry, Entry::Woken { at_ns: 60, by: Waker::Thread(9), cpu: 2 });
+            assert_eq!(slice.stopped, Some(stop));
+            let blocked = Blocked { syscall: Some(35), stop: Some(stop), ..Blocked::default() };
+            assert_eq!(slice.exit, Exit::Blocked(blocked));
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use whylate_model::thread::number;
-use whylate_model::wait::{Classes, Seen, State, classify};
+use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
 use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack};
 
 use super::holders::{self, Holders};
@@ -17,7 +17,7 @@ use super::patience::Worker;
 use super::places::Place;
 use super::sampler::{Gathered, Met, Sampler};
 use super::skel::types::{place_key, thread_now, user_end};
-use super::{INFO, OffcpuOptions, TRACE, state};
+use super::{INFO, OffcpuOptions, TRACE, state, submitted, tracers};
 use crate::attach::{self, Meter, PlainData};
 use crate::clock;
 use crate::pid_namespace;
@@ -84,6 +84,7 @@ impl AttachedOffcpu {
         for (place, ages) in ages {
             stacks[place].age = ages.into_iter().collect();
         }
+        stacks.iter_mut().for_each(tracers::tell);
         stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
         (stacks, unmet)
     }
@@ -162,6 +163,7 @@ pub(super) fn stack_of(
         syscall: syscall.as_deref(),
         kernel: &kernel,
         user: &user,
+        in_flight: process.map_or(InFlight::Unknown, |(pid, _)| submitted::in_flight(*pid, &kernel)),
     };
     let wait = classify(&seen, classes);
     let mut labels = labels_of(key, process);

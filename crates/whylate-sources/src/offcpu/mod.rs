@@ -30,10 +30,13 @@ mod process;
 mod rules;
 mod sampler;
 mod state;
+mod submitted;
+mod tracers;
 
 pub use attached::AttachedOffcpu;
 pub use choice::{Choice, Often};
 pub use sampler::Met;
+pub(crate) use submitted::Rings;
 
 use whylate_model::sources;
 use whylate_model::wait::Classes;
@@ -122,7 +125,7 @@ pub struct OffcpuOptions {
     pub budget_ppm: Option<u32>,
     /// Only these threads.
     pub threads: Threads,
-    /// Only while in one of these states, in the letters of ps(1); empty for all.
+    /// Only while in one of these states, in the letters of ps(1), and F for frozen; empty for all.
     pub states: String,
     /// Which of the kernel's threads.
     pub kernel_threads: KernelThreads,

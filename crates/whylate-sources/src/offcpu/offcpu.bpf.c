@@ -13,6 +13,7 @@
 #include "registers.bpf.h"
 #include "pid_namespace.bpf.h"
 #include "settings.bpf.h"
+#include "stopped.bpf.h"
 #include "wanted_threads.bpf.h"
 #include "seen_stacks.bpf.h"
 #include "unwind.bpf.h"
@@ -39,10 +40,7 @@ struct {
 
 /* Bits of task_struct.__state (include/linux/sched.h). */
 enum {
-	TASK_INTERRUPTIBLE = 0x1,
 	TASK_UNINTERRUPTIBLE = 0x2,
-	TASK_STOPPED = 0x4,
-	TASK_TRACED = 0x8,
 	TASK_PARKED = 0x40,
 	TASK_NOLOAD = 0x400,
 	TASK_RTLOCK_WAIT = 0x1000,
@@ -61,16 +59,22 @@ static __always_inline enum thread_state state_of_bits(const struct task_struct 
 {
 	if (!(state & ~TASK_WAKING))
 		return is_throttled(task) ? STATE_THROTTLED : STATE_READY;
+	switch (stopper_of(task, state)) {
+	case STOPPED_BY_SIGNAL:
+		return STATE_STOPPED;
+	case STOPPED_BY_TRACER:
+		return STATE_TRACED;
+	case STOPPED_BY_FREEZER:
+		return STATE_FROZEN;
+	default:
+		break;
+	}
 	if (state & TASK_INTERRUPTIBLE)
 		return STATE_SLEEPING;
 	if ((state & TASK_UNINTERRUPTIBLE) && (state & TASK_NOLOAD))
 		return STATE_IDLE;
 	if (state & (TASK_UNINTERRUPTIBLE | TASK_RTLOCK_WAIT))
 		return STATE_UNINTERRUPTIBLE;
-	if (state & TASK_TRACED)
-		return STATE_TRACED;
-	if (state & TASK_STOPPED)
-		return STATE_STOPPED;
 	if (state & TASK_PARKED)
 		return STATE_PARKED;
 	return STATE_OTHER;

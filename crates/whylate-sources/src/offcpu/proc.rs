@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whylate_model::import::kernel_frame;
-use whylate_model::wait::{Classes, Seen, State, classify};
+use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
 use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
 use super::attached::plain;
@@ -293,6 +293,7 @@ fn stack_of(place: Place, (weight_ns, samples): (u64, u64), classes: &Classes) -
         syscall: syscall.as_deref(),
         kernel: &place.kernel,
         user: &[],
+        in_flight: InFlight::Unknown,
     };
     let wait = classify(&seen, classes);
     let mut labels: whylate_model::Labels = [

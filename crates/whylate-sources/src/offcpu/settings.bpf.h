@@ -16,6 +16,8 @@ enum thread_state {
 	STATE_STOPPED,
 	STATE_TRACED,
 	STATE_PARKED,
+	/* With its cgroup, or the whole system. */
+	STATE_FROZEN,
 	STATE_OTHER,
 	/* Of no thread that waits: whose place it is has woken one. */
 	STATE_WAKES,

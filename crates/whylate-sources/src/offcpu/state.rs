@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads do, in the letters of ps(1).
+//! What threads do, in the letters of ps(1), and F for those that are frozen.
 
 use whylate_model::wait::State;
 
 use super::skel::types::thread_state;
 use crate::source::AttachError;
 
-const STATES: [(thread_state, State); 10] = [
+const STATES: [(thread_state, State); 11] = [
     (thread_state::STATE_ON_CPU, State::OnCpu),
     (thread_state::STATE_READY, State::Ready),
     (thread_state::STATE_THROTTLED, State::Throttled),
@@ -16,6 +16,7 @@ const STATES: [(thread_state, State); 10] = [
     (thread_state::STATE_STOPPED, State::Stopped),
     (thread_state::STATE_TRACED, State::Traced),
     (thread_state::STATE_PARKED, State::Parked),
+    (thread_state::STATE_FROZEN, State::Frozen),
     (thread_state::STATE_OTHER, State::Other),
 ];
 
@@ -39,7 +40,7 @@ pub(super) fn mask(letters: &str) -> Result<u32, AttachError> {
             STATES.iter().filter(|(_, state)| state.letter() == letter).fold(0, |bits, (state, _)| bits | 1 << state.0);
         if bits == 0 {
             return Err(AttachError::Unsupported(format!(
-                "{letter} is no state of a thread (choose from R, S, D, I, T, t, P)"
+                "{letter} is no state of a thread (choose from R, S, D, I, T, t, P, F)"
             )));
         }
         mask |= bits;

@@ -4,8 +4,11 @@
 mod names;
 mod program;
 mod recorder;
+mod stopped;
 
 pub use names::PathNames;
 pub(crate) use names::device_name;
 pub use program::{Member, Program, is_same_name, is_within, priority};
 pub use recorder::{Recorded, Recorder};
+pub(crate) use stopped::tracer_of;
+pub use stopped::{Stopped, stopped};

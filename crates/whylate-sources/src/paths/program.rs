@@ -7,6 +7,9 @@ use std::path::Path;
 
 use crate::{attach, pid_namespace, syscalls};
 
+/// What all threads of a process wait for, whatever they were doing.
+const CORE_DUMP: &str = "the core dump of its process";
+
 /// What makes threads a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Program {
@@ -58,6 +61,8 @@ impl Program {
             if !self.has(process, &name, &folder) {
                 continue;
             }
+            let status = fs::read_to_string(format!("{folder}/status")).unwrap_or_default();
+            let is_dumping = status.lines().any(|line| line == "CoreDumping:\t1");
             // It may end meanwhile.
             for task in fs::read_dir(format!("{folder}/task")).into_iter().flatten().flatten() {
                 let Some(tid) = number(&task.file_name()).filter(|tid| !known.contains_key(tid)) else { continue };
@@ -65,7 +70,7 @@ impl Program {
                 let thread_name = of_thread("comm").trim_end_matches('\n').to_owned();
                 // The word `running` of one that has a CPU, or could have; -1 of one outside a system call.
                 let waits_in = of_thread("syscall").split(' ').next().and_then(|number| number.parse().ok());
-                let waits_in = waits_in.and_then(syscalls::name);
+                let waits_in = if is_dumping { Some(CORE_DUMP.to_owned()) } else { waits_in.and_then(syscalls::name) };
                 threads.insert(tid, Member { process, name: name.clone(), thread_name, waits_in });
             }
         }

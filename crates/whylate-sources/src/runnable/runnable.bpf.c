@@ -9,6 +9,7 @@
 #include "occupancy.bpf.h"
 #include "wakeups.bpf.h"
 #include "steps.bpf.h"
+#include "stopped.bpf.h"
 #include "runnable.bpf.h"
 #include "wanted_threads.bpf.h"
 
@@ -19,6 +20,8 @@ struct {
 	struct runnable_wait runnable_wait;
 	enum thread_role thread_role;
 	enum throttled_by throttled_by;
+	enum stopper stopper;
+	enum entry_kind entry_kind;
 } layouts = {};
 
 enum {
@@ -66,6 +69,10 @@ static __always_inline void tell_sleep(struct runnable_wait *late, struct task_s
 	late->frames = bytes > 0 ? bytes / sizeof(u64) : 0;
 	late->woken_ns = wakeup->waits_since_ns;
 	late->off_ns = task_off_cpu_ns(task);
+	late->stopper = wakeup->stopper;
+	late->ended_by = wakeup->entry;
+	/* It takes that back itself, once it runs. */
+	late->in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 }
 
 /* A thread that was late for something else than a CPU: user space goes back along who has woken whom. */

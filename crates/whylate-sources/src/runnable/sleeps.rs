@@ -7,13 +7,15 @@ use std::time::Duration;
 use whylate_model::late::SLEEPER;
 use whylate_model::path::history::{Blocked, Name, Waker};
 use whylate_model::path::{Asked, Finding, Found, Hop, Limits, Names, Path, walk};
-use whylate_model::wait::{Classes, Seen, State, classify};
+use whylate_model::wait::{Classes, InFlight, Seen, State, Stop, classify};
 use whylate_model::{Cgroup, LateEvent, WaitClass, thread};
 
+use super::skel::types::{entry_kind, stopper};
 use super::{Wanted, labels_of, limits};
 use crate::attach::text;
 use crate::clock;
 use crate::occupancy::Account;
+use crate::offcpu::Rings;
 use crate::paths::PathNames;
 use crate::symbols::KernelSymbols;
 
@@ -60,7 +62,18 @@ struct Outcome {
     is_open: bool,
     /// Nobody came: it was told to sleep for so long, or has given up.
     was_timer: bool,
+    was_stopped: bool,
     is_uninterruptible: bool,
+}
+
+/// What had stopped the thread, as the program tells it.
+fn stop(number: u32) -> Option<Stop> {
+    match stopper(number) {
+        stopper::STOPPED_BY_SIGNAL => Some(Stop::Signal),
+        stopper::STOPPED_BY_TRACER => Some(Stop::Tracer),
+        stopper::STOPPED_BY_FREEZER => Some(Stop::Freezer),
+        _ => None,
+    }
 }
 
 /// Waits that have come in and are to be explained.
@@ -72,6 +85,7 @@ pub(super) struct Sleeps {
     rests_until_ns: u64,
     symbols: KernelSymbols,
     names: PathNames,
+    rings: Rings,
     known: VecDeque<Known>,
     waiting: Vec<Waiting>,
     /// Waits whose beginning is not known any more, since they were told.
@@ -88,6 +102,7 @@ impl Sleeps {
             rests_until_ns: 0,
             symbols,
             names,
+            rings: Rings::default(),
             known: VecDeque::new(),
             waiting: Vec::new(),
             unseen: 0,
@@ -110,15 +125,21 @@ impl Sleeps {
         let for_cpu = || super::event_of(bytes, account, &mut self.symbols, false);
         let for_cpu = is_late_for_cpu.then(for_cpu).flatten();
         let windows = &mut account.windows();
+        let is_of_disk = record.ended_by == entry_kind::ENTRY_DISK.0;
         let seen = Seen {
-            state: State::Sleeping,
-            in_iowait: false,
+            state: stop(record.stopper).map_or(State::Sleeping, State::of_stop),
+            in_iowait: record.in_iowait != 0,
             is_kernel: record.tgid == 2 || stack.iter().any(|frame| frame == "kthread"),
             syscall: None,
             kernel: &stack,
             user: &[],
+            in_flight: if is_of_disk { InFlight::Disk } else { self.rings.in_flight(record.tgid, &stack) },
         };
-        let class = classify(&seen, &Classes::default()).class;
+        let class = match classify(&seen, &Classes::default()).class {
+            // Of what it might have waited for, a disk has come: whoever loops over events waits for its disk so too.
+            WaitClass::Idle if is_of_disk && !seen.is_kernel => WaitClass::Disk,
+            class => class,
+        };
         let subject = thread::called(&text(&record.thread), record.tid);
         let waited = [record.runnable_ns, record.running_ns];
         let limits = limits::throttled(&record.limits, waited, &subject, &mut windows.cgroups);
@@ -217,7 +238,8 @@ impl Sleeps {
             return;
         };
         event.latency_ns = asked.to_ns.saturating_sub(began_ns);
-        let is_told_to_sleep = outcome.was_timer && !outcome.is_uninterruptible && !self.idle;
+        let is_own = outcome.was_timer && !outcome.is_uninterruptible && !outcome.was_stopped;
+        let is_told_to_sleep = is_own && !self.idle;
         if is_told_to_sleep || event.latency_ns < self.over_ns {
             for_cpu.into_iter().for_each(each);
             return;
@@ -248,8 +270,9 @@ impl Sleeps {
 impl Outcome {
     fn add(&mut self, asked: Asked, finding: Finding) {
         match finding {
-            Finding::Hop(Hop { number: 0, by, woken_ns, .. }) => {
+            Finding::Hop(Hop { number: 0, by, woken_ns, stop, .. }) => {
                 (self.was_timer, self.is_open) = (by == Some(Waker::Timer), by.is_none() && woken_ns == asked.to_ns);
+                self.was_stopped = stop.is_some();
             }
             Finding::Asleep { hop: 0, at_ns, blocked, .. } => {
                 (self.began_ns, self.is_uninterruptible) = (Some(at_ns), blocked.is_uninterruptible);

@@ -2,6 +2,8 @@
 //! A process whose threads sleep in known places.
 #![allow(unsafe_code)]
 
+#[path = "calls.rs"]
+pub mod calls;
 #[path = "held.rs"]
 pub mod held;
 #[path = "moved_asleep.rs"]
@@ -135,6 +137,12 @@ pub fn run_if_asked() -> Result<()> {
                 }
             }
             wait_until_asleep(of_each as usize * (PLACES.len() - 1))?;
+        }
+        "calls" => {
+            for (name, call) in calls::calls()? {
+                spawn(name.to_owned(), call)?;
+            }
+            wait_until_asleep(calls::CALLS.len())?;
         }
         "evil" => {
             spawn(EVIL_NAME.to_owned(), sleep_in_nanosleep)?;

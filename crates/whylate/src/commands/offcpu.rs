@@ -91,7 +91,7 @@ pub struct Arguments {
     /// Only threads in this cgroup, or below
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
-    /// Only while in one of these states, in the letters of ps(1): R, S, D, I, T, t, P
+    /// Only while in one of these states, in the letters of ps(1): R, S, D, I, T, t, P; F for frozen
     #[arg(long, value_name = "LETTERS", value_parser = states)]
     state: Option<String>,
     /// The kernel's own threads
@@ -172,10 +172,10 @@ fn budget_ppm(text: &str) -> Result<u32, String> {
 
 /// The letters of ps(1) for states.
 fn states(text: &str) -> Result<String, String> {
-    match text.chars().find(|letter| !"RSDITtP,".contains(*letter)) {
+    match text.chars().find(|letter| !"RSDITtPF,".contains(*letter)) {
         None if text.is_empty() => Err("name at least one state".to_owned()),
         None => Ok(text.to_owned()),
-        Some(letter) => Err(format!("{letter:?} is no state of a thread (choose from R, S, D, I, T, t, P)")),
+        Some(letter) => Err(format!("{letter:?} is no state of a thread (choose from R, S, D, I, T, t, P, F)")),
     }
 }
 

@@ -12,7 +12,7 @@ use whylate_model::path::budget::{Known, budget};
 use whylate_model::path::history::Name;
 use whylate_model::path::watched::Watched;
 use whylate_model::units::format_ns;
-use whylate_sources::paths::{Member, Program, Recorded, Recorder, priority};
+use whylate_sources::paths::{Member, Program, Recorded, Recorder, priority, stopped};
 use whylate_sources::{cgroups, clock};
 
 use crate::commands::progress::Progress;
@@ -105,7 +105,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     for (tid, member) in program.threads_but(&threads).context("cannot read /proc")? {
         threads.insert(tid, Member { waits_in: None, ..member });
     }
-    let known: BTreeMap<u32, Known> = threads.iter().map(|(&tid, member)| (tid, known(member))).collect();
+    let known: BTreeMap<u32, Known> = threads.iter().map(|(&tid, member)| (tid, known(tid, member))).collect();
     ensure_there(program, &threads)?;
     let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
@@ -173,8 +173,15 @@ fn ensure_there(program: &Program, threads: &BTreeMap<u32, Member>) -> anyhow::R
     Ok(())
 }
 
-fn known(member: &Member) -> Known {
-    Known { name: Name::of(&member.thread_name), waits_in: member.waits_in.clone() }
+/// What is known of a thread as the look ends.
+fn known(tid: u32, member: &Member) -> Known {
+    let stopped = stopped(member.process, tid);
+    Known {
+        name: Name::of(&member.thread_name),
+        waits_in: member.waits_in.clone(),
+        stop: stopped.map(|stopped| stopped.stop),
+        tracer: stopped.and_then(|stopped| stopped.tracer),
+    }
 }
 
 /// For how long the cgroups of these threads have been throttled so far.

@@ -263,7 +263,18 @@ mod tests {
         let not_compared =
             vec![Unmeasured { source: "sqpoll".to_owned(), reason: "it was measured only after".to_owned() }];
         let (before, after) = (about("a.whylate", &[("all", 3), ("wq", 1)]), about("b\n.whylate", &[]));
-        Diff { schema: 1, before, after, test, compared: 212, differ: 5, too_little: 99, not_compared, rows }
+        Diff {
+            schema: 1,
+            before,
+            after,
+            test,
+            compared: 212,
+            differ: 5,
+            too_little: 99,
+            not_compared,
+            bursts: Vec::new(),
+            rows,
+        }
     }
 
     #[test]
@@ -277,5 +288,14 @@ mod tests {
         insta::assert_snapshot!(written(&nothing));
         let few = Diff { test: Test { blocks_after: 3, ..nothing.test.clone() }, ..nothing };
         assert!(written(&few).ends_with("longest snapshot.\n"), "{}", written(&few));
+        assert!(written(&few).contains("\nToo short to compare: "), "{}", written(&few));
+    }
+
+    #[test]
+    fn bursts_that_the_test_cannot_judge_are_told_beside_it() {
+        let culprit = What::Culprit { kind: CauseKind::Thread, who: "hog".to_owned() };
+        let burst = row("", culprit, "delay", "", Unit::NsPerSecond, [(0, 0.0), (100, 37_000_000.0)]);
+        let bursts = vec![Row { told: Told::NoDifference, ..burst }];
+        insta::assert_snapshot!(written(&Diff { rows: Vec::new(), differ: 0, bursts, ..diff() }));
     }
 }

@@ -9,6 +9,7 @@ use whylate_model::path::PathSegment;
 use whylate_model::path::outline::{Piece, pieces};
 use whylate_model::thread::without_number;
 use whylate_model::units::{format_ns, printable};
+use whylate_model::wait::Stop;
 
 use crate::output::pad::Spaces;
 
@@ -90,12 +91,11 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
     }
     parts.iter_mut().for_each(|part| part.within.sort_by_key(|part| Reverse(part.ns)));
     parts.extend(waits.into_iter().map(|(outer, inner)| {
-        let via = outer.via.as_deref().map_or_else(String::new, |via| format!(" in {}", printable(via)));
         let waiter = outer.waiter.as_deref().unwrap_or("a thread");
         let wait = wait_of(outer);
         Part {
             ns: inner.iter().map(|segment| segment.ns).sum(),
-            text: format!("{} waited{via}:", printable(waiter)),
+            text: format!("{} {}:", printable(waiter), waited(outer)),
             within: without_repetition(&wait, parts_of(&inner, depth + 1)),
             wait: Some(wait),
         }
@@ -216,10 +216,30 @@ pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
         CauseKind::Interrupt => format!("until interrupt {who} arrived"),
         CauseKind::Rcu => "until an RCU grace period ended".to_owned(),
         CauseKind::Outside => format!("for a thread {who}"),
+        CauseKind::Stopped => stopped(segment, &who),
         CauseKind::Unknown => format!("unknown: {who}"),
         kind => format!("{} {who}", super::why::word(kind)),
     };
     (None, vec![clause])
+}
+
+/// What ended a time in which a thread was stopped, or who keeps it stopped.
+fn stopped(segment: &PathSegment, who: &str) -> String {
+    match segment.stop {
+        Some(stop) if who == stop.who() => "by whom is not known".to_owned(),
+        Some(Stop::Signal) => format!("until {who} let it go on"),
+        Some(Stop::Freezer) => format!("until {who} thawed it"),
+        Some(Stop::Tracer) | None => format!("by {who}"),
+    }
+}
+
+/// In what the thread waited whose wait it is a part of, or what that thread was, to stand behind its name.
+pub fn waited(segment: &PathSegment) -> String {
+    match (segment.stop, &segment.via) {
+        (Some(stop), _) => format!("was {}", stop.words()),
+        (None, Some(via)) => format!("waited in {}", printable(via)),
+        (None, None) => "waited".to_owned(),
+    }
 }
 
 /// The same with names alone, and without its stack: each of a build's compilers is a compiler.
@@ -234,6 +254,7 @@ pub fn of_name(segment: &PathSegment) -> PathSegment {
         via: segment.via.clone(),
         waiter: segment.waiter.clone(),
         stack: Vec::new(),
+        stop: segment.stop,
         depth: segment.depth,
         is_member: segment.is_member,
     };
@@ -282,6 +303,25 @@ mod tests {
         assert_eq!(of(CauseKind::Disk, "vda (read by dd:7)"), "at disk vda (read by dd:7)");
         let overwritten = "unknown (its request was overwritten)";
         assert_eq!(of(CauseKind::Disk, overwritten), "for a disk (its request was overwritten)");
+    }
+
+    #[test]
+    fn who_let_a_stopped_thread_go_on_is_told() {
+        let text = |stop: Stop, who: &str| {
+            let via = Some(stop.words());
+            let part = segment(5, CauseKind::Stopped, who, 1, Some("napper:7"), via);
+            let mut out = Vec::new();
+            write(&mut out, &[PathSegment { stop: Some(stop), ..part }], 0).expect("a vector takes everything");
+            String::from_utf8(out).expect("text").split("  ").last().unwrap_or_default().trim().to_owned()
+        };
+        for (stop, who, told) in [
+            (Stop::Signal, "bash:9", "napper:7 was stopped by a signal: until bash:9 let it go on"),
+            (Stop::Signal, "signal", "napper:7 was stopped by a signal: by whom is not known"),
+            (Stop::Tracer, "gdb:9", "napper:7 was stopped by a tracer: by gdb:9"),
+            (Stop::Freezer, "runc:9", "napper:7 was frozen: until runc:9 thawed it"),
+        ] {
+            assert_eq!(text(stop, who), told);
+        }
     }
 
     #[test]

@@ -83,15 +83,13 @@ pub fn write(out: &mut dyn Write, seen: &Seen, priority: &mut dyn FnMut(u32) -> 
     for wait in budget.longest.iter().take(LONGEST) {
         let first = wait.path.iter().find(|segment| segment.depth == 1);
         let waiter = first.and_then(|segment| segment.waiter.as_deref()).unwrap_or("a thread");
-        let via = first.and_then(|segment| segment.via.as_deref());
-        let via = via.map_or_else(String::new, |via| format!(" in {}", printable(via)));
-        writeln!(
-            out,
-            "  after {}: {} waited {}{via}",
-            format_ns(wait.after_ns),
-            printable(waiter),
-            format_ns(wait.ns)
-        )?;
+        let (via, stop) = first.map_or((None, None), |segment| (segment.via.as_deref(), segment.stop));
+        let (after, waiter, long) = (format_ns(wait.after_ns), printable(waiter), format_ns(wait.ns));
+        match (stop, via) {
+            (Some(stop), _) => writeln!(out, "  after {after}: {waiter} was {} for {long}", stop.words())?,
+            (None, Some(via)) => writeln!(out, "  after {after}: {waiter} waited {long} in {}", printable(via))?,
+            (None, None) => writeln!(out, "  after {after}: {waiter} waited {long}")?,
+        }
         path::write_wait(out, &told(&wait.path, priority), 4)?;
     }
     if !seen.lost.is_empty() {

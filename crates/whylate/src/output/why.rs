@@ -128,6 +128,7 @@ pub fn word(kind: CauseKind) -> &'static str {
         CauseKind::Interrupt => "interrupt",
         CauseKind::Rcu => "RCU",
         CauseKind::Outside => "outside",
+        CauseKind::Stopped => "stopped",
         CauseKind::Unknown => "unknown",
     }
 }
@@ -158,6 +159,7 @@ pub fn culprit(kind: CauseKind, who: &str) -> String {
         CauseKind::Interrupt if who == word => "an unknown interrupt".to_owned(),
         CauseKind::Interrupt => format!("{word} {who}"),
         CauseKind::Outside => format!("a thread {who}"),
+        CauseKind::Stopped => format!("{word} by {who}"),
         CauseKind::Running => format!("thread {who} at work"),
         CauseKind::Timer | CauseKind::Network => word.to_owned(),
         CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),

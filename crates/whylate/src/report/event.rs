@@ -9,7 +9,7 @@ use whylate_model::units::format_ns;
 
 use super::markup::{name, ns, sentence, share, text};
 use super::timeline::{WIDTH, swatch};
-use crate::output::path::what;
+use crate::output::path::{waited, what};
 use crate::output::why::word;
 
 /// Shorter parts of a path are told together where it has more than so many.
@@ -64,8 +64,7 @@ pub fn parts(event: &LateEvent) -> Vec<Part> {
 /// What happened, and in whose wait.
 fn told(segment: &PathSegment) -> String {
     let waiter = segment.waiter.as_deref().filter(|_| segment.depth > 0);
-    let via = segment.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
-    let within = waiter.map_or_else(String::new, |waiter| format!(" (while {waiter} waited{via})"));
+    let within = waiter.map_or_else(String::new, |waiter| format!(" (while {waiter} {})", waited(segment)));
     format!("{}{within}", what(segment))
 }
 

@@ -8,6 +8,7 @@ use super::super::sums::Sums;
 use super::super::{Finding, Found, Hop, Names, OTHERS, Party, PathSegment, Segment};
 use super::{EndedBy, Latencies, Waits};
 use crate::CauseKind;
+use crate::wait::Stop;
 
 /// So many parts are kept apart by thread; beyond that, by name. So many names more are kept, then they are others.
 const PARTS: usize = 4_096;
@@ -72,7 +73,7 @@ impl Part {
         let Part { waiter, kind, who, ready } = self;
         let mut found = Found::default();
         let tid = waiter.tid();
-        found.add(Finding::Hop(Hop { number: 0, within: None, tid, woken_ns: 0, by: None }));
+        found.add(Finding::Hop(Hop { number: 0, within: None, tid, woken_ns: 0, by: None, stop: None }));
         for called in [waiter].into_iter().chain(ready) {
             found.name(called.tid(), called.name());
         }
@@ -95,6 +96,8 @@ impl Part {
 pub(super) struct Kind {
     /// The name of the kind is that of the call.
     pub has_via: bool,
+    /// What had stopped the threads.
+    pub stop: Option<Stop>,
     pub ns: u64,
     pub latencies: Latencies,
     /// Those with waits in them.
@@ -125,6 +128,7 @@ impl Kind {
         parts.sort_by_cached_key(|&(Part { waiter, kind, who, ready }, _)| (waiter, kind, who.key(), ready));
         for (part, ns) in parts {
             let segment = part.segment(ns, self.has_via.then_some(&via), names);
+            let segment = segment.map(|segment| PathSegment { stop: self.stop, ..segment });
             self.sums.add(segment.into_iter().collect());
         }
         Waits { via, ended_by: Some(ended_by), ns: self.ns, latency: self.latencies.finish(), path: self.sums.finish() }

@@ -3,6 +3,8 @@
 
 use super::super::history::{Blocked, Name, Request};
 use super::super::{Finding, Found, Hop, Names, Party, PathSegment, Segment};
+use crate::CauseKind;
+use crate::wait::Stop;
 
 /// A wait without waits in it has so many parts at most.
 const PARTS: usize = 32;
@@ -101,13 +103,35 @@ impl Open {
         self.asleep.map(|(name, _)| name)
     }
 
+    /// What had stopped the thread, where that was recorded.
+    pub fn stop(&self) -> Option<Stop> {
+        self.hop.stop.or_else(|| self.blocked()?.stop)
+    }
+
+    /// What nobody is known for is of what keeps the thread stopped: its tracer, where that is the one.
+    pub fn is_stopped(&mut self, stop: Stop, tracer: Option<(u32, Name)>) {
+        let who = match tracer.filter(|_| stop == Stop::Tracer) {
+            Some((tid, name)) => Party::Thread { tid, name, cgroup: None, is_member: false },
+            None => Party::Text(stop.who()),
+        };
+        for part in self.parts.iter_mut().filter(|part| part.kind == CauseKind::Unknown) {
+            (part.kind, part.who) = (CauseKind::Stopped, who);
+        }
+    }
+
     /// In what it was, in words.
     pub fn waits_in(&self, names: &mut dyn Names) -> Option<String> {
         names.waits_in(self.hop.tid, self.hop.woken_ns, &self.blocked().unwrap_or_default()).0
     }
 
     /// What it consists of, in words. Where it is not known in what it was, that is in `waits_in`.
-    pub fn path(mut self, name: Option<Name>, waits_in: Option<&String>, names: &mut dyn Names) -> Vec<PathSegment> {
+    pub fn path(
+        mut self,
+        name: Option<Name>,
+        waits_in: Option<&String>,
+        stop: Option<Stop>,
+        names: &mut dyn Names,
+    ) -> Vec<PathSegment> {
         self.found();
         let mut found = *self.found.take().unwrap_or_default();
         if let Some(name) = name {
@@ -116,7 +140,7 @@ impl Open {
         let mut path = found.finish(names).segments;
         if let Some(waits_in) = waits_in {
             let own = path.iter_mut().filter(|segment| segment.depth == 1);
-            own.for_each(|segment| segment.via = Some(waits_in.clone()));
+            own.for_each(|segment| (segment.via, segment.stop) = (Some(waits_in.clone()), stop));
         }
         path
     }

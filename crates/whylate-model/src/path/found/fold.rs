@@ -8,6 +8,7 @@ use super::super::Party;
 use super::super::history::{Name, Waker};
 use super::{Found, OTHERS, Part, SEGMENTS, Wait};
 use crate::late::CauseKind;
+use crate::wait::Stop;
 
 impl Found {
     /// Makes one of parts that are alike, and of waits of one thread for the same one within the same wait.
@@ -16,10 +17,10 @@ impl Found {
         self.unmet.clear();
         let mut waits: Vec<Wait> = Vec::new();
         let mut places = Vec::with_capacity(self.waits.len());
-        let mut known: HashMap<(Option<usize>, u32, u64), usize> = HashMap::new();
+        let mut known: HashMap<(Option<usize>, u32, u64, Option<Stop>), usize> = HashMap::new();
         for wait in &self.waits {
             let within = wait.within.map(|within: usize| places[within]);
-            let place = *known.entry((within, wait.tid, ended_by(wait.by))).or_insert_with(|| {
+            let place = *known.entry((within, wait.tid, ended_by(wait.by), wait.stop)).or_insert_with(|| {
                 waits.push(Wait { within, ..wait.clone() });
                 waits.len() - 1
             });
@@ -125,7 +126,13 @@ impl Found {
 impl Wait {
     /// Whether it is one of the same thread that was ended alike, within the same wait.
     pub(super) fn is_like(&self, other: &Wait) -> bool {
-        (self.within, self.tid, ended_by(self.by)) == (other.within, other.tid, ended_by(other.by))
+        let key = |wait: &Wait| (wait.within, wait.tid, ended_by(wait.by), wait.stop);
+        key(self) == key(other)
+    }
+
+    /// What had stopped the thread, if anything did.
+    pub(super) fn stopped(&self) -> Option<Stop> {
+        self.stop.or_else(|| self.asleep.and_then(|(_, blocked)| blocked.stop))
     }
 }
 
@@ -199,7 +206,7 @@ mod tests {
         for number in 0..20_000_u32 {
             let (tid, waker) = (10 + 2 * number, 11 + 2 * number);
             let by = Some(Waker::Thread(waker));
-            found.add(Finding::Hop(Hop { number, within: None, tid, woken_ns: 0, by }));
+            found.add(Finding::Hop(Hop { number, within: None, tid, woken_ns: 0, by, stop: None }));
             add(&mut found, 10, CauseKind::Running, waker, None, Some(number));
             add(&mut found, 5, CauseKind::Running, tid, None, None);
             // The earlier, the longer: those are told one by one.

@@ -4,6 +4,7 @@
 use crate::ftrace::LONGEST_COMM;
 use crate::path::history::{Blocked, Exit, Operation};
 use crate::text::function;
+use crate::wait::Stop;
 
 /// What an event says of its CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,12 +161,15 @@ fn comm(name: &str) -> Option<&str> {
 /// What a thread's state says of how it leaves its CPU.
 fn exit(state: &str) -> Option<Exit> {
     let blocked = |is_uninterruptible| Exit::Blocked(Blocked { is_uninterruptible, ..Blocked::default() });
+    let stopped = |stop| Exit::Blocked(Blocked { stop: Some(stop), ..Blocked::default() });
     // Others may follow it, such as `|K` and `+`.
     Some(match state.bytes().next()? {
         b'R' => Exit::Preempted,
         b'Z' | b'X' | b'x' => Exit::Dead,
         b'D' => blocked(true),
-        b'S' | b'I' | b'T' | b't' | b'P' | b'K' | b'W' | b'N' => blocked(false),
+        b'T' => stopped(Stop::Signal),
+        b't' => stopped(Stop::Tracer),
+        b'S' | b'I' | b'P' | b'K' | b'W' | b'N' => blocked(false),
         _ => return None,
     })
 }
@@ -216,8 +220,13 @@ fn number<T: std::str::FromStr>(digits: &str) -> Option<T> {
 mod tests {
     use super::*;
 
-    const ASLEEP: Exit =
-        Exit::Blocked(Blocked { syscall: None, is_uninterruptible: false, in_iowait: false, is_kernel: false });
+    const ASLEEP: Exit = Exit::Blocked(Blocked {
+        syscall: None,
+        is_uninterruptible: false,
+        in_iowait: false,
+        is_kernel: false,
+        stop: None,
+    });
 
     #[test]
     fn switches_of_the_kernel_and_of_trace_cmd_say_the_same() {
@@ -244,6 +253,9 @@ mod tests {
         }
         assert_eq!(exit("D|K"), Some(Exit::Blocked(Blocked { is_uninterruptible: true, ..Blocked::default() })));
         assert_eq!(exit("I"), Some(ASLEEP));
+        for (state, stop) in [("T", Stop::Signal), ("t", Stop::Tracer), ("T|W", Stop::Signal)] {
+            assert_eq!(exit(state), Some(Exit::Blocked(Blocked { stop: Some(stop), ..Blocked::default() })));
+        }
         assert_eq!(exit("?"), None);
     }
 

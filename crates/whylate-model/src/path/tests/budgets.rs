@@ -14,7 +14,9 @@ fn of_a_server() -> Budget {
     told.wakes(30, 0, 2).sleeps(30, 0, 2).wakes(40, 0, 1).sleeps(40, 0, 1).sleeps(50, 0, 0);
     let mut past = told.past(100);
     let of = |tid| Asked { tid, from_ns: 1, to_ns: 1 + 100 * MS, is_wait: false, is_command: false };
-    let known = |tid, waits_in: &str| (tid, Known { name: Name::of("server"), waits_in: Some(waits_in.to_owned()) });
+    let known = |tid, waits_in: &str| {
+        (tid, Known { name: Name::of("server"), waits_in: Some(waits_in.to_owned()), ..Known::default() })
+    };
     let known = BTreeMap::from([known(1, "poll"), known(4, "accept")]);
     budget(&mut past, &[of(1), of(2), of(4)], &known, &(), &mut Plain)
 }

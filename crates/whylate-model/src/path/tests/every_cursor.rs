@@ -6,7 +6,7 @@
 //! that has a CPU the time is its own, while it could run the time belongs to whoever had its CPU, and where it was
 //! woken the walk goes on with whoever woke it, until it comes to where the thread that waited fell asleep.
 
-use super::super::cursor::{DEEPEST, Woken};
+use super::super::cursor::{DEEPEST, Woken, released_by};
 use super::super::history::{Entry, Exit, Holder, Move, Request, Slice, Waker};
 use super::super::items::{Item, Items};
 use super::super::rewind::{Change, Lane, Rewind};
@@ -296,7 +296,8 @@ impl Cursor {
     /// The thread that is followed waits for whoever is followed from now on, until it is met as `tid`.
     fn push(&mut self, woken: Woken, tid: u32, found: &mut dyn FnMut(Finding)) {
         let (number, within) = (self.hops, self.frames.last().map(|frame| frame.hop));
-        found(Finding::Hop(Hop { number, within, tid: self.tid, woken_ns: woken.at_ns, by: woken.by }));
+        let Woken { at_ns: woken_ns, by, stop, .. } = woken;
+        found(Finding::Hop(Hop { number, within, tid: self.tid, woken_ns, by, stop }));
         self.frames.push(Frame { tid, hop: number });
         self.hops += 1;
     }
@@ -328,7 +329,8 @@ impl Cursor {
             Entry::Woken { at_ns, by, cpu } => {
                 let (is_of_member, is_within_item) =
                     (change.after.is_of_member, matches!(change.after.holder, Holder::Work { .. }));
-                ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member, is_within_item }))
+                let stop = change.after.stopped;
+                ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member, is_within_item, stop }))
             }
             Entry::Queued { at_ns, by, cpu } => {
                 let queued = Woken { at_ns, by: Some(by), cpu, ..Woken::default() };
@@ -357,7 +359,9 @@ impl Cursor {
             return;
         }
         self.push(woken, self.tid, found);
-        if self.frames.len() > DEEPEST {
+        if let Some(stop) = woken.stop {
+            self.mode = Mode::Leaf { kind: CauseKind::Stopped, who: released_by(rewind, woken, stop) };
+        } else if self.frames.len() > DEEPEST {
             self.mode = unknown("too many waits within waits");
         } else {
             self.go_on_with(waker);

@@ -96,8 +96,13 @@ fn visits(past: &Recorded, asked: &[Asked], bound: Bound) -> (u64, Vec<Vec<Findi
     (visits, found)
 }
 
-const ASLEEP: Exit =
-    Exit::Blocked(Blocked { syscall: Some(230), is_uninterruptible: false, in_iowait: false, is_kernel: false });
+const ASLEEP: Exit = Exit::Blocked(Blocked {
+    syscall: Some(230),
+    is_uninterruptible: false,
+    in_iowait: false,
+    is_kernel: false,
+    stop: None,
+});
 
 #[test]
 fn threads_that_sleep_cost_nothing_at_the_changes_of_others() {

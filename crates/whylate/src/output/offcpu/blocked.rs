@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whom threads wait for that have been waiting for long, as the kernel's locks tell.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 
-use whylate_model::folded::waiting;
+use whylate_model::folded::{stopped, waiting};
 use whylate_model::holders::{Chain, End, Holder, Link, Lock};
 use whylate_model::units::{format_ns, printable};
+use whylate_model::wait::thaw_that_is_awaited;
 use whylate_model::{Histogram, Series, Snapshot, Stack, WaitClass};
 
 use super::flat;
@@ -35,12 +36,31 @@ pub fn write(
     }
     writeln!(out, "Threads that have waited {} or longer:\n", format_ns(least_ns))?;
     flat::table(snapshot, hide_idle, Some(least_ns)).write(out, columns)?;
+    write_frozen(out, threads().filter(|stack| is_blocked(stack, least_ns)))?;
     write_holders(out, threads().filter(|stack| is_blocked(stack, least_ns)))?;
     let is_for_disk = |stack: &&Stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Disk);
     if threads().filter(|stack| is_blocked(stack, least_ns)).any(|stack| is_for_disk(&stack)) {
         write_requests(out, snapshot)?;
     }
     Ok(())
+}
+
+/// That the file system is frozen to which threads would write, as nothing else shows that.
+fn write_frozen<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
+    let waits = threads.filter(|stack| thaw_that_is_awaited(&stack.kernel).is_some());
+    let names: BTreeSet<String> = waits.map(name_of).collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    let mut named = names.iter().take(MOST_NAMES).map(|name| printable(name)).collect::<Vec<_>>().join(", ");
+    if names.len() > MOST_NAMES {
+        named.push_str(&format!(" and {} more", names.len() - MOST_NAMES));
+    }
+    let [write, wait] = if names.len() > 1 { ["write", "wait"] } else { ["writes", "waits"] };
+    writeln!(
+        out,
+        "\n{named} {write} to a file system that is frozen, and {wait} until it is thawed (fsfreeze -u, or the end of the snapshot or backup that froze it)"
+    )
 }
 
 /// What disks have to do still, where threads wait for them.
@@ -84,13 +104,19 @@ fn write_none<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>,
 fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
     let mut chains: Vec<(&Chain, Vec<String>)> = Vec::new();
     let mut known: HashMap<&Chain, usize> = HashMap::new();
+    let mut all_stopped = true;
     for stack in threads {
+        all_stopped &= stopped(stack).is_some();
         let Some(chain) = &stack.waits_for else { continue };
         let index = *known.entry(chain).or_insert(chains.len());
         if index == chains.len() {
             chains.push((chain, Vec::new()));
         }
         chains[index].1.push(name_of(stack));
+    }
+    // What keeps them is not what they wait for.
+    if chains.is_empty() && all_stopped {
+        return Ok(());
     }
     if chains.is_empty() {
         return writeln!(
@@ -159,9 +185,12 @@ fn does(holder: &Holder, lock: Lock) -> String {
     match (holder.state.as_str(), holder.off_cpu_ns, &holder.syscall) {
         ("R", 0, _) => format!("{item}running"),
         ("R", _, _) => format!("{item}waiting for a CPU for {for_long}"),
+        // It was in its system call when it was stopped, and does not wait for that.
+        ("T", ..) => format!("{item}stopped by a signal for {for_long}"),
+        ("t", ..) => format!("{item}stopped by a tracer for {for_long}"),
+        ("F", ..) => format!("{item}frozen for {for_long}"),
         (_, _, Some(call)) => format!("{item}in {call} for {for_long}"),
         ("D", _, None) => format!("{item}in uninterruptible sleep for {for_long}"),
-        ("T" | "t", _, None) => format!("{item}stopped for {for_long}"),
         _ => format!("{item}asleep for {for_long}"),
     }
 }
@@ -215,6 +244,38 @@ mod tests {
         snapshot.series.extend([disk("sda", 0.0, 1.0), disk("vda", 2.0, 31.0)]);
         let told = "\nDisk requests in flight, from all threads: sda 1 write, vda 2 reads and 31 writes\n";
         assert!(written(&snapshot, 1).ends_with(told), "{}", written(&snapshot, 1));
+    }
+
+    #[test]
+    fn a_holder_that_is_stopped_does_not_wait_for_what_it_was_doing() {
+        let told = |state| does(&holder("server:7", state, 12_400_000_000, Some("futex"), None), Lock::Mutex);
+        let expected = [
+            "in futex for 12.4s",
+            "stopped by a signal for 12.4s",
+            "stopped by a tracer for 12.4s",
+            "frozen for 12.4s",
+        ];
+        assert_eq!(["S", "T", "t", "F"].map(told), expected);
+    }
+
+    #[test]
+    fn a_frozen_file_system_is_spoken_of_and_stopped_threads_wait_for_nobody() {
+        let mut snapshot = snapshot(vec![("a:1", Chain::default()), ("b:2", Chain::default())]);
+        for stack in &mut snapshot.stacks {
+            stack.waits_for = None;
+            stack.kernel = ["percpu_rwsem_wait", "vfs_write"].map(str::to_owned).to_vec();
+        }
+        assert!(
+            written(&snapshot, 1).contains("\na:1, b:2 write to a file system that is frozen, and wait until it is")
+        );
+        assert!(written(&snapshot, 1).contains("Whom they wait for is not known"));
+        for stack in &mut snapshot.stacks {
+            stack.kernel = vec!["do_signal_stop".to_owned()];
+            stack.state = "T".to_owned();
+            stack.wait.as_mut().expect("it waits").class = WaitClass::Stopped;
+        }
+        let told = written(&snapshot, 1);
+        assert!(!told.contains("frozen") && !told.contains("Whom they wait for"), "{told}");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use whylate_model::{Cause, LateEvent, Snapshot};
 
 use super::file::Form;
 use super::{svg, write_lines};
-use crate::output::path::{DEEPEST, of_name, who_and_what};
+use crate::output::path::{DEEPEST, of_name, waited, who_and_what};
 use crate::output::why;
 
 /// So many chains are told apart; the time of those that come later is told without them, by whose it is.
@@ -172,7 +172,10 @@ fn waiter(wait: Option<&PathSegment>) -> Vec<Frame> {
     let Some(wait) = wait else { return vec![Frame::new(Kind::Between, UNTOLD)] };
     let called = without_number(wait.waiter.as_deref().unwrap_or("a thread"));
     let mut frames = vec![Frame::new(Kind::Waker, called)];
-    frames.extend(place(Kind::Waker, &wait.stack, wait.via.as_deref()));
+    frames.extend(match wait.stop {
+        Some(_) => vec![Frame::new(Kind::Waker, &waited(wait))],
+        None => place(Kind::Waker, &wait.stack, wait.via.as_deref()),
+    });
     frames
 }
 

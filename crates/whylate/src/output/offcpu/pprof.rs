@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
-use whylate_model::folded::{WOKEN_BY, runnable, waiting};
+use whylate_model::folded::{WOKEN_BY, runnable, stopped, waiting};
 use whylate_model::units::printable;
 use whylate_model::{Snapshot, Stack, WaitClass};
 
@@ -119,7 +119,7 @@ impl Tables {
 
     fn sample(&mut self, stack: &Stack) -> Sample {
         let process = stack.labels.get("process").map_or("?", String::as_str).to_owned();
-        let runnable = runnable(stack).map(WaitClass::frame);
+        let runnable = runnable(stack).or_else(|| stopped(stack)).map(WaitClass::frame);
         // Innermost first; the outermost is the process. A waker is further in, with its own innermost frame outermost.
         let waker = stack.waker.iter().flat_map(|waker| {
             let frames = waker.user.iter().rev().chain(waker.kernel.iter().rev()).map(String::as_str);

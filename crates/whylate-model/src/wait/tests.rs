@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Stacks and states, and what their waits are for.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn frames(names: &str) -> Vec<String> {
+    names.split_whitespace().map(str::to_owned).collect()
+}
+
+fn class_of(state: State, kernel: &str, user: &str) -> WaitClass {
+    let (kernel, user) = (frames(kernel), frames(user));
+    let seen = Seen {
+        state,
+        in_iowait: false,
+        is_kernel: kernel.iter().any(|frame| frame == "kthread"),
+        syscall: None,
+        kernel: &kernel,
+        user: &user,
+        in_flight: InFlight::Unknown,
+    };
+    classify(&seen, &Classes::default()).class
+}
+
+#[test]
+fn each_class_has_a_stack() {
+    use State::{Sleeping, Uninterruptible};
+    for (state, kernel, user, class) in [
+        (State::OnCpu, "", "", WaitClass::OnCpu),
+        (State::Ready, "schedule do_nanosleep", "", WaitClass::Cpu),
+        (State::Throttled, "", "", WaitClass::Throttled),
+        (State::Idle, "worker_thread kthread", "", WaitClass::Idle),
+        (State::Stopped, "do_signal_stop", "", WaitClass::Stopped),
+        (Sleeping, "do_nanosleep hrtimer_nanosleep", "clock_nanosleep", WaitClass::Timer),
+        (
+            Sleeping,
+            "futex_wait_queue __futex_wait futex_wait do_futex",
+            "__lll_lock_wait pthread_mutex_lock",
+            WaitClass::Lock,
+        ),
+        (Sleeping, "futex_wait_queue __futex_wait futex_wait do_futex", "syscall main", WaitClass::Lock),
+        (
+            Sleeping,
+            "futex_wait_queue __futex_wait futex_wait",
+            "__futex_abstimed_wait pthread_cond_wait",
+            WaitClass::Idle,
+        ),
+        (Sleeping, "ep_poll do_epoll_wait", "", WaitClass::Idle),
+        (Sleeping, "anon_pipe_read vfs_read ksys_read", "", WaitClass::Pipe),
+        (Uninterruptible, "anon_pipe_write vfs_write ksys_write", "", WaitClass::Lock),
+        (Sleeping, "flock_lock_inode_wait __do_sys_flock", "", WaitClass::Lock),
+        (Sleeping, "wait_woken sk_wait_data tcp_recvmsg_locked", "", WaitClass::Network),
+        (Sleeping, "inet_csk_accept inet_accept", "", WaitClass::Idle),
+        (Uninterruptible, "io_schedule folio_wait_bit filemap_read", "", WaitClass::Disk),
+        (Uninterruptible, "io_schedule folio_wait_bit_common filemap_fault handle_mm_fault", "", WaitClass::PageFault),
+        (Uninterruptible, "rwsem_down_write_slowpath down_write", "", WaitClass::Lock),
+        (Uninterruptible, "something_new", "", WaitClass::Other),
+        // What has stopped it counts, whatever it was doing.
+        (State::Stopped, "do_nanosleep hrtimer_nanosleep", "clock_nanosleep", WaitClass::Stopped),
+        (State::Traced, "ptrace_stop ptrace_do_notify", "", WaitClass::Stopped),
+        (State::Frozen, "do_nanosleep hrtimer_nanosleep", "clock_nanosleep", WaitClass::Stopped),
+        (Sleeping, "do_freezer_trap get_signal", "", WaitClass::Stopped),
+        (Uninterruptible, "wait_for_vfork_done kernel_clone __x64_sys_vfork", "", WaitClass::Stopped),
+        (Uninterruptible, "kernel_clone __do_sys_clone3", "", WaitClass::Stopped),
+        (Uninterruptible, "copy_process kernel_clone", "", WaitClass::Other),
+        // A thread of a process that sleeps as idle threads of the kernel do.
+        (State::Idle, "coredump_task_exit do_exit do_group_exit", "", WaitClass::Stopped),
+        (State::Idle, "do_exit do_group_exit", "clock_nanosleep", WaitClass::Stopped),
+        (Uninterruptible, "exit_mm do_exit do_group_exit", "", WaitClass::Other),
+        (Sleeping, "wait_woken n_tty_write file_tty_write", "", WaitClass::Terminal),
+        (Sleeping, "wait_woken n_tty_read", "", WaitClass::Idle),
+        (Sleeping, "wq_sleep do_mq_timedreceive", "", WaitClass::MessageQueue),
+        (Sleeping, "do_msgrcv __x64_sys_msgrcv", "", WaitClass::MessageQueue),
+        (Sleeping, "read_events do_io_getevents", "", WaitClass::Disk),
+        (Uninterruptible, "__mem_cgroup_handle_over_high resume_user_mode_work", "", WaitClass::Memory),
+        (Uninterruptible, "try_to_free_mem_cgroup_pages try_charge handle_mm_fault", "", WaitClass::Memory),
+        (Uninterruptible, "io_schedule_timeout balance_dirty_pages ext4_buffered_write_iter", "", WaitClass::Disk),
+        (Uninterruptible, "io_schedule folio_wait_bit_common __folio_lock truncate_inode_pages", "", WaitClass::Lock),
+        (Sleeping, "alarmtimer_do_nsleep alarm_timer_nsleep", "", WaitClass::Timer),
+    ] {
+        assert_eq!(class_of(state, kernel, user), class, "{state:?} {kernel}");
+    }
+}
+
+#[test]
+fn what_a_program_waits_for_tells_more_than_how() {
+    let cond = "futex_wait_queue __futex_wait futex_wait";
+    for (kernel, user, class) in [
+        ("ep_poll do_epoll_wait", "epoll_wait WaitEventSetWait WaitLatch ProcSleep LockAcquire", WaitClass::Lock),
+        ("ep_poll do_epoll_wait", "epoll_wait WaitEventSetWait secure_read PostgresMain", WaitClass::Idle),
+        (cond, "pthread_cond_timedwait take_gil PyEval_RestoreThread", WaitClass::Lock),
+        ("do_poll", "poll __res_context_send getaddrinfo", WaitClass::Network),
+        ("__do_semtimedop __x64_sys_semop", "semop main", WaitClass::Lock),
+        // It does not get as far as to wait for its lock.
+        ("folio_wait_bit filemap_fault handle_mm_fault", "ProcSleep", WaitClass::PageFault),
+    ] {
+        assert_eq!(class_of(State::Sleeping, kernel, user), class, "{user}");
+    }
+}
+
+#[test]
+fn rules_of_ones_own_come_first_and_the_innermost_frame_counts() {
+    let own = Classes::parse("idle queue_pop\nlock take_*\ndisk ep_poll\n").expect("rules");
+    let told = |state, kernel: &str, user: &str| {
+        let (kernel, user) = (frames(kernel), frames(user));
+        let seen = Seen {
+            state,
+            in_iowait: false,
+            is_kernel: false,
+            syscall: None,
+            kernel: &kernel,
+            user: &user,
+            in_flight: InFlight::Unknown,
+        };
+        classify(&seen, &own)
+    };
+    let asleep = State::Sleeping;
+    let wait = told(asleep, "futex_wait", "pthread_mutex_lock queue_pop main");
+    assert_eq!((wait.class, wait.rule.as_str()), (WaitClass::Idle, "a rule of --classes: queue_pop"));
+    assert_eq!(told(asleep, "futex_wait", "take_it queue_pop").class, WaitClass::Lock);
+    assert_eq!(told(asleep, "futex_wait", "queue_pop take_it").class, WaitClass::Idle);
+    assert_eq!(told(asleep, "ep_poll", "queue_pop").class, WaitClass::Disk);
+    assert_eq!(told(asleep, "futex_wait", "main").class, WaitClass::Lock);
+    assert_eq!(told(State::Ready, "futex_wait", "queue_pop").class, WaitClass::Cpu);
+}
+
+#[test]
+fn the_rule_names_the_frame_that_it_goes_by() {
+    let kernel = frames("futex_wait_queue __futex_wait futex_wait");
+    let seen = Seen {
+        state: State::Sleeping,
+        in_iowait: false,
+        is_kernel: false,
+        syscall: Some("futex"),
+        kernel: &kernel,
+        user: &[],
+        in_flight: InFlight::Unknown,
+    };
+    assert_eq!(
+        classify(&seen, &Classes::default()).rule,
+        "waits in a futex that another thread has to release: futex_wait_queue"
+    );
+}
+
+#[test]
+fn without_a_stack_the_system_call_tells() {
+    let seen = |syscall| Seen {
+        state: State::Sleeping,
+        in_iowait: false,
+        is_kernel: false,
+        syscall,
+        kernel: &[],
+        user: &[],
+        in_flight: InFlight::Unknown,
+    };
+    assert_eq!(classify(&seen(Some("clock_nanosleep")), &Classes::default()).class, WaitClass::Timer);
+    assert_eq!(classify(&seen(None), &Classes::default()).class, WaitClass::Other);
+}
+
+proptest! {
+    #[test]
+    fn any_stack_has_a_class_and_a_rule(names in prop::collection::vec(".*", 0..8)) {
+        let seen = Seen {
+            state: State::Sleeping,
+            in_iowait: false,
+            is_kernel: false,
+            syscall: None,
+            kernel: &names,
+            user: &names,
+            in_flight: InFlight::Unknown,
+        };
+        prop_assert!(!classify(&seen, &Classes::default()).rule.is_empty());
+    }
+}
+
+#[test]
+fn requests_that_a_thread_has_submitted_are_for_a_disk_or_for_events() {
+    let kernel = frames("io_cqring_wait __do_sys_io_uring_enter");
+    let class = |in_iowait, in_flight| {
+        let seen = Seen { in_iowait, in_flight, ..seen_in(&kernel) };
+        classify(&seen, &Classes::default()).class
+    };
+    assert_eq!(class(true, InFlight::Unknown), WaitClass::Disk);
+    assert_eq!(class(false, InFlight::Disk), WaitClass::Disk);
+    assert_eq!(class(false, InFlight::Unknown), WaitClass::Idle, "none is in flight");
+    assert_eq!(class(true, InFlight::Events), WaitClass::Idle, "a server of the network");
+}
+
+#[test]
+fn whoever_would_write_to_a_frozen_file_system_is_told_so_and_others_that_wait_for_such_a_lock_are_not() {
+    for (kernel, is_frozen) in [
+        ("percpu_rwsem_wait __percpu_down_read vfs_write ksys_pwrite64", true),
+        ("percpu_rwsem_wait __percpu_down_read mnt_want_write filename_create do_mkdirat", true),
+        ("percpu_rwsem_wait __percpu_down_read ext4_page_mkwrite do_page_mkwrite handle_mm_fault", true),
+        ("percpu_rwsem_wait __percpu_down_read copy_process kernel_clone", false),
+        ("percpu_rwsem_wait __percpu_down_read cpus_read_lock vfs_write", false),
+        ("folio_wait_bit vfs_write", false),
+    ] {
+        let kernel = frames(kernel);
+        assert_eq!(thaw_that_is_awaited(&kernel).is_some(), is_frozen, "{kernel:?}");
+        let wait = classify(&seen_in(&kernel), &Classes::default());
+        assert_eq!(wait.rule.contains("frozen"), is_frozen, "{wait:?}");
+    }
+}
+
+fn seen_in(kernel: &[String]) -> Seen<'_> {
+    Seen {
+        state: State::Sleeping,
+        in_iowait: false,
+        is_kernel: false,
+        syscall: None,
+        kernel,
+        user: &[],
+        in_flight: InFlight::Unknown,
+    }
+}

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Threads that are stopped for a known time, and let go on by a known thread.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+use whylate_model::wait::Stop;
+
+use super::*;
+
+/// Each stop takes so long, at least.
+const STOPPED: Duration = Duration::from_millis(20);
+const ROUNDS: usize = 10;
+/// From the beginning of a stop, as its process is seen in that state, and to its end: threads wait for CPUs.
+const NEAR_NS: u64 = 15_000_000;
+
+/// A process that sleeps until it is dropped.
+struct Napper(Child);
+
+impl Napper {
+    fn start() -> Result<Self> {
+        let napper = Napper(Command::new("sleep").arg("100").spawn()?);
+        napper.wait_for("S")?;
+        Ok(napper)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Until it sleeps in that state.
+    fn wait_for(&self, states: &str) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let of = |file: &str| fs::read_to_string(format!("/proc/{}/{file}", self.pid()));
+            let (stat, call) = (of("stat")?, of("syscall").unwrap_or_default());
+            let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).context("a state")?;
+            if states.contains(state) && !call.starts_with("running") {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "it is in state {state}, and not in {states}");
+            sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = Pid::from_raw(self.pid() as i32).context("it has a number")?;
+        Ok(kill_process(pid, signal)?)
+    }
+}
+
+impl Drop for Napper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Stops a process as often as asked, and lets it go on; each stop's beginning and end, as this thread knows them.
+fn stop_and_let_go(stop: &dyn Fn() -> Result<()>, let_go: &dyn Fn() -> Result<()>) -> Result<Vec<(u64, u64)>> {
+    let mut stops = Vec::new();
+    for _ in 0..ROUNDS {
+        stop()?;
+        let began_ns = monotonic_ns();
+        sleep(STOPPED);
+        let ended_ns = monotonic_ns();
+        let_go()?;
+        stops.push((began_ns, ended_ns));
+    }
+    Ok(stops)
+}
+
+/// The stays of the process, beside its stops.
+fn ensure_stopped(what: &str, napper: &Napper, edges: &Edges, stops: &[(u64, u64)], stop: Stop) -> Result<()> {
+    let stays = stays_of(&recorded(edges)?, napper.pid());
+    let mut wrong = Vec::new();
+    for &(began_ns, ended_ns) in stops {
+        // It was stopped by then, and let go on after.
+        let is_it = |pair: &&[Stay]| match (pair[0].exit, pair[1].entry) {
+            (Exit::Blocked(_), Entry::Woken { at_ns, .. }) => pair[0].end_ns <= ended_ns && at_ns >= ended_ns,
+            _ => false,
+        };
+        let Some([before, after]) = stays.windows(2).find(is_it) else {
+            wrong.push(format!("none from {began_ns} to {ended_ns}"));
+            continue;
+        };
+        let is_by_this = matches!(after.entry, Entry::Woken { by: Waker::Thread(by), .. } if by == tid());
+        let is_as_long = before.end_ns <= began_ns && began_ns - before.end_ns <= NEAR_NS;
+        // What freezes a thread in the midst of a sleep does not wake it for that.
+        let began = matches!(before.exit, Exit::Blocked(Blocked { stop: Some(told), .. }) if told == stop);
+        if after.stopped != Some(stop) || !is_by_this || !(began && is_as_long || stop == Stop::Freezer) {
+            wrong.push(format!("{before:?} {after:?}"));
+        }
+    }
+    println!("{what}: {} stops, {} are told otherwise", stops.len(), wrong.len());
+    ensure!(wrong.len() <= by_chance(stops.len(), OTHERWISE), "{what}: {wrong:?}");
+    // Nothing else of it is a stop.
+    let told = stays.iter().filter(|stay| stay.stopped.is_some()).count();
+    ensure!(told <= stops.len(), "{told} stops of {}", stops.len());
+    Ok(())
+}
+
+#[test]
+fn a_process_that_a_signal_stops_is_told_with_who_let_it_go_on() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let (edges, napper) = (attach()?, Napper::start()?);
+    let stops = stop_and_let_go(&|| napper.signal(Signal::STOP).and_then(|()| napper.wait_for("T")), &|| {
+        napper.signal(Signal::CONT).and_then(|()| napper.wait_for("S"))
+    })?;
+    ensure_stopped("signal", &napper, &edges, &stops, Stop::Signal)
+}
+
+#[test]
+fn a_process_that_a_tracer_holds_is_told_with_its_tracer() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let (edges, napper) = (attach()?, Napper::start()?);
+    let pid = napper.pid() as i32;
+    let ptrace = |request: libc::c_uint| -> Result<()> {
+        // SAFETY: these requests take no address of this process's memory.
+        let result = unsafe { libc::ptrace(request, pid, 0, 0) };
+        ensure!(result == 0, "ptrace {request}: {}", std::io::Error::last_os_error());
+        Ok(())
+    };
+    ptrace(libc::PTRACE_SEIZE)?;
+    let stops = stop_and_let_go(&|| ptrace(libc::PTRACE_INTERRUPT).and_then(|()| napper.wait_for("t")), &|| {
+        ptrace(libc::PTRACE_CONT).and_then(|()| napper.wait_for("S"))
+    })?;
+    ensure_stopped("tracer", &napper, &edges, &stops, Stop::Tracer)
+}
+
+/// A hierarchy of cgroups of version 2, and one in it with a process; both go with this.
+struct Frozen {
+    root: tempfile::TempDir,
+    cgroup: PathBuf,
+}
+
+impl Frozen {
+    fn make(pid: u32) -> Result<Self> {
+        let root = tempfile::tempdir()?;
+        mount("whylate-test", root.path(), "cgroup2", MountFlags::empty(), None)
+            .context("cgroups cannot be mounted")?;
+        let cgroup = root.path().join(format!("whylate-stopped-{}", std::process::id()));
+        let frozen = Frozen { root, cgroup };
+        fs::create_dir(&frozen.cgroup)?;
+        fs::write(frozen.cgroup.join("cgroup.procs"), pid.to_string())?;
+        Ok(frozen)
+    }
+
+    fn freeze(&self, is_frozen: bool) -> Result<()> {
+        fs::write(self.cgroup.join("cgroup.freeze"), if is_frozen { "1" } else { "0" })?;
+        let said = format!("frozen {}", u8::from(is_frozen));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !fs::read_to_string(self.cgroup.join("cgroup.events"))?.contains(&said) {
+            ensure!(Instant::now() < deadline, "it is not {said}");
+            sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = self.freeze(false);
+        let everybody = self.root.path().join("cgroup.procs");
+        for pid in fs::read_to_string(self.cgroup.join("cgroup.procs")).unwrap_or_default().lines() {
+            let _ = fs::write(&everybody, pid);
+        }
+        let _ = fs::remove_dir(&self.cgroup);
+        let _ = unmount(self.root.path(), UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_process_that_is_frozen_with_its_cgroup_is_told_with_who_thawed_it() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let (edges, napper) = (attach()?, Napper::start()?);
+    let frozen = Frozen::make(napper.pid())?;
+    let stops = stop_and_let_go(&|| frozen.freeze(true), &|| frozen.freeze(false).and_then(|()| napper.wait_for("S")))?;
+    ensure_stopped("cgroup.freeze", &napper, &edges, &stops, Stop::Freezer)
+}
+
+/// The freezer of version 1 changes the state of a thread that sleeps, without waking it: of a sleep whose time comes
+/// meanwhile, whoever thaws it is the end.
+#[test]
+fn a_sleep_whose_time_comes_while_its_thread_is_frozen_ends_with_who_thaws_it() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let freezer = Path::new("/sys/fs/cgroup/freezer");
+    if !freezer.join("cgroup.procs").exists() {
+        println!("skipped: the freezer of cgroups of version 1 is not mounted");
+        return Ok(());
+    }
+    let cgroup = freezer.join(format!("whylate-stopped-{}", std::process::id()));
+    fs::create_dir(&cgroup)?;
+    let outcome = frozen_asleep(&cgroup);
+    let _ = fs::write(cgroup.join("freezer.state"), "THAWED");
+    fs::remove_dir(&cgroup)?;
+    outcome
+}
+
+fn frozen_asleep(cgroup: &Path) -> Result<()> {
+    let edges = attach()?;
+    // Naps of 5 ms: one of them ends while it is frozen.
+    let mut command = Command::new("perl");
+    let naps = Napper(command.args(["-e", "select(undef, undef, undef, 0.005) while 1"]).spawn()?);
+    fs::write(cgroup.join("cgroup.procs"), naps.pid().to_string())?;
+    let freeze = |state: &str| -> Result<()> {
+        fs::write(cgroup.join("freezer.state"), state)?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while fs::read_to_string(cgroup.join("freezer.state"))?.trim() != state {
+            ensure!(Instant::now() < deadline, "it is not {state}");
+            sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    };
+    let outcome = stop_and_let_go(&|| freeze("FROZEN"), &|| freeze("THAWED"))
+        .and_then(|stops| ensure_stopped("freezer.state", &naps, &edges, &stops, Stop::Freezer));
+    let pid = naps.pid();
+    drop(naps);
+    // Its cgroup is empty only once it has left.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while fs::read_to_string(cgroup.join("cgroup.procs"))?.lines().any(|line| line == pid.to_string()) {
+        ensure!(Instant::now() < deadline, "it has not left");
+        sleep(Duration::from_millis(1));
+    }
+    outcome
+}
