@@ -256,6 +256,21 @@ mod tests {
     }
 
     #[test]
+    fn a_far_file_that_is_replaced_in_place_is_another_one_at_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut files, own) = (CodeFiles::new(false), std::process::id());
+        let path = program(directory.path(), "program");
+        let open = |files: &mut CodeFiles| {
+            let mapped = Mapped::new(&path);
+            files.open(own, &far(&mapped.mapping)).expect("it is read").expect("an ELF file")
+        };
+        let (first, again) = (open(&mut files), open(&mut files));
+        assert!(Arc::ptr_eq(&first, &again));
+        fs::write(&path, fs::read("/bin/false").expect("there")).expect("written");
+        assert!(!Arc::ptr_eq(&first, &open(&mut files)));
+    }
+
+    #[test]
     fn what_lies_at_the_path_of_a_mapping_by_now_is_not_opened() {
         let directory = tempfile::tempdir().expect("a directory");
         let (fifo, other) = (directory.path().join("fifo"), program(directory.path(), "other"));
