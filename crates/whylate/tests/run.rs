@@ -290,6 +290,46 @@ const DESIGNS: [(&str, &str, &[u64]); 5] = [
     ),
 ];
 
+/// A thread that is not the first works, and executes a program, which works too.
+const EXECUTES_IN_A_THREAD: &str = r#"
+import os, sys, threading, time
+WORK = "import time\nuntil = time.thread_time() + 0.03\nwhile time.thread_time() < until: pass"
+def execute():
+    exec(WORK)
+    os.execv(sys.executable, [sys.executable, "-ESc", WORK])
+threading.Thread(target=execute).start()
+time.sleep(30)
+"#;
+
+#[test]
+fn a_thread_that_executes_a_program_is_followed_across_its_change_of_number() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: there is no python3");
+        return Ok(());
+    }
+    let told = told(&mut run_json(&["python3", "-ESc", EXECUTES_IN_A_THREAD]))?;
+    let own_ns = told.sum(|segment| segment.kind == CauseKind::Running && segment.is_member);
+    ensure!(own_ns >= 58 * MS, "{own_ns} ns: {told:?}");
+    Ok(())
+}
+
+#[test]
+fn a_wait_that_times_out_is_told_from_a_sleep() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: there is no python3");
+        return Ok(());
+    }
+    let script = "import select, time\nselect.poll().poll(40)\ntime.sleep(0.04)";
+    let told = told(&mut run_json(&["python3", "-ESc", script]))?;
+    for who in ["timeout of the wait", "timer"] {
+        let ns = told.sum(|segment| segment.kind == CauseKind::Timer && segment.who == who);
+        ensure!(ns >= 39 * MS, "{who}: {ns} ns: {told:?}");
+    }
+    Ok(())
+}
+
 #[test]
 fn the_path_of_each_design_is_what_its_sleeps_dictate() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };

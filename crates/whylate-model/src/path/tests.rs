@@ -11,6 +11,7 @@ use proptest::prelude::*;
 
 use super::events::{Builder, Event};
 use super::history::{Blocked, Entry, Exit, Holder, Name, Operation, Recorded, Slice, Waker};
+use super::timer::TimerKind;
 use super::{Asked, Found, Names, Path, PathSegment, walk};
 use crate::{CauseKind, Cgroup};
 
@@ -428,7 +429,7 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
     let waker = prop_oneof![
         (0_u32..6).prop_map(Waker::Thread),
         (0_u32..6).prop_map(Waker::Parent),
-        Just(Waker::Timer),
+        (0_u8..10).prop_map(|number| Waker::Timer(TimerKind::from_number(number).unwrap_or_default())),
         Just(Waker::Irq),
         Just(Waker::Softirq),
         (0_u64..400, 0_u64..400, 0_u32..6).prop_map(|(queued_ns, issued_ns, submitter)| {

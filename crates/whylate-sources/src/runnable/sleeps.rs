@@ -251,7 +251,8 @@ impl Outcome {
     fn add(&mut self, asked: Asked, finding: Finding) {
         match finding {
             Finding::Hop(Hop { number: 0, by, woken_ns, .. }) => {
-                (self.was_timer, self.is_open) = (by == Some(Waker::Timer), by.is_none() && woken_ns == asked.to_ns);
+                self.was_timer = matches!(by, Some(Waker::Timer(of)) if of.is_own());
+                self.is_open = by.is_none() && woken_ns == asked.to_ns;
             }
             Finding::Asleep { hop: 0, at_ns, blocked, .. } => {
                 (self.began_ns, self.is_uninterruptible) = (Some(at_ns), blocked.is_uninterruptible);

@@ -107,7 +107,7 @@ impl Open {
         let mut path = found.finish(names).segments;
         if let Some(waits_in) = waits_in {
             let own = path.iter_mut().filter(|segment| segment.depth == 1);
-            own.for_each(|segment| segment.via = Some(waits_in.clone()));
+            own.for_each(|segment| *segment = std::mem::take(segment).waiting_in(Some(waits_in.clone())));
         }
         path
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::super::budget::{Budget, EndedBy, Known, budget};
-use super::super::history::Name;
+use super::super::history::{Name, Request};
 use super::*;
 
 /// Threads 1, 2 and 4 are a server, 3 is its client; all of them wait as it begins.
@@ -50,6 +50,41 @@ fn a_thread_that_never_had_a_cpu_is_called_by_the_name_it_has() {
     assert_eq!((told.waiter.as_deref(), told.via.as_deref()), (Some("server:4"), Some("accept")));
     // Of waits that are not over nothing is told.
     assert_eq!(seen.longest.len(), 3);
+}
+
+/// As of page faults on a fast disk: each wait takes 40 us.
+#[test]
+fn short_waits_for_a_disk_are_told_as_such() {
+    const US: u64 = 1_000;
+    let request =
+        |from_ns| Request { queued_ns: from_ns, issued_ns: from_ns, device: 8, submitter: 1, ..Request::default() };
+    let slices = |turn: u64| {
+        let (from_ns, to_ns) = (1 + turn * 50 * US, 1 + (turn * 50 + 10) * US);
+        let by = Waker::Disk(request(from_ns.saturating_sub(40 * US)));
+        let entry = Entry::Woken { at_ns: from_ns, by, cpu: 0 };
+        let blocked = Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() };
+        let own = Slice {
+            start_ns: from_ns,
+            end_ns: to_ns,
+            holder: Holder::Thread(1),
+            name: name(1),
+            entry,
+            exit: Exit::Blocked(blocked),
+            ..Slice::default()
+        };
+        [own, Slice { start_ns: to_ns, end_ns: 1 + (turn + 1) * 50 * US, holder: Holder::Idle, ..Slice::default() }]
+    };
+    let mut past = Recorded { cpus: vec![(0..100).flat_map(slices).collect()] };
+    let of = Asked { tid: 1, from_ns: 1, to_ns: 1 + 99 * 50 * US, is_wait: false, is_command: false };
+    let told = budget(&mut past, &[of], &BTreeMap::new(), &(), &mut Plain);
+    let waits = &told.waits[0];
+    assert_eq!(
+        (waits.via.as_str(), waits.ended_by, waits.ns),
+        ("waits outside system calls", Some(EndedBy::Disk), 98 * 40 * US)
+    );
+    assert_eq!(waits.path.len(), 1);
+    let part = &waits.path[0];
+    assert_eq!((part.kind, part.who.as_str(), part.ns), (CauseKind::Disk, "disk8 (read by t1:1)", waits.ns));
 }
 
 #[test]

@@ -447,7 +447,7 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
             }
         }
         None => Err(unknown("its waking was not seen")),
-        Some(Waker::Timer) => leaf(CauseKind::Timer, Party::Text("timer")),
+        Some(Waker::Timer(of)) => leaf(CauseKind::Timer, Party::Timer(of)),
         Some(Waker::Network) => leaf(CauseKind::Network, Party::Text("network")),
         Some(Waker::Rcu) => leaf(CauseKind::Rcu, Party::Text("grace period")),
         // When it came into being is not known either.
