@@ -170,8 +170,9 @@ impl Processes {
         processes.map(|(id, process)| (*id, process.tgid)).collect()
     }
 
-    /// What is known of processes by their number.
-    pub(super) fn known(&self) -> HashMap<u32, Arc<Process>> {
+    /// What is known of processes by their number, for a snapshot whose names are looked up in it.
+    pub(super) fn known(&mut self) -> HashMap<u32, Arc<Process>> {
+        self.code.gathered();
         self.by_id.clone()
     }
 
@@ -565,7 +566,7 @@ mod tests {
         for mapped in &mapped[7..9] {
             assert_eq!(kind(&processes.find(1, own, mapped.mapping.start + 8)), "code");
         }
-        let process = &processes.known()[&1];
+        let process = &processes.by_id[&1];
         assert!(process.mappings.list.len() > 300 && process.code.len() == 2, "{}", process.code.len());
         assert_eq!(kind(&processes.find(1, own, 8)), "nothing");
     }
@@ -613,7 +614,7 @@ mod tests {
         let mapped = Mapped::new(&paths[0]);
         let (mut processes, own, start) = (processes(), std::process::id(), mapped.mapping.start);
         assert_eq!(kind(&processes.find(1, own, start)), "code");
-        let code = |processes: &Processes| match &processes.known()[&1].code[&start] {
+        let code = |processes: &Processes| match &processes.by_id[&1].code[&start] {
             Code::File(file) => Arc::clone(file),
             Code::Other | Code::Failed(_) => panic!("a file of code"),
         };
