@@ -230,10 +230,10 @@ mod tests {
             ]
         );
         // A quota that is seldom used up is not the reason.
-        let mostly_behind = [part("hog:7", ("starved_by", 0.7)), part("cgroup /a/b", ("throttled", 0.1))];
+        let mostly_behind = [part("hog:7", ("starved_by", 0.72)), part("cgroup /a/b", ("throttled", 0.1))];
         let told = told([vec![starved], mostly_behind.into()].concat());
         assert!(
-            told.len() == 1 && told[0].ends_with("88 % of it behind hog:7: pin it to a CPU of its own (sq_thread_cpu)"),
+            told.len() == 1 && told[0].ends_with("90 % of it behind hog:7: pin it to a CPU of its own (sq_thread_cpu)"),
             "{told:?}"
         );
     }
