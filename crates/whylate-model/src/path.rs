@@ -28,6 +28,7 @@ mod passed;
 mod rewind;
 pub mod stolen;
 mod sums;
+pub mod timer;
 mod walk;
 pub mod watched;
 mod within;
@@ -39,6 +40,7 @@ pub use walk::walk;
 pub use within::within;
 
 use history::{Blocked, Name, Request, Waker};
+use timer::TimerKind;
 
 use crate::CauseKind;
 use crate::wait::Stop;
@@ -160,6 +162,8 @@ pub enum Party {
     Limit(u32),
     /// The quota of a thread's cgroup, or of one above it, as in [`history::Slice::cgroup`].
     Quota(Option<u64>),
+    /// A timer, which is told by what the thread waited in.
+    Timer(TimerKind),
     /// In words.
     Text(&'static str),
 }

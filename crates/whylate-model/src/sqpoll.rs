@@ -37,6 +37,8 @@ pub struct Counters {
     pub wakeups: Option<u64>,
     /// Of the time without a CPU, how much went by before it got one from whom.
     pub behind_ns: BTreeMap<String, u64>,
+    /// Of the time without a CPU, for how long it was not allowed to have one, by the cgroup whose quota was used up.
+    pub throttled_ns: BTreeMap<String, u64>,
 }
 
 /// What a thread did between two readings. The shares of its states add up to 1.
@@ -60,6 +62,8 @@ pub struct Usage {
     pub wakeups_per_s: Option<f64>,
     /// Shares of the time, by who had the CPU before it; largest first.
     pub starved_by: Vec<(String, f64)>,
+    /// Shares of the time in which it was not allowed to run, by the cgroup whose quota was used up; largest first.
+    pub throttled: Vec<(String, f64)>,
 }
 
 impl Usage {
@@ -74,14 +78,14 @@ impl Usage {
         let share = |ns: u64| ns as f64 / duration_ns as f64;
         let a_second = |count: u64| count as f64 * 1e9 / duration_ns as f64;
         let working_ns = since(after.working_ns, before.working_ns).map(|ns| ns.min(running_ns));
-        let mut starved_by: Vec<(String, f64)> = after
-            .behind_ns
-            .iter()
-            .map(|(who, &ns)| (who.clone(), ns.saturating_sub(before.behind_ns.get(who).copied().unwrap_or(0))))
-            .filter(|&(_, ns)| ns > 0)
-            .map(|(who, ns)| (who, share(ns)))
-            .collect();
-        starved_by.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+        let shares = |after: &BTreeMap<String, u64>, before: &BTreeMap<String, u64>| {
+            let more =
+                |(who, ns): (&String, &u64)| (who.clone(), ns.saturating_sub(before.get(who).copied().unwrap_or(0)));
+            let some = after.iter().map(more).filter(|&(_, ns)| ns > 0);
+            let mut shares: Vec<(String, f64)> = some.map(|(who, ns)| (who, share(ns))).collect();
+            shares.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+            shares
+        };
         Some(Usage {
             duration_ns,
             working: working_ns.map(share),
@@ -91,7 +95,8 @@ impl Usage {
             starved: share(starved_ns),
             sqes_per_s: since(after.sqes, before.sqes).map(a_second),
             wakeups_per_s: since(after.wakeups, before.wakeups).map(a_second),
-            starved_by,
+            starved_by: shares(&after.behind_ns, &before.behind_ns),
+            throttled: shares(&after.throttled_ns, &before.throttled_ns),
         })
     }
 

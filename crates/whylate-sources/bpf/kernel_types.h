@@ -187,6 +187,11 @@ struct hrtimer {
 	u8 is_soft;
 };
 
+/* Of low resolution. */
+struct timer_list {
+	void *function;
+};
+
 struct kernfs_node {
 	u64 id;
 };

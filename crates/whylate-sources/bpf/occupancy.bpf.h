@@ -30,6 +30,8 @@ enum occupancy_limits {
 	EXPLAIN_STEPS = 250000,
 	/* Stacks of late interrupts that are kept. */
 	LATE_STACKS = 8192,
+	/* In place of the number of a known timer: the thread was held back as it had dirtied many pages. */
+	DIRTY_THROTTLING = 255,
 	/* Their numbers start again after the largest s32. */
 	LATE_STACK_NUMBERS = 0x7fffffff,
 	LATE_STACK_FRAMES = 64,
@@ -87,7 +89,7 @@ enum entry_kind {
 	/* It is new, and `waker` has made it: as a process of its own, or as another thread of `waker`'s. */
 	ENTRY_PARENT,
 	ENTRY_PARENT_OF_THREAD,
-	/* It was woken by none. */
+	/* It was woken by none. Of a timer, `waker` is the number of its function among those that are known, or 0. */
 	ENTRY_TIMER,
 	ENTRY_NETWORK,
 	ENTRY_RCU,
@@ -281,8 +283,16 @@ struct account {
 	u64 missed_ns;
 	/* Address of the CPU's preemption count; 0: not known yet, or nowhere. */
 	u64 preempt_count;
-	/* Wakers, submitters and queuers that are not known: interrupts without a tracepoint. CPUs share no cache line. */
+	/* Wakers, submitters and queuers that are not known: interrupts without a tracepoint. */
 	u64 unseen_interrupts;
+	/* The thread that has the CPU, by its struct task_struct: its number may change. */
+	u64 task;
+	/* Functions of the timers that expire, in a softirq and in an interrupt; 0: none. */
+	u64 timers[2];
+	/* Which known one has raised NET_TX and NET_RX; 0: none. */
+	u8 net_timers[2];
+	/* CPUs share no cache line. */
+	u8 _unused_yet_either[38];
 };
 _Static_assert(__builtin_offsetof(struct account, entry) == 128, "what is used at each switch takes more than two cache lines");
 _Static_assert(sizeof(struct account) % 64 == 0, "accounts of two CPUs share a cache line");

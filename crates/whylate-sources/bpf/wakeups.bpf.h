@@ -35,6 +35,8 @@ struct wakeup {
 		char waker[16];
 		/* Of ENTRY_DISK. */
 		u32 completed;
+		/* Of ENTRY_TIMER: as known_timer() tells it. */
+		u32 timer;
 	};
 };
 _Static_assert(sizeof(struct wakeup) == 64, "a wakeup takes more than one cache line");

@@ -18,6 +18,8 @@ use whylate_model::name::into_bounded;
 use by_handle::ByHandle;
 pub(crate) use frozen::is_frozen;
 
+use crate::first_thread;
+
 /// The memory that known paths take at most. A user with a subtree of its own can make cgroups without end.
 const MAX_PATH_BYTES: usize = 4 << 20;
 /// How often directories are walked again at most, for new cgroups.
@@ -157,6 +159,11 @@ impl Cgroups {
         self.paths.by_id.get(&id).cloned()
     }
 
+    /// As causes name it.
+    pub(crate) fn called(&mut self, id: u64) -> String {
+        self.path(id).map_or_else(|| format!("cgroup {id}"), |path| format!("cgroup {path}"))
+    }
+
     /// The same of a thread's cgroup, also of one that is gone; `None` where there is no hierarchy.
     pub(crate) fn told(&mut self, id: u64) -> Option<String> {
         if id == OF_SESSION {
@@ -214,7 +221,8 @@ pub fn id_of(path: &str) -> std::io::Result<u64> {
 
 /// For how long the cgroup of a process and those above it have been throttled so far, over all CPUs, by their paths.
 pub fn throttled_ns(process: u32) -> Vec<(String, u64)> {
-    let (Some(root), Ok(own)) = (mounted(), fs::read_to_string(format!("/proc/{process}/cgroup"))) else {
+    let shown = first_thread::shown_as(process);
+    let (Some(root), Ok(own)) = (mounted(), fs::read_to_string(format!("/proc/{shown}/cgroup"))) else {
         return Vec::new();
     };
     let controller = are_of_v1().then_some(CPU);

@@ -14,6 +14,7 @@ pub mod credentials;
 mod demangle;
 mod distribution;
 mod elements;
+mod first_thread;
 mod floors;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

@@ -13,7 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::attach::{PlainData, read_plain};
 
 /// The largest element that is copied.
-const MOST_COPIED_BYTES: usize = 256;
+const MOST_COPIED_BYTES: usize = 320;
 
 /// A `BPF_MAP_TYPE_ARRAY` with `BPF_F_MMAPABLE`. The kernel changes it at the same time: every access is atomic.
 #[derive(Debug)]
@@ -94,8 +94,9 @@ impl MappedArray {
     /// An element as it is now, perhaps half of it older than the rest.
     ///
     /// # Panics
-    /// When there is no such element, or it is larger than 256 bytes.
+    /// When there is no such element.
     pub fn copy<T: PlainData>(&self, index: usize) -> Option<T> {
+        const { assert!(size_of::<T>() <= MOST_COPIED_BYTES, "it is too large to be copied") };
         let mut bytes = [0; MOST_COPIED_BYTES];
         let words = bytes.chunks_exact_mut(8).take(size_of::<T>() / 8).enumerate();
         for (place, word) in words {

@@ -77,6 +77,17 @@ pub fn address_of(function: &str) -> std::io::Result<u64> {
     }
 }
 
+/// Where kernel functions are; 0 of those that there are none of, or that the kernel does not tell.
+pub(crate) fn addresses_of<const COUNT: usize>(functions: [&str; COUNT]) -> [u64; COUNT] {
+    let mut addresses = [0; COUNT];
+    for (address, name) in symbols_of(&kallsyms().unwrap_or_default()) {
+        if let Some(index) = functions.iter().position(|wanted| *wanted == name) {
+            addresses[index] = address;
+        }
+    }
+    addresses
+}
+
 /// What makes the kernel tell where its functions are.
 pub(crate) fn to_see_addresses() -> &'static str {
     let restricted = std::fs::read_to_string("/proc/sys/kernel/kptr_restrict").unwrap_or_default();

@@ -177,7 +177,7 @@ fn sleepers_are_woken_by_timers_when_they_are_due() -> Result<()> {
     }
     let in_time = |at_ns: u64| slept.iter().any(|&(due_ns, over_ns)| (due_ns..=over_ns).contains(&at_ns));
     let stays = stays_of(&recorded(&edges)?, tid());
-    let by_timer = |at_ns, by| by == Waker::Timer && in_time(at_ns);
+    let by_timer = |at_ns, by| matches!(by, Waker::Timer(_)) && in_time(at_ns);
     let waits = ensure_woken("sleeper", &stays, libc::SYS_clock_nanosleep, by_timer)?;
     ensure!(waits >= 95, "{waits} waits of 100");
     Ok(())
@@ -345,17 +345,17 @@ fn field(line: &Line, key: &str) -> Option<u32> {
 fn is_same(line: &Line, by: Waker) -> bool {
     let is_thread = by == Waker::Thread(line.tid);
     match line.flags.chars().nth(2) {
-        Some('h' | 'H' | 'z' | 'Z') => matches!(by, Waker::Timer | Waker::Irq | Waker::Disk(_)),
+        Some('h' | 'H' | 'z' | 'Z') => matches!(by, Waker::Timer(_) | Waker::Irq | Waker::Disk(_)),
         // What a thread sends to its own machine is handed over in a softirq.
         Some('s') => {
-            is_thread || matches!(by, Waker::Timer | Waker::Network | Waker::Rcu | Waker::Softirq | Waker::Disk(_))
+            is_thread || matches!(by, Waker::Timer(_) | Waker::Network | Waker::Rcu | Waker::Softirq | Waker::Disk(_))
         }
         // An idle CPU does what it would have been interrupted for.
-        _ if line.tid == 0 => matches!(by, Waker::Timer | Waker::Irq | Waker::Disk(_)),
+        _ if line.tid == 0 => matches!(by, Waker::Timer(_) | Waker::Irq | Waker::Disk(_)),
         // Interrupts wake these after their handlers, in nobody's context.
         _ if line.fields.contains("comm=ksoftirqd/") => is_thread || by == Waker::Softirq,
         _ if line.fields.contains("comm=irq/") => is_thread || by == Waker::Irq,
-        _ if line.fields.contains("comm=ktimers/") => is_thread || by == Waker::Timer,
+        _ if line.fields.contains("comm=ktimers/") => is_thread || matches!(by, Waker::Timer(_)),
         _ => is_thread,
     }
 }

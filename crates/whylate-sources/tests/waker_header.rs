@@ -270,6 +270,58 @@ static void serve_softirq(void)
     set_bits(0);
 }
 
+/* What a known timer sends to this machine wakes for that timer, and what comes from elsewhere for the network. */
+static void deliver_for_timer(void)
+{
+    struct timer_list known = { .function = (void *)7 }, other = { .function = (void *)8 };
+    struct wakeup *wakeup = &wakeups[WORKERS + sleepers[0].pid];
+
+    for (u32 i = 0; i < 3; i++) {
+        set_bits(SERVES_SOFTIRQ);
+        on_softirq_entry(0, SOFTIRQ_TIMER);
+        on_timer_expire_entry(0, i == 1 ? &other : &known);
+        sleepers[0].nvcsw += 2;
+        on_sched_waking(0, &sleepers[0]);
+        check(WAKER, wakeup->entry == ENTRY_TIMER && wakeup->timer == (i == 1 ? 0 : 2), wakeup->entry, wakeup->timer);
+        if (i < 2)
+            on_softirq_raise(0, SOFTIRQ_NET_RX);
+        on_softirq_exit(0, SOFTIRQ_TIMER);
+        on_softirq_entry(0, SOFTIRQ_NET_RX);
+        sleepers[0].nvcsw += 2;
+        on_sched_waking(0, &sleepers[0]);
+        check(WAKER, wakeup->entry == (i ? ENTRY_NETWORK : ENTRY_TIMER), wakeup->entry, wakeup->timer);
+        check(WAKER, i || wakeup->timer == 2, wakeup->entry, wakeup->timer);
+        on_softirq_exit(0, SOFTIRQ_NET_RX);
+        set_bits(0);
+    }
+}
+
+/* A thread executes a program, and takes over the number of its process's first thread. */
+static void take_number_over(bool is_switched)
+{
+    struct task_struct *task = &tasks[2], *before = current;
+    u32 written;
+
+    task->pid = 50;
+    current = task;
+    on_sched_switch(0, true, before, task, 0);
+    task->pid = task->tgid;
+    written = account.written;
+    if (is_switched)
+        on_sched_switch(0, true, task, &tasks[1], 0);
+    else
+        on_sched_process_exec(0, task);
+    check(WAKER, ring[written].id == 50 && ring[written].kind == OCCUPANT_THREAD, ring[written].kind, ring[written].id);
+    check(WAKER, ring[written].left == LEFT_DEAD && account.astray == 0, ring[written].left, account.astray);
+    written++;
+    check(WAKER, ring[written].id == 2 && ring[written].start_ns == ring[written].entry.woken_ns, 0, ring[written].id);
+    check(WAKER, ring[written].entry.kind == ENTRY_PARENT_OF_THREAD && ring[written].entry.waker == 50, ring[written].entry.kind,
+          ring[written].entry.waker);
+    if (!is_switched)
+        on_sched_switch(0, true, task, &tasks[1], 0);
+    current = &tasks[1];
+}
+
 static void set(const volatile void *setting, u64 value, u32 size)
 {
     char *page = (char *)((u64)setting & ~4095ull);
@@ -302,8 +354,12 @@ int main(int count, char **arguments)
     make(&sleepers[0], 100, 0, "sleeper");
     make(&sleepers[1], 101, PF_KTHREAD, "irq/7-eth0");
     make(&sleepers[2], 102, PF_KTHREAD, "kthread");
+    set(&known_timers[1], 7, sizeof(known_timers[1]));
     set_bits(0);
     on_sched_switch(0, true, &tasks[0], current, 0);
+    take_number_over(false);
+    take_number_over(true);
+    deliver_for_timer();
     for (int round = 0; round < ROUNDS; round++) {
         struct task_struct *next = &tasks[drawn(THREADS)], *before = current;
 

@@ -60,12 +60,16 @@ struct Service(Child);
 impl Service {
     /// `None`, and a line that says why, where it cannot run.
     fn start() -> Result<Option<Self>> {
+        Self::play(SERVICE)
+    }
+
+    fn play(script: &str) -> Result<Option<Self>> {
         if Command::new("python3").arg("--version").stdout(Stdio::null()).status().is_err() {
             println!("skipped: there is no python3");
             return Ok(None);
         }
         let mut command = Command::new("python3");
-        command.args(["-c", SERVICE, "200"]).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.args(["-c", script, "200"]).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut service = Service(command.spawn()?);
         let mut line = String::new();
         BufReader::new(service.0.stdout.take().context("a pipe")?).read_line(&mut line)?;
@@ -120,6 +124,84 @@ fn ensure_helped(told: &Output, called: &str) -> Result<()> {
     ensure!(whole >= 3, "{whole} waits");
     ensure!(sleeps_ns >= whole * 20_000_000, "{sleeps_ns} ns of sleep in {whole} waits");
     ensure!(works_ns >= whole * 9_000_000, "{works_ns} ns of work in {whole} waits");
+    Ok(())
+}
+
+/// A client that writes each request in two parts and then waits for the answer, over the loopback device: TCP delays the
+/// acknowledgement of the first part by 40 ms, and sends the second one when that has come. Somebody else computes meanwhile.
+const NAGLE: &str = r#"
+import ctypes, os, socket, threading, time
+def child(name, work):
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(1, 9)
+        open("/proc/self/comm", "w").write(name)
+        work()
+        os._exit(0)
+listener = socket.create_server(("127.0.0.1", 0))
+def serve():
+    s, _ = listener.accept()
+    while s.recv(4):
+        body = b""
+        while len(body) < 8: body += s.recv(8 - len(body))
+        s.sendall(b"answer")
+def compute():
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    while True: pass
+os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+child("wl-server", serve)
+child("wl-innocent", compute)
+open("/proc/self/comm", "w").write("wl-client")
+c = socket.create_connection(listener.getsockname())
+print("ready", flush=True)
+while True:
+    c.send(b"head"); c.send(b"the body"); c.recv(64)
+    time.sleep(0.002)
+"#;
+
+/// A server whose socket takes no packet in for 30 ms after each answer (SO_ATTACH_FILTER), so that the next request is lost.
+const LOSSY: &str = r#"
+import ctypes, os, socket, struct, threading, time
+listener = socket.create_server(("127.0.0.1", 0))
+none = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+if os.fork() == 0:
+    ctypes.CDLL(None).prctl(1, 9)
+    s, _ = listener.accept()
+    while s.recv(4):
+        s.sendall(b"answer")
+        s.setsockopt(socket.SOL_SOCKET, 26, struct.pack("HL", 1, ctypes.addressof(none)))
+        threading.Timer(0.03, lambda: s.setsockopt(socket.SOL_SOCKET, 27, 0)).start()
+    os._exit(0)
+c = socket.create_connection(listener.getsockname())
+print("ready", flush=True)
+while True:
+    c.send(b"head"); c.recv(64)
+    time.sleep(0.002)
+"#;
+
+#[test]
+fn timers_of_tcp_are_told_as_what_they_are_and_are_nobodys_doing() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    for (script, who) in [(NAGLE, "TCP's delayed acknowledgement"), (LOSSY, "TCP retransmission")] {
+        let Some(client) = Service::play(script)? else { return Ok(()) };
+        let told = whylate(&["-p", &client.0.id().to_string(), "-d", "2s", "--json"]).output();
+        drop(client);
+        ensure_waits_for_tcp(&told?, who)?;
+    }
+    Ok(())
+}
+
+fn ensure_waits_for_tcp(told: &Output, who: &str) -> Result<()> {
+    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+    let Seen { budget, .. } = serde_json::from_slice(&told.stdout)?;
+    let waits = || budget.waits.iter().filter(|waits| waits.via.starts_with("recvfrom"));
+    let total_ns: u64 = waits().map(|waits| waits.ns).sum();
+    let of = |is_it: &dyn Fn(&PathSegment) -> bool| -> u64 {
+        waits().flat_map(|waits| &waits.path).filter(|segment| is_it(segment)).map(|segment| segment.ns).sum()
+    };
+    let timer_ns = of(&|segment| segment.kind == CauseKind::Timer && segment.who == who);
+    ensure!(total_ns > 500_000_000, "the client waits for {total_ns} ns: {budget:?}");
+    ensure!(timer_ns >= total_ns / 2, "{timer_ns} of {total_ns} ns are for {who}: {budget:?}");
+    ensure!(of(&|segment| segment.kind == CauseKind::Network) <= total_ns / 10, "{budget:?}");
     Ok(())
 }
 

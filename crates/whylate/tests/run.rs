@@ -6,6 +6,9 @@
 mod chance;
 #[path = "run/credentials.rs"]
 mod credentials;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/loop_disk.rs"]
+mod loop_disk;
 #[path = "running/quota.rs"]
 mod quota;
 mod running;
@@ -25,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use chance::in_rounds;
+use loop_disk::Loop;
 use quota::Quota;
 use running::{Running, copied, whylate};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -277,6 +281,53 @@ fn of_children_at_the_same_time_the_longest_is_the_path() -> Result<()> {
     })
 }
 
+/// A file system of which hardly anything may wait in memory to be written, as there is on a slow disk; it goes with this.
+struct Strict {
+    _disk: Loop,
+    folder: tempfile::TempDir,
+}
+
+impl Strict {
+    fn make() -> Result<Option<Self>> {
+        let Some(disk) = Loop::make(96)? else { return Ok(None) };
+        if !Command::new("mkfs.ext4").arg("-q").arg(disk.path()).status().is_ok_and(|status| status.success()) {
+            println!("skipped: there is no mkfs.ext4");
+            return Ok(None);
+        }
+        let number = fs::read_to_string(format!("/sys/block/{}/dev", disk.name))?;
+        let limits = format!("/sys/class/bdi/{}", number.trim());
+        let limit = |name: &str, value: &str| fs::write(format!("{limits}/{name}"), value);
+        if limit("strict_limit", "1").and_then(|()| limit("max_bytes", "1048576")).is_err() {
+            println!("skipped: this kernel has no limit of its own for a disk's dirty pages");
+            return Ok(None);
+        }
+        let folder = tempfile::tempdir()?;
+        let mounted = Command::new("mount").arg(disk.path()).arg(folder.path()).status()?;
+        ensure!(mounted.success(), "cannot mount a loop device");
+        Ok(Some(Strict { _disk: disk, folder }))
+    }
+}
+
+impl Drop for Strict {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.folder.path()).status();
+    }
+}
+
+#[test]
+fn a_writer_that_is_held_back_for_its_dirty_pages_is_told_so() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(strict) = Strict::make()? else { return Ok(()) };
+    let file = format!("of={}", strict.folder.path().join("file").display());
+    let told = told(&mut run_json(&["dd", "if=/dev/zero", &file, "bs=64k", "count=400", "status=none"]))?;
+    let of_timers =
+        |is_it: &dyn Fn(&str) -> bool| told.sum(|segment| segment.kind == CauseKind::Timer && is_it(&segment.who));
+    let dirty_ns = of_timers(&|who| who == "dirty throttling");
+    let other_ns = of_timers(&|who| who != "dirty throttling");
+    ensure!(dirty_ns >= 20 * MS && other_ns * 10 <= dirty_ns, "{dirty_ns} and {other_ns} ns: {told:?}");
+    Ok(())
+}
+
 /// Designs of programs, as shells, and the sleeps on their critical paths in milliseconds.
 const DESIGNS: [(&str, &str, &[u64]); 5] = [
     ("nested sleeps", "sleep 0.05; (sleep 0.06; (sleep 0.07; :); :); sleep 0.03", &[50, 60, 70, 30]),
@@ -289,6 +340,43 @@ const DESIGNS: [(&str, &str, &[u64]); 5] = [
         &[30, 70, 40],
     ),
 ];
+
+/// A thread that is not the first works, and executes a program, which works too.
+const EXECUTES_IN_A_THREAD: &str = r#"
+import os, sys, threading, time
+WORK = "import time\nuntil = time.thread_time() + 0.03\nwhile time.thread_time() < until: pass"
+def execute():
+    exec(WORK)
+    os.execv(sys.executable, [sys.executable, "-ESc", WORK])
+threading.Thread(target=execute).start()
+time.sleep(30)
+"#;
+
+#[test]
+fn a_thread_that_executes_a_program_is_followed_across_its_change_of_number() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: there is no python3");
+        return Ok(());
+    }
+    let told = told(&mut run_json(&["python3", "-ESc", EXECUTES_IN_A_THREAD]))?;
+    let own_ns = told.sum(|segment| segment.kind == CauseKind::Running && segment.is_member);
+    ensure!(own_ns >= 58 * MS, "{own_ns} ns: {told:?}");
+    Ok(())
+}
+
+#[test]
+fn a_wait_that_times_out_is_told_from_a_sleep() -> Result<()> {
+    let Some(_turn) = turn() else { return Ok(()) };
+    if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
+        println!("skipped: there is no python3");
+        return Ok(());
+    }
+    let told = told(&mut run_json(&["python3", "-ESc", "import select\nselect.poll().poll(40)"]))?;
+    let of = |who: &str| told.sum(|segment| segment.kind == CauseKind::Timer && segment.who == who);
+    ensure!(of("timeout of the wait") >= 39 * MS && of("timer") < MS, "{told:?}");
+    Ok(())
+}
 
 #[test]
 fn the_path_of_each_design_is_what_its_sleeps_dictate() -> Result<()> {

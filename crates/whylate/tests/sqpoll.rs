@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate sqpoll` as people run it.
 
+#[path = "running/quota.rs"]
+mod quota;
 mod running;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 
 use anyhow::{Result, ensure};
+use quota::Quota;
 use running::{Running, whylate};
 use rustix::process::{Signal, geteuid};
 use serde_json::Value;
@@ -59,6 +62,33 @@ fn a_thread_is_measured_until_ctrl_c() -> Result<()> {
     ensure!(status.success() && rest.lines().count() >= 1, "{status}, {said}, after Ctrl-C {rest}");
     load.signal(Signal::INT)?;
     ensure!(load.end()?.0.success(), "the load failed");
+    Ok(())
+}
+
+#[test]
+fn one_that_a_quota_throttles_is_told_of_the_quota() -> Result<()> {
+    if !is_root() {
+        return Ok(());
+    }
+    let Some(quota) = Quota::make("sqpoll")? else { return Ok(()) };
+    let inject = format!("{}; exec {} inject sqpoll --duty 90 --for 60s", quota.enter(), env!("CARGO_BIN_EXE_whylate"));
+    let mut load = Running::of(std::process::Command::new("sh").args(["-c", &inject]))?;
+    BufReader::new(load.stdout()?).read_line(&mut String::new())?;
+    let pid = load.pid().to_string();
+    let output = whylate(&["sqpoll", "-p", &pid, "--json", "1", "1"]).output()?;
+    let text = String::from_utf8(whylate(&["sqpoll", "-p", &pid, "1", "1"]).output()?.stdout)?;
+    load.signal(Signal::INT)?;
+    load.end()?;
+    let snapshot: Value = serde_json::from_slice(&output.stdout)?;
+    let series = snapshot["series"].as_array().cloned().unwrap_or_default();
+    let share = |name: &str| series.iter().filter_map(|series| series["values"][name].as_f64()).fold(0.0, f64::max);
+    let by = series
+        .iter()
+        .find(|series| series["values"]["throttled"].is_f64())
+        .map(|series| series["labels"]["by"].clone());
+    ensure!(by == Some(quota.name().into()), "throttled by {by:?}, not by {}: {snapshot}", quota.name());
+    ensure!(share("throttled") >= 0.5 * share("starved") && share("starved") > 0.4, "{snapshot}");
+    ensure!(text.contains("cpu.max") && !text.contains("pin it"), "{text}");
     Ok(())
 }
 

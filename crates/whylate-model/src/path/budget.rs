@@ -27,7 +27,7 @@ use crate::wait::{Stop, is_sleep};
 const LONGEST: usize = 5;
 /// So many waits of all threads are kept until it is found where waits within them began.
 const KEPT: usize = 4096;
-/// Waits that are shorter and have other waits in them are told together.
+/// Waits that are shorter and not for a disk are told together where they have waits in them.
 const FOLLOWED_NS: u64 = 50_000;
 
 /// What some threads did in a span of time.
@@ -204,7 +204,7 @@ impl Gatherer<'_> {
             Some(Waker::Thread(tid) | Waker::Parent(tid)) if self.own.contains(&tid) => EndedBy::Own,
             Some(Waker::Thread(_) | Waker::Parent(_)) => EndedBy::Others,
             Some(Waker::Disk(_)) => EndedBy::Disk,
-            Some(Waker::Timer) => EndedBy::Timer,
+            Some(Waker::Timer(_)) => EndedBy::Timer,
             Some(Waker::Network) => EndedBy::Network,
             Some(Waker::Rcu | Waker::Softirq | Waker::Irq) => EndedBy::Interrupt,
             None if open.hop.woken_ns == self.asked[number].to_ns => EndedBy::NotOver,
@@ -269,11 +269,12 @@ impl Gatherer<'_> {
             return;
         }
         let waiter = Called::Thread(asked.tid, open.name().or(name).unwrap_or_default());
-        let parts = match open.parts() {
-            Some(parts) => {
+        let parts = match (open.parts(), open.hop.by) {
+            (Some(parts), _) => {
                 parts.iter().map(|part| (Part::of(waiter, part, parts), part.to_ns - part.from_ns)).collect()
             }
-            None => vec![(Part::of_short(waiter), ns)],
+            (None, Some(Waker::Disk(request))) if is_short => vec![(Part::of_request(waiter, request), ns)],
+            (None, _) => vec![(Part::of_short(waiter), ns)],
         };
         // What is not over has nothing to tell, and whatever is idle all the time would be all that is told.
         let longest = &self.budget.longest;

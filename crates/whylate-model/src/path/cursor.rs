@@ -21,6 +21,7 @@ const NOBODY: u32 = u32::MAX;
 const UNMET: usize = 64;
 
 pub(super) const NOT_RECORDED: &str = "not recorded";
+pub(super) const OVERWRITTEN: &str = "unknown (its request was overwritten)";
 const NOT_FOLLOWED: &str = "not followed (too many waits)";
 
 /// A wait that was followed to who ended it.
@@ -612,6 +613,7 @@ pub(super) fn released_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Part
 }
 
 /// The thread that woke another one and its CPU, or what else the walk goes on with.
+#[expect(clippy::result_large_err, reason = "where the walk goes on is no error")]
 fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
     let waking_cpu = woken.cpu as usize;
     let there = rewind.lanes.get(waking_cpu).map(|lane| lane.slice).unwrap_or_default();
@@ -628,13 +630,11 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
             }
         }
         None => Err(unknown("its waking was not seen")),
-        Some(Waker::Timer) => leaf(CauseKind::Timer, Party::Text("timer")),
+        Some(Waker::Timer(of)) => leaf(CauseKind::Timer, Party::Timer(of)),
         Some(Waker::Network) => leaf(CauseKind::Network, Party::Text("network")),
         Some(Waker::Rcu) => leaf(CauseKind::Rcu, Party::Text("grace period")),
         // When it came into being is not known either.
-        Some(Waker::Disk(request)) if request == Request::default() => {
-            leaf(CauseKind::Disk, Party::Text("unknown (its request was overwritten)"))
-        }
+        Some(Waker::Disk(request)) if request == Request::default() => leaf(CauseKind::Disk, Party::Text(OVERWRITTEN)),
         Some(Waker::Disk(request)) => Err(Mode::Disk { request, is_issued: true }),
         Some(Waker::Irq | Waker::Softirq) => {
             let who = if is_interrupt { Party::Interrupt(there.name) } else { Party::Text("interrupt") };

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Recorded, Request, Slice, Waker};
+use super::timer::TimerKind;
 use crate::wait::Stop;
 
 /// What happened on a CPU.
@@ -371,9 +372,9 @@ impl Builder {
     fn waker(&self, cpu: usize) -> Waker {
         let state = &self.cpus[cpu];
         match (state.irq, state.softirq) {
-            (Some(_), _) if state.timer_expires => Waker::Timer,
+            (Some(_), _) if state.timer_expires => Waker::Timer(TimerKind::Other),
             (Some(_), _) => state.done.map_or(Waker::Irq, Waker::Disk),
-            (None, Some(TIMER | HRTIMER)) => Waker::Timer,
+            (None, Some(TIMER | HRTIMER)) => Waker::Timer(TimerKind::Other),
             (None, Some(RCU)) => Waker::Rcu,
             (None, Some(NET_RX | NET_TX)) => state.sender.map_or(Waker::Network, Waker::Thread),
             (None, Some(_)) => state.done.map_or(Waker::Softirq, Waker::Disk),

@@ -9,6 +9,7 @@ use std::collections::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use super::history::{Blocked, Name, Waker};
+use super::timer::TimerKind;
 use super::{Finding, Hop, Party, Segment};
 use crate::late::{Cause, CauseKind};
 use crate::wait::Stop;
@@ -53,6 +54,9 @@ pub struct PathSegment {
     /// The thread that had the time belongs to the command whose path it is.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_member: bool,
+    /// The timer, where it is told in what the thread waited for it.
+    #[serde(skip)]
+    pub timer: Option<TimerKind>,
     /// The cgroup of the thread that had the time, for the causes that are made of it.
     #[serde(skip)]
     pub cgroup: Option<Cgroup>,
@@ -105,6 +109,12 @@ impl PathSegment {
         };
         let named = |called: Option<String>| called.as_deref().map(name);
         PathSegment { who, ready: named(self.ready), waiter: named(self.waiter), ..self }
+    }
+
+    /// The same, knowing in what the thread waited.
+    pub(super) fn waiting_in(self, via: Option<String>) -> Self {
+        let who = self.timer.map_or(self.who, |of| of.told(via.as_deref()).to_owned());
+        PathSegment { who, via, ..self }
     }
 
     /// The wait that it is a part of: who waited, and in what.
@@ -331,8 +341,10 @@ impl Found {
                 Party::Limit(number) => names.limit(number),
                 Party::Quota(Some(cgroup)) => names.quota(cgroup),
                 Party::Quota(None) => "its cgroup".to_owned(),
+                Party::Timer(of) => of.told(part.wait.and_then(|wait| waits[wait].0.as_deref())).to_owned(),
                 Party::Text(text) => text.to_owned(),
             },
+            timer: if let Party::Timer(of) = part.who { Some(of) } else { None },
             ready: part.ready.map(called),
             via: part.wait.and_then(|wait| waits[wait].0.clone()),
             waiter: part.wait.map(|wait| match self.waits[wait] {

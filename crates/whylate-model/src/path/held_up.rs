@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use super::Path;
+use super::timer::TimerKind;
+use super::{Path, PathSegment};
 use crate::late::{Cause, CauseKind};
 
 impl Path {
@@ -22,7 +23,7 @@ impl Path {
     pub fn sleeper(&self, over_ns: u64) -> Option<&str> {
         let whole_ns: u64 = self.segments.iter().filter(|segment| segment.depth > 0).map(|segment| segment.ns).sum();
         let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
-        for segment in self.segments.iter().filter(|segment| segment.kind == CauseKind::Timer && segment.depth > 1) {
+        for segment in self.segments.iter().filter(|segment| is_a_sleep(segment) && segment.depth > 1) {
             let Some(waiter) = segment.waiter.as_deref() else { continue };
             *sums.entry(waiter).or_default() += segment.ns;
         }
@@ -32,7 +33,7 @@ impl Path {
 
     /// [`Path::causes`], with whoever slept in place of the timer that ended its sleep.
     pub fn causes_by_sleepers(mut self) -> Vec<Cause> {
-        for segment in self.segments.iter_mut().filter(|segment| segment.kind == CauseKind::Timer) {
+        for segment in self.segments.iter_mut().filter(|segment| is_a_sleep(segment)) {
             if let Some(sleeper) = segment.waiter.take() {
                 segment.who = sleeper;
                 segment.cgroup = segment.cgroup_of_waiter.take();
@@ -40,6 +41,11 @@ impl Path {
         }
         self.causes()
     }
+}
+
+/// It slept, or waited with a timeout; a timer of the kernel's own makes nobody a sleeper.
+fn is_a_sleep(segment: &PathSegment) -> bool {
+    segment.kind == CauseKind::Timer && segment.timer.is_none_or(TimerKind::is_own)
 }
 
 /// Nobody of this machine is known to have done anything.
@@ -50,7 +56,6 @@ fn is_nobodys(kind: CauseKind) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::PathSegment;
     use super::*;
 
     const MS_NS: u64 = 1_000_000;
@@ -113,5 +118,13 @@ mod tests {
         .causes_by_sleepers();
         let told: Vec<_> = causes.iter().map(|cause| (cause.kind, cause.who.as_str(), cause.ns / MS_NS)).collect();
         assert_eq!(told, [(CauseKind::Timer, "waiter:2", 75), (CauseKind::Running, "holder:7", 10)]);
+    }
+
+    #[test]
+    fn whoever_waits_for_a_timer_of_the_kernels_own_is_no_sleeper() {
+        let mut path = path(&[(70, CauseKind::Timer, "TCP retransmission", 2), (10, CauseKind::Running, "peer:7", 1)]);
+        path.segments[0].timer = Some(TimerKind::TcpRetransmission);
+        assert_eq!(path.sleeper(MS_NS), None);
+        assert_eq!(path.causes_by_sleepers()[0].who, "TCP retransmission");
     }
 }

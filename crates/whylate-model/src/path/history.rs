@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What is known of the past of all CPUs: who had each, how it came by it, and how it left.
 
+use super::timer::TimerKind;
 use crate::thread;
 use crate::wait::Stop;
 
@@ -109,7 +110,7 @@ pub enum Waker {
     /// Nobody: the thread is new, and this one has made it.
     Parent(u32),
     /// A timer, whose time had come.
-    Timer,
+    Timer(TimerKind),
     /// A packet that came in from elsewhere.
     Network,
     /// The end of an RCU grace period.

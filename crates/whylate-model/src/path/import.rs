@@ -21,6 +21,7 @@ use self::fields::{Said, Stage, said};
 use self::lives::Lives;
 use super::events::{Builder, Event};
 use super::history::{Exit, Name, Recorded, Waker};
+use super::timer::TimerKind;
 use crate::ftrace::{
     COMPRESSED, Events, GONE, Gap, LONGEST, Lacks, Line, NO_CPU, NO_POINT, TRACE_DAT, has_end, is_blank, is_heading,
 };
@@ -333,7 +334,7 @@ impl Reader {
     /// In what a thread is woken is told by the flags, where there are any.
     fn context(&self, cpu: usize, line: &Line<'_>) -> Option<Waker> {
         match line.flags.as_bytes().get(2) {
-            _ if self.timers[cpu] => Some(Waker::Timer),
+            _ if self.timers[cpu] => Some(Waker::Timer(TimerKind::Other)),
             Some(b'h' | b'H' | b'z' | b'Z') => Some(Waker::Irq),
             Some(b's') => Some(Waker::Softirq),
             _ => None,

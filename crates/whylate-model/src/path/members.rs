@@ -45,6 +45,12 @@ impl Births {
         self.births.iter().filter(|birth| birth.tid == tid).map(|birth| birth.at_ns).max()
     }
 
+    /// When another thread of the process took its first one's number over to execute a program, where that was seen.
+    pub fn taken_over_ns(&self, process: u32) -> Option<u64> {
+        let takes = self.births.iter().filter(|birth| birth.tid == process && birth.is_in_parents_process);
+        takes.map(|birth| birth.at_ns).max()
+    }
+
     /// Those that descend from a thread, and itself.
     pub fn descendants_of(mut self, first: u32) -> Members {
         self.births.sort_unstable();
@@ -151,6 +157,19 @@ mod tests {
         let told: Vec<bool> = [6, 30, 39, 40, 90].map(|at_ns| members.has(7, at_ns)).into();
         assert_eq!(told, [false, true, true, false, false]);
         assert_eq!(members.count(), 4);
+    }
+
+    #[test]
+    fn a_number_that_another_thread_of_its_process_takes_over_begins_anew() {
+        let mut births = Births::default();
+        let thread = |slice| Slice { is_in_parents_process: true, ..slice };
+        for slice in [birth(10, 5, 1), thread(birth(20, 6, 5)), thread(birth(40, 5, 6)), birth(30, 7, 5)] {
+            births.add(&slice);
+        }
+        assert_eq!((births.taken_over_ns(5), births.taken_over_ns(7), births.last_of(5)), (Some(40), None, Some(40)));
+        let members = births.descendants_of(1);
+        assert!(members.has(5, 15) && members.has(6, 25) && members.has(5, 45) && members.has(7, 45));
+        assert_eq!([5, 6].map(|tid| members.process_of(tid)), [Some(5); 2]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
 use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Past, Request, Slice, Waker};
+use super::timer::TimerKind;
 use crate::wait::Stop;
 
 /// So many slices of one CPU are packed together.
@@ -286,7 +287,7 @@ fn pack_entry(to: &mut Writer, slice: &Slice) {
             | match by {
                 Waker::Thread(_) => 3,
                 Waker::Parent(_) => 4,
-                Waker::Timer => 5,
+                Waker::Timer(_) => 5,
                 Waker::Network => 6,
                 Waker::Rcu => 7,
                 Waker::Softirq => 8,
@@ -305,7 +306,8 @@ fn pack_entry(to: &mut Writer, slice: &Slice) {
             to.number(request.submitter.into());
             to.0.push(request.operation as u8);
         }
-        Waker::Timer | Waker::Network | Waker::Rcu | Waker::Softirq | Waker::Irq => {}
+        Waker::Timer(of) => to.0.push(of as u8),
+        Waker::Network | Waker::Rcu | Waker::Softirq | Waker::Irq => {}
     }
 }
 
@@ -399,7 +401,7 @@ fn unpack_entry(from: &mut Reader<'_>, start_ns: u64) -> io::Result<(Entry, Opti
     let by = match kind & ENTRY_KIND {
         3 => Waker::Thread(from.small()?),
         4 => Waker::Parent(from.small()?),
-        5 => Waker::Timer,
+        5 => Waker::Timer(TimerKind::from_number(from.byte()?).ok_or(io::ErrorKind::InvalidData)?),
         6 => Waker::Network,
         7 => Waker::Rcu,
         8 => Waker::Softirq,

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 
 use super::events::{Builder, Event};
 use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Recorded, Slice, Waker};
+use super::timer::TimerKind;
 use super::{Asked, Found, Names, Path, PathSegment, walk};
 use crate::wait::Stop;
 use crate::{CauseKind, Cgroup};
@@ -219,8 +220,10 @@ fn until_a_thread_is_moved_its_former_cpu_is_to_blame() {
         entry,
         ..Slice::default()
     };
-    let [woken, lost] =
-        [Entry::Woken { at_ns: 1 + 2 * MS, by: Waker::Timer, cpu: 0 }, Entry::Preempted { at_ns: 1 + 2 * MS }];
+    let [woken, lost] = [
+        Entry::Woken { at_ns: 1 + 2 * MS, by: Waker::Timer(TimerKind::default()), cpu: 0 },
+        Entry::Preempted { at_ns: 1 + 2 * MS },
+    ];
     for entry in [woken, lost] {
         // t5 is in the run queue of CPU 1, behind t7, until CPU 0 takes it at 9 ms.
         let first = Slice { exit: Exit::Preempted, ..slice(5, 0, 2, Entry::GoesOn) };
@@ -463,7 +466,7 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
     let waker = prop_oneof![
         (0_u32..6).prop_map(Waker::Thread),
         (0_u32..6).prop_map(Waker::Parent),
-        Just(Waker::Timer),
+        (0_u8..10).prop_map(|number| Waker::Timer(TimerKind::from_number(number).unwrap_or_default())),
         Just(Waker::Irq),
         Just(Waker::Softirq),
         (0_u64..400, 0_u64..400, 0_u32..6).prop_map(|(queued_ns, issued_ns, submitter)| {

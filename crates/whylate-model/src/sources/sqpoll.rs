@@ -24,7 +24,7 @@ pub static SQPOLL: Card = Card {
         "working" | "spinning" | "running" | "sleeping" | "starved" | "sqes_per_s" | "wakeups_per_s" | PRESENT => {
             Merging::OverPresence
         }
-        "starved_by" => Merging::OverSpan,
+        "starved_by" | "throttled" => Merging::OverSpan,
         "utilisation" => Merging::Derived(utilisation),
         _ => Merging::LastKnown,
     },

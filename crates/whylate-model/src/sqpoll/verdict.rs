@@ -78,19 +78,28 @@ fn of_thread(series: &Series, snapshot: &Snapshot) -> Vec<String> {
     }
     if let Some(starved) = value("starved").filter(|&starved| starved >= MUCH_STARVED) {
         let cpu = value("cpu").map_or_else(String::new, |cpu| format!(" CPU {cpu:.0}"));
-        let parts = || {
+        let parts = |value: &'static str| {
             let parts = snapshot.series.iter().filter(|part| is_part_of(part, series));
-            parts.filter_map(|part| Some((part.labels.get("by")?, part.values.get("starved_by").copied()?)))
+            parts.filter_map(move |part| Some((part.labels.get("by")?, part.values.get(value).copied()?)))
         };
-        let most = parts().max_by(|(_, a), (_, b)| a.total_cmp(b));
-        let known: f64 = parts().map(|(_, share)| share).sum();
-        let by = most.map_or_else(String::new, |(by, share)| {
-            format!(", {} of it behind {by}", percent((share / starved).min(1.0)))
-        });
-        let advice = if known >= starved / 2.0 {
-            "pin it to a CPU of its own (sq_thread_cpu)"
+        let sum = |value| parts(value).map(|(_, share)| share).sum::<f64>();
+        let most = |value, how: &str| {
+            let most = parts(value).max_by(|(_, a), (_, b)| a.total_cmp(b));
+            most.map_or_else(String::new, |(by, share)| {
+                format!(", {} of it {how} {by}", percent((share / starved).min(1.0)))
+            })
+        };
+        let (by, advice) = if sum("throttled") >= starved / 2.0 {
+            // With a CPU of its own it would be throttled all the same.
+            (
+                most("throttled", "throttled by"),
+                "raise the quota of that cgroup (cpu.max), or have its threads run less",
+            )
+        } else if sum("starved_by") >= starved / 2.0 {
+            (most("starved_by", "behind"), "pin it to a CPU of its own (sq_thread_cpu)")
         } else {
-            "see who else runs there, and whether its cgroup has used up its share (cpu.max)"
+            let advice = "see who else runs there, and whether its cgroup has used up its share (cpu.max)";
+            (most("starved_by", "behind"), advice)
         };
         told.push(format!("{who} waits for{cpu} {} of the time{by}: {advice}", percent(starved)));
     }
@@ -201,6 +210,31 @@ mod tests {
             [
                 "app:11 waits for CPU 3 50 % of the time, 80 % of it behind hog:7: pin it to a CPU of its own (sq_thread_cpu)"
             ]
+        );
+    }
+
+    #[test]
+    fn one_that_is_throttled_is_not_told_to_be_pinned() {
+        let starved = thread("11", &[("starved", 0.8), ("sleeping", 0.0), ("cpu", 1.0)]);
+        let part = |by: &str, value| {
+            let mut part = thread("11", &[value]);
+            part.labels.insert("by".to_owned(), by.to_owned());
+            part
+        };
+        let behind = part("hog:7", ("starved_by", 0.04));
+        let throttled = part("cgroup /a/b", ("throttled", 0.76));
+        assert_eq!(
+            told(vec![starved.clone(), behind, throttled]),
+            [
+                "app:11 waits for CPU 1 80 % of the time, 95 % of it throttled by cgroup /a/b: raise the quota of that cgroup (cpu.max), or have its threads run less"
+            ]
+        );
+        // A quota that is seldom used up is not the reason.
+        let mostly_behind = [part("hog:7", ("starved_by", 0.72)), part("cgroup /a/b", ("throttled", 0.1))];
+        let told = told([vec![starved], mostly_behind.into()].concat());
+        assert!(
+            told.len() == 1 && told[0].ends_with("90 % of it behind hog:7: pin it to a CPU of its own (sq_thread_cpu)"),
+            "{told:?}"
         );
     }
 

@@ -200,7 +200,7 @@ impl Forward<'_> {
             }
         }
         Err(match by {
-            Waker::Timer => self.number(CauseKind::Timer, "timer"),
+            Waker::Timer(_) => self.number(CauseKind::Timer, "timer"),
             Waker::Network => self.number(CauseKind::Network, "network"),
             Waker::Rcu => self.number(CauseKind::Rcu, "grace period"),
             Waker::Irq | Waker::Softirq if is_interrupt => {
@@ -327,6 +327,7 @@ fn label_of(segment: Segment) -> String {
         Party::Interrupt(name) => label(segment.kind, &name.text()),
         Party::Work(handler) => label(segment.kind, &handler.to_string()),
         Party::Cpu(cpu) => label(segment.kind, &format!("CPU {cpu}")),
+        Party::Timer(_) => label(segment.kind, "timer"),
         Party::Text(text) => label(segment.kind, text),
         other => label(segment.kind, &format!("{other:?}")),
     }

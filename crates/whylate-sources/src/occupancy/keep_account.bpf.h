@@ -70,14 +70,20 @@ static __always_inline void read_name(char *name, const struct task_struct *task
 	to[1] = from[1];
 }
 
+static __always_inline void enter_number(struct account *account, const struct task_struct *task)
+{
+	account->tid = task->pid;
+	if (own_namespace)
+		account->shown_tid = shown_number(task);
+}
+
 /* The thread that has the CPU from now on. */
 static __always_inline void enter_thread(struct account *account, const struct task_struct *task)
 {
 	account->own_pool = 0;
 	account->handler = 0;
-	account->tid = task->pid;
-	if (own_namespace)
-		account->shown_tid = shown_number(task);
+	account->task = (u64)task;
+	enter_number(account, task);
 	account->kind = task->pid ? OCCUPANT_THREAD : OCCUPANT_IDLE;
 	account->cgroup = cgroup_number_of(task);
 	read_name(account->name, task);
@@ -140,13 +146,42 @@ __noinline int find_current(struct account *account, u32 cpu, u64 now_ns)
 	return tell_entry_of_current(account, cpu);
 }
 
+/*
+ * A thread that executes a program while it is not its process's first one takes over the number of that (de_thread() in
+ * fs/exec.c): the number that it had ends, and the other one begins as that of a thread which it has made.
+ */
+static __always_inline bool has_other_number(const struct account *account, const struct task_struct *task)
+{
+	return is_astray(account, task) && account->task == (u64)task && task->pid == task->tgid && !account->in_irq && !account->softirq;
+}
+
+/* From now on the current thread has its other number. Global for the same reason. */
+__noinline int take_number(struct account *account, u32 cpu, u64 now_ns)
+{
+	u32 former;
+
+	if (!account)
+		return 0;
+	former = own_namespace ? account->shown_tid : account->tid;
+	end_interval(account, cpu, now_ns, 0, LEFT_DEAD);
+	enter_number(account, bpf_get_current_task_btf());
+	account->entry.woken_ns = now_ns;
+	account->entry.waker = former;
+	account->entry.waker_cpu = cpu;
+	account->entry.kind = ENTRY_PARENT_OF_THREAD;
+	return 0;
+}
+
 /* Ends the present interval of a CPU whose thread stays. */
 static __always_inline void end_interval_of_thread(struct account *account, u32 cpu)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	bool astray = is_astray(account, task), is_on_top = account->in_irq || account->softirq;
+	bool astray, is_on_top = account->in_irq || account->softirq;
 	u64 now_ns = bpf_ktime_get_ns();
 
+	if (__builtin_expect(has_other_number(account, task), 0))
+		take_number(account, cpu, now_ns - 1);
+	astray = is_astray(account, task);
 	if (astray && !is_on_top)
 		find_current(account, cpu, now_ns);
 	if (!account->steal_clock && steal_time_distance && bpf_core_field_exists(task->se.cfs_rq))
@@ -201,6 +236,7 @@ __noinline int catch_up(struct account *account, u32 cpu)
 	else
 		account->since_ns = missed_ns;
 	account->tid = NO_THREAD;
+	account->task = 0;
 	end_interval_of_thread(account, cpu);
 	return 0;
 }

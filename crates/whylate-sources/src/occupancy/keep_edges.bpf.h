@@ -22,11 +22,18 @@ enum softirq {
 	SOFTIRQ_RCU = 9,
 };
 
-/* Where `completed` has the request of which context. */
+/* Where `completed` has the request of which context, and `timers` the timer. */
 enum {
 	IN_SOFTIRQ = 0,
 	IN_IRQ = 1,
 };
+
+enum {
+	KNOWN_TIMERS = 16,
+};
+
+/* Functions of timers whose purpose is known; 0 behind the last one, and for those that this kernel lacks. */
+const volatile u64 known_timers[KNOWN_TIMERS] = {};
 
 /* include/linux/sched.h */
 enum {
@@ -82,12 +89,84 @@ static __always_inline void count_unseen_interrupt(struct account *account)
 		__sync_fetch_and_add(&account->unseen_interrupts, 1);
 }
 
-/* A net softirq that a thread has raised hands over what that thread sends to this machine itself. */
-static __always_inline u32 net_raiser_here(const struct account *account)
+static __always_inline bool is_of_network(const struct account *account)
 {
 	u32 number = account->softirq - 1;
 
-	return number == SOFTIRQ_NET_TX || number == SOFTIRQ_NET_RX ? account->net_raisers[number & 1] : 0;
+	return number == SOFTIRQ_NET_TX || number == SOFTIRQ_NET_RX;
+}
+
+/* A net softirq that a thread has raised hands over what that thread sends to this machine itself. */
+static __always_inline u32 net_raiser_here(const struct account *account)
+{
+	return is_of_network(account) ? account->net_raisers[(account->softirq - 1) & 1] : 0;
+}
+
+/* The number of a timer's function among those that are known, from 1 on. Global: the verifier looks at it once. */
+__noinline int known_timer(u64 function)
+{
+	for (u32 i = 0; i < KNOWN_TIMERS; i++) {
+		if (function && known_timers[i] == function)
+			return i + 1;
+	}
+	return 0;
+}
+
+/* The timer that expires here. */
+static __always_inline u32 timer_here(const struct account *account)
+{
+	if (!account->in_irq && is_of_network(account))
+		return account->net_timers[(account->softirq - 1) & 1];
+	return known_timer(account->timers[is_in_irq(account)]);
+}
+
+enum {
+	THROTTLED_WRITERS = 256,
+};
+
+/* A thread that is to sleep as it had dirtied many pages, and how often it had left a CPU by then. */
+struct throttled_writer {
+	u32 tid;
+	u32 switches;
+};
+
+/* By the thread's number; another one may take an entry over. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, THROTTLED_WRITERS);
+	__type(key, u32);
+	__type(value, struct throttled_writer);
+} throttled_writers SEC(".maps");
+
+static __always_inline struct throttled_writer *throttled_writer_of(const struct task_struct *task)
+{
+	u32 index = (u32)task->pid & (THROTTLED_WRITERS - 1);
+
+	return bpf_map_lookup_elem(&throttled_writers, &index);
+}
+
+SEC("?tp_btf/balance_dirty_pages")
+int BPF_PROG(on_balance_dirty_pages)
+{
+	const struct task_struct *task = bpf_get_current_task_btf();
+	struct throttled_writer *writer = throttled_writer_of(task);
+
+	if (!writer)
+		return 0;
+	writer->switches = switches_before(task);
+	writer->tid = task->pid;
+	return 0;
+}
+
+/* It has slept once since then, as it does for no disk. */
+static __always_inline bool is_throttled_writer(const struct task_struct *task)
+{
+	const struct throttled_writer *writer;
+
+	if (!BPF_CORE_READ_BITFIELD(task, in_iowait))
+		return false;
+	writer = throttled_writer_of(task);
+	return writer && writer->tid == (u32)task->pid && switches_before(task) - writer->switches <= 1;
 }
 
 static __always_inline enum entry_kind kind_in_softirq(const struct account *account)
@@ -100,8 +179,11 @@ static __always_inline enum entry_kind kind_in_softirq(const struct account *acc
 		return ENTRY_DISK;
 	if (number == SOFTIRQ_HRTIMER)
 		return ENTRY_TIMER;
-	if (number == SOFTIRQ_NET_TX || number == SOFTIRQ_NET_RX)
-		return net_raiser_here(account) ? ENTRY_THREAD : ENTRY_NETWORK;
+	if (is_of_network(account)) {
+		if (net_raiser_here(account))
+			return ENTRY_THREAD;
+		return account->net_timers[number & 1] ? ENTRY_TIMER : ENTRY_NETWORK;
+	}
 	return number == SOFTIRQ_RCU ? ENTRY_RCU : ENTRY_SOFTIRQ;
 }
 
@@ -211,6 +293,8 @@ static __always_inline void keep_waking(const struct task_struct *task, bool is_
 	}
 	if (kind == ENTRY_DISK)
 		wakeup->completed = account->completed[is_in_irq(account)] - 1;
+	if (kind == ENTRY_TIMER)
+		wakeup->timer = is_throttled_writer(task) ? DIRTY_THROTTLING : timer_here(account);
 }
 
 /*
@@ -308,7 +392,10 @@ static __always_inline void tell_entry(struct account *account, u32 cpu, struct 
 	if (wakeup->entry == ENTRY_PREEMPTED)
 		return;
 	entry->kind |= wakeup->stopper << ENTRY_STOPPED_SHIFT;
-	entry->waker = wakeup->entry == ENTRY_DISK ? wakeup->completed : wakeup->waker_tid;
+	if (wakeup->entry == ENTRY_DISK)
+		entry->waker = wakeup->completed;
+	else
+		entry->waker = wakeup->entry == ENTRY_TIMER ? wakeup->timer : wakeup->waker_tid;
 	entry->waker_cpu = wakeup->waker_cpu;
 	barrier();
 	/* Another thread took its place over. */
@@ -412,18 +499,40 @@ int BPF_PROG(on_softirq_raise, unsigned int number)
 	if (number != SOFTIRQ_NET_TX && number != SOFTIRQ_NET_RX)
 		return 0;
 	account = account_of(bpf_get_smp_processor_id());
+	if (!account || account->is_busy || is_in_irq(account) || in_unseen_interrupt(account))
+		return 0;
+	/* What a timer of TCP sends to this machine is delivered for it, and comes from no other machine. */
+	if (account->softirq - 1 == SOFTIRQ_TIMER || account->softirq - 1 == SOFTIRQ_HRTIMER)
+		account->net_timers[number & 1] = known_timer(account->timers[IN_SOFTIRQ]);
 	/* A device's thread has not sent what comes in. */
-	if (account && !account->is_busy && !account->softirq && !is_in_irq(account) && !in_unseen_interrupt(account))
+	if (!account->softirq)
 		account->net_raisers[number & 1] = is_of_irq(raiser) ? 0 : shown_number(raiser);
 	return 0;
 }
 
-static __always_inline void timer_begins(void)
+static __always_inline struct account *timer_begins(u64 function)
 {
 	struct account *account = account_of(bpf_get_smp_processor_id());
+
+	if (account)
+		account->timers[is_in_irq(account)] = function;
+	return account;
+}
+
+static __always_inline void hrtimer_begins(u64 function)
+{
+	struct account *account = timer_begins(function);
 
 	if (!account)
 		return;
 	account->in_timer = true;
 	account->completed[is_in_irq(account)] = 0;
+}
+
+/* Of low resolution: its softirq is announced, and tells nothing else. */
+SEC("?tp_btf/timer_expire_entry")
+int BPF_PROG(on_timer_expire_entry, struct timer_list *timer)
+{
+	timer_begins((u64)timer->function);
+	return 0;
 }

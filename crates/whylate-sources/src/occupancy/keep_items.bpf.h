@@ -48,6 +48,8 @@ int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *
 	entry.kind = kind_here(account);
 	if (entry.kind == ENTRY_THREAD)
 		entry.waker = account->softirq ? net_raiser_here(account) : shown_number(bpf_get_current_task_btf());
+	if (entry.kind == ENTRY_TIMER)
+		entry.waker = timer_here(account);
 	if (entry.kind == ENTRY_UNSEEN)
 		count_unseen_interrupt(account);
 	if (entry.kind == ENTRY_DISK)

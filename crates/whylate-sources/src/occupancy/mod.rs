@@ -23,6 +23,7 @@ use std::sync::atomic::Ordering;
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject, Program};
+use whylate_model::path::timer::TimerKind;
 use whylate_model::thread;
 
 use self::decode::spread_steal;
@@ -44,7 +45,7 @@ use crate::percpu::{PerCpu, PreemptCount};
 use crate::pid_namespace;
 use crate::session::Session;
 use crate::source::{AttachError, Need};
-use crate::symbols::address_of;
+use crate::symbols::{address_of, addresses_of};
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
@@ -103,8 +104,10 @@ const HAND_OVER: [&str; 1] = ["on_workqueue_execute_start"];
 const AFTER_STEP: &str = "on_sched_switch_after_step";
 
 /// Programs that run only where it is kept who woke whom; also [`BEFORE_START`].
-const OF_EDGES: [&str; 7] = [
+const OF_EDGES: [&str; 9] = [
+    "on_balance_dirty_pages",
     "on_sched_wakeup_new",
+    "on_timer_expire_entry",
     "on_sched_process_exec",
     "on_softirq_raise",
     "on_workqueue_queue_work",
@@ -321,6 +324,10 @@ impl Kept {
         settings.steal_time_distance = PerCpu::new()?.distance("runqueues", "steal_time").unwrap_or(0);
         settings.preempt_count_distance = preempt_count.distance();
         settings.keeps_all_wakeups = wakeups == Wakeups::OfAll;
+        if settings.keeps_all_wakeups {
+            let known = addresses_of(TimerKind::FUNCTIONS.map(|(function, _)| function));
+            settings.known_timers.iter_mut().zip(known).for_each(|(to, address)| *to = address);
+        }
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         let interval_bits = match wakeups {
             Wakeups::OfWorkers => occupancy_limits::INTERVAL_BITS.0,

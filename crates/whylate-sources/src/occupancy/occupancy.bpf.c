@@ -89,6 +89,8 @@ static __always_inline void hand_over(struct account *account, u32 cpu, bool pre
 	bool is_open = open(account, cpu);
 	u16 left = 0;
 
+	if (is_open && __builtin_expect(has_other_number(account, prev), 0))
+		take_number(account, cpu, now_ns - 1);
 	if (is_open && is_astray(account, prev))
 		find_leaving(account, cpu, prev, now_ns);
 	/* One that is still runnable was preempted, or has yielded. */
@@ -242,6 +244,7 @@ int BPF_PROG(on_softirq_entry, unsigned int number)
 			end_interval_of_thread(account, cpu);
 			account->softirq = number + 1;
 			account->completed[IN_SOFTIRQ] = 0;
+			account->timers[IN_SOFTIRQ] = 0;
 		}
 		close_account(account);
 	}
@@ -260,9 +263,12 @@ int BPF_PROG(on_softirq_exit, unsigned int number)
 	if (account) {
 		if (account->softirq) {
 			end_interval_of_thread(account, cpu);
-			if (net_raiser_here(account))
+			if (is_of_network(account)) {
 				account->net_raisers[number & 1] = 0;
+				account->net_timers[number & 1] = 0;
+			}
 			account->softirq = 0;
+			account->timers[IN_SOFTIRQ] = 0;
 			account->in_timer = false;
 		}
 		close_account(account);
@@ -278,6 +284,7 @@ static __always_inline void enter_irq(struct account *account, u32 cpu, u32 kind
 	account->irq_kind = kind;
 	account->irq_id = id;
 	account->completed[IN_IRQ] = 0;
+	account->timers[IN_IRQ] = 0;
 	account->lateness.late_ns = 0;
 	account->lateness.stack = -1;
 }
@@ -422,7 +429,7 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	u64 due_ns, late_ns;
 
 	if (keeps_all_wakeups)
-		timer_begins();
+		hrtimer_begins((u64)timer->function);
 	if (!timer_counts(timer))
 		return 0;
 	due_ns = timer->node.expires;

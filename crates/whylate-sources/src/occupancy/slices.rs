@@ -2,12 +2,13 @@
 //! From the kernel's record of an interval to the model's slice of a CPU's past.
 
 use whylate_model::path::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Request, Slice, Waker};
+use whylate_model::path::timer::TimerKind;
 use whylate_model::wait::Stop;
 
 use super::decode::{SOFTIRQS, vector};
 use super::skel::types::{
-    disk_operation, disk_request, entry, entry_kind, interval, lateness, left_bits, occupant_kind, run_queue_move,
-    stopper,
+    disk_operation, disk_request, entry, entry_kind, interval, lateness, left_bits, occupancy_limits, occupant_kind,
+    run_queue_move, stopper,
 };
 use crate::attach::{self, PlainData};
 
@@ -95,7 +96,7 @@ fn entry_of(of: &entry, details: &impl Details) -> Entry {
         entry_kind::ENTRY_PREEMPTED => return Entry::Preempted { at_ns: of.woken_ns },
         entry_kind::ENTRY_THREAD => Waker::Thread(of.waker),
         entry_kind::ENTRY_PARENT | entry_kind::ENTRY_PARENT_OF_THREAD => Waker::Parent(of.waker),
-        entry_kind::ENTRY_TIMER => Waker::Timer,
+        entry_kind::ENTRY_TIMER => Waker::Timer(timer(of.waker)),
         entry_kind::ENTRY_NETWORK => Waker::Network,
         entry_kind::ENTRY_RCU => Waker::Rcu,
         entry_kind::ENTRY_SOFTIRQ => Waker::Softirq,
@@ -116,6 +117,15 @@ fn stop(number: u32) -> Option<Stop> {
         stopper::STOPPED_BY_FREEZER => Some(Stop::Freezer),
         _ => None,
     }
+}
+
+/// By the number of its function, from 1 on.
+fn timer(number: u32) -> TimerKind {
+    if number == occupancy_limits::DIRTY_THROTTLING.0 {
+        return TimerKind::DirtyThrottling;
+    }
+    let known = (number as usize).checked_sub(1).and_then(|at| TimerKind::FUNCTIONS.get(at));
+    known.map_or_else(TimerKind::default, |&(_, kind)| kind)
 }
 
 fn exit(left: u32) -> Exit {
@@ -270,6 +280,20 @@ mod tests {
         assert_eq!(decoded(&of).entry, Entry::Woken { at_ns: 60, by: Waker::Disk(request), cpu: 2 });
         let unseen = entry { kind: entry_kind::ENTRY_UNSEEN.0 as u8, ..entry::default() };
         assert_eq!(decoded(&interval { entry: unseen, ..thread() }).entry, Entry::Unseen);
+    }
+
+    #[test]
+    fn a_timer_is_told_by_the_number_of_its_function() {
+        let by = |waker| {
+            let entry = entry { woken_ns: 60, waker, kind: entry_kind::ENTRY_TIMER.0 as u8, ..entry::default() };
+            let Entry::Woken { by, .. } = decoded(&interval { entry, ..thread() }).entry else { panic!("woken") };
+            by
+        };
+        for (number, (_, kind)) in (1..).zip(TimerKind::FUNCTIONS) {
+            assert_eq!(by(number), Waker::Timer(kind));
+        }
+        assert_eq!([0, 16, u32::MAX].map(by), [Waker::Timer(TimerKind::Other); 3]);
+        assert_eq!(by(255), Waker::Timer(TimerKind::DirtyThrottling));
     }
 
     #[test]

@@ -18,8 +18,10 @@ const MOST_KEPT: u64 = 48 << 20;
 const MOST_KEPT_WITH_LINES: u64 = 512 << 20;
 /// A file in use makes room only for a smaller one: its names may not have been looked up yet.
 const IN_USE: Duration = Duration::from_secs(3);
-/// What was read of a file is dropped after this time without use.
+/// What was read of a file is dropped after this time without use, once its names have been looked up.
 const UNUSED: Duration = Duration::from_secs(10);
+/// Names are looked up within this time of a snapshot.
+const NAMED_WITHIN: Duration = Duration::from_secs(3);
 /// Files that no process has any more are forgotten from this number on.
 const MOST_FORGOTTEN: usize = 1024;
 
@@ -70,6 +72,9 @@ pub(super) struct CodeFiles {
     lines: bool,
     began: Instant,
     dropped_ms: u64,
+    /// A snapshot whose names may be looked up still, and the last one whose names have been; each by its time.
+    gathered_ms: Option<u64>,
+    named_ms: u64,
     pub(super) files: FarFiles,
 }
 
@@ -83,6 +88,8 @@ impl CodeFiles {
             lines,
             began: Instant::now(),
             dropped_ms: 0,
+            gathered_ms: None,
+            named_ms: 0,
             files: FarFiles::default(),
         }
     }
@@ -109,14 +116,25 @@ impl CodeFiles {
         file.used_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    /// Drops what was read of files that have not been used for some time.
+    /// Notes that a snapshot is taken, for which names in all files used so far are looked up.
+    pub(super) fn gathered(&mut self) {
+        let now_ms = self.now_ms();
+        self.gathered_ms.get_or_insert(now_ms);
+    }
+
+    /// Drops what was read of files that have not been used for some time, and whose names are known.
     pub(super) fn drop_unused(&mut self) {
         let now_ms = self.now_ms();
         if now_ms - self.dropped_ms < 1_000 {
             return;
         }
         self.dropped_ms = now_ms;
-        let used_before = now_ms.saturating_sub(UNUSED.as_millis() as u64);
+        let is_named = |gathered_ms: &u64| now_ms - gathered_ms >= NAMED_WITHIN.as_millis() as u64;
+        if let Some(gathered_ms) = self.gathered_ms.take_if(|gathered_ms| is_named(gathered_ms)) {
+            self.named_ms = gathered_ms;
+        }
+        // Without a snapshot since, nobody has asked for its names, however long that takes.
+        let used_before = now_ms.saturating_sub(UNUSED.as_millis() as u64).min(self.named_ms);
         for file in self.by_identity.values().filter(|file| file.used_ms.load(Ordering::Relaxed) < used_before) {
             let dropped = lock(&file.elf).take();
             self.kept -= dropped.map_or(0, |elf| elf.bytes());
@@ -256,6 +274,21 @@ mod tests {
     }
 
     #[test]
+    fn a_far_file_that_is_replaced_in_place_is_another_one_at_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut files, own) = (CodeFiles::new(false), std::process::id());
+        let path = program(directory.path(), "program");
+        let open = |files: &mut CodeFiles| {
+            let mapped = Mapped::new(&path);
+            files.open(own, &far(&mapped.mapping)).expect("it is read").expect("an ELF file")
+        };
+        let (first, again) = (open(&mut files), open(&mut files));
+        assert!(Arc::ptr_eq(&first, &again));
+        fs::write(&path, fs::read("/bin/false").expect("there")).expect("written");
+        assert!(!Arc::ptr_eq(&first, &open(&mut files)));
+    }
+
+    #[test]
     fn what_lies_at_the_path_of_a_mapping_by_now_is_not_opened() {
         let directory = tempfile::tempdir().expect("a directory");
         let (fifo, other) = (directory.path().join("fifo"), program(directory.path(), "other"));
@@ -329,9 +362,29 @@ mod tests {
         assert_eq!(files.kept, bytes(&second) + bytes(&third));
         files.began -= UNUSED - IN_USE;
         files.use_now(&third);
+        files.gathered();
         files.began -= 2 * IN_USE;
         files.drop_unused();
         assert!(bytes(&second) == 0 && bytes(&third) > 0 && files.kept == bytes(&third));
+    }
+
+    #[test]
+    fn a_file_is_kept_until_its_names_have_been_asked_for() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (mut files, own) = (CodeFiles::new(false), std::process::id());
+        let mapped = Mapped::new(&program(directory.path(), "program"));
+        let file = files.open(own, &mapped.mapping).expect("it is read").expect("an ELF file");
+        // As of a span of a minute, at whose end names are looked up.
+        files.began -= 6 * UNUSED;
+        files.drop_unused();
+        assert!(file.elf().is_some());
+        files.gathered();
+        files.began -= NAMED_WITHIN / 2;
+        files.drop_unused();
+        assert!(file.elf().is_some(), "they are being looked up");
+        files.began -= NAMED_WITHIN;
+        files.drop_unused();
+        assert!(file.elf().is_none() && files.kept == 0);
     }
 
     #[test]

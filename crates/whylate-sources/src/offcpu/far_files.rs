@@ -31,8 +31,6 @@ const MOST_GIVEN_UP: usize = 4;
 const MOST_BYTES: usize = 128 << 20;
 /// How long a disk's number is taken to be that of the same file system.
 const DISK_KNOWN_FOR: Duration = Duration::from_secs(10);
-/// How long a far file is taken to be the one that was copied.
-const COPY_KNOWN_FOR: Duration = Duration::from_secs(10);
 /// How many far files are remembered.
 const MOST_COPIES: usize = 1024;
 
@@ -48,8 +46,8 @@ const IDENTITY_BYTES: usize = size_of::<Identity>();
 pub(super) struct FarFiles {
     /// Disks with a near file system, and when that was found.
     near_disks: HashMap<Device, Instant>,
-    /// Far files by their line in maps, with what they were when they were copied.
-    copies: HashMap<(Device, u64, String), (Identity, Instant)>,
+    /// Far files by their line in maps, with what they were when they were copied last.
+    copies: HashMap<(Device, u64, String), Identity>,
     /// Copiers that still wait, with the file system for which they do.
     given_up: Vec<(Device, OwnedFd)>,
     /// How long copiers were waited for.
@@ -83,10 +81,8 @@ impl FarFiles {
             }
         }
         let key = (mapping.device, mapping.inode, mapping.path.to_string());
-        let recent = self.copies.get(&key).filter(|(_, copied)| copied.elapsed() < COPY_KNOWN_FOR);
-        if let Some((identity, _)) = recent.filter(|(identity, _)| is_known(identity)) {
-            return Ok((*identity, None));
-        }
+        // Another file may have its number by now, or another content: its copier looks.
+        let known = self.copies.get(&key).copied().filter(|identity| is_known(identity));
         let (identity, file) = self.copy(
             mapping.device,
             &Wanted {
@@ -95,16 +91,14 @@ impl FarFiles {
                 path: CString::new(mapping.path.as_bytes())?,
                 resolve: ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS,
                 mapped: Some((libc::makedev(mapping.device.0, mapping.device.1), mapping.inode)),
+                known,
             },
         )?;
         if self.copies.len() >= MOST_COPIES {
-            self.copies.retain(|_, (_, copied)| copied.elapsed() < COPY_KNOWN_FOR);
-            if self.copies.len() >= MOST_COPIES {
-                self.copies.clear();
-            }
+            self.copies.clear();
         }
-        self.copies.insert(key, (identity, Instant::now()));
-        Ok((identity, Some(file)))
+        self.copies.insert(key, identity);
+        Ok((identity, (known != Some(identity)).then_some(file)))
     }
 
     /// Opens a regular file in a process's `/tmp`, or a copy of it. Any process can put anything there: nothing outside
@@ -127,6 +121,7 @@ impl FarFiles {
                 path: CString::new(format!("tmp/{name}"))?,
                 resolve: ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS,
                 mapped: None,
+                known: None,
             },
         )?;
         Ok(file)
@@ -271,6 +266,8 @@ struct Wanted {
     resolve: ResolveFlags,
     /// Device and inode of the file at the path; without them any regular file will do.
     mapped: Option<(u64, u64)>,
+    /// That one need not be copied again.
+    known: Option<Identity>,
 }
 
 /// Copies a regular file with its identity and ends with 0, or with an error number: without taking memory or a lock,
@@ -341,23 +338,24 @@ unsafe fn copy_of(wanted: &Wanted) -> Result<(), i32> {
         path[path.len() - 2] += found as u8;
         let file =
             libc::open(path.as_ptr().cast(), libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY);
+        let identity = Identity([
+            about.st_dev,
+            about.st_ino,
+            about.st_size as u64,
+            about.st_mtime as u64,
+            about.st_mtime_nsec as u64,
+            about.st_ctime as u64,
+            about.st_ctime_nsec as u64,
+        ]);
+        let is_known = wanted.known == Some(identity);
         let (mut part, mut copied) = ([0_u8; 16 << 10], 0);
         while copied <= MOST_BYTES {
-            let bytes = libc::read(file, part.as_mut_ptr().cast(), part.len());
+            let bytes = if is_known { 0 } else { libc::read(file, part.as_mut_ptr().cast(), part.len()) };
             if bytes < 0 || libc::write(0, part.as_ptr().cast(), bytes as usize) != bytes {
                 return failed();
             }
             copied += bytes as usize;
             if bytes == 0 {
-                let identity = Identity([
-                    about.st_dev,
-                    about.st_ino,
-                    about.st_size as u64,
-                    about.st_mtime as u64,
-                    about.st_mtime_nsec as u64,
-                    about.st_ctime as u64,
-                    about.st_ctime_nsec as u64,
-                ]);
                 let written = libc::write(0, (&raw const identity).cast(), IDENTITY_BYTES);
                 return if written == IDENTITY_BYTES as isize { Ok(()) } else { failed() };
             }
@@ -383,7 +381,7 @@ mod tests {
     fn wanted(path: &Path, mapped: Option<(u64, u64)>) -> Wanted {
         let path = CString::new(path.to_str().expect("a path in UTF-8")).expect("no zeros");
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        Wanted { link: None, root: c"/".into(), path, resolve, mapped }
+        Wanted { link: None, root: c"/".into(), path, resolve, mapped, known: None }
     }
 
     #[test]
@@ -403,6 +401,9 @@ mod tests {
         io::Seek::rewind(&mut copy).expect("rewound");
         copy.read_to_string(&mut copied).expect("it is read");
         assert!(copied == content && identity == identity_of(File::open(&path).expect("there").as_fd()).expect("told"));
+        let known = Wanted { known: Some(identity), ..wanted(&path, mapped) };
+        let (again, copy) = files.copy((0, 0), &known).expect("it is there");
+        assert!(again == identity && copy.metadata().is_ok_and(|about| about.len() == 0), "only looked at");
         let mut error = |path: &Path, mapped| {
             files.copy((0, 0), &wanted(path, mapped)).err().and_then(|error| error.raw_os_error())
         };

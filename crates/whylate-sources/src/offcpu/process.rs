@@ -18,6 +18,7 @@ use super::perf_map::{CompiledCode, PerfMaps};
 use super::rules::{INNERMOST, Rule, Rules};
 use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
 use crate::clock;
+use crate::first_thread;
 
 /// A process whose user stacks were read.
 #[derive(Clone, Default)]
@@ -169,8 +170,9 @@ impl Processes {
         processes.map(|(id, process)| (*id, process.tgid)).collect()
     }
 
-    /// What is known of processes by their number.
-    pub(super) fn known(&self) -> HashMap<u32, Arc<Process>> {
+    /// What is known of processes by their number, for a snapshot whose names are looked up in it.
+    pub(super) fn known(&mut self) -> HashMap<u32, Arc<Process>> {
+        self.code.gathered();
         self.by_id.clone()
     }
 
@@ -311,7 +313,7 @@ impl Processes {
     fn open(&mut self, id: u32, tgid: u32, mapping: &Mapping, before: Option<Retry>) -> Code {
         let began_cpu_ns = clock::thread_cpu_ns();
         self.code.files.take_waited();
-        let opened = self.code.open(tgid, mapping);
+        let opened = self.code.open(first_thread::shown_as(tgid), mapping);
         let cpu = Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns);
         let user = self.by_id.get(&id).map_or(0, |known| known.user);
         self.budget.charge(user, cpu + self.code.files.take_waited());
@@ -368,7 +370,7 @@ impl Processes {
         let user = known.user;
         let read = move || {
             let began_cpu_ns = clock::thread_cpu_ns();
-            let maps = File::open(format!("/proc/{tgid}/maps"));
+            let maps = File::open(format!("/proc/{}/maps", first_thread::shown_as(tgid)));
             let mappings = maps.and_then(|maps| Mappings::read(BufReader::new(maps), &wanted));
             (mappings, Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns))
         };
@@ -532,6 +534,7 @@ mod tests {
     use std::fmt::Write as _;
 
     use super::*;
+    use crate::first_thread::tests::Headless;
     use crate::offcpu::mappings::tests::Mapped;
 
     fn processes() -> Processes {
@@ -563,9 +566,19 @@ mod tests {
         for mapped in &mapped[7..9] {
             assert_eq!(kind(&processes.find(1, own, mapped.mapping.start + 8)), "code");
         }
-        let process = &processes.known()[&1];
+        let process = &processes.by_id[&1];
         assert!(process.mappings.list.len() > 300 && process.code.len() == 2, "{}", process.code.len());
         assert_eq!(kind(&processes.find(1, own, 8)), "nothing");
+    }
+
+    #[test]
+    fn the_code_of_a_process_whose_first_thread_has_exited_is_read() {
+        let process = Headless::start();
+        let mut processes = processes();
+        // It is a fork of this one, and has the same at the same addresses.
+        let at = kind as fn(&Found) -> &'static str as usize as u64;
+        assert_eq!(kind(&processes.find(1, process.0, at)), "code");
+        assert_eq!(processes.take_lost(), [("unread", 0), ("unread_files", 0), ("unread_perf_maps", 0)]);
     }
 
     #[test]
@@ -601,7 +614,7 @@ mod tests {
         let mapped = Mapped::new(&paths[0]);
         let (mut processes, own, start) = (processes(), std::process::id(), mapped.mapping.start);
         assert_eq!(kind(&processes.find(1, own, start)), "code");
-        let code = |processes: &Processes| match &processes.known()[&1].code[&start] {
+        let code = |processes: &Processes| match &processes.by_id[&1].code[&start] {
             Code::File(file) => Arc::clone(file),
             Code::Other | Code::Failed(_) => panic!("a file of code"),
         };

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::{attach, pid_namespace, syscalls};
+use crate::{attach, first_thread, pid_namespace, syscalls};
 
 /// What all threads of a process wait for, whatever they were doing.
 const CORE_DUMP: &str = "the core dump of its process";
@@ -58,14 +58,17 @@ impl Program {
             let folder = format!("/proc/{process}");
             let Ok(name) = fs::read_to_string(format!("{folder}/comm")) else { continue };
             let name = name.trim_end_matches('\n').to_owned();
-            if !self.has(process, &name, &folder) {
+            if !self.has(process, &name) {
                 continue;
             }
             let status = fs::read_to_string(format!("{folder}/status")).unwrap_or_default();
             let is_dumping = status.lines().any(|line| line == "CoreDumping:\t1");
+            // It waits for nothing: it is there until the others have exited too.
+            let exited = first_thread::has_exited(process).then_some(process);
             // It may end meanwhile.
             for task in fs::read_dir(format!("{folder}/task")).into_iter().flatten().flatten() {
-                let Some(tid) = number(&task.file_name()).filter(|tid| !known.contains_key(tid)) else { continue };
+                let tid = number(&task.file_name()).filter(|tid| Some(*tid) != exited && !known.contains_key(tid));
+                let Some(tid) = tid else { continue };
                 let of_thread = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
                 let thread_name = of_thread("comm").trim_end_matches('\n').to_owned();
                 // The word `running` of one that has a CPU, or could have; -1 of one outside a system call.
@@ -77,12 +80,13 @@ impl Program {
         Ok(threads)
     }
 
-    fn has(&self, process: u32, name: &str, folder: &str) -> bool {
+    fn has(&self, process: u32, name: &str) -> bool {
         match self {
             Program::Process(wanted) => *wanted == process,
             Program::Name(wanted) => is_same_name(wanted, name),
             Program::Cgroup(wanted) => {
-                let cgroups = fs::read_to_string(format!("{folder}/cgroup")).unwrap_or_default();
+                let shown = first_thread::shown_as(process);
+                let cgroups = fs::read_to_string(format!("/proc/{shown}/cgroup")).unwrap_or_default();
                 let mut paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
                 paths.any(|path| is_within(path, wanted))
             }
@@ -123,6 +127,7 @@ pub fn priority(tid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::first_thread::tests::Headless;
 
     #[test]
     fn own_threads_are_nobodys_program_and_others_are_found() {
@@ -134,6 +139,14 @@ mod tests {
         // One thread of it is the one that made this one, and waits until it ends.
         assert!(threads.values().all(|member| !member.thread_name.is_empty()));
         assert!(Program::Name(threads[&parent].name.clone()).threads().expect("/proc").contains_key(&parent));
+    }
+
+    #[test]
+    fn a_first_thread_that_has_exited_is_none_of_the_program() {
+        let process = Headless::start();
+        let threads = Program::Process(process.0).threads().expect("/proc");
+        let shown = first_thread::shown_as(process.0);
+        assert_eq!(threads.iter().map(|(tid, of)| (*tid, of.process)).collect::<Vec<_>>(), [(shown, process.0)]);
     }
 
     #[test]

@@ -25,14 +25,14 @@ pub(super) fn throttled(
     }
     if of.throttled_by == throttled_by::THROTTLED_BY_REAL_TIME.0 {
         // It goes before all others as soon as it may.
-        return from_the_start(running_ns, format!("real-time limit of {}", cgroup(of.own_cgroup, cgroups)));
+        return from_the_start(running_ns, format!("real-time limit of {}", cgroups.called(of.own_cgroup)));
     }
     let mut spans = Vec::new();
     if of.until_ns != 0 {
-        spans.extend(from_the_start(of.until_ns, cgroup(of.quota_cgroup, cgroups)));
+        spans.extend(from_the_start(of.until_ns, cgroups.called(of.quota_cgroup)));
     }
     for span in of.later.iter().filter(|span| span.until_ns != 0) {
-        spans.push(Throttled { from_ns: span.from_ns, until_ns: span.until_ns, by: cgroup(of.later_cgroup, cgroups) });
+        spans.push(Throttled { from_ns: span.from_ns, until_ns: span.until_ns, by: cgroups.called(of.later_cgroup) });
     }
     spans.sort_by_key(|span| span.from_ns);
     spans
@@ -41,18 +41,13 @@ pub(super) fn throttled(
 /// What keeps it from a CPU that is idle.
 pub(super) fn kept_from_idle(of: &limits, cgroups: &mut Cgroups) -> Option<String> {
     if of.quota_cgroup != 0 {
-        return Some(cgroup(of.quota_cgroup, cgroups));
+        return Some(cgroups.called(of.quota_cgroup));
     }
     if of.has_sched_ext != 0 {
         let name = fs::read_to_string(SCHED_EXT).unwrap_or_default();
         return Some(format!("sched_ext scheduler {}", name.trim()).trim_end().to_owned());
     }
     (of.has_core_scheduling != 0).then(|| "core scheduling".to_owned())
-}
-
-/// A cgroup as causes name it.
-fn cgroup(id: u64, cgroups: &mut Cgroups) -> String {
-    cgroups.path(id).map_or_else(|| format!("cgroup {id}"), |path| format!("cgroup {path}"))
 }
 
 #[cfg(test)]

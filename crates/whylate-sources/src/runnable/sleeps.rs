@@ -271,7 +271,8 @@ impl Outcome {
     fn add(&mut self, asked: Asked, finding: Finding) {
         match finding {
             Finding::Hop(Hop { number: 0, by, woken_ns, stop, .. }) => {
-                (self.was_timer, self.is_open) = (by == Some(Waker::Timer), by.is_none() && woken_ns == asked.to_ns);
+                self.was_timer = matches!(by, Some(Waker::Timer(of)) if of.is_own());
+                self.is_open = by.is_none() && woken_ns == asked.to_ns;
                 self.was_stopped = stop.is_some();
             }
             Finding::Asleep { hop: 0, at_ns, blocked, .. } => {

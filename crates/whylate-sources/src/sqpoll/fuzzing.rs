@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::look::Records;
 use super::of_kernel::look_of;
 use super::seen::{Look, series};
+use crate::cgroups::Cgroups;
 
 const INTERVAL_NS: u64 = 1_000_000_000;
 const TICKS_A_SECOND: Option<u64> = Some(250);
@@ -24,7 +25,7 @@ pub fn looks(bytes: &[u8]) {
         if has_ended {
             records.ended = records.threads.iter().map(|record| record.thread).collect();
         }
-        look_of(&records, &BTreeMap::new(), TICKS_A_SECOND)
+        look_of(&records, &BTreeMap::new(), TICKS_A_SECOND, &mut Cgroups::default())
     };
     let (before, after) = bytes.split_at(bytes.len() / 2);
     series(&look(before, false), &look(after, false), INTERVAL_NS);

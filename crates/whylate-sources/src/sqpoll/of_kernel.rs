@@ -13,6 +13,7 @@ use super::programs::{Programs, Way};
 use super::seen::{Look, Seen, SeenRing};
 use super::skel::types::{ring_record, sq_lost, sq_thread, thread_record, uring_setup};
 use crate::attach::text;
+use crate::cgroups::Cgroups;
 use crate::runnable;
 use crate::session::Session;
 use crate::source::AttachError;
@@ -37,6 +38,7 @@ pub(super) struct OfKernel {
     unread: u64,
     /// Names of processes whose threads may end.
     processes: BTreeMap<u32, String>,
+    cgroups: Cgroups,
 }
 
 impl OfKernel {
@@ -51,6 +53,7 @@ impl OfKernel {
             unseen: 0,
             unread: 0,
             processes: BTreeMap::new(),
+            cgroups: Cgroups::default(),
         })
     }
 
@@ -63,7 +66,7 @@ impl OfKernel {
         self.learn_tick(&records);
         self.unseen += records.unseen;
         self.unread += records.unread;
-        let seen = look_of(&records, &self.processes, self.ticks_a_second);
+        let seen = look_of(&records, &self.processes, self.ticks_a_second, &mut self.cgroups);
         self.processes = records.threads.iter().map(|record| (record.thread.own_tgid, text(&record.process))).collect();
         Ok(seen)
     }
@@ -113,11 +116,16 @@ impl OfKernel {
 }
 
 /// What records tell; of threads that have ended, only what their processes were called is known.
-pub(super) fn look_of(records: &Records, processes: &BTreeMap<u32, String>, ticks_a_second: Option<u64>) -> Look {
+pub(super) fn look_of(
+    records: &Records,
+    processes: &BTreeMap<u32, String>,
+    ticks_a_second: Option<u64>,
+    cgroups: &mut Cgroups,
+) -> Look {
     let mut seen = Look::new();
     for thread in &records.ended {
         let process = processes.get(&thread.own_tgid).cloned().unwrap_or_else(|| "?".to_owned());
-        seen.insert(identity(thread), ended(thread, process));
+        seen.insert(identity(thread), ended(thread, process, cgroups));
     }
     for record in &records.threads {
         let rings: Vec<&ring_record> = records.rings.iter().filter(|ring| ring.task == record.task).collect();
@@ -129,7 +137,7 @@ pub(super) fn look_of(records: &Records, processes: &BTreeMap<u32, String>, tick
                 cpu: Some(record.cpu),
                 idle_ms: idle_jiffies.and_then(|jiffies| Some(jiffies * 1000 / ticks_a_second?)),
                 zero_ns: record.thread.known_since_ns,
-                counters: counters(record),
+                counters: counters(record, cgroups),
                 has_ended: false,
                 rings: rings.into_iter().map(ring_of).collect(),
             },
@@ -143,7 +151,7 @@ fn identity(thread: &sq_thread) -> SqThread {
 }
 
 /// As of the moment of the record: what goes on then belongs to what it has been so far.
-fn counters(record: &thread_record) -> Counters {
+fn counters(record: &thread_record, cgroups: &mut Cgroups) -> Counters {
     let thread = &record.thread;
     let mut open_ns = thread.round_ns;
     if thread.has_cpu != 0 {
@@ -158,10 +166,11 @@ fn counters(record: &thread_record) -> Counters {
         sqes: Some(thread.submitted),
         wakeups: Some(thread.wakeups),
         behind_ns: behind(thread),
+        throttled_ns: throttled(thread, cgroups),
     }
 }
 
-fn ended(thread: &sq_thread, process: String) -> Seen {
+fn ended(thread: &sq_thread, process: String, cgroups: &mut Cgroups) -> Seen {
     let counters = Counters {
         at_ns: thread.ended_ns,
         running_ns: thread.working_ns.saturating_add(thread.spinning_ns),
@@ -170,6 +179,7 @@ fn ended(thread: &sq_thread, process: String) -> Seen {
         sqes: Some(thread.submitted),
         wakeups: Some(thread.wakeups),
         behind_ns: behind(thread),
+        throttled_ns: throttled(thread, cgroups),
     };
     Seen { process, zero_ns: thread.known_since_ns, counters, has_ended: true, ..Seen::default() }
 }
@@ -186,6 +196,12 @@ fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
         *waited_ns = waited_ns.saturating_add(one.waited_ns);
     }
     behind
+}
+
+/// By whose quota.
+fn throttled(thread: &sq_thread, cgroups: &mut Cgroups) -> BTreeMap<String, u64> {
+    let is_throttled = thread.throttled_ns > 0;
+    is_throttled.then(|| (cgroups.called(thread.quota_cgroup), thread.throttled_ns)).into_iter().collect()
 }
 
 fn ring_of(ring: &ring_record) -> SeenRing {
@@ -220,7 +236,8 @@ mod tests {
         thread.competitors[0].waited_ns = u64::MAX;
         thread.competitors[1].waited_ns = 1;
         let record = thread_record { run_delay_ns: u64::MAX, waiting_ns: 1, thread, ..thread_record::default() };
-        for counters in [counters(&record), ended(&thread, String::new()).counters] {
+        let cgroups = &mut Cgroups::default();
+        for counters in [counters(&record, cgroups), ended(&thread, String::new(), cgroups).counters] {
             assert_eq!((counters.running_ns, counters.working_ns, counters.starved_ns), (u64::MAX, Some(u64::MAX), 0));
             assert_eq!(counters.behind_ns.into_values().collect::<Vec<_>>(), [u64::MAX]);
         }

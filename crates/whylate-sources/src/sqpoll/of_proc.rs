@@ -131,6 +131,7 @@ impl OfProc {
                 sqes: None,
                 wakeups: None,
                 behind_ns: BTreeMap::new(),
+                throttled_ns: BTreeMap::new(),
             };
             let seen = Seen {
                 process: process.trim_end().to_owned(),

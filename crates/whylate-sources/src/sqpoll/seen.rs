@@ -76,13 +76,15 @@ fn of_thread(thread: &SqThread, before: Option<&Seen>, now: &Seen, interval_ns: 
         put("present", present);
     }
     let rings = now.rings.iter().map(|ring| of_ring(&whole, ring, before, usage.duration_ns));
-    let by = usage.starved_by.iter().map(|(who, share)| {
+    let by = |name: &str, (who, share): &(String, f64)| {
         let mut series = Series { labels: whole.labels.clone(), ..Series::default() };
         series.labels.insert("by".to_owned(), who.clone());
-        series.values.insert("starved_by".to_owned(), *share);
+        series.values.insert(name.to_owned(), *share);
         series
-    });
-    let parts: Vec<Series> = rings.chain(by).collect();
+    };
+    let starved = usage.starved_by.iter().map(|part| by("starved_by", part));
+    let throttled = usage.throttled.iter().map(|part| by("throttled", part));
+    let parts: Vec<Series> = rings.chain(starved).chain(throttled).collect();
     std::iter::once(whole).chain(parts).collect()
 }
 

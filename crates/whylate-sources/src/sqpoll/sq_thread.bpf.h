@@ -76,6 +76,9 @@ struct sq_thread {
 	u64 waits_since_ns;
 	/* What the kernel has counted of its waiting while it slept. */
 	u64 slept_delay_ns;
+	/* How long it was throttled as the quota of a cgroup was used up, and which cgroup's that was last. */
+	u64 throttled_ns;
+	u64 quota_cgroup;
 	/* Where the outermost call that is work has its arguments on the thread's stack, or 0: it is in none. */
 	u64 work_frame;
 	/* The IOPOLL ring that it has submitted to last, or 0. */
@@ -85,7 +88,7 @@ struct sq_thread {
 	u64 submitted;
 	u8 has_cpu;
 	u8 has_work;
-	/* enum throttled_by, when it last lost its CPU. */
+	/* enum throttled_by, when it last lost its CPU or was woken. */
 	u8 throttled_by;
 	u8 _unused_bytes[5];
 	struct competitor competitors[COMPETITORS];
@@ -273,16 +276,35 @@ static __always_inline void leave_cpu(struct sq_thread *thread, u64 now_ns, u32 
 	end_change(thread);
 }
 
-static __always_inline void get_cpu(struct sq_thread *thread, struct task_struct *before, u64 waited_ns, u64 now_ns)
+/* Of a wait that is over now, the part before the quota was refilled, if that was used up when the wait began. */
+static __noinline u64 throttled_part(const struct sq_thread *thread, const struct task_struct *task, u64 waited_ns, u64 now_ns)
+{
+	u64 began_ns = since(now_ns, waited_ns), filled_ns;
+
+	if (thread->throttled_by != THROTTLED_BY_QUOTA || !may_be_throttled(task))
+		return 0;
+	filled_ns = since(cpu_quota_filled_ns(task, began_ns), began_ns);
+	return filled_ns < waited_ns ? filled_ns : waited_ns;
+}
+
+static __always_inline void get_cpu(struct sq_thread *thread, struct task_struct *task, struct task_struct *before, u64 waited_ns, u64 now_ns)
 {
 	u64 awake_ns = without_sleep(thread, waited_ns, now_ns);
+	u64 throttled_ns = throttled_part(thread, task, awake_ns, now_ns);
 
 	begin_change(thread);
+	if (throttled_ns) {
+		struct task_group *group = group_with_quota(group_of(task));
+
+		thread->throttled_ns += throttled_ns;
+		thread->quota_cgroup = group ? cgroup_of_group(group) : 0;
+	}
 	thread->has_cpu = true;
 	thread->since_ns = now_ns;
 	thread->waits_since_ns = 0;
 	thread->slept_delay_ns += waited_ns - awake_ns;
-	charge(thread, before, awake_ns);
+	/* Nobody else is to blame before. */
+	charge(thread, before, awake_ns - throttled_ns);
 	end_change(thread);
 }
 

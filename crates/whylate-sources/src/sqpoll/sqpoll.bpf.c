@@ -18,6 +18,7 @@
 #include "steps.bpf.h"
 #include "window.bpf.h"
 #include "pid_namespace.bpf.h"
+#include "throttling.bpf.h"
 #include "sq_thread.bpf.h"
 #include "sample.bpf.h"
 #include "runnable.bpf.h"
@@ -60,7 +61,7 @@ static __always_inline void switch_threads(struct task_struct *prev, struct task
 	now_ns = bpf_ktime_get_ns();
 	thread = enrolled(prev, now_ns);
 	if (thread) {
-		thread->throttled_by = explain_over_ns && !prev_state ? throttled_by(prev) : THROTTLED_NOT;
+		thread->throttled_by = prev_state ? THROTTLED_NOT : throttled_by(prev);
 		leave_cpu(thread, now_ns, prev_state);
 	}
 	thread = enrolled(next, now_ns);
@@ -70,7 +71,7 @@ static __always_inline void switch_threads(struct task_struct *prev, struct task
 	waited_ns = task_waiting_ns(next);
 	if (explain_over_ns && thread->own_tid)
 		explain_wait(thread, next, waited_ns, now_ns);
-	get_cpu(thread, prev, waited_ns, now_ns);
+	get_cpu(thread, next, prev, waited_ns, now_ns);
 }
 
 SEC("tp_btf/sched_switch")
@@ -93,6 +94,7 @@ int BPF_PROG(on_sched_waking, struct task_struct *woken)
 	if (!thread)
 		return 0;
 	thread->waits_since_ns = bpf_ktime_get_ns();
+	thread->throttled_by = throttled_by_when_woken(woken, woken->thread_info.cpu);
 	if (asks_to_wake_sq_thread(bpf_get_current_task_btf()))
 		__sync_fetch_and_add(&thread->wakeups, 1);
 	return 0;

@@ -39,8 +39,11 @@ pub const CALLS: [(&str, WaitClass); 21] = [
     ("vfork", WaitClass::Stopped),
 ];
 
+/// What makes one, and sleeps in it.
+type Call = Box<dyn FnOnce() + Send>;
+
 /// Each thread, with what it does. Queues and semaphores are of a namespace of this process, and go with it.
-pub fn calls() -> Result<Vec<(&'static str, Box<dyn FnOnce() + Send>)>> {
+pub fn calls() -> Result<Vec<(&'static str, Call)>> {
     // SAFETY: no memory is involved.
     done(unsafe { libc::unshare(libc::CLONE_NEWIPC) })?;
     let (pipe, full, polled) = (pipe()?, pipe()?, pipe()?);

@@ -110,12 +110,17 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Asked> = threads
-        .keys()
-        .map(|&tid| {
+        .iter()
+        .flat_map(|(&tid, member)| {
+            let of = |from_ns, to_ns| Asked { tid, from_ns, to_ns, is_wait: false, is_command: false };
             // Numbers are used again: one that ended before it was born is another one.
             let born_ns = births.last_of(tid).unwrap_or(from_ns).max(from_ns);
-            let dead_ns = deaths.get(&tid).copied().filter(|&dead_ns| dead_ns > born_ns).unwrap_or(to_ns);
-            Asked { tid, from_ns: born_ns, to_ns: dead_ns.min(to_ns), is_wait: false, is_command: false }
+            let dead_ns = deaths.get(&tid).copied();
+            let to_ns = dead_ns.filter(|&dead_ns| dead_ns > born_ns).unwrap_or(to_ns).min(to_ns);
+            // The first thread of the process that is another program since.
+            let is_taken_over = member.process == tid && births.taken_over_ns(tid).is_some();
+            let former = dead_ns.filter(|&dead_ns| is_taken_over && (from_ns..=born_ns).contains(&dead_ns));
+            [of(born_ns, to_ns)].into_iter().chain(former.map(|dead_ns| of(from_ns, dead_ns)))
         })
         .collect();
     let mut interrupted = None;

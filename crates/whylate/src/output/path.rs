@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use std::io::{self, Write};
 
 use whylate_model::CauseKind;
-use whylate_model::path::PathSegment;
 use whylate_model::path::outline::{Piece, pieces};
+use whylate_model::path::{OTHERS, PathSegment};
 use whylate_model::thread::without_number;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::Stop;
@@ -210,7 +210,8 @@ pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
         CauseKind::Disk if who.starts_with("unknown (") => "for a disk (its request was overwritten)".to_owned(),
         CauseKind::Disk => format!("at disk {who}"),
         CauseKind::DiskQueue => format!("in the queue of disk {who}"),
-        CauseKind::Timer => "until a timer expired".to_owned(),
+        CauseKind::Timer if who == "timer" || who == OTHERS => "until a timer expired".to_owned(),
+        CauseKind::Timer => format!("until a timer expired ({who})"),
         CauseKind::Network => "until a packet arrived".to_owned(),
         CauseKind::Interrupt if who == "interrupt" => "until an interrupt arrived".to_owned(),
         CauseKind::Interrupt => format!("until interrupt {who} arrived"),
@@ -245,6 +246,7 @@ pub fn waited(segment: &PathSegment) -> String {
 /// The same with names alone, and without its stack: each of a build's compilers is a compiler.
 pub fn of_name(segment: &PathSegment) -> PathSegment {
     let plain = PathSegment {
+        timer: None,
         cgroup: None,
         cgroup_of_waiter: None,
         ns: segment.ns,
@@ -298,6 +300,8 @@ mod tests {
     #[test]
     fn what_is_not_known_more_closely_has_words_of_its_own() {
         let of = |kind, who: &str| what(&PathSegment { kind, who: who.to_owned(), ..PathSegment::default() });
+        assert_eq!(of(CauseKind::Timer, "timer"), "until a timer expired");
+        assert_eq!(of(CauseKind::Timer, "TCP retransmission"), "until a timer expired (TCP retransmission)");
         assert_eq!(of(CauseKind::Interrupt, "virtio3"), "until interrupt virtio3 arrived");
         assert_eq!(of(CauseKind::Interrupt, "interrupt"), "until an interrupt arrived");
         assert_eq!(of(CauseKind::Disk, "vda (read by dd:7)"), "at disk vda (read by dd:7)");

@@ -161,7 +161,8 @@ pub fn culprit(kind: CauseKind, who: &str) -> String {
         CauseKind::Outside => format!("a thread {who}"),
         CauseKind::Stopped => format!("{word} by {who}"),
         CauseKind::Running => format!("thread {who} at work"),
-        CauseKind::Timer | CauseKind::Network => word.to_owned(),
+        CauseKind::Timer | CauseKind::Network if who == word => word.to_owned(),
+        CauseKind::Timer | CauseKind::Network => format!("{word} {who}"),
         CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),
         _ => format!("{word} ({who})"),
     }

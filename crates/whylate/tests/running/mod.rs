@@ -47,8 +47,12 @@ pub struct Running(Child);
 
 impl Running {
     pub fn start(arguments: &[&str]) -> Result<Self> {
-        let child = whylate(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        Ok(Running(child))
+        Self::of(&mut whylate(arguments))
+    }
+
+    /// A command that runs it.
+    pub fn of(command: &mut Command) -> Result<Self> {
+        Ok(Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?))
     }
 
     pub fn pid(&self) -> u32 {

@@ -3,7 +3,8 @@
 
 use std::collections::HashMap;
 
-use super::super::history::Name;
+use super::super::cursor::OVERWRITTEN;
+use super::super::history::{Name, Request};
 use super::super::sums::Sums;
 use super::super::{Finding, Found, Hop, Names, OTHERS, Party, PathSegment, Segment};
 use super::{EndedBy, Latencies, Waits};
@@ -50,6 +51,16 @@ impl Part {
         Part { waiter, kind: CauseKind::Unknown, who: Party::Text("short waits"), ready: None }
     }
 
+    /// All of a short wait for a disk, whenever its request began.
+    pub fn of_request(waiter: Called, request: Request) -> Self {
+        let Request { device, operation, submitter, .. } = request;
+        let who = match request == Request::default() {
+            true => Party::Text(OVERWRITTEN),
+            false => Party::Disk(Request { device, operation, submitter, ..Request::default() }),
+        };
+        Part { waiter, kind: CauseKind::Disk, who, ready: None }
+    }
+
     /// One of the parts of a wait, which may tell the name of the thread that could run.
     pub fn of(waiter: Called, part: &Segment, parts: &[Segment]) -> Self {
         let name = |tid: u32| {
@@ -79,8 +90,7 @@ impl Part {
         }
         let ready_tid = ready.map(Called::tid);
         found.add(Finding::Segment(Segment { from_ns: 0, to_ns: ns, kind, who, ready: ready_tid, hop: Some(0) }));
-        let mut segment = found.finish(names).segments.pop()?;
-        segment.via = via.cloned();
+        let mut segment = found.finish(names).segments.pop()?.waiting_in(via.cloned());
         if let Called::Name(name) = waiter {
             segment.waiter = Some(name.text());
         }

@@ -140,7 +140,10 @@ impl Open {
         let mut path = found.finish(names).segments;
         if let Some(waits_in) = waits_in {
             let own = path.iter_mut().filter(|segment| segment.depth == 1);
-            own.for_each(|segment| (segment.via, segment.stop) = (Some(waits_in.clone()), stop));
+            own.for_each(|segment| {
+                *segment = std::mem::take(segment).waiting_in(Some(waits_in.clone()));
+                segment.stop = stop;
+            });
         }
         path
     }

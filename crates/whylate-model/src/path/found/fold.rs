@@ -169,6 +169,7 @@ impl Party {
             Party::Disk(request) => u64::from(request.device),
             Party::Limit(number) => u64::from(number),
             Party::Quota(cgroup) => cgroup.unwrap_or(0),
+            Party::Timer(of) => of as u64,
             Party::Text(text) => text.len() as u64,
         }
     }
@@ -179,7 +180,7 @@ fn ended_by(by: Option<Waker>) -> u64 {
     match by {
         None => 0,
         Some(Waker::Thread(tid) | Waker::Parent(tid)) => 1 << 32 | u64::from(tid),
-        Some(Waker::Timer) => 2 << 32,
+        Some(Waker::Timer(of)) => 2 << 32 | of as u64,
         Some(Waker::Network) => 3 << 32,
         Some(Waker::Rcu) => 4 << 32,
         Some(Waker::Softirq) => 5 << 32,

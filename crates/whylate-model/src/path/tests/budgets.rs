@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::super::budget::{Budget, EndedBy, Known, budget};
-use super::super::history::Name;
+use super::super::history::{Name, Request};
 use super::*;
 
 /// Threads 1, 2 and 4 are a server, 3 is its client; all of them wait as it begins.
@@ -54,6 +54,41 @@ fn a_thread_that_never_had_a_cpu_is_called_by_the_name_it_has() {
     assert_eq!(seen.longest.len(), 3);
 }
 
+/// As of page faults on a fast disk: each wait takes 40 us.
+#[test]
+fn short_waits_for_a_disk_are_told_as_such() {
+    const US: u64 = 1_000;
+    let request =
+        |from_ns| Request { queued_ns: from_ns, issued_ns: from_ns, device: 8, submitter: 1, ..Request::default() };
+    let slices = |turn: u64| {
+        let (from_ns, to_ns) = (1 + turn * 50 * US, 1 + (turn * 50 + 10) * US);
+        let by = Waker::Disk(request(from_ns.saturating_sub(40 * US)));
+        let entry = Entry::Woken { at_ns: from_ns, by, cpu: 0 };
+        let blocked = Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() };
+        let own = Slice {
+            start_ns: from_ns,
+            end_ns: to_ns,
+            holder: Holder::Thread(1),
+            name: name(1),
+            entry,
+            exit: Exit::Blocked(blocked),
+            ..Slice::default()
+        };
+        [own, Slice { start_ns: to_ns, end_ns: 1 + (turn + 1) * 50 * US, holder: Holder::Idle, ..Slice::default() }]
+    };
+    let mut past = Recorded { cpus: vec![(0..100).flat_map(slices).collect()] };
+    let of = Asked { tid: 1, from_ns: 1, to_ns: 1 + 99 * 50 * US, is_wait: false, is_command: false };
+    let told = budget(&mut past, &[of], &BTreeMap::new(), &(), &mut Plain);
+    let waits = &told.waits[0];
+    assert_eq!(
+        (waits.via.as_str(), waits.ended_by, waits.ns),
+        ("waits outside system calls", Some(EndedBy::Disk), 98 * 40 * US)
+    );
+    assert_eq!(waits.path.len(), 1);
+    let part = &waits.path[0];
+    assert_eq!((part.kind, part.who.as_str(), part.ns), (CauseKind::Disk, "disk8 (read by t1:1)", waits.ns));
+}
+
 #[test]
 fn a_worker_whose_time_is_all_its_items_has_a_name_too() {
     // Thread 9 had preempted the worker in the midst of an item, which thread 1 waits for.
@@ -78,8 +113,14 @@ fn a_server_that_was_asleep_when_its_client_began_to_wait_is_named_with_its_syst
     let mut told = Told::new(2);
     // Server 2 naps from 10 to 60 ms. Client 1 waits from 30 to 70 ms, and again from 80 to 95 ms, for a timer.
     told.preempted(5, 0, 2).preempted(5, 1, 1).sleeps(10, 0, 0).sleeps(30, 1, 0);
-    told.at(60, 0, Event::WakingBy(2, Waker::Timer)).preempted(60, 0, 2).wakes(70, 0, 1).preempted(70, 1, 1);
-    told.sleeps(75, 0, 0).sleeps(80, 1, 0).at(95, 1, Event::WakingBy(1, Waker::Timer)).preempted(95, 1, 1);
+    told.at(60, 0, Event::WakingBy(2, Waker::Timer(TimerKind::default())))
+        .preempted(60, 0, 2)
+        .wakes(70, 0, 1)
+        .preempted(70, 1, 1);
+    told.sleeps(75, 0, 0)
+        .sleeps(80, 1, 0)
+        .at(95, 1, Event::WakingBy(1, Waker::Timer(TimerKind::default())))
+        .preempted(95, 1, 1);
     let past = told.past(100);
     let asked = |is_wait, to_ms| Asked { is_wait, ..asked(1, 25, to_ms) };
     let of_server = |segment: &&PathSegment| segment.waiter.as_deref() == Some("t2:2");

@@ -443,6 +443,7 @@ fn unknown(why: &'static str) -> Mode {
 }
 
 /// The thread that woke another one and its CPU, or what else the walk goes on with.
+#[expect(clippy::result_large_err, reason = "where the walk goes on is no error")]
 fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
     let waking_cpu = woken.cpu as usize;
     let there = rewind.lanes.get(waking_cpu).map(|lane| lane.slice).unwrap_or_default();
@@ -459,7 +460,7 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
             }
         }
         None => Err(unknown("its waking was not seen")),
-        Some(Waker::Timer) => leaf(CauseKind::Timer, Party::Text("timer")),
+        Some(Waker::Timer(of)) => leaf(CauseKind::Timer, Party::Timer(of)),
         Some(Waker::Network) => leaf(CauseKind::Network, Party::Text("network")),
         Some(Waker::Rcu) => leaf(CauseKind::Rcu, Party::Text("grace period")),
         // When it came into being is not known either.

@@ -164,7 +164,7 @@ impl Machine {
         let State::Sleeps(from_ns) = self.threads[&tid].state else { return };
         let waker = self.cpus[cpu];
         if by_timer || waker == 0 {
-            self.add(cpu, Event::WakingBy(tid, Waker::Timer));
+            self.add(cpu, Event::WakingBy(tid, Waker::Timer(TimerKind::default())));
             self.extend(tid, [(from_ns, self.now_ns, Timer, "timer".to_owned())]);
         } else {
             self.add(cpu, Event::Waking(tid));

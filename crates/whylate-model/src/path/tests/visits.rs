@@ -117,7 +117,7 @@ fn threads_that_sleep_cost_nothing_at_the_changes_of_others() {
 #[test]
 fn a_thread_that_sleeps_and_runs_costs_as_much_as_it_does_so() {
     // Each of 1,000 runs 20 times, woken by a timer just before.
-    let woken = |turn: u64| Entry::Woken { at_ns: turn * 10 - 3, by: Waker::Timer, cpu: 0 };
+    let woken = |turn: u64| Entry::Woken { at_ns: turn * 10 - 3, by: Waker::Timer(TimerKind::default()), cpu: 0 };
     let past = in_turn(20_000, |turn| {
         (1 + (turn % 1_000) as u32, if turn == 0 { Entry::Unseen } else { woken(turn) }, ASLEEP)
     });
@@ -208,7 +208,7 @@ fn crowded(cpus: &[Vec<Turn>], names: u32) -> Recorded {
             let entry = match waited_ns.map(|(ns, is_woken)| (start_ns.saturating_sub(ns), is_woken)) {
                 None => Entry::GoesOn,
                 Some((at_ns, false)) => Entry::Preempted { at_ns },
-                Some((at_ns, true)) => Entry::Woken { at_ns, by: Waker::Timer, cpu: 0 },
+                Some((at_ns, true)) => Entry::Woken { at_ns, by: Waker::Timer(TimerKind::default()), cpu: 0 },
             };
             let name = name(tid % names);
             Slice { start_ns, end_ns, holder, name, entry, exit: Exit::Preempted, steal_ns, ..Slice::default() }

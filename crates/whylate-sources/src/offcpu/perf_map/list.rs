@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::code::CompiledCode;
 use crate::clock;
+use crate::first_thread;
 use crate::offcpu::far_files::FarFiles;
 
 /// The bytes that one turn reads.
@@ -109,7 +110,8 @@ impl List {
         let file = match self.file.take() {
             Some(file) => file,
             None => {
-                let file = files.open_temporary(tgid, &format!("perf-{}.map", process.own_number))?;
+                let shown = first_thread::shown_as(tgid);
+                let file = files.open_temporary(shown, &format!("perf-{}.map", process.own_number))?;
                 // The PID may have been reused.
                 if started(tgid) != Some(process.started) {
                     return Ok(Turn::default());
