@@ -216,8 +216,8 @@ impl Found {
                 Found { without_point: 1.., .. } => ImportError::NoPoint,
                 Found { without_cpu: 1.., .. } => ImportError::NoCpu,
                 Found { events: 1.., .. } => ImportError::NoSuchEvents,
-                Found { has_broken_heading: true, .. } => ImportError::Truncated,
                 Found { has_another_tracer: true, .. } => ImportError::AnotherTracer,
+                Found { has_broken_heading: true, .. } => ImportError::Truncated,
                 _ => ImportError::NotATrace,
             });
         }
