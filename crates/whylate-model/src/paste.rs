@@ -59,6 +59,11 @@ pub trait Form {
     /// Whether a line of [`Piece::Other`] may be the rest of a record.
     fn can_continue(&self, line: &str) -> bool;
 
+    /// Whether it is sure that a line of [`Piece::Begins`] lacks its end.
+    fn lacks_end(&self, _line: &str) -> bool {
+        true
+    }
+
     /// Whether a record that seems whole may lack the end of the last thing that is read of it; `is_at_edge` where all
     /// longer lines of the file were cut in the column in which it ends.
     fn has_open_end(&self, _line: &str, _is_at_edge: bool) -> bool {
@@ -230,7 +235,9 @@ impl<R: BufRead, F: Form> Lines<R, F> {
 
     /// What was undone, in words.
     pub fn undone(&self) -> Vec<String> {
-        let layers = self.layers.iter().map(|(layer, _)| layer.name().to_owned());
+        // Indentation matters to no form.
+        let layers = self.layers.iter().filter(|(layer, _)| !matches!(layer, Layer::Prefix(Prefix::Indent(_))));
+        let layers = layers.map(|(layer, _)| layer.name().to_owned());
         let joined = self.wrapped.as_ref().map(Wrapped::joined).filter(|&joined| joined > 0);
         layers.chain(joined.map(|joined| format!("{joined} line breaks within records"))).collect()
     }
@@ -268,11 +275,15 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         lines.iter_mut().filter(|line| is_fence(line)).for_each(String::clear);
         while self.layers.len() < LAYERS {
             // A line that goes on in the next one is joined without what stands in front of that.
-            let prefix = match prefix::indent(&lines, &self.form) {
-                Some(indent) => Some(indent),
-                None => prefix::of(&lines, &self.form).map_err(PasteError::SeveralMachines)?,
+            let encoding = Encoding::of_page(&lines).map(Layer::Encoding);
+            let indent = || prefix::indent(&lines, &self.form).map(Layer::Prefix);
+            let layer = match encoding.or_else(indent) {
+                Some(layer) => Some(layer),
+                None => {
+                    let prefix = prefix::of(&lines, &self.form).map_err(PasteError::SeveralMachines)?;
+                    prefix.map(Layer::Prefix).or_else(|| Encoding::of(&lines, &self.form).map(Layer::Encoding))
+                }
             };
-            let layer = prefix.map(Layer::Prefix).or_else(|| Encoding::of(&lines, &self.form).map(Layer::Encoding));
             let Some(layer) = layer else { break };
             lines = layer.undo_all(&lines, self.longest);
             self.layers.push((layer, String::new()));

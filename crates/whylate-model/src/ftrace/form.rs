@@ -22,7 +22,7 @@ const LAST: [(&str, &str); 11] = [
     ("irq_enable", "parent="),
     ("preempt_disable", "parent="),
     ("preempt_enable", "parent="),
-    ("hrtimer_start", " softexpires="),
+    ("hrtimer_start", "expires="),
     ("irq_handler_entry", " name="),
 ];
 
@@ -63,6 +63,11 @@ impl Form for Events {
         Line::parse_perf(line).or_else(|| Line::parse(line)).map(|event| event.comm)
     }
 
+    fn lacks_end(&self, line: &str) -> bool {
+        let event = Line::parse_perf(line).or_else(|| Line::parse(line));
+        event.is_none_or(|event| !has_end(event.event, event.text))
+    }
+
     fn can_continue(&self, _line: &str) -> bool {
         true
     }
@@ -86,7 +91,12 @@ impl Form for Events {
 }
 
 fn is_whole(event: &str, text: &str) -> bool {
-    has_end(event, text) && is_readable(event, text)
+    // The kernel prints either all functions with their offsets or none.
+    let lacks_offset = || {
+        let parent = text.rsplit_once("parent=").map(|(_, parent)| parent);
+        parent.is_some_and(|parent| text.contains("+0x") && !parent.contains("+0x") && !parent.starts_with("0x"))
+    };
+    has_end(event, text) && is_readable(event, text) && !lacks_offset()
 }
 
 /// Whether an event has all that is read of it, as far as that shows.
@@ -100,12 +110,10 @@ pub(crate) fn has_end(event: &str, text: &str) -> bool {
     // With trace-cmd's plugins: `a:1 [120] S ==> b:2 [120]`, `b:2 [120] CPU:000`.
     let with_plugin =
         || event.starts_with("sched_") && !text.contains("pid=") && text.contains(" [") && text.contains(']');
-    // The kernel prints either all functions with their offsets or none.
-    let has_offset = |value: &str| value.contains("+0x") || value.starts_with("0x") || !text.contains("+0x");
     let is_module_or_field = |word: &str| word.contains('=') || word.starts_with('[');
     let has_last = text.rsplit_once(last).is_some_and(|(_, value)| {
-        let are_functions = || has_offset(value) && text.split_ascii_whitespace().all(is_module_or_field);
-        !value.is_empty() && !value.starts_with(' ') && (*last != "parent=" || are_functions())
+        let are_fields = || text.split_ascii_whitespace().all(is_module_or_field);
+        !value.is_empty() && !value.starts_with(' ') && (*last != "parent=" || are_fields())
     });
     let is_switch = || event != "sched_switch" || text.split_once(" ==> ").is_some_and(|(_, next)| next.ends_with(']'));
     has_last || with_plugin() && is_switch()

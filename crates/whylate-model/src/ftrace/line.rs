@@ -114,6 +114,10 @@ impl<'a> Line<'a> {
         if Self::parse_with(line, whole_number).is_some_and(|line| line.is_credible()) {
             return Some(Lacks::Point);
         }
+        // That of perf has its CPU.
+        if Self::parse_perf(line).is_some() {
+            return None;
+        }
         // Each colon may be that of the stamp.
         line.match_indices(": ").take(8).find_map(|(at, _)| {
             let head = &line[..at];
@@ -356,6 +360,7 @@ mod tests {
             ("cache-srv  4735/4735    921.700317:       sched:sched_switch: a", Some(Lacks::Cpu)),
             ("a b 47 921.700317: sched:sched_switch: a", Some(Lacks::Cpu)),
             ("a b-47 d..2. 921.700317: sched_switch: a", Some(Lacks::Cpu)),
+            ("cache-srv  4735/4735 [001]   921.700317:       sched:sched_switch: a", None),
             ("it was at 12.500000: a bad: time", None),
             ("12 12.500000: a: time", None),
             ("", None),

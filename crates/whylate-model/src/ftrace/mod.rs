@@ -58,7 +58,9 @@ pub enum ImportError {
     #[error("this is compressed: decompress it first")]
     Compressed,
     /// A latency trace has no heading, or one that stops before its latency, or cut lines, and there is nothing else.
-    #[error("the latency trace lacks its heading, or lines of it are cut off: copy all of it, from `# tracer:` on")]
+    #[error(
+        "the latency trace breaks off in its heading, lacks it, or has lines that are cut off: copy all of it, from `# tracer:` on"
+    )]
     Truncated,
     /// A latency trace of a tracer that measures something else.
     #[error("this is the latency trace of another tracer: give one of irqsoff, preemptoff or preemptirqsoff")]
@@ -214,8 +216,8 @@ impl Found {
                 Found { without_point: 1.., .. } => ImportError::NoPoint,
                 Found { without_cpu: 1.., .. } => ImportError::NoCpu,
                 Found { events: 1.., .. } => ImportError::NoSuchEvents,
-                Found { has_broken_heading: true, .. } => ImportError::Truncated,
                 Found { has_another_tracer: true, .. } => ImportError::AnotherTracer,
+                Found { has_broken_heading: true, .. } => ImportError::Truncated,
                 _ => ImportError::NotATrace,
             });
         }

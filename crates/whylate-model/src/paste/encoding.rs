@@ -39,6 +39,11 @@ impl Encoding {
         }
     }
 
+    /// HTML, where its tags show that the lines of a head are in it.
+    pub(super) fn of_page(lines: &[String]) -> Option<Self> {
+        lines.iter().any(|line| has_closing_tag(line)).then_some(Encoding::Html)
+    }
+
     /// The one that the lines of a head are in.
     pub(super) fn of(lines: &[String], form: &impl Form) -> Option<Self> {
         let records = |lines: &mut dyn Iterator<Item = String>| {
@@ -60,9 +65,6 @@ impl Encoding {
         }
         if is_quoted_printable(lines) {
             return Some(Encoding::QuotedPrintable);
-        }
-        if lines.iter().any(|line| has_closing_tag(line)) {
-            return Some(Encoding::Html);
         }
         if lines.iter().any(|line| without_entities(line) != *line) {
             // A page that has escaped them has no bare ones but in its tags, and in front of quoted lines.

@@ -251,7 +251,12 @@ pub(super) fn edge(lines: &[String], form: &impl Form) -> Option<usize> {
     let records = || lines.iter().filter(|line| form.piece(line).is_record());
     let edge = records().map(|line| length(line)).max()?;
     let widest = || records().filter(|line| length(line) == edge);
-    (widest().count() >= 2 && widest().any(|line| form.piece(line) == Piece::Begins)).then_some(edge)
+    let mut broken = widest().filter(|line| form.piece(line) == Piece::Begins).peekable();
+    broken.peek()?;
+    // The last words of lines that end where they were cut begin anywhere.
+    let last_word = |line: &String| line.trim_end().rfind(char::is_whitespace);
+    let do_differ = widest().any(|line| last_word(line) != widest().next().and_then(last_word));
+    (widest().count() >= 2 && (do_differ || broken.any(|line| form.lacks_end(line)))).then_some(edge)
 }
 
 /// Whether a line may belong to the record that these began.
