@@ -39,8 +39,11 @@ pub const CALLS: [(&str, WaitClass); 21] = [
     ("vfork", WaitClass::Stopped),
 ];
 
+/// What a thread does.
+type Call = Box<dyn FnOnce() + Send>;
+
 /// Each thread, with what it does. Queues and semaphores are of a namespace of this process, and go with it.
-pub fn calls() -> Result<Vec<(&'static str, Box<dyn FnOnce() + Send>)>> {
+pub fn calls() -> Result<Vec<(&'static str, Call)>> {
     // SAFETY: no memory is involved.
     done(unsafe { libc::unshare(libc::CLONE_NEWIPC) })?;
     let (pipe, full, polled) = (pipe()?, pipe()?, pipe()?);
@@ -109,7 +112,7 @@ fn terminal() -> Result<RawFd> {
     Ok(terminal)
 }
 
-fn calls_with(number: c_long, [one, two, three, four, five]: [i64; 5]) -> Box<dyn FnOnce() + Send> {
+fn calls_with(number: c_long, [one, two, three, four, five]: [i64; 5]) -> Call {
     Box::new(move || {
         // SAFETY: nothing ever comes that would be written to the addresses, which are null.
         let outcome = unsafe { libc::syscall(number, one, two, three, four, five, 0_i64) };
@@ -117,7 +120,7 @@ fn calls_with(number: c_long, [one, two, three, four, five]: [i64; 5]) -> Box<dy
     })
 }
 
-fn reads(from: RawFd) -> Box<dyn FnOnce() + Send> {
+fn reads(from: RawFd) -> Call {
     Box::new(move || {
         let mut bytes = [0_u8; 512];
         // SAFETY: so many bytes have room there.
@@ -127,7 +130,7 @@ fn reads(from: RawFd) -> Box<dyn FnOnce() + Send> {
 }
 
 /// Until nothing has room any more.
-fn writes(to: RawFd) -> Box<dyn FnOnce() + Send> {
+fn writes(to: RawFd) -> Call {
     Box::new(move || {
         let bytes = [b'x'; 4096];
         // SAFETY: so many bytes are there.
