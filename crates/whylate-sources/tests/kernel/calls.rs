@@ -39,7 +39,7 @@ pub const CALLS: [(&str, WaitClass); 21] = [
     ("vfork", WaitClass::Stopped),
 ];
 
-/// What makes one, and sleeps in it.
+/// What a thread does.
 type Call = Box<dyn FnOnce() + Send>;
 
 /// Each thread, with what it does. Queues and semaphores are of a namespace of this process, and go with it.
@@ -112,7 +112,7 @@ fn terminal() -> Result<RawFd> {
     Ok(terminal)
 }
 
-fn calls_with(number: c_long, [one, two, three, four, five]: [i64; 5]) -> Box<dyn FnOnce() + Send> {
+fn calls_with(number: c_long, [one, two, three, four, five]: [i64; 5]) -> Call {
     Box::new(move || {
         // SAFETY: nothing ever comes that would be written to the addresses, which are null.
         let outcome = unsafe { libc::syscall(number, one, two, three, four, five, 0_i64) };
@@ -120,7 +120,7 @@ fn calls_with(number: c_long, [one, two, three, four, five]: [i64; 5]) -> Box<dy
     })
 }
 
-fn reads(from: RawFd) -> Box<dyn FnOnce() + Send> {
+fn reads(from: RawFd) -> Call {
     Box::new(move || {
         let mut bytes = [0_u8; 512];
         // SAFETY: so many bytes have room there.
@@ -130,7 +130,7 @@ fn reads(from: RawFd) -> Box<dyn FnOnce() + Send> {
 }
 
 /// Until nothing has room any more.
-fn writes(to: RawFd) -> Box<dyn FnOnce() + Send> {
+fn writes(to: RawFd) -> Call {
     Box::new(move || {
         let bytes = [b'x'; 4096];
         // SAFETY: so many bytes are there.

@@ -78,8 +78,8 @@ fn stop_and_let_go(stop: &dyn Fn() -> Result<()>, let_go: &dyn Fn() -> Result<()
 }
 
 /// The stays of the process, beside its stops.
-fn ensure_stopped(what: &str, napper: &Napper, edges: &Edges, stops: &[(u64, u64)], stop: Stop) -> Result<()> {
-    let stays = stays_of(&recorded(edges)?, napper.pid());
+fn ensure_stopped(what: &str, napper: u32, edges: &Edges, stops: &[(u64, u64)], stop: Stop) -> Result<()> {
+    let stays = stays_of(&recorded(edges)?, napper);
     let mut wrong = Vec::new();
     for &(began_ns, ended_ns) in stops {
         // It was stopped by then, and let go on after.
@@ -114,7 +114,7 @@ fn a_process_that_a_signal_stops_is_told_with_who_let_it_go_on() -> Result<()> {
     let stops = stop_and_let_go(&|| napper.signal(Signal::STOP).and_then(|()| napper.wait_for("T")), &|| {
         napper.signal(Signal::CONT).and_then(|()| napper.wait_for("S"))
     })?;
-    ensure_stopped("signal", &napper, &edges, &stops, Stop::Signal)
+    ensure_stopped("signal", napper.pid(), &edges, &stops, Stop::Signal)
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn a_process_that_a_tracer_holds_is_told_with_its_tracer() -> Result<()> {
     let stops = stop_and_let_go(&|| ptrace(libc::PTRACE_INTERRUPT).and_then(|()| napper.wait_for("t")), &|| {
         ptrace(libc::PTRACE_CONT).and_then(|()| napper.wait_for("S"))
     })?;
-    ensure_stopped("tracer", &napper, &edges, &stops, Stop::Tracer)
+    ensure_stopped("tracer", napper.pid(), &edges, &stops, Stop::Tracer)
 }
 
 /// A hierarchy of cgroups of version 2, and one in it with a process; both go with this.
@@ -183,7 +183,23 @@ fn a_process_that_is_frozen_with_its_cgroup_is_told_with_who_thawed_it() -> Resu
     let (edges, napper) = (attach()?, Napper::start()?);
     let frozen = Frozen::make(napper.pid())?;
     let stops = stop_and_let_go(&|| frozen.freeze(true), &|| frozen.freeze(false).and_then(|()| napper.wait_for("S")))?;
-    ensure_stopped("cgroup.freeze", &napper, &edges, &stops, Stop::Freezer)
+    ensure_stopped("cgroup.freeze", napper.pid(), &edges, &stops, Stop::Freezer)
+}
+
+const NAPS: &str = "WHYLATE_NAPS";
+
+/// The process of the test below: it naps for 5 ms at a time.
+#[test]
+fn naps_process() {
+    if std::env::var_os(NAPS).is_none() {
+        return;
+    }
+    let naps = thread::Builder::new().name("napper".to_owned()).spawn(|| {
+        loop {
+            sleep(Duration::from_millis(5));
+        }
+    });
+    naps.expect("a thread").join().expect("it does not end");
 }
 
 /// The freezer of version 1 changes the state of a thread that sleeps, without waking it: of a sleep whose time comes
@@ -191,25 +207,28 @@ fn a_process_that_is_frozen_with_its_cgroup_is_told_with_who_thawed_it() -> Resu
 #[test]
 fn a_sleep_whose_time_comes_while_its_thread_is_frozen_ends_with_who_thaws_it() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let freezer = Path::new("/sys/fs/cgroup/freezer");
-    if !freezer.join("cgroup.procs").exists() {
-        println!("skipped: the freezer of cgroups of version 1 is not mounted");
+    let root = tempfile::tempdir()?;
+    let freezer = c"freezer";
+    if let Err(error) = mount("whylate-test", root.path(), "cgroup", MountFlags::empty(), freezer) {
+        println!("skipped: this kernel has no freezer of cgroups of version 1 ({error})");
         return Ok(());
     }
-    let cgroup = freezer.join(format!("whylate-stopped-{}", std::process::id()));
+    let cgroup = root.path().join(format!("whylate-stopped-{}", std::process::id()));
     fs::create_dir(&cgroup)?;
     let outcome = frozen_asleep(&cgroup);
     let _ = fs::write(cgroup.join("freezer.state"), "THAWED");
     fs::remove_dir(&cgroup)?;
+    unmount(root.path(), UnmountFlags::DETACH)?;
     outcome
 }
 
 fn frozen_asleep(cgroup: &Path) -> Result<()> {
     let edges = attach()?;
-    // Naps of 5 ms: one of them ends while it is frozen.
-    let mut command = Command::new("perl");
-    let naps = Napper(command.args(["-e", "select(undef, undef, undef, 0.005) while 1"]).spawn()?);
-    fs::write(cgroup.join("cgroup.procs"), naps.pid().to_string())?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(["--exact", "stopped::naps_process", "--test-threads=1"]).env(NAPS, "1");
+    let process = Napper(command.stdout(std::process::Stdio::null()).spawn()?);
+    let napper = thread_of(process.pid(), "napper")?;
+    fs::write(cgroup.join("cgroup.procs"), process.pid().to_string())?;
     let freeze = |state: &str| -> Result<()> {
         fs::write(cgroup.join("freezer.state"), state)?;
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -220,9 +239,9 @@ fn frozen_asleep(cgroup: &Path) -> Result<()> {
         Ok(())
     };
     let outcome = stop_and_let_go(&|| freeze("FROZEN"), &|| freeze("THAWED"))
-        .and_then(|stops| ensure_stopped("freezer.state", &naps, &edges, &stops, Stop::Freezer));
-    let pid = naps.pid();
-    drop(naps);
+        .and_then(|stops| ensure_stopped("freezer.state", napper, &edges, &stops, Stop::Freezer));
+    let pid = process.pid();
+    drop(process);
     // Its cgroup is empty only once it has left.
     let deadline = Instant::now() + Duration::from_secs(10);
     while fs::read_to_string(cgroup.join("cgroup.procs"))?.lines().any(|line| line == pid.to_string()) {
@@ -230,4 +249,19 @@ fn frozen_asleep(cgroup: &Path) -> Result<()> {
         sleep(Duration::from_millis(1));
     }
     outcome
+}
+
+/// The number of the process's thread of that name, once it is there.
+fn thread_of(pid: u32, name: &str) -> Result<u32> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+            let comm = fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            if comm.trim_end() == name {
+                return Ok(task.file_name().to_string_lossy().parse()?);
+            }
+        }
+        ensure!(Instant::now() < deadline, "there is no thread {name}");
+        sleep(Duration::from_millis(1));
+    }
 }

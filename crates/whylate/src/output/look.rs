@@ -195,7 +195,9 @@ fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> 
     let (at, latency) = (moment(event.at_unix_ns, zone), format_ns(event.latency_ns));
     let place = if event.subject == cpu_subject(event.cpu) { String::new() } else { format!(", CPU {}", event.cpu) };
     let waited_in = event.labels.get("waited_in").filter(|_| !event.path.is_empty());
-    let waited_in = waited_in.map_or_else(String::new, |via| format!(" in {}", printable(via)));
+    let is_stopped = path::stop_of(&event.path).is_some();
+    let between = if is_stopped { ", " } else { " in " };
+    let waited_in = waited_in.map_or_else(String::new, |via| format!("{between}{}", printable(via)));
     writeln!(out, "{at} {} {latency} {}{waited_in}{place}", sighting.source, printable(&event.subject))?;
     if event.path.is_empty() { why::write_causes(out, event) } else { path::write_wait(out, &event.path, 4) }
 }

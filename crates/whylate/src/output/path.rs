@@ -234,6 +234,11 @@ fn stopped(segment: &PathSegment, who: &str) -> String {
     }
 }
 
+/// What had stopped the thread whose wait the path is of, if anything did.
+pub fn stop_of(path: &[PathSegment]) -> Option<Stop> {
+    path.iter().find(|segment| segment.depth == 1)?.stop
+}
+
 /// In what the thread waited whose wait it is a part of, or what that thread was, to stand behind its name.
 pub fn waited(segment: &PathSegment) -> String {
     match (segment.stop, &segment.via) {
@@ -325,6 +330,7 @@ mod tests {
             (Stop::Freezer, "runc:9", "napper:7 was frozen: until runc:9 thawed it"),
         ] {
             assert_eq!(text(stop, who), told);
+            assert_eq!(stop_of(&[PathSegment { stop: Some(stop), depth: 1, ..PathSegment::default() }]), Some(stop));
         }
     }
 

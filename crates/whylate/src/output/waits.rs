@@ -20,7 +20,11 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
         let class = || event.labels.get("waited").map(|class| format!(" ({})", printable(class)));
         let waited_in = event.labels.get("waited_in").map(|via| format!(" in {}", printable(via)));
         let waited_in = waited_in.or_else(class).unwrap_or_default();
-        writeln!(out, "{time}  {} waited {latency}{waited_in}", printable(&thread_of(event)))?;
+        let thread = printable(&thread_of(event));
+        match path::stop_of(&event.path) {
+            Some(stop) => writeln!(out, "{time}  {thread} was {} for {latency}", stop.words())?,
+            None => writeln!(out, "{time}  {thread} waited {latency}{waited_in}")?,
+        }
         return path::write_wait(out, &event.path, 4);
     }
     let waker = event.labels.get("woken_by").map_or_else(String::new, |by| format!(", woken by {}", printable(by)));
