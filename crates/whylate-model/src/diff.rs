@@ -208,16 +208,17 @@ impl Test {
     }
 }
 
-/// Fewer events are no burst.
-const LEAST_OF_BURST: u64 = 3;
-/// So many times as many events as on the other side.
-const TIMES_OF_BURST: u64 = 10;
+/// Fewer events are no burst, on one side and for as long as the other one is.
+const LEAST_OF_BURST: f64 = 3.0;
+/// How many times as many events in the same time as on the other side.
+const TIMES_OF_BURST: f64 = 10.0;
 /// Less delay is negligible, in nanoseconds a second: as of culprits that the test finds.
 const LEAST_DELAY: f64 = 200_000.0;
 
 impl Row {
-    /// Whether something is late, or makes others late, nearly on one side alone, which the test has not found.
-    fn is_burst(&self) -> bool {
+    /// Whether something is late, or makes others late, nearly on one side alone, which the test has not found; the sides
+    /// last this long.
+    fn is_burst(&self, spans_ns: [u64; 2]) -> bool {
         let is_of_interest = match &self.what {
             What::Late { .. } => true,
             What::Culprit { .. } => {
@@ -226,8 +227,13 @@ impl Row {
             }
             _ => false,
         };
-        let (least, most) = (self.before.count.min(self.after.count), self.before.count.max(self.after.count));
-        is_of_interest && !self.told.differs() && most >= LEAST_OF_BURST && most / TIMES_OF_BURST >= least
+        let counts = [self.before.count as f64, self.after.count as f64];
+        // What one side would have had for as long as the other one is.
+        let is_more = |more: usize, less: usize| {
+            let expected = counts[more] * spans_ns[less] as f64 / spans_ns[more].max(1) as f64;
+            counts[more].min(expected) >= LEAST_OF_BURST && expected >= TIMES_OF_BURST * counts[less]
+        };
+        is_of_interest && !self.told.differs() && (is_more(0, 1) || is_more(1, 0))
     }
 }
 
@@ -237,7 +243,8 @@ impl Diff {
         let (differ, too_little) = (count(Told::differs), count(|told| told == Told::TooLittle));
         let compared = differ + count(|told| told == Told::NoDifference);
         let [before, after] = sides;
-        let bursts = rows.iter().filter(|row| row.is_burst()).cloned().collect();
+        let spans_ns = [before.duration_ns, after.duration_ns];
+        let bursts = rows.iter().filter(|row| row.is_burst(spans_ns)).cloned().collect();
         Diff { schema: SCHEMA, before, after, test, compared, differ, too_little, not_compared, bursts, rows }
     }
 }

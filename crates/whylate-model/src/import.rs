@@ -249,7 +249,7 @@ impl Imported {
         let mut line = String::new();
         // The numbers that each line ends in, at least.
         let mut counts = usize::MAX;
-        let mut after_part = false;
+        let (mut after_part, mut has_frames) = (false, false);
         while lines.next(&mut line).map_err(PasteError::Io)? {
             let text = line.trim();
             if text.is_empty() || text.starts_with('#') {
@@ -263,6 +263,7 @@ impl Imported {
                 Some(_) if lines.is_cut(&line) || is_part => self.unread += 1,
                 Some((frames, _)) if is_quoted(frames) || is_prose(frames) => self.unread += 1,
                 Some((frames, count)) => {
+                    has_frames |= frames.contains(';');
                     let numbers = frames.split(' ').rev().take_while(|word| word.parse::<u64>().is_ok()).count();
                     counts = counts.min(1 + numbers);
                     let frames = frames.split(';').take(DEEPEST + 1).map(safe).collect();
@@ -271,7 +272,8 @@ impl Imported {
                 None => self.unread += 1,
             }
         }
-        if (2..usize::MAX).contains(&counts) {
+        // A name may end in a number, where lines have no frames that say where it ends.
+        if has_frames && (2..usize::MAX).contains(&counts) {
             return Err(ImportError::SeveralCounts(counts));
         }
         self.undone = lines.undone();
@@ -321,7 +323,8 @@ fn is_quoted(frames: &str) -> bool {
 fn is_prose(text: &str) -> bool {
     let words = || text.split_whitespace();
     let has_prompt = || words().count() > 1 && words().take(2).any(|word| word.ends_with(['$', '#', '%']));
-    !text.contains(';') && (words().count() > 3 || has_prompt())
+    let is_function = text.contains(['(', ':']);
+    !text.contains(';') && (words().count() > 3 && !is_function || has_prompt())
 }
 
 /// The frames of a folded line, and its count.
@@ -607,7 +610,7 @@ mod tests {
 
         #[test]
         fn no_procstat_line_makes_it_fail(rest in "[ -~]*", column in 0_usize..80) {
-            let heading = Heading::of(&format!("PID{:column$}COMM TDNAME KSTACK", "")).unwrap_or_default();
+            let heading = Heading::of(&format!("PID{}COMM TDNAME KSTACK", " ".repeat(column))).unwrap_or_default();
             Thread::of(&format!("1 2 {rest}"), &heading);
         }
     }

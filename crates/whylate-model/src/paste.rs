@@ -160,6 +160,8 @@ pub struct Lines<R, F> {
     has_records: bool,
     /// The file ends without the end of a line, and that line was given out.
     is_at_end: bool,
+    /// The line that was taken last goes on.
+    is_endless: bool,
     /// The column in which lines were cut off, in characters.
     edge: Option<usize>,
 }
@@ -202,6 +204,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
             bytes: Vec::new(),
             has_records: false,
             is_at_end: false,
+            is_endless: false,
             edge: None,
         };
         lines.examine()?;
@@ -326,18 +329,21 @@ impl<R: BufRead, F: Form> Lines<R, F> {
     fn raw(&mut self) -> io::Result<bool> {
         self.bytes.clear();
         let mut length = 0;
+        // The rest of a line is none of its own.
+        let most = if std::mem::take(&mut self.is_endless) { 0 } else { self.longest };
         loop {
             let bytes = match self.input.fill_buf() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 bytes => bytes?,
             };
             if bytes.is_empty() || length > ENDLESS {
-                self.is_at_end |= length > 0;
+                self.is_endless = !bytes.is_empty();
+                self.is_at_end |= bytes.is_empty() && length > 0;
                 return Ok(length > 0);
             }
             let end = bytes.iter().position(|&byte| byte == b'\n');
             let part = &bytes[..end.unwrap_or(bytes.len())];
-            self.bytes.extend_from_slice(&part[..part.len().min(self.longest - self.bytes.len())]);
+            self.bytes.extend_from_slice(&part[..part.len().min(most - self.bytes.len())]);
             let taken = part.len() + usize::from(end.is_some());
             length += taken;
             self.taken += taken as u64;

@@ -199,13 +199,16 @@ fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
     let look: Value = serde_json::from_str(&told(&["replay", name(&file), "--json"])?)?;
     let mut expected: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
     for culprit in look["culprits"].as_array().context("culprits")? {
-        let Some((name, number)) = culprit["who"].as_str().and_then(|who| who.rsplit_once(':')) else { continue };
-        if number.parse::<u32>().is_err() {
+        // `dd:4711`, `dd:4711 (writes)` or `vda (write by dd:4711)`.
+        let Some((before, after)) = culprit["who"].as_str().and_then(|who| who.rsplit_once(':')) else { continue };
+        let rest = after.trim_start_matches(|c: char| c.is_ascii_digit());
+        if rest.len() == after.len() {
             continue;
         }
+        let name = format!("{before}{rest}");
         for victims in culprit["victims"].as_array().into_iter().flatten() {
             let source = victims["source"].as_str().unwrap_or_default();
-            let sum = expected.entry((name.to_owned(), source.to_owned())).or_default();
+            let sum = expected.entry((name.clone(), source.to_owned())).or_default();
             sum.0 += victims["events"].as_u64().context("events")?;
             sum.1 += victims["total_ns"].as_u64().context("ns")?;
         }

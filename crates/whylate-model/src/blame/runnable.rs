@@ -64,8 +64,12 @@ pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
     loop {
         let until_ns = next.map_or(evidence.running_ns, |throttled| throttled.from_ns);
         if let Some((moved_ns, cpu)) = evidence.moved {
-            let queue = || Rule::Fixed(Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}")));
-            window.part(moved_ns.min(until_ns), before.as_ref().map_or_else(queue, Rule::OccupantsOf));
+            let queue = Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}"));
+            let rule = match &before {
+                Some(before) => Rule::OccupantsOf(before, queue),
+                None => Rule::Fixed(queue),
+            };
+            window.part(moved_ns.min(until_ns), rule);
         }
         window.part(until_ns, Rule::Occupants);
         let Some(Throttled { until_ns, by, .. }) = next else { break };
@@ -135,12 +139,14 @@ mod tests {
         assert_eq!(told(&evidence), [quota, queue.clone()]);
         evidence.kept_from_idle = None;
         let idle = (CauseKind::IdleExit, "CPU 0".to_owned(), 30_000_000);
-        assert_eq!(told(&evidence), [idle.clone(), queue]);
+        assert_eq!(told(&evidence), [idle.clone(), queue.clone()]);
         // Where it is known who had that CPU, and for how long after the move.
         let hog = Occupant::Thread { tid: 7, name: "hog".to_owned(), cgroup: None };
         let had = Interval { start_ns: 0, end_ns: 35_000_000, occupant: hog, ..Interval::default() };
         evidence.occupancy_before = Some(Occupancy { cpu: 3, intervals: vec![had], ..Occupancy::default() });
-        assert_eq!(told(&evidence), [idle, (CauseKind::Thread, "hog:7".to_owned(), 10_000_000)]);
+        assert_eq!(told(&evidence), [idle.clone(), (CauseKind::Thread, "hog:7".to_owned(), 10_000_000)]);
+        evidence.occupancy_before = Some(Occupancy { cpu: 3, since_ns: 10_000_000, ..Occupancy::default() });
+        assert_eq!(told(&evidence), [idle, queue]);
     }
 
     #[test]

@@ -42,8 +42,8 @@ pub(super) enum Rule<'a> {
     Fixed(Blame),
     /// By whoever had the CPU.
     Occupants,
-    /// By whoever had another CPU, in whose run queue the thread was.
-    OccupantsOf(&'a Timeline<'a>),
+    /// By whoever had another CPU, in whose run queue the thread was; by this cause where nothing is known of that CPU.
+    OccupantsOf(&'a Timeline<'a>, Blame),
     /// By whoever had the CPU while an item of this pool was in progress and not asleep, or while it was the awaited
     /// thread itself; by `otherwise` at other times, and where nothing is known of the CPU.
     OccupantsWhileBusy {
@@ -115,7 +115,10 @@ impl<'a> Window<'a> {
                 }
                 Known::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
             }),
-            Rule::OccupantsOf(other) => self.explain(span, &Rule::Occupants, other, sum),
+            Rule::OccupantsOf(other, otherwise) => other.each(span, |part, known| match known {
+                Known::Nothing => sum.add(otherwise.clone(), part.ns(), &[]),
+                _ => self.explain(part, &Rule::Occupants, other, sum),
+            }),
             Rule::OccupantsWhileBusy { pool, otherwise } => timeline.each(span, |part, known| match known {
                 Known::Piece(piece) if self.is_awaited(&piece.interval.occupant) => {
                     self.blame_piece(part, piece, timeline.cpu, sum);

@@ -104,7 +104,8 @@ pub(crate) fn has_end(event: &str, text: &str) -> bool {
     let Some((_, last)) = LAST.iter().find(|(name, _)| *name == event) else {
         return match event {
             "irq_handler_exit" => text.ends_with("handled"),
-            _ => !event.starts_with("block_rq_") || text.ends_with(']'),
+            "block_rq_insert" | "block_rq_issue" | "block_rq_complete" => text.ends_with(']'),
+            _ => true,
         };
     };
     // With trace-cmd's plugins: `a:1 [120] S ==> b:2 [120]`, `b:2 [120] CPU:000`.

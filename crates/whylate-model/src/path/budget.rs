@@ -26,7 +26,7 @@ use crate::wait::{Stop, is_sleep};
 /// So many waits are told one by one.
 const LONGEST: usize = 5;
 /// So many waits of all threads are kept until it is found where waits within them began.
-const KEPT: usize = 4096;
+const KEPT: usize = 1024;
 /// Waits that are shorter and not for a disk are told together where they have waits in them.
 const FOLLOWED_NS: u64 = 50_000;
 
@@ -220,7 +220,8 @@ impl Gatherer<'_> {
     /// It is found where a wait began within one that is explained.
     fn meet(&mut self, number: usize, hop: u32, finding: Finding) {
         let unmet = &mut self.unmet[number];
-        let Some(at) = unmet.iter().rposition(|open| open.hop.number <= hop) else { return };
+        let has = |open: &Open| (open.hop.number..=open.last_hop).contains(&hop);
+        let Some(at) = unmet.iter().rposition(has) else { return };
         unmet[at].add(finding);
         unmet[at].unmet = unmet[at].unmet.saturating_sub(1);
         if unmet[at].unmet == 0 {

@@ -205,7 +205,8 @@ impl Cursor {
         // What a thread that waits for a CPU does there itself meanwhile is told apart from what others do.
         let is_followed = self.is_at_end() || matches!(self.mode, Mode::Ready { .. });
         let followed = is_followed.then_some(self.tid);
-        let waits = self.frames.iter().chain(&self.unmet).map(|frame| frame.tid);
+        // Those that stay come first.
+        let waits = self.unmet.iter().chain(&self.frames).map(|frame| frame.tid);
         [self.asked.tid].into_iter().chain(waits).chain(followed)
     }
 
@@ -405,8 +406,10 @@ impl Cursor {
             return self.follow_queuer(rewind, item, found);
         }
         match self.mode {
-            Mode::Ready { since, limit, moved: Some(Move { from_cpu, .. }), .. } => {
-                let cpu = (from_cpu as usize).min(rewind.lanes.len().saturating_sub(1));
+            Mode::Ready { cpu, since, limit, moved: Some(Move { from_cpu, .. }) } => {
+                let before = from_cpu as usize;
+                // Of a CPU without events nothing is known.
+                let cpu = if before < rewind.lanes.len() { before } else { cpu };
                 self.mode = Mode::Ready { cpu, since, limit, moved: None };
             }
             Mode::Ready { since: Since::Woken(woken), .. } => self.follow(rewind, woken, found),

@@ -211,6 +211,7 @@ impl Found {
                     let is_known = self.is_folded && self.waits[wait].asleep.is_some();
                     self.waits[wait].asleep = if is_known { self.waits[wait].asleep } else { Some((name, blocked)) };
                 }
+                self.unmet.retain(|&(number, _)| number != hop);
             }
             Finding::Unmet { hop } => {
                 let wait = self.wait_of(hop).filter(|_| self.unmet.len() < UNMET);

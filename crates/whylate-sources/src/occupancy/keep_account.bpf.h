@@ -14,8 +14,10 @@ static __always_inline void end_interval(struct account *account, u32 cpu, u64 n
 {
 	struct interval *interval;
 
-	/* None is empty, as those who read them take a start for an order. */
-	if (account->since_ns && now_ns > account->since_ns) {
+	/* None is empty, where a clock stands still or one was read earlier: those who read them go by when they begin. */
+	if (account->since_ns && now_ns <= account->since_ns)
+		now_ns = account->since_ns + 1;
+	if (account->since_ns) {
 		interval = interval_at(account, cpu, account->written);
 		if (interval) {
 			describe(interval, account);
@@ -138,10 +140,12 @@ __noinline int find_current(struct account *account, u32 cpu, u64 now_ns)
 	if (!account)
 		return 0;
 	/* What is on top of it has begun since. */
-	if (account->in_irq || account->softirq)
+	if (account->in_irq || account->softirq) {
 		account->astray++;
-	else
-		end_unseen(account, cpu, unseen_switch_in_ns(account, task, now_ns, false));
+		enter_thread(account, task);
+		return 0;
+	}
+	end_unseen(account, cpu, unseen_switch_in_ns(account, task, now_ns, false));
 	enter_thread(account, task);
 	return tell_entry_of_current(account, cpu);
 }

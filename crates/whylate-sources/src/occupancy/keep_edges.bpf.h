@@ -115,9 +115,11 @@ __noinline int known_timer(u64 function)
 /* The timer that expires here. */
 static __always_inline u32 timer_here(const struct account *account)
 {
-	if (!account->in_irq && is_of_network(account))
+	bool is_irq = is_in_irq(account) || account->is_busy;
+
+	if (!is_irq && is_of_network(account))
 		return account->net_timers[(account->softirq - 1) & 1];
-	return known_timer(account->timers[is_in_irq(account)]);
+	return known_timer(account->timers[is_irq]);
 }
 
 enum {
@@ -514,8 +516,9 @@ static __always_inline struct account *timer_begins(u64 function)
 {
 	struct account *account = account_of(bpf_get_smp_processor_id());
 
+	/* What interrupts a program of the account is an interrupt, of which that has not seen the begin. */
 	if (account)
-		account->timers[is_in_irq(account)] = function;
+		account->timers[is_in_irq(account) || account->is_busy] = function;
 	return account;
 }
 

@@ -48,7 +48,7 @@ pub(super) fn slice(of: &interval, end_ns: u64, (cpu, position): (usize, u32), d
         cgroup: (u32::from(of.kind) == occupant_kind::OCCUPANT_THREAD.0).then_some(of.handler),
         exit: exit(of.left.into()),
         steal_ns: of.steal_ns.into(),
-        is_in_parents_process: u32::from(of.entry.kind) == entry_kind::ENTRY_PARENT_OF_THREAD.0,
+        is_in_parents_process: kind_of(&of.entry) == entry_kind::ENTRY_PARENT_OF_THREAD,
         is_member: false,
         is_of_member: false,
     }
@@ -89,9 +89,15 @@ fn kept(name: &[i8; 16]) -> Name {
     Name(std::array::from_fn(|at| if at < length { name[at] as u8 } else { 0 }))
 }
 
+/// How the thread came by its CPU, without the bits beside that.
+fn kind_of(of: &entry) -> entry_kind {
+    let beside = entry_kind::ENTRY_OF_ITEM.0 | entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_STOPPED.0;
+    entry_kind(u32::from(of.kind) & !beside)
+}
+
 fn entry_of(of: &entry, details: &impl Details) -> Entry {
-    let (of_item, moved) = (entry_kind::ENTRY_OF_ITEM.0 as u8, entry_kind::ENTRY_MOVED.0 as u8);
-    let by = match entry_kind((of.kind & !(of_item | moved | ENTRY_STOPPED)).into()) {
+    let of_item = entry_kind::ENTRY_OF_ITEM.0 as u8;
+    let by = match kind_of(of) {
         entry_kind::ENTRY_GOES_ON => return Entry::GoesOn,
         entry_kind::ENTRY_PREEMPTED => return Entry::Preempted { at_ns: of.woken_ns },
         entry_kind::ENTRY_THREAD => Waker::Thread(of.waker),
@@ -227,6 +233,9 @@ mod tests {
         assert_eq!((decoded(&of).moved, decoded(&of).entry), (Some(Move { at_ns: 59, from_cpu: 4 }), entry));
         of.entry.kind = (entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_PREEMPTED.0) as u8;
         assert_eq!(decoded(&of).entry, Entry::Preempted { at_ns: 50 });
+        // A new thread that another CPU took first.
+        of.entry.kind = (entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_PARENT_OF_THREAD.0) as u8;
+        assert!(decoded(&of).is_in_parents_process && decoded(&of).moved.is_some());
     }
 
     #[test]

@@ -37,7 +37,9 @@ mod skel {
 }
 
 /// How many intervals are taken of the CPU that a thread was moved from.
-const MOST_BEFORE: usize = 256;
+const MOST_BEFORE: usize = 1024;
+/// For so long after the move, an interrupt that comes in late may tell that interrupts were off until it.
+const LATE_INTERRUPT_NS: u64 = 1_000_000;
 /// Room for late waits with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;
 
@@ -194,8 +196,10 @@ pub(crate) fn event_of(
     let record = whole(bytes)?;
     let before = match record.moved_ns {
         0 => None,
-        // An interrupt that comes in late tells of interrupts that were off until then.
-        _ => account.lately(record.moved_from, record.runnable_ns..record.running_ns, MOST_BEFORE, symbols),
+        moved_ns => {
+            let until_ns = moved_ns.saturating_add(LATE_INTERRUPT_NS).min(record.running_ns);
+            account.lately(record.moved_from, record.runnable_ns..until_ns, MOST_BEFORE, symbols)
+        }
     };
     described(bytes, before, &mut account.windows(), symbols, keep_evidence)
 }

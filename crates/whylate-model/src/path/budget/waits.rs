@@ -17,6 +17,8 @@ pub(super) struct Open {
     pub from_ns: u64,
     /// Where it began, with the thread's name then.
     asleep: Option<(Name, Blocked)>,
+    /// The last wait within it.
+    pub last_hop: u32,
     /// How many waits within it are still to be found to have begun.
     pub unmet: u32,
     /// Its parts, the latest first, as long as they are few and no wait is in it.
@@ -28,7 +30,7 @@ pub(super) struct Open {
 impl Open {
     /// It ends with a hop.
     pub fn new(hop: Hop) -> Self {
-        Open { hop, ns: 0, from_ns: 0, asleep: None, unmet: 0, parts: Vec::new(), found: None }
+        Open { hop, ns: 0, from_ns: 0, asleep: None, last_hop: hop.number, unmet: 0, parts: Vec::new(), found: None }
     }
 
     /// Takes in what is found within it.
@@ -50,7 +52,8 @@ impl Open {
             Finding::Unmet { hop } if hop == self.hop.number => return,
             Finding::Unmet { .. } => self.unmet += 1,
             Finding::NotFollowed => return,
-            Finding::Asleep { .. } | Finding::Hop(_) | Finding::Called { .. } => {}
+            Finding::Asleep { .. } | Finding::Called { .. } => {}
+            Finding::Hop(hop) => self.last_hop = hop.number,
         }
         self.found().add(finding);
     }

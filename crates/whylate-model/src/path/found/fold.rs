@@ -14,7 +14,6 @@ impl Found {
     /// Makes one of parts that are alike, and of waits of one thread for the same one within the same wait.
     pub(super) fn fold(&mut self, innermost: Option<usize>) {
         self.is_folded = true;
-        self.unmet.clear();
         let mut waits: Vec<Wait> = Vec::new();
         let mut places = Vec::with_capacity(self.waits.len());
         let mut known: HashMap<(Option<usize>, u32, u64, Option<Stop>), usize> = HashMap::new();
@@ -43,7 +42,7 @@ impl Found {
         // Only those that are still open are named again.
         let innermost = self.open.iter().rposition(|&(_, wait)| Some(wait) == innermost);
         self.open.truncate(innermost.map_or(0, |innermost| innermost + 1));
-        self.open.iter_mut().for_each(|(_, wait)| *wait = places[*wait]);
+        self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = places[*wait]);
         self.named = None;
         (self.waits, self.parts) = (waits, parts);
         let latest = self.parts.last().copied();
@@ -59,7 +58,8 @@ impl Found {
         let mut is_used = vec![false; self.waits.len()];
         // The first one is what was asked about.
         is_used.iter_mut().take(1).for_each(|first| *first = true);
-        for wait in self.parts.iter().filter_map(|part| part.wait).chain(self.open.iter().map(|&(_, wait)| wait)) {
+        let named_again = self.open.iter().chain(&self.unmet).map(|&(_, wait)| wait);
+        for wait in self.parts.iter().filter_map(|part| part.wait).chain(named_again) {
             let mut next = Some(wait);
             while let Some(at) = next.filter(|&at| !is_used[at]) {
                 is_used[at] = true;
@@ -72,7 +72,7 @@ impl Found {
         self.waits.retain(|_| (is_used[at], at += 1).0);
         self.waits.iter_mut().for_each(|wait| wait.within = wait.within.map(|within| places[within]));
         self.parts.iter_mut().for_each(|part| part.wait = part.wait.map(|wait| places[wait]));
-        self.open.iter_mut().for_each(|(_, wait)| *wait = places[*wait]);
+        self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = places[*wait]);
     }
 
     /// Those of threads that no part is about, but for the latest.

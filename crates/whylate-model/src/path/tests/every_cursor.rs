@@ -268,8 +268,9 @@ impl Cursor {
             return self.follow_queuer(rewind, item, found);
         }
         match self.mode {
-            Mode::Ready { since, limit, moved: Some(moved), .. } => {
-                let cpu = (moved.from_cpu as usize).min(rewind.lanes.len() - 1);
+            Mode::Ready { cpu, since, limit, moved: Some(moved) } => {
+                let is_known = (moved.from_cpu as usize) < rewind.lanes.len();
+                let cpu = if is_known { moved.from_cpu as usize } else { cpu };
                 self.mode = Mode::Ready { cpu, since, limit, moved: None };
             }
             Mode::Ready { since: Since::Woken(woken), .. } => self.follow(rewind, woken, found),
