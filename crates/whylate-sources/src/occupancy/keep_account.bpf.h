@@ -14,10 +14,10 @@ static __always_inline void end_interval(struct account *account, u32 cpu, u64 n
 {
 	struct interval *interval;
 
-	/* None is empty, where a clock stands still or one was read earlier: those who read them go by when they begin. */
-	if (account->since_ns && now_ns <= account->since_ns)
-		now_ns = account->since_ns + 1;
-	if (account->since_ns) {
+	/* Where a clock stands still, or was read earlier: none is empty, as those who read them go by when they begin. */
+	if (now_ns <= account->since_ns)
+		now_ns = account->since_ns + (left || account->entry.kind);
+	if (account->since_ns && now_ns > account->since_ns) {
 		interval = interval_at(account, cpu, account->written);
 		if (interval) {
 			describe(interval, account);
@@ -169,7 +169,7 @@ __noinline int take_number(struct account *account, u32 cpu, u64 now_ns)
 	former = own_namespace ? account->shown_tid : account->tid;
 	end_interval(account, cpu, now_ns, 0, LEFT_DEAD);
 	enter_number(account, bpf_get_current_task_btf());
-	account->entry.woken_ns = now_ns;
+	account->entry.woken_ns = account->since_ns;
 	account->entry.waker = former;
 	account->entry.waker_cpu = cpu;
 	account->entry.kind = ENTRY_PARENT_OF_THREAD;
