@@ -241,6 +241,8 @@ fn frozen_asleep(cgroup: &Path) -> Result<()> {
     let outcome = stop_and_let_go(&|| freeze("FROZEN"), &|| freeze("THAWED"))
         .and_then(|stops| ensure_stopped("freezer.state", napper, &edges, &stops, Stop::Freezer));
     let pid = process.pid();
+    // One that is frozen cannot be killed.
+    fs::write(cgroup.join("freezer.state"), "THAWED")?;
     drop(process);
     // Its cgroup is empty only once it has left.
     let deadline = Instant::now() + Duration::from_secs(10);
