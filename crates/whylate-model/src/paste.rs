@@ -375,7 +375,7 @@ fn is_fence(line: &str) -> bool {
         && !line.contains(' ')
 }
 
-/// Drops what is beyond so many bytes.
+/// Cuts a line after `longest` bytes.
 fn truncate(line: &mut String, longest: usize) {
     if line.len() > longest {
         let end = (0..=longest).rev().find(|&end| line.is_char_boundary(end));

@@ -86,7 +86,7 @@ pub enum Finding {
         /// When.
         at_ns: u64,
     },
-    /// A wait within another one had begun when that began: where it did is found later, if at all.
+    /// A nested wait started before the wait around it: its start may be found later.
     Unmet {
         /// Which one.
         hop: u32,

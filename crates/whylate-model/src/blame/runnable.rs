@@ -30,7 +30,7 @@ pub struct RunnableEvidence {
     pub kept_from_idle: Option<String>,
     /// Who had the CPU.
     pub occupancy: Occupancy,
-    /// Who had the CPU that it was moved from.
+    /// The occupants of the CPU from which the thread was moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub occupancy_before: Option<Occupancy>,
 }
@@ -49,8 +49,8 @@ pub struct Throttled {
 /// A CPU comes out of the deepest idle state within so many nanoseconds.
 const IDLE_EXIT_NS: u64 = 1_000_000;
 
-/// The causes of the wait, largest first: who throttled the thread while it was throttled, and who had the CPU in whose run
-/// queue it was: until it was moved, those of its former CPU. Where the CPU was idle for longer than leaving an idle state
+/// Returns the causes of the wait, largest first: what throttled the thread, and the occupants of the CPU in the run queue of
+/// which it waited, which is its former CPU until the move. Where the CPU was idle for longer than leaving an idle state
 /// takes, who may keep the thread from it did so. They add up to the wait; what is not known is [`CauseKind::Unknown`].
 pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
     let span = Span { from_ns: evidence.runnable_ns, to_ns: evidence.running_ns };

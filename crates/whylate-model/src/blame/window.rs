@@ -42,7 +42,7 @@ pub(super) enum Rule<'a> {
     Fixed(Blame),
     /// By whoever had the CPU.
     Occupants,
-    /// By whoever had another CPU, in whose run queue the thread was; by this cause where nothing is known of that CPU.
+    /// By the occupants of the former CPU, in the run queue of which the thread waited; by this cause where none is known.
     OccupantsOf(&'a Timeline<'a>, Blame),
     /// By whoever had the CPU while an item of this pool was in progress and not asleep, or while it was the awaited
     /// thread itself; by `otherwise` at other times, and where nothing is known of the CPU.

@@ -25,9 +25,9 @@ use crate::wait::{Stop, is_sleep};
 
 /// So many waits are told one by one.
 const LONGEST: usize = 5;
-/// So many waits of all threads are kept until it is found where waits within them began.
+/// The maximum number of waits, of all threads, kept until the starts of their nested waits are found.
 const KEPT: usize = 1024;
-/// Waits that are shorter and not for a disk are told together where they have waits in them.
+/// Shorter waits with nested waits, except those for a disk, are counted together.
 const FOLLOWED_NS: u64 = 50_000;
 
 /// What some threads did in a span of time.

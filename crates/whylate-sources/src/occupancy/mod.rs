@@ -33,6 +33,7 @@ pub use self::history::History;
 use self::rings::Rings;
 use self::skel::types::{account, disk_request, interval, late_stack, occupancy_limits, run_queue_move, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
+pub(crate) use self::slices::stop;
 pub(crate) use self::steps::{Called, Step};
 pub use self::stream::Stream;
 use self::unexplained::Unexplained;

@@ -115,8 +115,8 @@ fn entry_of(of: &entry, details: &impl Details) -> Entry {
     if of.kind & of_item == 0 { Entry::Woken { at_ns, by, cpu } } else { Entry::Queued { at_ns, by, cpu } }
 }
 
-/// What `enum stopper` says.
-fn stop(number: u32) -> Option<Stop> {
+/// The stop that a number of `enum stopper` (`bpf/stopped.bpf.h`) stands for; `None` where nothing had stopped the thread.
+pub(crate) fn stop(number: u32) -> Option<Stop> {
     match stopper(number) {
         stopper::STOPPED_BY_SIGNAL => Some(Stop::Signal),
         stopper::STOPPED_BY_TRACER => Some(Stop::Tracer),

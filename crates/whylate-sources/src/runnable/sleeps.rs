@@ -7,14 +7,14 @@ use std::time::Duration;
 use whylate_model::late::SLEEPER;
 use whylate_model::path::history::{Blocked, Name, Waker};
 use whylate_model::path::{Asked, Finding, Found, Hop, Limits, Names, Path, walk};
-use whylate_model::wait::{Classes, InFlight, Seen, State, Stop, classify};
+use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
 use whylate_model::{Cgroup, LateEvent, WaitClass, thread};
 
-use super::skel::types::{entry_kind, stopper};
+use super::skel::types::entry_kind;
 use super::{Wanted, labels_of, limits};
 use crate::attach::text;
 use crate::clock;
-use crate::occupancy::Account;
+use crate::occupancy::{Account, stop};
 use crate::offcpu::Rings;
 use crate::paths::PathNames;
 use crate::symbols::KernelSymbols;
@@ -64,16 +64,6 @@ struct Outcome {
     was_timer: bool,
     was_stopped: bool,
     is_uninterruptible: bool,
-}
-
-/// What had stopped the thread, as the program tells it.
-fn stop(number: u32) -> Option<Stop> {
-    match stopper(number) {
-        stopper::STOPPED_BY_SIGNAL => Some(Stop::Signal),
-        stopper::STOPPED_BY_TRACER => Some(Stop::Tracer),
-        stopper::STOPPED_BY_FREEZER => Some(Stop::Freezer),
-        _ => None,
-    }
 }
 
 /// Waits that have come in and are to be explained.
