@@ -107,7 +107,8 @@ pub struct Waits {
 struct Gatherer<'a> {
     names: &'a mut dyn Names,
     asked: &'a [Asked],
-    known: &'a BTreeMap<u32, Known>,
+    /// What is known of each.
+    known: Vec<Option<&'a Known>>,
     /// The numbers of those that are asked for.
     own: HashSet<u32>,
     budget: Budget,
@@ -121,6 +122,8 @@ struct Gatherer<'a> {
     ready_ns: Vec<u64>,
     ready_latencies: Latencies,
     ready: Vec<Ready>,
+    /// Of each thread, which of these are its own.
+    ready_places: Vec<usize>,
     from_ns: u64,
 }
 
@@ -132,6 +135,9 @@ pub fn budget(
     limits: &dyn Limits,
     names: &mut dyn Names,
 ) -> Budget {
+    let known: Vec<Option<&Known>> = asked.iter().map(|asked| known.get(&asked.tid)).collect();
+    let thread_names: Vec<Option<Name>> = known.iter().map(|known| known.map(|known| known.name)).collect();
+    let (ready, ready_places) = Ready::for_threads(&thread_names);
     let mut gatherer = Gatherer {
         names,
         asked,
@@ -144,7 +150,8 @@ pub fn budget(
         kept: 0,
         ready_ns: vec![0; asked.len()],
         ready_latencies: Latencies::default(),
-        ready: asked.iter().map(|_| Ready::of_many(asked.len())).collect(),
+        ready,
+        ready_places,
         from_ns: asked.iter().map(|asked| asked.from_ns).min().unwrap_or(0),
     };
     walk_for_sums(past, asked, limits, &mut |number, finding| gatherer.add(number, finding));
@@ -181,10 +188,10 @@ impl Gatherer<'_> {
         self.budget.total_ns += ns;
         if let Some(ready) = segment.ready {
             self.ready_ns[number] += ns;
-            self.ready[number].add(segment.kind, segment.who, ready, ns);
+            self.ready[self.ready_places[number]].add(segment.kind, segment.who, ready, ns);
         } else {
             if let Party::Thread { tid, name, .. } = segment.who {
-                self.ready[number].name(tid, name);
+                self.ready[self.ready_places[number]].name(tid, name);
             }
             self.close_ready(number);
             self.budget.on_cpu_ns += ns;
@@ -243,7 +250,7 @@ impl Gatherer<'_> {
     fn count(&mut self, number: usize, mut open: Open) {
         let ended_by = self.ended_by(number, &open);
         let asked = self.asked[number];
-        let known = self.known.get(&asked.tid);
+        let known = self.known[number];
         let name = known.map(|known| known.name);
         // Where it fell asleep before anybody looked, what it was found in then is what it waited in.
         let blocked = open.blocked();

@@ -184,6 +184,11 @@ impl Cursor {
         self.now_ns == self.asked.to_ns && self.hops == 0
     }
 
+    /// Where the time begins that is to be explained.
+    pub fn from_ns(&self) -> u64 {
+        self.asked.from_ns
+    }
+
     /// The time at which [`Cursor::go_back`] has something to do even if no CPU changes hands.
     pub fn wake_ns(&self, reached_ns: u64) -> u64 {
         if !self.has_begun(reached_ns) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Walks by what can change them, so that a change costs as much as it matters, however many walks there are.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
 use super::cursor::{Cursor, Place};
 use super::rewind::{Change, Rewind};
@@ -22,6 +22,9 @@ impl Bound {
     pub const OF_SUMS: Bound = Bound::Work { of_change: 8, more: 1 << 20 };
 }
 
+/// The maximum number of times kept at which no cursor has anything to do any more, beyond four for each cursor.
+const STALE: usize = 4_096;
+
 /// All cursors of a walk that have begun and are not done.
 #[derive(Debug)]
 pub(super) struct Cursors {
@@ -34,8 +37,8 @@ pub(super) struct Cursors {
     running: Vec<Vec<u32>>,
     /// Of each CPU, the cursors whose thread waits for it, which take in its changes at the end of the wait.
     ready: Vec<Vec<u32>>,
-    /// When each cursor has something to do, whatever the CPUs do.
-    due: BTreeSet<(u64, u32)>,
+    /// When each cursor has something to do, whatever the CPUs do; also when one was to have that has not any more.
+    due: BinaryHeap<(u64, u32)>,
     /// Those that the next change matters to, whatever it is.
     next: Vec<u32>,
     /// Those that were visited last.
@@ -58,8 +61,15 @@ struct Entry {
     cursor: Cursor,
     /// What is noted of it in `by_tid`, `due`, and in `running` or `ready`, with its position there.
     tids: Vec<u32>,
+    /// `None` once it was due.
     due_ns: Option<u64>,
     place: Option<(Place, usize)>,
+}
+
+impl Entry {
+    fn is_due(&self, at_ns: u64) -> bool {
+        [self.due_ns, Some(self.cursor.from_ns())].contains(&Some(at_ns))
+    }
 }
 
 impl Cursors {
@@ -71,7 +81,7 @@ impl Cursors {
             by_tid: HashMap::new(),
             running: vec![Vec::new(); cpus],
             ready: vec![Vec::new(); cpus],
-            due: BTreeSet::new(),
+            due: BinaryHeap::new(),
             next: Vec::new(),
             visited: Vec::new(),
             visits: 0,
@@ -87,7 +97,10 @@ impl Cursors {
 
     /// Adds one, which is visited at the next change.
     pub fn add(&mut self, index: usize, mut cursor: Cursor, tid: u32) {
-        self.next.push(self.entries.len() as u32);
+        let number = self.entries.len() as u32;
+        self.next.push(number);
+        // Where its time begins it has something to do for certain, which is noted once.
+        self.due.push((cursor.from_ns(), number));
         // Spreads numbers that follow each other (Knuth's multiplicative hash).
         let stays = tid.wrapping_mul(0x9e37_79b1).leading_zeros();
         cursor.set_cut(stays < self.cut);
@@ -125,8 +138,19 @@ impl Cursors {
             rewind.passed_mut(change.cpu).clear();
         }
         self.spend(work, rewind, reached_ns, found);
+        self.forget_stale();
         // Its memory is used again.
         self.visited = visited;
+    }
+
+    /// Forgets times at which no cursor has anything to do any more, where they are many.
+    fn forget_stale(&mut self) {
+        if self.due.len() <= STALE + 4 * self.count {
+            return;
+        }
+        let entries = &self.entries;
+        self.due
+            .retain(|&(due_ns, number)| entries[number as usize].as_ref().is_some_and(|entry| entry.is_due(due_ns)));
     }
 
     /// Takes work from what is left. Where none is, waits of half as many threads are followed from now on,
@@ -164,7 +188,14 @@ impl Cursors {
             return concerned;
         };
         concerned.append(&mut self.next);
-        concerned.extend(self.due.range((reached_ns, 0)..).map(|&(_, number)| number));
+        while let Some(&(due_ns, number)) = self.due.peek().filter(|due| due.0 >= reached_ns) {
+            self.due.pop();
+            let Some(entry) = &mut self.entries[number as usize] else { continue };
+            if entry.is_due(due_ns) {
+                entry.due_ns = None;
+                concerned.push(number);
+            }
+        }
         let [before, after] = [change.before.holder.tid(), change.after.holder.tid()];
         for tid in before.into_iter().chain(after.filter(|_| before != after)) {
             concerned.extend(self.by_tid.get(&tid).into_iter().flatten());
@@ -188,11 +219,10 @@ impl Cursors {
         if change.is_some_and(|change| entry.cursor.is_settled_by(change, reached_ns)) {
             self.next.push(number);
         }
-        let due_ns = Some(entry.cursor.wake_ns(reached_ns));
-        if due_ns != entry.due_ns {
-            let before_ns = std::mem::replace(&mut entry.due_ns, due_ns);
-            before_ns.map(|before_ns| self.due.remove(&(before_ns, number)));
-            due_ns.map(|due_ns| self.due.insert((due_ns, number)));
+        let due_ns = entry.cursor.wake_ns(reached_ns);
+        let before_ns = entry.due_ns.replace(due_ns);
+        if before_ns != Some(due_ns) && due_ns != entry.cursor.from_ns() {
+            self.due.push((due_ns, number));
         }
         let known = entry.tids.iter().copied().zip(entry.cursor.tids()).take_while(|(noted, now)| noted == now).count();
         for tid in entry.tids.split_off(known) {
@@ -217,7 +247,6 @@ impl Cursors {
         self.leave(number, rewind);
         let Some(entry) = self.entries[number as usize].take() else { return };
         self.count -= 1;
-        entry.due_ns.map(|due_ns| self.due.remove(&(due_ns, number)));
         entry.tids.into_iter().for_each(|tid| forget(&mut self.by_tid, tid, number));
     }
 

@@ -14,6 +14,9 @@ pub enum CallWaits {
     Within,
 }
 
+/// The calls that do nothing but sleep for as long as their callers want to.
+const SLEEPS: &str = "nanosleep clock_nanosleep clock_nanosleep_time64";
+
 /// The calls in which threads sleep for what they have asked for.
 const WAITS_FOR: &[(WaitClass, &str)] = &[
     // Events, children, connections, signals.
@@ -23,7 +26,7 @@ const WAITS_FOR: &[(WaitClass, &str)] = &[
          epoll_pwait2 accept accept4 wait4 waitid pause rt_sigsuspend rt_sigtimedwait rt_sigtimedwait_time64 \
          syslog",
     ),
-    (WaitClass::Timer, "nanosleep clock_nanosleep clock_nanosleep_time64"),
+    (WaitClass::Timer, SLEEPS),
     // `fcntl` sleeps for a lock of a file.
     (WaitClass::Lock, "futex futex_time64 futex_wait futex_waitv flock fcntl semop semtimedop semtimedop_time64"),
     (WaitClass::Network, "recvfrom recvmsg recvmmsg recvmmsg_time64 sendto sendmsg sendmmsg connect"),
@@ -95,7 +98,7 @@ pub fn of_syscall(name: &str) -> Option<CallWaits> {
 
 /// Whether a call does nothing but sleep for as long as its caller wants to.
 pub fn is_sleep(name: &str) -> bool {
-    name.contains("nanosleep") && of_syscall(name) == Some(CallWaits::For(WaitClass::Timer))
+    SLEEPS.split_ascii_whitespace().any(|known| known == name)
 }
 
 #[cfg(test)]

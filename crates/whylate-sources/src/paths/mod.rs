@@ -11,4 +11,4 @@ pub(crate) use names::device_name;
 pub use program::{Member, Program, is_same_name, is_within, priority};
 pub use recorder::{Recorded, Recorder};
 pub(crate) use stopped::tracer_of;
-pub use stopped::{Stopped, stopped};
+pub use stopped::{Stopped, StoppedThreads};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Threads that are stopped now, and by what, as `/proc` tells.
 
+use std::collections::HashMap;
 use std::fs;
 
 use whylate_model::path::history::Name;
@@ -17,15 +18,27 @@ pub struct Stopped {
     pub tracer: Option<(u32, Name)>,
 }
 
-/// Whether a thread of a process is stopped, and by what.
-pub fn stopped(process: u32, tid: u32) -> Option<Stopped> {
-    let stat = fs::read_to_string(format!("/proc/{process}/task/{tid}/stat")).ok()?;
-    // Its name may hold anything, a closing parenthesis too.
-    match stat.rsplit_once(") ")?.1.chars().next()? {
-        'T' => Some(Stopped { stop: Stop::Signal, tracer: None }),
-        't' => Some(Stopped { stop: Stop::Tracer, tracer: tracer_of(tid) }),
-        // What it was doing is told as its state.
-        _ => cgroups::is_frozen(process).then_some(Stopped { stop: Stop::Freezer, tracer: None }),
+/// Looks up what keeps threads stopped.
+#[derive(Debug, Default)]
+pub struct StoppedThreads {
+    /// Whether the cgroup of each process is frozen: threads are many, and each lookup opens seven files.
+    is_frozen: HashMap<u32, bool>,
+}
+
+impl StoppedThreads {
+    /// Returns what keeps a thread of a process stopped; `None` for one that is not.
+    pub fn of(&mut self, process: u32, tid: u32) -> Option<Stopped> {
+        let stat = fs::read_to_string(format!("/proc/{process}/task/{tid}/stat")).ok()?;
+        // Its name may hold anything, a closing parenthesis too.
+        match stat.rsplit_once(") ")?.1.chars().next()? {
+            'T' => Some(Stopped { stop: Stop::Signal, tracer: None }),
+            't' => Some(Stopped { stop: Stop::Tracer, tracer: tracer_of(tid) }),
+            // The state is that of what the thread was doing.
+            _ => {
+                let is_frozen = *self.is_frozen.entry(process).or_insert_with(|| cgroups::is_frozen(process));
+                is_frozen.then_some(Stopped { stop: Stop::Freezer, tracer: None })
+            }
+        }
     }
 }
 
@@ -44,7 +57,7 @@ mod tests {
     #[test]
     fn who_runs_is_not_stopped_and_has_no_tracer() {
         let own = std::process::id();
-        assert_eq!(stopped(own, own), None);
+        assert_eq!(StoppedThreads::default().of(own, own), None);
         assert_eq!(tracer_of(u32::MAX), None);
     }
 }

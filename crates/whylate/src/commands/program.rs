@@ -12,7 +12,7 @@ use whylate_model::path::budget::{Known, budget};
 use whylate_model::path::history::Name;
 use whylate_model::path::watched::Watched;
 use whylate_model::units::format_ns;
-use whylate_sources::paths::{Member, Program, Recorded, Recorder, priority, stopped};
+use whylate_sources::paths::{Member, Program, Recorded, Recorder, StoppedThreads, priority};
 use whylate_sources::{cgroups, clock};
 
 use crate::commands::progress::Progress;
@@ -105,7 +105,9 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     for (tid, member) in program.threads_but(&threads).context("cannot read /proc")? {
         threads.insert(tid, Member { waits_in: None, ..member });
     }
-    let known: BTreeMap<u32, Known> = threads.iter().map(|(&tid, member)| (tid, known(tid, member))).collect();
+    let mut stopped = StoppedThreads::default();
+    let known: BTreeMap<u32, Known> =
+        threads.iter().map(|(&tid, member)| (tid, known(tid, member, &mut stopped))).collect();
     ensure_there(program, &threads)?;
     let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
@@ -179,8 +181,8 @@ fn ensure_there(program: &Program, threads: &BTreeMap<u32, Member>) -> anyhow::R
 }
 
 /// What is known of a thread as the look ends.
-fn known(tid: u32, member: &Member) -> Known {
-    let stopped = stopped(member.process, tid);
+fn known(tid: u32, member: &Member, stopped: &mut StoppedThreads) -> Known {
+    let stopped = stopped.of(member.process, tid);
     Known {
         name: Name::of(&member.thread_name),
         waits_in: member.waits_in.clone(),

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who had the CPUs that one thread waited for, in bounded memory, however often it did.
+//! Who had the CPUs that threads waited for, in bounded memory, however often they did.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 use super::super::history::Name;
 use super::super::{Finding, Found, Names, OTHERS, Party, PathSegment, Segment};
 use crate::CauseKind;
 
+/// More threads of one name than that are told by their name.
+const MANY: usize = 64;
 /// So many parts are kept of all threads together.
 const PARTS: usize = 1 << 16;
 /// Of each thread as many at least and at most.
@@ -18,27 +21,49 @@ const CLOSED: usize = 64;
 /// What happened, the thread that waited, and how long.
 type Part = ((CauseKind, Party, u32), u64);
 
-/// The waits of one thread for a CPU, in sums.
+/// The waits for a CPU of one thread, or of all threads of one name where these are many, in sums.
 #[derive(Debug)]
 pub(super) struct Ready {
+    /// The name of the threads, where it is more than one.
+    shared: Option<Name>,
     parts: Vec<Part>,
     /// The thread's own, and of those whose part it may be.
     names: Vec<(u32, Name)>,
+    /// The thread that was named last.
+    named: Option<u32>,
     room: usize,
     /// For so many parts more, those that are new have no room of their own.
     closed: usize,
 }
 
 impl Ready {
-    /// None yet, of one of so many threads.
-    pub fn of_many(threads: usize) -> Self {
+    /// Makes empty sums for each thread, given their names, and returns them with the place of each thread's: those of
+    /// many threads of one name are the same.
+    pub fn for_threads(names: &[Option<Name>]) -> (Vec<Self>, Vec<usize>) {
+        let mut threads: HashMap<Name, usize> = HashMap::new();
+        names.iter().flatten().for_each(|&name| *threads.entry(name).or_default() += 1);
+        threads.retain(|_, threads| *threads > MANY);
+        let (mut sums, mut shared_places) = (Vec::new(), HashMap::new());
+        let mut new = |shared| {
+            sums.push(Ready { shared, parts: Vec::new(), names: Vec::new(), named: None, room: 0, closed: 0 });
+            sums.len() - 1
+        };
+        let place = |name: &Option<Name>| match name.filter(|name| threads.contains_key(name)) {
+            Some(name) => *shared_places.entry(name).or_insert_with(|| new(Some(name))),
+            None => new(None),
+        };
+        let places = names.iter().map(place).collect();
         let (least, most) = PARTS_OF_THREAD;
-        let room = (PARTS / threads.max(1)).clamp(least, most);
-        Ready { parts: Vec::new(), names: Vec::new(), room, closed: 0 }
+        let room = (PARTS / sums.len().max(1)).clamp(least, most);
+        sums.iter_mut().for_each(|sums| sums.room = room);
+        (sums, places)
     }
 
     /// Adds what happened for so long while thread `ready` waited for a CPU.
     pub fn add(&mut self, kind: CauseKind, who: Party, ready: u32, ns: u64) {
+        let is_one_of_them = self.shared.is_some() && who.named().map(|(name, _)| name) == self.shared;
+        let who = if is_one_of_them { who.by_name() } else { who };
+        let ready = if self.shared.is_some() { 0 } else { ready };
         self.closed = self.closed.saturating_sub(1);
         self.add_part(((kind, who, ready), ns));
         if self.parts.len() > self.room {
@@ -64,6 +89,9 @@ impl Ready {
 
     /// The name of a thread: the last that it had counts, which is found first.
     pub fn name(&mut self, tid: u32, name: Name) {
+        if self.shared.is_some() || self.named.replace(tid) == Some(tid) {
+            return;
+        }
         let is_known = self.names.iter().any(|&(known, _)| known == tid);
         if !is_known && self.names.len() < self.room {
             self.names.push((tid, name));
@@ -97,11 +125,56 @@ impl Ready {
             found.add(Finding::Segment(Segment { from_ns, to_ns, kind, who, ready: Some(ready), hop: None }));
             to_ns = from_ns;
         }
-        found.finish(names).segments
+        let mut segments = found.finish(names).segments;
+        if let Some(name) = self.shared {
+            segments.iter_mut().for_each(|segment| segment.ready = Some(name.text()));
+        }
+        segments
     }
 }
 
 /// The largest first, and always in the same order.
 fn sort(parts: &mut [Part]) {
     parts.sort_by_cached_key(|&((kind, who, ready), ns)| (Reverse(ns), kind, who.key(), ready));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn thread(tid: u32, name: &str) -> Party {
+        Party::Thread { tid, name: Name::of(name), cgroup: None, is_member: false }
+    }
+
+    #[test]
+    fn many_threads_of_one_name_have_one_sum_and_others_their_own() {
+        let of = |name: &str, count| std::iter::repeat_n(Some(Name::of(name)), count);
+        let names: Vec<_> = of("pool", MANY + 1).chain(of("few", MANY)).chain([None, None]).collect();
+        let (sums, places) = Ready::for_threads(&names);
+        let (of_pool, others) = places.split_at(MANY + 1);
+        assert!(of_pool.iter().all(|&place| place == of_pool[0] && sums[place].shared == Some(Name::of("pool"))));
+        assert_eq!(sums.len(), 1 + MANY + 2);
+        let apart: std::collections::BTreeSet<_> = others.iter().collect();
+        assert_eq!(apart.len(), MANY + 2);
+    }
+
+    #[test]
+    fn threads_of_the_shared_name_are_one_holder_and_others_keep_their_numbers() {
+        let (mut sums, _) = Ready::for_threads(&vec![Some(Name::of("pool")); MANY + 1]);
+        for tid in 0..=MANY as u32 {
+            sums[0].add(CauseKind::Thread, thread(tid + 1, "pool"), tid, 10);
+            sums[0].add(CauseKind::Wakeup, thread(tid, "pool"), tid, 1);
+            sums[0].add(CauseKind::Thread, thread(900, "hog"), tid, 100);
+        }
+        let all = MANY as u64 + 1;
+        let mut parts: Vec<_> = sums[0].parts.iter().map(|&((kind, who, _), ns)| (ns, kind, who)).collect();
+        parts.sort_by_key(|&(ns, ..)| Reverse(ns));
+        let pool = Party::Program { name: Name::of("pool"), is_member: false };
+        let expected = [
+            (100 * all, CauseKind::Thread, thread(900, "hog")),
+            (10 * all, CauseKind::Thread, pool),
+            (all, CauseKind::Wakeup, pool),
+        ];
+        assert_eq!(parts, expected);
+    }
 }
