@@ -3,6 +3,7 @@
 
 mod fold;
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
@@ -117,6 +118,16 @@ impl PathSegment {
         PathSegment { who, via, ..self }
     }
 
+    /// Who is to blame for it, with the cgroup of that thread. A sleep is laid to whoever slept.
+    fn culprit(&self) -> (Cow<'_, str>, Option<&Cgroup>) {
+        if self.kind != CauseKind::Timer || self.who == OTHERS {
+            return (self.who.as_str().into(), self.cgroup.as_ref());
+        }
+        let timer = self.timer.unwrap_or_default();
+        let who = timer.culprit(self.via.as_deref(), self.waiter.as_deref());
+        (who.into(), self.cgroup_of_waiter.as_ref().filter(|_| timer.is_own()))
+    }
+
     /// The wait that it is a part of: who waited, and in what.
     pub fn wait(&self) -> (&Option<String>, &Option<String>) {
         (&self.waiter, &self.via)
@@ -137,14 +148,14 @@ impl PathSegment {
 }
 
 impl Path {
-    /// Sums of what it consists of, the largest first.
+    /// Sums of what it consists of, by who is to blame, the largest first.
     pub fn causes(&self) -> Vec<Cause> {
         let mut sums: Vec<Cause> = Vec::new();
-        let mut places: HashMap<(CauseKind, &str), usize> = HashMap::new();
+        let mut places: HashMap<(CauseKind, Cow<'_, str>), usize> = HashMap::new();
         for segment in &self.segments {
-            let place = *places.entry((segment.kind, segment.who.as_str())).or_insert_with(|| {
-                let cgroup = segment.cgroup.clone();
-                sums.push(Cause { cgroup, ..Cause::new(segment.kind, segment.who.as_str(), 0) });
+            let (who, cgroup) = segment.culprit();
+            let place = *places.entry((segment.kind, who)).or_insert_with_key(|(kind, who)| {
+                sums.push(Cause { cgroup: cgroup.cloned(), ..Cause::new(*kind, who.as_ref(), 0) });
                 sums.len() - 1
             });
             sums[place].ns += segment.ns;
@@ -366,5 +377,45 @@ impl Found {
                 .and_then(|&number| names.cgroup(number)),
         });
         Path { segments: segments.collect(), is_folded: self.is_folded }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleep_is_laid_to_whoever_slept() {
+        let sleep = |ns, kind, waiter: &str, via: &str| PathSegment {
+            ns,
+            kind: CauseKind::Timer,
+            who: "timer".to_owned(),
+            waiter: Some(waiter.to_owned()),
+            via: Some(via.to_owned()),
+            timer: kind,
+            cgroup_of_waiter: Some(Cgroup::of("/pod")),
+            ..PathSegment::default()
+        };
+        let others = PathSegment { waiter: None, who: OTHERS.to_owned(), ..sleep(2, None, "", "") };
+        let segments = vec![
+            sleep(70, Some(TimerKind::Wakeup), "sleep:5823", "clock_nanosleep"),
+            PathSegment { ns: 10, kind: CauseKind::Running, who: "holder:7".to_owned(), ..PathSegment::default() },
+            sleep(5, None, "sleep:5823", "clock_nanosleep"),
+            sleep(4, Some(TimerKind::Wakeup), "sleep:5823", "poll"),
+            sleep(3, Some(TimerKind::TcpRetransmission), "innocent:8", "recvfrom"),
+            others,
+        ];
+        let causes = Path { segments, is_folded: false }.causes();
+        let told: Vec<_> = causes.iter().map(|cause| (cause.who.as_str(), cause.ns, cause.cgroup.is_some())).collect();
+        assert_eq!(
+            told,
+            [
+                ("sleep:5823", 75, true),
+                ("holder:7", 10, false),
+                ("timeout in poll (sleep:5823)", 4, true),
+                ("TCP retransmission", 3, false),
+                (OTHERS, 2, false)
+            ]
+        );
     }
 }

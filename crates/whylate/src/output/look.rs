@@ -12,7 +12,7 @@ use whylate_model::units::{format_ns, printable};
 
 use super::moment::moment;
 use super::table::Table;
-use super::why::{self, word};
+use super::why;
 use super::{footer, path};
 
 /// How many culprits are shown.
@@ -220,7 +220,7 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
             out,
             "    {:>5.1}%  {:<14}  {}{}: {}",
             percent(culprit.total_ns),
-            word(culprit.kind),
+            why::how(culprit.kind, &culprit.who),
             printable(&culprit.who),
             why::how_many(culprit),
             victims(culprit)
