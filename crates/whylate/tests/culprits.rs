@@ -6,12 +6,15 @@ mod running;
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
 
-use std::path::Path;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use rustix::fs::OFlags;
 use serde_json::Value;
 use whylate_model::look::Look;
 
@@ -58,13 +61,76 @@ fn a_thread_that_slept_is_the_culprit_in_each_view() -> Result<()> {
     let is_told = text.lines().any(|line| line.contains("  sleep  ") && line.contains(&format!(" {longest}: ")));
     ensure!(is_told || culprits().take(8).all(|(_, who)| who != longest), "{text}");
     printed(&["report", &recording, "-o", &page])?;
-    let page = std::fs::read_to_string(page)?;
+    let page = fs::read_to_string(page)?;
     let bare = ["due to timer", "<li>timer: ", "<td>timer</td><td>timer<"].into_iter().find(|bare| page.contains(bare));
     ensure!(page.contains(&format!("{longest} sleeping")) && bare.is_none(), "the report has {bare:?}");
     let csv = path("csv");
     printed(&["export", &recording, "--csv", &csv])?;
-    let causes = std::fs::read_to_string(Path::new(&csv).join("causes.csv"))?;
+    let causes = fs::read_to_string(Path::new(&csv).join("causes.csv"))?;
     ensure!(causes.contains(longest.as_str()) && !causes.contains(",timer,timer,"), "{causes}");
+    Ok(())
+}
+
+/// Whoever has a child by vfork(2) sleeps uninterruptibly until that runs its program, for which it opens a pipe that nobody
+/// writes into.
+const VFORK: &str = "import os, sys
+os.posix_spawn('/bin/true', ['true'], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])";
+
+/// A process whose only thread is in uninterruptible sleep, until this is dropped.
+struct Uninterruptible {
+    process: Child,
+    pipe: PathBuf,
+}
+
+impl Uninterruptible {
+    fn start(folder: &Path) -> Result<Self> {
+        let pipe = folder.join("pipe");
+        ensure!(Command::new("mkfifo").arg(&pipe).status()?.success(), "no pipe");
+        let process = Command::new("python3").args(["-c", VFORK]).arg(&pipe).spawn()?;
+        let sleeper = Uninterruptible { process, pipe };
+        let stat = format!("/proc/{}/stat", sleeper.process.id());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !fs::read_to_string(&stat)?.contains(") D ") {
+            ensure!(Instant::now() < deadline, "it does not fall asleep");
+            sleep(Duration::from_millis(10));
+        }
+        Ok(sleeper)
+    }
+}
+
+impl Drop for Uninterruptible {
+    fn drop(&mut self) {
+        // The child goes on.
+        let _ = OpenOptions::new().write(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&self.pipe);
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_thread_in_uninterruptible_sleep_is_named() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let sleeper = Uninterruptible::start(folder.path())?;
+    let who = format!("python3:{}", sleeper.process.id());
+    sleep(Duration::from_secs(1));
+    let recording = folder.path().join("a.whylate").to_string_lossy().into_owned();
+    let text = printed(&["-d", "1s", "-o", &recording])?;
+    let row = text.lines().find(|line| line.starts_with("offcpu") && line.contains(" 1.00s ")).context("no row")?;
+    ensure!(row.contains("LATE") && row.contains(", longest of threads in uninterruptible sleep"), "{text}");
+    let worst = text.lines().find(|line| line.contains("still in uninterruptible sleep")).context("it is not named")?;
+    ensure!(worst.contains(&format!(" {who} ")) && text.contains("\n    whylate offcpu --blocked 1.00s\n"), "{text}");
+    let look: Look = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
+    let offcpu = look.sources.iter().find(|source| source.source == "offcpu").context("no offcpu")?;
+    ensure!(offcpu.late_figures >= 1 && offcpu.sleepers.iter().any(|of| of.who == who), "{:?}", offcpu.sleepers);
+    // What the look advises.
+    for command in [&["offcpu", "--blocked", "1s"][..], &["replay", &recording, "offcpu", "--blocked", "1s"]] {
+        let blocked = printed(command)?;
+        let first = blocked.lines().nth(3).context("no rows")?;
+        ensure!(first.starts_with("D ") && !blocked.contains("  idle by design  "), "{blocked}");
+        let number = sleeper.process.id().to_string();
+        let is_it = |line: &str| line.starts_with("D ") && line.split_whitespace().any(|word| word == number);
+        ensure!(blocked.lines().any(is_it), "{blocked}");
+    }
     Ok(())
 }
 

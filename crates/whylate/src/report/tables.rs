@@ -39,7 +39,7 @@ pub fn sources(look: &Look, id: &str) -> String {
             ns(row.max_ns),
             ns(Some(row.late_from_ns)),
             count(row.late),
-            named(row.of)
+            named(&row.of)
         );
     }
     out + "</tbody></table></div>\n"
