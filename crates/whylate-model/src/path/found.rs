@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::history::{Blocked, Name, Waker};
+use super::history::{Blocked, Name, Request, Waker};
 use super::timer::TimerKind;
 use super::{Finding, Hop, Party, Segment};
 use crate::late::{Cause, CauseKind};
@@ -239,6 +239,22 @@ impl Found {
         }
     }
 
+    /// Each part of a wait that is the outermost, whatever wait within it it lies in: what happened, by whom, who could run
+    /// meanwhile, and for how long.
+    pub(super) fn flat(&self) -> impl Iterator<Item = (CauseKind, Party, Option<(u32, Name)>, u64)> {
+        self.parts.iter().map(|part| {
+            let name = |tid: u32| self.names.get(&tid).copied().unwrap_or_default();
+            let who = match part.who {
+                // What a timer was for is known by what its own wait was in.
+                Party::Timer(of) if of.is_own() && part.wait != Some(0) => Party::Timer(TimerKind::Other),
+                // Requests that are alike are told as one, whenever they were.
+                Party::Disk(request) => Party::Disk(Request { queued_ns: 0, issued_ns: 0, ..request }),
+                who => who,
+            };
+            (part.kind, who, part.ready.map(|tid| (tid, name(tid))), part.ns)
+        })
+    }
+
     fn wait_of(&self, hop: u32) -> Option<usize> {
         let numbered = |(number, _): &&(u32, usize)| *number == hop;
         self.open.iter().rev().find(numbered).or_else(|| self.unmet.iter().find(numbered)).map(|&(_, wait)| wait)
@@ -313,6 +329,7 @@ impl Found {
             .map(|wait| {
                 let blocked = wait.asleep.map_or_else(Blocked::default, |(_, blocked)| blocked);
                 let (via, stack) = names.waits_in(wait.tid, wait.woken_ns, &blocked);
+                let via = via.or_else(|| blocked.outside_calls());
                 (wait.stopped().map_or(via, |stop| Some(stop.words().to_owned())), stack)
             })
             .collect();
