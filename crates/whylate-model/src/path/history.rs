@@ -193,6 +193,14 @@ pub struct Blocked {
     pub stop: Option<Stop>,
 }
 
+impl Blocked {
+    /// In what it waits outside of system calls, as far as that is known.
+    pub fn outside_calls(&self) -> Option<String> {
+        let is_for_page = self.is_uninterruptible && self.in_iowait && !self.is_kernel && self.syscall.is_none();
+        is_for_page.then(|| "page fault".to_owned())
+    }
+}
+
 /// One holder of one CPU without a break.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slice {

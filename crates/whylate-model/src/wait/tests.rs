@@ -144,6 +144,22 @@ fn the_rule_names_the_frame_that_it_goes_by() {
 }
 
 #[test]
+fn whoever_reads_an_eventfd_waits_for_no_child() {
+    let rule = |kernel: &str| {
+        let kernel = frames(kernel);
+        let (syscall, user, in_flight) = (None, &[][..], InFlight::Unknown);
+        let state = State::Sleeping;
+        let seen = Seen { state, in_iowait: false, is_kernel: false, syscall, kernel: &kernel, user, in_flight };
+        classify(&seen, &Classes::default()).rule
+    };
+    for file in ["eventfd_read", "timerfd_read_iter", "userfaultfd_read"] {
+        let told = rule(&format!("do_wait_intr_irq {file} vfs_read ksys_read"));
+        assert_eq!(told, format!("waits for input or work: {file}"));
+    }
+    assert_eq!(rule("do_wait kernel_wait4"), "waits for a child or a signal: do_wait");
+}
+
+#[test]
 fn without_a_stack_the_system_call_tells() {
     let seen = |syscall| Seen {
         state: State::Sleeping,

@@ -27,7 +27,7 @@ use super::rows::Sum as _;
 use super::series::{Column, GROUPS, added_up, in_order};
 use super::tables::DAY_NS;
 use super::timeline::Axis;
-use crate::output::why::{culprit as in_words, word};
+use crate::output::why::{culprit as in_words, how};
 
 /// The version of this form.
 const SCHEMA: u32 = 1;
@@ -482,7 +482,7 @@ fn of_culprit(report: &Report, culprit: &Culprit, rank: usize) -> OfCulprit {
     });
     OfCulprit {
         rank,
-        word: word(culprit.kind),
+        word: how(culprit.kind, &culprit.who),
         who: name(&culprit.who),
         told: name(&in_words(culprit.kind, &culprit.who)),
         cgroup: culprit.cgroup.as_ref().filter(|of| of.path != "/").map(|of| name(&of.path)),
@@ -500,7 +500,7 @@ fn all_late(report: &Report, culprits: &[&Culprit], base_ns: u64, names: &mut Na
         let event = &late.event;
         let causes = event.causes.iter().map(|cause| {
             let number = known.get(&(cause.kind, cause.who.as_str())).copied().unwrap_or(-1);
-            (number, word(cause.kind), name(&cause.who), cause.ns)
+            (number, how(cause.kind, &cause.who), name(&cause.who), cause.ns)
         });
         let places = event::places(event).into_iter();
         let stacks =

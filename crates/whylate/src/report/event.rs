@@ -4,13 +4,12 @@
 use std::fmt::Write as _;
 
 use whylate_model::LateEvent;
-use whylate_model::path::PathSegment;
 use whylate_model::units::format_ns;
 
 use super::markup::{name, ns, sentence, share, text};
 use super::timeline::{WIDTH, swatch};
-use crate::output::path::{waited, what};
-use crate::output::why::word;
+use crate::output::path::what_in_whose_wait;
+use crate::output::why::how;
 
 /// Shorter parts of a path are told together where it has more than so many.
 const PARTS: usize = 100;
@@ -45,27 +44,20 @@ pub fn parts(event: &LateEvent) -> Vec<Part> {
         let part = |cause: &whylate_model::Cause| Part {
             ns: cause.ns,
             kind: cause.kind.name(),
-            text: format!("{} {}", word(cause.kind), cause.who),
+            text: format!("{} {}", how(cause.kind, &cause.who), cause.who),
             depth: 0,
         };
         return event.causes.iter().map(part).collect();
     }
     let mut parts: Vec<Part> = Vec::new();
     for segment in event.path.iter().filter(|segment| segment.ns > 0) {
-        let (kind, text) = (segment.kind.name(), told(segment));
+        let (kind, text) = (segment.kind.name(), what_in_whose_wait(segment));
         match parts.last_mut() {
             Some(last) if last.kind == kind && last.text == text => last.ns += segment.ns,
             _ => parts.push(Part { ns: segment.ns, kind, text, depth: segment.depth }),
         }
     }
     without_short(parts, event.latency_ns)
-}
-
-/// What happened, and in whose wait.
-fn told(segment: &PathSegment) -> String {
-    let waiter = segment.waiter.as_deref().filter(|_| segment.depth > 0);
-    let within = waiter.map_or_else(String::new, |waiter| format!(" (while {waiter} {})", waited(segment)));
-    format!("{}{within}", what(segment))
 }
 
 /// Parts that nobody could see in the picture, as one with their neighbours.
@@ -99,7 +91,7 @@ pub fn places(event: &LateEvent) -> Vec<Place<'_>> {
         }
     }
     for cause in &event.causes {
-        add(&mut places, format!("Culprit: {} {}", word(cause.kind), cause.who), &cause.stack);
+        add(&mut places, format!("Culprit: {} {}", how(cause.kind, &cause.who), cause.who), &cause.stack);
     }
     places
 }
@@ -146,7 +138,7 @@ pub fn write(event: &LateEvent) -> String {
                 "<tr>{}{}<td>{}</td><td>{}</td></tr>",
                 share(part),
                 ns(Some(cause.ns)),
-                word(cause.kind),
+                how(cause.kind, &cause.who),
                 text(&cause.who)
             );
         }
@@ -191,9 +183,20 @@ pub fn main_cause(event: &LateEvent) -> String {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::path::PathSegment;
     use whylate_model::{Cause, CauseKind};
 
     use super::*;
+
+    #[test]
+    fn a_thread_that_slept_is_the_main_cause_by_its_name() {
+        let of = |who: &str| {
+            let causes = vec![Cause::new(CauseKind::Timer, who, 9)];
+            main_cause(&LateEvent { causes, latency_ns: 9, ..LateEvent::default() })
+        };
+        assert_eq!(of("wl-copy:5837"), "wl-copy:5837 sleeping");
+        assert_eq!(of("timeout in poll (curl:7)"), "timeout in poll (curl:7)");
+    }
 
     #[test]
     fn parts_add_up_to_the_event_however_many_there_are() {

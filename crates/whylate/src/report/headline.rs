@@ -183,6 +183,10 @@ mod tests {
             sentence(&look, first.as_ref()),
             "postgres:4711 (offcpu) waited 2.00s in 60.0s (2 times), 64 % of it due to disk: nvme0n1 (write by backup:812)."
         );
+        let mut waited_for_a_sleeper = Victims::default();
+        waited_for_a_sleeper.add(&OFFCPU, &late("fz-writer:5780", &[(CauseKind::Timer, "sleep:5823", 50)]));
+        let told = sentence(&look, waited_for_a_sleeper.first().as_ref());
+        assert!(told.ends_with("100 % of it due to sleep:5823 sleeping."), "{told}");
         let mut one = Victims::default();
         one.add(&WQ, &late("vmstat_update", &[]));
         assert_eq!(sentence(&look, one.first().as_ref()), "vmstat_update (wq) waited 0ns in 60.0s.");

@@ -14,7 +14,7 @@ use super::markup::{bar, count, head, named, ns, sentence, share, text};
 use super::page::in_zone;
 use crate::output::look::{shown, verdict, victims};
 use crate::output::moment::moment;
-use crate::output::why::{self, word};
+use crate::output::why;
 
 /// So many culprits are shown without scripts, and so many late events.
 const CULPRITS: usize = 30;
@@ -39,7 +39,7 @@ pub fn sources(look: &Look, id: &str) -> String {
             ns(row.max_ns),
             ns(Some(row.late_from_ns)),
             count(row.late),
-            named(row.of)
+            named(&row.of)
         );
     }
     out + "</tbody></table></div>\n"
@@ -71,7 +71,7 @@ pub fn culprits(look: &Look, prefix: &str) -> String {
             share(part),
             ns(Some(culprit.total_ns)),
             bar(part),
-            word(culprit.kind),
+            why::how(culprit.kind, &culprit.who),
             text(&culprit.who),
             sentence(&victims(culprit))
         );

@@ -46,11 +46,6 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// All of a short wait.
-    pub fn of_short(waiter: Called) -> Self {
-        Part { waiter, kind: CauseKind::Unknown, who: Party::Text("short waits"), ready: None }
-    }
-
     /// All of a short wait for a disk, whenever its request began.
     pub fn of_request(waiter: Called, request: Request) -> Self {
         let Request { device, operation, submitter, .. } = request;
