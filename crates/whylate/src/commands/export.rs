@@ -65,11 +65,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let csv = arguments.csv.as_deref().map(|folder| place.csv(folder));
     let mut exports: Vec<Box<dyn Export>> = [perfetto, parquet, csv].into_iter().flatten().collect::<Result<_, _>>()?;
     let mut has_any = false;
-    while let Some(line) = played.next_of_all()? {
+    while let Some(line) = played.next_of_any_kind()? {
         has_any |= matches!(line, Line::Snapshot(_));
         exports.iter_mut().try_for_each(|export| export.line(&line)).context("cannot write the export")?;
     }
-    played.tell_missing();
+    played.report_missing();
     if !has_any {
         bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
     }

@@ -17,7 +17,7 @@ use crate::commands::sources::{self, Recorded, Wish};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Senseless, diff, record};
 use crate::export::Place;
-use crate::files::{self, Begun};
+use crate::files::{self, PendingFile};
 use crate::recording::play::Recording;
 use crate::recording::times::{Given, given};
 use crate::recording::{Span, about};
@@ -144,13 +144,13 @@ fn free(host: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// Begins the file. What is read is not written over.
-fn begin(path: &Path, recording: Option<&Recording>) -> anyhow::Result<Begun> {
+fn begin(path: &Path, recording: Option<&Recording>) -> anyhow::Result<PendingFile> {
     match recording {
         Some(recording) => {
             let name = || format!("cannot read {}", printable(&recording.path.to_string_lossy()));
             Place::beside(&recording.path).with_context(name)?.begin(path)
         }
-        None => Begun::new(path).with_context(|| format!("cannot write {}", printable(&path.to_string_lossy()))),
+        None => PendingFile::new(path).with_context(|| format!("cannot write {}", printable(&path.to_string_lossy()))),
     }
 }
 

@@ -7,14 +7,14 @@ use std::io::{self, Write as _};
 use whylate_model::units::rfc3339;
 
 use super::tables::{Cell, Row, Sink, Table};
-use crate::files::Begun;
+use crate::files::PendingFile;
 
 /// A file for each table.
-pub struct Files(Vec<Begun>);
+pub struct Files(Vec<PendingFile>);
 
 impl Files {
     /// With the names of the columns on their first lines.
-    pub fn begin(mut files: Vec<Begun>) -> io::Result<Self> {
+    pub fn begin(mut files: Vec<PendingFile>) -> io::Result<Self> {
         for (table, file) in Table::ALL.into_iter().zip(&mut files) {
             let names: Vec<&str> = table.columns().into_iter().map(|column| column.name).collect();
             writeln!(file, "{}", names.join(","))?;
@@ -37,7 +37,7 @@ impl Sink for Files {
     }
 
     fn end(self: Box<Self>) -> anyhow::Result<()> {
-        self.0.into_iter().try_for_each(Begun::end)?;
+        self.0.into_iter().try_for_each(PendingFile::end)?;
         Ok(())
     }
 }

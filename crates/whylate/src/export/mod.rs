@@ -17,7 +17,7 @@ use rustix::process::geteuid;
 use whylate_model::recording::{Header, Line};
 use whylate_model::units::printable;
 
-use crate::files::Begun;
+use crate::files::PendingFile;
 use tables::{Sink, Table, Tabled};
 
 /// Takes the lines of a recording as they come, and keeps none of them.
@@ -54,12 +54,12 @@ impl Place {
     ///
     /// # Errors
     /// When it cannot be made, or is the recording.
-    pub fn begin(&self, path: &Path) -> anyhow::Result<Begun> {
+    pub fn begin(&self, path: &Path) -> anyhow::Result<PendingFile> {
         let name = printable(&path.to_string_lossy());
         if fs::metadata(path).is_ok_and(|about| (about.dev(), about.ino()) == self.recording) {
             bail!("cannot write {name}: it is the recording itself (choose another file)");
         }
-        Begun::new(path).with_context(|| format!("cannot write {name}"))
+        PendingFile::new(path).with_context(|| format!("cannot write {name}"))
     }
 
     /// A file of packets, for ui.perfetto.dev.
@@ -98,7 +98,7 @@ impl Place {
     }
 
     /// A file for each table.
-    fn tables(&self, folder: &Path, extension: &str) -> anyhow::Result<Vec<Begun>> {
+    fn tables(&self, folder: &Path, extension: &str) -> anyhow::Result<Vec<PendingFile>> {
         open_folder(folder).with_context(|| format!("cannot write to {}", printable(&folder.to_string_lossy())))?;
         let path = |table: &Table| -> PathBuf { folder.join(format!("{}.{extension}", table.name())) };
         Table::ALL.iter().map(|table| self.begin(&path(table))).collect()

@@ -12,7 +12,7 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::types::{ColumnPath, Type};
 
 use super::tables::{Cell, Column, Kind, Row, Sink, Table};
-use crate::files::Begun;
+use crate::files::PendingFile;
 
 /// A group of rows is kept in memory until it is written: so many cells, or so many bytes of text, whichever comes first.
 const GROUP_CELLS: usize = 500_000;
@@ -24,7 +24,7 @@ const DICTIONARY_BYTES: usize = 256 << 10;
 pub struct Files(Vec<File>);
 
 struct File {
-    writer: SerializedFileWriter<Begun>,
+    writer: SerializedFileWriter<PendingFile>,
     columns: Vec<Values>,
     rows: usize,
     bytes: usize,
@@ -45,7 +45,7 @@ enum Of {
 
 impl Files {
     /// With no rows yet.
-    pub fn begin(files: Vec<Begun>) -> Result<Self, ParquetError> {
+    pub fn begin(files: Vec<PendingFile>) -> Result<Self, ParquetError> {
         let all = Table::ALL.into_iter().zip(files).map(|(table, file)| File::begin(table, file));
         Ok(Files(all.collect::<Result<_, _>>()?))
     }
@@ -66,7 +66,7 @@ impl Sink for Files {
 }
 
 impl File {
-    fn begin(table: Table, file: Begun) -> Result<File, ParquetError> {
+    fn begin(table: Table, file: PendingFile) -> Result<File, ParquetError> {
         let columns = table.columns();
         let fields = columns.iter().map(|column| Ok(Arc::new(field(column)?)));
         let fields = fields.collect::<Result<Vec<_>, ParquetError>>()?;
@@ -117,7 +117,7 @@ impl File {
 }
 
 fn write<T: DataType>(
-    group: &mut SerializedRowGroupWriter<'_, Begun>,
+    group: &mut SerializedRowGroupWriter<'_, PendingFile>,
     values: &[T::T],
     are: &[i16],
 ) -> Result<(), ParquetError> {

@@ -42,7 +42,7 @@ pub use read::recorded;
 
 use crate::commands::look::not_recorded;
 use crate::output::offcpu::chains::parts_of;
-use crate::recording::play::gap_in_words;
+use crate::recording::play::gap_message;
 use headline::{Victim, Victims};
 use kept::{Kept, Late};
 use raw::{Inside, Raw, Thinned};
@@ -184,7 +184,7 @@ impl Gathering {
                     add_lost(&mut self.lost, account.lost.clone());
                     add_lost(&mut self.lost_since, account.lost.clone());
                 }
-                Line::Gap(gap) if self.missing.len() < GAPS => self.missing.push(gap_in_words(gap)),
+                Line::Gap(gap) if self.missing.len() < GAPS => self.missing.push(gap_message(gap)),
                 _ => {}
             }
         }

@@ -56,7 +56,7 @@ impl Raw {
         let ends = lines.iter().filter_map(Line::span_unix_ns).map(|(_, last_ns)| last_ns);
         self.last_unix_ns = ends.max().unwrap_or(0).max(self.last_unix_ns);
         if let Some(whole) = &mut self.whole {
-            whole.moment(lines)?;
+            whole.tick(lines)?;
             if whole.written().len() > MOST_BYTES {
                 self.whole = None;
             }
@@ -130,7 +130,7 @@ impl Thinned<'_> {
                 let (start_unix_ns, reason) = (first.start_unix_ns, "late_events".to_owned());
                 lines.push(Line::Gap(Gap { start_unix_ns, duration_ns: 0, reason, count: self.more_late }));
             }
-            packer.moment(&lines)?;
+            packer.tick(&lines)?;
         }
         packer.end(last_unix_ns)
     }

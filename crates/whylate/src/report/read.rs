@@ -91,7 +91,7 @@ fn read(
         if is_thinned.load(Ordering::Relaxed) {
             played.reader().repeat(asks_for_age);
         }
-        let Some(line) = played.next_of_all()? else { break };
+        let Some(line) = played.next_of_any_kind()? else { break };
         match &line {
             // All sources are asked in turn: the second snapshot of one begins the next moment.
             // Whatever nobody knows would make moments without end.
@@ -120,7 +120,7 @@ fn read(
     }
     moments.push((lines, repeated));
     if goes_on && tell(Told::Moments(moments)) {
-        let beyond = played.beyond_in_words(beyond);
+        let beyond = played.skipped_message(beyond);
         let lines = played.reader().take_repeated_lines();
         tell(Told::End(played.missing().into_iter().chain(beyond).collect(), lines));
     }

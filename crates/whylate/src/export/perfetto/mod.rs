@@ -18,7 +18,7 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{Cause, CauseKind, LateEvent, Snapshot};
 
 use super::Export;
-use crate::files::Begun;
+use crate::files::PendingFile;
 use packets::{Packets, Thread, number};
 use proto::{Annotation, Callstack, TrackEvent};
 
@@ -60,7 +60,7 @@ struct Part<'a> {
 impl Trace {
     /// # Errors
     /// When it cannot be written.
-    pub fn begin(out: Begun, header: &Header) -> io::Result<Self> {
+    pub fn begin(out: PendingFile, header: &Header) -> io::Result<Self> {
         // Traces of several recordings may be put together.
         let flows = number(&["flows", &header.host, &header.boot_id, &header.start_unix_ns.to_string()]) << 24;
         let header = header.clone();

@@ -12,7 +12,7 @@ use super::proto::{
     self, BEGIN, BOOTTIME, COUNTER, ClockSnapshot, CounterDescriptor, END, INSTANT, MONOTONIC, NANOSECONDS,
     ProcessDescriptor, REALTIME, ThreadDescriptor, TracePacket, TrackDescriptor, TrackEvent,
 };
-use crate::files::Begun;
+use crate::files::PendingFile;
 
 /// All packets are one sequence: it orders those of one moment.
 const SEQUENCE: u32 = 1;
@@ -32,7 +32,7 @@ pub struct Thread<'a> {
 
 /// Writes packets one by one, so that a file that is cut can be read up to the cut.
 pub struct Packets {
-    out: Begun,
+    out: PendingFile,
     has_begun: bool,
     clock: Option<Clock>,
     /// Up to when clocks are told.
@@ -44,7 +44,7 @@ pub struct Packets {
 }
 
 impl Packets {
-    pub fn new(out: Begun) -> Self {
+    pub fn new(out: PendingFile) -> Self {
         Packets { out, has_begun: false, clock: None, told_ns: None, described: HashSet::new(), lanes: HashMap::new() }
     }
 
