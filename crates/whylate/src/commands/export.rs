@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use clap::{ArgGroup, Args};
 use whylate_model::recording::Line;
 
-use crate::export::{Export, Place};
+use crate::export::{Destination, Export};
 use crate::recording::Span;
 use crate::recording::play::Recording;
 use crate::recording::times::{Given, given};
@@ -59,10 +59,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(_) => recording.play_with_clocks()?,
         None => recording.play()?,
     };
-    let place = Place::beside(&arguments.file)?;
-    let perfetto = arguments.perfetto.as_deref().map(|path| place.perfetto(path, played.header()));
-    let parquet = arguments.parquet.as_deref().map(|folder| place.parquet(folder));
-    let csv = arguments.csv.as_deref().map(|folder| place.csv(folder));
+    let destination = Destination::for_recording(&arguments.file)?;
+    let perfetto = arguments.perfetto.as_deref().map(|path| destination.perfetto(path, played.header()));
+    let parquet = arguments.parquet.as_deref().map(|folder| destination.parquet(folder));
+    let csv = arguments.csv.as_deref().map(|folder| destination.csv(folder));
     let mut exports: Vec<Box<dyn Export>> = [perfetto, parquet, csv].into_iter().flatten().collect::<Result<_, _>>()?;
     let mut has_any = false;
     while let Some(line) = played.next_of_any_kind()? {
