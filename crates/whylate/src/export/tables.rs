@@ -77,11 +77,11 @@ pub enum Table {
 /// Writes rows as they come.
 pub trait Sink {
     /// # Errors
-    /// When it cannot be written.
+    /// When the row cannot be written.
     fn add(&mut self, table: Table, row: Row<'_>) -> anyhow::Result<()>;
 
     /// # Errors
-    /// When the rest cannot be written.
+    /// When the remaining rows cannot be written.
     fn end(self: Box<Self>) -> anyhow::Result<()>;
 }
 

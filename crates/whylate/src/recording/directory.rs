@@ -243,7 +243,7 @@ mod tests {
 
     fn fill(store: &mut DirectoryStore, frames: usize, bytes: usize) {
         for _ in 0..frames {
-            store.begin_frame(&Header::default()).expect("begun");
+            store.begin_frame(&Header::default()).expect("started");
             store.write(&vec![7; bytes]).expect("written");
             store.end_frame(&Index { bytes: bytes as u64, lines: 1, ..Index::default() }).expect("ended");
         }

@@ -257,7 +257,7 @@ struct Pause {
     retry_at: Instant,
     reason: &'static str,
     missed: u64,
-    /// Lines to record after the pause: earlier gaps, and other lines but snapshots.
+    /// Lines other than snapshots, to record after the pause.
     held: Tick,
 }
 

@@ -212,7 +212,7 @@ mod tests {
         frame.add(line.as_bytes(), Some((second * SECOND_NS, second * SECOND_NS))).expect("memory");
         let (bytes, index) = frame.finish().expect("memory");
         let header = Header { recording: 1, schema: 1, ..Header::default() };
-        ring.begin_frame(&header).expect("begun");
+        ring.begin_frame(&header).expect("started");
         ring.write(&bytes).expect("written");
         ring.end_frame(&index).expect("ended");
     }

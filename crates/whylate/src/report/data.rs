@@ -31,7 +31,7 @@ use crate::output::why::{culprit as in_words, word};
 
 /// Version of the format.
 const SCHEMA: u32 = 1;
-/// Maximum number of culprits by slot, and of those of each slot that are added to them. Delay by others is added up.
+/// Culprits with data by slot: this many of the worst in total, and of each slot. The delay by others is added up.
 const CULPRITS: usize = 300;
 const CULPRITS_OF_SLOT: usize = 5;
 /// Maximum number of series of a source by slot, and of their histogram buckets.

@@ -24,18 +24,18 @@ pub fn short_sentence(text: &str) -> String {
 }
 
 /// Escapes a name for HTML text or for an attribute value in quotes.
-pub fn text(text: &str) -> Text {
-    Text(name(text))
+pub fn text(text: &str) -> EscapedText {
+    EscapedText(name(text))
 }
 
 /// Escapes a sentence of whylate that contains names.
-pub fn sentence(text: &str) -> Text {
-    Text(short_sentence(text))
+pub fn sentence(text: &str) -> EscapedText {
+    EscapedText(short_sentence(text))
 }
 
-pub struct Text(String);
+pub struct EscapedText(String);
 
-impl Display for Text {
+impl Display for EscapedText {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
             match c {

@@ -66,7 +66,7 @@ pub struct ReportBuilder {
     chains: Vec<Chains>,
     /// Stacks of the newest snapshot. `None` if its line has them, which the reader keeps.
     last_stacks: Vec<Option<Vec<Stack>>>,
-    /// Losses of what the sources share: in total, and since the last tick.
+    /// Events lost by what the sources share, by reason: in total, and since the last tick.
     lost: BTreeMap<String, u64>,
     lost_since: BTreeMap<String, u64>,
     raw: Raw,
@@ -305,9 +305,9 @@ impl ReportBuilder {
         }
         let mut unmeasured = self.header.unmeasured.clone();
         unmeasured.extend(Found::set_aside(&mut found, &self.header.sources));
-        let mut weaker = self.header.weaker.clone();
-        weaker.extend(not_recorded(&self.header.sources));
-        let look = Look { weaker, lost: self.lost, ..self.gatherer.finish_with(&found, unmeasured) };
+        let mut limitations = self.header.weaker.clone();
+        limitations.extend(not_recorded(&self.header.sources));
+        let look = Look { weaker: limitations, lost: self.lost, ..self.gatherer.finish_with(&found, unmeasured) };
         let zone = TimeZone::get(&self.header.time_zone).unwrap_or_else(|_| TimeZone::system());
         Ok(Report {
             header: self.header,

@@ -162,11 +162,11 @@ fn facts(report: &Report) -> String {
         let _ = writeln!(out, "<div><dt>{what}</dt><dd>{}</dd></div>", sentence(&value));
     }
     out += "</dl>\n";
-    let weaker = &report.look.weaker;
-    if !weaker.is_empty() {
-        let notes = counted(weaker.len() as u64, "note");
+    let limitations = &report.look.weaker;
+    if !limitations.is_empty() {
+        let notes = counted(limitations.len() as u64, "note");
         let _ = write!(out, "<details class=\"help\"><summary>Less precise on that machine: {notes}</summary><ul>");
-        for of in weaker {
+        for of in limitations {
             let _ = write!(out, "<li>{}: {}</li>", text(&of.source), sentence(&of.reason));
         }
         out += "</ul></details>\n";

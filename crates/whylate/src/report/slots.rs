@@ -33,7 +33,7 @@ pub struct Slot {
     pub end_unix_ns: u64,
     /// By source.
     pub sources: Vec<Option<SourceSlot>>,
-    /// Losses of what the sources share.
+    /// Events lost by what the sources share, by reason.
     pub lost: BTreeMap<String, u64>,
 }
 
@@ -67,8 +67,8 @@ impl Slots {
         (self.slots.len() as u32).saturating_sub(u32::from(!is_full))
     }
 
-    /// Adds a tick. `look` has its late events, or is empty if there were none; `lost` has the losses of what the
-    /// sources share. Returns whether pairs of slots were merged: callers that count by slot must do the same.
+    /// Adds a tick. `look` has its late events, or is empty if there were none; `lost` has the events lost by
+    /// what the sources share. Returns whether pairs of slots were merged: callers that count by slot must do the same.
     pub fn add(
         &mut self,
         sources_in_tick: Vec<SourceTick<'_>>,

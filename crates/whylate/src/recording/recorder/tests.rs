@@ -137,7 +137,7 @@ fn lines_before_a_permanent_failure_are_readable() {
             .status
             .problem
             .lock()
-            .expect("told")
+            .expect("lock")
             .as_ref()
             .is_some_and(|reported| reported.contains("free some space"))
     );
@@ -185,8 +185,7 @@ fn file_is_private_and_locked_by_its_writer() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("a.whylate");
     let header = Header { recording: 1, schema: 1, ..Header::default() };
-    let mut recorder =
-        Recorder::start(Box::new(FileStore::create(&path, 0).expect("made")), header).expect("it is begun");
+    let mut recorder = Recorder::start(Box::new(FileStore::create(&path, 0).expect("made")), header).expect("started");
     let refused = FileStore::create(&path, 0).expect_err("it is being written").to_string();
     assert!(refused.contains("another whylate"), "{refused}");
     (0..3).for_each(|number| recorder.snapshot(&snapshot(number)));
