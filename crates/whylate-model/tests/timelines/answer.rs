@@ -39,13 +39,12 @@ fn write_segments(segments: &[PathSegment], text: &mut String) {
             write!(text, "; {ready} runnable").expect("text");
         }
         if let Some(waiter) = waiter {
-            write!(text, "; {waiter} waits").expect("text");
-        }
-        if let Some(via) = via {
-            write!(text, " in {via}").expect("text");
-        }
-        if let Some(stop) = stop {
-            write!(text, " [{stop:?}]").expect("text");
+            write!(text, "; {waiter} ").expect("text");
+            text.push_str(&match (via, stop) {
+                (Some(via), None) => format!("waits in {via}"),
+                (None, None) => "waits".to_owned(),
+                (via, Some(stop)) => format!("waits: {} ({stop:?})", via.as_deref().unwrap_or("?")),
+            });
         }
         text.push('\n');
     }
@@ -116,7 +115,7 @@ fn budget_of(asked: &[Asked], timeline: &mut Timeline) -> String {
     write_waits("waiting for a CPU", &ready);
     for waits in &waits {
         let ended_by = waits.ended_by.map(|ended_by| format!("{ended_by:?}")).unwrap_or_default();
-        write_waits(&format!("blocked in {}, ended by {ended_by}", waits.via), waits);
+        write_waits(&format!("waits ({}), ended by {ended_by}", waits.via), waits);
     }
     write_longest(&longest, &mut text);
     writeln!(text, "not followed: {not_followed} waits").expect("text");

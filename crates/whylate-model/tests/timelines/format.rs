@@ -5,13 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::iter::Peekable;
 use std::str::{FromStr, SplitWhitespace};
 
+use whylate_model::path::Asked;
 use whylate_model::path::budget::Known;
 use whylate_model::path::history::{
     Blocked, Entry, Exit, Holder, Move, Name, Operation, Recorded, Request, Slice, Waker,
 };
-use whylate_model::path::timer::TimerKind;
 use whylate_model::path::stolen::Spread;
-use whylate_model::path::Asked;
+use whylate_model::path::timer::TimerKind;
+use whylate_model::thread::OUTSIDE;
 use whylate_model::wait::Stop;
 
 use super::symbols::{CALLS, Symbols};
@@ -186,6 +187,10 @@ impl Timeline {
     fn holder(&mut self, words: &mut Words<'_>) -> (Holder, Name) {
         match words.next() {
             "idle" => (Holder::Idle, Name::default()),
+            // A thread without a TID in the PID namespace of whylate.
+            "thread" if words.takes("outside") => {
+                (Holder::Thread(OUTSIDE | words.number::<u32>()), Name::of(words.next()))
+            }
             "thread" => (Holder::Thread(words.number()), Name::of(words.next())),
             "work" => {
                 let (tid, name) = (words.number(), Name::of(words.next()));
@@ -250,6 +255,7 @@ impl Timeline {
             "softirq" => Waker::Softirq,
             "irq" => Waker::Irq,
             "disk" => Waker::Disk(self.request(words)),
+            "outside" => Waker::Thread(OUTSIDE | words.number::<u32>()),
             // Any function of a timer that the kernel calls.
             word if word.starts_with(|first: char| first.is_ascii_alphabetic()) => {
                 let is_known = TimerKind::FUNCTIONS.iter().any(|(function, _)| *function == word);

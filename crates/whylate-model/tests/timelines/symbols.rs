@@ -8,7 +8,7 @@ use whylate_model::path::Names;
 use whylate_model::path::history::{Blocked, Name};
 
 /// System calls of x86-64 by their numbers.
-pub const CALLS: [(u16, &str); 14] = [
+pub const CALLS: [(u16, &str); 15] = [
     (0, "read"),
     (1, "write"),
     (7, "poll"),
@@ -18,6 +18,7 @@ pub const CALLS: [(u16, &str); 14] = [
     (59, "execve"),
     (61, "wait4"),
     (74, "fsync"),
+    (176, "delete_module"),
     (186, "gettid"),
     (202, "futex"),
     (230, "clock_nanosleep"),
