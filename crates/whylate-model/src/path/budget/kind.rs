@@ -155,7 +155,8 @@ impl Kind {
     /// What there is to tell of them.
     pub fn finish(mut self, via: String, ended_by: EndedBy, names: &mut dyn Names) -> Waits {
         let mut parts: Vec<(Part, u64)> = self.parts.into_iter().collect();
-        parts.sort_by_cached_key(|&(Part { waiter, kind, who, ready }, _)| (waiter, kind, who.key(), ready));
+        // Requests of one disk have one key, and so have texts of one length: they come in the same order in each run too.
+        parts.sort_by_cached_key(|&(Part { waiter, kind, who, ready }, _)| (waiter, kind, who.key(), ready, who));
         let threads: BTreeMap<u32, Name> = parts.iter().flat_map(|(part, _)| part.named()).collect();
         for (part, ns) in parts {
             let segment = part.segment(ns, self.has_via.then_some(&via), &threads, names);
