@@ -124,7 +124,7 @@ pub enum Waker {
 }
 
 /// A request of a block device that is done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Request {
     /// When it came into being.
     pub queued_ns: u64,
@@ -139,7 +139,7 @@ pub struct Request {
 }
 
 /// What a request does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operation {
     /// Reads.
     #[default]
