@@ -151,7 +151,7 @@ impl<'a> Cursor<'a> {
         std::str::from_utf8(name).ok().filter(|_| is_plain)
     }
 
-    /// Parses an object into a map, reusing the map's entries whose names match.
+    /// Parses an object into a map, reusing entries with matching names.
     fn map<T: Default>(
         &mut self,
         map: &mut BTreeMap<String, T>,
