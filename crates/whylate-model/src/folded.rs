@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn waker_frames_go_from_wakeup_to_name() {
-        let of = |by, thread: &str, user: &[&str], kernel: &[&str]| Stack {
+        let stack_of = |by, thread: &str, user: &[&str], kernel: &[&str]| Stack {
             waker: Some(Waker {
                 by,
                 labels: [("thread".to_owned(), thread.to_owned())].into(),
@@ -212,10 +212,10 @@ mod tests {
             ..stack("p", &["read", "main"], &["pipe_read"], 1_000)
         };
         let stacks = [
-            of(WokenBy::Thread, "b;", &["write", "ring"], &["pipe_write", "ksys_write"]),
-            of(WokenBy::Thread, "kworker", &[], &["process_one_work"]),
-            of(WokenBy::Interrupt, "", &[], &[]),
-            of(WokenBy::Nobody, "", &[], &[]),
+            stack_of(WokenBy::Thread, "b;", &["write", "ring"], &["pipe_write", "ksys_write"]),
+            stack_of(WokenBy::Thread, "kworker", &[], &["process_one_work"]),
+            stack_of(WokenBy::Interrupt, "", &[], &[]),
+            stack_of(WokenBy::Nobody, "", &[], &[]),
         ];
         assert_eq!(
             lines(&stacks, Root::Process),
@@ -230,12 +230,12 @@ mod tests {
 
     #[test]
     fn runnable_thread_is_not_shown_asleep() {
-        let of = |class| Stack {
+        let stack_of = |class| Stack {
             wait: Some(Wait { class, rule: String::new() }),
             ..stack("p", &["read", "main"], &["pipe_read"], 1_000)
         };
-        let frozen = Stack { state: "F".to_owned(), ..of(WaitClass::Stopped) };
-        let stacks = [of(WaitClass::Pipe), of(WaitClass::Cpu), of(WaitClass::Throttled), frozen];
+        let frozen = Stack { state: "F".to_owned(), ..stack_of(WaitClass::Stopped) };
+        let stacks = [stack_of(WaitClass::Pipe), stack_of(WaitClass::Cpu), stack_of(WaitClass::Throttled), frozen];
         assert_eq!(
             lines(&stacks, Root::Process),
             [

@@ -126,7 +126,7 @@ impl Histogram {
 
     /// Replaces the contents by a printed histogram: upper bounds with their counts, in the layout of this grouping
     /// power.
-    pub(crate) fn become_printed(
+    pub(crate) fn set_from_printed(
         &mut self,
         grouping_power: u8,
         buckets: &[(u64, u64)],
@@ -357,7 +357,7 @@ impl<'de> Deserialize<'de> for Histogram {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Printed { grouping_power, buckets, sum_ns, min_ns, max_ns, .. } = Printed::deserialize(deserializer)?;
         let mut read = Histogram::default();
-        read.become_printed(grouping_power, &buckets, sum_ns, min_ns, max_ns);
+        read.set_from_printed(grouping_power, &buckets, sum_ns, min_ns, max_ns);
         Ok(read)
     }
 }

@@ -168,9 +168,9 @@ mod tests {
         assert_eq!(chain_of(&all, 1), Some(("t:2 t:1".to_owned(), End::Cycle)));
         // A link before the cycle may be uncertain; those of the cycle are not.
         assert_eq!(chain_of(&all, 3), Some(("t:2 t:1 t:2".to_owned(), End::Cycle)));
-        let of = |waiter: u64| chain(&threads(&all), waiter, MOST_LINKS).expect("a chain");
-        assert_eq!(of(1).cycle("t:1"), ["t:1", "t:2", "t:1"]);
-        assert_eq!(of(3).cycle("t:3"), ["t:2", "t:1", "t:2"]);
+        let chain_from = |waiter: u64| chain(&threads(&all), waiter, MOST_LINKS).expect("a chain");
+        assert_eq!(chain_from(1).cycle("t:1"), ["t:1", "t:2", "t:1"]);
+        assert_eq!(chain_from(3).cycle("t:3"), ["t:2", "t:1", "t:2"]);
         let itself = [(7, Some((Lock::Mutex, 7)))];
         assert_eq!(chain_of(&itself, 7), Some(("t:7".to_owned(), End::Cycle)));
         assert_eq!(chain(&threads(&itself), 7, MOST_LINKS).expect("a chain").cycle("t:7"), ["t:7", "t:7"]);

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn sleeping_thread_has_no_utilisation() {
+    fn sleeping_thread_has_no_utilization() {
         let usage = Usage::between(&counters(0, 7, 3, 0), &counters(10, 7, 3, 0)).expect("time has passed");
         assert_eq!((usage.sleeping, usage.utilisation()), (1.0, None));
     }

@@ -201,7 +201,7 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
         let why = "waits until its file system is thawed, which is frozen (fsfreeze, a snapshot)";
         return Wait { class: WaitClass::Lock, rule: format!("{why}: {frame}") };
     }
-    if let Some(frame) = core_dump_that_is_awaited(seen) {
+    if let Some(frame) = core_dump_frame(seen) {
         let why = "the memory of its process is being dumped (core dump)";
         return Wait { class: WaitClass::Stopped, rule: format!("{why}: {frame}") };
     }
@@ -210,10 +210,10 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
     }
     // A program's own function is more specific than the kernel's: many wait for locks in epoll_wait or for a condition
     // variable.
-    if let Some((class, why, frame)) = classes::of_program(seen.user) {
+    if let Some((class, why, frame)) = classes::program_rule(seen.user) {
         return Wait { class, rule: format!("{why}: {frame}") };
     }
-    if let Some(wait) = by_submitted(seen) {
+    if let Some(wait) = classify_submitted(seen) {
         return wait;
     }
     if let Some(wait) = by_frame(seen, BY_FRAME) {
@@ -265,13 +265,13 @@ pub fn thaw_that_is_awaited(kernel: &[String]) -> Option<&str> {
 
 /// Returns the frame that shows that a thread waits for its process's core dump. Compilers inline that function into
 /// `do_exit`, which sleeps nowhere else itself.
-fn core_dump_that_is_awaited<'a>(seen: &Seen<'a>) -> Option<&'a str> {
+fn core_dump_frame<'a>(seen: &Seen<'a>) -> Option<&'a str> {
     let innermost = seen.kernel.first().filter(|_| !seen.is_kernel)?;
     ["coredump_task_exit", "do_exit"].iter().any(|name| innermost.starts_with(name)).then_some(innermost.as_str())
 }
 
 /// Classifies waits for submitted requests by what these are.
-fn by_submitted(seen: &Seen<'_>) -> Option<Wait> {
+fn classify_submitted(seen: &Seen<'_>) -> Option<Wait> {
     let frame = |names: &[&str]| seen.kernel.iter().find(|frame| names.contains(&frame.as_str()));
     let is_aio = frame(&["read_events"]);
     let place = is_aio.or_else(|| frame(&["io_cqring_wait"]))?;

@@ -284,13 +284,13 @@ proptest! {
 
     #[test]
     fn causes_add_up_to_the_latency(evidence in any_evidence()) {
-        let found = causes(&evidence);
-        let total: u128 = found.iter().map(|cause| u128::from(cause.ns)).sum();
+        let actual = causes(&evidence);
+        let total: u128 = actual.iter().map(|cause| u128::from(cause.ns)).sum();
         prop_assert_eq!(total, u128::from(evidence.started_ns.saturating_sub(evidence.queued_ns)));
-        prop_assert!(found.iter().all(|cause| cause.ns > 0), "{:?}", found);
-        prop_assert!(found.is_sorted_by(|a, b| a.ns >= b.ns), "{:?}", found);
-        prop_assert_eq!(by_blame(&found).len(), found.len(), "equal causes are one");
-        prop_assert_eq!(causes(&evidence), found);
+        prop_assert!(actual.iter().all(|cause| cause.ns > 0), "{:?}", actual);
+        prop_assert!(actual.is_sorted_by(|a, b| a.ns >= b.ns), "{:?}", actual);
+        prop_assert_eq!(by_blame(&actual).len(), actual.len(), "equal causes are one");
+        prop_assert_eq!(causes(&evidence), actual);
     }
 
     #[test]
@@ -362,9 +362,9 @@ proptest! {
     fn missing_evidence_gives_unknown(queued_ns in any::<u64>(), latency_ns in 1..u64::MAX, pool in any_pool()) {
         let started_ns = queued_ns.saturating_add(latency_ns);
         let bare = WorkEvidence { queued_ns, activated_ns: queued_ns, started_ns, pool, worker_tid: WORKER, ..WorkEvidence::default() };
-        let found = causes(&bare);
-        prop_assert!(found.iter().all(|cause| cause.kind == CauseKind::Unknown && cause.stack.is_empty()), "{:?}", found);
-        prop_assert_eq!(found.iter().map(|cause| cause.ns).sum::<u64>(), started_ns - queued_ns);
+        let actual = causes(&bare);
+        prop_assert!(actual.iter().all(|cause| cause.kind == CauseKind::Unknown && cause.stack.is_empty()), "{:?}", actual);
+        prop_assert_eq!(actual.iter().map(|cause| cause.ns).sum::<u64>(), started_ns - queued_ns);
     }
 
     #[test]

@@ -116,8 +116,8 @@ fn first_of_two_late_interrupts_names_irqs_off_code() {
         late_irq(1510, 1520, 400, &["asm_common_interrupt", "second"]),
         interval(1520, 2000, Occupant::Idle),
     ]);
-    let found = causes(&evidence);
-    let irqs_off = found.iter().find(|cause| cause.kind == CauseKind::IrqsOff).expect("one cause");
+    let actual = causes(&evidence);
+    let irqs_off = actual.iter().find(|cause| cause.kind == CauseKind::IrqsOff).expect("one cause");
     // 300 before the first one; another 90 while only the second one was due.
     assert_eq!((irqs_off.ns, irqs_off.stack.as_slice()), (390, ["first".to_owned()].as_slice()));
 }

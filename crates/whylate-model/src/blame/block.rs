@@ -17,7 +17,7 @@ use std::collections::btree_map::Entry;
 use serde::{Deserialize, Serialize};
 
 use super::sum::{Blame, Sum};
-use super::timeline::{Known, Timeline};
+use super::timeline::{Coverage, Timeline};
 use super::window::{NOT_RECORDED, Span, Window};
 use crate::{Cause, CauseKind, Occupancy};
 
@@ -92,18 +92,18 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     // A device has a fixed number of requests; their owners make others wait, as in the queue.
     let queued_from_ns = if evidence.held_back_by.is_empty() { let_go_ns } else { made_ns };
     sum.add(Blame::new(CauseKind::Throttled, evidence.held_back_by.as_str()), queued_from_ns - let_go_ns, &[]);
-    let ends = if evidence.is_told_by_softirq {
+    let completion = if evidence.is_told_by_softirq {
         Blame::new(CauseKind::Softirq, "block")
     } else {
         Blame::new(CauseKind::Irq, device.as_str())
     };
     let [interrupted, ended_on] = [&evidence.interrupted, &evidence.ended_on].map(|of| of.as_ref().map(Timeline::new));
-    let held_back_since_ns = interrupted.as_ref().and_then(|timeline| timeline.held_back_since_ns(told_ns));
-    let done_ns = held_back_since_ns.filter(|_| evidence.usual_device_ns > 0).map_or(told_ns, |since_ns| {
+    let irqs_off_since_ns = interrupted.as_ref().and_then(|timeline| timeline.irqs_off_since_ns(told_ns));
+    let done_ns = irqs_off_since_ns.filter(|_| evidence.usual_device_ns > 0).map_or(told_ns, |since_ns| {
         since_ns.max(issued_ns.saturating_add(evidence.usual_device_ns)).clamp(issued_ns, told_ns)
     });
-    blame_cpu(Span { from_ns: done_ns, to_ns: told_ns }, interrupted.as_ref(), &ends, &mut sum);
-    blame_cpu(Span { from_ns: told_ns, to_ns: completed_ns }, ended_on.as_ref(), &ends, &mut sum);
+    blame_cpu(Span { from_ns: done_ns, to_ns: told_ns }, interrupted.as_ref(), &completion, &mut sum);
+    blame_cpu(Span { from_ns: told_ns, to_ns: completed_ns }, ended_on.as_ref(), &completion, &mut sum);
     for (kind, span) in [
         (CauseKind::DiskQueue, Span { from_ns: queued_from_ns, to_ns: issued_ns }),
         (CauseKind::Disk, Span { from_ns: issued_ns, to_ns: done_ns }),
@@ -119,16 +119,16 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     sum.into_causes()
 }
 
-/// Blames the occupant of the CPU that completes the request, or `ends` where no account of the CPU exists.
-fn blame_cpu<'a>(span: Span, timeline: Option<&Timeline<'a>>, ends: &Blame, sum: &mut Sum<'a>) {
+/// Blames the occupant of the CPU that completes the request, or `completion` where no account of the CPU exists.
+fn blame_cpu<'a>(span: Span, timeline: Option<&Timeline<'a>>, completion: &Blame, sum: &mut Sum<'a>) {
     let Some(timeline) = timeline else {
-        sum.add(ends.clone(), span.ns(), &[]);
+        sum.add(completion.clone(), span.ns(), &[]);
         return;
     };
     let window = Window::new(span, 0);
     timeline.each(span, |part, known| match known {
-        Known::Piece(piece) => window.blame_piece(part, piece, timeline.cpu, sum),
-        Known::Merged(_) | Known::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
+        Coverage::Piece(piece) => window.blame_piece(part, piece, timeline.cpu, sum),
+        Coverage::Merged(_) | Coverage::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
     });
 }
 

@@ -170,7 +170,7 @@ pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
         let occupancy = occupancy.clone();
         let causes =
             timer_causes(&TimerEvidence { due_ns, irq_ns: came_ns, thread_ns: came_ns, tid: 0, occupancy, stack });
-        return proven(tick, causes);
+        return correct_account(tick, causes);
     }
     let keeper = tick.keeper();
     let max_steal_ns = tick.steal_ns.saturating_add(tick.perhaps_stolen_ns).min(late_ns);
@@ -211,7 +211,7 @@ pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
 
 /// Corrects the causes by the late tick itself: the account misses an interrupt that comes in while the account is
 /// written. The tick then proves that the thread on the CPU had interrupts disabled.
-fn proven(tick: &LateTick, causes: Vec<Cause>) -> Vec<Cause> {
+fn correct_account(tick: &LateTick, causes: Vec<Cause>) -> Vec<Cause> {
     let is_known = causes.iter().any(|cause| cause.kind == CauseKind::IrqsOff);
     if is_known || tick.keeper().kind != CauseKind::IrqsOff {
         return causes;
@@ -286,22 +286,24 @@ mod tests {
         let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
         let (thread, irq, unknown) = (CauseKind::Thread, CauseKind::Irq, CauseKind::Unknown);
         let missed = vec![cause(thread, "dd:7", 800), cause(unknown, "not recorded", 150), cause(irq, "eth0", 50)];
-        let actual: Vec<_> = proven(&tick, missed.clone()).iter().map(|cause| (cause.kind, cause.ns)).collect();
+        let actual: Vec<_> =
+            correct_account(&tick, missed.clone()).iter().map(|cause| (cause.kind, cause.ns)).collect();
         assert_eq!(actual, [(CauseKind::IrqsOff, 950), (irq, 50)]);
         // Another thread on the CPU may account for the unrecorded time as well.
         let two = vec![cause(thread, "sh:8", 800), cause(unknown, "not recorded", 150), cause(thread, "dd:7", 50)];
-        let actual: Vec<_> = proven(&tick, two).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect();
+        let actual: Vec<_> =
+            correct_account(&tick, two).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect();
         let expected = [(thread, "sh:8", 800), (unknown, "not recorded", 150), (CauseKind::IrqsOff, "dd:7", 50)];
         assert_eq!(actual, expected.map(|(kind, who, ns)| (kind, who.to_owned(), ns)));
         // It may be steal time.
         let perhaps = vec![cause(unknown, PERHAPS_STOLEN, 800), cause(irq, "eth0", 50)];
-        assert_eq!(proven(&tick, perhaps.clone()), perhaps);
+        assert_eq!(correct_account(&tick, perhaps.clone()), perhaps);
         // Nothing is proven if user code was interrupted, and nothing changes if the account names it already.
         let in_user = LateTick { found: Found::User, ..tick.clone() };
-        assert_eq!(proven(&in_user, missed.clone()), missed);
+        assert_eq!(correct_account(&in_user, missed.clone()), missed);
         let mut seen = missed;
         seen.push(cause(CauseKind::IrqsOff, "dd:7", 10));
-        assert_eq!(proven(&tick, seen.clone()), seen);
+        assert_eq!(correct_account(&tick, seen.clone()), seen);
     }
 
     #[test]
@@ -318,7 +320,7 @@ mod tests {
     /// `late_ns` is not 0.
     fn account_of_user_code(stolen_ns: u64, late_ns: u64) -> Occupancy {
         let taken = Taken { steal_ns: stolen_ns, ..Taken::default() };
-        let of = |occupant, span: std::ops::Range<u64>| Interval {
+        let interval = |occupant, span: std::ops::Range<u64>| Interval {
             start_ns: span.start,
             end_ns: span.end,
             occupant,
@@ -327,8 +329,8 @@ mod tests {
         let thread = Occupant::Thread { tid: 7, name: "dd".to_owned(), cgroup: None };
         let interrupt = Occupant::Irq { name: "local_timer".to_owned() };
         let intervals = vec![
-            Interval { taken, ..of(thread, 0..1_000) },
-            Interval { late_ns, stack: stack(""), ..of(interrupt, 1_000..1_001) },
+            Interval { taken, ..interval(thread, 0..1_000) },
+            Interval { late_ns, stack: stack(""), ..interval(interrupt, 1_000..1_001) },
         ];
         Occupancy { intervals, ..Occupancy::default() }
     }
@@ -350,9 +352,9 @@ mod tests {
                     ..LateTick::default()
                 };
                 prop_assert_ne!(tick.keeper().kind, CauseKind::IrqsOff);
-                let found = tick_causes(&tick);
-                prop_assert!(found.iter().all(|cause| cause.kind != CauseKind::IrqsOff), "{:?}", found);
-                prop_assert_eq!(found.iter().map(|cause| cause.ns).sum::<u64>(), 1_000);
+                let causes = tick_causes(&tick);
+                prop_assert!(causes.iter().all(|cause| cause.kind != CauseKind::IrqsOff), "{:?}", causes);
+                prop_assert_eq!(causes.iter().map(|cause| cause.ns).sum::<u64>(), 1_000);
             }
             // In kernel code too, if the hypervisor reports steal time.
             let tick = LateTick { reason: Reason::Steal, came_ns: 1_000, steal_ns: reported_ns, stack: stack("a b"), ..LateTick::default() };

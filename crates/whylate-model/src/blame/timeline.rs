@@ -7,10 +7,10 @@ use crate::occupancy::{Merged, Taken};
 use crate::{Interval, Occupancy, Occupant};
 
 /// Gap in the account between an interrupt and the next pending one: exit from the first, entry of the second.
-const BETWEEN_INTERRUPTS_NS: u64 = 20_000;
+const MAX_GAP_NS: u64 = 20_000;
 
 /// Such a gap before a device's interrupt, which a hypervisor may have to inject after a timer's.
-const UNTIL_A_DEVICES_NS: u64 = 100_000;
+const MAX_DEVICE_GAP_NS: u64 = 100_000;
 
 /// The intervals of an account, sorted and made disjoint even if the account is inconsistent.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(super) struct Piece<'a> {
 }
 
 #[derive(Debug)]
-pub(super) enum Known<'t, 'a> {
+pub(super) enum Coverage<'t, 'a> {
     /// The occupant is known.
     Piece(&'t Piece<'a>),
     /// Only the total time of each occupant in a longer span is known.
@@ -52,7 +52,7 @@ impl<'a> Timeline<'a> {
             if from_ns < interval.end_ns {
                 let whole = Span { from_ns: interval.start_ns, to_ns: interval.end_ns };
                 let span = Span { from_ns, ..whole };
-                cut_where_stopped(&mut pieces, interval);
+                split_at_steal(&mut pieces, interval);
                 pieces.push(Piece { span, interval, whole, taken: interval.taken, irqs_off: Vec::new() });
             }
         }
@@ -61,13 +61,13 @@ impl<'a> Timeline<'a> {
     }
 
     /// Walks a span in order of time and reports what is known of each part.
-    pub fn each(&self, span: Span, mut seen: impl FnMut(Span, Known<'_, 'a>)) {
+    pub fn each(&self, span: Span, mut seen: impl FnMut(Span, Coverage<'_, 'a>)) {
         let mut now_ns = span.from_ns;
         let first = self.pieces.partition_point(|piece| piece.span.to_ns <= span.from_ns);
         for piece in self.pieces[first..].iter().take_while(|piece| piece.span.from_ns < span.to_ns) {
             let part = piece.span.within(span);
             self.each_gap(Span { from_ns: now_ns, to_ns: part.from_ns }, &mut seen);
-            seen(part, Known::Piece(piece));
+            seen(part, Coverage::Piece(piece));
             now_ns = part.to_ns;
         }
         self.each_gap(Span { from_ns: now_ns, to_ns: span.to_ns }, &mut seen);
@@ -75,11 +75,11 @@ impl<'a> Timeline<'a> {
 
     /// Returns since when interrupts were disabled before the last interrupt that started at or before `at_ns`, or
     /// before the first interrupt of its burst; `None` if they are not known to have been disabled.
-    pub fn held_back_since_ns(&self, at_ns: u64) -> Option<u64> {
+    pub fn irqs_off_since_ns(&self, at_ns: u64) -> Option<u64> {
         let began = self.pieces.partition_point(|piece| piece.span.from_ns <= at_ns);
         let is_irq = |piece: &Piece<'_>| matches!(piece.interval.occupant, Occupant::Irq { .. });
         let last = self.pieces[..began].iter().rposition(is_irq)?;
-        let first = first_of_burst(&self.pieces, last, UNTIL_A_DEVICES_NS, false);
+        let first = first_of_burst(&self.pieces, last, MAX_DEVICE_GAP_NS, false);
         let mut since_ns = self.pieces[first].span.from_ns;
         for piece in self.pieces[..first].iter().rev() {
             // In each piece they were disabled up to its end, if at all; the last entry is the earliest.
@@ -92,22 +92,22 @@ impl<'a> Timeline<'a> {
     }
 
     /// Reports the parts of a span without intervals.
-    fn each_gap(&self, span: Span, seen: &mut impl FnMut(Span, Known<'_, 'a>)) {
+    fn each_gap(&self, span: Span, seen: &mut impl FnMut(Span, Coverage<'_, 'a>)) {
         let Some(merged) = self.merged else {
-            seen(span, Known::Nothing);
+            seen(span, Coverage::Nothing);
             return;
         };
         let part = Span { from_ns: merged.start_ns, to_ns: merged.end_ns }.within(span);
-        seen(Span { from_ns: span.from_ns, to_ns: part.from_ns }, Known::Nothing);
-        seen(part, Known::Merged(merged));
-        seen(Span { from_ns: part.to_ns, to_ns: span.to_ns }, Known::Nothing);
+        seen(Span { from_ns: span.from_ns, to_ns: part.from_ns }, Coverage::Nothing);
+        seen(part, Coverage::Merged(merged));
+        seen(Span { from_ns: part.to_ns, to_ns: span.to_ns }, Coverage::Nothing);
     }
 }
 
 /// Splits the last piece where the hypervisor stopped the vCPU. User code runs with interrupts enabled, so one that
 /// came late there was held up by the hypervisor, from when it was due. The steal time of that piece moves to the
 /// stopped part first.
-fn cut_where_stopped(pieces: &mut Vec<Piece<'_>>, irq: &Interval) {
+fn split_at_steal(pieces: &mut Vec<Piece<'_>>, irq: &Interval) {
     let is_stopped = irq.late_ns > 0 && interrupted(&irq.stack) == Interrupted::User;
     let Some(last) = pieces.last_mut().filter(|last| is_stopped && last.span.to_ns == irq.start_ns) else { return };
     let due_ns = irq.start_ns.saturating_sub(irq.late_ns);
@@ -146,7 +146,7 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
         let due_ns = interval.start_ns.saturating_sub(interval.late_ns);
         let mut in_switch = is_in_switch(stack);
         let mut blamed: Option<&Occupant> = None;
-        for index in (0..first_of_burst(pieces, irq, BETWEEN_INTERRUPTS_NS, is_leaving_interrupt(stack))).rev() {
+        for index in (0..first_of_burst(pieces, irq, MAX_GAP_NS, is_leaving_interrupt(stack))).rev() {
             let next_ns = pieces[index + 1].span.from_ns;
             let piece = &mut pieces[index];
             if piece.span.to_ns != next_ns || next_ns <= due_ns {

@@ -5,7 +5,7 @@
 
 use super::held;
 use super::sum::{Blame, Sum};
-use super::timeline::{Known, Piece, Timeline};
+use super::timeline::{Coverage, Piece, Timeline};
 use super::wq::{HeldSlot, PoolClass};
 use crate::occupancy::{Merged, MergedPart, Taken};
 use crate::{Cause, CauseKind, Occupant, thread};
@@ -109,26 +109,26 @@ impl<'a> Window<'a> {
             Rule::Fixed(blame) => sum.add(blame.clone(), span.ns(), &[]),
             Rule::Held { slots, otherwise } => held::share(span, slots, otherwise, sum),
             Rule::Occupants => timeline.each(span, |part, known| match known {
-                Known::Piece(piece) => self.blame_piece(part, piece, timeline.cpu, sum),
-                Known::Merged(merged) => {
+                Coverage::Piece(piece) => self.blame_piece(part, piece, timeline.cpu, sum),
+                Coverage::Merged(merged) => {
                     let ns = self.blame_merged(part, merged, timeline.cpu, |_| true, sum);
                     sum.add(Blame::unknown(NOT_RECORDED), part.ns() - ns, &[]);
                 }
-                Known::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
+                Coverage::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
             }),
             Rule::OccupantsOf(other, otherwise) => other.each(span, |part, known| match known {
-                Known::Nothing => sum.add(otherwise.clone(), part.ns(), &[]),
+                Coverage::Nothing => sum.add(otherwise.clone(), part.ns(), &[]),
                 _ => self.explain(part, &Rule::Occupants, other, sum),
             }),
             Rule::OccupantsWhileBusy { pool, otherwise } => timeline.each(span, |part, known| match known {
-                Known::Piece(piece) if self.is_awaited(&piece.interval.occupant) => {
+                Coverage::Piece(piece) if self.is_awaited(&piece.interval.occupant) => {
                     self.blame_piece(part, piece, timeline.cpu, sum);
                 }
-                Known::Piece(piece) if pool.is_some_and(|pool| piece.interval.busy.has(pool)) => {
+                Coverage::Piece(piece) if pool.is_some_and(|pool| piece.interval.busy.has(pool)) => {
                     self.blame_piece(part, piece, timeline.cpu, sum);
                 }
-                Known::Piece(_) => sum.add(otherwise.clone(), part.ns(), &[]),
-                Known::Merged(merged) => {
+                Coverage::Piece(_) => sum.add(otherwise.clone(), part.ns(), &[]),
+                Coverage::Merged(merged) => {
                     // A merged account does not say when the pool was busy. If a worker of the pool ran an item, it
                     // was, and the other occupants are assumed to have delayed that worker.
                     let of_pool = |part: &MergedPart| pool.is_some_and(|pool| pool.is_of(&part.occupant, timeline.cpu));
@@ -137,7 +137,7 @@ impl<'a> Window<'a> {
                     let ns = self.blame_merged(part, merged, timeline.cpu, blamed, sum);
                     sum.add(otherwise.clone(), part.ns() - ns, &[]);
                 }
-                Known::Nothing => {
+                Coverage::Nothing => {
                     let lacks_account = pool.is_some() && otherwise.kind == CauseKind::Unknown;
                     let blame = if lacks_account { Blame::unknown(NOT_RECORDED) } else { otherwise.clone() };
                     sum.add(blame, part.ns(), &[]);

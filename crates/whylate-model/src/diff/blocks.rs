@@ -100,7 +100,7 @@ pub(super) struct SourceBlocks {
 
 /// Thresholds from which events of a source are compared; the list has `None` where one side recorded none.
 #[derive(Clone, Copy, Debug)]
-struct LateFrom {
+struct LateThresholds {
     events_ns: u64,
     held_up_ns: u64,
     /// Whether both sides used the same threshold.
@@ -111,7 +111,7 @@ struct LateFrom {
 #[derive(Debug)]
 pub struct Comparison {
     pub(super) cards: Vec<&'static Card>,
-    late_from: Vec<Option<LateFrom>>,
+    late_from: Vec<Option<LateThresholds>>,
     block_ns: u64,
     keys: Keys,
     /// Before and after, by index of the card.
@@ -133,8 +133,8 @@ impl Comparison {
         for (mine, others, side) in [(0, 1, "before"), (1, 0, "after")] {
             for one in measured[mine] {
                 match (measured[others].iter().find(|other| other.source == one.source), named(&one.source)) {
-                    (None, _) => comparison.leave_out(&one.source, &format!("it was measured only {side}")),
-                    (_, None) => comparison.leave_out(&one.source, "this version does not know it"),
+                    (None, _) => comparison.exclude(&one.source, &format!("it was measured only {side}")),
+                    (_, None) => comparison.exclude(&one.source, "this version does not know it"),
                     (Some(other), Some(card)) if mine == 0 => comparison.compare(card, [one, other]),
                     (Some(_), Some(_)) => {}
                 }
@@ -143,7 +143,7 @@ impl Comparison {
         comparison
     }
 
-    fn leave_out(&mut self, source: &str, reason: &str) {
+    fn exclude(&mut self, source: &str, reason: &str) {
         let (source, reason) = (source.to_owned(), reason.to_owned());
         if !self.not_compared.iter().any(|known| known.source == source && known.reason == reason) {
             self.not_compared.push(Unmeasured { source, reason });
@@ -157,7 +157,7 @@ impl Comparison {
         if sides[0].backend != sides[1].backend {
             let reason =
                 format!("compared, though measured by {} before and by {} after", sides[0].backend, sides[1].backend);
-            self.leave_out(card.name, &reason);
+            self.exclude(card.name, &reason);
         }
         let late_from = match sides.map(|side| side.late_from_ns) {
             [Some(before_ns), Some(after_ns)] => {
@@ -167,7 +167,7 @@ impl Comparison {
                     Some(judged) if ns == own_ns => judged.late_from_ns,
                     _ => ns,
                 };
-                Some(LateFrom {
+                Some(LateThresholds {
                     events_ns: before_ns.max(after_ns),
                     held_up_ns: held_up_ns(before_ns).max(held_up_ns(after_ns)),
                     is_same: before_ns == after_ns,
@@ -176,10 +176,10 @@ impl Comparison {
             _ => None,
         };
         match late_from {
-            None => self.leave_out(card.name, "late events are not compared: one side did not record any"),
-            Some(LateFrom { is_same: false, events_ns, .. }) => {
+            None => self.exclude(card.name, "late events are not compared: one side did not record any"),
+            Some(LateThresholds { is_same: false, events_ns, .. }) => {
                 let from = format_ns(events_ns);
-                self.leave_out(
+                self.exclude(
                     card.name,
                     &format!("late events are compared from {from} on, as one side recorded no shorter ones"),
                 );
@@ -251,7 +251,7 @@ impl Comparison {
         let Some(OpenBlock { mut block, mut merger }) = self.sides[side][card].open.take() else { return };
         let Some(snapshot) = merger.take() else { return };
         block.covered_ns = snapshot.duration_ns;
-        self.take_series(&mut block, card, &snapshot);
+        self.add_series(&mut block, card, &snapshot);
         for stack in waiting(&snapshot, false) {
             block.waiting_ns += stack.weight_ns as f64;
             let names: Vec<String> = frames(stack, Root::Process).into_iter().map(|frame| frame.name).collect();
@@ -262,7 +262,7 @@ impl Comparison {
         self.sides[side][card].blocks.push(block);
     }
 
-    fn take_series(&mut self, block: &mut Block, card: usize, snapshot: &Snapshot) {
+    fn add_series(&mut self, block: &mut Block, card: usize, snapshot: &Snapshot) {
         let mut totals: BTreeMap<&str, Histogram> = BTreeMap::new();
         for series in &snapshot.series {
             let what = What::series(&series.labels);
@@ -314,15 +314,15 @@ impl Comparison {
         for card in 0..self.cards.len() {
             for (side, name) in [(0, "before"), (1, "after")] {
                 if is_missing(&self.sides[side], card) && !is_missing(&self.sides[1 - side], card) {
-                    self.leave_out(self.cards[card].name, &format!("nothing of it was recorded {name}"));
+                    self.exclude(self.cards[card].name, &format!("nothing of it was recorded {name}"));
                     // One side alone has nothing to be compared with.
                     self.sides[1 - side][card] = SourceBlocks::default();
                 }
             }
         }
-        if self.keys.beyond > 0 {
-            let reason = format!("{} values were left out: there were too many different rows", self.keys.beyond);
-            self.leave_out("all", &reason);
+        if self.keys.dropped > 0 {
+            let reason = format!("{} values were left out: there were too many different rows", self.keys.dropped);
+            self.exclude("all", &reason);
         }
         let longest = |side: &Vec<SourceBlocks>| side.iter().map(|of| of.blocks.len()).max().unwrap_or(0);
         let test = Test::new(self.block_ns, [longest(&self.sides[0]), longest(&self.sides[1])]);

@@ -66,12 +66,12 @@ impl What {
     }
 
     pub(super) fn series(labels: &Labels) -> What {
-        let kept = labels.iter().filter(|(name, _)| !ID_LABELS.contains(&name.as_str()));
-        let kept = kept.map(|(name, value)| {
+        let stable = labels.iter().filter(|(name, _)| !ID_LABELS.contains(&name.as_str()));
+        let stable = stable.map(|(name, value)| {
             let is_name = NAME_LABELS.contains(&name.as_str());
             (name.clone(), if is_name { alike(value) } else { value.clone() })
         });
-        What::Series { labels: kept.collect() }
+        What::Series { labels: stable.collect() }
     }
 }
 
@@ -107,7 +107,7 @@ pub(super) struct Keys {
     numbers: HashMap<Key, u32>,
     stacks: usize,
     /// Number of values dropped for lack of room.
-    pub beyond: u64,
+    pub dropped: u64,
 }
 
 impl Keys {
@@ -124,7 +124,7 @@ impl Keys {
                 Some(next as u32)
             }
             None => {
-                self.beyond += 1;
+                self.dropped += 1;
                 None
             }
         }

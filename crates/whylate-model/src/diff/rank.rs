@@ -142,8 +142,8 @@ mod tests {
         assert!(is_near(verdict.p, 0.035_285), "{verdict:?}");
         assert!(is_near(erfc(1.0), 0.157_299) && is_near(erfc(4.0), 1.541_7e-8) && is_near(erfc(-1.0), 1.842_701));
         let adjusted = benjamini_hochberg(&[0.01, 0.04, 0.03, 0.5]);
-        let known = [0.04, 0.053_333, 0.053_333, 0.5];
-        assert!(adjusted.iter().zip(known).all(|(&a, b)| is_near(a, b)), "{adjusted:?}");
+        let expected = [0.04, 0.053_333, 0.053_333, 0.5];
+        assert!(adjusted.iter().zip(expected).all(|(&a, b)| is_near(a, b)), "{adjusted:?}");
     }
 
     #[test]

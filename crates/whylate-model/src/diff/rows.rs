@@ -16,8 +16,8 @@ const MIN_EVENTS: u64 = 10;
 /// Minimum share of all delays for a culprit, and of all thread time for a stack, to be compared.
 const MIN_DELAY_SHARE: f64 = 0.005;
 const MIN_STACK_SHARE: f64 = 0.001;
-/// Culprits whose delays stay below both limits, in total nanoseconds per second and in nanoseconds per delay, are
-/// ranked last: they are a part of other delays, as the timer's interrupt is.
+/// Culprits with delays below both limits, in total nanoseconds per second and in nanoseconds per delay, are ranked
+/// last: they are a part of other delays, as the timer's interrupt is.
 const MIN_DELAY_PER_S: f64 = 200_000.0;
 const MIN_DELAY_EACH: f64 = 1_000_000.0;
 /// Name prefix of whylate's own threads. They measure on both sides, work more where more happens, and take less than

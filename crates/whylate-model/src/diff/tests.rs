@@ -117,13 +117,13 @@ impl Machine {
 }
 
 fn measured(sources: &[&str]) -> Vec<Measured> {
-    let of = |source: &&str| Measured {
+    let measured = |source: &&str| Measured {
         source: (*source).to_owned(),
         backend: "made".to_owned(),
         late_from_ns: crate::sources::named(source).map(|card| card.events().late_from_ns),
         nothing: None,
     };
-    sources.iter().map(of).collect()
+    sources.iter().map(measured).collect()
 }
 
 fn compare_as(measured: [&[Measured]; 2], sides: [&[Snapshot]; 2]) -> Diff {

@@ -148,7 +148,7 @@ impl Capture {
         self.span_ns.map_or(0, |(_, last_ns)| last_ns)
     }
 
-    pub(super) fn lose(&mut self, reason: &'static str, more: u64) {
+    pub(super) fn count_lost(&mut self, reason: &'static str, more: u64) {
         let lost = self.lost.entry(reason).or_default();
         *lost = lost.saturating_add(more);
     }
@@ -157,7 +157,7 @@ impl Capture {
     /// sections of the CPU are dropped, as they may have ended in between. Returns whether it was such a line.
     pub(super) fn gap(&mut self, line: &str) -> bool {
         let Some(Gap { cpu, lost }) = Gap::parse(line) else { return false };
-        self.lose("events", lost);
+        self.count_lost("events", lost);
         if let Some(cpu) = self.cpus.get_mut(&cpu) {
             (cpu.irqs, cpu.preempt, cpu.handler) = (None, None, None);
         }
@@ -169,7 +169,7 @@ impl Capture {
         let (first_ns, last_ns) = self.span_ns.unwrap_or((line.time_ns, line.time_ns));
         self.span_ns = Some((first_ns.min(line.time_ns), last_ns.max(line.time_ns)));
         if self.cpus.len() >= MAX_CPUS && !self.cpus.contains_key(&line.cpu) {
-            return self.lose("cpus_full", 1);
+            return self.count_lost("cpus_full", 1);
         }
         match line.event {
             "irq_disable" | "preempt_disable" => self.disable(line),
@@ -226,7 +226,7 @@ impl Capture {
         let cpu = self.cpus.entry(line.cpu).or_default();
         let open = if line.event == "irq_disable" { &mut cpu.irqs } else { &mut cpu.preempt };
         if open.replace(OpenSection { since_ns: line.time_ns, disabled_by, handler: None }).is_some() {
-            self.lose("unmatched", 1);
+            self.count_lost("unmatched", 1);
         }
     }
 
@@ -235,7 +235,9 @@ impl Capture {
         let is_irqs = line.event == "irq_enable";
         let cpu = self.cpus.entry(line.cpu).or_default();
         let open = if is_irqs { cpu.irqs.take() } else { cpu.preempt.take() };
-        let Some(open) = open.filter(|open| open.since_ns <= line.time_ns) else { return self.lose("unmatched", 1) };
+        let Some(open) = open.filter(|open| open.since_ns <= line.time_ns) else {
+            return self.count_lost("unmatched", 1);
+        };
         let enabled_by = self.names.number(function(line.field("caller").unwrap_or_default()));
         let caller = self.names.number(function(line.field("parent").unwrap_or_default()));
         let handler = open.handler.unwrap_or_else(|| self.names.number(""));
@@ -269,12 +271,12 @@ impl Capture {
         let series = *self.known.entry(key).or_insert_with(|| all.index(place_of(names, key).labels()));
         match series {
             Some(series) => self.series.section(series, length_ns),
-            None => self.lose("series_full", 1),
+            None => self.count_lost("series_full", 1),
         }
         if lates.wants(length_ns) {
             let place = place_of(&self.names, key);
             let thread = format!("{}:{}", line.comm, line.tid);
-            lates.give(section_event(&place, &thread, line.time_ns, length_ns, line.cpu, stack_of(&place)));
+            lates.send(section_event(&place, &thread, line.time_ns, length_ns, line.cpu, stack_of(&place)));
         }
         if length_ns >= MIN_SECTION_NS {
             let (comm, tid, end_ns) = (self.names.number(line.comm), line.tid, line.time_ns);
@@ -291,7 +293,7 @@ impl Capture {
                 self.series.timer(place, timer.lateness_ns);
                 self.series.value(place, "overruns", timer.missed);
             }
-            None => self.lose("series_full", 1),
+            None => self.count_lost("series_full", 1),
         }
         if timer.missed == 0 && !lates.wants(timer.lateness_ns) {
             return;
@@ -305,7 +307,7 @@ impl Capture {
             let (latency_ns, cpu) = (timer.lateness_ns, line.cpu);
             let subject = cpu_subject(cpu);
             let at_unix_ns = timer.at_ns;
-            lates.give(LateEvent { subject, labels, at_unix_ns, latency_ns, cpu, causes, ..LateEvent::default() });
+            lates.send(LateEvent { subject, labels, at_unix_ns, latency_ns, cpu, causes, ..LateEvent::default() });
         }
     }
 
@@ -356,7 +358,7 @@ impl Capture {
         // Sections still open at the end of the file have no length.
         let unfinished = |cpu: &Cpu| u64::from(cpu.irqs.is_some()) + u64::from(cpu.preempt.is_some());
         let open = self.cpus.values().map(unfinished).sum();
-        self.lose("unmatched", open);
+        self.count_lost("unmatched", open);
         let (first_ns, last_ns) = self.span_ns.unwrap_or_default();
         // The start of a snapshot has microsecond resolution (`rfc3339`); the remainder is added to the length.
         let start_ns = first_ns - first_ns % 1_000;

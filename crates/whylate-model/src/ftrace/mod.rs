@@ -144,7 +144,7 @@ impl LateSink<'_> {
         }
     }
 
-    fn give(&mut self, event: LateEvent) {
+    fn send(&mut self, event: LateEvent) {
         match self.threshold_ns {
             Some(threshold_ns) if event.latency_ns < threshold_ns => {}
             Some(_) => (self.each)(event),
@@ -200,10 +200,10 @@ impl ImportState {
         self.traces += 1;
         match self.capture.series.index(trace.labels()) {
             Some(index) => self.capture.series.section(index, trace.latency_ns),
-            None => self.capture.lose("series_full", 1),
+            None => self.capture.count_lost("series_full", 1),
         }
         if lates.wants(trace.latency_ns) {
-            lates.give(trace.event(self.capture.last_ns()));
+            lates.send(trace.event(self.capture.last_ns()));
         }
     }
 

@@ -99,14 +99,14 @@ impl Thread {
         }
         let names = names.trim_start();
         // If the columns are not padded, the first frame is recognized by its name.
-        let known = || {
+        let by_name = || {
             let mut words = names.match_indices(|c: char| !c.is_whitespace()).map(|(at, _)| at).filter(|&at| at > 0);
             let begins = |at: &usize| names[..*at].ends_with(char::is_whitespace);
             words.find(|at| {
                 begins(at) && first_word(&names[*at..]).is_some_and(|(word, _)| INNERMOST.contains(&function(word)))
             })
         };
-        let stack_at = known().or_else(|| header.stack.filter(|&at| begins_column(names, at)))?;
+        let stack_at = by_name().or_else(|| header.stack.filter(|&at| begins_column(names, at)))?;
         let (process, name) = match header.thread.filter(|&at| at < stack_at && begins_column(names, at)) {
             Some(at) => (names[..at].trim(), names[at..stack_at].trim()),
             // Blanks belong to the process's name if the thread is unnamed.

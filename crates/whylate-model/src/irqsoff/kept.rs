@@ -9,7 +9,7 @@ use crate::{Cause, CauseKind, Labels, LateEvent};
 pub const NO_RESCHEDULE_POINT: &str = "no_reschedule_point";
 
 /// Functions of the scheduler itself, and those called before it by a BPF program on a scheduler event.
-const OWN: [&str; 8] = [
+const SCHEDULER_FUNCTIONS: [&str; 8] = [
     "__schedule",
     "schedule",
     "bpf_trace_run",
@@ -20,7 +20,7 @@ const OWN: [&str; 8] = [
     "bpf_get_stack",
 ];
 /// Functions through which enabling preemption leads to the scheduler.
-const PREEMPTS: [&str; 5] = [
+const PREEMPT_FUNCTIONS: [&str; 5] = [
     "preempt_schedule",
     "__preempt_schedule",
     "raw_irqentry_exit_cond_resched",
@@ -48,7 +48,7 @@ pub struct Kept {
 impl Kept {
     /// Returns the late event. Its labels other than `task` identify the culprit.
     pub fn event(&self, at_unix_ns: u64) -> LateEvent {
-        let (is_preempted, ended_by) = end(&self.at_end);
+        let (is_preempted, ended_by) = scheduler_entry(&self.at_end);
         // Preemption is never disabled in user code: a hypervisor or a long handler delayed it.
         let was_user = !self.inside.is_empty() && matches!(interrupted(&self.inside), Interrupted::User);
         let inside = match interrupted(&self.inside) {
@@ -97,11 +97,11 @@ fn function(frame: &str) -> &str {
 }
 
 /// Returns whether enabling preemption led to the scheduler, and the frames below its entry.
-fn end(stack: &[String]) -> (bool, &[String]) {
-    let is_own = |frame: &String| OWN.iter().any(|own| function(frame).starts_with(own));
+fn scheduler_entry(stack: &[String]) -> (bool, &[String]) {
+    let is_own = |frame: &String| SCHEDULER_FUNCTIONS.iter().any(|own| function(frame).starts_with(own));
     let first = stack.iter().position(|frame| !is_own(frame)).unwrap_or(stack.len());
     let rest = &stack[first..];
-    let preempts = |frame: &String| PREEMPTS.iter().any(|start| function(frame).starts_with(start));
+    let preempts = |frame: &String| PREEMPT_FUNCTIONS.iter().any(|start| function(frame).starts_with(start));
     // The return to user space has such a name too.
     let to_user = |frame: &String| function(frame).contains("to_user_mode");
     let led = rest.iter().position(|frame| !preempts(frame) || to_user(frame)).unwrap_or(rest.len());

@@ -328,8 +328,8 @@ fn are_numbered(lines: &[String], form: &impl Form) -> bool {
 
 /// Returns whether each number follows the previous one.
 fn are_consecutive(lines: &[String], number: fn(&str) -> Option<(u64, &str)>) -> bool {
-    let of = |line: &String| number(line).map(|(number, _)| number).or_else(|| line.trim().parse().ok());
-    let numbers: Vec<Option<u64>> = lines.iter().filter(|line| !line.trim().is_empty()).map(of).collect();
+    let number_of = |line: &String| number(line).map(|(number, _)| number).or_else(|| line.trim().parse().ok());
+    let numbers: Vec<Option<u64>> = lines.iter().filter(|line| !line.trim().is_empty()).map(number_of).collect();
     let follows = |two: &[Option<u64>]| matches!(two, [Some(one), Some(next)] if one.checked_add(1) == Some(*next));
     (numbers.len() >= 3 || numbers.len() == 2 && numbers[0] == Some(1)) && numbers.windows(2).all(follows)
 }

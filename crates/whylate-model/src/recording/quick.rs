@@ -27,7 +27,7 @@ static FIRST_SERIES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(SE
 static LAST_LOST: LazyLock<FinderRev<'static>> = LazyLock::new(|| FinderRev::new(LOST));
 
 /// Maximum number of recycled series lists per source, and maximum length of a recycled list.
-const SPARE: usize = 32;
+const MAX_LISTS: usize = 32;
 const MAX_SERIES: usize = 1 << 12;
 
 /// Series of snapshots no longer used, by source. Later snapshots are parsed into their memory: they have the same
@@ -41,9 +41,9 @@ impl SeriesPool {
     pub(super) fn add(&mut self, snapshot: Snapshot) {
         // A recording from anywhere may have any number of source names.
         let Some(card) = named(&snapshot.source).filter(|_| snapshot.series.capacity() <= MAX_SERIES) else { return };
-        let of = self.by_source.entry(card.name).or_default();
-        if of.len() < SPARE {
-            of.push(snapshot.series);
+        let lists = self.by_source.entry(card.name).or_default();
+        if lists.len() < MAX_LISTS {
+            lists.push(snapshot.series);
         }
     }
 
@@ -255,7 +255,7 @@ impl<'a> Cursor<'a> {
             buckets.push((bound, self.number_after(b",")?));
             self.skip(b"]")?;
         }
-        into.become_printed(power, buckets, sum_ns, min_ns, max_ns);
+        into.set_from_printed(power, buckets, sum_ns, min_ns, max_ns);
         Some(())
     }
 }
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn recycled_memory_leaves_no_stale_data() {
-        let of = |labels: &[(&str, &str)], histograms: &[(&str, &[u64])], values: &[(&str, f64)]| Series {
+        let series_of = |labels: &[(&str, &str)], histograms: &[(&str, &[u64])], values: &[(&str, f64)]| Series {
             labels: labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
             histograms: histograms
                 .iter()
@@ -391,15 +391,20 @@ mod tests {
             ..Series::default()
         };
         let fine = Histogram::from_fine_buckets([(700, 3), (900, 1)], 9_000, 1_000, 4_000).expect("buckets");
-        let mut with_more = of(&[("a", "x"), ("b", "y")], &[("irq", &[1]), ("thread", &[7, 9, 70_000])], &[("v", 1.0)]);
+        let mut with_more =
+            series_of(&[("a", "x"), ("b", "y")], &[("irq", &[1]), ("thread", &[7, 9, 70_000])], &[("v", 1.0)]);
         with_more.histograms.insert("latency".to_owned(), fine);
-        let mut with_steps = of(&[("a", "z")], &[("irq", &[5])], &[]);
+        let mut with_steps = series_of(&[("a", "z")], &[("irq", &[5])], &[]);
         with_steps.steps.insert("irq".to_owned(), Steps::default());
         let rows = [
-            vec![with_more.clone(), with_steps, of(&[], &[], &[("v", 2.0)])],
-            vec![of(&[("b", "y")], &[("thread", &[3])], &[])],
-            vec![of(&[], &[], &[]), with_more.clone()],
-            vec![of(&[("0", "n"), ("a", "x")], &[("a", &[2]), ("latency", &[]), ("thread", &[3, 900])], &[("w", 0.5)])],
+            vec![with_more.clone(), with_steps, series_of(&[], &[], &[("v", 2.0)])],
+            vec![series_of(&[("b", "y")], &[("thread", &[3])], &[])],
+            vec![series_of(&[], &[], &[]), with_more.clone()],
+            vec![series_of(
+                &[("0", "n"), ("a", "x")],
+                &[("a", &[2]), ("latency", &[]), ("thread", &[3, 900])],
+                &[("w", 0.5)],
+            )],
             vec![],
             vec![with_more],
         ];

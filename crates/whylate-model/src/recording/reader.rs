@@ -238,9 +238,9 @@ impl<R: Read + Seek> Reader<R> {
                 return Ok(false);
             }
             let mut head = [0; INDEX_BYTES];
-            let known = left.min(INDEX_BYTES as u64) as usize;
+            let available = left.min(INDEX_BYTES as u64) as usize;
             self.input.seek(SeekFrom::Start(self.at))?;
-            self.input.read_exact(&mut head[..known])?;
+            self.input.read_exact(&mut head[..available])?;
             let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
             let (magic, length) = (number(0), u64::from(number(4)));
             if is_skippable(magic) {
@@ -343,12 +343,12 @@ impl<R: Read + Seek> Reader<R> {
             self.input.seek(SeekFrom::Start(at))?;
             chunk.clear();
             self.input.by_ref().take(CHUNK_BYTES).read_to_end(&mut chunk)?;
-            let found = chunk.windows(INDEX_BYTES).position(|bytes| {
+            let offset = chunk.windows(INDEX_BYTES).position(|bytes| {
                 bytes.starts_with(&INDEX_BEGINS)
                     && bytes.try_into().is_ok_and(|bytes| Index::from_bytes(bytes).is_some())
             });
-            if let Some(found) = found {
-                return Ok(Some(at + found as u64));
+            if let Some(offset) = offset {
+                return Ok(Some(at + offset as u64));
             }
             // An index may cross the end of this chunk.
             match chunk.len().checked_sub(INDEX_BYTES - 1) {

@@ -165,7 +165,7 @@ impl Repeats {
         text: &'a [u8],
         expected: &mut usize,
     ) -> Option<(Repeated, Option<&'a [u8]>, usize)> {
-        let of = self.by_source.get(source)?;
+        let cached = self.by_source.get(source)?;
         let of_place = |place: &Arc<Place>| {
             let figures = text.strip_prefix(&*place.head)?;
             let Figures { samples, weight_ns, waits, age, length } = place.figures_in(figures)?;
@@ -173,12 +173,12 @@ impl Repeats {
             Some((repeated, age, place.head.len() + length))
         };
         for at in *expected..*expected + SEARCH_RANGE {
-            if let Some(known) = of.last.get(at).and_then(of_place) {
+            if let Some(known) = cached.last.get(at).and_then(of_place) {
                 *expected = at + 1;
                 return Some(known);
             }
         }
-        of.by_head.get(&text[..BEGIN_FIGURES.find(text)?])?.iter().find_map(of_place)
+        cached.by_head.get(&text[..BEGIN_FIGURES.find(text)?])?.iter().find_map(of_place)
     }
 
     /// Caches the stack that `text` starts with; `None` if it is too long or its formatting differs.

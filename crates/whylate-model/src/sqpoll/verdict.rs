@@ -8,19 +8,19 @@ use crate::snapshot::{Series, Snapshot};
 /// Minimum span: shorter ones are not representative.
 const MIN_SPAN_NS: u64 = 500_000_000;
 /// Minimum share of the span in which a thread must be present to be judged.
-const PRESENT: f64 = 0.9;
+const MIN_PRESENT: f64 = 0.9;
 /// Below this working share of its time on a CPU, polling costs more than it saves...
-const IDLE_UTILISATION: f64 = 0.2;
+const MAX_IDLE_UTILIZATION: f64 = 0.2;
 /// ... if it spins for at least this share of the time.
-const MUCH_SPINNING: f64 = 0.5;
+const MIN_SPINNING: f64 = 0.5;
 /// Minimum rate of wakeups to advise on: each is a system call and a context switch, which SQPOLL is meant to save.
-const MANY_WAKEUPS_PER_S: f64 = 100.0;
+const MIN_WAKEUPS_PER_S: f64 = 100.0;
 /// Maximum mean sleep for which spinning longer costs less than waking up.
-const SHORT_SLEEP_S: f64 = 0.01;
+const MAX_SLEEP_S: f64 = 0.01;
 /// Minimum starved share of the time to advise on.
-const MUCH_STARVED: f64 = 0.05;
+const MIN_STARVED: f64 = 0.05;
 /// Minimum working share of a busy thread, in which requests of several rings delay each other.
-const BUSY: f64 = 0.8;
+const MIN_WORKING: f64 = 0.8;
 
 fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
@@ -38,7 +38,7 @@ pub fn verdicts(snapshot: &Snapshot) -> Vec<String> {
 }
 
 fn is_present(series: &Series) -> bool {
-    series.values.get("present").is_none_or(|&share| share >= PRESENT)
+    series.values.get("present").is_none_or(|&share| share >= MIN_PRESENT)
 }
 
 fn thread_verdicts(series: &Series, snapshot: &Snapshot) -> Vec<String> {
@@ -49,17 +49,17 @@ fn thread_verdicts(series: &Series, snapshot: &Snapshot) -> Vec<String> {
         |kind: &str| snapshot.series.iter().any(|part| is_part_of(part, series) && part.values.get(kind) == Some(&1.0));
     // The kernel's own count excludes completions and includes each poll of a network device.
     let is_whole = snapshot.backend != "fdinfo";
-    let mut is_to_sleep_sooner = false;
+    let mut advises_shorter_idle = false;
     let now = value("idle_ms").map_or_else(String::new, |ms| format!(" (now {ms:.0} ms)"));
     let mut sentences = Vec::new();
     if let (Some(utilisation), Some(spinning)) = (value("utilisation"), value("spinning"))
-        && utilisation < IDLE_UTILISATION
-        && spinning > MUCH_SPINNING
+        && utilisation < MAX_IDLE_UTILIZATION
+        && spinning > MIN_SPINNING
         && is_whole
         // Its work for the network consists of no requests.
         && !has_ring("napi")
     {
-        is_to_sleep_sooner = true;
+        advises_shorter_idle = true;
         sentences.push(format!(
             "{who} spins {} of the time and works {:.1} %: shorten sq_thread_idle{now}, or do without SQPOLL",
             percent(spinning),
@@ -67,16 +67,16 @@ fn thread_verdicts(series: &Series, snapshot: &Snapshot) -> Vec<String> {
         ));
     }
     if let (Some(wakeups), Some(sleeping)) = (value("wakeups_per_s"), value("sleeping"))
-        && wakeups >= MANY_WAKEUPS_PER_S
-        && sleeping / wakeups <= SHORT_SLEEP_S
-        && !is_to_sleep_sooner
+        && wakeups >= MIN_WAKEUPS_PER_S
+        && sleeping / wakeups <= MAX_SLEEP_S
+        && !advises_shorter_idle
     {
         let mean_ms = sleeping / wakeups * 1e3;
         sentences.push(format!(
             "{who} is woken {wakeups:.0} times a second, after {mean_ms:.2} ms of sleep: lengthen sq_thread_idle{now}"
         ));
     }
-    if let Some(starved) = value("starved").filter(|&starved| starved >= MUCH_STARVED) {
+    if let Some(starved) = value("starved").filter(|&starved| starved >= MIN_STARVED) {
         let cpu = value("cpu").map_or_else(String::new, |cpu| format!(" CPU {cpu:.0}"));
         let parts = |value: &'static str| {
             let parts = snapshot.series.iter().filter(|part| is_part_of(part, series));
@@ -105,7 +105,7 @@ fn thread_verdicts(series: &Series, snapshot: &Snapshot) -> Vec<String> {
     }
     // With IOPOLL, an outstanding request counts as work.
     let may_split = is_whole && !has_ring("iopoll");
-    if let Some(working) = value("working").filter(|&working| working > BUSY && may_split) {
+    if let Some(working) = value("working").filter(|&working| working > MIN_WORKING && may_split) {
         let what = match value("rings") {
             Some(rings) if rings > 1.0 => format!("share its {rings:.0} rings among several threads"),
             _ => "spread the load over another ring with its own thread".to_owned(),
@@ -123,7 +123,7 @@ fn process_verdicts<'a>(threads: impl Iterator<Item = &'a Series>) -> Vec<String
         let value = |name: &str| series.values.get(name).copied();
         let (Some(working), Some(spinning)) = (value("working"), value("spinning")) else { continue };
         // A sleeping thread costs nothing.
-        if working >= IDLE_UTILISATION || working + spinning < MUCH_SPINNING {
+        if working >= MAX_IDLE_UTILIZATION || working + spinning < MIN_SPINNING {
             continue;
         }
         match idle.iter_mut().find(|(_, pid, _, _)| *pid == label("pid")) {
@@ -135,7 +135,7 @@ fn process_verdicts<'a>(threads: impl Iterator<Item = &'a Series>) -> Vec<String
         }
     }
     idle.into_iter()
-        .filter(|&(_, _, sum, count)| count > 1 && sum < MUCH_SPINNING)
+        .filter(|&(_, _, sum, count)| count > 1 && sum < MIN_SPINNING)
         .map(|(process, pid, sum, count)| {
             format!(
                 "{process}:{pid} has {count} submission threads that together work {:.1} % of one CPU: let its rings share one (IORING_SETUP_ATTACH_WQ)",

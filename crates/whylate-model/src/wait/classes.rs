@@ -68,7 +68,7 @@ impl Classes {
     /// Returns the class of the first of these frames that has a rule, and that frame.
     pub(super) fn class_of<'a>(&self, frames: impl IntoIterator<Item = &'a String>) -> Option<(WaitClass, &'a str)> {
         frames.into_iter().find_map(|frame| {
-            let (class, _) = self.rules.iter().find(|(_, pattern)| is_named(frame, pattern))?;
+            let (class, _) = self.rules.iter().find(|(_, pattern)| matches_frame(frame, pattern))?;
             Some((*class, frame.as_str()))
         })
     }
@@ -124,16 +124,16 @@ const PROGRAM_FUNCTIONS: &[(WaitClass, &[&str], &str)] = &[
 ];
 
 /// Returns the class by a program's own function, if one of these frames is such, with the rule and the frame.
-pub(super) fn of_program(user: &[String]) -> Option<(WaitClass, &'static str, &str)> {
+pub(super) fn program_rule(user: &[String]) -> Option<(WaitClass, &'static str, &str)> {
     user.iter().find_map(|frame| {
         let (class, _, why) =
-            PROGRAM_FUNCTIONS.iter().find(|(_, names, _)| names.iter().any(|pattern| is_named(frame, pattern)))?;
+            PROGRAM_FUNCTIONS.iter().find(|(_, names, _)| names.iter().any(|pattern| matches_frame(frame, pattern)))?;
         Some((*class, *why, frame.as_str()))
     })
 }
 
 /// Returns whether the pattern matches this frame, entirely or without its parameters, file and line.
-fn is_named(frame: &str, pattern: &str) -> bool {
+fn matches_frame(frame: &str, pattern: &str) -> bool {
     // The first character rules out most pairs; there are many frames and patterns.
     let first = pattern.as_bytes().first();
     if first != Some(&b'*') && first != frame.as_bytes().first() {
@@ -217,7 +217,7 @@ mod tests {
         fn arbitrary_text_does_not_panic(text in "(?s).*", frame in ".*", pattern in "[a*é]{0,8}") {
             let _ = Classes::parse(&text);
             matches_pattern(&frame, &pattern);
-            is_named(&frame, &pattern);
+            matches_frame(&frame, &pattern);
         }
     }
 }

@@ -386,8 +386,8 @@ pub fn compare(past: &Recorded) -> Agreement {
 
 fn differences(wait: &Wait, backward: &Totals) -> String {
     let labels: BTreeSet<&String> = wait.totals.keys().chain(backward.keys()).collect();
-    let of = |totals: &Totals, label: &String| totals.get(label).copied().unwrap_or(0);
-    let both = labels.into_iter().map(|label| (label, of(&wait.totals, label), of(backward, label)));
+    let time_of = |totals: &Totals, label: &String| totals.get(label).copied().unwrap_or(0);
+    let both = labels.into_iter().map(|label| (label, time_of(&wait.totals, label), time_of(backward, label)));
     let off = both.filter(|(_, forward, backward)| forward != backward);
     let off = off.map(|(label, forward, backward)| format!("{label}: {forward} and {backward}"));
     format!(

@@ -238,8 +238,9 @@ pub const WAYS: [(&str, Way); 30] = [
     ("trailing blanks", |text, how| each(text, |line| format!("{line}{}", ["  ", " ", "\t"][usize::from(how) % 3]))),
     ("a blank line after each", |text, _| each(text, |line| format!("{line}\n"))),
     ("entities with numbers", |text, how| {
-        let of = |c| if how % 2 == 0 { format!("&#{};", u32::from(c)) } else { format!("&#x{:x};", u32::from(c)) };
-        text.replace('&', "&amp;").replace('<', &of('<')).replace('>', &of('>'))
+        let reference =
+            |c| if how % 2 == 0 { format!("&#{};", u32::from(c)) } else { format!("&#x{:x};", u32::from(c)) };
+        text.replace('&', "&amp;").replace('<', &reference('<')).replace('>', &reference('>'))
     }),
     ("a page", |text, _| {
         let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
@@ -260,8 +261,8 @@ pub const WAYS: [(&str, Way); 30] = [
     ("without the last newline", |text, _| text.trim_end_matches('\n').to_owned()),
 ];
 
-fn each(text: &str, of: impl Fn(&str) -> String) -> String {
-    text.lines().map(|line| of(line) + "\n").collect()
+fn each(text: &str, alter: impl Fn(&str) -> String) -> String {
+    text.lines().map(|line| alter(line) + "\n").collect()
 }
 
 /// Converts blanks at the start of a line to tabs.
