@@ -52,7 +52,6 @@ const IDLE_EXIT_NS: u64 = 1_000_000;
 /// Returns the causes of the wait, largest first: what throttled the thread, and the occupants of the CPU that it was
 /// queued on, which is its former CPU until the migration. Where the CPU was idle for longer than the exit from an idle
 /// state takes, `kept_from_idle` is blamed. The causes add up to the wait; unexplained time is [`CauseKind::Unknown`].
-/// [`CauseKind::Unknown`].
 pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
     let span = Span { from_ns: evidence.runnable_ns, to_ns: evidence.running_ns };
     if span.ns() == 0 {

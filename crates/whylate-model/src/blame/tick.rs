@@ -30,7 +30,7 @@ pub enum Reason {
     Unknown,
     /// Steal time covers most of the delay.
     Steal,
-    /// The hypervisor may have had it for nearly all of the time, but possibly before the timer was due.
+    /// Possible steal time covers nearly all of the delay, but may be from before the timer was due.
     PerhapsSteal,
     /// Handlers of other interrupts ran for most of it; names the one that ran longest.
     Handler(String),

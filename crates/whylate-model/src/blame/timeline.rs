@@ -169,8 +169,8 @@ fn find_irqs_off(pieces: &mut [Piece<'_>]) {
     }
 }
 
-/// Returns the first interrupt of the burst that ends with `irq`: interrupts at most `max_gap_ns` apart, or any time apart
-/// if the last one came in during the exit of the previous one.
+/// Returns the first interrupt of the burst that ends with `irq`: interrupts at most `max_gap_ns` apart, or any time
+/// apart if the last one came in during the exit of the previous one.
 fn first_of_burst(pieces: &[Piece<'_>], irq: usize, max_gap_ns: u64, is_leaving: bool) -> usize {
     let mut first = irq;
     for index in (0..irq).rev() {

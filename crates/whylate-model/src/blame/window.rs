@@ -12,7 +12,7 @@ use crate::{Cause, CauseKind, Occupant, thread};
 
 /// Nothing was recorded: the time was before tracing started, or the record was overwritten.
 pub(super) const NOT_RECORDED: &str = "not recorded";
-/// The hypervisor took at most this time, in the window or before it.
+/// Possible steal time: the hypervisor took it in the window or before.
 pub(super) const PERHAPS_STOLEN: &str = "hypervisor, or whoever had the CPU";
 
 /// A span of time; empty where `to_ns` is not after `from_ns`.

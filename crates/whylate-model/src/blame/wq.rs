@@ -87,6 +87,13 @@ pub struct HeldSlot {
 
 /// Returns the causes of a work item's wait, largest first. They add up to the wait to the nanosecond, even for
 /// inconsistent evidence; unexplained time is [`CauseKind::Unknown`].
+///
+/// - Until `max_active` activated the item: the handlers of the items that occupied the slots, or the workqueue if these
+///   are unknown.
+/// - Until its worker was last woken: in a CPU's own pool, the occupants of the CPU while another item of the pool was in
+///   progress and not sleeping (the kernel starts no second worker then). Otherwise the worker's earlier item, the
+///   creation of the worker, or the call of the rescuer.
+/// - From then on: the occupants of the CPU, and the former CPU's run queue before the worker was migrated.
 pub fn causes(evidence: &WorkEvidence) -> Vec<Cause> {
     let timeline = Timeline::new(&evidence.occupancy);
     let span = Span { from_ns: evidence.queued_ns, to_ns: evidence.started_ns };

@@ -19,9 +19,9 @@ const MAX_CORRELATION: f64 = 0.95;
 /// (Lehmann, Nonparametrics, 1975, section 1.4), which errs on the side of no difference for short samples.
 ///
 /// The test assumes independent values, but neighboring blocks of time are not: a compiler runs for many of them. Each
-/// sample is therefore modeled as a first-order autoregression, whose mean varies as if there were fewer values, by (1
-/// + r) / (1 - r) for r the correlation of neighbors (Bayley and Hammersley, 1946). It is estimated from the ranks,
-/// jointly for both samples, and corrected for the bias of short samples (Kendall, 1954).
+/// sample is therefore modeled as a first-order autoregression: its mean varies as if there were fewer values, by
+/// (1 + r) / (1 - r) for r the correlation of neighbors (Bayley and Hammersley, 1946). The correlation is estimated from
+/// the ranks, jointly for both samples, and corrected for the bias of short samples (Kendall, 1954).
 pub fn mann_whitney(before: &[f64], after: &[f64]) -> Verdict {
     let nothing = Verdict { z: 0.0, p: 1.0, widened: 1.0 };
     let (n, m) = (before.len() as f64, after.len() as f64);
