@@ -12,7 +12,7 @@ pub use found::Found;
 
 use crate::culprits::{By, Culprit, Culprits};
 use crate::late::SLEEPER;
-use crate::snapshot::Unexplained;
+use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::Card;
 use crate::units::rfc3339;
 use crate::{LateEvent, Snapshot, Worst};
@@ -75,6 +75,12 @@ pub struct Headline {
     /// How many were, whether they were explained or came too fast for that. Where there is [`Headline::late_of`], how
     /// many of those.
     pub late: u64,
+    /// How many of the figures are late, at least: those in the limit's own bucket are not known.
+    #[serde(default)]
+    pub late_figures: u64,
+    /// Threads that are still in uninterruptible sleep, and have been for so long that it is late, the longest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sleepers: Vec<Sleeper>,
     /// What `late` and `late_ns` count, where that is something else than the figures are of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_of: Option<LateOf>,
@@ -463,6 +469,39 @@ mod tests {
         assert_eq!(held_up.next, "whylate offcpu --why 100ms -d 10s");
         let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
         assert_eq!((told, look.culprits[0].who.as_str()), (offcpu.late_ns, "server:7"));
+    }
+
+    #[test]
+    fn whoever_is_still_asleep_at_the_end_is_named_and_counted() {
+        let sleeper = |tid: u32, asleep_ns| Sleeper {
+            who: format!("a:{tid}"),
+            process: None,
+            asleep_ns,
+            waits_in: None,
+            class: crate::WaitClass::Other,
+        };
+        let part = |ages_ns: &[u64], uninterruptible: Vec<Sleeper>| {
+            let age = ages_ns.iter().copied().collect();
+            let stack = crate::Stack { state: "D".to_owned(), age, ..crate::Stack::default() };
+            let mut snapshot = Snapshot { uninterruptible, ..Snapshot::new(OFFCPU.name, "sample", "host", 7) };
+            snapshot.stacks.push(stack);
+            snapshot
+        };
+        let look = |parts: Vec<Snapshot>| {
+            let mut found: Vec<Found<'_>> =
+                parts.into_iter().map(|mut part| Found::of_part(&OFFCPU, &mut part)).collect();
+            let mut first = found.remove(0);
+            found.iter().for_each(|later| first.add(later));
+            let look = Gatherer::default().finish_with(&[first], Vec::new());
+            let offcpu = look.sources.into_iter().next().expect("a source");
+            (offcpu.is_late, offcpu.late_figures, offcpu.sleepers.first().map(|of| of.who.clone()))
+        };
+        let late = || part(&[5_000_000, 1_010_000_000, 9_000_000_000], vec![sleeper(9, 9_000_000_000), sleeper(1, 1)]);
+        let none = || part(&[5_000_000], Vec::new());
+        assert_eq!(look(vec![none(), late()]), (true, 2, Some("a:9".to_owned())));
+        assert_eq!(look(vec![late(), none()]), (false, 0, None));
+        // As of a recording of before.
+        assert_eq!(look(vec![part(&[1_010_000_000], Vec::new())]), (true, 1, None));
     }
 
     #[test]

@@ -107,6 +107,7 @@ fn add(sum: &mut Snapshot, next: &Snapshot) {
     let spans = (sum.duration_ns, next.duration_ns);
     sum.duration_ns = sum.duration_ns.saturating_add(next.duration_ns);
     sum.ended_ns = next.ended_ns;
+    sum.uninterruptible.clone_from(&next.uninterruptible);
     if sum.backend != next.backend {
         sum.backend = "several".to_owned();
     }

@@ -130,7 +130,7 @@ pub struct Hop {
 }
 
 /// Who or what a segment is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Party {
     /// A thread.
     Thread {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Histogram, LateEvent, Stack, Steps};
+use crate::{Histogram, LateEvent, Stack, Steps, WaitClass};
 
 /// The version of the JSON form; a reader refuses a higher one.
 pub const SCHEMA: u32 = 1;
@@ -43,6 +43,9 @@ pub struct Snapshot {
     /// Latencies over the threshold, where one was given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub late: Vec<LateEvent>,
+    /// Threads that have been in uninterruptible sleep for long when the span ends, the longest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uninterruptible: Vec<Sleeper>,
     /// Where causes are asked for, late events that have none: they came too fast.
     #[serde(default, skip_serializing_if = "Unexplained::is_none")]
     pub unexplained: Unexplained,
@@ -66,6 +69,23 @@ pub struct Series {
     /// Single figures by name; shares are fractions from 0 to 1.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub values: BTreeMap<String, f64>,
+}
+
+/// A thread that is still asleep.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sleeper {
+    /// `name:tid`.
+    pub who: String,
+    /// Its process, also `name:pid`, if that has another name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
+    /// How long it has been asleep.
+    pub asleep_ns: u64,
+    /// The innermost kernel function on its stack, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_in: Option<String>,
+    /// What it waits for.
+    pub class: WaitClass,
 }
 
 /// The run time of the source's own BPF programs, from `kernel.bpf_stats_enabled`.
@@ -118,6 +138,7 @@ impl Snapshot {
             series: Vec::new(),
             stacks: Vec::new(),
             late: Vec::new(),
+            uninterruptible: Vec::new(),
             unexplained: Unexplained::default(),
             lost: BTreeMap::new(),
             probe: Probe::default(),

@@ -134,6 +134,8 @@ fn threads_in_system_calls_are_told_what_they_wait_for() -> Result<()> {
     for (name, class) in CALLS {
         let told = class_of(name)?;
         ensure!(told.as_ref().is_some_and(|wait| wait.class == class), "{name} is told as {told:?}");
+        let is_for_child = told.is_some_and(|wait| wait.rule.contains("a child"));
+        ensure!(!is_for_child || !name.starts_with("read "), "{name} is told as a wait for a child");
     }
     Ok(())
 }

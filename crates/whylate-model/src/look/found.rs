@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Headline, HeldUp, LateOf, Lates, Unmeasured};
 use crate::recording::Measured;
-use crate::snapshot::Unexplained;
+use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::{Card, Judged, Remark};
 use crate::units::format_ns;
 use crate::{Histogram, Snapshot};
@@ -32,6 +32,8 @@ pub struct Found<'a> {
     remark: Remark,
     unexplained: Unexplained,
     lost: BTreeMap<String, u64>,
+    /// Who is still asleep at the end, and has been for so long that it is late.
+    sleepers: Vec<Sleeper>,
     /// There was something to measure.
     has_series: bool,
 }
@@ -52,6 +54,7 @@ impl<'a> Found<'a> {
             remark: (card.remark)(snapshot),
             unexplained: snapshot.unexplained,
             lost: lost.iter().filter(|(_, count)| **count > 0).map(|(why, count)| (why.clone(), *count)).collect(),
+            sleepers: snapshot.uninterruptible.clone(),
             has_series: !snapshot.series.is_empty(),
         }
     }
@@ -74,6 +77,7 @@ impl<'a> Found<'a> {
         self.figures.merge(&later.figures);
         self.at_end.clone_from(&later.at_end);
         self.remark.clone_from(&later.remark);
+        self.sleepers.clone_from(&later.sleepers);
         self.has_series |= later.has_series;
         self.unexplained.events = self.unexplained.events.saturating_add(later.unexplained.events);
         self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(later.unexplained.total_ns);
@@ -123,7 +127,11 @@ impl<'a> Found<'a> {
         let texts = [&self.backend, &self.host, &self.remark.text].map(text).iter().sum::<usize>();
         let lost = self.lost.keys().map(text).sum::<usize>() + self.lost.len().div_ceil(6) * 11 * 40;
         let buckets = [&self.figures, &self.at_end].map(|of| of.iter().count() * 12 + 64).iter().sum::<usize>();
-        size_of::<Self>() + texts + lost + buckets
+        let of_sleeper = |of: &Sleeper| {
+            let others = of.process.iter().chain(&of.waits_in).map(text).sum::<usize>();
+            size_of::<Sleeper>() + text(&of.who) + others
+        };
+        size_of::<Self>() + texts + lost + buckets + self.sleepers.iter().map(of_sleeper).sum::<usize>()
     }
 
     /// The largest of its figures; `None` where there are none.
@@ -164,6 +172,13 @@ impl<'a> Found<'a> {
         figures
     }
 
+    /// How many of these are late, at least: a bucket that begins below the limit may have some.
+    fn late_figures(&self, figures: &Histogram) -> u64 {
+        let late_from_ns = self.card.judged.late_from_ns;
+        let sure: u64 = figures.iter().filter(|(ns, _)| *ns.start() >= late_from_ns).map(|(_, count)| count).sum();
+        sure.max(self.sleepers.len() as u64).max(u64::from(!figures.is_empty() && figures.max_ns() >= late_from_ns))
+    }
+
     pub(super) fn headline(&self, lates: Lates, held_up: Lates) -> Headline {
         let Found { card, unexplained, remark, .. } = self;
         let late = lates.count + unexplained.events;
@@ -185,6 +200,8 @@ impl<'a> Found<'a> {
             max_ns: figures.max_ns(),
             late_from_ns: card.judged.late_from_ns,
             late,
+            sleepers: self.sleepers.clone(),
+            late_figures: self.late_figures(&figures),
             late_ns: lates.total_ns.saturating_add(held_up.total_ns).saturating_add(unexplained.total_ns),
             unexplained: *unexplained,
             late_of,

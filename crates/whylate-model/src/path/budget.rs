@@ -27,7 +27,7 @@ use crate::wait::{Stop, is_sleep};
 const LONGEST: usize = 5;
 /// The maximum number of waits, of all threads, kept until the starts of their nested waits are found.
 const KEPT: usize = 1024;
-/// Shorter waits with nested waits, except those for a disk, are counted together.
+/// Of shorter waits with nested waits, the parts are kept, and not which of them lies in which wait.
 const FOLLOWED_NS: u64 = 50_000;
 
 /// What some threads did in a span of time.
@@ -81,6 +81,10 @@ pub struct Known {
     pub name: Name,
     /// The system call that it waits in as the look begins.
     pub waits_in: Option<String>,
+    /// It waits outside of system calls as the look begins.
+    pub is_outside_calls: bool,
+    /// It is a thread of the kernel.
+    pub is_kernel: bool,
     /// What keeps it stopped as the look ends.
     pub stop: Option<Stop>,
     /// The thread that traces it then.
@@ -282,7 +286,8 @@ impl Gatherer<'_> {
                 parts.iter().map(|part| (Part::of(waiter, part, parts), part.to_ns - part.from_ns)).collect()
             }
             (None, Some(Waker::Disk(request))) if is_short => vec![(Part::of_request(waiter, request), ns)],
-            (None, _) => vec![(Part::of_short(waiter), ns)],
+            (None, _) if is_short => open.flat(waiter),
+            (None, _) => Vec::new(),
         };
         // What is not over has nothing to tell, and whatever is idle all the time would be all that is told.
         let longest = &self.budget.longest;
@@ -303,9 +308,12 @@ impl Gatherer<'_> {
             self.budget.longest.truncate(LONGEST);
         }
         let has_via = via.is_some();
+        let is_kernel = blocked.map_or(known.is_some_and(|known| known.is_kernel), |blocked| blocked.is_kernel);
+        let is_outside_calls = began_earlier && known.is_some_and(|known| known.is_outside_calls);
         let other = match blocked {
-            Some(blocked) if blocked.is_kernel => "waits of kernel threads",
+            _ if is_kernel => "waits of kernel threads",
             Some(_) => "waits outside system calls",
+            None if is_outside_calls => "waits outside system calls",
             None => "waits that began earlier",
         };
         let kind = self.waits.entry((via.unwrap_or_else(|| other.to_owned()), ended_by)).or_default();

@@ -185,7 +185,7 @@ impl Cursor {
     }
 
     /// Where the time begins that is to be explained.
-    pub fn from_ns(&self) -> u64 {
+    pub fn start_ns(&self) -> u64 {
         self.asked.from_ns
     }
 

@@ -68,7 +68,7 @@ struct Entry {
 
 impl Entry {
     fn is_due(&self, at_ns: u64) -> bool {
-        [self.due_ns, Some(self.cursor.from_ns())].contains(&Some(at_ns))
+        [self.due_ns, Some(self.cursor.start_ns())].contains(&Some(at_ns))
     }
 }
 
@@ -100,7 +100,7 @@ impl Cursors {
         let number = self.entries.len() as u32;
         self.next.push(number);
         // Where its time begins it has something to do for certain, which is noted once.
-        self.due.push((cursor.from_ns(), number));
+        self.due.push((cursor.start_ns(), number));
         // Spreads numbers that follow each other (Knuth's multiplicative hash).
         let stays = tid.wrapping_mul(0x9e37_79b1).leading_zeros();
         cursor.set_cut(stays < self.cut);
@@ -221,7 +221,7 @@ impl Cursors {
         }
         let due_ns = entry.cursor.wake_ns(reached_ns);
         let before_ns = entry.due_ns.replace(due_ns);
-        if before_ns != Some(due_ns) && due_ns != entry.cursor.from_ns() {
+        if before_ns != Some(due_ns) && due_ns != entry.cursor.start_ns() {
             self.due.push((due_ns, number));
         }
         let known = entry.tids.iter().copied().zip(entry.cursor.tids()).take_while(|(noted, now)| noted == now).count();

@@ -47,8 +47,10 @@ pub enum Event {
     SoftirqEnds,
     /// A softirq is to run on this CPU.
     SoftirqRaised(u8),
-    /// A timer's function runs.
-    TimerExpires,
+    /// A timer's function runs, of this kind.
+    TimerExpires(TimerKind),
+    /// It has run.
+    TimerEnds,
     /// A work item is queued, by its address; in an interrupt or softirq of which no event may have told, in what.
     Queued(u64, Option<Waker>),
     /// A worker begins an item, by its address, if that is told, and the number of its function.
@@ -73,6 +75,9 @@ const NET_TX: u8 = 2;
 const NET_RX: u8 = 3;
 const HRTIMER: u8 = 8;
 const RCU: u8 = 9;
+/// The places of timers by what they run in.
+const IN_IRQ: usize = 0;
+const IN_SOFTIRQ: usize = 1;
 /// How many requests that are not done yet are known, and how many items that nobody has begun.
 const REQUESTS: usize = 1 << 16;
 const ITEMS: usize = 1 << 16;
@@ -92,8 +97,10 @@ struct Cpu {
     handler: Option<u64>,
     irq: Option<Name>,
     softirq: Option<u8>,
-    /// What the interrupt or softirq that runs has come to do.
-    timer_expires: bool,
+    /// A timer's function has run in the interrupt, and in the softirq: the latest.
+    timers: [Option<TimerKind>; 2],
+    /// The timer of the kernel's own that has sent what the network's softirq takes in.
+    sending_timer: Option<TimerKind>,
     done: Option<Request>,
     /// Who has sent what the network's softirq takes in.
     sender: Option<u32>,
@@ -183,7 +190,7 @@ impl Builder {
             Event::Irq(name) => {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
                 let state = &mut self.cpus[cpu];
-                (state.irq, state.timer_expires, state.done) = (Some(name), false, None);
+                (state.irq, state.timers[IN_IRQ], state.done) = (Some(name), None, None);
             }
             Event::IrqEnds => {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
@@ -192,23 +199,38 @@ impl Builder {
             Event::Softirq(number) => {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
                 let state = &mut self.cpus[cpu];
-                (state.softirq, state.done) = (Some(number), None);
+                (state.softirq, state.timers[IN_SOFTIRQ], state.done) = (Some(number), None, None);
             }
             Event::SoftirqEnds => {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
                 let state = &mut self.cpus[cpu];
                 if let Some(NET_RX | NET_TX) = state.softirq {
-                    state.sender = None;
+                    (state.sender, state.sending_timer) = (None, None);
                 }
                 state.softirq = None;
             }
             Event::SoftirqRaised(number) => {
                 let state = &mut self.cpus[cpu];
-                if matches!(number, NET_RX | NET_TX) && state.irq.is_none() && state.softirq.is_none() {
-                    state.sender = Some(state.tid);
+                if matches!(number, NET_RX | NET_TX) && state.irq.is_none() {
+                    let timer = state.timers[IN_SOFTIRQ].filter(|timer| !timer.is_own());
+                    match state.softirq {
+                        None => (state.sender, state.sending_timer) = (Some(state.tid), None),
+                        Some(TIMER | HRTIMER) if timer.is_some() => state.sending_timer = timer,
+                        Some(_) => {}
+                    }
                 }
             }
-            Event::TimerExpires => self.cpus[cpu].timer_expires = true,
+            Event::TimerExpires(kind) => {
+                let state = &mut self.cpus[cpu];
+                state.timers[usize::from(state.irq.is_none())] = Some(kind);
+            }
+            Event::TimerEnds => {
+                let state = &mut self.cpus[cpu];
+                if let Some(kind) = &mut state.timers[usize::from(state.irq.is_none())] {
+                    // What follows may be another one's doing.
+                    *kind = TimerKind::Other;
+                }
+            }
             Event::Queued(item, by) => {
                 // Those that were cancelled stay.
                 if self.queued.len() >= ITEMS {
@@ -340,7 +362,7 @@ impl Builder {
         if let Exit::Blocked(Blocked { stop: Some(stop), .. }) = exit {
             self.stops.insert(from, stop);
         }
-        (state.sender, state.done) = (None, None);
+        (state.sender, state.sending_timer, state.done) = (None, None, None);
     }
 
     fn end_slice(&mut self, cpu: usize, at_ns: u64, exit: Exit) {
@@ -372,11 +394,17 @@ impl Builder {
     fn waker(&self, cpu: usize) -> Waker {
         let state = &self.cpus[cpu];
         match (state.irq, state.softirq) {
-            (Some(_), _) if state.timer_expires => Waker::Timer(TimerKind::Other),
-            (Some(_), _) => state.done.map_or(Waker::Irq, Waker::Disk),
-            (None, Some(TIMER | HRTIMER)) => Waker::Timer(TimerKind::Other),
+            (Some(_), _) => match (state.timers[IN_IRQ], state.done) {
+                (Some(timer), _) => Waker::Timer(timer),
+                (None, done) => done.map_or(Waker::Irq, Waker::Disk),
+            },
+            (None, Some(TIMER | HRTIMER)) => Waker::Timer(state.timers[IN_SOFTIRQ].unwrap_or_default()),
             (None, Some(RCU)) => Waker::Rcu,
-            (None, Some(NET_RX | NET_TX)) => state.sender.map_or(Waker::Network, Waker::Thread),
+            (None, Some(NET_RX | NET_TX)) => match (state.sender, state.sending_timer) {
+                (Some(sender), _) => Waker::Thread(sender),
+                (None, Some(timer)) => Waker::Timer(timer),
+                (None, None) => Waker::Network,
+            },
             (None, Some(_)) => state.done.map_or(Waker::Softirq, Waker::Disk),
             // The idle thread wakes nobody: an interrupt that is not told of does.
             (None, None) if state.tid == 0 => state.done.map_or(Waker::Irq, Waker::Disk),

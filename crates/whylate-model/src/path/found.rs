@@ -3,12 +3,13 @@
 
 mod fold;
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::history::{Blocked, Name, Waker};
+use super::history::{Blocked, Name, Request, Waker};
 use super::timer::TimerKind;
 use super::{Finding, Hop, Party, Segment};
 use crate::late::{Cause, CauseKind};
@@ -117,6 +118,16 @@ impl PathSegment {
         PathSegment { who, via, ..self }
     }
 
+    /// Who is to blame for it, with the cgroup of that thread. A sleep is laid to whoever slept.
+    fn culprit(&self) -> (Cow<'_, str>, Option<&Cgroup>) {
+        if self.kind != CauseKind::Timer || self.who == OTHERS {
+            return (self.who.as_str().into(), self.cgroup.as_ref());
+        }
+        let timer = self.timer.unwrap_or_default();
+        let who = timer.culprit(self.via.as_deref(), self.waiter.as_deref());
+        (who.into(), self.cgroup_of_waiter.as_ref().filter(|_| timer.is_own()))
+    }
+
     /// The wait that it is a part of: who waited, and in what.
     pub fn wait(&self) -> (&Option<String>, &Option<String>) {
         (&self.waiter, &self.via)
@@ -137,14 +148,14 @@ impl PathSegment {
 }
 
 impl Path {
-    /// Sums of what it consists of, the largest first.
+    /// Sums of what it consists of, by who is to blame, the largest first.
     pub fn causes(&self) -> Vec<Cause> {
         let mut sums: Vec<Cause> = Vec::new();
-        let mut places: HashMap<(CauseKind, &str), usize> = HashMap::new();
+        let mut places: HashMap<(CauseKind, Cow<'_, str>), usize> = HashMap::new();
         for segment in &self.segments {
-            let place = *places.entry((segment.kind, segment.who.as_str())).or_insert_with(|| {
-                let cgroup = segment.cgroup.clone();
-                sums.push(Cause { cgroup, ..Cause::new(segment.kind, segment.who.as_str(), 0) });
+            let (who, cgroup) = segment.culprit();
+            let place = *places.entry((segment.kind, who)).or_insert_with_key(|(kind, who)| {
+                sums.push(Cause { cgroup: cgroup.cloned(), ..Cause::new(*kind, who.as_ref(), 0) });
                 sums.len() - 1
             });
             sums[place].ns += segment.ns;
@@ -228,6 +239,22 @@ impl Found {
         }
     }
 
+    /// Each part of a wait that is the outermost, whatever wait within it it lies in: what happened, by whom, who could run
+    /// meanwhile, and for how long.
+    pub(super) fn flat(&self) -> impl Iterator<Item = (CauseKind, Party, Option<(u32, Name)>, u64)> {
+        self.parts.iter().map(|part| {
+            let name = |tid: u32| self.names.get(&tid).copied().unwrap_or_default();
+            let who = match part.who {
+                // What a timer was for is known by what its own wait was in.
+                Party::Timer(of) if of.is_own() && part.wait != Some(0) => Party::Timer(TimerKind::Other),
+                // Requests that are alike are told as one, whenever they were.
+                Party::Disk(request) => Party::Disk(Request { queued_ns: 0, issued_ns: 0, ..request }),
+                who => who,
+            };
+            (part.kind, who, part.ready.map(|tid| (tid, name(tid))), part.ns)
+        })
+    }
+
     fn wait_of(&self, hop: u32) -> Option<usize> {
         let numbered = |(number, _): &&(u32, usize)| *number == hop;
         self.open.iter().rev().find(numbered).or_else(|| self.unmet.iter().find(numbered)).map(|&(_, wait)| wait)
@@ -302,6 +329,7 @@ impl Found {
             .map(|wait| {
                 let blocked = wait.asleep.map_or_else(Blocked::default, |(_, blocked)| blocked);
                 let (via, stack) = names.waits_in(wait.tid, wait.woken_ns, &blocked);
+                let via = via.or_else(|| blocked.outside_calls());
                 (wait.stopped().map_or(via, |stop| Some(stop.words().to_owned())), stack)
             })
             .collect();
@@ -366,5 +394,45 @@ impl Found {
                 .and_then(|&number| names.cgroup(number)),
         });
         Path { segments: segments.collect(), is_folded: self.is_folded }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleep_is_laid_to_whoever_slept() {
+        let sleep = |ns, kind, waiter: &str, via: &str| PathSegment {
+            ns,
+            kind: CauseKind::Timer,
+            who: "timer".to_owned(),
+            waiter: Some(waiter.to_owned()),
+            via: Some(via.to_owned()),
+            timer: kind,
+            cgroup_of_waiter: Some(Cgroup::of("/pod")),
+            ..PathSegment::default()
+        };
+        let others = PathSegment { waiter: None, who: OTHERS.to_owned(), ..sleep(2, None, "", "") };
+        let segments = vec![
+            sleep(70, Some(TimerKind::Wakeup), "sleep:5823", "clock_nanosleep"),
+            PathSegment { ns: 10, kind: CauseKind::Running, who: "holder:7".to_owned(), ..PathSegment::default() },
+            sleep(5, None, "sleep:5823", "clock_nanosleep"),
+            sleep(4, Some(TimerKind::Wakeup), "sleep:5823", "poll"),
+            sleep(3, Some(TimerKind::TcpRetransmission), "innocent:8", "recvfrom"),
+            others,
+        ];
+        let causes = Path { segments, is_folded: false }.causes();
+        let told: Vec<_> = causes.iter().map(|cause| (cause.who.as_str(), cause.ns, cause.cgroup.is_some())).collect();
+        assert_eq!(
+            told,
+            [
+                ("sleep:5823", 75, true),
+                ("holder:7", 10, false),
+                ("timeout in poll (sleep:5823)", 4, true),
+                ("TCP retransmission", 3, false),
+                (OTHERS, 2, false)
+            ]
+        );
     }
 }

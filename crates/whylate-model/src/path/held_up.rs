@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::timer::TimerKind;
 use super::{Path, PathSegment};
-use crate::late::{Cause, CauseKind};
+use crate::CauseKind;
 
 impl Path {
     /// Whether it is a wait for others of at least so long, of which at least half went into what somebody did or could
@@ -29,17 +29,6 @@ impl Path {
         }
         let (sleeper, ns) = sums.into_iter().max_by_key(|&(_, ns)| ns)?;
         (whole_ns >= over_ns && ns >= whole_ns - ns).then_some(sleeper)
-    }
-
-    /// [`Path::causes`], with whoever slept in place of the timer that ended its sleep.
-    pub fn causes_by_sleepers(mut self) -> Vec<Cause> {
-        for segment in self.segments.iter_mut().filter(|segment| is_a_sleep(segment)) {
-            if let Some(sleeper) = segment.waiter.take() {
-                segment.who = sleeper;
-                segment.cgroup = segment.cgroup_of_waiter.take();
-            }
-        }
-        self.causes()
     }
 }
 
@@ -109,22 +98,9 @@ mod tests {
     }
 
     #[test]
-    fn whoever_sleeps_is_named() {
-        let causes = path(&[
-            (70, CauseKind::Timer, "timer", 2),
-            (10, CauseKind::Running, "holder:7", 1),
-            (5, CauseKind::Timer, "timer", 2),
-        ])
-        .causes_by_sleepers();
-        let told: Vec<_> = causes.iter().map(|cause| (cause.kind, cause.who.as_str(), cause.ns / MS_NS)).collect();
-        assert_eq!(told, [(CauseKind::Timer, "waiter:2", 75), (CauseKind::Running, "holder:7", 10)]);
-    }
-
-    #[test]
     fn whoever_waits_for_a_timer_of_the_kernels_own_is_no_sleeper() {
         let mut path = path(&[(70, CauseKind::Timer, "TCP retransmission", 2), (10, CauseKind::Running, "peer:7", 1)]);
         path.segments[0].timer = Some(TimerKind::TcpRetransmission);
         assert_eq!(path.sleeper(MS_NS), None);
-        assert_eq!(path.causes_by_sleepers()[0].who, "TCP retransmission");
     }
 }

@@ -124,7 +124,7 @@ pub enum Waker {
 }
 
 /// A request of a block device that is done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Request {
     /// When it came into being.
     pub queued_ns: u64,
@@ -139,7 +139,7 @@ pub struct Request {
 }
 
 /// What a request does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operation {
     /// Reads.
     #[default]
@@ -191,6 +191,14 @@ pub struct Blocked {
     pub is_kernel: bool,
     /// It was stopped, and does not wait for what it was doing.
     pub stop: Option<Stop>,
+}
+
+impl Blocked {
+    /// In what it waits outside of system calls, as far as that is known.
+    pub fn outside_calls(&self) -> Option<String> {
+        let is_for_page = self.is_uninterruptible && self.in_iowait && !self.is_kernel && self.syscall.is_none();
+        is_for_page.then(|| "page fault".to_owned())
+    }
 }
 
 /// One holder of one CPU without a break.

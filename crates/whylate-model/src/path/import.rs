@@ -109,8 +109,8 @@ struct Reader {
     lives: Lives,
     numbers: HashMap<Box<str>, u64>,
     handlers: Vec<Box<str>>,
-    /// Of each CPU, whether its last event was that a timer's function runs.
-    timers: Vec<bool>,
+    /// Of each CPU whose last event was that a timer's function runs, the timer.
+    timers: Vec<Option<TimerKind>>,
     kinds: Kinds,
     has_switches: bool,
     events: u64,
@@ -215,7 +215,7 @@ impl Reader {
             return self.lose("unreadable", 1);
         };
         if self.timers.len() <= cpu {
-            self.timers.resize(cpu + 1, false);
+            self.timers.resize(cpu + 1, None);
         }
         let (tid, name) = match said {
             Said::Switch { from, from_name, .. } => (from, from_name),
@@ -246,7 +246,7 @@ impl Reader {
         }
         self.take(cpu, line, said);
         if !matches!(said, Said::Waking(_) | Said::Awake(_)) {
-            self.timers[cpu] = said == Said::TimerExpires;
+            self.timers[cpu] = if let Said::TimerExpires(timer) = said { Some(timer) } else { None };
         }
     }
 
@@ -310,7 +310,8 @@ impl Reader {
             }
             Said::SoftirqEnds => Event::SoftirqEnds,
             Said::SoftirqRaised(number) => Event::SoftirqRaised(number),
-            Said::TimerExpires => Event::TimerExpires,
+            Said::TimerExpires(timer) => Event::TimerExpires(timer),
+            Said::TimerEnds => Event::TimerEnds,
             Said::Queued(item) => Event::Queued(item, self.context(cpu, line)),
             Said::Work(item, function) => Event::Work(item, self.handler(function)),
             Said::WorkEnds => Event::WorkEnds,
@@ -322,7 +323,7 @@ impl Reader {
                     Stage::Done => Event::RequestDone(device, sector),
                 }
             }
-            Said::TimerEnds | Said::Other => return,
+            Said::Other => return,
         };
         self.add(cpu, event);
     }
@@ -333,8 +334,10 @@ impl Reader {
 
     /// In what a thread is woken is told by the flags, where there are any.
     fn context(&self, cpu: usize, line: &Line<'_>) -> Option<Waker> {
+        if let Some(timer) = self.timers[cpu] {
+            return Some(Waker::Timer(timer));
+        }
         match line.flags.as_bytes().get(2) {
-            _ if self.timers[cpu] => Some(Waker::Timer(TimerKind::Other)),
             Some(b'h' | b'H' | b'z' | b'Z') => Some(Waker::Irq),
             Some(b's') => Some(Waker::Softirq),
             _ => None,

@@ -356,11 +356,25 @@ fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
     };
     let irq = Event::Irq(Name::of("eth0"));
     assert_eq!(woken_in(&[irq]), (Interrupt, "eth0".to_owned()));
-    assert_eq!(woken_in(&[irq, Event::TimerExpires]), (Timer, "timer".to_owned()));
+    assert_eq!(woken_in(&[irq, Event::TimerExpires(TimerKind::Other)]), (Timer, "timer".to_owned()));
     assert_eq!(woken_in(&[irq, Event::RequestDone(8, 5)]), (Disk, "disk8 (read by t1:1)".to_owned()));
     assert_eq!(woken_in(&[Event::Softirq(3)]), (Network, "network".to_owned()));
     assert_eq!(woken_in(&[Event::Softirq(9)]), (Rcu, "grace period".to_owned()));
     assert_eq!(woken_in(&[Event::Softirq(1)]), (Timer, "timer".to_owned()));
+    // A timer's function tells what it was for, also where what it has sent comes in.
+    let expires = Event::TimerExpires;
+    let journal = "commit interval of the journal";
+    assert_eq!(woken_in(&[Event::Softirq(1), expires(TimerKind::JournalInterval)]), (Timer, journal.to_owned()));
+    let of_other = [irq, expires(TimerKind::DelayedWork), Event::TimerEnds];
+    assert_eq!(woken_in(&of_other), (Timer, "timer".to_owned()));
+    let acknowledges = [expires(TimerKind::TcpDelayedAck), Event::SoftirqRaised(3), Event::TimerEnds];
+    let comes_in = [&[Event::Softirq(1)][..], &acknowledges, &[Event::SoftirqEnds, Event::Softirq(3)]].concat();
+    assert_eq!(woken_in(&comes_in), (Timer, "TCP's delayed acknowledgement".to_owned()));
+    let next = [&comes_in[..], &[Event::SoftirqEnds, Event::Softirq(3)]].concat();
+    assert_eq!(woken_in(&next).0, Network);
+    let wakes =
+        [Event::Softirq(1), expires(TimerKind::Wakeup), Event::SoftirqRaised(3), Event::SoftirqEnds, Event::Softirq(3)];
+    assert_eq!(woken_in(&wakes).0, Network);
     assert_eq!(woken_in(&[Event::Softirq(6)]), (Interrupt, "tasklet".to_owned()));
     // What a thread sends over loopback comes in below it.
     assert_eq!(woken_in(&[Event::SoftirqRaised(3), Event::Softirq(3)]).0, CauseKind::Running);
@@ -402,7 +416,10 @@ fn a_command_is_its_critical_path() {
     let mut history = Told::new(2);
     history.preempted(0, 0, 1).at(5, 0, Event::New(2)).at(6, 0, Event::New(3)).sleeps(10, 0, 3);
     history.preempted(5, 1, 2).switch(20, 1, Exit::Dead, 0).sleeps(20, 0, 0);
-    history.at(60, 1, Event::Irq(Name::of("local_timer"))).at(60, 1, Event::TimerExpires).wakes(60, 1, 3);
+    history
+        .at(60, 1, Event::Irq(Name::of("local_timer")))
+        .at(60, 1, Event::TimerExpires(TimerKind::Other))
+        .wakes(60, 1, 3);
     history.at(60, 1, Event::IrqEnds).preempted(60, 0, 3).wakes(80, 0, 1).switch(80, 0, Exit::Dead, 1);
     let mut past = history.past(90);
     past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));

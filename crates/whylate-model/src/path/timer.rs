@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a timer was for that ended a wait, by its function in the kernel.
 
+use crate::wait::is_sleep;
+
 /// A kind of timer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
@@ -31,6 +33,8 @@ pub enum TimerKind {
 /// The word for a timer of which no more is known.
 const TIMER: &str = "timer";
 const TIMEOUT: &str = "timeout of the wait";
+/// How names of culprits begin that are timers of a program, before the call that it waited in.
+const IN_CALL: [&str; 2] = ["timeout in ", "timer in "];
 
 impl TimerKind {
     /// The kernel's functions of timers, with what they are for.
@@ -80,7 +84,7 @@ impl TimerKind {
     /// What made the thread wait that waited in `via`, in words.
     pub fn told(self, via: Option<&str>) -> &'static str {
         match self {
-            TimerKind::Wakeup if via.is_some_and(|via| !via.contains("nanosleep")) => TIMEOUT,
+            TimerKind::Wakeup if via.is_some_and(|via| !is_sleep(via)) => TIMEOUT,
             TimerKind::Other | TimerKind::Wakeup => TIMER,
             TimerKind::TcpDelayedAck => "TCP's delayed acknowledgement",
             TimerKind::TcpRetransmission => "TCP retransmission",
@@ -91,6 +95,25 @@ impl TimerKind {
             TimerKind::DiskLimit => "disk limit of a cgroup",
             TimerKind::DirtyThrottling => "dirty throttling",
         }
+    }
+
+    /// Who is to blame for a wait of thread `waiter` in `via`: that thread if it slept; otherwise the timer, by what it was
+    /// for, with the thread in brackets if it may have set it.
+    pub fn culprit(self, via: Option<&str>, waiter: Option<&str>) -> String {
+        let Some(waiter) = waiter.filter(|_| self.is_own()) else { return self.told(via).to_owned() };
+        let [timeout, timer] = IN_CALL;
+        match via.filter(|via| !is_sleep(via)) {
+            None => waiter.to_owned(),
+            Some(via) => format!("{}{via} ({waiter})", if self == TimerKind::Wakeup { timeout } else { timer }),
+        }
+    }
+
+    /// Whether a culprit that delays by a timer is called by what the timer was for, and not the thread that slept.
+    pub fn is_mechanism(culprit: &str) -> bool {
+        let is_told = |kind: TimerKind| kind.told(None) == culprit;
+        culprit == TIMEOUT
+            || IN_CALL.iter().any(|begin| culprit.starts_with(begin))
+            || Self::ALL.into_iter().any(is_told)
     }
 }
 
@@ -118,5 +141,25 @@ mod tests {
             assert_eq!(told(function, None), "timer");
         }
         assert_eq!(told("it_real_fn", Some("read")), "timer");
+    }
+
+    #[test]
+    fn whoever_slept_is_to_blame_and_no_one_else_for_a_timer_of_the_kernel() {
+        let of = |kind: TimerKind, via| kind.culprit(via, Some("sleep:7"));
+        for (kind, via, who) in [
+            (TimerKind::Wakeup, Some("clock_nanosleep"), "sleep:7"),
+            (TimerKind::Other, Some("nanosleep"), "sleep:7"),
+            (TimerKind::Wakeup, None, "sleep:7"),
+            (TimerKind::Wakeup, Some("poll"), "timeout in poll (sleep:7)"),
+            (TimerKind::Other, Some("epoll_wait"), "timer in epoll_wait (sleep:7)"),
+            (TimerKind::TcpRetransmission, Some("recvfrom"), "TCP retransmission"),
+            (TimerKind::JournalInterval, None, "commit interval of the journal"),
+        ] {
+            assert_eq!(of(kind, via), who);
+            assert_eq!(TimerKind::is_mechanism(who), who != "sleep:7", "{who}");
+        }
+        // As in recordings of before.
+        assert!(TimerKind::is_mechanism("timer") && TimerKind::is_mechanism("timeout of the wait"));
+        assert!(!TimerKind::is_mechanism("sleep"));
     }
 }

@@ -245,12 +245,6 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
     ),
     (
         Kernel,
-        &["do_wait", "kernel_wait4", "do_sigtimedwait", "sigsuspend", "__do_sys_pause", "ksys_pause"],
-        WaitClass::Idle,
-        "waits for a child or a signal",
-    ),
-    (
-        Kernel,
         &[
             "signalfd_read",
             "eventfd_read",
@@ -271,6 +265,13 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
         ],
         WaitClass::Idle,
         "waits for input or work",
+    ),
+    // Behind that for files of events: `do_wait_intr_irq` is how an eventfd is waited for.
+    (
+        Kernel,
+        &["do_wait", "kernel_wait4", "do_sigtimedwait", "sigsuspend", "__do_sys_pause", "ksys_pause"],
+        WaitClass::Idle,
+        "waits for a child or a signal",
     ),
     (Kernel, &["n_tty_read"], WaitClass::Idle, "waits for input of its terminal"),
     (

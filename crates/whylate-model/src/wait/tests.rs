@@ -144,6 +144,22 @@ fn rule_names_matching_frame() {
 }
 
 #[test]
+fn eventfd_read_is_no_wait_for_a_child() {
+    let rule = |kernel: &str| {
+        let kernel = frames(kernel);
+        let (syscall, user, in_flight) = (None, &[][..], InFlight::Unknown);
+        let state = State::Sleeping;
+        let seen = Seen { state, in_iowait: false, is_kernel: false, syscall, kernel: &kernel, user, in_flight };
+        classify(&seen, &Classes::default()).rule
+    };
+    for file in ["eventfd_read", "timerfd_read_iter", "userfaultfd_read"] {
+        let actual = rule(&format!("do_wait_intr_irq {file} vfs_read ksys_read"));
+        assert_eq!(actual, format!("waits for input or work: {file}"));
+    }
+    assert_eq!(rule("do_wait kernel_wait4"), "waits for a child or a signal: do_wait");
+}
+
+#[test]
 fn system_call_decides_without_stack() {
     let seen = |syscall| Seen {
         state: State::Sleeping,

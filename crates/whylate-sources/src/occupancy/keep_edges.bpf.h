@@ -451,9 +451,9 @@ static __always_inline u16 how_it_leaves(struct task_struct *task, bool preempt,
 		return LEFT_PREEMPTED;
 	if (state & TASK_DEAD)
 		return LEFT_DEAD;
-	if (task->flags & PF_KTHREAD)
+	if (task->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER))
 		left |= LEFT_IS_KERNEL;
-	else if (!(task->flags & (PF_IO_WORKER | PF_USER_WORKER)) && !waits_for_core_dump(task, state))
+	else if (!waits_for_core_dump(task, state))
 		left |= syscall_to_tell(task);
 	stopper = stopper_of(task, state);
 	if (stopper)

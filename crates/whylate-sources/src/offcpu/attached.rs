@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::thread;
 use std::time::Duration;
 
-use whylate_model::thread::number;
+use whylate_model::snapshot::Sleeper;
+use whylate_model::thread::{called, number};
 use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
-use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack};
+use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, WaitClass};
 
 use super::holders::{self, Holders};
 use super::named::Named;
@@ -16,13 +17,16 @@ use super::pace::Pace;
 use super::patience::Worker;
 use super::places::Place;
 use super::sampler::{Gathered, Met, Sampler};
-use super::skel::types::{place_key, thread_now, user_end};
+use super::skel::types::{place_key, thread_now, thread_state, user_end};
 use super::{INFO, OffcpuOptions, TRACE, state, submitted, tracers};
 use crate::attach::{self, Meter, PlainData};
 use crate::clock;
 use crate::pid_namespace;
 use crate::session::Session;
 use crate::source::{AttachError, Attached};
+
+/// So many threads in uninterruptible sleep are named.
+const SLEEPERS: usize = 5;
 
 /// The source `offcpu`, sampling on a thread of its own. Its programs go with it.
 pub struct AttachedOffcpu {
@@ -69,8 +73,8 @@ impl AttachedOffcpu {
         self.met
     }
 
-    /// They, and how many threads wait for one that was not met.
-    fn stacks(&mut self, gathered: &Gathered) -> (Vec<Stack>, u64) {
+    /// They, how many threads wait for one that was not met, and who sleeps uninterruptibly.
+    fn stacks(&mut self, gathered: &Gathered) -> (Vec<Stack>, u64, Vec<Sleeper>) {
         let mut stacks = self.named.stacks(gathered);
         let mut holders = Holders::of(&gathered.holders, self.named.kernel());
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
@@ -81,13 +85,37 @@ impl AttachedOffcpu {
             stacks[*place].waits_for = holders.chain_of(thread.tid);
             unmet += u64::from(holders.is_holder_unmet(thread.tid));
         }
+        let uninterruptible = uninterruptible(gathered, &stacks);
         for (place, ages) in ages {
             stacks[place].age = ages.into_iter().collect();
         }
         stacks.iter_mut().for_each(tracers::tell);
         stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
-        (stacks, unmet)
+        (stacks, unmet, uninterruptible)
     }
+}
+
+/// The threads that have been in uninterruptible sleep for so long that it is late, the longest first.
+fn uninterruptible(gathered: &Gathered, stacks: &[Stack]) -> Vec<Sleeper> {
+    let is_of = |(_, thread): &&(usize, thread_now)| thread.state == thread_state::STATE_UNINTERRUPTIBLE.0;
+    let asleep_ns = |thread: &thread_now| told_age_ns(gathered.ended_ns.saturating_sub(thread.since_ns));
+    let mut all: Vec<&(usize, thread_now)> = gathered.threads.iter().filter(is_of).collect();
+    all.retain(|(_, thread)| asleep_ns(thread) >= INFO.card.judged.late_from_ns);
+    all.sort_by_key(|(_, thread)| (thread.since_ns, thread.shown));
+    let sleeper = |(place, thread): &(usize, thread_now)| {
+        let stack = &stacks[*place];
+        let label = |name: &str| stack.labels.get(name).map_or("", String::as_str);
+        let who = called(label("thread"), thread.shown);
+        let process = format!("{}:{}", label("process"), label("pid"));
+        Sleeper {
+            process: (process != who).then_some(process),
+            who,
+            asleep_ns: asleep_ns(thread),
+            waits_in: stack.kernel.first().cloned(),
+            class: stack.wait.as_ref().map_or(WaitClass::Other, |wait| wait.class),
+        }
+    };
+    all.into_iter().take(SLEEPERS).map(sleeper).collect()
 }
 
 /// From a second on, an age is told in whole milliseconds: in a recording of idle threads, digits that mean nothing to anybody
@@ -192,7 +220,7 @@ impl Attached for AttachedOffcpu {
         snapshot.pid_namespace = pid_namespace::own();
         snapshot.ended_ns = gathered.ended_ns;
         let unmet;
-        (snapshot.stacks, unmet) = self.stacks(&gathered);
+        (snapshot.stacks, unmet, snapshot.uninterruptible) = self.stacks(&gathered);
         let unread: u64 = gathered.memory.values().map(|process| process.take_unread()).sum();
         for &(reason, count) in &gathered.lost {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;

@@ -36,6 +36,7 @@ mod tracers;
 pub use attached::AttachedOffcpu;
 pub use choice::{Choice, Often};
 pub use sampler::Met;
+pub(crate) use sampler::iterate;
 pub(crate) use submitted::Rings;
 
 use whylate_model::sources;

@@ -594,6 +594,7 @@ int on_each_thread_tell(struct bpf_iter__task *ctx)
 	now.tid = task->pid;
 	now.tgid = task->tgid;
 	now.state = record->state;
+	now.shown = shown_number(task);
 	bpf_seq_write(ctx->meta->seq, &now, sizeof(now));
 	return 0;
 }

@@ -469,7 +469,7 @@ fn records_for(threads: u32) -> u32 {
 }
 
 /// Runs an iterator over all threads, and hands over what it writes.
-pub(super) fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
+pub(crate) fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
     let mut iterator = Iter::new(link).context("cannot walk over the threads")?;
     let mut buffer = vec![0; 32 << 10];
     loop {

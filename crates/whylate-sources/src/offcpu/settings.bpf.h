@@ -267,6 +267,9 @@ struct thread_now {
 	u32 tid;
 	u32 tgid;
 	u32 state;
+	/* The number under which it is shown. */
+	u32 shown;
+	u32 padding;
 };
 
 /* By the kernel's number. */

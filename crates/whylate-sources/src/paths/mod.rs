@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Paths of what happens on this machine: the past of all CPUs while a command runs, and names for what is found there.
 
+mod asleep;
 mod names;
 mod program;
 mod recorder;

@@ -9,6 +9,7 @@ use whylate_model::path::Names;
 use whylate_model::path::history::{Blocked, Name};
 use whylate_model::thread::OUTSIDE;
 
+use super::asleep::Calls;
 use crate::cgroups::Cgroups;
 use crate::pid_namespace;
 use crate::symbols::KernelSymbols;
@@ -24,11 +25,24 @@ pub struct PathNames {
     cgroups: Cgroups,
     /// Whether threads are found there by their numbers.
     has_proc: Option<bool>,
+    /// Of waits that had begun before anything was recorded.
+    earlier: Calls,
 }
 
 impl PathNames {
     pub(crate) fn new(symbols: KernelSymbols) -> Self {
-        PathNames { symbols, devices: HashMap::new(), cgroups: Cgroups::default(), has_proc: None }
+        PathNames {
+            symbols,
+            devices: HashMap::new(),
+            cgroups: Cgroups::default(),
+            has_proc: None,
+            earlier: Calls::default(),
+        }
+    }
+
+    /// Adds what threads waited in before anything was recorded.
+    pub(super) fn knows(&mut self, earlier: Calls) {
+        self.earlier = earlier;
     }
 
     /// What the thread is called that has this number now.
@@ -72,8 +86,10 @@ impl Names for PathNames {
         self.cgroups.told(number).as_deref().map(Cgroup::of)
     }
 
-    fn waits_in(&mut self, _tid: u32, _woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {
-        (blocked.syscall.and_then(|number| syscalls::name(number.into())), Vec::new())
+    fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {
+        let earlier = || self.earlier.get(&(tid, woken_ns)).copied().filter(|_| *blocked == Blocked::default());
+        let number = blocked.syscall.map(i32::from).or_else(earlier);
+        (number.and_then(syscalls::name), Vec::new())
     }
 }
 

@@ -32,6 +32,10 @@ pub struct Member {
     pub thread_name: String,
     /// The system call that it waits in, where it waits in one and that may be known.
     pub waits_in: Option<String>,
+    /// It waits outside of system calls.
+    pub is_outside_calls: bool,
+    /// It is a thread of the kernel, and never in a system call, whatever its file says.
+    pub is_kernel: bool,
 }
 
 impl Program {
@@ -71,10 +75,14 @@ impl Program {
                 let Some(tid) = tid else { continue };
                 let of_thread = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
                 let thread_name = of_thread("comm").trim_end_matches('\n').to_owned();
+                let is_kernel = is_of_kernel(&of_thread("stat"));
                 // The word `running` of one that has a CPU, or could have; -1 of one outside a system call.
-                let waits_in = of_thread("syscall").split(' ').next().and_then(|number| number.parse().ok());
-                let waits_in = if is_dumping { Some(CORE_DUMP.to_owned()) } else { waits_in.and_then(syscalls::name) };
-                threads.insert(tid, Member { process, name: name.clone(), thread_name, waits_in });
+                let syscall = of_thread("syscall");
+                let number = syscall.split(' ').next().and_then(|number| number.parse().ok()).filter(|_| !is_kernel);
+                let waits_in = if is_dumping { Some(CORE_DUMP.to_owned()) } else { number.and_then(syscalls::name) };
+                let is_outside_calls = number == Some(-1);
+                let name = name.clone();
+                threads.insert(tid, Member { process, name, thread_name, waits_in, is_outside_calls, is_kernel });
             }
         }
         Ok(threads)
@@ -105,6 +113,15 @@ pub fn is_within(cgroup: &str, wanted: &str) -> bool {
     wanted != Path::new("/") && Path::new(cgroup).starts_with(wanted)
 }
 
+/// Whether a thread is one of the kernel, or one that works in the kernel for a process, by its file `stat`.
+fn is_of_kernel(stat: &str) -> bool {
+    // PF_KTHREAD, PF_USER_WORKER and PF_IO_WORKER (include/linux/sched.h).
+    const OF_KERNEL: u64 = 0x20_0000 | 0x4000 | 0x10;
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let flags = fields.split_whitespace().nth(6).and_then(|flags| flags.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & OF_KERNEL != 0)
+}
+
 fn number(name: &std::ffi::OsStr) -> Option<u32> {
     name.to_str()?.parse().ok()
 }
@@ -127,6 +144,15 @@ pub fn priority(tid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn threads_of_the_kernel_are_in_no_system_call() {
+        let stat = |flags: u64| format!("14 (a) b) S 2 0 0 0 -1 {flags} 0 0");
+        assert_eq!([0x20_8040, 0x40_4000, 0x40_0050].map(|flags| is_of_kernel(&stat(flags))), [true; 3]);
+        assert!(!is_of_kernel(&stat(0x40_0140)) && !is_of_kernel(""));
+        let kthreadd = Program::Process(2).threads().expect("/proc");
+        assert!(kthreadd.values().all(|member| member.is_kernel && member.waits_in.is_none()), "{kthreadd:?}");
+    }
     use crate::first_thread::tests::Headless;
 
     #[test]

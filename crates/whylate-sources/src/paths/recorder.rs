@@ -12,6 +12,7 @@ use whylate_model::path::members::Births;
 use whylate_model::path::packed::Packed;
 use whylate_model::path::stolen::Spread;
 
+use super::asleep::Asleep;
 use super::names::PathNames;
 use crate::attach::silence_libbpf;
 use crate::occupancy::{Edges, Stream};
@@ -43,6 +44,7 @@ pub struct Recorder {
     /// What was in the file when its room was last looked at.
     file_bytes: u64,
     births: Births,
+    asleep: Asleep,
     deaths: Vec<(u32, u64)>,
     lost: BTreeMap<String, u64>,
     names: PathNames,
@@ -76,12 +78,15 @@ impl Recorder {
         let file = FOLDERS.iter().find_map(|folder| nameless_file(Path::new(folder)).ok());
         let past = Packed::new(cpus as usize, MEMORY_BYTES, file);
         let names = PathNames::new(session.symbols());
+        // Without them, these waits are ones that began earlier.
+        let asleep = Asleep::now().unwrap_or_default();
         Ok(Recorder {
             edges,
             stream,
             past,
             file_bytes: 0,
             births: Births::default(),
+            asleep,
             deaths: Vec::new(),
             lost: BTreeMap::new(),
             names,
@@ -100,9 +105,11 @@ impl Recorder {
     }
 
     fn take_in_by(&mut self, read: Read, until_ns: u64) {
-        let (past, births, deaths) = (&mut self.past, &mut self.births, &mut self.deaths);
+        let (past, births, asleep) = (&mut self.past, &mut self.births, &mut self.asleep);
+        let deaths = &mut self.deaths;
         read(&mut self.stream, until_ns, &mut |cpu, slice| {
             births.add(&slice);
+            asleep.add(&slice);
             if let (Exit::Dead, Some(tid)) = (slice.exit, slice.holder.tid()) {
                 match deaths.len() < DEATHS {
                     true => deaths.push((tid, slice.end_ns)),
@@ -123,7 +130,8 @@ impl Recorder {
         for (reason, count) in self.edges.take_lost() {
             *self.lost.entry(reason.to_owned()).or_default() += count;
         }
-        let Recorder { past, births, deaths, mut lost, names, .. } = self;
+        let Recorder { past, births, asleep, deaths, mut lost, mut names, .. } = self;
+        names.knows(asleep.calls());
         lost.insert("births_full".to_owned(), births.lost);
         lost.insert("records_given_up".to_owned(), past.given_up());
         Recorded { past: Spread::new(past), births, deaths, lost, names }

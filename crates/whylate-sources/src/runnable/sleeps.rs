@@ -248,7 +248,7 @@ impl Sleeps {
             return;
         }
         event.path.clone_from(&path.segments);
-        event.causes = if self.held_up_alone { path.causes_by_sleepers() } else { path.causes() };
+        event.causes = path.causes();
         each(event);
     }
 

@@ -178,7 +178,7 @@ fn each_line(recording: &Recording, tells_missing: bool, take: &mut dyn FnMut(Li
         }
     }
     if tells_missing {
-        played.tell_missing();
+        played.report_missing();
     }
     Ok(played.header().clone())
 }

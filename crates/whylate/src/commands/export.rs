@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use clap::{ArgGroup, Args};
 use whylate_model::recording::Line;
 
-use crate::export::{Export, Place};
+use crate::export::{Destination, Export};
 use crate::recording::Span;
 use crate::recording::play::Recording;
 use crate::recording::times::{Given, given};
@@ -59,17 +59,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(_) => recording.play_with_clocks()?,
         None => recording.play()?,
     };
-    let place = Place::beside(&arguments.file)?;
-    let perfetto = arguments.perfetto.as_deref().map(|path| place.perfetto(path, played.header()));
-    let parquet = arguments.parquet.as_deref().map(|folder| place.parquet(folder));
-    let csv = arguments.csv.as_deref().map(|folder| place.csv(folder));
+    let destination = Destination::for_recording(&arguments.file)?;
+    let perfetto = arguments.perfetto.as_deref().map(|path| destination.perfetto(path, played.header()));
+    let parquet = arguments.parquet.as_deref().map(|folder| destination.parquet(folder));
+    let csv = arguments.csv.as_deref().map(|folder| destination.csv(folder));
     let mut exports: Vec<Box<dyn Export>> = [perfetto, parquet, csv].into_iter().flatten().collect::<Result<_, _>>()?;
     let mut has_any = false;
-    while let Some(line) = played.next_of_all()? {
+    while let Some(line) = played.next_of_any_kind()? {
         has_any |= matches!(line, Line::Snapshot(_));
         exports.iter_mut().try_for_each(|export| export.line(&line)).context("cannot write the export")?;
     }
-    played.tell_missing();
+    played.report_missing();
     if !has_any {
         bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
     }

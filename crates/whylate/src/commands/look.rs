@@ -25,7 +25,7 @@ use crate::output::look;
 use crate::output::table::terminal_columns;
 use crate::recording::about;
 use crate::recording::play::Recording;
-use crate::recording::recorder::{Gathered, Recorder};
+use crate::recording::recorder::{LateBuffer, Recorder};
 use crate::values::duration_ns;
 
 /// What a look takes.
@@ -108,7 +108,7 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     let mut recorder = store.map(|store| Recorder::start(store, header())).transpose()?;
     let mut seen = Seen {
         gatherer: Gatherer::of(looking.iter().map(|feed| feed.card).collect(), arguments.rank.into()),
-        gathered: recorder.iter().flat_map(|_| looking.iter().map(|_| Gathered::default())).collect(),
+        gathered: recorder.iter().flat_map(|_| looking.iter().map(|_| LateBuffer::default())).collect(),
         mergers: looking.iter().map(|_| Merger::default()).collect(),
         lost: BTreeMap::new(),
     };
@@ -150,7 +150,7 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
 struct Seen {
     gatherer: Gatherer,
     /// Late events that the next line of a recording has; empty where nothing is recorded.
-    gathered: Vec<Gathered>,
+    gathered: Vec<LateBuffer>,
     mergers: Vec<Merger>,
     /// Of what sources share.
     lost: BTreeMap<String, u64>,
@@ -248,7 +248,7 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look
     let merged = merged.filter_map(|((card, merger), stacks)| Some((*card, Snapshot { stacks, ..merger.take()? })));
     let (mut snapshots, mut unmeasured): (Vec<_>, _) = (merged.collect(), header.unmeasured);
     set_aside(&mut snapshots, &header.sources, &mut unmeasured);
-    played.tell_missing();
+    played.report_missing();
     let mut weaker = header.weaker;
     weaker.extend(not_recorded(&header.sources));
     if snapshots.is_empty() && unmeasured.is_empty() {

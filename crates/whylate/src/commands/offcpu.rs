@@ -477,11 +477,11 @@ fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gather
         snapshot.stacks.retain(|stack| arguments.is_of(&stack.labels) && arguments.is_in_state(stack));
         merger.add(snapshot);
         let since_ns = merger.duration_ns().saturating_sub(lead_ns);
-        if arguments.duration.is_some_and(|ns| played.fills(since_ns, length_ns, ns)) {
+        if arguments.duration.is_some_and(|ns| played.completes_interval(since_ns, length_ns, ns)) {
             break;
         }
     }
-    played.tell_missing();
+    played.report_missing();
     let Some(mut snapshot) = merger.take() else {
         bail!("{} has no snapshots in that span (choose one within the recording)", played.name())
     };

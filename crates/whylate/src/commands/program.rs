@@ -103,7 +103,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         *ns > 0
     });
     for (tid, member) in program.threads_but(&threads).context("cannot read /proc")? {
-        threads.insert(tid, Member { waits_in: None, ..member });
+        threads.insert(tid, Member { waits_in: None, is_outside_calls: false, ..member });
     }
     let mut stopped = StoppedThreads::default();
     let known: BTreeMap<u32, Known> =
@@ -186,6 +186,8 @@ fn known(tid: u32, member: &Member, stopped: &mut StoppedThreads) -> Known {
     Known {
         name: Name::of(&member.thread_name),
         waits_in: member.waits_in.clone(),
+        is_outside_calls: member.is_outside_calls,
+        is_kernel: member.is_kernel,
         stop: stopped.map(|stopped| stopped.stop),
         tracer: stopped.and_then(|stopped| stopped.tracer),
     }

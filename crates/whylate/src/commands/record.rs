@@ -21,7 +21,7 @@ use crate::commands::runner::{NOW_AND_THEN, wait};
 use crate::commands::sources::{self, Recorded, Wish};
 use crate::commands::watch::{Ended, Watch};
 use crate::recording::recorder::Recorder;
-use crate::recording::store::{FileStore, FolderStore, Retention, RingStore, Store, When};
+use crate::recording::store::{DirectoryStore, FileStore, Retention, RingStore, Store, When};
 use crate::recording::{EXTENSION, about};
 use crate::values::{bytes, duration_ns, source};
 
@@ -143,7 +143,7 @@ impl Arguments {
         let named = |path: &Path| printable(&path.to_string_lossy());
         if let Some(folder) = folder {
             let name = named(&folder);
-            let store = FolderStore::open(&folder, retention).with_context(|| format!("cannot record to {name}"))?;
+            let store = DirectoryStore::open(&folder, retention).with_context(|| format!("cannot record to {name}"))?;
             let Some(before_ns) = self.ring else { return Ok((Box::new(store), name)) };
             let (late_from_ns, files_an_hour) = (self.on_late, self.files_per_hour);
             let when = When { before_ns, after_ns: self.after, late_from_ns, files_an_hour };
@@ -217,7 +217,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let ended = wait(&watch, until, NOW_AND_THEN, &mut || {
             recorded.take_late()?;
             if is_asked.swap(false, Ordering::Relaxed) {
-                recorder.ask();
+                recorder.request_file();
             }
             Ok(false)
         })?;

@@ -16,12 +16,12 @@ use crate::commands::runner::{NOW_AND_THEN, wait};
 use crate::commands::sources::{self, Recorded, Wish};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Senseless, diff, record};
-use crate::export::Place;
-use crate::files::{self, Begun};
+use crate::export::Destination;
+use crate::files::{self, PendingFile};
 use crate::recording::play::Recording;
 use crate::recording::times::{Given, given};
 use crate::recording::{Span, about};
-use crate::report::{self, Compared, Gathering, Made, Report, recorded};
+use crate::report::{self, Compared, Made, Report, ReportBuilder, recorded};
 use crate::values::duration_ns;
 
 /// What such files are called.
@@ -144,13 +144,13 @@ fn free(host: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// Begins the file. What is read is not written over.
-fn begin(path: &Path, recording: Option<&Recording>) -> anyhow::Result<Begun> {
+fn begin(path: &Path, recording: Option<&Recording>) -> anyhow::Result<PendingFile> {
     match recording {
         Some(recording) => {
             let name = || format!("cannot read {}", printable(&recording.path.to_string_lossy()));
-            Place::beside(&recording.path).with_context(name)?.begin(path)
+            Destination::for_recording(&recording.path).with_context(name)?.begin(path)
         }
-        None => Begun::new(path).with_context(|| format!("cannot write {}", printable(&path.to_string_lossy()))),
+        None => PendingFile::new(path).with_context(|| format!("cannot write {}", printable(&path.to_string_lossy()))),
     }
 }
 
@@ -190,7 +190,7 @@ fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
     };
     let (mut recorded, header) = Recorded::begin(sources, &wish)?;
     let every_ns = u64::try_from(EVERY.as_nanos()).ok();
-    let mut gathering = Gathering::new(Header { every_ns, ..header })?;
+    let mut gathering = ReportBuilder::new(Header { every_ns, ..header })?;
     let (started, length) = (Instant::now(), Duration::from_nanos(duration_ns));
     let end = started.checked_add(length);
     let is_shown = io::stderr().is_terminal();
@@ -211,8 +211,8 @@ fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
             tell("");
             say!("whylate: {problem}");
         }
-        gathering.tell(moment.problems);
-        gathering.moment(moment.lines)?;
+        gathering.add_missing(moment.problems);
+        gathering.tick(moment.lines)?;
         tell(&format!("Looking at this machine: {} of {} s ...", started.elapsed().as_secs(), length.as_secs()));
         if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
             break;

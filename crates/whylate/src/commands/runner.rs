@@ -336,7 +336,7 @@ pub fn drive(
         }
         Stream::Recorded(mut played) => {
             drive_recorded(&mut played, wanted, output, out, seen)?;
-            played.tell_missing();
+            played.report_missing();
             Ok(())
         }
     }
@@ -440,11 +440,11 @@ fn drive_recorded(
         let since_ns = played_ns.saturating_sub(*lead_ns.get_or_insert_with(|| played.lead_ns(&snapshot)));
         merger.add(snapshot);
         let due_ns = schedule.interval.map(|interval| from_ns.saturating_add(interval.saturating_mul(full + 1)));
-        if due_ns.is_some_and(|due_ns| played.fills(since_ns, length_ns, due_ns)) {
+        if due_ns.is_some_and(|due_ns| played.completes_interval(since_ns, length_ns, due_ns)) {
             print(&mut merger, &mut kept, output, out)?;
             (full, printed) = (full + 1, printed + 1);
         }
-        let is_over = schedule.duration.is_some_and(|ns| played.fills(since_ns, length_ns, ns));
+        let is_over = schedule.duration.is_some_and(|ns| played.completes_interval(since_ns, length_ns, ns));
         if is_over || schedule.count.is_some_and(|count| printed >= count) {
             break;
         }

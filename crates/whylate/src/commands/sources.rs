@@ -12,7 +12,7 @@ use whylate_sources::{Asked, Session, clock, sources};
 use super::runner::{Feed, Keep};
 use super::watch::{Ended, Watch};
 use crate::recording::about;
-use crate::recording::recorder::Gathered;
+use crate::recording::recorder::LateBuffer;
 
 /// What measures, and what does not, or less well.
 pub struct Sources {
@@ -161,7 +161,7 @@ pub struct Recorded {
 struct OfSource {
     feed: Feed,
     began_ns: u64,
-    gathered: Gathered,
+    gathered: LateBuffer,
     failed: Option<anyhow::Error>,
 }
 
@@ -188,7 +188,7 @@ impl Recorded {
         let header = Header { sources: measured, unmeasured, weaker, ..about::this_machine() };
         let sources = looking.into_iter().zip(begins);
         let sources =
-            sources.map(|(feed, began_ns)| OfSource { feed, began_ns, gathered: Gathered::default(), failed: None });
+            sources.map(|(feed, began_ns)| OfSource { feed, began_ns, gathered: LateBuffer::default(), failed: None });
         Ok((Recorded { session, sources: sources.collect(), problems: Vec::new() }, header))
     }
 
@@ -293,7 +293,7 @@ mod tests {
     fn of(card: &'static Card, times: u32) -> OfSource {
         let attached: Box<dyn Attached> = Box::new(Measures(card, times));
         let feed = Feed::new(card, Measuring { backend: "made", fallback_reason: None, attached }, Keep::Nothing);
-        OfSource { feed, began_ns: 0, gathered: Gathered::default(), failed: None }
+        OfSource { feed, began_ns: 0, gathered: LateBuffer::default(), failed: None }
     }
 
     #[test]

@@ -232,7 +232,7 @@ fn write_lines(out: &mut dyn Write, state: &State) -> io::Result<()> {
     // Those of another machine are in what it recorded.
     head.extend(is_live.then(|| Line::Clock(about::now())));
     let mut packer = Packer::begin(out, &head)?;
-    state.shown_lines().try_for_each(|lines| packer.moment(&lines))?;
+    state.shown_lines().try_for_each(|lines| packer.tick(&lines))?;
     packer.end(if is_live { clock::unix_ns() } else { state.shown_unix_ns().unwrap_or(0) })?;
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tables as CSV (RFC 4180, with lines as Unix ends them).
+//! Writes tables as CSV (RFC 4180, with Unix line endings).
 
 use std::borrow::Cow;
 use std::io::{self, Write as _};
@@ -7,14 +7,14 @@ use std::io::{self, Write as _};
 use whylate_model::units::rfc3339;
 
 use super::tables::{Cell, Row, Sink, Table};
-use crate::files::Begun;
+use crate::files::PendingFile;
 
 /// A file for each table.
-pub struct Files(Vec<Begun>);
+pub struct Files(Vec<PendingFile>);
 
 impl Files {
-    /// With the names of the columns on their first lines.
-    pub fn begin(mut files: Vec<Begun>) -> io::Result<Self> {
+    /// Writes the column names to the first line of each file.
+    pub fn begin(mut files: Vec<PendingFile>) -> io::Result<Self> {
         for (table, file) in Table::ALL.into_iter().zip(&mut files) {
             let names: Vec<&str> = table.columns().into_iter().map(|column| column.name).collect();
             writeln!(file, "{}", names.join(","))?;
@@ -37,12 +37,12 @@ impl Sink for Files {
     }
 
     fn end(self: Box<Self>) -> anyhow::Result<()> {
-        self.0.into_iter().try_for_each(Begun::end)?;
+        self.0.into_iter().try_for_each(PendingFile::end)?;
         Ok(())
     }
 }
 
-/// What is not there is empty; an empty text is two quotes.
+/// Writes a cell. A missing value is empty; an empty text is two quotes.
 fn write(line: &mut String, cell: &Cell<'_>) {
     match cell {
         Cell::Text(Some(text)) => write_text(line, text),
@@ -54,7 +54,8 @@ fn write(line: &mut String, cell: &Cell<'_>) {
     }
 }
 
-/// Spreadsheets reckon what begins like a formula, and a process may call itself `=cmd|…`: an apostrophe keeps them from it.
+/// Prefixes text that starts like a formula with an apostrophe: spreadsheets evaluate formulas, and a process may be
+/// named `=cmd|…`.
 fn write_text(line: &mut String, text: &str) {
     let text: Cow<'_, str> = match text.starts_with(['=', '+', '-', '@']) {
         true => format!("'{text}").into(),
@@ -74,8 +75,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_names_hold_stays_in_their_cells() {
-        let told = |cell: Cell<'_>| {
+    fn escapes_separators_quotes_and_formulas() {
+        let written = |cell: Cell<'_>| {
             let mut line = String::new();
             write(&mut line, &cell);
             line
@@ -90,10 +91,10 @@ mod tests {
             ("-bash:1", "'-bash:1"),
             (" a", "\" a\""),
         ] {
-            assert_eq!(told(Cell::Text(Some(text.into()))), cell);
+            assert_eq!(written(Cell::Text(Some(text.into()))), cell);
         }
-        assert_eq!(told(Cell::Text(None)), "");
-        assert_eq!(told(Cell::Stamp(Some(1_795_252_440_123_456_789))), "2026-11-21T09:14:00.123456Z");
-        assert_eq!(told(Cell::Number(Some(0.25))), "0.25");
+        assert_eq!(written(Cell::Text(None)), "");
+        assert_eq!(written(Cell::Stamp(Some(1_795_252_440_123_456_789))), "2026-11-21T09:14:00.123456Z");
+        assert_eq!(written(Cell::Number(Some(0.25))), "0.25");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A recording in the forms of other programs: traces for Perfetto, tables for SQL engines.
+//! Exports a recording for other programs: traces for Perfetto, tables for SQL engines.
 
 mod csv;
 #[cfg(feature = "parquet")]
@@ -17,102 +17,103 @@ use rustix::process::geteuid;
 use whylate_model::recording::{Header, Line};
 use whylate_model::units::printable;
 
-use crate::files::Begun;
-use tables::{Sink, Table, Tabled};
+use crate::files::PendingFile;
+use tables::{Sink, Table, TableExport};
 
-/// Takes the lines of a recording as they come, and keeps none of them.
+/// Writes the lines of a recording as they come, without keeping them.
 pub trait Export {
-    /// Takes the next line.
+    /// Writes a line.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// When the line cannot be written.
     fn line(&mut self, line: &Line) -> anyhow::Result<()>;
 
-    /// There is no other one.
+    /// Finishes the export after the last line.
     ///
     /// # Errors
-    /// When the rest cannot be written.
+    /// When the remaining data cannot be written.
     fn end(self: Box<Self>) -> anyhow::Result<()>;
 }
 
-/// Where an export goes. What is read is not written over.
-pub struct Place {
+/// Creates the files of an export. Refuses to overwrite the recording that is exported.
+pub struct Destination {
     recording: (u64, u64),
 }
 
-impl Place {
-    /// For what is made of that file.
+impl Destination {
+    /// Prepares an export of a recording.
     ///
     /// # Errors
-    /// When it is not there.
-    pub fn beside(recording: &Path) -> io::Result<Self> {
+    /// When the recording does not exist.
+    pub fn for_recording(recording: &Path) -> io::Result<Self> {
         let about = fs::metadata(recording)?;
-        Ok(Place { recording: (about.dev(), about.ino()) })
+        Ok(Destination { recording: (about.dev(), about.ino()) })
     }
 
-    /// Any one file.
+    /// Creates an output file.
     ///
     /// # Errors
-    /// When it cannot be made, or is the recording.
-    pub fn begin(&self, path: &Path) -> anyhow::Result<Begun> {
+    /// When the file cannot be created, or is the recording.
+    pub fn begin(&self, path: &Path) -> anyhow::Result<PendingFile> {
         let name = printable(&path.to_string_lossy());
         if fs::metadata(path).is_ok_and(|about| (about.dev(), about.ino()) == self.recording) {
             bail!("cannot write {name}: it is the recording itself (choose another file)");
         }
-        Begun::new(path).with_context(|| format!("cannot write {name}"))
+        PendingFile::new(path).with_context(|| format!("cannot write {name}"))
     }
 
-    /// A file of packets, for ui.perfetto.dev.
+    /// Starts a Perfetto trace, for ui.perfetto.dev.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When the file cannot be created.
     pub fn perfetto(&self, path: &Path, header: &Header) -> anyhow::Result<Box<dyn Export>> {
         Ok(Box::new(perfetto::Trace::begin(self.begin(path)?, header)?))
     }
 
-    /// A folder of CSV files.
+    /// Starts a directory of CSV files.
     ///
     /// # Errors
-    /// When they cannot be made.
-    pub fn csv(&self, folder: &Path) -> anyhow::Result<Box<dyn Export>> {
-        let files = self.tables(folder, "csv")?;
-        Ok(Box::new(Tabled::new(Box::new(csv::Files::begin(files)?))))
+    /// When the files cannot be created.
+    pub fn csv(&self, directory: &Path) -> anyhow::Result<Box<dyn Export>> {
+        let files = self.tables(directory, "csv")?;
+        Ok(Box::new(TableExport::new(Box::new(csv::Files::begin(files)?))))
     }
 
-    /// A folder of Parquet files.
+    /// Starts a directory of Parquet files.
     ///
     /// # Errors
-    /// When they cannot be made.
-    pub fn parquet(&self, folder: &Path) -> anyhow::Result<Box<dyn Export>> {
-        Ok(Box::new(Tabled::new(self.parquet_sink(folder)?)))
+    /// When the files cannot be created, or without the `parquet` feature.
+    pub fn parquet(&self, directory: &Path) -> anyhow::Result<Box<dyn Export>> {
+        Ok(Box::new(TableExport::new(self.parquet_sink(directory)?)))
     }
 
     #[cfg(feature = "parquet")]
-    fn parquet_sink(&self, folder: &Path) -> anyhow::Result<Box<dyn Sink>> {
-        Ok(Box::new(parquet::Files::begin(self.tables(folder, "parquet")?)?))
+    fn parquet_sink(&self, directory: &Path) -> anyhow::Result<Box<dyn Sink>> {
+        Ok(Box::new(parquet::Files::begin(self.tables(directory, "parquet")?)?))
     }
 
     #[cfg(not(feature = "parquet"))]
-    fn parquet_sink(&self, _folder: &Path) -> anyhow::Result<Box<dyn Sink>> {
+    fn parquet_sink(&self, _directory: &Path) -> anyhow::Result<Box<dyn Sink>> {
         bail!("this whylate was built without Parquet (use --csv, or build it with --features parquet)")
     }
 
-    /// A file for each table.
-    fn tables(&self, folder: &Path, extension: &str) -> anyhow::Result<Vec<Begun>> {
-        open_folder(folder).with_context(|| format!("cannot write to {}", printable(&folder.to_string_lossy())))?;
-        let path = |table: &Table| -> PathBuf { folder.join(format!("{}.{extension}", table.name())) };
+    /// Creates a file for each table.
+    fn tables(&self, directory: &Path, extension: &str) -> anyhow::Result<Vec<PendingFile>> {
+        open_directory(directory)
+            .with_context(|| format!("cannot write to {}", printable(&directory.to_string_lossy())))?;
+        let path = |table: &Table| -> PathBuf { directory.join(format!("{}.{extension}", table.name())) };
         Table::ALL.iter().map(|table| self.begin(&path(table))).collect()
     }
 }
 
-/// Makes the folder if it is not there, for its owner alone.
-fn open_folder(folder: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(folder) {
+/// Creates the directory, accessible by its owner only, if it does not exist.
+fn open_directory(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // In somebody else's, files could be swapped while they are written.
-    match fs::metadata(folder)?.uid() == geteuid().as_raw() {
+    // In a directory of another user, files could be replaced while they are written.
+    match fs::metadata(directory)?.uid() == geteuid().as_raw() {
         true => Ok(()),
         false => Err(io::Error::other("it belongs to another user (choose another folder)")),
     }

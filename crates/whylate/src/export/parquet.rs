@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tables as Parquet.
+//! Writes tables as Parquet.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -12,40 +12,40 @@ use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::types::{ColumnPath, Type};
 
 use super::tables::{Cell, Column, Kind, Row, Sink, Table};
-use crate::files::Begun;
+use crate::files::PendingFile;
 
-/// A group of rows is kept in memory until it is written: so many cells, or so many bytes of text, whichever comes first.
+/// A row group is kept in memory until it has this many cells or this many bytes of text.
 const GROUP_CELLS: usize = 500_000;
 const GROUP_BYTES: usize = 8 << 20;
-/// Columns of names repeat a few; what does not fit is written as it is.
+/// Columns of names repeat few values. A dictionary that grows beyond this size is abandoned for plain encoding.
 const DICTIONARY_BYTES: usize = 256 << 10;
 
 /// A file for each table.
 pub struct Files(Vec<File>);
 
 struct File {
-    writer: SerializedFileWriter<Begun>,
-    columns: Vec<Values>,
+    writer: SerializedFileWriter<PendingFile>,
+    columns: Vec<ColumnBuffer>,
     rows: usize,
     bytes: usize,
 }
 
-/// The values of a column that are not written yet, and for each row whether it has one.
-struct Values {
-    are: Vec<i16>,
-    of: Of,
+/// Values of a column in the current row group, and for each row its definition level: 1 if it has a value.
+struct ColumnBuffer {
+    definition_levels: Vec<i16>,
+    values: TypedValues,
 }
 
-enum Of {
+enum TypedValues {
     Text(Vec<ByteArray>),
-    Whole(Vec<i64>),
+    Integers(Vec<i64>),
     Number(Vec<f64>),
     Flag(Vec<bool>),
 }
 
 impl Files {
-    /// With no rows yet.
-    pub fn begin(files: Vec<Begun>) -> Result<Self, ParquetError> {
+    /// Starts the files, without rows.
+    pub fn begin(files: Vec<PendingFile>) -> Result<Self, ParquetError> {
         let all = Table::ALL.into_iter().zip(files).map(|(table, file)| File::begin(table, file));
         Ok(Files(all.collect::<Result<_, _>>()?))
     }
@@ -66,12 +66,12 @@ impl Sink for Files {
 }
 
 impl File {
-    fn begin(table: Table, file: Begun) -> Result<File, ParquetError> {
+    fn begin(table: Table, file: PendingFile) -> Result<File, ParquetError> {
         let columns = table.columns();
         let fields = columns.iter().map(|column| Ok(Arc::new(field(column)?)));
         let fields = fields.collect::<Result<Vec<_>, ParquetError>>()?;
         let schema = Type::group_type_builder(table.name()).with_fields(fields).build()?;
-        // Numbers repeat too little for dictionaries, which cost memory in each column.
+        // Numbers repeat too rarely for dictionaries, which cost memory in each column.
         let mut properties = WriterProperties::builder()
             .set_created_by(format!("whylate {}", env!("CARGO_PKG_VERSION")))
             .set_compression(Compression::SNAPPY)
@@ -81,7 +81,10 @@ impl File {
             properties = properties.set_column_dictionary_enabled(ColumnPath::from(column.name), true);
         }
         let writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties.build()))?;
-        let columns = columns.iter().map(|column| Values { are: Vec::new(), of: Of::empty(column.kind) }).collect();
+        let columns = columns
+            .iter()
+            .map(|column| ColumnBuffer { definition_levels: Vec::new(), values: TypedValues::empty(column.kind) })
+            .collect();
         Ok(File { writer, columns, rows: 0, bytes: 0 })
     }
 
@@ -102,12 +105,12 @@ impl File {
         }
         let mut group = self.writer.next_row_group()?;
         for column in &mut self.columns {
-            let are = take(&mut column.are);
-            match &mut column.of {
-                Of::Text(values) => write::<ByteArrayType>(&mut group, &take(values), &are),
-                Of::Whole(values) => write::<Int64Type>(&mut group, &take(values), &are),
-                Of::Number(values) => write::<DoubleType>(&mut group, &take(values), &are),
-                Of::Flag(values) => write::<BoolType>(&mut group, &take(values), &are),
+            let definition_levels = take(&mut column.definition_levels);
+            match &mut column.values {
+                TypedValues::Text(values) => write::<ByteArrayType>(&mut group, &take(values), &definition_levels),
+                TypedValues::Integers(values) => write::<Int64Type>(&mut group, &take(values), &definition_levels),
+                TypedValues::Number(values) => write::<DoubleType>(&mut group, &take(values), &definition_levels),
+                TypedValues::Flag(values) => write::<BoolType>(&mut group, &take(values), &definition_levels),
             }?;
         }
         group.close()?;
@@ -117,18 +120,18 @@ impl File {
 }
 
 fn write<T: DataType>(
-    group: &mut SerializedRowGroupWriter<'_, Begun>,
+    group: &mut SerializedRowGroupWriter<'_, PendingFile>,
     values: &[T::T],
-    are: &[i16],
+    definition_levels: &[i16],
 ) -> Result<(), ParquetError> {
     if let Some(mut column) = group.next_column()? {
-        column.typed::<T>().write_batch(values, Some(are), None)?;
+        column.typed::<T>().write_batch(values, Some(definition_levels), None)?;
         column.close()?;
     }
     Ok(())
 }
 
-/// All may be missing: a source tells what it knows.
+/// Returns the type of a column. All columns are optional: sources differ in what they measure.
 fn field(column: &Column) -> Result<Type, ParquetError> {
     let (physical, logical) = match column.kind {
         Kind::Text => (Physical::BYTE_ARRAY, Some(LogicalType::String)),
@@ -141,48 +144,48 @@ fn field(column: &Column) -> Result<Type, ParquetError> {
     field.with_repetition(Repetition::OPTIONAL).with_logical_type(logical).build()
 }
 
-impl Of {
-    fn empty(kind: Kind) -> Of {
+impl TypedValues {
+    fn empty(kind: Kind) -> TypedValues {
         match kind {
-            Kind::Text => Of::Text(Vec::new()),
-            Kind::Count | Kind::Stamp => Of::Whole(Vec::new()),
-            Kind::Number => Of::Number(Vec::new()),
-            Kind::Flag => Of::Flag(Vec::new()),
+            Kind::Text => TypedValues::Text(Vec::new()),
+            Kind::Count | Kind::Stamp => TypedValues::Integers(Vec::new()),
+            Kind::Number => TypedValues::Number(Vec::new()),
+            Kind::Flag => TypedValues::Flag(Vec::new()),
         }
     }
 }
 
-impl Values {
-    /// Returns how many bytes of text it has.
+impl ColumnBuffer {
+    /// Adds a cell. Returns its size as text in bytes, or 0.
     fn add(&mut self, cell: Cell<'_>) -> usize {
         let mut bytes = 0;
-        let is = match (&mut self.of, cell) {
-            (Of::Text(values), Cell::Text(Some(text))) => {
+        let is_present = match (&mut self.values, cell) {
+            (TypedValues::Text(values), Cell::Text(Some(text))) => {
                 bytes = text.len();
                 values.push(ByteArray::from(text.into_owned().into_bytes()));
                 true
             }
-            // An unsigned number has the bits of a signed one.
-            (Of::Whole(values), Cell::Count(Some(number))) => {
+            // Parquet stores an unsigned integer as the bits of a signed one.
+            (TypedValues::Integers(values), Cell::Count(Some(number))) => {
                 values.push(number as i64);
                 true
             }
-            // As recordings have them, and as all engines compare them.
-            (Of::Whole(values), Cell::Stamp(Some(unix_ns))) => {
+            // Microseconds, like timestamps in recordings: all engines can compare them.
+            (TypedValues::Integers(values), Cell::Stamp(Some(unix_ns))) => {
                 values.push((unix_ns / 1_000) as i64);
                 true
             }
-            (Of::Number(values), Cell::Number(Some(number))) => {
+            (TypedValues::Number(values), Cell::Number(Some(number))) => {
                 values.push(number);
                 true
             }
-            (Of::Flag(values), Cell::Flag(Some(flag))) => {
+            (TypedValues::Flag(values), Cell::Flag(Some(flag))) => {
                 values.push(flag);
                 true
             }
             _ => false,
         };
-        self.are.push(i16::from(is));
+        self.definition_levels.push(i16::from(is_present));
         bytes
     }
 }

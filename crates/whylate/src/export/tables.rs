@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A recording as flat tables: what each writer writes, whatever its form.
+//! Turns the lines of a recording into rows of flat tables, whatever the file format.
 //!
-//! A table is what its function puts into a row; its columns are those of a row about nothing. Their names are no words of
-//! SQL, so that nobody has to quote them: `ended` is `at` in JSON, and `for_whom` is `for`.
+//! A function per table fills its rows. The columns of a table are those of a row of default values. Column names avoid
+//! SQL keywords, which would need quotes: `ended` is `at` in JSON, and `for_whom` is `for`.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ use whylate_model::{Cause, Histogram, LateEvent, Series, Snapshot, Stack};
 
 use super::Export;
 
-/// Labels that have a column of their own; `labels` has all of them, as JSON.
+/// Labels that have a column of their own. The column `labels` has all of them, as JSON.
 const LABELS: [&str; 12] = [
     "process",
     "pid",
@@ -31,7 +31,7 @@ const LABELS: [&str; 12] = [
     "function",
 ];
 
-/// What a row has in a column.
+/// A value in a row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell<'a> {
     Text(Option<Cow<'a, str>>),
@@ -42,7 +42,7 @@ pub enum Cell<'a> {
     Stamp(Option<u64>),
 }
 
-/// What a column is of.
+/// The type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Text,
@@ -61,7 +61,7 @@ pub struct Column {
     pub kind: Kind,
 }
 
-/// Each table; the number of one is its place in `ALL`.
+/// A table. Its discriminant is its index in `ALL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
     Snapshots,
@@ -74,14 +74,14 @@ pub enum Table {
     Lost,
 }
 
-/// Takes rows as they come.
+/// Writes rows as they come.
 pub trait Sink {
     /// # Errors
-    /// When it cannot be written.
+    /// When the row cannot be written.
     fn add(&mut self, table: Table, row: Row<'_>) -> anyhow::Result<()>;
 
     /// # Errors
-    /// When the rest cannot be written.
+    /// When the remaining rows cannot be written.
     fn end(self: Box<Self>) -> anyhow::Result<()>;
 }
 
@@ -97,7 +97,7 @@ impl Table {
         Table::Lost,
     ];
 
-    /// What its file is called.
+    /// Returns the file name without extension.
     pub fn name(self) -> &'static str {
         match self {
             Table::Snapshots => "snapshots",
@@ -113,19 +113,19 @@ impl Table {
 
     pub fn columns(self) -> Vec<Column> {
         let snapshot = Snapshot::new("", "", "", 0);
-        let of = Of { number: 0, snapshot: &snapshot };
+        let snapshot_rows = SnapshotRows { number: 0, snapshot: &snapshot };
         let event = LateEvent::default();
-        let late = Late { of: &of, number: 0, event: &event };
+        let late_rows = LateRows { snapshot_rows: &snapshot_rows, number: 0, event: &event };
         let (cause, segment) = (Cause::new(Default::default(), "", 0), PathSegment::default());
         let (series, stack) = (Series::default(), Stack::default());
         let row = match self {
-            Table::Snapshots => of.row(),
-            Table::Series => of.series(0, &series, "", None, None),
-            Table::Buckets => of.bucket(0, "", (0, 0), 0),
-            Table::Late => late.row(),
-            Table::Causes => late.cause(0, &cause),
-            Table::Path => late.segment(0, 0, &segment),
-            Table::Stacks => of.stack(0, &stack),
+            Table::Snapshots => snapshot_rows.row(),
+            Table::Series => snapshot_rows.series(0, &series, "", None, None),
+            Table::Buckets => snapshot_rows.bucket(0, "", (0, 0), 0),
+            Table::Late => late_rows.row(),
+            Table::Causes => late_rows.cause(0, &cause),
+            Table::Path => late_rows.segment(0, 0, &segment),
+            Table::Stacks => snapshot_rows.stack(0, &stack),
             Table::Lost => lost(None, "", (0, None), "", 0, false),
         };
         let kind = |cell: &Cell<'_>| match cell {
@@ -139,17 +139,18 @@ impl Table {
     }
 }
 
-/// Names are foreign, and whoever shows a table may be a terminal. What has no name has no text.
+/// Returns a text cell with control characters escaped: names come from processes, and the output may be read in a
+/// terminal. An empty text is a missing value.
 fn text(text: &str) -> Cell<'_> {
     let is_plain = text.chars().all(is_printable);
     let text = if is_plain { Cow::Borrowed(text) } else { printable(text).into() };
     Cell::Text((!text.is_empty()).then_some(text))
 }
 
-/// Of lists and maps that have no table of their own; nothing for empty ones.
+/// Returns a list or map that has no table of its own as JSON. An empty one is a missing value.
 fn json<'a>(value: &(impl Serialize + ?Sized), is_empty: bool) -> Cell<'a> {
     match serde_json::to_string(value) {
-        Ok(told) if !is_empty => Cell::Text(Some(printable(&told).into())),
+        Ok(json) if !is_empty => Cell::Text(Some(printable(&json).into())),
         _ => Cell::Text(None),
     }
 }
@@ -167,13 +168,13 @@ fn add_labels<'a>(row: &mut Row<'a>, labels: &'a Labels) {
     row.push(("labels", json(labels, labels.is_empty())));
 }
 
-/// A snapshot, counted from the beginning of the export.
-struct Of<'a> {
+/// Makes the rows of a snapshot, numbered from the beginning of the export.
+struct SnapshotRows<'a> {
     number: u64,
     snapshot: &'a Snapshot,
 }
 
-impl Of<'_> {
+impl SnapshotRows<'_> {
     fn row(&self) -> Row<'_> {
         let Snapshot { backend, host, start_unix_ns, duration_ns, unexplained, probe, .. } = self.snapshot;
         let mut row = self.head();
@@ -191,7 +192,7 @@ impl Of<'_> {
         row
     }
 
-    /// What rows about a snapshot begin with.
+    /// Returns the columns that begin each row about a snapshot.
     fn head(&self) -> Row<'_> {
         vec![
             ("snapshot", count(self.number)),
@@ -200,7 +201,7 @@ impl Of<'_> {
         ]
     }
 
-    /// A distribution or a single figure of a series.
+    /// Returns a row of a histogram or of a single value of a series.
     fn series<'a>(
         &'a self,
         number: usize,
@@ -262,25 +263,25 @@ impl Of<'_> {
     }
 }
 
-/// A late event, counted from the beginning of the export.
-struct Late<'a> {
-    of: &'a Of<'a>,
+/// Makes the rows of a late event, numbered from the beginning of the export.
+struct LateRows<'a> {
+    snapshot_rows: &'a SnapshotRows<'a>,
     number: u64,
     event: &'a LateEvent,
 }
 
-impl Late<'_> {
+impl LateRows<'_> {
     fn head(&self) -> Row<'_> {
         vec![
-            ("snapshot", count(self.of.number)),
+            ("snapshot", count(self.snapshot_rows.number)),
             ("event", count(self.number)),
-            ("source", text(&self.of.snapshot.source)),
+            ("source", text(&self.snapshot_rows.snapshot.source)),
             ("subject", text(&self.event.subject)),
             ("ended", stamp(self.event.at_unix_ns)),
         ]
     }
 
-    fn began_unix_ns(&self) -> u64 {
+    fn start_unix_ns(&self) -> u64 {
         self.event.at_unix_ns.saturating_sub(self.event.latency_ns)
     }
 
@@ -288,7 +289,7 @@ impl Late<'_> {
         let LateEvent { labels, latency_ns, at_most_ns, cpu, phases, stack, inside, .. } = self.event;
         let mut row = self.head();
         row.extend([
-            ("start", stamp(self.began_unix_ns())),
+            ("start", stamp(self.start_unix_ns())),
             ("latency_ns", count(*latency_ns)),
             ("at_most_ns", Cell::Count(*at_most_ns)),
             ("cpu", count((*cpu).into())),
@@ -336,7 +337,7 @@ impl Late<'_> {
     }
 }
 
-/// Events that could not be counted, or a gap in the recording.
+/// Returns a row of events that could not be counted, or of a gap in the recording.
 fn lost<'a>(
     snapshot: Option<u64>,
     source: &'a str,
@@ -356,58 +357,59 @@ fn lost<'a>(
     ]
 }
 
-/// Makes rows of lines.
-pub struct Tabled {
+/// Writes the lines of a recording to a sink, as rows.
+pub struct TableExport {
     sink: Box<dyn Sink>,
     snapshots: u64,
     events: u64,
 }
 
-impl Tabled {
+impl TableExport {
     pub fn new(sink: Box<dyn Sink>) -> Self {
-        Tabled { sink, snapshots: 0, events: 0 }
+        TableExport { sink, snapshots: 0, events: 0 }
     }
 
     fn snapshot(&mut self, snapshot: &Snapshot) -> anyhow::Result<()> {
-        let of = Of { number: self.snapshots, snapshot };
+        let snapshot_rows = SnapshotRows { number: self.snapshots, snapshot };
         self.snapshots += 1;
-        self.sink.add(Table::Snapshots, of.row())?;
+        self.sink.add(Table::Snapshots, snapshot_rows.row())?;
         for (number, series) in snapshot.series.iter().enumerate() {
             for (name, histogram) in &series.histograms {
-                self.sink.add(Table::Series, of.series(number, series, name, Some(histogram), None))?;
+                self.sink.add(Table::Series, snapshot_rows.series(number, series, name, Some(histogram), None))?;
                 for (range, count) in histogram.iter() {
-                    self.sink.add(Table::Buckets, of.bucket(number, name, range.into_inner(), count))?;
+                    self.sink.add(Table::Buckets, snapshot_rows.bucket(number, name, range.into_inner(), count))?;
                 }
             }
             for (name, value) in &series.values {
-                self.sink.add(Table::Series, of.series(number, series, name, None, Some(*value)))?;
+                self.sink.add(Table::Series, snapshot_rows.series(number, series, name, None, Some(*value)))?;
             }
         }
         for event in &snapshot.late {
-            let late = Late { of: &of, number: self.events, event };
+            let late_rows = LateRows { snapshot_rows: &snapshot_rows, number: self.events, event };
             self.events += 1;
-            self.sink.add(Table::Late, late.row())?;
+            self.sink.add(Table::Late, late_rows.row())?;
             for (number, cause) in event.causes.iter().enumerate() {
-                self.sink.add(Table::Causes, late.cause(number, cause))?;
+                self.sink.add(Table::Causes, late_rows.cause(number, cause))?;
             }
-            let mut at_ns = late.began_unix_ns();
+            let mut at_ns = late_rows.start_unix_ns();
             for (number, segment) in event.path.iter().enumerate() {
-                self.sink.add(Table::Path, late.segment(number, at_ns, segment))?;
+                self.sink.add(Table::Path, late_rows.segment(number, at_ns, segment))?;
                 at_ns = at_ns.saturating_add(segment.ns);
             }
         }
         for (number, stack) in snapshot.stacks.iter().enumerate() {
-            self.sink.add(Table::Stacks, of.stack(number, stack))?;
+            self.sink.add(Table::Stacks, snapshot_rows.stack(number, stack))?;
         }
         let span = (snapshot.start_unix_ns, Some(snapshot.duration_ns));
         for (reason, &count) in snapshot.lost.iter().filter(|(_, count)| **count > 0) {
-            self.sink.add(Table::Lost, lost(Some(of.number), &snapshot.source, span, reason, count, false))?;
+            self.sink
+                .add(Table::Lost, lost(Some(snapshot_rows.number), &snapshot.source, span, reason, count, false))?;
         }
         Ok(())
     }
 }
 
-impl Export for Tabled {
+impl Export for TableExport {
     fn line(&mut self, line: &Line) -> anyhow::Result<()> {
         match line {
             Line::Snapshot(snapshot) => self.snapshot(snapshot)?,
@@ -437,7 +439,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_table_has_its_place_and_no_column_twice() {
+    fn tables_are_ordered_and_column_names_unique() {
         for (number, table) in Table::ALL.into_iter().enumerate() {
             assert_eq!(table as usize, number);
             let columns = table.columns();
@@ -447,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_reaches_a_terminal_as_it_is() {
+    fn escapes_control_characters_in_names() {
         assert_eq!(text("a\x1b[2Jb\u{9b}"), Cell::Text(Some("a?[2Jb?".into())));
         assert_eq!(text(""), Cell::Text(None));
         let labels: Labels = [("thread".to_owned(), "\u{9b}2J\n".to_owned())].into();

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One screen: what was late on this machine, what made it late, and where to look next.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
 use whylate_model::culprits::Culprit;
 use whylate_model::late::cpu_subject;
 use whylate_model::look::{ForSleeper, Headline, HeldUp, LateOf, Look, Sighting, Unmeasured};
+use whylate_model::snapshot::Sleeper;
 use whylate_model::sources::CARDS;
 use whylate_model::units::{format_ns, printable};
 
 use super::moment::moment;
 use super::table::Table;
-use super::why::{self, word};
+use super::why;
 use super::{footer, path};
 
+/// How many threads are shown that are still asleep.
+const SLEEPERS: usize = 3;
 /// How many culprits are shown.
 const CULPRITS: usize = 8;
 /// Of their delays in all, in percent; those below are summed up.
@@ -31,8 +35,9 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
     let of_account = look.lost.iter().map(|(reason, count)| format!("{count} {} (all)", reason.replace('_', " ")));
     let lost: Vec<String> = look.sources.iter().flat_map(lost).chain(of_account).collect();
     footer::write_lost(out, &lost)?;
-    if !look.worst.is_empty() {
+    if !look.worst.is_empty() || rows.iter().any(|row| !row.source.sleepers.is_empty()) {
         writeln!(out, "\nThe worst:")?;
+        look.sources.iter().try_for_each(|source| write_sleepers(out, look, source, zone))?;
         look.worst.iter().try_for_each(|sighting| write_sighting(out, sighting, zone))?;
     }
     write_culprits(out, look)?;
@@ -105,7 +110,7 @@ pub struct Shown<'a> {
     pub max_ns: Option<u64>,
     pub late_from_ns: u64,
     pub late: Option<u64>,
-    pub of: &'a str,
+    pub of: Cow<'a, str>,
     /// The command that tells more.
     pub next: &'a str,
 }
@@ -113,6 +118,15 @@ pub struct Shown<'a> {
 /// What all sources of a look judge, in the order in which it is shown.
 pub fn shown(look: &Look) -> impl Iterator<Item = Shown<'_>> {
     look.sources.iter().flat_map(rows_of).map(|row| row.shown())
+}
+
+/// What a source's figures are of, or what else there is to say of it; with the thread that is late at the end.
+pub fn of_figures(source: &Headline) -> Cow<'_, str> {
+    match source.sleepers.first() {
+        _ if !source.remark.is_empty() => source.remark.as_str().into(),
+        Some(Sleeper { who, .. }) => format!("{}, longest of {}", printable(who), source.of).into(),
+        None => source.of.as_str().into(),
+    }
 }
 
 /// What a verdict is called.
@@ -133,7 +147,7 @@ impl<'a> Row<'a> {
             max_ns: (late > 0).then_some(max_ns),
             late_from_ns,
             late: Some(late),
-            of,
+            of: of.into(),
             next,
         };
         match of {
@@ -149,9 +163,10 @@ impl<'a> Row<'a> {
                 late: match (is_late, source.late) {
                     (false, _) => Some(0),
                     // Sources that explain nothing count none.
-                    (true, late) => (late > 0 && source.late_of.is_none()).then_some(late),
+                    (true, _) if source.late_of.is_some() => Some(source.late_figures).filter(|&late| late > 0),
+                    (true, late) => (late > 0).then_some(late),
                 },
-                of: if source.remark.is_empty() { &source.of } else { &source.remark },
+                of: of_figures(source),
                 next: &source.next,
             },
             Of::Events(late_of) => {
@@ -180,7 +195,7 @@ fn headlines(rows: &[Row<'_>]) -> Table {
             ns(max_ns),
             format_ns(late_from_ns),
             count(late),
-            of.to_owned(),
+            of.into_owned(),
         ]);
     }
     table
@@ -202,6 +217,19 @@ fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> 
     if event.path.is_empty() { why::write_causes(out, event) } else { path::write_wait(out, &event.path, 4) }
 }
 
+/// Threads that are still asleep.
+fn write_sleepers(out: &mut dyn Write, look: &Look, source: &Headline, zone: &TimeZone) -> io::Result<()> {
+    let at = moment(look.start_unix_ns.saturating_add(look.duration_ns), zone);
+    for Sleeper { who, process, asleep_ns, waits_in, class } in source.sleepers.iter().take(SLEEPERS) {
+        let (who, asleep) = (printable(who), format_ns(*asleep_ns));
+        let of = process.as_deref().map_or_else(String::new, |of| format!(" of {}", printable(of)));
+        let place = waits_in.as_deref().map_or_else(String::new, |place| format!(" in {}", printable(place)));
+        let class = class.words();
+        writeln!(out, "{at} {} {asleep} {who}{of}{place} ({class}), still in uninterruptible sleep", source.source)?;
+    }
+    Ok(())
+}
+
 fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
     let culprits = &look.culprits;
     let all_ns: u64 = culprits.iter().map(|culprit| culprit.total_ns).sum();
@@ -220,7 +248,7 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
             out,
             "    {:>5.1}%  {:<14}  {}{}: {}",
             percent(culprit.total_ns),
-            word(culprit.kind),
+            why::how(culprit.kind, &culprit.who),
             printable(&culprit.who),
             why::how_many(culprit),
             victims(culprit)
@@ -274,7 +302,7 @@ mod tests {
     use whylate_model::culprits::Victims;
     use whylate_model::path::PathSegment;
     use whylate_model::snapshot::Unexplained;
-    use whylate_model::{Cause, CauseKind, LateEvent};
+    use whylate_model::{Cause, CauseKind, LateEvent, WaitClass};
 
     use super::*;
 
@@ -445,6 +473,29 @@ mod tests {
 
 None of this counts as late.";
         assert!(text.contains(told), "{text}");
+    }
+
+    #[test]
+    fn a_thread_that_is_still_asleep_is_named() {
+        let sleeper = |who: &str, process: Option<&str>| Sleeper {
+            who: who.to_owned(),
+            process: process.map(str::to_owned),
+            asleep_ns: 5_210_000_000,
+            waits_in: Some("mem_cgroup_oom_synchronize".to_owned()),
+            class: WaitClass::Memory,
+        };
+        let sleepers = vec![sleeper("mem-waiter:71", Some("app\x1b[2J:70")), sleeper("alone:80", None)];
+        let source = Headline { sleepers, late_figures: 2, ..offcpu(2, 0) };
+        let look = Look { sources: vec![source], duration_ns: 7_000_000_000, ..Look::default() };
+        let text = screen(&look);
+        let row = text.lines().find(|line| line.contains(" 1.00s ")).expect("a row");
+        assert!(row.contains(" 1.00s     2  mem-waiter:71, longest of things that wait"), "{row}");
+        let worst = "The worst:\n00:00:07.000000 offcpu 5.21s mem-waiter:71 of app?[2J:70 in mem_cgroup_oom_synchronize \
+                     (memory), still in uninterruptible sleep\n00:00:07.000000 offcpu 5.21s alone:80 in ";
+        assert!(text.contains(worst), "{text}");
+        let told: Look =
+            serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
+        assert_eq!(told.sources[0].sleepers, look.sources[0].sleepers);
     }
 
     #[test]

@@ -195,6 +195,13 @@ pub fn what(segment: &PathSegment) -> String {
     who.into_iter().chain(clauses).collect::<Vec<_>>().join(" ")
 }
 
+/// What happened, and in whose wait.
+pub fn what_in_whose_wait(segment: &PathSegment) -> String {
+    let waiter = segment.waiter.as_deref().filter(|_| segment.depth > 0);
+    let within = waiter.map(|waiter| format!(" (while {} {})", printable(waiter), waited(segment)));
+    format!("{}{}", what(segment), within.unwrap_or_default())
+}
+
 /// The same in its parts: the thread whose part it is, where it is one's, and what happened to it, the widest first.
 pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
     if let Some((ready, behind)) = behind(segment) {

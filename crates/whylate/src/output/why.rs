@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 
 use whylate_model::culprits::{BEYOND, Culprit, Ranking, Victims};
+use whylate_model::path::timer::TimerKind;
 use whylate_model::snapshot::Unexplained;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Cause, CauseKind, Cgroup, LateEvent};
@@ -25,7 +26,7 @@ pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     for Cause { kind, who, ns, stack, .. } in shown {
         let share = percent(*ns, event.latency_ns);
         let who = printable(who);
-        writeln!(out, "    {share:>5.1}% {:>8}  {:<14}  {who}", format_ns(*ns), word(*kind))?;
+        writeln!(out, "    {share:>5.1}% {:>8}  {:<14}  {who}", format_ns(*ns), how(*kind, &who))?;
         for frame in stack.iter().take(FRAMES) {
             writeln!(out, "{:39}{}", "", printable(frame))?;
         }
@@ -133,6 +134,11 @@ pub fn word(kind: CauseKind) -> &'static str {
     }
 }
 
+/// The same beside a culprit's name.
+pub fn how(kind: CauseKind, who: &str) -> &'static str {
+    if kind == CauseKind::Timer && !TimerKind::is_mechanism(who) { "sleep" } else { word(kind) }
+}
+
 /// Who it is and how it delays, in words.
 pub fn whom(of: &Culprit) -> String {
     culprit(of.kind, &of.who) + &how_many(of)
@@ -161,8 +167,10 @@ pub fn culprit(kind: CauseKind, who: &str) -> String {
         CauseKind::Outside => format!("a thread {who}"),
         CauseKind::Stopped => format!("{word} by {who}"),
         CauseKind::Running => format!("thread {who} at work"),
-        CauseKind::Timer | CauseKind::Network if who == word => word.to_owned(),
-        CauseKind::Timer | CauseKind::Network => format!("{word} {who}"),
+        CauseKind::Timer if TimerKind::is_mechanism(&who) => who,
+        CauseKind::Timer => format!("{who} sleeping"),
+        CauseKind::Network if who == word => word.to_owned(),
+        CauseKind::Network => format!("{word} {who}"),
         CauseKind::IrqsOff | CauseKind::PreemptOff => format!("{word} in {who}"),
         _ => format!("{word} ({who})"),
     }
@@ -260,6 +268,16 @@ mod tests {
         // What is nearly all is not all.
         assert!(ranked(&one, 1).contains("That is 99.9% of"));
         assert_eq!(ranked(&[], 15_000), "3 late items (15.0us in all) came too fast to be explained.\n");
+    }
+
+    #[test]
+    fn whoever_slept_is_named_and_so_is_what_a_timer_was_for() {
+        let told = |who| (how(CauseKind::Timer, who), culprit(CauseKind::Timer, who));
+        assert_eq!(told("sleep:5823"), ("sleep", "sleep:5823 sleeping".to_owned()));
+        for who in ["timeout in poll (curl:7)", "TCP retransmission"] {
+            assert_eq!(told(who), ("timer", who.to_owned()));
+        }
+        assert_eq!(culprit(CauseKind::Network, "network"), "network");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a recording says of the machine that it was made on.
+//! The machine that a recording was made on.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use whylate_model::recording::{Clock, FORMAT, Header, Measured};
 use whylate_model::snapshot::SCHEMA;
 use whylate_sources::{clock, cpus, pid_namespace};
 
-/// A header without what measures.
+/// Returns a header of this machine, without sources.
 pub fn this_machine() -> Header {
     let uname = rustix::system::uname();
     let text = |of: &std::ffi::CStr| of.to_string_lossy().into_owned();
@@ -28,13 +28,13 @@ pub fn this_machine() -> Header {
     }
 }
 
-/// A header for one source.
+/// Returns a header for one source.
 pub fn of_one(source: &str, backend: &str, late_from_ns: Option<u64>) -> Header {
     let measured = Measured { source: source.to_owned(), backend: backend.to_owned(), late_from_ns, nothing: None };
     Header { sources: vec![measured], ..this_machine() }
 }
 
-/// All clocks, now.
+/// Reads all clocks.
 pub fn now() -> Clock {
     Clock { at_unix_ns: clock::unix_ns(), monotonic_ns: clock::monotonic_ns(), boottime_ns: clock::boot_ns() }
 }

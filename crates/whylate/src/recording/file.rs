@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A recording as one file.
+//! A recording in one file.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,49 +12,49 @@ use whylate_model::recording::{Header, INDEX_BYTES, Index};
 use super::store::{Store, head, tail};
 use crate::files;
 
-/// Writes one file, each frame behind its index.
+/// Writes one file, in which each frame follows its index.
 #[derive(Debug)]
 pub struct FileStore {
     file: File,
     path: PathBuf,
-    /// Where the frame's index is.
+    /// Offset of the current frame's index.
     index_at: u64,
-    /// Where the next bytes go.
+    /// Offset of the next write.
     end: u64,
-    /// Bytes of the file system that stay free.
+    /// Bytes of the file system to leave free.
     min_free: u64,
     has_header: bool,
-    /// It is somebody's work, and is only emptied once there is something to write.
-    was_there: bool,
+    /// Whether the file existed before. It is only emptied once there is something to write.
+    existed: bool,
 }
 
 impl FileStore {
-    /// Makes the file, or takes the user's own one, for its owner alone; the first frame empties it. `min_free` bytes of
-    /// its file system stay free.
+    /// Creates the file, readable by its owner only, or opens an existing file of the user, which the first frame
+    /// empties. Recording pauses while its file system has less than `min_free` bytes free.
     ///
     /// # Errors
-    /// When it cannot be made, or somebody else writes to it.
+    /// When the file cannot be created, or another process has locked it.
     pub fn create(path: &Path, min_free: u64) -> io::Result<Self> {
-        let was_there = fs::symlink_metadata(path).is_ok();
-        Self::of(files::open(path)?, path, min_free, was_there)
+        let existed = fs::symlink_metadata(path).is_ok();
+        Self::with_file(files::open(path)?, path, min_free, existed)
     }
 
-    /// Makes a new file.
+    /// Creates a new file.
     ///
     /// # Errors
-    /// When one is there, or it cannot be made.
+    /// When the file exists or cannot be created.
     pub fn create_new(path: &Path, min_free: u64) -> io::Result<Self> {
-        Self::of(files::create_new(path)?, path, min_free, false)
+        Self::with_file(files::create_new(path)?, path, min_free, false)
     }
 
-    fn of(file: File, path: &Path, min_free: u64, was_there: bool) -> io::Result<Self> {
-        locked(&file)?;
-        if let Some(folder) = path.parent() {
-            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-            // Else its name may be gone after a power cut. Not every file system can.
-            let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    fn with_file(file: File, path: &Path, min_free: u64, existed: bool) -> io::Result<Self> {
+        lock_exclusively(&file)?;
+        if let Some(directory) = path.parent() {
+            let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+            // Otherwise a power failure may lose its directory entry. Not every file system can sync a directory.
+            let _ = File::open(directory).and_then(|directory| directory.sync_all());
         }
-        Ok(FileStore { file, path: path.to_owned(), index_at: 0, end: 0, min_free, has_header: false, was_there })
+        Ok(FileStore { file, path: path.to_owned(), index_at: 0, end: 0, min_free, has_header: false, existed })
     }
 
     pub fn path(&self) -> &Path {
@@ -62,9 +62,9 @@ impl FileStore {
     }
 }
 
-fn locked(file: &File) -> io::Result<()> {
+fn lock_exclusively(file: &File) -> io::Result<()> {
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        // Not every file system and device has locks.
+        // Not every file system and device supports locks.
         Err(rustix::io::Errno::WOULDBLOCK) => {
             Err(io::Error::other("another whylate is recording to it (choose another file)"))
         }
@@ -74,9 +74,9 @@ fn locked(file: &File) -> io::Result<()> {
 
 impl Drop for FileStore {
     fn drop(&mut self) {
-        // Nothing was measured.
-        if !self.has_header && !self.was_there {
-            files::take_away(&self.file, &self.path);
+        // No frame was written.
+        if !self.has_header && !self.existed {
+            files::remove_if_same(&self.file, &self.path);
         }
     }
 }
@@ -107,7 +107,7 @@ impl Store for FileStore {
     }
 
     fn end_frame(&mut self, index: &Index) -> io::Result<()> {
-        // Of an index that is there, all is there.
+        // A frame's data must be on disk before its index.
         self.file.sync_data()?;
         self.file.write_all_at(&index.to_bytes(), self.index_at)?;
         self.index_at = self.end;
@@ -119,12 +119,12 @@ impl Store for FileStore {
         self.file.write_all_at(&bytes, self.end + INDEX_BYTES as u64)?;
         self.file.write_all_at(&index.to_bytes(), self.end)?;
         self.end += INDEX_BYTES as u64 + index.bytes;
-        // What a frame that was given up has left.
+        // Cuts off what a discarded frame has left.
         self.file.set_len(self.end)?;
         self.file.sync_all()
     }
 
-    fn give_up_frame(&mut self) {
+    fn discard_frame(&mut self) {
         self.end = self.index_at;
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Lines of a recording as frames.
+//! Packs lines of a recording into frames.
 
 use std::io;
 
@@ -8,24 +8,24 @@ use whylate_model::recording::{Frame, Gap, Index, Line, MOST_LINE_BYTES};
 
 use crate::output::json::write_line;
 
-/// A frame has at most so many ticks, which is what is lost where it is damaged.
-pub const TICKS: u32 = 16;
-/// One with more is ended before.
-pub const BYTES: usize = 8 << 20;
-/// A line with more is written without some of what it has: readers have a limit.
-const LINE_BYTES: usize = MOST_LINE_BYTES as usize / 2;
+/// Maximum number of ticks in a frame, and of those that damage to a frame loses.
+pub const MAX_TICKS: u32 = 16;
+/// A frame is ended once its lines have this size, in bytes.
+pub const MAX_BYTES: usize = 8 << 20;
+/// A larger line is written in part: readers have a limit of size.
+const MAX_LINE_BYTES: usize = MOST_LINE_BYTES as usize / 2;
 
-/// Room for most lines.
-const LINE: usize = 16 << 10;
+/// Initial capacity for the text of a line.
+const LINE_CAPACITY: usize = 16 << 10;
 
-/// Adds the lines of a tick to a frame. Returns how long they are.
+/// Adds the lines of a tick to a frame. Returns their size in bytes.
 ///
 /// # Errors
-/// When there is no memory.
+/// When memory is exhausted.
 pub fn add(frame: &mut Frame, lines: &[Line]) -> io::Result<usize> {
     let mut bytes = 0;
     for line in lines {
-        let (text, gaps) = within_limit(line, LINE_BYTES)?;
+        let (text, gaps) = within_limit(line, MAX_LINE_BYTES)?;
         frame.add(&text, line.span_unix_ns())?;
         bytes += text.len();
         for gap in gaps {
@@ -37,43 +37,43 @@ pub fn add(frame: &mut Frame, lines: &[Line]) -> io::Result<usize> {
     Ok(bytes)
 }
 
-/// A frame of these lines.
+/// Packs lines into a frame.
 ///
 /// # Errors
-/// When there is no memory.
-pub fn of(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
+/// When memory is exhausted.
+pub fn pack(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
     let mut frame = Frame::new()?;
     add(&mut frame, lines)?;
     let (bytes, index) = frame.finish()?;
     Ok((index, bytes))
 }
 
-/// A list of a snapshot that a line may omit in part: the reason in a gap, its length, and its truncation.
-type Part = (&'static str, fn(&Snapshot) -> usize, fn(&mut Snapshot, usize));
+/// A list of a snapshot that a line may omit in part: the reason in its gap, the list's length, and its truncation.
+type OmittableList = (&'static str, fn(&Snapshot) -> usize, fn(&mut Snapshot, usize));
 
-/// In the order in which they are omitted. Stacks are sorted by weight.
-const PARTS: [Part; 3] = [
+/// In the order of omission. Stacks are sorted by weight.
+const OMITTABLE: [OmittableList; 3] = [
     ("late_events", |of| of.late.len(), |of, count| of.late.truncate(count)),
     ("stacks", |of| of.stacks.len(), |of, count| of.stacks.truncate(count)),
     ("series", |of| of.series.len(), |of, count| of.series.truncate(count)),
 ];
 
-/// A line's text, and gaps that count what is omitted from it.
+/// Returns a line's text, and gaps that count what is omitted from it.
 ///
 /// # Errors
-/// When there is no memory.
-fn within_limit(line: &Line, most: usize) -> io::Result<(Vec<u8>, Vec<Line>)> {
-    let mut text = Vec::with_capacity(LINE);
+/// When memory is exhausted.
+fn within_limit(line: &Line, max_bytes: usize) -> io::Result<(Vec<u8>, Vec<Line>)> {
+    let mut text = Vec::with_capacity(LINE_CAPACITY);
     write_line(&mut text, line)?;
     let Line::Snapshot(whole) = line else { return Ok((text, Vec::new())) };
     let mut gaps = Vec::new();
-    if text.len() <= most {
+    if text.len() <= max_bytes {
         return Ok((text, gaps));
     }
     let mut rest = (**whole).clone();
     let start_unix_ns = whole.start_unix_ns.saturating_add(whole.duration_ns);
-    for (reason, count_of, truncate) in PARTS {
-        while text.len() > most && count_of(&rest) > 0 {
+    for (reason, count_of, truncate) in OMITTABLE {
+        while text.len() > max_bytes && count_of(&rest) > 0 {
             let half = count_of(&rest) / 2;
             truncate(&mut rest, half);
             text.clear();
@@ -97,7 +97,7 @@ mod tests {
 
     use super::*;
 
-    /// A snapshot of stacks, late events and series with names of `name_bytes`.
+    /// Makes a snapshot of stacks, late events and series with names of `name_bytes`.
     fn snapshot(stacks: usize, late: usize, series: usize, name_bytes: usize) -> Line {
         let name = |number: usize| format!("{number}{}", "f".repeat(name_bytes));
         let mut snapshot = Snapshot::new("offcpu", "sample", "a host", 1_000_000_000);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_in_a_line_is_left_out_and_counted() {
+    fn oversized_line_omits_and_counts_parts() {
         for ((stacks, late, series), expected) in [
             ((10, 0, 0), vec![]),
             ((10, 30, 0), vec!["late_events"]),
@@ -137,14 +137,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_seventy_megabytes_can_be_read_again() {
+    fn line_of_70_megabytes_is_readable() {
         let header = Header { recording: FORMAT, schema: SCHEMA, ..Header::default() };
         let lines = [Line::Header(header), snapshot(70, 0, 1, 1 << 20)];
-        let (index, bytes) = of(&lines).expect("memory");
+        let (index, bytes) = pack(&lines).expect("memory");
         let mut reader = Reader::new(Cursor::new([&index.to_bytes()[..], &bytes].concat())).expect("a recording");
         let Ok(Some(Line::Snapshot(read))) = reader.next_line() else { panic!("the snapshot is there") };
         assert!(read.stacks.len() >= 17, "{} stacks", read.stacks.len());
-        // Names of older versions are cut.
+        // Names of more bytes, which older versions recorded, are truncated.
         assert!(read.stacks.iter().all(|stack| stack.user[0].len() <= whylate_model::name::MAX_BYTES));
         let Ok(Some(Line::Gap(gap))) = reader.next_line() else { panic!("the gap is there") };
         assert_eq!((gap.reason.as_str(), gap.count as usize), ("stacks", 70 - read.stacks.len()));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Recordings as files: who writes them, and what is played from them.
+//! Recording files: the writers and the reader.
 //!
-//! A [`Recorder`] is a thread of its own: whoever measures never waits for a disk. It hands frames to a [`store::Store`]:
-//! a file, a folder of files, or memory.
+//! A [`Recorder`] has a thread of its own, so that the measuring thread never waits for a disk. It passes frames to a
+//! [`store::Store`]: a file, a directory of files, or memory.
 
 pub mod about;
+mod directory;
 mod file;
-mod folder;
 pub mod frames;
 pub mod packer;
 pub mod play;
@@ -18,5 +18,5 @@ pub mod times;
 pub use play::{Played, Span};
 pub use recorder::Recorder;
 
-/// What such files are called.
+/// File name extension of recordings.
 pub const EXTENSION: &str = "whylate";

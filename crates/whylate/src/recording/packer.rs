@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A recording made of lines that are there already, frame by frame: unpacked, all of it may be far more than there is
-//! memory.
+//! Packs existing lines into a recording, frame by frame: unpacked, they may be far larger than memory.
 
 use std::io::{self, Write};
 
@@ -12,54 +11,54 @@ use super::frames;
 pub struct Packer<W> {
     out: W,
     frame: Frame,
-    moments: u32,
+    ticks: u32,
     bytes: usize,
 }
 
 impl<W: Write> Packer<W> {
-    /// Begins it with a frame of these lines, the header first.
+    /// Begins a recording with a frame of these lines, the header first.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails, or memory is exhausted.
     pub fn begin(out: W, head: &[Line]) -> io::Result<Self> {
-        let mut packer = Packer { out, frame: Frame::new()?, moments: 0, bytes: 0 };
-        let (index, bytes) = frames::of(head)?;
+        let mut packer = Packer { out, frame: Frame::new()?, ticks: 0, bytes: 0 };
+        let (index, bytes) = frames::pack(head)?;
         packer.write(index, &bytes)?;
         Ok(packer)
     }
 
-    /// Adds the lines of a moment.
+    /// Adds the lines of a tick.
     ///
     /// # Errors
-    /// Those of the writer.
-    pub fn moment(&mut self, lines: &[Line]) -> io::Result<()> {
+    /// When the writer fails, or memory is exhausted.
+    pub fn tick(&mut self, lines: &[Line]) -> io::Result<()> {
         self.bytes += frames::add(&mut self.frame, lines)?;
-        self.moments += 1;
-        if self.moments >= frames::TICKS || self.bytes >= frames::BYTES { self.end_frame() } else { Ok(()) }
+        self.ticks += 1;
+        if self.ticks >= frames::MAX_TICKS || self.bytes >= frames::MAX_BYTES { self.end_frame() } else { Ok(()) }
     }
 
-    /// What was written so far goes there, but for the frame that is not ended.
+    /// Returns the writer. It has all frames but the current one.
     pub fn written(&self) -> &W {
         &self.out
     }
 
-    /// Ends it, at that time.
+    /// Ends the recording, at this time.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// When the writer fails, or memory is exhausted.
     pub fn end(mut self, at_unix_ns: u64) -> io::Result<W> {
         self.end_frame()?;
-        let (index, bytes) = frames::of(&[Line::End(End { at_unix_ns })])?;
+        let (index, bytes) = frames::pack(&[Line::End(End { at_unix_ns })])?;
         self.write(index, &bytes)?;
         Ok(self.out)
     }
 
     fn end_frame(&mut self) -> io::Result<()> {
-        if self.moments == 0 {
+        if self.ticks == 0 {
             return Ok(());
         }
         let (bytes, index) = std::mem::replace(&mut self.frame, Frame::new()?).finish()?;
-        (self.moments, self.bytes) = (0, 0);
+        (self.ticks, self.bytes) = (0, 0);
         self.write(index, &bytes)
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a recording has of a span of time.
+//! Reads the lines of a time span of a recording.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -19,24 +19,24 @@ use super::times::Given;
 use crate::commands::Senseless;
 use crate::output::why::counted;
 
-/// So many gaps are told one by one.
+/// Maximum number of gaps that are reported individually.
 const GAPS: usize = 20;
 
-/// A part of a recording.
+/// A time span of a recording.
 #[derive(Clone, Debug, Default)]
 pub struct Span {
-    /// Its beginning; `None` for that of the recording.
+    /// Start of the span. `None` for that of the recording.
     pub from: Option<Given>,
-    /// Its end.
+    /// End of the span. `None` for that of the recording.
     pub to: Option<Given>,
 }
 
-/// A file, and which part of it is played.
+/// A recording file, and which span of it is replayed.
 #[derive(Clone, Debug)]
 pub struct Recording {
     pub path: PathBuf,
     pub span: Span,
-    /// So many times as fast as it was; `None` for as fast as it can be read.
+    /// Speed relative to real time. `None` for as fast as it can be read.
     pub speed: Option<f64>,
 }
 
@@ -49,28 +49,29 @@ pub struct Played {
     to_ns: u64,
     speed: Option<f64>,
     gaps: Vec<Gap>,
-    /// Gaps beyond those that are told one by one.
+    /// Number of gaps beyond `GAPS`.
     more_gaps: u64,
     is_ended: bool,
-    /// Nobody has read what follows, which may say that it was ended.
+    /// Whether lines remain unread, of which one may end the recording.
     has_more: bool,
     last_ns: u64,
 }
 
 impl Recording {
-    /// Opens it and finds its span.
+    /// Opens the recording and resolves its span.
     ///
     /// # Errors
-    /// When it is none, or its span makes no sense.
+    /// When the file is not a recording, or its span is out of range or ends before it begins.
     pub fn play(&self) -> anyhow::Result<Played> {
         let played = self.play_with_clocks()?;
         Ok(Played { reader: played.reader.within(played.from_ns, played.to_ns), ..played })
     }
 
-    /// The same for whoever needs the clocks before the span: frames without a line of it are read as well.
+    /// Opens the recording like `play`, for callers that need the clock readings before the span: frames outside of it
+    /// are read as well.
     ///
     /// # Errors
-    /// As above.
+    /// As for `play`.
     pub fn play_with_clocks(&self) -> anyhow::Result<Played> {
         let name = printable(&self.path.to_string_lossy());
         let reader = open(&self.path)?;
@@ -108,10 +109,10 @@ impl Recording {
 fn open(path: &Path) -> anyhow::Result<Reader<File>> {
     let name = printable(&path.to_string_lossy());
     let cannot = || format!("cannot read {name}");
-    // Not even a FIFO without a writer is waited for.
+    // Does not wait for the writer of a FIFO.
     let without_waiting = OFlags::NONBLOCK.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(without_waiting).open(path).with_context(cannot)?;
-    // Reading a FIFO or a terminal has no end, and nothing can be passed over in one.
+    // A FIFO or a terminal may never end, and cannot be searched.
     if !file.metadata().with_context(cannot)?.is_file() {
         bail!("cannot read {name}: it is not a regular file (name a recording)");
     }
@@ -119,27 +120,27 @@ fn open(path: &Path) -> anyhow::Result<Reader<File>> {
 }
 
 impl Played {
-    /// What is recorded.
+    /// Returns the recording's header.
     pub fn header(&self) -> &Header {
         self.reader.header()
     }
 
-    /// From when to when, in nanoseconds since 1970; of an end that was not asked for, the least or the most.
+    /// Returns start and end of the span, in nanoseconds since 1970: 0 and `u64::MAX` if they were not given.
     pub fn span_unix_ns(&self) -> (u64, u64) {
         (self.from_ns, self.to_ns)
     }
 
-    /// The file's name, for people.
+    /// File name, with control characters escaped.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The next line of the span but for headers, gaps and clocks; gaps are kept.
+    /// Returns the next snapshot or account of the span. Gaps before it are collected for `missing`.
     ///
     /// # Errors
     /// When the file cannot be read.
     pub fn next_line(&mut self) -> anyhow::Result<Option<Line>> {
-        while let Some(line) = self.next_of_all()? {
+        while let Some(line) = self.next_of_any_kind()? {
             if matches!(line, Line::Snapshot(_) | Line::Account(_)) {
                 return Ok(Some(line));
             }
@@ -147,18 +148,18 @@ impl Played {
         Ok(None)
     }
 
-    /// The next line of the span of any kind, and any clock before its end; gaps are kept as well.
+    /// Returns the next line of the span of any kind, or any clock reading before its end. Gaps are collected as well.
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub fn next_of_all(&mut self) -> anyhow::Result<Option<Line>> {
+    pub fn next_of_any_kind(&mut self) -> anyhow::Result<Option<Line>> {
         while let Some(line) = self.reader.next_line().with_context(|| format!("cannot read {}", self.name))? {
             let Some((first_ns, last_ns)) = line.span_unix_ns() else { continue };
             self.is_ended |= matches!(line, Line::End(_));
             self.last_ns = self.last_ns.max(last_ns);
-            // A snapshot that ends when the span begins has nothing of it.
-            let is_moment = first_ns == last_ns;
-            let is_before = if is_moment { last_ns < self.from_ns } else { last_ns <= self.from_ns };
+            // A snapshot that ends when the span begins is outside of it.
+            let is_instant = first_ns == last_ns;
+            let is_before = if is_instant { last_ns < self.from_ns } else { last_ns <= self.from_ns };
             if is_before && !matches!(line, Line::Clock(_)) || first_ns > self.to_ns {
                 continue;
             }
@@ -175,12 +176,12 @@ impl Played {
         Ok(None)
     }
 
-    /// The reader, for what it tells beside lines.
+    /// Returns the reader, for what it offers beside lines.
     pub fn reader(&mut self) -> &mut Reader<File> {
         &mut self.reader
     }
 
-    /// The next snapshot of that source.
+    /// Returns the next snapshot of a source, after sleeping as `pace` does.
     ///
     /// # Errors
     /// When the file cannot be read.
@@ -196,27 +197,28 @@ impl Played {
         Ok(None)
     }
 
-    /// How much of the first snapshot was before whoever recorded it began to count, or before the span that is asked for.
+    /// Returns how much of the first snapshot precedes the start of the recording or of the requested span.
     pub fn lead_ns(&self, first: &Snapshot) -> u64 {
         let begins_ns = if self.from_ns > 0 { self.from_ns } else { self.header().start_unix_ns };
         begins_ns.saturating_sub(first.start_unix_ns)
     }
 
-    /// Whether a snapshot so long, which ends so long after the beginning, is the last one of so much time: the one that
-    /// has more of it than the next; of a command that recorded what it showed, the one at whose end it did so.
-    pub fn fills(&self, since_ns: u64, length_ns: u64, asked_ns: u64) -> bool {
+    /// Returns whether a snapshot of `length_ns`, which ends `since_ns` after the beginning, completes an interval of
+    /// `asked_ns`. Snapshots of a fixed period complete it if they have more of the interval than the next one. A
+    /// command that records its own output takes its snapshots at the ends of the intervals.
+    pub fn completes_interval(&self, since_ns: u64, length_ns: u64, asked_ns: u64) -> bool {
         let rest_ns = if self.header().every_ns.is_some() { length_ns / 2 } else { 0 };
         since_ns.saturating_add(rest_ns) >= asked_ns
     }
 
-    /// Lets as much time pass as did then, where that is asked for.
+    /// Sleeps as long as the span took, scaled by the requested speed, for at most an hour.
     pub fn pace(&self, span_ns: u64) {
         if let Some(speed) = self.speed {
             thread::sleep(Duration::from_secs_f64((span_ns as f64 / 1e9 / speed).min(3600.0)));
         }
     }
 
-    /// From where on late events of that source are recorded.
+    /// Returns the minimum latency of the recorded late events of a source.
     ///
     /// # Errors
     /// When the source was not recorded.
@@ -231,33 +233,33 @@ impl Played {
         }
     }
 
-    /// Says on standard error what is missing of the span.
-    pub fn tell_missing(&self) {
+    /// Reports on standard error what is missing of the span.
+    pub fn report_missing(&self) {
         self.missing().iter().for_each(|missing| say!("whylate: {missing}"));
     }
 
-    /// That whoever reads it had no room for so many lines; nothing for none.
-    pub fn beyond_in_words(&self, lines: u64) -> Option<String> {
+    /// Returns a message that this number of lines did not fit into memory. `None` for 0.
+    pub fn skipped_message(&self, lines: u64) -> Option<String> {
         (lines > 0)
             .then(|| format!("{}: skipped {}, too many between two snapshots", self.name, counted(lines, "line")))
     }
 
-    /// What is missing of the span, a line each.
+    /// Returns a message for each part of the span that is missing.
     pub fn missing(&self) -> Vec<String> {
-        let mut told: Vec<String> = self.gaps.iter().map(gap_in_words).collect();
+        let mut messages: Vec<String> = self.gaps.iter().map(gap_message).collect();
         if self.more_gaps > 0 {
-            told.push(format!("and {} (the recording has a line for each)", counted(self.more_gaps, "more gap")));
+            messages.push(format!("and {} (the recording has a line for each)", counted(self.more_gaps, "more gap")));
         }
         let Damage { frames, lines, is_cut } = self.reader.damage();
         if frames > 0 || lines > 0 {
             let frames = (frames > 0).then(|| format!("{} damaged", counted(frames, "frame")));
             let lines = (lines > 0).then(|| format!("{} unreadable", counted(lines, "line")));
-            told.push(frames.into_iter().chain(lines).collect::<Vec<String>>().join(", "));
+            messages.push(frames.into_iter().chain(lines).collect::<Vec<String>>().join(", "));
         }
         let last = rfc3339::format(self.last_ns);
         if !(self.is_ended || self.has_more || self.to_ns < self.last_ns) {
             let locked = fs::File::open(&self.path).map(|file| flock(file, FlockOperation::NonBlockingLockShared));
-            told.push(match locked {
+            messages.push(match locked {
                 Ok(Err(Errno::WOULDBLOCK)) => format!("it is still being recorded; so far it ends at {last}"),
                 _ => {
                     let how = if is_cut { "it is cut off" } else { "it was not ended properly" };
@@ -265,12 +267,12 @@ impl Played {
                 }
             });
         }
-        told.iter().map(|told| format!("{}: {told}", self.name)).collect()
+        messages.iter().map(|message| format!("{}: {message}", self.name)).collect()
     }
 }
 
-/// What is missing, and why.
-pub fn gap_in_words(gap: &Gap) -> String {
+/// Returns a message about a gap: what is missing and why.
+pub fn gap_message(gap: &Gap) -> String {
     let Gap { start_unix_ns, duration_ns, reason, count } = gap;
     let at = rfc3339::format(*start_unix_ns);
     let lasted = format_ns(*duration_ns);

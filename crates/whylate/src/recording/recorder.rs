@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The thread that makes frames of lines and hands them to a store.
+//! The thread that packs lines into frames and writes them to a store.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,54 +19,54 @@ use whylate_sources::clock;
 use super::store::Store;
 use super::{about, frames};
 
-/// A frame is no longer than that: what a power cut costs.
-const FRAME: Duration = Duration::from_secs(10);
-/// How many ticks wait for the disk; of others the number alone is recorded.
-const QUEUED: usize = 64;
-/// How often a disk that was full or failed is tried again.
+/// Maximum duration of a frame, and of what a power failure can lose.
+const MAX_FRAME: Duration = Duration::from_secs(10);
+/// Maximum number of ticks that wait for the disk. Beyond it only the number of snapshots is recorded.
+const QUEUED_TICKS: usize = 64;
+/// Retry interval after the disk was full or a write failed.
 const RETRY: Duration = Duration::from_secs(5);
-/// How often clocks are recorded where none was set.
+/// Interval between clock readings while no clock is set.
 const CLOCK_EVERY_NS: u64 = 60_000_000_000;
-/// Clocks that drift apart by more were set, or the machine was suspended.
+/// A larger drift between two clocks means that one was set or that the machine was suspended.
 const STEP_NS: u64 = 100_000_000;
-/// Late events of one snapshot that are recorded; of others the number is.
+/// Maximum number of late events recorded per snapshot. Further ones are only counted.
 const LATE_EVENTS: usize = 10_000;
-/// No more late events and stacks wait for a disk or a screen.
-pub const MOST_QUEUED: usize = 100_000;
-/// While nothing can be written, no more lines of other kinds are kept.
-const MOST_KEPT: usize = 1_000;
+/// Maximum number of late events and stacks that wait for a disk or a screen.
+pub const MAX_QUEUED: usize = 100_000;
+/// Maximum number of other lines that are held while nothing can be written.
+const MAX_HELD: usize = 1_000;
 
-/// What was seen at one moment.
+/// Lines of one tick.
 type Tick = Vec<Line>;
 
-/// What the thread tells.
+/// State that the writer thread shares with the recorder.
 #[derive(Debug, Default)]
-struct Told {
+struct Status {
     bytes: AtomicU64,
     files: Mutex<Vec<PathBuf>>,
     /// Why nothing is written now.
     problem: Mutex<Option<String>>,
-    /// Somebody asks for a file.
-    is_asked: AtomicBool,
+    /// Whether a file was requested.
+    is_requested: AtomicBool,
     /// Late events and stacks that wait for the disk.
     queued: AtomicUsize,
 }
 
-/// Late events of one source until its next snapshot, in the order in which they came.
+/// Late events of one source since its last snapshot, in order of arrival.
 #[derive(Debug, Default)]
-pub struct Gathered {
+pub struct LateBuffer {
     late: Vec<LateEvent>,
     beyond_limit: u64,
-    /// Waits for somebody who sleeps, which may be by design.
+    /// Waits for a sleeping thread, which may be by design.
     for_sleepers: u64,
 }
 
-/// A look does not count what waits for somebody who sleeps.
+/// Returns whether the overview counts the event. It does not count waits for a sleeping thread.
 fn is_late(event: &LateEvent) -> bool {
     !event.labels.contains_key(SLEEPER)
 }
 
-/// How much of the lines is of a size that nobody knows before.
+/// Number of late events and stacks in the lines: the part of unbounded size.
 pub fn weight(lines: &[Line]) -> usize {
     let of_line = |line: &Line| if let Line::Snapshot(of) = line { of.late.len() + of.stacks.len() } else { 0 };
     lines.iter().map(of_line).sum()
@@ -76,8 +76,8 @@ fn snapshots(lines: &[Line]) -> u64 {
     lines.iter().filter(|line| matches!(line, Line::Snapshot(_))).count() as u64
 }
 
-impl Gathered {
-    /// Adds one.
+impl LateBuffer {
+    /// Adds a late event, without its evidence.
     pub fn add(&mut self, event: &LateEvent) {
         self.for_sleepers += u64::from(!is_late(event));
         if self.late.len() < LATE_EVENTS {
@@ -87,12 +87,12 @@ impl Gathered {
         }
     }
 
-    /// How many are late, with those that are only counted.
+    /// Number of late events, with those beyond the limit and without waits for sleeping threads.
     pub fn count(&self) -> u64 {
         (self.late.len() as u64 + self.beyond_limit).saturating_sub(self.for_sleepers)
     }
 
-    /// The lines of a snapshot with them.
+    /// Takes the lines of a snapshot with the events added so far.
     pub fn lines(&mut self, snapshot: Snapshot) -> Vec<Line> {
         let end_ns = snapshot.start_unix_ns.saturating_add(snapshot.duration_ns);
         let late = std::mem::take(&mut self.late);
@@ -107,120 +107,120 @@ impl Gathered {
     }
 }
 
-/// Records what it is handed. Dropping it ends the recording.
+/// Records lines on its own thread. Dropping the recorder ends the recording.
 #[derive(Debug)]
 pub struct Recorder {
     sender: Option<SyncSender<Tick>>,
     thread: Option<JoinHandle<()>>,
-    told: Arc<Told>,
-    /// Snapshots that the disk was too slow for.
+    status: Arc<Status>,
+    /// Snapshots that were dropped because the disk was too slow.
     missed: u64,
     missed_since_ns: u64,
-    /// What else was told meanwhile: what was lost, and late events beyond the limit.
+    /// Other lines to record with the next tick: gaps, and late events beyond the limit.
     held: Tick,
-    gathered: Gathered,
+    late_buffer: LateBuffer,
 }
 
 impl Recorder {
-    /// Starts the thread, which writes the header.
+    /// Begins the recording and starts its thread.
     ///
     /// # Errors
     /// When the store cannot be written to.
     pub fn start(mut store: Box<dyn Store>, header: Header) -> anyhow::Result<Self> {
-        let (sender, receiver) = sync_channel(QUEUED);
-        let told = Arc::new(Told::default());
-        // Whoever cannot write at all is told before anything is measured.
+        let (sender, receiver) = sync_channel(QUEUED_TICKS);
+        let status = Arc::new(Status::default());
+        // Fails before anything is measured if nothing can be written.
         store.begin_frame(&header).context("cannot write the recording")?;
-        store.give_up_frame();
-        let mut writer = Writer::new(store, header, Arc::clone(&told));
+        store.discard_frame();
+        let mut writer = Writer::new(store, header, Arc::clone(&status));
         let thread = thread::Builder::new().name("whylate-record".to_owned()).spawn(move || writer.run(&receiver))?;
         Ok(Recorder {
             sender: Some(sender),
             thread: Some(thread),
-            told,
+            status,
             missed: 0,
             missed_since_ns: 0,
             held: Vec::new(),
-            gathered: Gathered::default(),
+            late_buffer: LateBuffer::default(),
         })
     }
 
-    /// A late event that belongs to the next snapshot.
+    /// Adds a late event to the next snapshot.
     pub fn late(&mut self, event: &LateEvent) {
-        self.gathered.add(event);
+        self.late_buffer.add(event);
     }
 
-    /// A snapshot, with the late events since the previous one in the order in which they came.
+    /// Records a snapshot with the late events since the previous one, in order of arrival.
     pub fn snapshot(&mut self, snapshot: &Snapshot) {
-        let lines = self.gathered.lines(snapshot.clone());
+        let lines = self.late_buffer.lines(snapshot.clone());
         self.tick(lines);
     }
 
-    /// Everything of one moment.
+    /// Records the lines of one tick.
     pub fn tick(&mut self, mut lines: Tick) {
-        let (count, begins_ns) = (snapshots(&lines), begin_unix_ns(&lines));
+        let (count, start_ns) = (snapshots(&lines), start_unix_ns_of(&lines));
         lines.splice(..0, self.held.drain(..));
-        let gap = self.gap(begins_ns);
+        let gap = self.gap(start_ns);
         let gaps = gap.iter().len();
         lines.extend(gap);
         let Some(sender) = &self.sender else { return };
         let weight = weight(&lines);
-        let has_room = self.told.queued.load(Ordering::Relaxed) < MOST_QUEUED;
-        self.told.queued.fetch_add(weight, Ordering::Relaxed);
+        let has_room = self.status.queued.load(Ordering::Relaxed) < MAX_QUEUED;
+        self.status.queued.fetch_add(weight, Ordering::Relaxed);
         let sent = if has_room { sender.try_send(lines) } else { Err(TrySendError::Full(lines)) };
         match sent {
             Ok(()) => self.missed = 0,
             Err(TrySendError::Full(mut lines) | TrySendError::Disconnected(mut lines)) => {
                 lines.truncate(lines.len() - gaps);
                 lines.retain(|line| !matches!(line, Line::Snapshot(_)));
-                lines.truncate(MOST_KEPT);
+                lines.truncate(MAX_HELD);
                 self.held = lines;
-                self.told.queued.fetch_sub(weight, Ordering::Relaxed);
+                self.status.queued.fetch_sub(weight, Ordering::Relaxed);
                 if self.missed == 0 {
-                    self.missed_since_ns = begins_ns;
+                    self.missed_since_ns = start_ns;
                 }
                 self.missed += count;
             }
         }
     }
 
-    /// What the disk was too slow for until then.
+    /// Returns the gap of the snapshots dropped until then because the disk was too slow.
     fn gap(&self, until_ns: u64) -> Option<Line> {
         let (start_unix_ns, reason, count) = (self.missed_since_ns, "overload".to_owned(), self.missed);
         let duration_ns = until_ns.saturating_sub(start_unix_ns);
         (count > 0).then_some(Line::Gap(Gap { start_unix_ns, duration_ns, reason, count }))
     }
 
-    /// Asks for a file of what is kept in memory.
-    pub fn ask(&self) {
-        self.told.is_asked.store(true, Ordering::Relaxed);
+    /// Requests a file of what is kept in memory.
+    pub fn request_file(&self) {
+        self.status.is_requested.store(true, Ordering::Relaxed);
     }
 
-    /// How many bytes were written.
+    /// Bytes written.
     pub fn bytes(&self) -> u64 {
-        self.told.bytes.load(Ordering::Relaxed)
+        self.status.bytes.load(Ordering::Relaxed)
     }
 
-    /// Why nothing is written now, once.
+    /// Takes the reason why nothing is written now.
     pub fn take_problem(&self) -> Option<String> {
-        self.told.problem.lock().ok()?.take()
+        self.status.problem.lock().ok()?.take()
     }
 
     /// Ends the recording.
     ///
     /// # Errors
-    /// When something could not be written that nobody was told of.
+    /// When something could not be written and no `take_problem` has returned the reason.
     pub fn end(self) -> anyhow::Result<()> {
         self.finish().map(|_| ())
     }
 
-    /// The same, and tells which files there are.
+    /// Ends the recording and returns the paths of its files.
     ///
     /// # Errors
-    /// As above.
+    /// As for `end`.
     pub fn finish(mut self) -> anyhow::Result<Vec<PathBuf>> {
         self.stop()?;
-        let files = self.told.files.lock().map(|files| files.clone()).unwrap_or_default();
+        let files = self.status.files.lock().map(|files| files.clone()).unwrap_or_default();
         self.take_problem().map_or(Ok(files), |problem| Err(anyhow!(problem)))
     }
 
@@ -228,7 +228,7 @@ impl Recorder {
         let gap = self.gap(clock::unix_ns());
         let last: Tick = self.held.drain(..).chain(gap).collect();
         if let Some(sender) = self.sender.take().filter(|_| !last.is_empty()) {
-            // The disk has the time that it needs now.
+            // Waits as long as the disk needs.
             let _ = sender.send(last);
         }
         match self.thread.take().map(JoinHandle::join) {
@@ -240,73 +240,73 @@ impl Recorder {
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        // Whoever wants to know calls `finish`.
+        // `finish` returns errors.
         let _ = self.stop();
     }
 }
 
-/// When what these lines tell of began.
-fn begin_unix_ns(lines: &[Line]) -> u64 {
+/// Returns the earliest start of the lines.
+fn start_unix_ns_of(lines: &[Line]) -> u64 {
     let begins = lines.iter().filter_map(Line::span_unix_ns).map(|(first_ns, _)| first_ns);
     begins.min().unwrap_or_else(clock::unix_ns)
 }
 
-/// Why nothing is written.
+/// A pause in writing.
 struct Pause {
     since_ns: Option<u64>,
     retry_at: Instant,
     reason: &'static str,
     missed: u64,
-    /// What is recorded all the same: what was missing before, and what was lost.
-    kept: Tick,
+    /// Lines other than snapshots, to record after the pause.
+    held: Tick,
 }
 
-/// A frame. Its bytes stay in memory until all are written: where that fails, all are written later.
-struct Open {
-    /// `None` once it is complete.
+/// A frame. Its bytes stay in memory until all are written. After a failed write all are written again.
+struct OpenFrame {
+    /// `None` once the frame is complete.
     frame: Option<Frame>,
     index: Index,
     bytes: Vec<u8>,
     ticks: u32,
-    began: Instant,
-    has_begun: bool,
+    started: Instant,
+    is_started: bool,
     written: usize,
 }
 
 struct Writer {
     store: Box<dyn Store>,
     header: Header,
-    told: Arc<Told>,
-    open: Option<Open>,
+    status: Arc<Status>,
+    open: Option<OpenFrame>,
     pause: Option<Pause>,
     clock: Clock,
-    /// What time it is.
+    /// Reads the clocks.
     now: fn() -> Clock,
-    /// How long nothing is tried after a failure.
+    /// Retry interval after a failure.
     retry: Duration,
 }
 
 impl Writer {
-    fn new(store: Box<dyn Store>, header: Header, told: Arc<Told>) -> Self {
-        Writer { store, header, told, open: None, pause: None, clock: about::now(), now: about::now, retry: RETRY }
+    fn new(store: Box<dyn Store>, header: Header, status: Arc<Status>) -> Self {
+        Writer { store, header, status, open: None, pause: None, clock: about::now(), now: about::now, retry: RETRY }
     }
 
     fn run(&mut self, ticks: &Receiver<Tick>) {
         loop {
-            // A frame that is complete waits for the next moment.
+            // A complete frame that is not yet written is retried with the next tick.
             let open = self.open.as_ref().filter(|open| open.frame.is_some());
-            let left = open.map_or(FRAME, |open| FRAME.saturating_sub(open.began.elapsed()));
+            let left = open.map_or(MAX_FRAME, |open| MAX_FRAME.saturating_sub(open.started.elapsed()));
             match ticks.recv_timeout(left) {
                 Ok(tick) => {
-                    self.told.queued.fetch_sub(weight(&tick), Ordering::Relaxed);
+                    self.status.queued.fetch_sub(weight(&tick), Ordering::Relaxed);
                     self.tick(tick);
                 }
                 Err(RecvTimeoutError::Timeout) => self.end_frame(),
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            self.tell();
+            self.publish_status();
         }
-        let left = self.try_again(None);
+        let left = self.try_resume(None);
         if !left.is_empty() {
             self.add(&left);
         }
@@ -316,97 +316,99 @@ impl Writer {
         {
             self.halt(&error);
         }
-        self.tell();
+        self.publish_status();
     }
 
-    fn tell(&mut self) {
-        if let (Some(told), Ok(mut problem)) = (self.store.take_problem(), self.told.problem.lock()) {
-            *problem = Some(told);
+    fn publish_status(&mut self) {
+        if let (Some(reason), Ok(mut problem)) = (self.store.take_problem(), self.status.problem.lock()) {
+            *problem = Some(reason);
         }
-        self.told.bytes.store(self.store.bytes(), Ordering::Relaxed);
-        if let Ok(mut files) = self.told.files.lock() {
+        self.status.bytes.store(self.store.bytes(), Ordering::Relaxed);
+        if let Ok(mut files) = self.status.files.lock() {
             *files = self.store.files();
         }
     }
 
     fn tick(&mut self, mut lines: Tick) {
-        if self.told.is_asked.swap(false, Ordering::Relaxed) {
-            self.store.noticed(None);
+        if self.status.is_requested.swap(false, Ordering::Relaxed) {
+            self.store.trigger(None);
         }
-        let begins_ns = begin_unix_ns(&lines);
-        lines.splice(..0, self.try_again(Some(begins_ns)));
+        let start_ns = start_unix_ns_of(&lines);
+        lines.splice(..0, self.try_resume(Some(start_ns)));
         if self.pause.is_none() && !self.store.has_room().unwrap_or(true) {
             self.halt(&Errno::NOSPC.into());
         }
         if let Some(pause) = &mut self.pause {
             pause.missed += snapshots(&lines);
-            pause.since_ns.get_or_insert(begins_ns);
-            if pause.kept.len() < MOST_KEPT {
-                pause.kept.extend(lines.into_iter().filter(|line| !matches!(line, Line::Snapshot(_))));
+            pause.since_ns.get_or_insert(start_ns);
+            if pause.held.len() < MAX_HELD {
+                pause.held.extend(lines.into_iter().filter(|line| !matches!(line, Line::Snapshot(_))));
             }
             return;
         }
-        self.look_at_clocks(&mut lines);
+        self.check_clocks(&mut lines);
         self.add(&lines);
         let is_full = self.open.as_ref().is_some_and(|open| {
-            open.ticks >= frames::TICKS || open.bytes.len() >= frames::BYTES || open.began.elapsed() >= FRAME
+            open.ticks >= frames::MAX_TICKS
+                || open.bytes.len() >= frames::MAX_BYTES
+                || open.started.elapsed() >= MAX_FRAME
         });
         if is_full || self.store.wants_end() {
             self.end_frame();
         }
     }
 
-    /// Says when clocks were set and when the machine was suspended.
-    fn look_at_clocks(&mut self, lines: &mut Tick) {
-        let (was, now) = (self.clock, (self.now)());
-        let awake_ns = now.monotonic_ns.saturating_sub(was.monotonic_ns);
-        let all_ns = now.boottime_ns.saturating_sub(was.boottime_ns);
-        let asleep_ns = all_ns.saturating_sub(awake_ns);
+    /// Inserts gaps where clocks were set or the machine was suspended, and a clock reading if one is due.
+    fn check_clocks(&mut self, lines: &mut Tick) {
+        let (last, now) = (self.clock, (self.now)());
+        let awake_ns = now.monotonic_ns.saturating_sub(last.monotonic_ns);
+        let all_ns = now.boottime_ns.saturating_sub(last.boottime_ns);
+        let suspended_ns = all_ns.saturating_sub(awake_ns);
         let gap = |reason: &str, duration_ns| {
             let start_unix_ns = now.at_unix_ns.saturating_sub(duration_ns);
             Line::Gap(Gap { start_unix_ns, duration_ns, reason: reason.to_owned(), count: 0 })
         };
-        let is_set = now.at_unix_ns.abs_diff(was.at_unix_ns.saturating_add(all_ns)) >= STEP_NS;
-        if asleep_ns >= STEP_NS {
-            lines.insert(0, gap("suspended", asleep_ns));
+        let is_set = now.at_unix_ns.abs_diff(last.at_unix_ns.saturating_add(all_ns)) >= STEP_NS;
+        if suspended_ns >= STEP_NS {
+            lines.insert(0, gap("suspended", suspended_ns));
         }
         if is_set {
             lines.insert(0, gap("clock_set", 0));
         }
-        if asleep_ns >= STEP_NS || is_set || awake_ns >= CLOCK_EVERY_NS {
+        if suspended_ns >= STEP_NS || is_set || awake_ns >= CLOCK_EVERY_NS {
             lines.insert(0, Line::Clock(now));
             self.clock = now;
         }
     }
 
-    /// Adds the lines of one moment, and makes them readable.
+    /// Adds the lines of one tick to the frame, and writes them so that they can be read.
     fn add(&mut self, lines: &[Line]) {
         let events = lines.iter().filter_map(|line| match line {
             Line::Snapshot(snapshot) => Some(&snapshot.late),
             _ => None,
         });
         let late = events.flatten().filter(|event| is_late(event));
-        late.for_each(|event| self.store.noticed(Some(event.latency_ns)));
-        let added = self.put_into_frame(lines).and_then(|()| self.write_out());
+        late.for_each(|event| self.store.trigger(Some(event.latency_ns)));
+        let added = self.add_to_frame(lines).and_then(|()| self.write_out());
         if let Err(error) = added {
             self.halt(&error);
         }
     }
 
-    fn put_into_frame(&mut self, lines: &[Line]) -> io::Result<()> {
-        // One that could not be written makes way for no other one.
+    fn add_to_frame(&mut self, lines: &[Line]) -> io::Result<()> {
+        // A complete frame is written before a new one begins.
         if self.open.as_ref().is_some_and(|open| open.frame.is_none()) {
             self.write_out()?;
         }
         let open = match &mut self.open {
             Some(open) => open,
-            None => self.open.insert(Open {
+            None => self.open.insert(OpenFrame {
                 frame: Some(Frame::new()?),
                 index: Index::default(),
                 bytes: Vec::new(),
                 ticks: 0,
-                began: Instant::now(),
-                has_begun: false,
+                started: Instant::now(),
+                is_started: false,
                 written: 0,
             }),
         };
@@ -433,12 +435,12 @@ impl Writer {
         }
     }
 
-    /// Writes what has not been written of the frame.
+    /// Writes the part of the frame that is not yet written.
     fn write_out(&mut self) -> io::Result<()> {
         let Some(open) = &mut self.open else { return Ok(()) };
-        if !open.has_begun {
+        if !open.is_started {
             self.store.begin_frame(&self.header)?;
-            (open.has_begun, open.written) = (true, 0);
+            (open.is_started, open.written) = (true, 0);
         }
         self.store.write(&open.bytes[open.written..])?;
         open.written = open.bytes.len();
@@ -449,16 +451,16 @@ impl Writer {
         Ok(())
     }
 
-    /// Stops writing for a while. What is measured meanwhile is counted as a gap.
+    /// Pauses writing. Snapshots are counted as a gap until it resumes.
     fn halt(&mut self, error: &io::Error) {
-        self.store.give_up_frame();
+        self.store.discard_frame();
         if let Some(open) = &mut self.open {
-            open.has_begun = false;
+            open.is_started = false;
         }
         let is_full = matches!(Errno::from_io_error(error), Some(Errno::NOSPC | Errno::DQUOT));
         let reason = if is_full { "disk_full" } else { "write_failed" };
         if self.pause.is_none()
-            && let Ok(mut problem) = self.told.problem.lock()
+            && let Ok(mut problem) = self.status.problem.lock()
         {
             *problem = Some(match is_full {
                 true => {
@@ -471,13 +473,13 @@ impl Writer {
         let retry_at = Instant::now() + self.retry;
         match &mut self.pause {
             Some(pause) => pause.retry_at = retry_at,
-            None => self.pause = Some(Pause { since_ns: None, retry_at, reason, missed: 0, kept: Vec::new() }),
+            None => self.pause = Some(Pause { since_ns: None, retry_at, reason, missed: 0, held: Vec::new() }),
         }
     }
 
-    /// Writes again where that works by now. Returns what is to be told of the gap, which what follows ends; `None` for
-    /// the end of the recording.
-    fn try_again(&mut self, until_ns: Option<u64>) -> Tick {
+    /// Resumes writing if the pause is over. Returns the lines to record first: those held and the gap, which ends at
+    /// `until_ns`. `None` stands for the end of the recording.
+    fn try_resume(&mut self, until_ns: Option<u64>) -> Tick {
         let Some(pause) = self.pause.as_ref() else { return Vec::new() };
         let is_due = until_ns.is_none() || Instant::now() >= pause.retry_at;
         if !is_due || !self.store.has_room().unwrap_or(true) {
@@ -487,15 +489,15 @@ impl Writer {
             self.halt(&error);
             return Vec::new();
         }
-        let Some(Pause { since_ns, reason, missed, kept, .. }) = self.pause.take() else { return Vec::new() };
-        if let Ok(mut problem) = self.told.problem.lock() {
+        let Some(Pause { since_ns, reason, missed, held, .. }) = self.pause.take() else { return Vec::new() };
+        if let Ok(mut problem) = self.status.problem.lock() {
             *problem = None;
         }
         let until_ns = until_ns.unwrap_or_else(clock::unix_ns);
         let start_unix_ns = since_ns.unwrap_or(until_ns);
         let duration_ns = until_ns.saturating_sub(start_unix_ns);
         let gap = Line::Gap(Gap { start_unix_ns, duration_ns, reason: reason.to_owned(), count: missed });
-        kept.into_iter().chain((missed > 0).then_some(gap)).collect()
+        held.into_iter().chain((missed > 0).then_some(gap)).collect()
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where frames go.
+//! Destinations of frames.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,64 +9,64 @@ use whylate_sources::clock;
 
 use super::{about, frames};
 
+pub use super::directory::{DirectoryStore, Retention};
 pub use super::file::FileStore;
-pub use super::folder::{FolderStore, Retention};
 pub use super::ring::{RingStore, When};
 
-/// Takes what a recorder makes of its lines: for each frame its bytes as they come, and in the end its index.
+/// Takes what a recorder writes: the bytes of each frame as they come, then its index.
 pub trait Store: Send {
-    /// A frame begins. What begins a file with it puts a frame with the header before it.
+    /// Begins a frame. A new file begins with a frame that has the header.
     fn begin_frame(&mut self, header: &Header) -> io::Result<()>;
 
-    /// Bytes that belong to the frame.
+    /// Appends bytes to the frame.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
 
-    /// The frame is complete.
+    /// Completes the frame.
     fn end_frame(&mut self, index: &Index) -> io::Result<()>;
 
-    /// The frame could not be written: the next one takes its place. What was written of it stays until then.
-    fn give_up_frame(&mut self);
+    /// Discards the frame after a write error. The next frame overwrites its bytes, which stay in the file until then.
+    fn discard_frame(&mut self);
 
-    /// Nothing follows.
+    /// Ends the recording.
     fn finish(&mut self) -> io::Result<()>;
 
-    /// A late event of that latency was recorded, or, with `None`, somebody asks for a file.
-    fn noticed(&mut self, _latency_ns: Option<u64>) {}
+    /// Notes a reason to write a file: a late event of this latency, or with `None` the user's request.
+    fn trigger(&mut self, _latency_ns: Option<u64>) {}
 
-    /// Why something was not written that is kept, once.
+    /// Takes the reason why data that stays in memory was not written.
     fn take_problem(&mut self) -> Option<String> {
         None
     }
 
-    /// Whether the frame is to end as soon as it can.
+    /// Whether the frame should end as soon as possible.
     fn wants_end(&self) -> bool {
         false
     }
 
-    /// Whether there is room to write: else recording waits.
+    /// Whether there is enough space to write. Recording pauses otherwise.
     fn has_room(&self) -> io::Result<bool> {
         Ok(true)
     }
 
-    /// How many bytes are written.
+    /// Bytes written.
     fn bytes(&self) -> u64;
 
-    /// Files that were made.
+    /// Paths of the files that were created.
     fn files(&self) -> Vec<PathBuf>;
 }
 
-/// A frame with nothing but the header, and what time it is by each clock.
+/// Returns a frame of the header and one reading of all clocks.
 ///
 /// # Errors
-/// When there is no memory.
+/// When memory is exhausted.
 pub fn head(header: &Header) -> io::Result<(Index, Vec<u8>)> {
-    frames::of(&[Line::Header(header.clone()), Line::Clock(about::now())])
+    frames::pack(&[Line::Header(header.clone()), Line::Clock(about::now())])
 }
 
-/// A frame that says that nothing follows.
+/// Returns the frame that ends a recording.
 ///
 /// # Errors
-/// When there is no memory.
+/// When memory is exhausted.
 pub fn tail() -> io::Result<(Index, Vec<u8>)> {
-    frames::of(&[Line::End(End { at_unix_ns: clock::unix_ns() })])
+    frames::pack(&[Line::End(End { at_unix_ns: clock::unix_ns() })])
 }

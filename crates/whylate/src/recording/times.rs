@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Times as people give them: `10:00`, `10m ago`, `yesterday 14:30`, `2026-11-26 10:00`, RFC 3339, or seconds since 1970.
+//! Parses times that users type: `10:00`, `10m ago`, `yesterday 14:30`, `2026-11-26 10:00`, RFC 3339, or seconds since
+//! 1970.
 
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{Span, Timestamp, ToSpan as _, Zoned};
 use whylate_model::units::parse_duration_ns;
 
-/// What is said of anything else.
-const HOW: &str = "give a time such as 10:00, 10m ago, yesterday 14:30, 2026-11-26 10:00 or an RFC 3339 timestamp";
+/// Error message.
+const EXPECTED: &str = "give a time such as 10:00, 10m ago, yesterday 14:30, 2026-11-26 10:00 or an RFC 3339 timestamp";
 
-/// A time as it was given: what day it is on may depend on the recording.
+/// A time as typed. The day of a time of day depends on the recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Given {
-    /// All is known, in nanoseconds since 1970.
+    /// An absolute time, in nanoseconds since 1970.
     At(u64),
-    /// A time of the day: of the recording's first day on which it is within it.
+    /// A time of day: of the first day on which the recording has it.
     OfDay(Time),
 }
 
-/// Reads a time, in the system's time zone where it says nothing else.
+/// Parses a time, in the system's time zone unless the text has an offset.
 ///
 /// # Errors
-/// When it is none.
+/// When the text is not a time.
 pub fn given(text: &str) -> Result<Given, String> {
-    parse(text.trim(), &Zoned::now()).ok_or_else(|| HOW.to_owned())
+    parse(text.trim(), &Zoned::now()).ok_or_else(|| EXPECTED.to_owned())
 }
 
 fn parse(text: &str, now: &Zoned) -> Option<Given> {
@@ -50,36 +51,36 @@ fn parse(text: &str, now: &Zoned) -> Option<Given> {
     if let Some(seconds) = text.parse::<f64>().ok().filter(|seconds| (1e8..1e11).contains(seconds)) {
         return Some(Given::At((seconds * 1e9) as u64));
     }
-    // With an offset it is that moment everywhere.
+    // With an offset, the time zone does not matter.
     if let Ok(stamp) = text.parse::<Timestamp>() {
         return at(stamp);
     }
-    let moment = text.parse::<DateTime>().ok()?;
-    on(moment.date(), moment.time())
+    let instant = text.parse::<DateTime>().ok()?;
+    on(instant.date(), instant.time())
 }
 
-/// `10:00`, `10:00:30.5`.
+/// Parses `10:00` or `10:00:30.5`.
 fn time(text: &str) -> Option<Time> {
-    // jiff takes a bare number for an hour, and of a date with a time the time.
+    // jiff would take a bare number as an hour, and the time of a text with date and time.
     let is_time = text.contains(':') && text.chars().all(|c| c.is_ascii_digit() || matches!(c, ':' | '.'));
     is_time.then(|| text.parse().ok())?
 }
 
 impl Given {
-    /// In nanoseconds since 1970, for a recording of that span.
+    /// Returns nanoseconds since 1970, for a recording that starts at `first_unix_ns`.
     pub fn within(&self, first_unix_ns: u64, zone: &TimeZone) -> Option<u64> {
         let of_day = match self {
             Given::At(ns) => return Some(*ns),
             Given::OfDay(time) => *time,
         };
         let first = Timestamp::from_nanosecond(first_unix_ns.into()).ok()?.to_zoned(zone.clone());
-        // What began at 23:50 and is asked for 00:10 means the next day.
+        // In a recording that starts at 23:50, 00:10 means the next day.
         let mut date = first.date();
         if of_day < first.time().with().subsec_nanosecond(0).build().ok()?.with().second(0).build().ok()? {
             date = date.tomorrow().ok()?;
         }
-        let moment = date.to_datetime(of_day).to_zoned(zone.clone()).ok()?;
-        u64::try_from(moment.timestamp().as_nanosecond()).ok()
+        let instant = date.to_datetime(of_day).to_zoned(zone.clone()).ok()?;
+        u64::try_from(instant.timestamp().as_nanosecond()).ok()
     }
 }
 
@@ -90,25 +91,25 @@ mod tests {
     use super::*;
 
     fn now() -> Zoned {
-        "2026-11-26T10:30:00+01:00[Europe/Berlin]".parse().expect("a moment")
+        "2026-11-26T10:30:00+01:00[Europe/Berlin]".parse().expect("in range")
     }
 
-    fn told(text: &str) -> String {
+    fn parsed(text: &str) -> String {
         match parse(text, &now()) {
             None => "-".to_owned(),
             Some(given) => {
-                let first = now().checked_sub(8.hours()).expect("a moment");
-                let ns = given.within(first.timestamp().as_nanosecond() as u64, now().time_zone()).expect("a moment");
-                Timestamp::from_nanosecond(ns.into()).expect("a moment").to_string()
+                let first = now().checked_sub(8.hours()).expect("in range");
+                let ns = given.within(first.timestamp().as_nanosecond() as u64, now().time_zone()).expect("in range");
+                Timestamp::from_nanosecond(ns.into()).expect("in range").to_string()
             }
         }
     }
 
     #[test]
-    fn times_are_read_as_people_write_them() {
+    fn parses_times_as_users_type_them() {
         for (text, stamp) in [
             ("10:00", "2026-11-26T09:00:00Z"),
-            // The recording began at 02:30.
+            // The recording starts at 02:30.
             ("02:30", "2026-11-26T01:30:00Z"),
             ("01:00", "2026-11-27T00:00:00Z"),
             ("10m ago", "2026-11-26T09:20:00Z"),
@@ -121,16 +122,16 @@ mod tests {
             ("2026-11-26T10:00:00+02:00", "2026-11-26T08:00:00Z"),
             ("1795688000", "2026-11-26T10:13:20Z"),
         ] {
-            assert_eq!(told(text), stamp, "{text}");
+            assert_eq!(parsed(text), stamp, "{text}");
         }
         for text in ["", "x", "25:00", "10", "-5m ago", "tomorrow", "yesterday x"] {
-            assert_eq!(told(text), "-", "{text}");
+            assert_eq!(parsed(text), "-", "{text}");
         }
     }
 
     proptest! {
         #[test]
-        fn nothing_that_is_typed_panics(text in ".{0,40}") {
+        fn no_input_panics(text in ".{0,40}") {
             let _ = given(&text);
         }
     }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two runs on one page: what differs, by the test of `whylate diff`, and the other run on the scales of the first.
+//! Compares two runs on one page: what differs, by the test of `whylate diff`, and the other run on the scales of the
+//! first.
 
 use std::fmt::Write as _;
 
 use whylate_model::diff::{Diff, Row, Told};
 
-use super::markup::{head, named, sentence, text};
+use super::markup::{head, name_cell, sentence, text};
 use super::{Report, tables};
 use crate::output::diff::{change, change_of_burst, figure, heading, value, what, write_test};
 
-/// So many rows are shown.
+/// Maximum number of rows.
 const ROWS: usize = 200;
 
-/// The other run, and what differs.
+/// The other run, and the differences.
 pub struct Compared {
     pub diff: Diff,
     pub other: Report,
 }
 
 impl Compared {
-    /// What differs, which is the first that is asked.
+    /// Returns the section of differences, the first of the page.
     pub fn differences(&self, zone: &jiff::tz::TimeZone) -> String {
         let diff = &self.diff;
         let mut out = "<section id=\"differs\"><h2>What differs</h2>\n<dl class=\"facts\">".to_owned();
@@ -67,21 +68,21 @@ impl Compared {
             out += "</tbody></table></div>\n";
         }
         let mut test = Vec::new();
-        // A vector takes everything.
+        // Writing to a vector does not fail.
         let _ = write_test(&mut test, &diff.test);
         let _ = write!(out, "<p class=\"note\">{}</p>", sentence(String::from_utf8_lossy(&test).trim_end()));
-        for told in &diff.not_compared {
+        for omitted in &diff.not_compared {
             let _ = write!(
                 out,
                 "<p class=\"note\">Not compared, or of limited comparability: {}: {}</p>",
-                text(&told.source),
-                sentence(&told.reason)
+                text(&omitted.source),
+                sentence(&omitted.reason)
             );
         }
         out + "</section>\n"
     }
 
-    /// What the other run found; what follows is of the first one.
+    /// Returns the section of the other run. The following sections are of the first one.
     pub fn other(&self) -> String {
         let other = &self.other;
         let mut out = "<section id=\"other\"><h2>After: what the other run found</h2>\n".to_owned();
@@ -95,7 +96,7 @@ impl Compared {
     }
 }
 
-/// Grey where nothing can be said; what one side does not have has no difference of its values.
+/// Returns a row of the table of differences. Rows without a difference are gray.
 fn row_of(row: &Row, change: fn(&Row) -> String) -> String {
     let source = if row.source.is_empty() { "all" } else { &row.source };
     let class = match row.told {
@@ -108,12 +109,12 @@ fn row_of(row: &Row, change: fn(&Row) -> String) -> String {
         Told::Less => "less: ",
         _ => "",
     };
-    let cell = |told: String| format!("<td class=\"n\">{}</td>", text(&told));
+    let cell = |value: String| format!("<td class=\"n\">{}</td>", text(&value));
     format!(
         "<tr class=\"{class}\">{}{}{}{}{}<td>{arrow}{}</td>{}{}</tr>\n",
-        named(source),
-        named(&what(&row.what)),
-        named(&figure(row)),
+        name_cell(source),
+        name_cell(&what(&row.what)),
+        name_cell(&figure(row)),
         cell(value(&row.before, row.unit)),
         cell(value(&row.after, row.unit)),
         text(&change(row)),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the script needs to tell of any span: by slot of time, everything that adds up, and the late events.
+//! The data of the page's script: by slot of time, everything that adds up over a selected span, and the late events.
 //!
-//! Names are neutralised here already: the script puts them into the page as text.
+//! Names are escaped here already: the script inserts them into the page as text.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Write as _};
@@ -21,86 +21,87 @@ use whylate_model::{CauseKind, Histogram, Series, Snapshot};
 use super::Report;
 use super::event::{self, facts, main_cause};
 use super::flame::{self, Graph};
-use super::kept::Late;
+use super::listed::ListedEvent;
 use super::markup::name;
 use super::rows::Sum as _;
 use super::series::{Column, GROUPS, added_up, in_order};
 use super::tables::DAY_NS;
 use super::timeline::Axis;
-use crate::output::why::{culprit as in_words, word};
+use crate::output::why::{culprit as in_words, how};
 
-/// The version of this form.
+/// Version of the format.
 const SCHEMA: u32 = 1;
-/// So many culprits are told by slot, and so many of each slot; what others caused is one sum.
+/// Culprits with data by slot: this many of the worst in total, and of each slot. The delay by others is added up.
 const CULPRITS: usize = 300;
 const CULPRITS_OF_SLOT: usize = 5;
-/// So many series of a source are told by slot, and fewer where their buckets are more than that.
+/// Maximum number of series of a source by slot, and of their histogram buckets.
 pub const SERIES: usize = 60;
-const MOST_BUCKETS: usize = 200_000;
-/// Late events have no more bytes: of more, the shortest are left out.
-const MOST_LATE_BYTES: usize = 2 << 20;
-/// Clocks change twice a year, and a recording may begin in 1970, before its machine was told the time.
-const MOST_CHANGES: usize = 1_000;
-/// What is longer is compressed.
-const PLAIN_BYTES: usize = 2 << 20;
+const MAX_BUCKETS: usize = 200_000;
+/// Maximum size of late events, in bytes of JSON. Beyond it, the shortest are omitted.
+const MAX_LATE_BYTES: usize = 2 << 20;
+/// Maximum number of changes of the time zone's offset: there are two a year, and a recording may start in 1970, before
+/// its machine's clock was set.
+const MAX_CHANGES: usize = 1_000;
+/// Maximum size of uncompressed data.
+const MAX_PLAIN_BYTES: usize = 2 << 20;
 
 /// Buckets by the name of the distribution.
 type Distributions = BTreeMap<String, Vec<u64>>;
-/// A slot, and what somebody did in it: events, nanoseconds, the longest.
-type OfSlot = (u32, u64, u64, u64);
+/// Slot, number of events, total and maximum delay in nanoseconds.
+type SlotDelay = (u32, u64, u64, u64);
 /// Nanoseconds by slot.
-type BySlot = Vec<(u32, u64)>;
+type SlotNs = Vec<(u32, u64)>;
 
 #[derive(Serialize)]
 struct Data<'a> {
     schema: u32,
-    /// Times are nanoseconds since then: those since 1970 are no numbers of JavaScript.
+    /// Times are nanoseconds since this time: those since 1970 exceed the integers of JavaScript.
     base_ns: String,
-    /// Of the recorder's time zone: from when on, in nanoseconds since then, it is how many seconds ahead.
+    /// Offsets of the recorder's time zone: start in nanoseconds since `base_ns`, and seconds ahead of UTC.
     offsets: Vec<(u64, i32)>,
-    /// Times of the day are not enough.
+    /// Whether timestamps need a date.
     has_dates: bool,
     command: &'a str,
-    /// Where it begins and ends in the pictures, and what replay is asked for.
+    /// By slot: start and end, their positions in the pictures, and the span for replay.
     slots: Vec<(u64, u64, u64, u64, String, String)>,
     lost: Vec<BTreeMap<String, u64>>,
-    sources: Vec<Source>,
-    culprits: Vec<OfCulprit>,
-    /// What other culprits caused, and how many there are.
+    sources: Vec<SourceData>,
+    culprits: Vec<CulpritData>,
+    /// Delay by other culprits by slot, and their number.
     others: Vec<(u32, u64)>,
     others_count: usize,
-    late: Vec<OfLate>,
+    late: Vec<LateData>,
     names: Vec<String>,
-    graphs: Vec<OfGraph>,
+    graphs: Vec<GraphData>,
 }
 
 #[derive(Serialize)]
-struct Source {
+struct SourceData {
     name: &'static str,
     of: &'static str,
     from: u64,
     late_of: Option<(&'static str, u64)>,
     held_up: Option<(&'static str, u64)>,
     share: Option<(&'static str, f64, &'static str, &'static str)>,
-    /// There was nothing to measure when it began.
+    /// Whether there was nothing to measure at the start.
     is_nothing: bool,
-    slots: Vec<Option<Cell>>,
+    slots: Vec<Option<SourceSlotData>>,
     columns: Vec<[String; 3]>,
     merging: BTreeMap<String, &'static str>,
-    series: Vec<OfSeries>,
-    /// No series is missing.
+    series: Vec<SeriesData>,
+    /// Whether no series is missing.
     has_all: bool,
-    /// Percentiles of series have larger bounds.
+    /// Whether the buckets of series are coarser, so that percentiles have larger bounds.
     is_coarse: bool,
-    /// Where series are missing, the figure of all by which the source is judged.
-    judged: Vec<OfSeries>,
-    /// What that tells of the whole span, and whether that is late.
+    /// If series are missing, the value of all series by which the source is judged.
+    judged: Vec<SeriesData>,
+    /// The remark on the whole span, and whether it means late.
     remark: Option<(String, bool)>,
     grouped: Option<Grouped>,
     shares: &'static [&'static str],
 }
 
-/// By which label series are added up, and its values in the order in which they are shown.
+/// The label by which series are added up, and its values in display order.
 #[derive(Serialize)]
 struct Grouped {
     label: &'static str,
@@ -108,9 +109,9 @@ struct Grouped {
     order: Vec<String>,
 }
 
-/// What a source has in a slot. Buckets are pairs of upper bound and count, in one row; the largest value is before them.
+/// A source in a slot. Histograms are the maximum, then pairs of a bucket's upper bound and count.
 #[derive(Serialize)]
-struct Cell {
+struct SourceSlotData {
     d: u64,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     f: Vec<u64>,
@@ -138,26 +139,26 @@ fn is_zero(count: &u64) -> bool {
 }
 
 #[derive(Serialize)]
-struct OfSeries {
+struct SeriesData {
     labels: Labels,
     /// By slot: distributions, and values.
     slots: Vec<(u32, Distributions, BTreeMap<String, f64>)>,
 }
 
 #[derive(Serialize)]
-struct OfCulprit {
-    /// Which of equal ones comes first.
+struct CulpritData {
+    /// Rank among culprits with equal delay.
     rank: usize,
     word: &'static str,
     who: String,
     told: String,
     cgroup: Option<String>,
-    /// By source: slot, events, nanoseconds, the longest.
-    by: Vec<(String, Vec<OfSlot>)>,
+    /// By source: slot, number of events, total and maximum delay in nanoseconds.
+    by: Vec<(String, Vec<SlotDelay>)>,
 }
 
 #[derive(Serialize)]
-struct OfLate {
+struct LateData {
     slot: u32,
     source: usize,
     at: i64,
@@ -167,32 +168,32 @@ struct OfLate {
     main: String,
     in_order: bool,
     parts: Vec<(u64, &'static str, String)>,
-    /// Culprits by their numbers, or -1, with how, who and how long.
+    /// Index of the culprit or -1, kind, name, and nanoseconds.
     causes: Vec<(i64, &'static str, String, u64)>,
     facts: Vec<(String, String)>,
-    /// Whose stack, and the numbers of its frames.
+    /// Owner of the stack, and indexes of its frames.
     stacks: Vec<(String, Vec<u32>)>,
 }
 
 #[derive(Serialize)]
-struct OfGraph {
+struct GraphData {
     source: usize,
     title: String,
-    /// Names of frames with their colours.
+    /// Names of frames with their colors.
     frames: Vec<(String, &'static str)>,
-    /// Frames, whether it is idle by design, and nanoseconds by slot.
-    rows: Vec<(Vec<u32>, u8, BySlot)>,
+    /// Indexes of frames, whether the row is idle by design, and nanoseconds by slot.
+    rows: Vec<(Vec<u32>, u8, SlotNs)>,
 }
 
-/// Numbers for names, which are the same few again and again.
+/// Indexes of names, which repeat often.
 #[derive(Default)]
-struct Names {
+struct NameTable {
     numbers: HashMap<String, u32>,
     names: Vec<String>,
 }
 
-impl Names {
-    fn number(&mut self, of: &str) -> u32 {
+impl NameTable {
+    fn index(&mut self, of: &str) -> u32 {
         let of = name(of);
         let next = self.names.len() as u32;
         *self.numbers.entry(of).or_insert_with_key(|of| {
@@ -217,13 +218,13 @@ fn buckets(of: &Histogram) -> Vec<u64> {
     std::iter::once(of.max_ns()).chain(of.iter().flat_map(|(range, count)| [*range.end(), count])).collect()
 }
 
-/// As it stands in the page: a JSON block, compressed where it is long.
+/// Returns the script element with the data: JSON, compressed if it is large.
 ///
 /// # Errors
-/// When there is no memory.
+/// When memory is exhausted.
 pub fn block(report: &Report, command: &str) -> io::Result<String> {
     let json = escaped(&serde_json::to_string(&data(report, command))?);
-    if json.len() <= PLAIN_BYTES {
+    if json.len() <= MAX_PLAIN_BYTES {
         return Ok(format!("<script type=\"application/json\" id=\"data\">{json}</script>\n"));
     }
     let mut packed = GzEncoder::new(Vec::new(), Compression::default());
@@ -231,7 +232,7 @@ pub fn block(report: &Report, command: &str) -> io::Result<String> {
     Ok(format!("<script type=\"application/gzip\" id=\"packed\">{}</script>\n", STANDARD.encode(packed.finish()?)))
 }
 
-/// Nothing in it ends a script, begins a comment, or is a line's end to JavaScript.
+/// Escapes what would end the script, start a comment, or be a line terminator in JavaScript.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -247,37 +248,37 @@ fn escaped(json: &str) -> String {
     out
 }
 
-/// A stamp that `replay` takes, to the nanosecond.
+/// Formats a timestamp for `replay`, to the nanosecond.
 fn stamp(unix_ns: u64) -> String {
     jiff::Timestamp::from_nanosecond(unix_ns.into()).map_or_else(|_| String::new(), |at| format!("{at:.9}"))
 }
 
 fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
-    let axis = Axis::of(report);
+    let axis = Axis::for_report(report);
     let base_ns = report.slots.iter().map(|slot| slot.start_unix_ns).min().unwrap_or(0);
-    let mut names = Names::default();
-    let slots = report.slots.iter().enumerate().map(|(number, slot)| {
-        let (from_ns, to_ns) = report.slots.span_unix_ns(number, number);
+    let mut names = NameTable::default();
+    let slots = report.slots.iter().enumerate().map(|(index, slot)| {
+        let (from_ns, to_ns) = report.slots.span_unix_ns(index, index);
         let relative = |ns: u64| ns.saturating_sub(base_ns);
         let (x, end) = (axis.x(slot.start_unix_ns), axis.x(slot.end_unix_ns));
         (relative(slot.start_unix_ns), relative(slot.end_unix_ns), x, end, stamp(from_ns), stamp(to_ns))
     });
-    let chosen = chosen(report);
-    let told: HashSet<Who<'_>> = chosen.iter().map(|culprit| who(culprit)).collect();
+    let selected = selected_culprits(report);
+    let listed: HashSet<Who<'_>> = selected.iter().map(|culprit| who(culprit)).collect();
     let mut others: BTreeMap<u32, u64> = BTreeMap::new();
-    for (_, slot, ns) in report.culprits.by_slot().filter(|(who, ..)| who.is_none_or(|who| !told.contains(&who))) {
+    for (_, slot, ns) in report.culprits.by_slot().filter(|(who, ..)| who.is_none_or(|who| !listed.contains(&who))) {
         others.entry(slot).or_default().add(&ns);
     }
-    let mut names_in_order: Vec<Who<'_>> = told.iter().copied().collect();
+    let mut names_in_order: Vec<Who<'_>> = listed.iter().copied().collect();
     names_in_order.sort_unstable();
-    let culprits: Vec<OfCulprit> = chosen
+    let culprits: Vec<CulpritData> = selected
         .iter()
         .map(|culprit| {
             let rank = names_in_order.binary_search(&who(culprit)).unwrap_or(0);
-            of_culprit(report, culprit, rank)
+            culprit_data(report, culprit, rank)
         })
         .collect();
-    let late = all_late(report, &chosen, base_ns, &mut names);
+    let late = late_data(report, &selected, base_ns, &mut names);
     Data {
         schema: SCHEMA,
         base_ns: base_ns.to_string(),
@@ -286,21 +287,21 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
         command,
         slots: slots.collect(),
         lost: report.slots.iter().map(|slot| lost(&slot.lost)).collect(),
-        sources: (0..report.cards.len()).map(|number| source(report, number)).collect(),
+        sources: (0..report.cards.len()).map(|index| source(report, index)).collect(),
         others: others.into_iter().collect(),
         others_count: report.look.culprits.len().saturating_sub(culprits.len()),
         culprits,
         late,
         names: names.names,
-        graphs: (0..report.cards.len()).flat_map(|number| graphs(report, number)).collect(),
+        graphs: (0..report.cards.len()).flat_map(|index| graphs(report, index)).collect(),
     }
 }
 
-/// How far a time zone is ahead from when on, in nanoseconds since the first of these times.
+/// Returns the offsets of a time zone: start in nanoseconds since `from_ns`, and seconds ahead of UTC.
 fn offsets(zone: &TimeZone, from_ns: u64, to_ns: u64) -> Vec<(u64, i32)> {
     let at = |ns: u64| jiff::Timestamp::from_nanosecond(ns.into());
     let (Ok(first), Ok(last)) = (at(from_ns), at(to_ns)) else { return vec![(0, 0)] };
-    let changes = zone.following(first).take_while(|change| change.timestamp() <= last).take(MOST_CHANGES);
+    let changes = zone.following(first).take_while(|change| change.timestamp() <= last).take(MAX_CHANGES);
     let later = changes.filter_map(|change| {
         let at_ns = u64::try_from(change.timestamp().as_nanosecond()).ok()?;
         Some((at_ns.saturating_sub(from_ns), change.offset().seconds()))
@@ -308,15 +309,15 @@ fn offsets(zone: &TimeZone, from_ns: u64, to_ns: u64) -> Vec<(u64, i32)> {
     [(0, zone.to_offset(first).seconds())].into_iter().chain(later).collect()
 }
 
-/// A culprit by its kind and name.
+/// Kind and name of a culprit.
 type Who<'a> = (CauseKind, &'a str);
 
 fn who(culprit: &Culprit) -> Who<'_> {
     (culprit.kind, &culprit.who)
 }
 
-/// Those that are told by slot: the worst of all, and the worst of each slot.
-fn chosen(report: &Report) -> Vec<&Culprit> {
+/// Selects the culprits that have data by slot: the worst in total, and the worst of each slot.
+fn selected_culprits(report: &Report) -> Vec<&Culprit> {
     let mut by_slot: BTreeMap<u32, HashMap<Who<'_>, u64>> = BTreeMap::new();
     for (who, slot, ns) in report.culprits.by_slot() {
         if let Some(who) = who {
@@ -333,13 +334,13 @@ fn chosen(report: &Report) -> Vec<&Culprit> {
     ranked.filter(|(rank, culprit)| *rank < CULPRITS || worst.contains(&who(culprit))).map(|(_, of)| of).collect()
 }
 
-fn source(report: &Report, number: usize) -> Source {
-    let card = report.cards[number];
+fn source(report: &Report, index: usize) -> SourceData {
+    let card = report.cards[index];
     let measured = report.header.sources.iter().find(|of| of.source == card.name);
     let slots = report.slots.iter().map(|slot| {
-        let of = slot.sources[number].as_ref()?;
+        let of = slot.sources[index].as_ref()?;
         let unexplained = of.found.unexplained();
-        Some(Cell {
+        Some(SourceSlotData {
             d: of.found.duration_ns,
             f: buckets(of.found.adding()),
             e: buckets(of.found.at_end()),
@@ -354,13 +355,13 @@ fn source(report: &Report, number: usize) -> Source {
         })
     });
     let empty = Snapshot::new(card.name, "", "", 0);
-    let whole = report.whole[number].as_ref().unwrap_or(&empty);
+    let whole = report.whole[index].as_ref().unwrap_or(&empty);
     // What is known at the end of a slot may be gone at the end of all.
-    let of_slots = report.merged.iter().flat_map(|of| &of[number]).flat_map(|of| &of.series);
+    let of_slots = report.merged.iter().flat_map(|of| &of[index]).flat_map(|of| &of.series);
     let merging = whole.series.iter().chain(of_slots).flat_map(|series| series.values.keys());
     let merging: BTreeMap<String, &'static str> =
         merging.map(|value| (value.clone(), rule((card.merging)(value)))).collect();
-    let by_slots = BySlots::of(report, number);
+    let by_slots = SeriesBySlot::for_source(report, index);
     let (series, is_coarse) = by_slots.first(whole);
     let has_all = series.len() == whole.series.len();
     let judged = card.judged_share.filter(|_| !has_all).map(|of| by_slots.judged(whole, of.value)).unwrap_or_default();
@@ -369,10 +370,10 @@ fn source(report: &Report, number: usize) -> Source {
     let grouped = added_up(card, whole).map(|(label, by_label)| {
         let values =
             in_order(&by_label).into_iter().take(GROUPS).map(|of| of.labels.get(label).map_or("", String::as_str));
-        let columns = Column::all(card, [&by_label]).iter().map(Column::told).collect();
+        let columns = Column::all(card, [&by_label]).iter().map(Column::for_script).collect();
         Grouped { label, columns, order: values.map(name).collect() }
     });
-    Source {
+    SourceData {
         has_all,
         is_coarse,
         judged,
@@ -387,13 +388,13 @@ fn source(report: &Report, number: usize) -> Source {
         share: card.judged_share.map(|of| (of.value, of.late_from, of.of, of.late)),
         is_nothing: measured.is_some_and(|of| of.nothing.is_some()),
         slots: slots.collect(),
-        columns: Column::all(card, report.snapshots(number)).iter().map(Column::told).collect(),
+        columns: Column::all(card, report.snapshots(index)).iter().map(Column::for_script).collect(),
         merging,
         series,
     }
 }
 
-/// What the script does where two slots become one.
+/// Returns how the script merges a value over slots.
 fn rule(merging: Merging) -> &'static str {
     match merging {
         Merging::Sum => "sum",
@@ -407,36 +408,36 @@ fn rule(merging: Merging) -> &'static str {
 }
 
 /// The series of a source by slot.
-struct BySlots<'a>(Vec<HashMap<&'a Labels, &'a Series>>);
+struct SeriesBySlot<'a>(Vec<HashMap<&'a Labels, &'a Series>>);
 
-impl<'a> BySlots<'a> {
-    fn of(report: &'a Report, number: usize) -> Self {
+impl<'a> SeriesBySlot<'a> {
+    fn for_source(report: &'a Report, index: usize) -> Self {
         let of_slot = |of: &'a Vec<Option<Snapshot>>| {
-            of[number].iter().flat_map(|of| &of.series).map(|series| (&series.labels, series)).collect()
+            of[index].iter().flat_map(|of| &of.series).map(|series| (&series.labels, series)).collect()
         };
-        BySlots(report.merged.iter().map(of_slot).collect())
+        SeriesBySlot(report.merged.iter().map(of_slot).collect())
     }
 
-    /// One of them, with these figures of its distributions.
-    fn series(&self, of: &Series, buckets: impl Fn(&Histogram) -> Vec<u64>) -> OfSeries {
+    /// Returns the data of a series, with its histograms as `buckets` returns them.
+    fn series(&self, of: &Series, buckets: impl Fn(&Histogram) -> Vec<u64>) -> SeriesData {
         let of_slots = self.0.iter().zip(0..).filter_map(|(by_labels, slot)| Some((slot, by_labels.get(&of.labels)?)));
         let slots = of_slots.map(|(slot, series)| {
             let histograms = series.histograms.iter().map(|(name, of)| (name.clone(), buckets(of))).collect();
             (slot, histograms, series.values.clone())
         });
-        OfSeries { labels: safe(&of.labels), slots: slots.collect() }
+        SeriesData { labels: safe(&of.labels), slots: slots.collect() }
     }
 
-    /// The first ones; and whether their distributions have larger buckets than they had, as there would be too many.
-    fn first(&self, whole: &Snapshot) -> (Vec<OfSeries>, bool) {
-        let all = |buckets: fn(&Histogram) -> Vec<u64>| -> Vec<OfSeries> {
+    /// Returns the first series in display order, and whether their buckets are coarser, as there would be too many.
+    fn first(&self, whole: &Snapshot) -> (Vec<SeriesData>, bool) {
+        let all = |buckets: fn(&Histogram) -> Vec<u64>| -> Vec<SeriesData> {
             in_order(whole).into_iter().take(SERIES).map(|of| self.series(of, buckets)).collect()
         };
         let exact = all(buckets);
-        if exact.iter().map(OfSeries::size).sum::<usize>() <= MOST_BUCKETS {
+        if exact.iter().map(SeriesData::size).sum::<usize>() <= MAX_BUCKETS {
             return (exact, false);
         }
-        let mut left = MOST_BUCKETS;
+        let mut left = MAX_BUCKETS;
         let mut coarse = all(|of| buckets(&of.coarse()));
         coarse.retain(|of| {
             let fits = of.size() <= left;
@@ -446,11 +447,11 @@ impl<'a> BySlots<'a> {
         (coarse, true)
     }
 
-    /// The figure by which a source is judged, of all series where that is not too much.
-    fn judged(&self, whole: &Snapshot, value: &str) -> Vec<OfSeries> {
+    /// Returns the value by which a source is judged of all its series, or nothing if there are too many.
+    fn judged(&self, whole: &Snapshot, value: &str) -> Vec<SeriesData> {
         let judged = whole.series.iter().filter(|series| series.values.contains_key(value));
-        let mut told: Vec<OfSeries> = Vec::new();
-        let mut left = MOST_BUCKETS;
+        let mut series_data: Vec<SeriesData> = Vec::new();
+        let mut left = MAX_BUCKETS;
         for series in judged {
             let mut of = self.series(series, |_| Vec::new());
             for (_, distributions, values) in &mut of.slots {
@@ -462,27 +463,27 @@ impl<'a> BySlots<'a> {
                 Some(rest) => left = rest,
                 None => return Vec::new(),
             }
-            told.push(of);
+            series_data.push(of);
         }
-        told
+        series_data
     }
 }
 
-impl OfSeries {
-    /// How many numbers it has, or so.
+impl SeriesData {
+    /// Approximate number of values.
     fn size(&self) -> usize {
         self.slots.iter().map(|(_, of, values)| 1 + values.len() + of.values().map(Vec::len).sum::<usize>()).sum()
     }
 }
 
-fn of_culprit(report: &Report, culprit: &Culprit, rank: usize) -> OfCulprit {
-    let by = report.culprits.of(culprit.kind, &culprit.who).into_iter().map(|(source, delays)| {
+fn culprit_data(report: &Report, culprit: &Culprit, rank: usize) -> CulpritData {
+    let by = report.culprits.delays_by(culprit.kind, &culprit.who).into_iter().map(|(source, delays)| {
         let delays = delays.iter().map(|(slot, of)| (*slot, of.events, of.total_ns, of.worst_ns));
         (source.to_owned(), delays.collect())
     });
-    OfCulprit {
+    CulpritData {
         rank,
-        word: word(culprit.kind),
+        word: how(culprit.kind, &culprit.who),
         who: name(&culprit.who),
         told: name(&in_words(culprit.kind, &culprit.who)),
         cgroup: culprit.cgroup.as_ref().filter(|of| of.path != "/").map(|of| name(&of.path)),
@@ -490,22 +491,21 @@ fn of_culprit(report: &Report, culprit: &Culprit, rank: usize) -> OfCulprit {
     }
 }
 
-fn all_late(report: &Report, culprits: &[&Culprit], base_ns: u64, names: &mut Names) -> Vec<OfLate> {
-    let known: HashMap<Who<'_>, i64> =
-        culprits.iter().zip(0..).map(|(culprit, number)| (who(culprit), number)).collect();
-    let mut order: Vec<&Late> = report.late.iter().collect();
+fn late_data(report: &Report, culprits: &[&Culprit], base_ns: u64, names: &mut NameTable) -> Vec<LateData> {
+    let known: HashMap<Who<'_>, i64> = culprits.iter().zip(0..).map(|(culprit, index)| (who(culprit), index)).collect();
+    let mut order: Vec<&ListedEvent> = report.late.iter().collect();
     order.sort_by_key(|late| std::cmp::Reverse(late.event.latency_ns));
-    let (mut left, mut told) = (MOST_LATE_BYTES, Vec::new());
+    let (mut left, mut events) = (MAX_LATE_BYTES, Vec::new());
     for late in order {
         let event = &late.event;
         let causes = event.causes.iter().map(|cause| {
-            let number = known.get(&(cause.kind, cause.who.as_str())).copied().unwrap_or(-1);
-            (number, word(cause.kind), name(&cause.who), cause.ns)
+            let index = known.get(&(cause.kind, cause.who.as_str())).copied().unwrap_or(-1);
+            (index, how(cause.kind, &cause.who), name(&cause.who), cause.ns)
         });
-        let places = event::places(event).into_iter();
+        let stacks = event::stacks(event).into_iter();
         let stacks =
-            places.map(|place| (name(&place.of), place.frames.iter().map(|frame| names.number(frame)).collect()));
-        let of = OfLate {
+            stacks.map(|stack| (name(&stack.owner), stack.frames.iter().map(|frame| names.index(frame)).collect()));
+        let of = LateData {
             slot: late.slot,
             source: report.cards.iter().position(|card| card.name == late.card.name).unwrap_or(0),
             at: event.at_unix_ns as i64 - base_ns as i64,
@@ -522,7 +522,7 @@ fn all_late(report: &Report, culprits: &[&Culprit], base_ns: u64, names: &mut Na
             facts: facts(event).into_iter().map(|(what, value)| (name(&what), name(&value))).collect(),
             stacks: stacks.collect(),
         };
-        // Roughly as many bytes as its JSON has.
+        // Approximate size of the JSON.
         let texts = of.parts.iter().map(|part| part.2.len() + 24).sum::<usize>()
             + of.causes.iter().map(|cause| cause.2.len() + 32).sum::<usize>()
             + of.facts.iter().map(|fact| fact.0.len() + fact.1.len() + 8).sum::<usize>()
@@ -532,16 +532,16 @@ fn all_late(report: &Report, culprits: &[&Culprit], base_ns: u64, names: &mut Na
             break;
         }
         left -= size;
-        told.push(of);
+        events.push(of);
     }
-    told
+    events
 }
 
-fn graphs(report: &Report, number: usize) -> Vec<OfGraph> {
-    flame::of(report, number).iter().map(|graph| of_graph(number, graph)).collect()
+fn graphs(report: &Report, index: usize) -> Vec<GraphData> {
+    flame::graphs(report, index).iter().map(|graph| graph_data(index, graph)).collect()
 }
 
-fn of_graph(source: usize, graph: &Graph) -> OfGraph {
+fn graph_data(source: usize, graph: &Graph) -> GraphData {
     let mut numbers: HashMap<(String, &'static str), u32> = HashMap::new();
     let mut frames = Vec::new();
     let rows = graph.rows.iter().map(|row| {
@@ -556,7 +556,7 @@ fn of_graph(source: usize, graph: &Graph) -> OfGraph {
         (of_row.collect(), u8::from(row.is_idle), row.slots.clone())
     });
     let rows = rows.collect();
-    OfGraph { source, title: graph.title.clone(), frames, rows }
+    GraphData { source, title: graph.title.clone(), frames, rows }
 }
 
 #[cfg(test)]
@@ -564,15 +564,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_ends_no_script() {
+    fn escapes_script_end_and_comments() {
         let json = serde_json::to_string("</script><!--<script>\u{2028}&").expect("a string");
-        let told = escaped(&json);
-        assert!(!told.contains(['<', '>', '&', '\u{2028}']), "{told}");
-        assert_eq!(serde_json::from_str::<String>(&told).expect("the same"), "</script><!--<script>\u{2028}&");
+        let text = escaped(&json);
+        assert!(!text.contains(['<', '>', '&', '\u{2028}']), "{text}");
+        assert_eq!(serde_json::from_str::<String>(&text).expect("the same"), "</script><!--<script>\u{2028}&");
     }
 
     #[test]
-    fn clocks_that_change_within_a_recording_have_two_offsets() {
+    fn offsets_follow_daylight_saving() {
         let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").expect("that of Berlin");
         let at = |text: &str| {
             let at: jiff::Timestamp = text.parse().expect("a time");
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_have_the_largest_value_before_them() {
+    fn buckets_start_with_maximum() {
         let of: Histogram = [5, 5, 100].into_iter().collect();
         assert_eq!(buckets(&of), [100, 5, 2, 103, 1]);
         assert!(buckets(&Histogram::default()).is_empty());

@@ -1,116 +1,108 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One late event: its path in time, its causes, and the stacks of everybody in it.
+//! Draws a late event: its path in time, its causes, and the stacks of all involved threads.
 
 use std::fmt::Write as _;
 
 use whylate_model::LateEvent;
-use whylate_model::path::PathSegment;
 use whylate_model::units::format_ns;
 
 use super::markup::{name, ns, sentence, share, text};
 use super::timeline::{WIDTH, swatch};
-use crate::output::path::{waited, what};
-use crate::output::why::word;
+use crate::output::path::what_in_whose_wait;
+use crate::output::why::how;
 
-/// Shorter parts of a path are told together where it has more than so many.
+/// Maximum number of parts before short ones are merged with their neighbors.
 const PARTS: usize = 100;
-/// Of a stack, so many frames.
+/// Maximum number of frames per stack.
 const FRAMES: usize = 64;
 
-/// A part of an event's time.
+/// A part of an event's latency.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct TimePart {
     pub ns: u64,
-    /// As in JSON.
+    /// Kind of the cause, as in JSON.
     pub kind: &'static str,
     pub text: String,
     pub depth: u32,
 }
 
-/// A stack and whose it is.
+/// A stack and its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place<'a> {
-    pub of: String,
+pub struct OwnedStack<'a> {
+    pub owner: String,
     pub frames: &'a [String],
 }
 
-/// Whether its parts are in order of time: those of a path are, sums are not.
+/// Returns whether the parts are in order of time: those of a path are, sums are not.
 pub fn is_in_order(event: &LateEvent) -> bool {
     !event.path.is_empty()
 }
 
-/// The parts of its time, in order where that is known; they add up to it.
-pub fn parts(event: &LateEvent) -> Vec<Part> {
+/// Returns the parts of the latency, in order of time if it is known. They add up to the latency.
+pub fn parts(event: &LateEvent) -> Vec<TimePart> {
     if !is_in_order(event) {
-        let part = |cause: &whylate_model::Cause| Part {
+        let part = |cause: &whylate_model::Cause| TimePart {
             ns: cause.ns,
             kind: cause.kind.name(),
-            text: format!("{} {}", word(cause.kind), cause.who),
+            text: format!("{} {}", how(cause.kind, &cause.who), cause.who),
             depth: 0,
         };
         return event.causes.iter().map(part).collect();
     }
-    let mut parts: Vec<Part> = Vec::new();
+    let mut parts: Vec<TimePart> = Vec::new();
     for segment in event.path.iter().filter(|segment| segment.ns > 0) {
-        let (kind, text) = (segment.kind.name(), told(segment));
+        let (kind, text) = (segment.kind.name(), what_in_whose_wait(segment));
         match parts.last_mut() {
             Some(last) if last.kind == kind && last.text == text => last.ns += segment.ns,
-            _ => parts.push(Part { ns: segment.ns, kind, text, depth: segment.depth }),
+            _ => parts.push(TimePart { ns: segment.ns, kind, text, depth: segment.depth }),
         }
     }
-    without_short(parts, event.latency_ns)
+    merge_short(parts, event.latency_ns)
 }
 
-/// What happened, and in whose wait.
-fn told(segment: &PathSegment) -> String {
-    let waiter = segment.waiter.as_deref().filter(|_| segment.depth > 0);
-    let within = waiter.map_or_else(String::new, |waiter| format!(" (while {waiter} {})", waited(segment)));
-    format!("{}{within}", what(segment))
-}
-
-/// Parts that nobody could see in the picture, as one with their neighbours.
-fn without_short(parts: Vec<Part>, whole_ns: u64) -> Vec<Part> {
+/// Merges adjacent parts that are too short to be visible in the picture.
+fn merge_short(parts: Vec<TimePart>, whole_ns: u64) -> Vec<TimePart> {
     if parts.len() <= PARTS {
         return parts;
     }
-    let mut kept: Vec<Part> = Vec::new();
-    let (least_ns, short) = (whole_ns / PARTS as u64, "several short parts");
+    let mut merged: Vec<TimePart> = Vec::new();
+    let (min_ns, short) = (whole_ns / PARTS as u64, "several short parts");
     for part in parts {
-        match kept.last_mut() {
-            Some(last) if part.ns < least_ns && last.text == short => last.ns += part.ns,
-            _ if part.ns < least_ns => kept.push(Part { kind: "unknown", text: short.to_owned(), ..part }),
-            _ => kept.push(part),
+        match merged.last_mut() {
+            Some(last) if part.ns < min_ns && last.text == short => last.ns += part.ns,
+            _ if part.ns < min_ns => merged.push(TimePart { kind: "unknown", text: short.to_owned(), ..part }),
+            _ => merged.push(part),
         }
     }
-    kept
+    merged
 }
 
-/// The stacks of who waited, of whom it waited for, and of who made it late.
-pub fn places(event: &LateEvent) -> Vec<Place<'_>> {
-    let mut places = Vec::new();
-    add(&mut places, format!("Victim: {}", event.subject), &event.stack);
-    add(&mut places, "Stack from an NMI while interrupts were off".to_owned(), &event.inside);
-    let mut told: Vec<(&str, &[String])> = Vec::new();
+/// Returns the stacks of the victim, its wakers and the culprits.
+pub fn stacks(event: &LateEvent) -> Vec<OwnedStack<'_>> {
+    let mut stacks = Vec::new();
+    add_stack(&mut stacks, format!("Victim: {}", event.subject), &event.stack);
+    add_stack(&mut stacks, "Stack from an NMI while interrupts were off".to_owned(), &event.inside);
+    let mut wakers: Vec<(&str, &[String])> = Vec::new();
     for segment in event.path.iter().filter(|segment| !segment.stack.is_empty()) {
         let waiter = segment.waiter.as_deref().unwrap_or("a thread");
-        if segment.stack != event.stack && !told.contains(&(waiter, &segment.stack)) {
-            told.push((waiter, &segment.stack));
-            add(&mut places, format!("Waker: {waiter}, while it was blocked itself"), &segment.stack);
+        if segment.stack != event.stack && !wakers.contains(&(waiter, &segment.stack)) {
+            wakers.push((waiter, &segment.stack));
+            add_stack(&mut stacks, format!("Waker: {waiter}, while it was blocked itself"), &segment.stack);
         }
     }
     for cause in &event.causes {
-        add(&mut places, format!("Culprit: {} {}", word(cause.kind), cause.who), &cause.stack);
+        add_stack(&mut stacks, format!("Culprit: {} {}", how(cause.kind, &cause.who), cause.who), &cause.stack);
     }
-    places
+    stacks
 }
 
-fn add<'a>(places: &mut Vec<Place<'a>>, of: String, frames: &'a [String]) {
+fn add_stack<'a>(stacks: &mut Vec<OwnedStack<'a>>, owner: String, frames: &'a [String]) {
     if !frames.is_empty() {
-        places.push(Place { of, frames: &frames[..frames.len().min(FRAMES)] });
+        stacks.push(OwnedStack { owner, frames: &frames[..frames.len().min(FRAMES)] });
     }
 }
 
-/// What else is known of it.
+/// Returns the labels, the upper bound of the latency, and the phases.
 pub fn facts(event: &LateEvent) -> Vec<(String, String)> {
     let labels = event.labels.iter().map(|(label, value)| (label.replace('_', " "), value.clone()));
     let at_most = event.at_most_ns.map(|ns| ("at most".to_owned(), format_ns(ns)));
@@ -118,7 +110,7 @@ pub fn facts(event: &LateEvent) -> Vec<(String, String)> {
     labels.chain(at_most).chain(phases).collect()
 }
 
-/// All of it.
+/// Returns the HTML of an event's details.
 pub fn write(event: &LateEvent) -> String {
     let mut out = String::new();
     let parts = parts(event);
@@ -146,7 +138,7 @@ pub fn write(event: &LateEvent) -> String {
                 "<tr>{}{}<td>{}</td><td>{}</td></tr>",
                 share(part),
                 ns(Some(cause.ns)),
-                word(cause.kind),
+                how(cause.kind, &cause.who),
                 text(&cause.who)
             );
         }
@@ -160,15 +152,15 @@ pub fn write(event: &LateEvent) -> String {
         }
         out += "</dl>";
     }
-    for place in places(event) {
-        let _ = write!(out, "<details><summary>{}</summary><ol class=\"frames\">", text(&place.of));
-        place.frames.iter().for_each(|frame| out += &format!("<li>{}</li>", text(frame)));
+    for stack in stacks(event) {
+        let _ = write!(out, "<details><summary>{}</summary><ol class=\"frames\">", text(&stack.owner));
+        stack.frames.iter().for_each(|frame| out += &format!("<li>{}</li>", text(frame)));
         out += "</ol></details>";
     }
     out
 }
 
-fn picture(parts: &[Part], whole_ns: u64) -> String {
+fn picture(parts: &[TimePart], whole_ns: u64) -> String {
     let mut out = format!(
         "<svg class=\"path\" viewBox=\"0 0 {WIDTH} 10\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"The parts of its time; the list below tells each in words\">"
     );
@@ -183,7 +175,7 @@ fn picture(parts: &[Part], whole_ns: u64) -> String {
     out + "</svg>"
 }
 
-/// What most of it was due to.
+/// Names the cause with the most time.
 pub fn main_cause(event: &LateEvent) -> String {
     let longest = event.causes.iter().max_by_key(|cause| cause.ns);
     longest.map_or_else(|| "-".to_owned(), |cause| name(&crate::output::why::culprit(cause.kind, &cause.who)))
@@ -191,12 +183,23 @@ pub fn main_cause(event: &LateEvent) -> String {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::path::PathSegment;
     use whylate_model::{Cause, CauseKind};
 
     use super::*;
 
     #[test]
-    fn parts_add_up_to_the_event_however_many_there_are() {
+    fn a_thread_that_slept_is_the_main_cause_by_its_name() {
+        let of = |who: &str| {
+            let causes = vec![Cause::new(CauseKind::Timer, who, 9)];
+            main_cause(&LateEvent { causes, latency_ns: 9, ..LateEvent::default() })
+        };
+        assert_eq!(of("wl-copy:5837"), "wl-copy:5837 sleeping");
+        assert_eq!(of("timeout in poll (curl:7)"), "timeout in poll (curl:7)");
+    }
+
+    #[test]
+    fn parts_add_up_to_latency() {
         let segment = |number: u64| PathSegment {
             ns: 1 + number % 7,
             kind: CauseKind::Running,
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn everybodys_stack_is_told_once() {
+    fn lists_each_stack_once() {
         let stack = |name: &str| vec![name.to_owned(), "entry".to_owned()];
         let waits = |waiter: &str, frames: &str| PathSegment {
             waiter: Some(waiter.to_owned()),
@@ -239,7 +242,7 @@ mod tests {
             causes: vec![Cause { stack: stack("console_unlock"), ..Cause::new(CauseKind::IrqsOff, "dd:4", 3) }],
             ..LateEvent::default()
         };
-        let told: Vec<String> = places(&event).into_iter().map(|place| place.of).collect();
-        assert_eq!(told, ["Victim: a:1", "Waker: b:2, while it was blocked itself", "Culprit: interrupts off dd:4"]);
+        let owners: Vec<String> = stacks(&event).into_iter().map(|stack| stack.owner).collect();
+        assert_eq!(owners, ["Victim: a:1", "Waker: b:2, while it was blocked itself", "Culprit: interrupts off dd:4"]);
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Flame graphs, with the root on top. The script draws the same rows anew when somebody zooms, searches or selects a span.
+//! Draws flame graphs, with the root on top. The script draws the same rows again on zoom, search, or selection of a
+//! span.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,30 +14,31 @@ use super::Report;
 use super::markup::text;
 use super::rows::Sum as _;
 
-/// So many rows have frames of their own; others are told by their first frame alone.
-const MOST_ROWS: usize = 1_500;
-/// Deeper stacks lose their middle.
-const DEEPEST: usize = 100;
-/// A picture without scripts: its width, the height of a frame, the width of a letter, and the narrowest frame.
+/// Maximum number of rows with all their frames. Others keep only their first frame.
+const MAX_ROWS: usize = 1_500;
+/// Maximum number of frames per row. Deeper stacks lose their middle.
+const MAX_DEPTH: usize = 100;
+/// Picture without scripts: its width, the height of a frame, the width of a character, and the minimum width of a
+/// frame.
 const WIDTH: f64 = 1_200.0;
 const HEIGHT: usize = 18;
 const LETTER: f64 = 7.0;
-const NARROWEST: f64 = 2.0;
-/// A picture has no more frames.
-const MOST_FRAMES: usize = 3_000;
+const MIN_WIDTH: f64 = 2.0;
+/// Maximum number of frames in a picture.
+const MAX_FRAMES: usize = 3_000;
 
-/// A graph.
+/// A flame graph.
 pub struct Graph {
     pub title: String,
     pub rows: Vec<Row>,
-    /// What there was no room for.
+    /// Time of stacks beyond the limits, in nanoseconds.
     pub beyond_ns: u64,
 }
 
-/// A stack, or a chain of waits, with its time by slot.
+/// A stack, or a chain of waits, with its nanoseconds by slot.
 pub struct Row {
     pub frames: Vec<Frame>,
-    /// It waits for work, and nobody waits for it.
+    /// Whether the thread waits for work, and no other thread waits for it.
     pub is_idle: bool,
     pub slots: Vec<(u32, u64)>,
 }
@@ -47,26 +49,29 @@ impl Row {
     }
 }
 
-/// What there is to draw of a source.
-pub fn of(report: &Report, number: usize) -> Vec<Graph> {
+/// Returns the graphs of a source: its stacks, and its chains of late waits.
+pub fn graphs(report: &Report, number: usize) -> Vec<Graph> {
     let card = report.cards[number];
     let class = |stack: &Stack| stack.wait.as_ref().map(|wait| wait.class);
     let waiting = report.stacks[number].iter().filter(|(stack, _)| class(stack) != Some(WaitClass::OnCpu));
-    let rows = waiting.map(|(stack, seen)| Row {
-        frames: short(frames_of(stack)),
+    let rows = waiting.map(|(stack, sums)| Row {
+        frames: truncate_middle(frames_of(stack)),
         is_idle: class(stack) == Some(WaitClass::Idle),
-        slots: seen.iter().map(|(slot, seen)| (*slot, seen.weight_ns)).collect(),
+        slots: sums.iter().map(|(slot, sums)| (*slot, sums.weight_ns)).collect(),
     });
     let stacks = Graph {
         title: format!("Flame graph: {}", card.stacks),
-        rows: fewest(rows.collect()),
+        rows: merge_smallest(rows.collect()),
         beyond_ns: report.stacks[number].beyond_ns(),
     };
     let chains = report.chains[number].iter().into_iter();
-    let chains =
-        chains.map(|(frames, slots)| Row { frames: short(frames.to_vec()), is_idle: false, slots: slots.to_vec() });
+    let chains = chains.map(|(frames, slots)| Row {
+        frames: truncate_middle(frames.to_vec()),
+        is_idle: false,
+        slots: slots.to_vec(),
+    });
     let title = "Chains of late waits: who waited where, who ended that, and what was done meanwhile".to_owned();
-    let chains = Graph { title, rows: fewest(chains.collect()), beyond_ns: report.chains[number].beyond_ns() };
+    let chains = Graph { title, rows: merge_smallest(chains.collect()), beyond_ns: report.chains[number].beyond_ns() };
     [stacks, chains].into_iter().filter(|graph| !graph.rows.is_empty()).collect()
 }
 
@@ -79,24 +84,24 @@ fn frames_of(stack: &Stack) -> Vec<Frame> {
     all
 }
 
-/// The outermost and the innermost frames.
-fn short(mut frames: Vec<Frame>) -> Vec<Frame> {
-    if frames.len() > DEEPEST {
-        let cut = frames.len() - DEEPEST;
-        frames.splice(DEEPEST / 2..DEEPEST / 2 + cut, [Frame::new(Kind::Between, "...")]);
+/// Keeps the outermost and the innermost frames.
+fn truncate_middle(mut frames: Vec<Frame>) -> Vec<Frame> {
+    if frames.len() > MAX_DEPTH {
+        let cut = frames.len() - MAX_DEPTH;
+        frames.splice(MAX_DEPTH / 2..MAX_DEPTH / 2 + cut, [Frame::new(Kind::Between, "...")]);
     }
     frames
 }
 
-/// Those with most time; the others as one for each first frame.
-fn fewest(mut rows: Vec<Row>) -> Vec<Row> {
+/// Keeps the rows with most time, and merges the others by their first frame.
+fn merge_smallest(mut rows: Vec<Row>) -> Vec<Row> {
     rows.retain(|row| row.ns() > 0);
     rows.sort_by(|a, b| Reverse(a.ns()).cmp(&Reverse(b.ns())).then_with(|| a.frames.cmp(&b.frames)));
-    if rows.len() <= MOST_ROWS {
+    if rows.len() <= MAX_ROWS {
         return rows;
     }
     let mut sums: BTreeMap<(Frame, bool), BTreeMap<u32, u64>> = BTreeMap::new();
-    for row in rows.split_off(MOST_ROWS) {
+    for row in rows.split_off(MAX_ROWS) {
         let Some(first) = row.frames.into_iter().next() else { continue };
         let sum = sums.entry((first, row.is_idle)).or_default();
         row.slots.iter().for_each(|(slot, ns)| sum.entry(*slot).or_default().add(ns));
@@ -110,7 +115,7 @@ fn fewest(mut rows: Vec<Row>) -> Vec<Row> {
     rows
 }
 
-/// How a frame is coloured.
+/// Returns the CSS class of a kind of frame.
 pub fn class(kind: Kind) -> &'static str {
     match kind {
         Kind::Label => "f-label",
@@ -130,13 +135,13 @@ struct Node<'a> {
 }
 
 impl Graph {
-    /// How much of it is idle by design, of how much.
+    /// Returns how much of the graph's time is idle by design, and the whole time.
     pub fn idle_ns(&self) -> (u64, u64) {
         let sum = |rows: &mut dyn Iterator<Item = &Row>| rows.fold(0_u64, |sum, row| sum.saturating_add(row.ns()));
         (sum(&mut self.rows.iter().filter(|row| row.is_idle)), sum(&mut self.rows.iter()))
     }
 
-    /// The picture over the whole span, without what is idle by design where anything else is there.
+    /// Draws the whole span. Hides what is idle by design, unless there is nothing else.
     pub fn draw(&self) -> String {
         let (idle_ns, all_ns) = self.idle_ns();
         let is_shown = |row: &&Row| !row.is_idle || idle_ns == all_ns;
@@ -149,26 +154,26 @@ impl Graph {
                 node.ns = node.ns.saturating_add(ns);
             }
         }
-        let mut drawn = Drawn { out: String::new(), whole_ns: root.ns.max(1), frames: 0, deepest: 0 };
-        drawn.frame("all", "f-label", root.ns, 0.0, 0);
-        drawn.children(&root, 0.0, 1);
-        let height = (drawn.deepest + 1) * HEIGHT;
+        let mut drawing = Drawing { out: String::new(), whole_ns: root.ns.max(1), frames: 0, max_depth: 0 };
+        drawing.frame("all", "f-label", root.ns, 0.0, 0);
+        drawing.children(&root, 0.0, 1);
+        let height = (drawing.max_depth + 1) * HEIGHT;
         format!(
             "<div class=\"wide\"><svg class=\"flame\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{}\">{}</svg></div>\n",
             text(&self.title),
-            drawn.out
+            drawing.out
         )
     }
 }
 
-struct Drawn {
+struct Drawing {
     out: String,
     whole_ns: u64,
     frames: usize,
-    deepest: usize,
+    max_depth: usize,
 }
 
-impl Drawn {
+impl Drawing {
     fn width(&self, ns: u64) -> f64 {
         ns as f64 / self.whole_ns as f64 * WIDTH
     }
@@ -176,7 +181,7 @@ impl Drawn {
     fn frame(&mut self, name: &str, class: &str, ns: u64, x: f64, depth: usize) {
         let (width, y) = (self.width(ns), depth * HEIGHT);
         self.frames += 1;
-        self.deepest = self.deepest.max(depth);
+        self.max_depth = self.max_depth.max(depth);
         let percent = ns as f64 * 100.0 / self.whole_ns as f64;
         let _ = write!(
             self.out,
@@ -185,13 +190,13 @@ impl Drawn {
             format_ns(ns),
             HEIGHT - 1
         );
-        let room = ((width - 4.0) / LETTER) as usize;
-        if room >= 3 {
+        let max_chars = ((width - 4.0) / LETTER) as usize;
+        if max_chars >= 3 {
             let name = super::markup::name(name);
-            let shown: String = if name.chars().count() <= room {
+            let shown: String = if name.chars().count() <= max_chars {
                 name
             } else {
-                name.chars().take(room - 2).chain("..".chars()).collect()
+                name.chars().take(max_chars - 2).chain("..".chars()).collect()
             };
             let _ = write!(self.out, "<text x=\"{:.1}\" y=\"{}\">{}</text>", x + 3.0, y + 13, text(&shown));
         }
@@ -202,7 +207,7 @@ impl Drawn {
         let mut x = x;
         for (frame, child) in &node.children {
             let width = self.width(child.ns);
-            if width >= NARROWEST && self.frames < MOST_FRAMES {
+            if width >= MIN_WIDTH && self.frames < MAX_FRAMES {
                 self.frame(&frame.name, class(frame.kind), child.ns, x, depth);
                 self.children(child, x, depth + 1);
             }
@@ -221,28 +226,28 @@ mod tests {
     }
 
     #[test]
-    fn the_root_is_on_top_and_as_wide_as_all() {
+    fn root_is_on_top_and_spans_all() {
         let rows = vec![row("server read", 600, false), row("server wait", 300, false), row("idle", 100, true)];
         let graph = Graph { title: "x".to_owned(), rows, beyond_ns: 0 };
-        let drawn = graph.draw();
+        let drawing = graph.draw();
         assert!(
-            drawn.contains(
+            drawing.contains(
                 "<title>all: 900ns (100.0%)</title><rect class=\"f-label\" x=\"0.0\" y=\"0\" width=\"1200.0\""
             ),
-            "{drawn}"
+            "{drawing}"
         );
-        assert!(drawn.contains("<title>wait: 300ns (33.3%)</title>") && !drawn.contains("idle"), "{drawn}");
+        assert!(drawing.contains("<title>wait: 300ns (33.3%)</title>") && !drawing.contains("idle"), "{drawing}");
         assert_eq!(graph.idle_ns(), (100, 1_000));
     }
 
     #[test]
-    fn rows_beyond_the_limit_keep_their_time() {
-        let rows: Vec<Row> = (0..MOST_ROWS as u64 + 50)
+    fn merged_rows_keep_their_time() {
+        let rows: Vec<Row> = (0..MAX_ROWS as u64 + 50)
             .map(|number| row(&format!("p{} f{number}", number % 3), 10 + number, false))
             .collect();
         let all_ns: u64 = rows.iter().map(Row::ns).sum();
-        let kept = fewest(rows);
-        assert_eq!((kept.len(), kept.iter().map(Row::ns).sum::<u64>()), (MOST_ROWS + 3, all_ns));
-        assert_eq!(short(vec![Frame::new(Kind::Kernel, "f"); 500]).len(), DEEPEST + 1);
+        let kept = merge_smallest(rows);
+        assert_eq!((kept.len(), kept.iter().map(Row::ns).sum::<u64>()), (MAX_ROWS + 3, all_ns));
+        assert_eq!(truncate_middle(vec![Frame::new(Kind::Kernel, "f"); 500]).len(), MAX_DEPTH + 1);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a report says in one sentence: whose waits took most, and what most of that was due to.
+//! The headline of a report: the victim with the longest total wait, and its main cause.
 
 use std::collections::HashMap;
 
@@ -9,36 +9,36 @@ use whylate_model::{Card, CauseKind, LateEvent};
 
 use crate::output::why;
 
-/// So many victims are told apart, and so many culprits of each. Of more, those that waited less are forgotten.
+/// Maximum number of victims, and of culprits per victim. Beyond it, the victims that waited least are forgotten.
 const VICTIMS: usize = 10_000;
 const CULPRITS: usize = 200;
 
-/// Takes late events in as they come.
+/// Sums up the waits of victims as late events come.
 #[derive(Debug, Default)]
 pub struct Victims {
-    known: HashMap<(&'static str, String), Waited>,
-    /// Some were forgotten: whoever comes after that may have been there before.
+    waits_by_victim: HashMap<(&'static str, String), Waits>,
+    /// Whether victims were forgotten. A victim added later may have been among them.
     has_forgotten: bool,
 }
 
 #[derive(Debug, Default)]
-struct Waited {
+struct Waits {
     events: u64,
     total_ns: u64,
     is_part: bool,
     causes: HashMap<(CauseKind, String), u64>,
 }
 
-/// Who waited longest in all.
+/// The victim that waited longest in total.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Victim {
     pub source: &'static str,
     pub who: String,
     pub events: u64,
     pub total_ns: u64,
-    /// It may have been more: not all was kept.
+    /// Whether it may have waited longer, as part of its waits may have been forgotten.
     pub is_part: bool,
-    /// What most of it was due to, where that is known.
+    /// The main cause with its time in nanoseconds, if one is known.
     pub cause: Option<(CauseKind, String, u64)>,
 }
 
@@ -48,48 +48,48 @@ impl Victims {
             return;
         }
         let key = (card.name, event.subject.clone());
-        if self.known.len() >= VICTIMS && !self.known.contains_key(&key) {
-            self.forget();
+        if self.waits_by_victim.len() >= VICTIMS && !self.waits_by_victim.contains_key(&key) {
+            self.forget_least();
         }
         let is_part = self.has_forgotten;
-        let waited = self.known.entry(key).or_insert_with(|| Waited { is_part, ..Waited::default() });
-        waited.events += 1;
-        waited.total_ns = waited.total_ns.saturating_add(event.latency_ns);
+        let waits = self.waits_by_victim.entry(key).or_insert_with(|| Waits { is_part, ..Waits::default() });
+        waits.events += 1;
+        waits.total_ns = waits.total_ns.saturating_add(event.latency_ns);
         for cause in &event.causes {
             let key = (cause.kind, cause.who.clone());
-            if waited.causes.len() < CULPRITS || waited.causes.contains_key(&key) {
-                let ns = waited.causes.entry(key).or_default();
+            if waits.causes.len() < CULPRITS || waits.causes.contains_key(&key) {
+                let ns = waits.causes.entry(key).or_default();
                 *ns = ns.saturating_add(cause.ns);
             }
         }
     }
 
-    /// Half of them, those that waited less.
-    fn forget(&mut self) {
-        let mut all: Vec<((&'static str, String), Waited)> = self.known.drain().collect();
-        // Of equal ones always the same.
+    /// Forgets the half of the victims that waited least.
+    fn forget_least(&mut self) {
+        let mut all: Vec<((&'static str, String), Waits)> = self.waits_by_victim.drain().collect();
+        // Breaks ties in a fixed order.
         all.sort_unstable_by(|a, b| b.1.total_ns.cmp(&a.1.total_ns).then_with(|| a.0.cmp(&b.0)));
-        self.known.extend(all.into_iter().take(VICTIMS / 2));
+        self.waits_by_victim.extend(all.into_iter().take(VICTIMS / 2));
         self.has_forgotten = true;
     }
 
     pub fn first(self) -> Option<Victim> {
-        let longest = |(_, waited): &(_, Waited)| waited.total_ns;
-        let mut all: Vec<((&'static str, String), Waited)> = self.known.into_iter().collect();
-        // Of equal ones always the same.
+        let longest = |(_, waits): &(_, Waits)| waits.total_ns;
+        let mut all: Vec<((&'static str, String), Waits)> = self.waits_by_victim.into_iter().collect();
+        // Breaks ties in a fixed order.
         all.sort_by(|a, b| b.0.cmp(&a.0));
-        let ((source, who), waited) = all.into_iter().max_by_key(longest)?;
+        let ((source, who), waits) = all.into_iter().max_by_key(longest)?;
         let mut causes: Vec<((CauseKind, String), u64)> =
-            waited.causes.iter().map(|(of, ns)| (of.clone(), *ns)).collect();
+            waits.causes.iter().map(|(of, ns)| (of.clone(), *ns)).collect();
         causes.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         let cause = causes.into_iter().next().map(|((kind, who), ns)| (kind, who, ns));
-        let Waited { events, total_ns, is_part, .. } = waited;
+        let Waits { events, total_ns, is_part, .. } = waits;
         Some(Victim { source, who, events, total_ns, is_part, cause })
     }
 }
 
-/// Minutes and more as people say them.
-pub fn span_in_words(ns: u64) -> String {
+/// Formats a duration, from two minutes on in minutes and seconds or hours and minutes.
+pub fn format_span(ns: u64) -> String {
     const MINUTE_S: u64 = 60;
     let s = ns / 1_000_000_000;
     match s / MINUTE_S {
@@ -99,21 +99,21 @@ pub fn span_in_words(ns: u64) -> String {
     }
 }
 
-/// The sentence.
+/// Returns the headline.
 pub fn sentence(look: &Look, victim: Option<&Victim>) -> String {
-    let (host, span) = (&look.host, span_in_words(look.duration_ns));
+    let (host, span) = (&look.host, format_span(look.duration_ns));
     if let Some(Victim { source, who, events, total_ns, is_part, cause }) = victim {
         let times = if *events == 1 { String::new() } else { format!(" ({events} times)") };
-        let least = if *is_part { "at least " } else { "" };
+        let at_least = if *is_part { "at least " } else { "" };
         let due = cause.as_ref().map_or_else(String::new, |(kind, who, ns)| {
             let percent = *ns as f64 * 100.0 / (*total_ns).max(1) as f64;
-            let told = match kind {
+            let text = match kind {
                 CauseKind::Disk | CauseKind::DiskQueue => format!("{}: {who}", why::word(*kind)),
                 _ => why::culprit(*kind, who),
             };
-            format!(", {percent:.0} % of it due to {told}")
+            format!(", {percent:.0} % of it due to {text}")
         });
-        return format!("{who} ({source}) waited {least}{} in {span}{times}{due}.", span_in_words(*total_ns));
+        return format!("{who} ({source}) waited {at_least}{} in {span}{times}{due}.", format_span(*total_ns));
     }
     match look.sources.iter().find(|headline| headline.is_late) {
         Some(headline) if headline.count > 0 => {
@@ -142,34 +142,34 @@ mod tests {
     }
 
     #[test]
-    fn minutes_and_hours_are_told_as_such() {
-        let of = |s: u64| span_in_words(s * 1_000_000_000);
+    fn formats_minutes_and_hours() {
+        let of = |s: u64| format_span(s * 1_000_000_000);
         assert_eq!([1, 119, 120, 3_725, 7_200, 57_605].map(of), ["1.00s", "119s", "2m 0s", "1h 2m", "2h 0m", "16h 0m"]);
-        assert_eq!(span_in_words(0), "0ns");
+        assert_eq!(format_span(0), "0ns");
     }
 
     #[test]
-    fn who_waited_most_is_found_behind_many_who_waited_once() {
+    fn finds_top_victim_among_many_single_waits() {
         let mut victims = Victims::default();
         for number in 0..3 * VICTIMS {
             victims.add(&OFFCPU, &late(&format!("thread:{number}"), &[(CauseKind::Running, "hog", 1)]));
             victims.add(&OFFCPU, &late("steady", &[(CauseKind::Running, "hog", 2)]));
-            assert!(victims.known.len() <= VICTIMS);
+            assert!(victims.waits_by_victim.len() <= VICTIMS);
         }
         let most = |victims: &Victims| {
-            let all = victims.known.iter().max_by_key(|(_, waited)| waited.total_ns);
-            all.map(|((_, who), waited)| (who.clone(), waited.total_ns, waited.is_part))
+            let all = victims.waits_by_victim.iter().max_by_key(|(_, waits)| waits.total_ns);
+            all.map(|((_, who), waits)| (who.clone(), waits.total_ns, waits.is_part))
         };
         assert_eq!(most(&victims), Some(("steady".to_owned(), 6 * VICTIMS as u64, false)));
         victims.add(&OFFCPU, &late("new", &[(CauseKind::Running, "hog", 1_000_000)]));
         let first = victims.first().expect("there are some");
         let look = Look { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Look::default() };
-        let told = sentence(&look, Some(&first));
-        assert!(told.starts_with("new (offcpu) waited at least 1.00ms in 60.0s, 100 % of it"), "{told}");
+        let text = sentence(&look, Some(&first));
+        assert!(text.starts_with("new (offcpu) waited at least 1.00ms in 60.0s, 100 % of it"), "{text}");
     }
 
     #[test]
-    fn the_sentence_is_made_from_the_figures() {
+    fn headline_names_victim_and_main_cause() {
         let look = Look { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Look::default() };
         assert_eq!(sentence(&look, None), "Nothing was late on web1 in 60.0s.");
         let mut victims = Victims::default();
@@ -183,6 +183,10 @@ mod tests {
             sentence(&look, first.as_ref()),
             "postgres:4711 (offcpu) waited 2.00s in 60.0s (2 times), 64 % of it due to disk: nvme0n1 (write by backup:812)."
         );
+        let mut waited_for_a_sleeper = Victims::default();
+        waited_for_a_sleeper.add(&OFFCPU, &late("fz-writer:5780", &[(CauseKind::Timer, "sleep:5823", 50)]));
+        let told = sentence(&look, waited_for_a_sleeper.first().as_ref());
+        assert!(told.ends_with("100 % of it due to sleep:5823 sleeping."), "{told}");
         let mut one = Victims::default();
         one.add(&WQ, &late("vmstat_update", &[]));
         assert_eq!(sentence(&look, one.first().as_ref()), "vmstat_update (wq) waited 0ns in 60.0s.");

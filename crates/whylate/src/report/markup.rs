@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Foreign text in a page: whoever names a thread writes no markup, turns no line around and fills no screen.
+//! Escapes text of unknown origin: names of threads can contain markup, bidirectional controls, or thousands of
+//! characters.
 
 use std::fmt::{self, Display, Formatter, Write as _};
 
@@ -7,33 +8,34 @@ use whylate_model::units::{format_ns, printable};
 
 use crate::output::table::without_middle;
 
-/// Longer names lose their middle: the kernel's are shorter, but for paths of cgroups and mangled functions.
-const LONGEST: usize = 160;
-const LONGEST_SENTENCE: usize = 1_000;
+/// Maximum number of characters. Longer text loses its middle: the kernel's names are shorter, except for paths of
+/// cgroups and mangled functions.
+const MAX_NAME: usize = 160;
+const MAX_SENTENCE: usize = 1_000;
 
-/// A name as it may be shown: of printable characters, and without most of its length.
+/// Escapes and shortens a name.
 pub fn name(text: &str) -> String {
-    without_middle(&printable(text), LONGEST)
+    without_middle(&printable(text), MAX_NAME)
 }
 
-/// Such a sentence for the script, which makes text of it.
+/// Escapes and shortens a sentence for the script, which inserts it as text.
 pub fn short_sentence(text: &str) -> String {
-    without_middle(&printable(text), LONGEST_SENTENCE)
+    without_middle(&printable(text), MAX_SENTENCE)
 }
 
-/// Such a name as text or as the value of an attribute in quotes.
-pub fn text(text: &str) -> Text {
-    Text(name(text))
+/// Escapes a name for HTML text or for an attribute value in quotes.
+pub fn text(text: &str) -> EscapedText {
+    EscapedText(name(text))
 }
 
-/// The same of a sentence of our own with names in it.
-pub fn sentence(text: &str) -> Text {
-    Text(short_sentence(text))
+/// Escapes a sentence of whylate that contains names.
+pub fn sentence(text: &str) -> EscapedText {
+    EscapedText(short_sentence(text))
 }
 
-pub struct Text(String);
+pub struct EscapedText(String);
 
-impl Display for Text {
+impl Display for EscapedText {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for c in self.0.chars() {
             match c {
@@ -49,37 +51,37 @@ impl Display for Text {
     }
 }
 
-/// A cell with a duration, which is sorted by its nanoseconds.
+/// Returns a cell with a duration, sorted by its nanoseconds.
 pub fn ns(ns: Option<u64>) -> String {
-    ns.map_or_else(none, |ns| format!("<td class=\"n\" data-v=\"{ns}\">{}</td>", format_ns(ns)))
+    ns.map_or_else(empty_cell, |ns| format!("<td class=\"n\" data-v=\"{ns}\">{}</td>", format_ns(ns)))
 }
 
-/// A cell with a number.
+/// Returns a cell with a number.
 pub fn count(count: Option<u64>) -> String {
-    count.map_or_else(none, |count| format!("<td class=\"n\" data-v=\"{count}\">{count}</td>"))
+    count.map_or_else(empty_cell, |count| format!("<td class=\"n\" data-v=\"{count}\">{count}</td>"))
 }
 
-/// A cell with a share.
+/// Returns a cell with a share.
 pub fn share(share: f64) -> String {
     format!("<td class=\"n\" data-v=\"{share}\">{:.1}%</td>", share * 100.0)
 }
 
-/// A cell with any other figure.
+/// Returns a cell with any other figure.
 pub fn number(value: f64) -> String {
     format!("<td class=\"n\" data-v=\"{value}\">{}</td>", digits(value))
 }
 
-/// A cell for what is not known.
-pub fn none() -> String {
+/// Returns a cell for an unknown value.
+pub fn empty_cell() -> String {
     "<td class=\"n\">-</td>".to_owned()
 }
 
-/// A cell with a name.
-pub fn named(of: &str) -> String {
+/// Returns a cell with a name.
+pub fn name_cell(of: &str) -> String {
     format!("<td>{}</td>", text(of))
 }
 
-/// A cell with a bar of that share.
+/// Returns a cell with a bar for a share.
 pub fn bar(share: f64) -> String {
     format!(
         "<td class=\"bar\"><svg viewBox=\"0 0 1000 10\" preserveAspectRatio=\"none\" aria-hidden=\"true\"><path d=\"M0 0h{:.0}v10h-{:.0}z\"/></svg></td>",
@@ -88,12 +90,12 @@ pub fn bar(share: f64) -> String {
     )
 }
 
-/// As many digits as are of use.
+/// Formats a number with at most two decimals, and without them from 1000 on.
 pub fn digits(value: f64) -> String {
     if value.fract() == 0.0 || value.abs() >= 1000.0 { format!("{value:.0}") } else { format!("{value:.2}") }
 }
 
-/// A table's head. `<` stands before columns of names.
+/// Returns a table head. `<` marks columns of text.
 pub fn head(columns: &[&str]) -> String {
     let cell = |column: &&str| match column.strip_prefix('<') {
         Some(name) => format!("<th scope=\"col\">{}</th>", text(name)),
@@ -111,19 +113,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_text_and_nothing_else() {
+    fn escapes_markup_and_control_characters() {
         assert_eq!(
             text("</script><img src=x onerror='a'>&\"").to_string(),
             "&lt;/script&gt;&lt;img src=x onerror=&#39;a&#39;&gt;&amp;&quot;"
         );
         assert_eq!(name("a\u{202e}b\u{2066}c\x1b[2Jd\u{200f}\u{feff}"), "a?b?c?[2Jd??");
-        assert_eq!(name(&"x".repeat(4_096)).len(), LONGEST);
+        assert_eq!(name(&"x".repeat(4_096)).len(), MAX_NAME);
     }
 
     #[test]
-    fn figures_have_their_values_beside_them() {
+    fn cells_have_sort_values() {
         assert_eq!(ns(Some(1_500_000)), "<td class=\"n\" data-v=\"1500000\">1.50ms</td>");
-        assert_eq!((count(None), share(0.125)), (none(), "<td class=\"n\" data-v=\"0.125\">12.5%</td>".to_owned()));
+        assert_eq!(
+            (count(None), share(0.125)),
+            (empty_cell(), "<td class=\"n\" data-v=\"0.125\">12.5%</td>".to_owned())
+        );
         assert_eq!(
             (digits(3.0), digits(0.456), digits(12_345.6)),
             ("3".to_owned(), "0.46".to_owned(), "12346".to_owned())
@@ -132,10 +137,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_opens_a_tag_or_ends_an_attribute(given in ".{0,200}") {
-            let told = text(&given).to_string();
-            prop_assert!(!told.contains(['<', '>', '"', '\'']));
-            prop_assert!(!told.chars().any(|c| !is_printable(c)));
+        fn escaped_text_has_no_tags_or_quotes(input in ".{0,200}") {
+            let escaped = text(&input).to_string();
+            prop_assert!(!escaped.contains(['<', '>', '"', '\'']));
+            prop_assert!(!escaped.chars().any(|c| !is_printable(c)));
         }
     }
 }

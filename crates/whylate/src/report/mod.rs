@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A report: one HTML file with everything in it, which needs neither a network nor whylate.
+//! Reports: one self-contained HTML file, which needs neither a network nor whylate.
 //!
-//! [`Gathering`] takes the moments of a recording, or of this machine, one by one, and keeps none of them: [`slots`] merges
-//! them into a few hundred slots of time, and [`kept`] chooses the late events that are shown. The whole look is that of
-//! `whylate replay`, by the same code. [`page`] writes the file: tables and pictures are made here, so that they are there
-//! without scripts; the script makes them anew of a span that somebody selects, from [`data`].
+//! [`ReportBuilder`] takes the ticks of a recording, or of this machine, one by one, and keeps none of them: [`slots`]
+//! merges them into a few hundred slots of time, and [`listed`] chooses the late events that are shown. The overview
+//! is that of `whylate replay`, by the same code. [`page`] writes the file: tables and pictures are drawn in Rust, so
+//! that they need no scripts. The script draws them again for a span that the user selects, from [`data`].
 //!
-//! Flame graphs are drawn here ([`flame`]) and not by inferno: its script finds its parts by ids of the whole document, so that
-//! several graphs would each need a frame of their own; it is called from event attributes, which a strict
+//! Flame graphs are drawn in Rust ([`flame`]) and not by inferno: its script finds elements by document-wide IDs, so
+//! that each of several graphs would need its own frame; it runs from event attributes, which a strict
 //! Content-Security-Policy forbids; and its graphs could not follow a selected span.
 
 mod compare;
@@ -15,7 +15,7 @@ mod data;
 mod event;
 mod flame;
 mod headline;
-mod kept;
+mod listed;
 mod markup;
 mod page;
 mod raw;
@@ -42,60 +42,60 @@ pub use read::recorded;
 
 use crate::commands::look::not_recorded;
 use crate::output::offcpu::chains::parts_of;
-use crate::recording::play::gap_in_words;
+use crate::recording::play::gap_message;
 use headline::{Victim, Victims};
-use kept::{Kept, Late};
-use raw::{Inside, Raw, Thinned};
+use listed::{ListedEvent, ListedEvents};
+use raw::{Embedded, Raw, Thinned};
 use rows::{Chains, Culprits, Delay, Stacks};
-use slots::{Part, Slots};
+use slots::{Slots, SourceTick};
 
-/// So many gaps are told one by one.
+/// Maximum number of gaps that are listed.
 const GAPS: usize = 20;
 
-/// Takes moments in. Memory is bounded, however many there are.
-pub struct Gathering {
+/// Builds a report from ticks. Memory is bounded, however many there are.
+pub struct ReportBuilder {
     header: Header,
     cards: Vec<&'static Card>,
     slots: Slots,
     gatherer: Gatherer,
-    kept: Kept,
+    listed: ListedEvents,
     victims: Victims,
     culprits: Culprits,
-    /// By the number of the source, as all that follow.
+    /// By source, as all fields that follow.
     stacks: Vec<Stacks>,
     chains: Vec<Chains>,
-    /// Of the newest snapshot; `None` where its line has them, which the reader keeps.
+    /// Stacks of the newest snapshot. `None` if its line has them, which the reader keeps.
     last_stacks: Vec<Option<Vec<Stack>>>,
-    /// What sources share has lost, in all and since the last moment.
+    /// Events lost by what the sources share, by reason: in total, and since the last tick.
     lost: BTreeMap<String, u64>,
     lost_since: BTreeMap<String, u64>,
     raw: Raw,
     missing: Vec<String>,
 }
 
-/// Everything that a page shows.
+/// The content of a page.
 pub struct Report {
     pub header: Header,
     pub cards: Vec<&'static Card>,
     pub look: Look,
     pub slots: Slots,
-    /// By slot and the number of the source.
+    /// By slot and source.
     pub merged: Vec<Vec<Option<Snapshot>>>,
-    /// By the number of the source: over all slots, with who waits at the end.
+    /// By source: merged over all slots, with the threads that wait at the end.
     pub whole: Vec<Option<Snapshot>>,
     pub found: Vec<Found<'static>>,
     pub stacks: Vec<Stacks>,
     pub chains: Vec<Chains>,
     pub culprits: Culprits,
-    pub late: Vec<Late>,
-    /// How many events were late, those that are not shown with them.
-    pub counted: u64,
-    /// Whose waits took most.
+    pub late: Vec<ListedEvent>,
+    /// Number of late events, including those that are not shown.
+    pub late_count: u64,
+    /// The victim with the longest total wait.
     pub victim: Option<Victim>,
-    pub inside: Inside,
-    /// What is missing of the span, a line each.
+    pub embedded: Embedded,
+    /// A message for each part of the span that is missing.
     pub missing: Vec<String>,
-    /// Where the recording was made.
+    /// Time zone of the recorded machine.
     pub zone: TimeZone,
 }
 
@@ -107,23 +107,24 @@ fn add_lost(into: &mut BTreeMap<String, u64>, lost: BTreeMap<String, u64>) {
 }
 
 impl Report {
-    /// What a source saw in all, and in each slot: what is known at the end of one may be gone at the end of all.
+    /// Returns the snapshot of a source over all slots, and those of each slot: what is known at the end of a slot may
+    /// be gone at the end of all.
     pub fn snapshots(&self, number: usize) -> impl Iterator<Item = &Snapshot> {
         self.whole[number].iter().chain(self.merged.iter().flat_map(move |of| &of[number]))
     }
 }
 
-impl Gathering {
-    /// Of what was recorded with that header.
+impl ReportBuilder {
+    /// Starts a report of a recording with this header.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// When memory is exhausted.
     pub fn new(header: Header) -> anyhow::Result<Self> {
         let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
-        Ok(Gathering {
+        Ok(ReportBuilder {
             slots: Slots::default(),
             gatherer: Gatherer::of(cards.clone(), By::Culprit),
-            kept: Kept::default(),
+            listed: ListedEvents::default(),
             victims: Victims::default(),
             culprits: Culprits::default(),
             stacks: cards.iter().map(|_| Stacks::default()).collect(),
@@ -138,22 +139,27 @@ impl Gathering {
         })
     }
 
-    /// Takes in what all saw at one time: no source has two snapshots of it.
+    /// Adds a tick. No source may have two snapshots in it.
     ///
     /// # Errors
-    /// When there is no memory.
-    pub fn moment(&mut self, mut lines: Vec<Line>) -> anyhow::Result<()> {
-        self.moment_of(&mut lines, &BTreeMap::new())
+    /// When memory is exhausted.
+    pub fn tick(&mut self, mut lines: Vec<Line>) -> anyhow::Result<()> {
+        self.tick_with_repeated(&mut lines, &BTreeMap::new())
     }
 
-    /// The same, of snapshots of which some have their stacks here, by source. Takes late events and stacks out of the lines,
-    /// and leaves the rest for whoever can use their memory again.
-    fn moment_of(&mut self, lines: &mut [Line], repeated: &BTreeMap<String, Vec<Repeated>>) -> anyhow::Result<()> {
-        self.raw.moment(lines)?;
+    /// Adds a tick like `tick`; the stacks of some snapshots are in `repeated`, by source. Takes late events and stacks
+    /// out of the lines, and leaves the rest so that its memory can be reused.
+    fn tick_with_repeated(
+        &mut self,
+        lines: &mut [Line],
+        repeated: &BTreeMap<String, Vec<Repeated>>,
+    ) -> anyhow::Result<()> {
+        self.raw.tick(lines)?;
         let slot = self.slots.next();
-        // The account is asked after the snapshots, when the next ones have begun: a replay of these counts it.
+        // The account is read after the snapshots, when the next ones have started. A replay counts it with the next
+        // ones.
         let lost = std::mem::take(&mut self.lost_since);
-        let mut of_moment = Gatherer::of(self.cards.clone(), By::Culprit);
+        let mut tick_gatherer = Gatherer::of(self.cards.clone(), By::Culprit);
         let (mut found, mut snapshots, mut has_late) = (Vec::new(), Vec::new(), false);
         for line in lines {
             match line {
@@ -163,7 +169,7 @@ impl Gathering {
                     };
                     for event in std::mem::take(&mut snapshot.late) {
                         has_late = true;
-                        self.late(slot, number, event, &mut of_moment);
+                        self.late(slot, number, event, &mut tick_gatherer);
                     }
                     found.push(Found::of_part(self.cards[number], snapshot));
                     let stacks = std::mem::take(&mut snapshot.stacks);
@@ -184,7 +190,7 @@ impl Gathering {
                     add_lost(&mut self.lost, account.lost.clone());
                     add_lost(&mut self.lost_since, account.lost.clone());
                 }
-                Line::Gap(gap) if self.missing.len() < GAPS => self.missing.push(gap_in_words(gap)),
+                Line::Gap(gap) if self.missing.len() < GAPS => self.missing.push(gap_message(gap)),
                 _ => {}
             }
         }
@@ -192,8 +198,8 @@ impl Gathering {
             add_lost(&mut self.lost_since, lost);
             return Ok(());
         }
-        // Nothing was late in most moments.
-        let look = if has_late { of_moment.finish_with(&found, Vec::new()) } else { Look::default() };
+        // Most ticks have no late event.
+        let look = if has_late { tick_gatherer.finish_with(&found, Vec::new()) } else { Look::default() };
         for culprit in &look.culprits {
             for of in &culprit.victims {
                 let delay = Delay { events: of.events, total_ns: of.total_ns, worst_ns: of.worst_ns };
@@ -201,55 +207,55 @@ impl Gathering {
             }
         }
         let parts = found.into_iter().zip(snapshots);
-        let parts = parts.map(|(found, (number, snapshot))| Part { number, found, snapshot }).collect();
+        let parts = parts.map(|(found, (number, snapshot))| SourceTick { number, found, snapshot }).collect();
         if self.slots.add(parts, &look, lost, self.cards.len()) {
             self.coarsen();
         }
         Ok(())
     }
 
-    fn late(&mut self, slot: u32, number: usize, event: LateEvent, of_moment: &mut Gatherer) {
+    fn late(&mut self, slot: u32, number: usize, event: LateEvent, tick_gatherer: &mut Gatherer) {
         let card = self.cards[number];
-        of_moment.add_kept(card, &event);
+        tick_gatherer.add_kept(card, &event);
         self.gatherer.add_kept(card, &event);
         if !card.is_late(&event, &self.cards) {
             return;
         }
-        // Only who follows waits tells in what each was.
+        // Only sources that follow waits know their chains.
         if card.held_up.is_some() {
             for (frames, ns) in parts_of(&event, Root::Process) {
                 self.chains[number].add(slot, frames, ns);
             }
         }
         self.victims.add(card, &event);
-        self.kept.add(slot, card, event);
+        self.listed.add(slot, card, event);
     }
 
-    /// Slots have become half as many.
+    /// Merges pairs of neighboring slots.
     fn coarsen(&mut self) {
-        self.kept.coarsen();
+        self.listed.coarsen();
         self.culprits.coarsen();
         self.stacks.iter_mut().for_each(Stacks::coarsen);
         self.chains.iter_mut().for_each(Chains::coarsen);
     }
 
-    /// Whether the recording inside has only a part of what was read.
+    /// Returns whether the embedded recording has only a part of what was read.
     pub fn is_thinned(&self) -> bool {
         self.raw.is_thinned()
     }
 
-    /// Whether nothing was seen.
+    /// Returns whether there was no snapshot.
     pub fn is_empty(&self) -> bool {
         self.slots.len() == 0
     }
 
-    /// Says that something is missing.
-    pub fn tell(&mut self, missing: impl IntoIterator<Item = String>) {
+    /// Adds messages about missing data.
+    pub fn add_missing(&mut self, missing: impl IntoIterator<Item = String>) {
         self.missing.extend(missing);
     }
 
-    /// Takes the stacks of newest snapshots that came without them.
-    fn last_lines(&mut self, lines: &BTreeMap<String, Vec<u8>>) {
+    /// Takes the stacks of the newest snapshots that came without them from their lines.
+    fn add_last_lines(&mut self, lines: &BTreeMap<String, Vec<u8>>) {
         for (card, last) in self.cards.iter().zip(&mut self.last_stacks).filter(|(_, last)| last.is_none()) {
             if let Some(Ok(Line::Snapshot(snapshot))) = lines.get(card.name).map(|text| Line::parse(text)) {
                 *last = Some(snapshot.stacks);
@@ -257,25 +263,25 @@ impl Gathering {
         }
     }
 
-    /// Forgets which gaps came by: whoever has read the recording tells of them himself.
-    pub fn forget_gaps(&mut self) {
+    /// Drops the messages about gaps, for callers that add those of the reader.
+    pub fn clear_missing(&mut self) {
         self.missing.clear();
     }
 
-    /// What a page shows of it.
+    /// Finishes the report.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// When memory is exhausted.
     pub fn finish(mut self) -> anyhow::Result<Report> {
-        while self.slots.narrow() {
+        while self.slots.coarsen_if_too_many() {
             self.coarsen();
         }
         let lost_since = std::mem::take(&mut self.lost_since);
         self.slots.end(self.raw.last_unix_ns(), lost_since);
         let merged = self.slots.merged();
-        let (late, counted) = self.kept.finish();
+        let (late, late_count) = self.listed.finish();
         let last_stacks: Vec<Vec<Stack>> = self.last_stacks.into_iter().map(Option::unwrap_or_default).collect();
-        let inside = self.raw.end(&Thinned {
+        let embedded = self.raw.end(&Thinned {
             header: &self.header,
             slots: &self.slots,
             cards: &self.cards,
@@ -283,7 +289,7 @@ impl Gathering {
             stacks: &self.stacks,
             last_stacks: &last_stacks,
             late: &late,
-            more_late: counted - late.len() as u64,
+            more_late: late_count - late.len() as u64,
         })?;
         let (mut whole, mut found) = (Vec::new(), Vec::new());
         for (number, (card, stacks)) in self.cards.iter().zip(last_stacks).enumerate() {
@@ -299,9 +305,9 @@ impl Gathering {
         }
         let mut unmeasured = self.header.unmeasured.clone();
         unmeasured.extend(Found::set_aside(&mut found, &self.header.sources));
-        let mut weaker = self.header.weaker.clone();
-        weaker.extend(not_recorded(&self.header.sources));
-        let look = Look { weaker, lost: self.lost, ..self.gatherer.finish_with(&found, unmeasured) };
+        let mut limitations = self.header.weaker.clone();
+        limitations.extend(not_recorded(&self.header.sources));
+        let look = Look { weaker: limitations, lost: self.lost, ..self.gatherer.finish_with(&found, unmeasured) };
         let zone = TimeZone::get(&self.header.time_zone).unwrap_or_else(|_| TimeZone::system());
         Ok(Report {
             header: self.header,
@@ -315,9 +321,9 @@ impl Gathering {
             chains: self.chains,
             culprits: self.culprits,
             late,
-            counted,
+            late_count,
             victim: self.victims.first(),
-            inside,
+            embedded,
             missing: self.missing,
             zone,
         })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The page as a whole.
+//! Writes the page.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -20,7 +20,7 @@ use crate::output::look::shown;
 use crate::output::why::counted;
 
 const STYLE: &str = include_str!("style.css");
-/// One classic script: pages that are opened from a file have no modules.
+/// One classic script: pages that are opened from a file cannot load modules.
 const SCRIPT: &str = concat!(
     "(function () {\n\"use strict\";\n",
     include_str!("script/elements.js"),
@@ -31,30 +31,30 @@ const SCRIPT: &str = concat!(
     "})();\n",
 );
 
-/// How the page came to be.
+/// How the page was made.
 #[derive(Clone, Debug, Default)]
 pub struct Made {
     /// The command line.
     pub command: String,
     pub version: String,
     pub at_unix_ns: u64,
-    /// The command that replays what it was made of, as far as the file's name.
+    /// Command that replays the recording, up to the file's name.
     pub replay: String,
-    /// What the recording inside is called when it is saved.
+    /// File name for saving the embedded recording.
     pub saved_as: String,
 }
 
-/// Writes it.
+/// Writes the page.
 ///
 /// # Errors
 /// Those of the writer.
 pub fn write(out: &mut dyn Write, report: &Report, compared: Option<&Compared>, made: &Made) -> io::Result<()> {
-    let told = headline::sentence(&report.look, report.victim.as_ref());
+    let headline = headline::sentence(&report.look, report.victim.as_ref());
     let scale = match compared {
-        Some(compared) => Scale::of(&[report, &compared.other]),
-        None => Scale::of(&[report]),
+        Some(compared) => Scale::for_reports(&[report, &compared.other]),
+        None => Scale::for_reports(&[report]),
     };
-    let hash = |of: &str| STANDARD.encode(Sha256::digest(of.as_bytes()));
+    let hash = |text: &str| STANDARD.encode(Sha256::digest(text.as_bytes()));
     writeln!(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
     writeln!(
         out,
@@ -69,7 +69,7 @@ pub fn write(out: &mut dyn Write, report: &Report, compared: Option<&Compared>, 
     writeln!(out, "<meta name=\"generator\" content=\"whylate {}\">", text(&made.version))?;
     writeln!(out, "<title>{}: why it was late, {}</title>", text(&report.look.host), day(report))?;
     writeln!(out, "<style>{STYLE}</style>\n</head>\n<body>\n<main>")?;
-    writeln!(out, "<header><p class=\"whylate\">whylate report</p>\n<h1>{}</h1>", sentence(&told))?;
+    writeln!(out, "<header><p class=\"whylate\">whylate report</p>\n<h1>{}</h1>", sentence(&headline))?;
     out.write_all(facts(report).as_bytes())?;
     writeln!(out, "</header>")?;
     if let Some(compared) = compared {
@@ -77,32 +77,32 @@ pub fn write(out: &mut dyn Write, report: &Report, compared: Option<&Compared>, 
     }
     out.write_all(overview(report, &scale, compared).as_bytes())?;
     for (number, card) in report.cards.iter().enumerate() {
-        out.write_all(of_source(report, number, card).as_bytes())?;
+        out.write_all(source_section(report, number, card).as_bytes())?;
     }
-    out.write_all(inside(report, made).as_bytes())?;
+    out.write_all(embedded(report, made).as_bytes())?;
     writeln!(out, "</main>")?;
     out.write_all(data::block(report, &made.replay)?.as_bytes())?;
-    let recording = STANDARD.encode(&report.inside.bytes);
+    let recording = STANDARD.encode(&report.embedded.bytes);
     writeln!(out, "<script type=\"application/octet-stream\" id=\"recording\">{recording}</script>")?;
     writeln!(out, "<script>{SCRIPT}</script>\n</body>\n</html>")
 }
 
-/// Three sentences on a part.
-fn help(of: &str) -> String {
-    format!("<details class=\"help\"><summary>How to read this</summary><p>{of}</p></details>\n")
+/// Returns a collapsed help text.
+fn help(text: &str) -> String {
+    format!("<details class=\"help\"><summary>How to read this</summary><p>{text}</p></details>\n")
 }
 
 fn day(report: &Report) -> String {
     in_zone(report, report.look.start_unix_ns, "%Y-%m-%d %H:%M")
 }
 
-/// A time where the recording was made.
+/// Formats a time in the time zone of the recorded machine.
 pub fn in_zone(report: &Report, unix_ns: u64, format: &str) -> String {
     let stamp = Timestamp::from_nanosecond(unix_ns.into());
     stamp.map_or_else(|_| String::new(), |at| at.to_zoned(report.zone.clone()).strftime(format).to_string())
 }
 
-/// What was measured, where and when, and what is missing.
+/// Returns the table of facts: what was measured, where and when, and what is missing.
 fn facts(report: &Report) -> String {
     let header = &report.header;
     let mut facts: Vec<(&str, String)> = Vec::new();
@@ -127,7 +127,7 @@ fn facts(report: &Report) -> String {
             in_zone(report, to_ns, ends),
             utc(from_ns),
             utc(to_ns),
-            headline::span_in_words(to_ns.saturating_sub(from_ns))
+            headline::format_span(to_ns.saturating_sub(from_ns))
         ),
     ));
     let measured: Vec<String> =
@@ -135,19 +135,23 @@ fn facts(report: &Report) -> String {
     facts.push(("Measured", measured.join(", ")));
     facts.push(("Lost", lost(report)));
     facts.extend(report.missing.iter().map(|missing| ("Missing", missing.clone())));
-    let (moments, each) = report.slots.moments();
+    let (ticks, each) = report.slots.ticks();
     if each > 1 {
         let length = format_ns(to_ns.saturating_sub(from_ns) / report.slots.len().max(1) as u64);
         facts.push((
             "Downsampled",
-            format!("{moments} snapshots of each source are merged into {} of some {length} each; figures over a span of these are exact", report.slots.len()),
+            format!("{ticks} snapshots of each source are merged into {} of some {length} each; figures over a span of these are exact", report.slots.len()),
         ));
     }
-    if (report.late.len() as u64) < report.counted {
-        let told = report.late.len() as u64;
+    if (report.late.len() as u64) < report.late_count {
+        let listed = report.late.len() as u64;
         facts.push((
             "Not listed",
-            format!("{} of {} late events; all of them count in the figures", report.counted - told, report.counted),
+            format!(
+                "{} of {} late events; all of them count in the figures",
+                report.late_count - listed,
+                report.late_count
+            ),
         ));
     }
     facts.extend(
@@ -158,11 +162,11 @@ fn facts(report: &Report) -> String {
         let _ = writeln!(out, "<div><dt>{what}</dt><dd>{}</dd></div>", sentence(&value));
     }
     out += "</dl>\n";
-    let weaker = &report.look.weaker;
-    if !weaker.is_empty() {
-        let notes = counted(weaker.len() as u64, "note");
+    let limitations = &report.look.weaker;
+    if !limitations.is_empty() {
+        let notes = counted(limitations.len() as u64, "note");
         let _ = write!(out, "<details class=\"help\"><summary>Less precise on that machine: {notes}</summary><ul>");
-        for of in weaker {
+        for of in limitations {
             let _ = write!(out, "<li>{}: {}</li>", text(&of.source), sentence(&of.reason));
         }
         out += "</ul></details>\n";
@@ -170,7 +174,7 @@ fn facts(report: &Report) -> String {
     out
 }
 
-/// Events that could not be counted, and why.
+/// Lists the events that could not be counted, and why.
 fn lost(report: &Report) -> String {
     let of_sources = report.look.sources.iter().flat_map(|of| {
         of.lost.iter().map(|(reason, count)| format!("{count} {} ({})", reason.replace('_', " "), of.source))
@@ -184,7 +188,7 @@ fn lost(report: &Report) -> String {
     }
 }
 
-/// What the script adds to the pictures.
+/// Controls that the script shows, to select a span.
 const SELECTION: &str = "<div id=\"selection\" hidden>
 <p><label>From <input type=\"range\" id=\"from\" min=\"0\" value=\"0\" step=\"1\"></label>
 <label>to <input type=\"range\" id=\"to\" min=\"0\" value=\"0\" step=\"1\"></label>
@@ -240,12 +244,12 @@ fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> Stri
          Open one to see its time drawn in order, its causes, and the stacks of the victim, its wakers and the culprits. \
          Headings sort the table.",
     );
-    let _ = writeln!(out, "<p id=\"how-many\">{}</p>", sentence(&tables::of_how_many(report)));
+    let _ = writeln!(out, "<p id=\"how-many\">{}</p>", sentence(&tables::count_note(report)));
     out += &tables::late(report);
     out + "</section>\n"
 }
 
-fn of_source(report: &Report, number: usize, card: &Card) -> String {
+fn source_section(report: &Report, number: usize, card: &Card) -> String {
     let Some(snapshot) = &report.whole[number] else { return String::new() };
     let what = if card.judged.of.is_empty() { card.events().of } else { card.judged.of };
     let heading = if what.is_empty() { card.name.to_owned() } else { format!("{}: {what}", card.name) };
@@ -273,7 +277,7 @@ fn of_source(report: &Report, number: usize, card: &Card) -> String {
         let _ = write!(out, "<h3>Series</h3>\n{}", series::table(&columns, snapshot, "series", data::SERIES));
         out += "<p class=\"note of-part\" hidden></p>\n";
     }
-    let graphs = flame::of(report, number);
+    let graphs = flame::graphs(report, number);
     if !graphs.is_empty() {
         out += &help(
             "Each box is a function or a name, as wide as the time that was spent in it and in what it called; the root, on top, is all of it. \
@@ -305,7 +309,7 @@ fn of_source(report: &Report, number: usize, card: &Card) -> String {
     out + "</section>\n"
 }
 
-/// Bars of power-of-two times, and percentiles.
+/// Returns a bar for each power of two, and percentiles.
 fn histogram(figures: &Histogram) -> String {
     let mut rows: Vec<(u32, u64)> = Vec::new();
     for (range, count) in figures.iter() {
@@ -317,10 +321,10 @@ fn histogram(figures: &Histogram) -> String {
         }
     }
     let (low, high) = (rows.first().map_or(0, |row| row.0), rows.last().map_or(0, |row| row.0));
-    let most = rows.iter().map(|row| row.1).max().unwrap_or(1).max(1);
+    let max = rows.iter().map(|row| row.1).max().unwrap_or(1).max(1);
     let mut path = String::new();
     for (power, count) in &rows {
-        let height = (*count as f64 / most as f64 * 100.0).max(1.0);
+        let height = (*count as f64 / max as f64 * 100.0).max(1.0);
         let _ = write!(path, "M{} {:.1}h9v{height:.1}h-9z", (power - low) * 10, 100.0 - height);
     }
     let bound = |power: u32| format_ns(1_u64.checked_shl(power).unwrap_or(u64::MAX));
@@ -343,10 +347,10 @@ fn histogram(figures: &Histogram) -> String {
     )
 }
 
-/// The raw snapshots, and how the page was made.
-fn inside(report: &Report, made: &Made) -> String {
-    let kib = report.inside.bytes.len().div_ceil(1024);
-    let what = match report.inside.is_whole {
+/// Returns the section of the embedded recording, and of how the page was made.
+fn embedded(report: &Report, made: &Made) -> String {
+    let kib = report.embedded.bytes.len().div_ceil(1024);
+    let what = match report.embedded.is_whole {
         true => "This file contains the recording that it was made from",
         false => "This file contains a recording of the merged snapshots, with the late events that are shown here",
     };

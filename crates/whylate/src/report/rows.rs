@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Sums of many things by slot of time: of stacks, of chains of waits, and of culprits.
+//! Sums by slot of time: of stacks, chains of waits, and culprits.
 
 use std::collections::HashMap;
 
@@ -7,53 +7,53 @@ use whylate_model::folded::Frame;
 use whylate_model::recording::Repeated;
 use whylate_model::{CauseKind, Stack};
 
-/// So many stacks of a source are told apart, with so many bytes of names, and so many chains; the time of others is summed up.
-const MOST_STACKS: usize = 10_000;
-const MOST_STACK_BYTES: usize = 64 << 20;
-const MOST_CHAINS: usize = 10_000;
-/// So many culprits are told apart by slot; what others did is summed up.
-const MOST_CULPRITS: usize = 10_000;
+/// Maximum number of stacks and size of their names per source, and number of chains. The time of others is added up.
+const MAX_STACKS: usize = 10_000;
+const MAX_STACK_BYTES: usize = 64 << 20;
+const MAX_CHAINS: usize = 10_000;
+/// Maximum number of culprits by slot. The delay by others is added up.
+const MAX_CULPRITS: usize = 10_000;
 
-/// What adds up over time.
+/// A quantity that adds up over time.
 pub trait Sum: Default {
     fn add(&mut self, other: &Self);
 }
 
-/// Of each row, the slots in which it has something, in order.
+/// Sums by row: for each, the slots in which it is not empty, in order.
 #[derive(Debug, Default)]
 pub struct BySlot<S> {
     rows: Vec<Vec<(u32, S)>>,
 }
 
 impl<S: Sum> BySlot<S> {
-    /// Adds to a row; slots come in order.
+    /// Adds to a row. Slots come in order.
     pub fn add(&mut self, row: usize, slot: u32, sum: &S) {
         if self.rows.len() <= row {
             self.rows.resize_with(row + 1, Vec::new);
         }
-        let of_row = &mut self.rows[row];
-        match of_row.last_mut() {
+        let row_slots = &mut self.rows[row];
+        match row_slots.last_mut() {
             Some((last, into)) if *last == slot => into.add(sum),
             _ => {
                 let mut new = S::default();
                 new.add(sum);
-                of_row.push((slot, new));
+                row_slots.push((slot, new));
             }
         }
     }
 
-    /// Two neighbouring slots become one.
+    /// Merges pairs of neighboring slots.
     pub fn coarsen(&mut self) {
-        for of_row in &mut self.rows {
-            let mut kept: Vec<(u32, S)> = Vec::with_capacity(of_row.len());
-            for (slot, sum) in of_row.drain(..) {
-                match kept.last_mut() {
+        for row_slots in &mut self.rows {
+            let mut merged: Vec<(u32, S)> = Vec::with_capacity(row_slots.len());
+            for (slot, sum) in row_slots.drain(..) {
+                match merged.last_mut() {
                     Some((last, into)) if *last == slot / 2 => into.add(&sum),
-                    _ => kept.push((slot / 2, sum)),
+                    _ => merged.push((slot / 2, sum)),
                 }
             }
-            kept.shrink_to_fit();
-            *of_row = kept;
+            merged.shrink_to_fit();
+            *row_slots = merged;
         }
     }
 
@@ -61,7 +61,7 @@ impl<S: Sum> BySlot<S> {
         self.rows.get(row).map_or(&[], Vec::as_slice)
     }
 
-    /// A row over all slots.
+    /// Returns the sum of a row over all slots.
     pub fn total(&self, row: usize) -> S {
         let mut total = S::default();
         self.row(row).iter().for_each(|(_, sum)| total.add(sum));
@@ -76,15 +76,15 @@ impl Sum for u64 {
     }
 }
 
-/// What was seen at a place.
+/// Sums of a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct StackSums {
     pub samples: u64,
     pub weight_ns: u64,
     pub waits: u64,
 }
 
-impl Sum for Seen {
+impl Sum for StackSums {
     fn add(&mut self, other: &Self) {
         self.samples.add(&other.samples);
         self.weight_ns.add(&other.weight_ns);
@@ -96,80 +96,80 @@ impl Sum for Seen {
 #[derive(Debug, Default)]
 pub struct Stacks {
     known: HashMap<u64, Vec<u32>>,
-    /// Without what was seen.
-    places: Vec<Stack>,
-    /// Of their names.
+    /// Stacks without their sums.
+    stacks: Vec<Stack>,
+    /// Total size of their names.
     bytes: usize,
-    /// The row of each place that the reader of a recording knows; `None` where there was no room.
+    /// Row of each stack that the reader of a recording has numbered. `None` for stacks beyond the limit.
     by_number: HashMap<usize, Option<u32>>,
-    seen: BySlot<Seen>,
-    /// What there was no room for.
-    beyond: BySlot<Seen>,
+    sums: BySlot<StackSums>,
+    /// Sums of stacks beyond the limit.
+    beyond: BySlot<StackSums>,
 }
 
 impl Stacks {
     pub fn add(&mut self, slot: u32, stack: &Stack) {
         let row = self.row(stack);
-        self.add_to(row, slot, &Seen { samples: stack.samples, weight_ns: stack.weight_ns, waits: stack.waits });
+        self.add_to(row, slot, &StackSums { samples: stack.samples, weight_ns: stack.weight_ns, waits: stack.waits });
     }
 
-    /// The same of a stack that the reader of a recording knows.
+    /// Adds a stack that the reader of a recording has numbered.
     pub fn add_repeated(&mut self, slot: u32, of: &Repeated) {
         let row = match self.by_number.get(&of.place.number) {
             Some(&row) => row,
             None => {
                 let row = self.row(&of.place.stack);
-                // The reader forgets them now and then, and gives them new numbers.
-                if self.by_number.len() >= 2 * MOST_STACKS {
+                // The reader sometimes forgets its stacks and numbers them anew.
+                if self.by_number.len() >= 2 * MAX_STACKS {
                     self.by_number.clear();
                 }
                 self.by_number.insert(of.place.number, row);
                 row
             }
         };
-        self.add_to(row, slot, &Seen { samples: of.samples, weight_ns: of.weight_ns, waits: of.waits });
+        self.add_to(row, slot, &StackSums { samples: of.samples, weight_ns: of.weight_ns, waits: of.waits });
     }
 
-    fn add_to(&mut self, row: Option<u32>, slot: u32, seen: &Seen) {
+    fn add_to(&mut self, row: Option<u32>, slot: u32, sums: &StackSums) {
         match row {
-            Some(row) => self.seen.add(row as usize, slot, seen),
-            None => self.beyond.add(0, slot, seen),
+            Some(row) => self.sums.add(row as usize, slot, sums),
+            None => self.beyond.add(0, slot, sums),
         }
     }
 
-    /// Its row; `None` where there is no room for one.
+    /// Returns the row of a stack. `None` beyond the limit.
     fn row(&mut self, stack: &Stack) -> Option<u32> {
-        let alike = self.known.entry(stack.place_hash()).or_default();
-        let known = alike.iter().copied().find(|&at| self.places[at as usize].is_same_place(stack));
-        if known.is_some() || self.places.len() >= MOST_STACKS || self.bytes >= MOST_STACK_BYTES {
+        let candidates = self.known.entry(stack.place_hash()).or_default();
+        let known = candidates.iter().copied().find(|&index| self.stacks[index as usize].is_same_place(stack));
+        if known.is_some() || self.stacks.len() >= MAX_STACKS || self.bytes >= MAX_STACK_BYTES {
             return known;
         }
         self.bytes +=
             stack.kernel.iter().chain(&stack.user).chain(stack.labels.values()).map(String::len).sum::<usize>();
-        let row = self.places.len() as u32;
-        alike.push(row);
+        let row = self.stacks.len() as u32;
+        candidates.push(row);
         let (age, waits_for) = Default::default();
-        self.places.push(Stack { samples: 0, weight_ns: 0, waits: 0, age, waits_for, ..stack.clone() });
+        self.stacks.push(Stack { samples: 0, weight_ns: 0, waits: 0, age, waits_for, ..stack.clone() });
         Some(row)
     }
 
     pub fn coarsen(&mut self) {
-        self.seen.coarsen();
+        self.sums.coarsen();
         self.beyond.coarsen();
     }
 
-    /// Each place with what was seen there, by slot.
-    pub fn iter(&self) -> impl Iterator<Item = (&Stack, &[(u32, Seen)])> {
-        self.places.iter().enumerate().map(|(at, place)| (place, self.seen.row(at)))
+    /// Returns each stack with its sums by slot.
+    pub fn iter(&self) -> impl Iterator<Item = (&Stack, &[(u32, StackSums)])> {
+        self.stacks.iter().enumerate().map(|(index, stack)| (stack, self.sums.row(index)))
     }
 
-    /// What there was no room for.
+    /// Returns the time of stacks beyond the limit.
     pub fn beyond_ns(&self) -> u64 {
         self.beyond.total(0).weight_ns
     }
 }
 
-/// Its frames, and its nanoseconds by slot.
+/// Frames of a chain, and its nanoseconds by slot.
 pub type Chain<'a> = (&'a [Frame], &'a [(u32, u64)]);
 
 /// Chains of waits, with their nanoseconds.
@@ -185,7 +185,7 @@ impl Chains {
         let next = self.known.len();
         let row = match self.known.get(&frames) {
             Some(&row) => row,
-            None if next >= MOST_CHAINS => return self.beyond_ns.add(&ns),
+            None if next >= MAX_CHAINS => return self.beyond_ns.add(&ns),
             None => *self.known.entry(frames).or_insert(next),
         };
         self.ns.add(row, slot, &ns);
@@ -195,20 +195,20 @@ impl Chains {
         self.ns.coarsen();
     }
 
-    /// Each chain with its nanoseconds by slot, always in the same order.
+    /// Returns each chain with its nanoseconds by slot, in a fixed order.
     pub fn iter(&self) -> Vec<Chain<'_>> {
         let mut all: Vec<_> = self.known.iter().map(|(frames, &row)| (frames.as_slice(), self.ns.row(row))).collect();
         all.sort_by(|a, b| a.0.cmp(b.0));
         all
     }
 
-    /// What there was no room for.
+    /// Returns the time of chains beyond the limit.
     pub fn beyond_ns(&self) -> u64 {
         self.beyond_ns
     }
 }
 
-/// What a culprit did to the events of one source.
+/// Delay of the events of one source by a culprit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delay {
     pub events: u64,
@@ -224,7 +224,7 @@ impl Sum for Delay {
     }
 }
 
-/// Who delayed the events of which source.
+/// Delays by culprit and source.
 #[derive(Debug, Default)]
 pub struct Culprits {
     known: HashMap<(CauseKind, String), HashMap<String, usize>>,
@@ -236,7 +236,7 @@ pub struct Culprits {
 impl Culprits {
     pub fn add(&mut self, slot: u32, kind: CauseKind, who: &str, source: &str, delay: Delay) {
         let key = (kind, who.to_owned());
-        if self.known.len() >= MOST_CULPRITS && !self.known.contains_key(&key) {
+        if self.known.len() >= MAX_CULPRITS && !self.known.contains_key(&key) {
             return self.beyond.add(0, slot, &delay);
         }
         let by_source = self.known.entry(key).or_default();
@@ -252,19 +252,19 @@ impl Culprits {
         self.beyond.coarsen();
     }
 
-    /// Everybody with their nanoseconds by slot, and those that there was no room for without a name.
+    /// Returns nanoseconds by culprit and slot. Culprits beyond the limit are `None`.
     pub fn by_slot(&self) -> impl Iterator<Item = (Option<(CauseKind, &str)>, u32, u64)> {
-        let told =
+        let slot_ns =
             |slots: &'_ [(u32, Delay)]| slots.iter().map(|(slot, delay)| (*slot, delay.total_ns)).collect::<Vec<_>>();
         let named = self.known.iter().flat_map(move |((kind, who), by_source)| {
-            let slots = by_source.values().flat_map(move |&row| told(self.delays.row(row)));
+            let slots = by_source.values().flat_map(move |&row| slot_ns(self.delays.row(row)));
             slots.map(move |(slot, ns)| (Some((*kind, who.as_str())), slot, ns))
         });
-        named.chain(told(self.beyond.row(0)).into_iter().map(|(slot, ns)| (None, slot, ns)))
+        named.chain(slot_ns(self.beyond.row(0)).into_iter().map(|(slot, ns)| (None, slot, ns)))
     }
 
-    /// By source, what that one did in each slot.
-    pub fn of(&self, kind: CauseKind, who: &str) -> Vec<(&str, &[(u32, Delay)])> {
+    /// Returns the delays by a culprit: by source and slot.
+    pub fn delays_by(&self, kind: CauseKind, who: &str) -> Vec<(&str, &[(u32, Delay)])> {
         let by_source = self.known.get(&(kind, who.to_owned()));
         let mut all: Vec<_> =
             by_source.into_iter().flatten().map(|(source, &row)| (source.as_str(), self.delays.row(row))).collect();
@@ -281,7 +281,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_is_lost_where_slots_become_fewer(added in prop::collection::vec((0usize..5, 0u64..1000), 0..200), times in 0usize..6) {
+        fn coarsening_preserves_row_totals(added in prop::collection::vec((0usize..5, 0u64..1000), 0..200), times in 0usize..6) {
             let mut rows: BySlot<u64> = BySlot::default();
             for (slot, (row, ns)) in added.iter().enumerate() {
                 rows.add(*row, slot as u32 / 3, ns);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_with_long_names_are_bounded_by_their_bytes() {
+    fn bounds_stacks_by_size_of_names() {
         let mut stacks = Stacks::default();
         for number in 0..100 {
             let kernel = vec![format!("{number}{}", "f".repeat(1_000_000))];
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_of_two_slots_is_the_worse_one() {
+    fn merged_slots_keep_the_maximum() {
         let mut culprits = Culprits::default();
         for (slot, ns) in [(0, 5), (1, 7), (2, 1)] {
             let delay = Delay { events: 1, total_ns: ns, worst_ns: ns };
@@ -317,14 +317,14 @@ mod tests {
         culprits.coarsen();
         let delays =
             [(0, Delay { events: 2, total_ns: 12, worst_ns: 7 }), (1, Delay { events: 1, total_ns: 1, worst_ns: 1 })];
-        assert_eq!(culprits.of(CauseKind::Thread, "hog:7"), [("wq", &delays[..])]);
-        assert!(culprits.of(CauseKind::Work, "hog:7").is_empty());
+        assert_eq!(culprits.delays_by(CauseKind::Thread, "hog:7"), [("wq", &delays[..])]);
+        assert!(culprits.delays_by(CauseKind::Work, "hog:7").is_empty());
     }
 
     #[test]
-    fn culprits_that_there_is_no_room_for_are_one_sum() {
+    fn adds_up_culprits_beyond_limit() {
         let mut culprits = Culprits::default();
-        for number in 0..MOST_CULPRITS + 5 {
+        for number in 0..MAX_CULPRITS + 5 {
             for source in ["wq", "offcpu"] {
                 let delay = Delay { events: 1, total_ns: 3, worst_ns: 3 };
                 culprits.add(0, CauseKind::Thread, &format!("a:{number}"), source, delay);
@@ -333,6 +333,6 @@ mod tests {
         let sum = |is_named: bool| -> u64 {
             culprits.by_slot().filter(|(who, ..)| who.is_some() == is_named).map(|(.., ns)| ns).sum()
         };
-        assert_eq!((sum(true), sum(false)), (MOST_CULPRITS as u64 * 6, 30));
+        assert_eq!((sum(true), sum(false)), (MAX_CULPRITS as u64 * 6, 30));
     }
 }

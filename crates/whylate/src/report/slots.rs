@@ -1,59 +1,59 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A recording of any length as a few hundred slots of time: the moments of a slot are merged as a replay merges them.
+//! Merges a recording of any length into a few hundred slots of time, as a replay merges the ticks of a slot.
 
 use std::collections::BTreeMap;
 
 use whylate_model::look::{Found, Look};
 use whylate_model::{Card, Merger, Snapshot};
 
-/// So many slots there are at most: more can hardly be seen on a screen.
-pub const MOST: usize = 360;
+/// Maximum number of slots: more can hardly be seen on a screen.
+pub const MAX_SLOTS: usize = 360;
 
-/// And so many series at most: with more of them there are fewer slots, but never fewer than that.
-const MOST_SERIES: usize = 100_000;
-const LEAST: usize = 60;
+/// Maximum number of series. With more, there are fewer slots, but at least `MIN_SLOTS`.
+const MAX_SERIES: usize = 100_000;
+const MIN_SLOTS: usize = 60;
 
-/// Slots in order of time. Each has equally many moments, but for the last one.
+/// Slots in order of time. All but the last have equally many ticks.
 #[derive(Debug, Default)]
 pub struct Slots {
     slots: Vec<Slot>,
-    /// A power of two.
-    moments_each: u64,
+    /// Ticks per slot: a power of two.
+    ticks_per_slot: u64,
     in_last: u64,
-    moments: u64,
-    /// When all of it ends.
+    ticks: u64,
+    /// End of the recording.
     end_unix_ns: u64,
 }
 
-/// What all sources saw in a few neighbouring moments.
+/// The data of all sources in a few consecutive ticks.
 #[derive(Debug)]
 pub struct Slot {
-    /// When its first snapshot begins and its last one ends, to the microsecond as recordings have it.
+    /// Start of its first snapshot and end of its last one, in whole microseconds as in recordings.
     pub start_unix_ns: u64,
     pub end_unix_ns: u64,
-    /// By the number of the source.
-    pub sources: Vec<Option<OfSource>>,
-    /// Of what sources share.
+    /// By source.
+    pub sources: Vec<Option<SourceSlot>>,
+    /// Events lost by what the sources share, by reason.
     pub lost: BTreeMap<String, u64>,
 }
 
-/// What one of them saw.
+/// The data of one source.
 #[derive(Debug)]
-pub struct OfSource {
+pub struct SourceSlot {
     pub found: Found<'static>,
     merger: Merger,
-    /// How many events were late, those of `found` that were not explained with them, and the longest.
+    /// Number of late events, including unexplained ones of `found`, and the longest.
     pub late: u64,
     pub late_max_ns: u64,
-    /// Waits for others that were held up.
+    /// Number of delayed waits for others, and the longest.
     pub held_up: u64,
     pub held_up_max_ns: u64,
-    /// Of all of these.
+    /// Total latency of all of these.
     pub late_ns: u64,
 }
 
-/// What one source saw in one moment.
-pub struct Part<'a> {
+/// The data of one source in one tick.
+pub struct SourceTick<'a> {
     pub number: usize,
     pub found: Found<'static>,
     /// Without stacks and late events.
@@ -61,15 +61,21 @@ pub struct Part<'a> {
 }
 
 impl Slots {
-    /// The slot that the next moment goes to.
+    /// Returns the index of the slot of the next tick.
     pub fn next(&self) -> u32 {
-        let is_full = self.slots.is_empty() || self.in_last >= self.moments_each;
+        let is_full = self.slots.is_empty() || self.in_last >= self.ticks_per_slot;
         (self.slots.len() as u32).saturating_sub(u32::from(!is_full))
     }
 
-    /// Adds a moment, of which the look tells who was late, and nothing where nobody was; `lost` is of what sources share. True where slots have become
-    /// half as many: whoever counts by slot does the same.
-    pub fn add(&mut self, parts: Vec<Part<'_>>, look: &Look, lost: BTreeMap<String, u64>, sources: usize) -> bool {
+    /// Adds a tick. `look` has its late events, or is empty if there were none; `lost` has the events lost by
+    /// what the sources share. Returns whether pairs of slots were merged: callers that count by slot must do the same.
+    pub fn add(
+        &mut self,
+        sources_in_tick: Vec<SourceTick<'_>>,
+        look: &Look,
+        lost: BTreeMap<String, u64>,
+        sources: usize,
+    ) -> bool {
         let next = self.next() as usize;
         if next == self.slots.len() {
             self.slots.push(Slot::empty(sources));
@@ -78,12 +84,13 @@ impl Slots {
         self.in_last += 1;
         let slot = &mut self.slots[next];
         super::add_lost(&mut slot.lost, lost);
-        parts.into_iter().for_each(|part| slot.add_part(part, look));
-        self.moments_each = self.moments_each.max(1);
-        self.moments += 1;
-        // To count them is asked last: it takes longest.
-        let is_many = || self.slots.len() >= 2 * LEAST && self.series() > MOST_SERIES;
-        let is_full = self.in_last >= self.moments_each && (self.slots.len() >= 2 * MOST || is_many());
+        sources_in_tick.into_iter().for_each(|tick| slot.add_source(tick, look));
+        self.ticks_per_slot = self.ticks_per_slot.max(1);
+        self.ticks += 1;
+        // Counted last, as it takes longest.
+        let has_too_many_series = || self.slots.len() >= 2 * MIN_SLOTS && self.series() > MAX_SERIES;
+        let is_full =
+            self.in_last >= self.ticks_per_slot && (self.slots.len() >= 2 * MAX_SLOTS || has_too_many_series());
         if is_full {
             self.coarsen();
         }
@@ -95,29 +102,29 @@ impl Slots {
     }
 
     fn coarsen(&mut self) {
-        let was_alone = self.slots.len() % 2 == 1;
-        let mut kept: Vec<Slot> = Vec::with_capacity(self.slots.len() / 2 + 1);
+        let is_odd = self.slots.len() % 2 == 1;
+        let mut merged: Vec<Slot> = Vec::with_capacity(self.slots.len() / 2 + 1);
         for (number, slot) in std::mem::take(&mut self.slots).into_iter().enumerate() {
-            match kept.last_mut() {
+            match merged.last_mut() {
                 Some(last) if number % 2 == 1 => last.add(slot),
-                _ => kept.push(slot),
+                _ => merged.push(slot),
             }
         }
-        self.in_last = if was_alone { self.in_last } else { self.in_last + self.moments_each };
-        self.moments_each *= 2;
-        self.slots = kept;
+        self.in_last = if is_odd { self.in_last } else { self.in_last + self.ticks_per_slot };
+        self.ticks_per_slot *= 2;
+        self.slots = merged;
     }
 
-    /// Whether there are more than may stay: then they become half as many.
-    pub fn narrow(&mut self) -> bool {
-        let is_too_many = self.slots.len() > MOST;
+    /// Merges pairs of slots if there are more than the maximum. Returns whether it did.
+    pub fn coarsen_if_too_many(&mut self) -> bool {
+        let is_too_many = self.slots.len() > MAX_SLOTS;
         if is_too_many {
             self.coarsen();
         }
         is_too_many
     }
 
-    /// Nothing follows but what was lost since.
+    /// Adds the losses since the last tick, and the end of the recording.
     pub fn end(&mut self, end_unix_ns: u64, lost: BTreeMap<String, u64>) {
         self.end_unix_ns = end_unix_ns;
         if let Some(last) = self.slots.last_mut() {
@@ -133,35 +140,35 @@ impl Slots {
         self.slots.len()
     }
 
-    /// How many moments there are in all, and in each slot.
-    pub fn moments(&self) -> (u64, u64) {
-        (self.moments, self.moments_each)
+    /// Returns the number of ticks in total, and per slot.
+    pub fn ticks(&self) -> (u64, u64) {
+        (self.ticks, self.ticks_per_slot)
     }
 
-    /// The snapshot of each source in each slot.
+    /// Takes the snapshot of each source in each slot.
     pub fn merged(&mut self) -> Vec<Vec<Option<Snapshot>>> {
         let of_slot =
             |slot: &mut Slot| slot.sources.iter_mut().map(|of| of.as_mut().and_then(|of| of.merger.take())).collect();
         self.slots.iter_mut().map(of_slot).collect()
     }
 
-    /// From when to when `replay` has to be asked for what these slots have: a snapshot that ends when a span begins is not of
-    /// it, and one that begins when it ends is.
+    /// Returns the span that `replay` must be given for the data of these slots: a snapshot that ends when the span
+    /// begins is outside of it, and one that begins when it ends is inside.
     pub fn span_unix_ns(&self, first: usize, last: usize) -> (u64, u64) {
-        let (begins_ns, ends_ns) = match (self.slots.get(first), self.slots.get(last)) {
+        let (start_ns, end_ns) = match (self.slots.get(first), self.slots.get(last)) {
             (Some(first), Some(last)) => (first.start_unix_ns, last.end_unix_ns),
             _ => return (0, 0),
         };
-        // Where the clock was set back, what came before or after has other times.
+        // If the clock was set back, the adjacent slots may have unrelated times.
         let before = first.checked_sub(1).and_then(|before| self.slots.get(before));
-        let before = before.filter(|before| before.start_unix_ns <= begins_ns);
-        let after = self.slots.get(last + 1).filter(|after| ends_ns <= after.end_unix_ns);
+        let before = before.filter(|before| before.start_unix_ns <= start_ns);
+        let after = self.slots.get(last + 1).filter(|after| end_ns <= after.end_unix_ns);
         let is_last = last + 1 == self.slots.len();
-        let from_ns = before.map_or(begins_ns, |before| before.end_unix_ns);
+        let from_ns = before.map_or(start_ns, |before| before.end_unix_ns);
         let to_ns = match after {
             Some(after) => after.start_unix_ns.saturating_sub(1),
-            None if is_last => ends_ns.max(self.end_unix_ns),
-            None => ends_ns,
+            None if is_last => end_ns.max(self.end_unix_ns),
+            None => end_ns,
         };
         (from_ns, to_ns)
     }
@@ -173,12 +180,12 @@ impl Slot {
         Slot { start_unix_ns: u64::MAX, end_unix_ns: 0, sources, lost: BTreeMap::new() }
     }
 
-    fn add_part(&mut self, Part { number, found, snapshot }: Part<'_>, look: &Look) {
-        // As a line of the recording has it.
+    fn add_source(&mut self, SourceTick { number, found, snapshot }: SourceTick<'_>, look: &Look) {
+        // Timestamps in recordings have microseconds.
         let start_unix_ns = snapshot.start_unix_ns / 1_000 * 1_000;
         self.start_unix_ns = self.start_unix_ns.min(start_unix_ns);
         self.end_unix_ns = self.end_unix_ns.max(start_unix_ns.saturating_add(snapshot.duration_ns));
-        let of = OfSource::new(found, look);
+        let of = SourceSlot::new(found, look);
         let into = match &mut self.sources[number] {
             Some(into) => {
                 into.add(of);
@@ -203,13 +210,13 @@ impl Slot {
     }
 }
 
-impl OfSource {
-    /// Without its snapshot.
+impl SourceSlot {
+    /// Starts with an empty merger.
     fn new(found: Found<'static>, look: &Look) -> Self {
         let headline = look.sources.iter().find(|headline| headline.source == found.card.name);
         let held_up = headline.and_then(|headline| headline.held_up.as_ref());
         let unexplained = found.unexplained();
-        OfSource {
+        SourceSlot {
             merger: Merger::default(),
             late: headline.map_or(unexplained.events, |headline| headline.late),
             late_max_ns: headline.and_then(|headline| headline.late_of.as_ref()).map_or(0, |of| of.max_ns),
@@ -220,7 +227,7 @@ impl OfSource {
         }
     }
 
-    fn add(&mut self, mut later: OfSource) {
+    fn add(&mut self, mut later: SourceSlot) {
         self.found.add(&later.found);
         later.merger.take().into_iter().for_each(|snapshot| self.merger.add(snapshot));
         self.late = self.late.saturating_add(later.late);
@@ -231,7 +238,7 @@ impl OfSource {
     }
 }
 
-/// What all slots of a source have found.
+/// Returns the sum over all slots of a source.
 pub fn whole<'a>(card: &Card, slots: impl Iterator<Item = &'a Slot>) -> Option<Found<'static>> {
     let mut whole: Option<Found<'static>> = None;
     for of in slots.flat_map(|slot| &slot.sources).flatten().filter(|of| of.found.card.name == card.name) {
@@ -267,12 +274,12 @@ mod tests {
     fn add(slots: &mut Slots, second: u64, lost: BTreeMap<String, u64>) {
         let mut snapshot = snapshot(second);
         let found = Found::of_part(&WQ, &mut snapshot);
-        slots.add(vec![Part { number: 0, found, snapshot: &snapshot }], &Look::default(), lost, 1);
+        slots.add(vec![SourceTick { number: 0, found, snapshot: &snapshot }], &Look::default(), lost, 1);
     }
 
-    fn slots(moments: u64) -> Slots {
+    fn slots(ticks: u64) -> Slots {
         let mut slots = Slots::default();
-        for second in 0..moments {
+        for second in 0..ticks {
             add(&mut slots, second, [("torn".to_owned(), 1)].into());
         }
         slots
@@ -281,26 +288,26 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
         #[test]
-        fn slots_have_what_the_moments_have(moments in 1u64..6_000) {
-            let mut slots = slots(moments);
-            prop_assert!(slots.len() <= 2 * MOST);
-            slots.narrow();
-            prop_assert!(slots.len() <= MOST);
-            let (counted, each) = slots.moments();
-            prop_assert!(counted == moments && each.is_power_of_two());
-            prop_assert_eq!(slots.len() as u64, moments.div_ceil(each));
+        fn slots_preserve_totals_of_ticks(ticks in 1u64..6_000) {
+            let mut slots = slots(ticks);
+            prop_assert!(slots.len() <= 2 * MAX_SLOTS);
+            slots.coarsen_if_too_many();
+            prop_assert!(slots.len() <= MAX_SLOTS);
+            let (counted, each) = slots.ticks();
+            prop_assert!(counted == ticks && each.is_power_of_two());
+            prop_assert_eq!(slots.len() as u64, ticks.div_ceil(each));
             let found = whole(&WQ, slots.iter()).expect("it is there");
-            prop_assert_eq!((found.figures().count(), found.duration_ns), (2 * moments, moments * SECOND_NS));
-            prop_assert_eq!(slots.iter().map(|slot| slot.lost["torn"]).sum::<u64>(), moments);
+            prop_assert_eq!((found.figures().count(), found.duration_ns), (2 * ticks, ticks * SECOND_NS));
+            prop_assert_eq!(slots.iter().map(|slot| slot.lost["torn"]).sum::<u64>(), ticks);
             let merged = slots.merged();
             let counts = merged.iter().flatten().flatten().map(|snapshot| snapshot.total("latency").count());
-            prop_assert_eq!(counts.sum::<u64>(), 2 * moments);
+            prop_assert_eq!(counts.sum::<u64>(), 2 * ticks);
             prop_assert!(merged.iter().flatten().flatten().all(|snapshot| snapshot.series.len() <= 3));
         }
     }
 
     #[test]
-    fn a_span_of_slots_has_their_snapshots_and_no_others() {
+    fn replayed_span_matches_slots() {
         let slots = slots(10);
         let (from_ns, to_ns) = slots.span_unix_ns(3, 5);
         let replayed = (0..10).filter(|second| (second + 1) * SECOND_NS > from_ns && second * SECOND_NS <= to_ns);
@@ -309,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_before_or_after_the_clock_was_set_back_has_no_other_snapshots() {
+    fn replayed_span_matches_slots_after_clock_step() {
         let mut slots = Slots::default();
         let seconds = [100, 101, 102, 7, 8, 9];
         for second in seconds {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tables of a page: what each source judges, who made others late, and what was late.
+//! Draws the tables of a page: the verdicts on the sources, the culprits, and the late events.
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -9,20 +9,20 @@ use whylate_model::units::format_ns;
 
 use super::Report;
 use super::event::{self, main_cause};
-use super::kept::Late;
-use super::markup::{bar, count, head, named, ns, sentence, share, text};
+use super::listed::ListedEvent;
+use super::markup::{bar, count, head, name_cell, ns, sentence, share, text};
 use super::page::in_zone;
 use crate::output::look::{shown, verdict, victims};
 use crate::output::moment::moment;
-use crate::output::why::{self, word};
+use crate::output::why;
 
-/// So many culprits are shown without scripts, and so many late events.
+/// Maximum number of culprits and of late events that are shown without scripts.
 const CULPRITS: usize = 30;
 const LATE: usize = 50;
-/// What is as long has times of the day twice, or nearly.
+/// From this duration on, times of day repeat or nearly do: timestamps get a date.
 pub const DAY_NS: u64 = 72_000_000_000_000;
 
-/// What all sources judge.
+/// Returns the table of the verdicts on the sources.
 pub fn sources(look: &Look, id: &str) -> String {
     let columns = ["<Source", "<Verdict", "Count", "p50", "p99", "Max", "Late from", "Late", "<Of"];
     let mut out = format!("<div class=\"wide\"><table id=\"{id}\">{}<tbody>", head(&columns));
@@ -31,7 +31,7 @@ pub fn sources(look: &Look, id: &str) -> String {
         let _ = writeln!(
             out,
             "<tr{class}>{}<td>{}</td>{}{}{}{}{}{}{}</tr>",
-            named(row.source),
+            name_cell(row.source),
             verdict(row.is_late),
             count(row.count),
             ns(row.p50_ns),
@@ -39,13 +39,13 @@ pub fn sources(look: &Look, id: &str) -> String {
             ns(row.max_ns),
             ns(Some(row.late_from_ns)),
             count(row.late),
-            named(row.of)
+            name_cell(&row.of)
         );
     }
     out + "</tbody></table></div>\n"
 }
 
-/// Who made others late; what stands before its ids tells two of them apart.
+/// Returns the table of culprits. The prefix keeps the IDs of two such tables apart.
 pub fn culprits(look: &Look, prefix: &str) -> String {
     let all_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
     let rest = why::unexplained(&look.unexplained(), all_ns, "event");
@@ -71,7 +71,7 @@ pub fn culprits(look: &Look, prefix: &str) -> String {
             share(part),
             ns(Some(culprit.total_ns)),
             bar(part),
-            word(culprit.kind),
+            why::how(culprit.kind, &culprit.who),
             text(&culprit.who),
             sentence(&victims(culprit))
         );
@@ -90,12 +90,12 @@ pub fn culprits(look: &Look, prefix: &str) -> String {
     out
 }
 
-/// The columns of late events, without what opens them.
+/// The columns of late events, without the row of details.
 const COLUMNS: [&str; 6] = ["<At", "<Source", "Latency", "<Who was late", "CPU", "<Main cause"];
 
-/// What was late, the longest first.
+/// Returns the table of late events, the longest first.
 pub fn late(report: &Report) -> String {
-    let mut order: Vec<&Late> = report.late.iter().collect();
+    let mut order: Vec<&ListedEvent> = report.late.iter().collect();
     order.sort_by_key(|late| Reverse(late.event.latency_ns));
     if order.is_empty() {
         return "<p>Nothing was late by these limits.</p>\n".to_owned();
@@ -115,21 +115,21 @@ pub fn late(report: &Report) -> String {
     out + "</tbody></table></div>\n"
 }
 
-fn late_row(late: &Late, report: &Report) -> String {
+fn late_row(late: &ListedEvent, report: &Report) -> String {
     let event = &late.event;
-    let subject = named(if event.subject.is_empty() { "-" } else { &event.subject });
+    let subject = name_cell(if event.subject.is_empty() { "-" } else { &event.subject });
     format!(
         "<tr><td data-v=\"{}\">{}</td>{}{}{subject}{}<td>{}</td></tr>\n",
         event.at_unix_ns,
         at(event.at_unix_ns, report),
-        named(late.card.name),
+        name_cell(late.card.name),
         ns(Some(event.latency_ns)),
         count(Some(event.cpu.into())),
         text(&main_cause(event))
     )
 }
 
-/// The time of day, with the date where there are several.
+/// Formats a time of day, with the date in a long recording.
 fn at(unix_ns: u64, report: &Report) -> String {
     let time = moment(unix_ns, &report.zone);
     match report.look.duration_ns < DAY_NS {
@@ -138,18 +138,18 @@ fn at(unix_ns: u64, report: &Report) -> String {
     }
 }
 
-/// Of how many late events a page tells.
-pub fn of_how_many(report: &Report) -> String {
-    let (told, all) = (report.late.len() as u64, report.counted);
+/// Says how many of the late events the file has, and how many the page shows without scripts.
+pub fn count_note(report: &Report) -> String {
+    let (listed, all) = (report.late.len() as u64, report.late_count);
     let shown = report.late.len().min(LATE);
-    let kept = match told < all {
+    let note = match listed < all {
         true => format!(
-            "Of {all} late events this file has {told}: the worst and the newest of each source, and the worst of each span of time. All of them count in the figures. "
+            "Of {all} late events this file has {listed}: the worst and the newest of each source, and the worst of each span of time. All of them count in the figures. "
         ),
         false => String::new(),
     };
     match shown < report.late.len() {
-        true => format!("{kept}Without scripts, the {shown} longest are shown."),
-        false => kept,
+        true => format!("{note}Without scripts, the {shown} longest are shown."),
+        false => note,
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What happened when: a heat map of each source's latencies with its late events as dots, and beneath them the delay that
-//! culprits caused, all on one axis of time.
+//! Draws the timeline: a heat map of each source's latencies, with late events as dots, and below them the delay that
+//! culprits caused, all on one time axis.
 //!
-//! Pictures are as wide as the window, so they are stretched, and have no text: labels stand beside them, which are as readable
-//! on a telephone as on paper.
+//! Pictures stretch to the width of the window, so they have no text. Labels stand beside them, where they are readable
+//! on a phone as well as on paper.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,38 +19,38 @@ use super::rows::Sum as _;
 use super::slots::Slot;
 use crate::output::why::{self, counted};
 
-/// How wide a picture is in its own coordinates.
+/// Width of a picture, in its own units.
 pub const WIDTH: u64 = 10_000;
-/// How high a power of two is, and the picture of culprits.
+/// Height of a power of two, and of the picture of culprits, in the pictures' own units.
 const ROW: u64 = 10;
 const STACK: f64 = 1_000.0;
-/// So many shades there are; each is of four times as many values as the one before it.
+/// Number of shades. Each stands for four times as many values as the one before.
 const SHADES: usize = 6;
-/// What is shorter than a microsecond is in the lowest row: it is never late.
+/// Power of two of the lowest row. It has all shorter values: below a microsecond nothing is late.
 const LOWEST: u32 = 10;
-/// So many culprits have a colour of their own.
-pub const COLOURED: usize = 6;
+/// Number of culprits with a color of their own.
+pub const COLORED: usize = 6;
 
-/// What two runs have in common, so that they can be compared.
+/// Scales that two runs share, so that they can be compared.
 #[derive(Debug, Default)]
 pub struct Scale {
-    /// By source: the lowest and the highest power of two, and the most values a second that a cell has.
+    /// By source: the lowest and the highest power of two, and the maximum values per second of a cell.
     sources: BTreeMap<&'static str, (u32, u32, f64)>,
-    /// The most delay a second, of all culprits together.
-    most_delay: f64,
+    /// The maximum delay per second, of all culprits together.
+    max_delay: f64,
 }
 
-/// How long each slot is, in seconds. One that was cut short counts as half of the usual one: a second of it tells little.
+/// Returns the length of each slot in seconds, at least half the median: a rate over a truncated slot is unreliable.
 fn lengths(report: &Report) -> Vec<f64> {
     let seconds = |slot: &Slot| slot.end_unix_ns.saturating_sub(slot.start_unix_ns) as f64 / 1e9;
     let lengths: Vec<f64> = report.slots.iter().map(seconds).collect();
     let mut order = lengths.clone();
     order.sort_unstable_by(f64::total_cmp);
-    let least = order.get(order.len() / 2).map_or(1.0, |usual| usual / 2.0).max(1e-9);
-    lengths.into_iter().map(|length| length.max(least)).collect()
+    let min = order.get(order.len() / 2).map_or(1.0, |usual| usual / 2.0).max(1e-9);
+    lengths.into_iter().map(|length| length.max(min)).collect()
 }
 
-/// How many values a slot has by power of two.
+/// Returns the number of values of a slot by power of two.
 fn powers(slot: &Slot, number: usize) -> BTreeMap<u32, u64> {
     let mut powers = BTreeMap::new();
     if let Some(of) = &slot.sources[number] {
@@ -63,7 +63,7 @@ fn powers(slot: &Slot, number: usize) -> BTreeMap<u32, u64> {
 }
 
 impl Scale {
-    pub fn of(reports: &[&Report]) -> Self {
+    pub fn for_reports(reports: &[&Report]) -> Self {
         let mut scale = Scale::default();
         for report in reports {
             let lengths = lengths(report);
@@ -78,7 +78,7 @@ impl Scale {
                 let late = report.late.iter().filter(|late| late.card.name == card.name);
                 late.for_each(|late| include(late.event.latency_ns.checked_ilog2().unwrap_or(0).max(LOWEST), 0.0));
                 if of.0 <= of.1 {
-                    // The limit is in the picture.
+                    // Includes the limit in the picture.
                     let limit = card.events().late_from_ns.max(1).ilog2();
                     of = (of.0.min(limit), of.1.max(limit), of.2);
                     scale.sources.insert(card.name, of);
@@ -87,20 +87,20 @@ impl Scale {
             let delays = delays(report);
             for (length, of_slot) in lengths.iter().zip(0..) {
                 let sum: u64 = delays.iter().map(|of| of.get(&of_slot).copied().unwrap_or(0)).sum();
-                scale.most_delay = scale.most_delay.max(sum as f64 / length);
+                scale.max_delay = scale.max_delay.max(sum as f64 / length);
             }
         }
         scale
     }
 }
 
-/// Of each culprit with a colour, and of all others together, the nanoseconds by slot.
+/// Returns the nanoseconds by slot of each culprit with a color, and of all others together.
 fn delays(report: &Report) -> Vec<BTreeMap<u32, u64>> {
-    let mut all = vec![BTreeMap::new(); COLOURED + 1];
+    let mut all = vec![BTreeMap::new(); COLORED + 1];
     for (rank, culprit) in report.look.culprits.iter().enumerate() {
-        for (_, delays) in report.culprits.of(culprit.kind, &culprit.who) {
+        for (_, delays) in report.culprits.delays_by(culprit.kind, &culprit.who) {
             for (slot, delay) in delays {
-                let sum: &mut u64 = all[rank.min(COLOURED)].entry(*slot).or_default();
+                let sum: &mut u64 = all[rank.min(COLORED)].entry(*slot).or_default();
                 sum.add(&delay.total_ns);
             }
         }
@@ -108,14 +108,14 @@ fn delays(report: &Report) -> Vec<BTreeMap<u32, u64>> {
     all
 }
 
-/// Where times are in a picture.
+/// Maps times to positions in a picture.
 pub struct Axis {
     from_ns: u64,
     to_ns: u64,
 }
 
 impl Axis {
-    pub fn of(report: &Report) -> Self {
+    pub fn for_report(report: &Report) -> Self {
         let from_ns = report.slots.iter().map(|slot| slot.start_unix_ns).min().unwrap_or(0);
         let to_ns = report.slots.iter().map(|slot| slot.end_unix_ns).max().unwrap_or(0);
         Axis { from_ns, to_ns: to_ns.max(from_ns + 1) }
@@ -126,14 +126,14 @@ impl Axis {
         (of / u128::from(self.to_ns - self.from_ns)) as u64
     }
 
-    /// Where a slot begins, and how wide it is: at least as wide as can be seen.
-    fn place(&self, slot: &Slot) -> (u64, u64) {
+    /// Returns the position and the width of a slot, which is at least 1.
+    fn position(&self, slot: &Slot) -> (u64, u64) {
         let from = self.x(slot.start_unix_ns);
         (from, self.x(slot.end_unix_ns).saturating_sub(from).max(1))
     }
 
-    /// Five times, equally far apart.
-    fn ticks(&self, report: &Report) -> String {
+    /// Returns five equidistant axis labels.
+    fn labels(&self, report: &Report) -> String {
         let length_ns = self.to_ns - self.from_ns;
         let format = match length_ns {
             0..10_000_000_000 => "%H:%M:%S%.3f",
@@ -149,31 +149,31 @@ impl Axis {
     }
 }
 
-/// All pictures of a run.
+/// Returns all pictures of a run.
 pub fn write(report: &Report, scale: &Scale) -> String {
-    let axis = Axis::of(report);
+    let axis = Axis::for_report(report);
     let mut out = String::new();
     for (number, card) in report.cards.iter().enumerate() {
         out += &heat(report, number, card, scale, &axis).unwrap_or_default();
     }
     out += &stack(report, scale, &axis);
-    out += &axis.ticks(report);
+    out += &axis.labels(report);
     out
 }
 
-/// What stands beside a picture: a value at its top, in its middle and at its bottom.
-fn beside(values: [String; 3]) -> String {
+/// Returns the labels beside a picture: a value at its top, in its middle and at its bottom.
+fn y_labels(values: [String; 3]) -> String {
     format!("<ol class=\"y\">{}</ol>", values.map(|value| format!("<li>{value}</li>")).concat())
 }
 
 fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis) -> Option<String> {
-    let (low, high, most) = *scale.sources.get(card.name)?;
+    let (low, high, max) = *scale.sources.get(card.name)?;
     let height = u64::from(high - low + 1) * ROW;
     let mut shades = vec![String::new(); SHADES];
     for (slot, length) in report.slots.iter().zip(lengths(report)) {
-        let (x, width) = axis.place(slot);
+        let (x, width) = axis.position(slot);
         for (power, count) in powers(slot, number) {
-            let less = (most / (count as f64 / length).max(1e-9)).max(1.0).log2() / 2.0;
+            let less = (max / (count as f64 / length).max(1e-9)).max(1.0).log2() / 2.0;
             let shade = (SHADES - 1).saturating_sub(less as usize);
             let y = u64::from(high - power) * ROW;
             let _ = write!(shades[shade], "M{x} {y}h{width}v{ROW}h-{width}z");
@@ -197,7 +197,7 @@ fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis)
     );
     let middle = u64::from(low + high + 1) / 2;
     let power = |power: u64| format_ns(1_u64.checked_shl(power as u32).unwrap_or(u64::MAX));
-    out += &beside([power(u64::from(high) + 1), power(middle), power(low.into())]);
+    out += &y_labels([power(u64::from(high) + 1), power(middle), power(low.into())]);
     let _ = write!(
         out,
         "<svg class=\"heat\" viewBox=\"0 0 {WIDTH} {height}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"{} over time: {}\">",
@@ -215,7 +215,7 @@ fn heat(report: &Report, number: usize, card: &Card, scale: &Scale, axis: &Axis)
     Some(out)
 }
 
-/// A culprit in words, with its share of all delays.
+/// Describes a culprit, with its share of all delays.
 pub fn about(culprit: &Culprit, all_ns: u64) -> String {
     let percent = culprit.total_ns as f64 * 100.0 / all_ns.max(1) as f64;
     format!("{}: {} ({percent:.1}%)", why::culprit(culprit.kind, &culprit.who), format_ns(culprit.total_ns))
@@ -227,20 +227,20 @@ fn stack(report: &Report, scale: &Scale, axis: &Axis) -> String {
         return "<div class=\"plot\"><h3>culprits</h3><p class=\"what\">Nobody is known to have made anything late.</p></div>\n".to_owned();
     }
     let delays = delays(report);
-    let mut paths = vec![String::new(); COLOURED + 1];
+    let mut paths = vec![String::new(); COLORED + 1];
     for ((slot, length), number) in report.slots.iter().zip(lengths(report)).zip(0..) {
-        let (x, width) = axis.place(slot);
+        let (x, width) = axis.position(slot);
         let mut below = 0.0;
         for (path, of) in paths.iter_mut().zip(&delays) {
             let Some(&ns) = of.get(&number).filter(|ns| **ns > 0) else { continue };
-            let height = ns as f64 / length / scale.most_delay.max(1e-9) * STACK;
+            let height = ns as f64 / length / scale.max_delay.max(1e-9) * STACK;
             let _ = write!(path, "M{x} {:.1}h{width}v{height:.1}h-{width}z", STACK - below - height);
             below += height;
         }
     }
     let mut out = "<div class=\"plot\"><h3>culprits</h3><p class=\"what\">delay that each caused, per second</p>\n<div class=\"axes\">".to_owned();
-    let per_second = |part: f64| format!("{}/s", format_ns((scale.most_delay * part) as u64));
-    out += &beside([per_second(1.0), per_second(0.5), "0".to_owned()]);
+    let per_second = |part: f64| format!("{}/s", format_ns((scale.max_delay * part) as u64));
+    out += &y_labels([per_second(1.0), per_second(0.5), "0".to_owned()]);
     let _ = write!(
         out,
         "<svg class=\"stack\" viewBox=\"0 0 {WIDTH} {STACK}\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"Delay that culprits caused over time\">"
@@ -249,19 +249,19 @@ fn stack(report: &Report, scale: &Scale, axis: &Axis) -> String {
         let _ = write!(out, "<path class=\"c{rank}\" d=\"{path}\"/>");
     }
     out += "</svg></div><ul class=\"legend\">";
-    let (coloured, others) = report.look.culprits.split_at(report.look.culprits.len().min(COLOURED));
-    for (rank, culprit) in coloured.iter().enumerate() {
+    let (colored, others) = report.look.culprits.split_at(report.look.culprits.len().min(COLORED));
+    for (rank, culprit) in colored.iter().enumerate() {
         let _ = write!(out, "<li>{}{}</li>", swatch(&format!("c{rank}")), text(&about(culprit, all_ns)));
     }
     if !others.is_empty() {
         let ns: u64 = others.iter().map(|culprit| culprit.total_ns).sum();
         let how_many = counted(others.len() as u64, "other");
-        let _ = write!(out, "<li>{}{how_many}: {}</li>", swatch(&format!("c{COLOURED}")), format_ns(ns));
+        let _ = write!(out, "<li>{}{how_many}: {}</li>", swatch(&format!("c{COLORED}")), format_ns(ns));
     }
     out + "</ul></div>\n"
 }
 
-/// A square of that colour.
+/// Returns a square of a color.
 pub fn swatch(class: &str) -> String {
     format!(
         "<svg class=\"swatch\" viewBox=\"0 0 10 10\" aria-hidden=\"true\"><path class=\"{class}\" d=\"M0 0h10v10H0z\"/></svg> "

@@ -22,7 +22,7 @@ use crate::commands::sources::{self, Attaching, Recorded, Wish, measured};
 use crate::commands::watch::{Ended, Watch};
 use crate::recording::about;
 use crate::recording::play::Recording;
-use crate::recording::recorder::{MOST_QUEUED, weight};
+use crate::recording::recorder::{MAX_QUEUED, weight};
 
 /// So many moments wait for the screen; of a recording, which waits for the screen in turn, a few are enough.
 const QUEUED: usize = 64;
@@ -110,7 +110,7 @@ impl Teller {
     /// Tells it, if there is room.
     fn tell(&mut self, told: Told) -> bool {
         let weight = told.weight();
-        let has_room = weight.is_none() || self.queued.load(Ordering::Relaxed) < MOST_QUEUED;
+        let has_room = weight.is_none() || self.queued.load(Ordering::Relaxed) < MAX_QUEUED;
         self.queued.fetch_add(weight.unwrap_or(0), Ordering::Relaxed);
         let is_told = has_room && self.sender.try_send(told).is_ok();
         if !is_told {
@@ -280,7 +280,7 @@ fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyh
     }
     let (mut lines, mut seen, mut has_any): (Vec<Line>, Vec<&str>, bool) = (Vec::new(), Vec::new(), false);
     let mut beyond = 0;
-    while let Some(line) = played.next_of_all()? {
+    while let Some(line) = played.next_of_any_kind()? {
         // A recording made to do harm may have no moment for long.
         if rustix::io::read(stop, &mut [0_u8]).is_ok() {
             return Ok(());
@@ -309,7 +309,7 @@ fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyh
         bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
     }
     let mut missing = played.missing();
-    missing.extend(played.beyond_in_words(beyond));
+    missing.extend(played.skipped_message(beyond));
     teller.tell_surely(Told::Read(missing));
     Ok(())
 }

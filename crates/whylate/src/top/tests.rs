@@ -340,6 +340,26 @@ fn threads_of_one_name_are_one_culprit() {
 }
 
 #[test]
+fn threads_that_slept_are_culprits_by_their_name() {
+    let mut state = state(Glyphs::Ascii, 10, 120, 40);
+    press(&mut state, "\t");
+    let mut wq = snapshot(&WQ, 10);
+    let sleep = |number: u64| Cause::new(CauseKind::Timer, format!("wl-copy:{number}"), 9_000 * MS);
+    let timeout = Cause::new(CauseKind::Timer, "timeout in poll (curl:7)", 8_000 * MS);
+    wq.late = vec![late(10, "a", vec![sleep(5837)]), late(10, "a", vec![sleep(5838)]), late(10, "a", vec![timeout])];
+    add(&mut state, vec![Line::Snapshot(Box::new(wq))]);
+    state.press(Key::Home);
+    let told = |state: &State, panel: usize, row: usize, cell: usize| {
+        state.view().panels[panel].rows()[row].cells[cell].text()
+    };
+    assert_eq!(told(&state, 1, 0, 3), "wl-copy sleeping (2 of that name)");
+    assert_eq!(told(&state, 1, 1, 3), "timeout in poll (curl:7)");
+    assert!([0, 1, 2].map(|row| told(&state, 2, row, 4)).contains(&"wl-copy:5837 sleeping".to_owned()));
+    press(&mut state, "\n");
+    assert_eq!(state.view().panels[0].title, "Victims of wl-copy sleeping");
+}
+
+#[test]
 fn a_text_goes_back_from_its_end_at_once() {
     let mut state = state(Glyphs::Ascii, 1, 100, 30);
     let mut wq = snapshot(&WQ, 1);

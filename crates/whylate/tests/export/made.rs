@@ -61,7 +61,12 @@ fn items(hour: u64) -> Snapshot {
     let first = vec![cause(CauseKind::Thread, CULPRIT, 25 * MS + hour), cause(CauseKind::IrqsOff, EVIL, 5 * MS - hour)];
     let second = vec![
         cause(CauseKind::Work, "other_work", 30 * MS),
-        cause(CauseKind::Thread, "dd:4243", 9 * MS),
+        cause(CauseKind::Thread, "dd:4243", 9 * MS - 10),
+        // A thread is in each of them.
+        cause(CauseKind::DiskQueue, "fio:88 (writes)", 1),
+        cause(CauseKind::Disk, "259:3 (read by fio:88)", 2),
+        cause(CauseKind::Timer, "timeout in poll (curl:77)", 3),
+        cause(CauseKind::Timer, "sleep:5823", 4),
         cause(CauseKind::Unknown, "not recorded", MS),
     ];
     snapshot.late = vec![late(at_ns, 30 * MS, 0, first), late(at_ns - 10 * MS, 40 * MS, 1, second)];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Waits of one kind, in sums.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::super::cursor::OVERWRITTEN;
 use super::super::history::{Name, Request};
@@ -46,11 +46,6 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// All of a short wait.
-    pub fn of_short(waiter: Called) -> Self {
-        Part { waiter, kind: CauseKind::Unknown, who: Party::Text("short waits"), ready: None }
-    }
-
     /// All of a short wait for a disk, whenever its request began.
     pub fn of_request(waiter: Called, request: Request) -> Self {
         let Request { device, operation, submitter, .. } = request;
@@ -79,14 +74,34 @@ impl Part {
         Part { waiter: by_name(self.waiter), who: self.who.by_name(), ready: self.ready.map(by_name), ..self }
     }
 
-    /// In words.
-    fn segment(self, ns: u64, via: Option<&String>, names: &mut dyn Names) -> Option<PathSegment> {
+    /// The threads that it names.
+    fn named(&self) -> impl Iterator<Item = (u32, Name)> {
+        let who = if let Party::Thread { tid, name, .. } = self.who { Some(Called::Thread(tid, name)) } else { None };
+        [Some(self.waiter), self.ready, who].into_iter().flatten().filter_map(|called| match called {
+            Called::Thread(tid, name) if name != Name::default() => Some((tid, name)),
+            _ => None,
+        })
+    }
+
+    /// In words; `threads` holds the names of those that may have submitted a request.
+    fn segment(
+        self,
+        ns: u64,
+        via: Option<&String>,
+        threads: &BTreeMap<u32, Name>,
+        names: &mut dyn Names,
+    ) -> Option<PathSegment> {
         let Part { waiter, kind, who, ready } = self;
         let mut found = Found::default();
         let tid = waiter.tid();
         found.add(Finding::Hop(Hop { number: 0, within: None, tid, woken_ns: 0, by: None, stop: None }));
         for called in [waiter].into_iter().chain(ready) {
             found.name(called.tid(), called.name());
+        }
+        if let Party::Disk(Request { submitter, .. }) = who
+            && let Some(&name) = threads.get(&submitter)
+        {
+            found.name(submitter, name);
         }
         let ready_tid = ready.map(Called::tid);
         found.add(Finding::Segment(Segment { from_ns: 0, to_ns: ns, kind, who, ready: ready_tid, hop: Some(0) }));
@@ -135,9 +150,11 @@ impl Kind {
     /// What there is to tell of them.
     pub fn finish(mut self, via: String, ended_by: EndedBy, names: &mut dyn Names) -> Waits {
         let mut parts: Vec<(Part, u64)> = self.parts.into_iter().collect();
-        parts.sort_by_cached_key(|&(Part { waiter, kind, who, ready }, _)| (waiter, kind, who.key(), ready));
+        // Requests of one disk have one key, and so have texts of one length: they come in the same order in each run too.
+        parts.sort_by_cached_key(|&(Part { waiter, kind, who, ready }, _)| (waiter, kind, who.key(), ready, who));
+        let threads: BTreeMap<u32, Name> = parts.iter().flat_map(|(part, _)| part.named()).collect();
         for (part, ns) in parts {
-            let segment = part.segment(ns, self.has_via.then_some(&via), names);
+            let segment = part.segment(ns, self.has_via.then_some(&via), &threads, names);
             let segment = segment.map(|segment| PathSegment { stop: self.stop, ..segment });
             self.sums.add(segment.into_iter().collect());
         }

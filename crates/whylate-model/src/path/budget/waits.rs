@@ -3,6 +3,7 @@
 
 use super::super::history::{Blocked, Name, Request};
 use super::super::{Finding, Found, Hop, Names, Party, PathSegment, Segment};
+use super::kind::{Called, Part};
 use crate::CauseKind;
 use crate::wait::Stop;
 
@@ -124,7 +125,15 @@ impl Open {
 
     /// In what it was, in words.
     pub fn waits_in(&self, names: &mut dyn Names) -> Option<String> {
-        names.waits_in(self.hop.tid, self.hop.woken_ns, &self.blocked().unwrap_or_default()).0
+        let blocked = self.blocked().unwrap_or_default();
+        names.waits_in(self.hop.tid, self.hop.woken_ns, &blocked).0.or_else(|| blocked.outside_calls())
+    }
+
+    /// All of its parts, where waits are in it, without those.
+    pub fn flat(&self, waiter: Called) -> Vec<(Part, u64)> {
+        let parts = self.found.iter().flat_map(|found| found.flat());
+        let called = |(tid, name)| Called::Thread(tid, name);
+        parts.map(|(kind, who, ready, ns)| (Part { waiter, kind, who, ready: ready.map(called) }, ns)).collect()
     }
 
     /// What it consists of, in words. Where it is not known in what it was, that is in `waits_in`.

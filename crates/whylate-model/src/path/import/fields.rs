@@ -3,6 +3,7 @@
 
 use crate::ftrace::LONGEST_COMM;
 use crate::path::history::{Blocked, Exit, Operation};
+use crate::path::timer::TimerKind;
 use crate::text::function;
 use crate::wait::Stop;
 
@@ -33,7 +34,7 @@ pub(super) enum Said<'a> {
     Softirq(u8),
     SoftirqEnds,
     SoftirqRaised(u8),
-    TimerExpires,
+    TimerExpires(TimerKind),
     TimerEnds,
     /// A work item's address, or a number that stands for it.
     Queued(u64),
@@ -98,7 +99,7 @@ pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
         "softirq_entry" => Said::Softirq(softirq(text)?),
         "softirq_exit" => Said::SoftirqEnds,
         "softirq_raise" => Said::SoftirqRaised(softirq(text)?),
-        "hrtimer_expire_entry" | "timer_expire_entry" => Said::TimerExpires,
+        "hrtimer_expire_entry" | "timer_expire_entry" => Said::TimerExpires(timer(text)),
         "hrtimer_expire_exit" | "timer_expire_exit" => Said::TimerEnds,
         "workqueue_queue_work" => item(text).map_or(Said::Other, Said::Queued),
         "workqueue_execute_start" => Said::Work(item(text), function(word(text.split_once("function ")?.1)?)),
@@ -112,6 +113,12 @@ pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
             _ => Said::Other,
         },
     })
+}
+
+/// `hrtimer=00000000652fe2d8 function=hrtimer_wakeup now=1`, `timer=… function=process_timeout now=4295098624 baseclk=…`.
+fn timer(text: &str) -> TimerKind {
+    let told = text.split_once("function=").and_then(|(_, told)| word(told));
+    told.map_or(TimerKind::Other, |told| TimerKind::of(function(told)))
 }
 
 /// `work struct=00000000de996d5a function=…`, `work struct 0xffff888003a4c1c0: function …`.
@@ -277,6 +284,13 @@ mod tests {
         assert_eq!(said("local_timer_entry", "vector=236"), Some(Said::Irq("local_timer")));
         assert_eq!(said("ipi_exit", "(Function call interrupts)"), Some(Said::IrqEnds));
         assert_eq!(said("softirq_entry", "vec=9 [action=RCU]"), Some(Said::Softirq(9)));
+        let delack = "timer=00000000652fe2d8 function=tcp_delack_timer now=4295098624 baseclk=4295098624";
+        assert_eq!(said("timer_expire_entry", delack), Some(Said::TimerExpires(TimerKind::TcpDelayedAck)));
+        let sleep = "hrtimer=00000000652fe2d8 function=hrtimer_wakeup/0x0 now=1";
+        assert_eq!(said("hrtimer_expire_entry", sleep), Some(Said::TimerExpires(TimerKind::Wakeup)));
+        for text in ["hrtimer=00000000652fe2d8", "function=", "function=0xffffffff81000000 now=1"] {
+            assert_eq!(said("hrtimer_expire_entry", text), Some(Said::TimerExpires(TimerKind::Other)));
+        }
         let work = "work struct 00000000de996d5a: function vmstat_update";
         assert_eq!(said("workqueue_execute_start", work), Some(Said::Work(Some(0xde99_6d5a), "vmstat_update")));
         let old = "work struct 0xde996d5a: function vmstat_update/0x0";

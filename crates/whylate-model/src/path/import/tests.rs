@@ -139,6 +139,29 @@ fn a_trace_of_each_form_has_the_same_answer() {
 }
 
 #[test]
+fn timers_of_traces_are_told_by_their_functions() {
+    for (event, function, told_as) in [
+        ("timer_expire_entry", "commit_timeout", "commit interval of the journal"),
+        ("timer_expire_entry", "tcp_write_timer", "TCP retransmission"),
+        ("timer_expire_entry", "tcp_delack_timer", "TCP's delayed acknowledgement"),
+        // Of a trace, the system call that the thread waited in is not known.
+        ("timer_expire_entry", "process_timeout", "timer"),
+        ("hrtimer_expire_entry", "hrtimer_wakeup", "timer"),
+    ] {
+        let says = format!("timer=00000000652fe2d8 function={function} now=4295098624 baseclk=4295098624");
+        let said = ASKED.map(|said| match said.5 {
+            "hrtimer_expire_entry" => (said.0, said.1, said.2, said.3, said.4, event, says.as_str()),
+            _ => said,
+        });
+        for form in [Form::Tracefs, Form::TraceCmd, Form::Perf] {
+            let command = read(&written(form, &said)).command(Wanted::Any).expect("a command");
+            let parts = told(&path_of(&command));
+            assert!(parts.contains(&part(5_000, CauseKind::Timer, told_as)), "{form:?}: {parts:?}");
+        }
+    }
+}
+
+#[test]
 fn a_wait_that_ends_with_the_last_event_is_followed() {
     let ends = ASKED.iter().position(|said| said.6 == "swapper/0:0 R client:11").expect("the end of a wait");
     let waits = read(&written(Form::Tracefs, &ASKED[..=ends])).late_waits(11, 1_000_000, 1);

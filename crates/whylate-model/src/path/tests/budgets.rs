@@ -54,6 +54,20 @@ fn a_thread_that_never_had_a_cpu_is_called_by_the_name_it_has() {
     assert_eq!(seen.longest.len(), 3);
 }
 
+#[test]
+fn waits_of_before_are_named_where_no_system_call_is() {
+    let via = |known: Known| {
+        let mut told = Told::new(1);
+        told.preempted(10, 0, 3).wakes(20, 0, 1).sleeps(20, 0, 1).sleeps(50, 0, 0);
+        let asked = Asked { tid: 1, from_ns: 1, to_ns: 1 + 30 * MS, is_wait: false, is_command: false };
+        let seen = budget(&mut told.past(100), &[asked], &BTreeMap::from([(1, known)]), &(), &mut Plain);
+        seen.waits.into_iter().map(|waits| waits.via).collect::<Vec<_>>()
+    };
+    assert_eq!(via(Known { is_kernel: true, ..Known::default() }), ["waits of kernel threads"]);
+    assert_eq!(via(Known { is_outside_calls: true, ..Known::default() }), ["waits outside system calls"]);
+    assert_eq!(via(Known::default()), ["waits that began earlier"]);
+}
+
 /// As of page faults on a fast disk: each wait takes 40 us.
 #[test]
 fn short_waits_for_a_disk_are_told_as_such() {
@@ -80,13 +94,53 @@ fn short_waits_for_a_disk_are_told_as_such() {
     let of = Asked { tid: 1, from_ns: 1, to_ns: 1 + 99 * 50 * US, is_wait: false, is_command: false };
     let told = budget(&mut past, &[of], &BTreeMap::new(), &(), &mut Plain);
     let waits = &told.waits[0];
-    assert_eq!(
-        (waits.via.as_str(), waits.ended_by, waits.ns),
-        ("waits outside system calls", Some(EndedBy::Disk), 98 * 40 * US)
-    );
+    assert_eq!((waits.via.as_str(), waits.ended_by, waits.ns), ("page fault", Some(EndedBy::Disk), 98 * 40 * US));
     assert_eq!(waits.path.len(), 1);
     let part = &waits.path[0];
     assert_eq!((part.kind, part.who.as_str(), part.ns), (CauseKind::Disk, "disk8 (read by t1:1)", waits.ns));
+}
+
+/// As of page faults that a thread serves, which waits itself: each wait takes 30 us.
+#[test]
+fn short_waits_with_waits_in_them_are_told_by_who_had_the_time() {
+    const US: u64 = 1_000;
+    let blocked = Exit::Blocked(Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() });
+    let slice = |from_us: u64, to_us: u64, tid: u32, waker: Option<(u32, u32)>| {
+        let start_ns = 1 + from_us * US;
+        let woken = |(by, cpu)| Entry::Woken { at_ns: start_ns - US, by: Waker::Thread(by), cpu };
+        Slice {
+            start_ns,
+            end_ns: 1 + to_us * US,
+            holder: if tid == 0 { Holder::Idle } else { Holder::Thread(tid) },
+            name: name(tid),
+            entry: waker.map_or(Entry::GoesOn, woken),
+            exit: if tid == 0 { Exit::GoesOn } else { blocked },
+            ..Slice::default()
+        }
+    };
+    let (mut faults, mut serves) = (vec![slice(0, 10, 1, None)], Vec::new());
+    for round in 0..100 {
+        let at = |us: u64| round * 50 + us;
+        faults.extend([slice(at(10), at(40), 0, None), slice(at(40), at(60), 1, Some((2, 1)))]);
+        let wakes = (round > 0).then_some((1, 0));
+        serves.extend([
+            slice(at(10), at(15), 2, wakes),
+            slice(at(15), at(20), 3, Some((2, 1))),
+            slice(at(20), at(40), 2, Some((3, 1))),
+            slice(at(40), at(60), 0, None),
+        ]);
+    }
+    let mut past = Recorded { cpus: vec![faults, serves] };
+    let asked = Asked { tid: 1, from_ns: 1, to_ns: 1 + 5_010 * US, is_wait: false, is_command: false };
+    let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain);
+    let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
+    // Whoever is woken has its CPU a microsecond later.
+    assert_eq!((waits.via.as_str(), waits.ns), ("page fault", 100 * 29 * US));
+    let mut parts: Vec<_> = waits.path.iter().map(|part| (part.kind, part.who.as_str(), part.ns / US)).collect();
+    parts.sort_unstable_by_key(|&(_, who, us)| (us, who));
+    let waited = (CauseKind::Thread, "t3:3", 100);
+    assert_eq!(parts, [waited, (CauseKind::Running, "t3:3", 400), (CauseKind::Running, "t2:2", 2_400)]);
+    assert!(waits.path.iter().all(|part| part.waiter.as_deref() == Some("t1:1")));
 }
 
 #[test]

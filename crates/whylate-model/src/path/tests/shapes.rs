@@ -50,7 +50,7 @@ impl Program {
     }
 
     fn timer(&mut self, ms: u64, tid: u32) -> &mut Self {
-        self.interrupt(ms, &[Event::Irq(Name::of("local_timer")), Event::TimerExpires], tid)
+        self.interrupt(ms, &[Event::Irq(Name::of("local_timer")), Event::TimerExpires(TimerKind::Other)], tid)
     }
 
     fn wait(&mut self, tid: u32, from_ms: u64, to_ms: u64) -> Vec<(u64, CauseKind, String, u32)> {
@@ -98,7 +98,7 @@ fn a_work_item_leads_to_who_queued_it_whoever_woke_its_worker() {
     // A timer has queued it.
     let mut program = Program::new();
     program.0.at(1, 2, Event::Work(Some(8), 80));
-    program.waits(3, 1).0.at(5, 3, Event::Irq(Name::of("local_timer"))).at(5, 3, Event::TimerExpires);
+    program.waits(3, 1).0.at(5, 3, Event::Irq(Name::of("local_timer"))).at(5, 3, Event::TimerExpires(TimerKind::Other));
     program.0.at(5, 3, Event::Queued(7, None)).at(5, 3, Event::IrqEnds);
     program.0.at(6, 2, Event::WorkEnds).at(6, 2, Event::Work(Some(7), 70));
     let expected = [segment(2, Timer, "timer", 2), segment(1, Work, "handler80", 1), segment(3, Work, "handler70", 1)];
@@ -129,7 +129,7 @@ fn an_item_within_the_wait_for_another_one_ends_with_that_ones_queuer() {
 fn a_worker_that_sleeps_in_an_item_is_not_woken_for_the_next_one() {
     let mut program = Program::new();
     let timer = |program: &mut Program, ms, event: Event| {
-        program.0.at(ms, 3, Event::Irq(Name::of("local_timer"))).at(ms, 3, Event::TimerExpires);
+        program.0.at(ms, 3, Event::Irq(Name::of("local_timer"))).at(ms, 3, Event::TimerExpires(TimerKind::Other));
         program.0.at(ms, 3, event).at(ms, 3, Event::IrqEnds);
     };
     program.0.at(1, 2, Event::Work(Some(8), 80));
@@ -208,7 +208,7 @@ fn an_interrupt_ends_a_wait_by_its_kind() {
     let irq = Event::Irq(Name::of("nvme0"));
     let done = [irq, Event::RequestDone(8, 5)];
     let cases: [(&[Event], CauseKind, &str); 5] = [
-        (&[Event::Irq(Name::of("local_timer")), Event::TimerExpires], Timer, "timer"),
+        (&[Event::Irq(Name::of("local_timer")), Event::TimerExpires(TimerKind::Other)], Timer, "timer"),
         (&done, Disk, "disk8 (write by t1:1)"),
         (&[Event::Softirq(3)], Network, "network"),
         (&[irq], Interrupt, "nvme0"),

@@ -40,7 +40,7 @@ fn what_the_one_did_that_let_it_go_on_did_not_stop_it() {
     let mut history = Told::new(2);
     history.preempted(0, 0, 1).preempted(0, 1, 2);
     history.switch(10, 0, stop(Stop::Signal), 0).sleeps(11, 1, 0);
-    history.at(29, 1, Event::Irq(Name::of("timer"))).at(29, 1, Event::TimerExpires).wakes(29, 1, 2);
+    history.at(29, 1, Event::Irq(Name::of("timer"))).at(29, 1, Event::TimerExpires(TimerKind::Other)).wakes(29, 1, 2);
     history.at(29, 1, Event::IrqEnds).preempted(29, 1, 2).wakes(30, 1, 1).preempted(30, 0, 1);
     let told = told(history.past(40), asked(1, 10, 30));
     assert_eq!(told, [segment(20, CauseKind::Stopped, "t2:2", 1)]);

@@ -120,7 +120,7 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
         figures.total.add(&snapshot);
         let lead_ns = *lead_ns.get_or_insert_with(|| played.lead_ns(&snapshot));
         let since_ns = figures.total.duration_ns.saturating_sub(lead_ns);
-        let is_over = common.duration.is_some_and(|ns| played.fills(since_ns, snapshot.duration_ns, ns));
+        let is_over = common.duration.is_some_and(|ns| played.completes_interval(since_ns, snapshot.duration_ns, ns));
         next = if is_over { None } else { played.next_snapshot(TIMERLAT.name)? };
         if next.is_none() {
             kept.tell(&mut snapshot);
@@ -138,7 +138,7 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
         }
     }
     out.flush()?;
-    played.tell_missing();
+    played.report_missing();
     Ok(SUCCESS)
 }
 

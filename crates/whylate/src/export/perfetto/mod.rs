@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A trace for Perfetto: late events as slices of their phases and paths, and those who made them late beside them.
+//! Writes a Perfetto trace: late events as slices of their phases and paths, and tracks of their culprits.
 //!
-//! A culprit has slices where a path tells when it had the time, or where it had all of it. Other causes are sums without a
-//! place in time: an instant stands for each where the wait begins. A flow leads from there to the one that was late.
+//! A culprit has a slice if a path says when it caused its part of the delay, or if it caused all of it. Other causes
+//! are sums without a position in time: each is an instant at the start of the wait. A flow leads from a culprit to its
+//! victim.
 
 mod packets;
 mod proto;
@@ -18,17 +19,17 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{Cause, CauseKind, LateEvent, Snapshot};
 
 use super::Export;
-use crate::files::Begun;
-use packets::{Packets, Thread, number};
+use crate::files::PendingFile;
+use packets::{Packets, Thread, hash};
 use proto::{Annotation, Callstack, TrackEvent};
 
-/// Where those stand who made others late and whose process is not known.
+/// Root track of culprits without a known process.
 const CULPRITS: &str = "culprits";
-/// Where gaps are.
+/// Root track of gaps in the recording.
 const RECORDING: &str = "recording";
-/// Of each snapshot, so many stacks.
+/// Maximum number of stacks per snapshot.
 const STACKS: usize = 10;
-/// So many threads are remembered with their processes.
+/// Maximum number of threads remembered with their processes.
 const THREADS: usize = 100_000;
 
 /// A trace that is being written.
@@ -36,21 +37,21 @@ pub struct Trace {
     packets: Packets,
     header: Header,
     flows: u64,
-    /// Threads by what causes call them: their process's number and name, their number, and their name.
-    threads: HashMap<String, Known>,
-    has_told_header: bool,
+    /// Threads by their name in causes (`comm:tid`).
+    threads: HashMap<String, KnownThread>,
+    is_header_written: bool,
 }
 
 #[derive(Clone)]
-struct Known {
+struct KnownThread {
     pid: i32,
     tid: i64,
     name: String,
     process: String,
 }
 
-/// Who took a part of a wait.
-struct Part<'a> {
+/// A culprit's part of a wait.
+struct CulpritSpan<'a> {
     kind: CauseKind,
     who: &'a str,
     from_ns: u64,
@@ -58,24 +59,26 @@ struct Part<'a> {
 }
 
 impl Trace {
+    /// Starts a trace.
+    ///
     /// # Errors
-    /// When it cannot be written.
-    pub fn begin(out: Begun, header: &Header) -> io::Result<Self> {
-        // Traces of several recordings may be put together.
-        let flows = number(&["flows", &header.host, &header.boot_id, &header.start_unix_ns.to_string()]) << 24;
+    /// When the file cannot be written.
+    pub fn begin(out: PendingFile, header: &Header) -> io::Result<Self> {
+        // Flow IDs differ between recordings, so that their traces can be merged.
+        let flows = hash(&["flows", &header.host, &header.boot_id, &header.start_unix_ns.to_string()]) << 24;
         let header = header.clone();
-        Ok(Trace { packets: Packets::new(out), header, flows, threads: HashMap::new(), has_told_header: false })
+        Ok(Trace { packets: Packets::new(out), header, flows, threads: HashMap::new(), is_header_written: false })
     }
 
-    /// Before anything that has a time.
-    fn tell_header(&mut self) -> io::Result<()> {
-        if self.has_told_header {
+    /// Writes the header once, before anything that has a timestamp.
+    fn write_header(&mut self) -> io::Result<()> {
+        if self.is_header_written {
             return Ok(());
         }
-        self.has_told_header = true;
+        self.is_header_written = true;
         let Header { host, kernel, start_unix_ns, .. } = self.header.clone();
         if !self.packets.has_clock() {
-            // Without clocks there is that of the stamps alone.
+            // Without a clock reading, timestamps are wall-clock times.
             let (at_unix_ns, monotonic_ns, boottime_ns) = (start_unix_ns, start_unix_ns, start_unix_ns);
             self.packets.clock(&Clock { at_unix_ns, monotonic_ns, boottime_ns })?;
         }
@@ -100,7 +103,7 @@ impl Trace {
         self.figures(root, snapshot, from_ns)?;
         self.lost(root, &snapshot.lost, to_ns)?;
         self.stacks(root, snapshot, from_ns)?;
-        // In order of time, few lanes are enough.
+        // Sorted by start time, overlapping slices need the fewest tracks.
         let mut late: Vec<&LateEvent> = snapshot.late.iter().collect();
         late.sort_by_key(|event| event.at_unix_ns.saturating_sub(event.latency_ns));
         late.into_iter().try_for_each(|event| self.late(root, &snapshot.source, event))
@@ -118,7 +121,7 @@ impl Trace {
         self.packets.instant(at_ns, TrackEvent { track_uuid, name, debug_annotations, ..TrackEvent::default() })
     }
 
-    /// The headline figures: each holds until the next one.
+    /// Writes the headline figures to counters: each value holds until the next one.
     fn figures(&mut self, root: u64, snapshot: &Snapshot, at_ns: u64) -> io::Result<()> {
         let Some(card) = named(&snapshot.source) else { return Ok(()) };
         let figures = (card.figures)(snapshot);
@@ -133,7 +136,7 @@ impl Trace {
         Ok(())
     }
 
-    /// The heaviest stacks: they have a weight, and no place in the snapshot's span.
+    /// Writes the heaviest stacks as an instant: they have a weight, but no position within the snapshot.
     fn stacks(&mut self, root: u64, snapshot: &Snapshot, at_ns: u64) -> io::Result<()> {
         let mut stacks: Vec<_> = snapshot.stacks.iter().collect();
         stacks.sort_by_key(|stack| Reverse(stack.weight_ns));
@@ -141,7 +144,7 @@ impl Trace {
         if stacks.is_empty() {
             return Ok(());
         }
-        let told = stacks.into_iter().map(|stack| {
+        let annotations = stacks.into_iter().map(|stack| {
             let labels = stack.labels.iter().map(|(name, value)| Annotation::text(name, value));
             let weight = [Annotation::number("weight_ns", stack.weight_ns)];
             let frames = [("kernel", &stack.kernel), ("user", &stack.user)];
@@ -149,7 +152,7 @@ impl Trace {
             let frames = frames.map(|(name, frames)| Annotation::texts(name, frames));
             Annotation::map("", labels.chain(weight).chain(frames).collect())
         });
-        let debug_annotations = vec![Annotation::list("stacks", told.collect())];
+        let debug_annotations = vec![Annotation::list("stacks", annotations.collect())];
         let name = "heaviest stacks".to_owned();
         let event = TrackEvent { track_uuid: root, name, debug_annotations, ..TrackEvent::default() };
         self.packets.instant(at_ns, event)
@@ -164,7 +167,7 @@ impl Trace {
             Some(thread) => (self.thread(thread)?, format!("late ({source})")),
             None => (root, event.subject.clone()),
         };
-        // Where causes have places, a flow leads to each part of the wait, or else to all of it.
+        // With a path, a flow leads to each of its segments, otherwise to the whole wait.
         let mut flows = Vec::new();
         if event.path.is_empty() {
             for cause in &event.causes {
@@ -172,14 +175,18 @@ impl Trace {
             }
         }
         let flows_of_path = self.culprits_of_path(event, from_ns)?;
-        let track_uuid = self.packets.lane(parent, &track, from_ns, to_ns)?;
+        let track_uuid = self.packets.overlap_track(parent, &track, from_ns, to_ns)?;
         let whole = TrackEvent {
             track_uuid,
             categories: vec![printable(source)],
             name: printable(&event.subject),
             terminating_flow_ids: flows,
             debug_annotations: about(event),
-            callstack: Callstack::of(if event.inside.is_empty() { &event.stack } else { &event.inside }),
+            callstack: Callstack::from_innermost_first(if event.inside.is_empty() {
+                &event.stack
+            } else {
+                &event.inside
+            }),
             ..TrackEvent::default()
         };
         self.packets.begin(from_ns, whole)?;
@@ -190,10 +197,10 @@ impl Trace {
             self.packets.slice(at_ns, end_ns, phase)?;
             at_ns = end_ns;
         }
-        // Phases and paths are two partitions of the same time: they cross, and need a track each.
-        let of_path = match event.phases.is_empty() || event.path.is_empty() {
+        // Phases and paths both divide the whole wait. Their slices would not nest, so each needs a track.
+        let path_track = match event.phases.is_empty() || event.path.is_empty() {
             true => track_uuid,
-            false => self.packets.lane(parent, &format!("{track}: path"), from_ns, to_ns)?,
+            false => self.packets.overlap_track(parent, &format!("{track}: path"), from_ns, to_ns)?,
         };
         let mut at_ns = from_ns;
         for (segment, flow) in event.path.iter().zip(flows_of_path) {
@@ -202,7 +209,7 @@ impl Trace {
                 let name = printable(&format!("{} {}", segment.kind.name(), segment.who));
                 let (terminating_flow_ids, debug_annotations) = (flow.into_iter().collect(), about_segment(segment));
                 let part = TrackEvent {
-                    track_uuid: of_path,
+                    track_uuid: path_track,
                     name,
                     terminating_flow_ids,
                     debug_annotations,
@@ -215,7 +222,7 @@ impl Trace {
         self.packets.finish(to_ns, track_uuid)
     }
 
-    /// The flow from a cause to the event.
+    /// Writes a cause's culprit and returns the ID of the flow from it to the event.
     fn culprit_of_cause(
         &mut self,
         event: &LateEvent,
@@ -230,17 +237,17 @@ impl Trace {
             Annotation::number("of_ns", event.latency_ns),
             Annotation::texts("stack", &cause.stack),
         ];
-        let part = Part { kind: cause.kind, who: &cause.who, from_ns, to_ns };
+        let part = CulpritSpan { kind: cause.kind, who: &cause.who, from_ns, to_ns };
         self.culprit(&part, &event.subject, about)
     }
 
-    /// The flow from each segment's culprit to the segment.
+    /// Writes the culprits of a path and returns the IDs of the flows from them to the segments.
     fn culprits_of_path(&mut self, event: &LateEvent, from_ns: u64) -> io::Result<Vec<Option<u64>>> {
         let mut at_ns = from_ns;
         let mut flows = Vec::with_capacity(event.path.len());
         for segment in &event.path {
             let end_ns = at_ns.saturating_add(segment.ns);
-            let part = Part { kind: segment.kind, who: &segment.who, from_ns: at_ns, to_ns: end_ns };
+            let part = CulpritSpan { kind: segment.kind, who: &segment.who, from_ns: at_ns, to_ns: end_ns };
             let is_own = segment.ns == 0 || segment.who == event.subject;
             flows.push(if is_own { None } else { self.culprit(&part, &event.subject, Vec::new())? });
             at_ns = end_ns;
@@ -248,19 +255,19 @@ impl Trace {
         Ok(flows)
     }
 
-    /// Puts what somebody did onto their own track. Nothing is put there for what nobody is known to have done.
-    fn culprit(&mut self, part: &Part<'_>, victim: &str, about: Vec<Annotation>) -> io::Result<Option<u64>> {
+    /// Writes a slice or instant to the culprit's own track and returns its flow ID. `None` if the culprit is unknown.
+    fn culprit(&mut self, part: &CulpritSpan<'_>, victim: &str, about: Vec<Annotation>) -> io::Result<Option<u64>> {
         if part.kind == CauseKind::Unknown || part.who.is_empty() {
             return Ok(None);
         }
         let track_uuid = match self.threads.get(part.who).cloned() {
             Some(thread) => {
                 let parent = self.thread(&thread)?;
-                self.packets.lane(parent, "made others late", part.from_ns, part.to_ns)?
+                self.packets.overlap_track(parent, "made others late", part.from_ns, part.to_ns)?
             }
             None => {
                 let root = self.packets.root(CULPRITS)?;
-                self.packets.lane(root, part.who, part.from_ns, part.to_ns)?
+                self.packets.overlap_track(root, part.who, part.from_ns, part.to_ns)?
             }
         };
         self.flows = self.flows.wrapping_add(1);
@@ -275,12 +282,12 @@ impl Trace {
         Ok(Some(self.flows))
     }
 
-    fn thread(&mut self, known: &Known) -> io::Result<u64> {
-        let Known { pid, tid, name, process } = known;
+    fn thread(&mut self, thread: &KnownThread) -> io::Result<u64> {
+        let KnownThread { pid, tid, name, process } = thread;
         self.packets.thread(Thread { pid: *pid, tid: *tid, name, process })
     }
 
-    /// Only labels tell a thread's process; causes have its name and number alone.
+    /// Remembers the victim's process from its labels. Causes only have a thread's name and TID.
     fn remember(&mut self, event: &LateEvent) {
         let label = |name: &str| event.labels.get(name).map_or("", String::as_str);
         let (Ok(pid), Ok(tid)) = (label("pid").parse(), label("tid").parse::<i64>()) else { return };
@@ -289,14 +296,14 @@ impl Trace {
             return;
         }
         let (name, process) = (name.to_owned(), label("process").to_owned());
-        self.threads.entry(event.subject.clone()).or_insert(Known { pid, tid, name, process });
+        self.threads.entry(event.subject.clone()).or_insert(KnownThread { pid, tid, name, process });
     }
 
     fn gap(&mut self, gap: &Gap) -> io::Result<()> {
         let from_ns = self.packets.boot_ns(gap.start_unix_ns);
         let to_ns = from_ns.saturating_add(gap.duration_ns);
         let root = self.packets.root(RECORDING)?;
-        let track_uuid = self.packets.lane(root, "gaps", from_ns, to_ns)?;
+        let track_uuid = self.packets.overlap_track(root, "gaps", from_ns, to_ns)?;
         let name = printable(&gap.reason);
         let debug_annotations = vec![Annotation::number("count", gap.count)];
         let event = TrackEvent { track_uuid, name, debug_annotations, ..TrackEvent::default() };
@@ -313,7 +320,7 @@ impl Export for Trace {
             return Ok(self.packets.clock(clock)?);
         }
         if matches!(line, Line::Snapshot(_) | Line::Gap(_) | Line::Account(_)) {
-            self.tell_header()?;
+            self.write_header()?;
         }
         match line {
             Line::Snapshot(snapshot) => self.snapshot(snapshot)?,
@@ -332,7 +339,7 @@ impl Export for Trace {
     }
 }
 
-/// What is told of a late event.
+/// Returns the annotations of a late event.
 fn about(event: &LateEvent) -> Vec<Annotation> {
     let mut about = vec![
         Annotation::text("late", &format_ns(event.latency_ns)),
@@ -364,8 +371,8 @@ fn about(event: &LateEvent) -> Vec<Annotation> {
 fn about_segment(segment: &PathSegment) -> Vec<Annotation> {
     let text = |name: &'static str, value: &Option<String>| value.as_ref().map(|value| Annotation::text(name, value));
     let mut about = vec![Annotation::number("depth", segment.depth.into())];
-    let told = [("for", &segment.ready), ("waiter", &segment.waiter), ("via", &segment.via)];
-    about.extend(told.into_iter().filter_map(|(name, value)| text(name, value)));
+    let annotations = [("for", &segment.ready), ("waiter", &segment.waiter), ("via", &segment.via)];
+    about.extend(annotations.into_iter().filter_map(|(name, value)| text(name, value)));
     if !segment.stack.is_empty() {
         about.push(Annotation::texts("stack", &segment.stack));
     }

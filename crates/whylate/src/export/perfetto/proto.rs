@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The messages of a trace that are used: <https://github.com/google/perfetto/tree/main/protos/perfetto/trace>.
+//! The messages of a trace that whylate writes: <https://github.com/google/perfetto/tree/main/protos/perfetto/trace>.
 
 use prost::Message;
 use whylate_model::units::printable;
 
-/// Numbers of clocks.
+/// Built-in clock IDs.
 pub const REALTIME: u32 = 1;
 pub const MONOTONIC: u32 = 3;
 pub const BOOTTIME: u32 = 6;
 
-/// What a [`TrackEvent`] is.
+/// Types of a [`TrackEvent`].
 pub const BEGIN: i32 = 1;
 pub const END: i32 = 2;
 pub const INSTANT: i32 = 3;
@@ -128,7 +128,7 @@ pub struct Frame {
     pub function_name: String,
 }
 
-/// What is told of a slice beside its name.
+/// A debug annotation of a track event.
 #[derive(Clone, PartialEq, Message)]
 pub struct Annotation {
     #[prost(string, tag = "10")]
@@ -152,12 +152,12 @@ impl Annotation {
         Annotation { name: printable(name), string_value: Some(printable(text)), ..Annotation::default() }
     }
 
-    /// Of entries with names.
+    /// An annotation with named entries.
     pub fn map(name: &str, entries: Vec<Annotation>) -> Self {
         Annotation { name: name.to_owned(), entries, ..Annotation::default() }
     }
 
-    /// Of entries without.
+    /// An annotation with unnamed entries.
     pub fn list(name: &str, values: Vec<Annotation>) -> Self {
         Annotation { name: name.to_owned(), values, ..Annotation::default() }
     }
@@ -168,8 +168,8 @@ impl Annotation {
 }
 
 impl Callstack {
-    /// Of frames whose innermost comes first; in a trace the outermost does. Nothing for none.
-    pub fn of(frames: &[String]) -> Option<Self> {
+    /// Reverses frames, of which the innermost comes first: in a trace the outermost does. `None` for no frames.
+    pub fn from_innermost_first(frames: &[String]) -> Option<Self> {
         let frames = frames.iter().rev().map(|frame| Frame { function_name: printable(frame) });
         Some(Callstack { frames: frames.collect() }).filter(|stack| !stack.frames.is_empty())
     }

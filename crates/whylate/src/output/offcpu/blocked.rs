@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whom threads wait for that have been waiting for long, as the kernel's locks tell.
 
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 
@@ -22,7 +23,42 @@ pub fn is_blocked(stack: &Stack, least_ns: u64) -> bool {
     !is_on_cpu && !stack.age.is_empty() && stack.age.max_ns() >= least_ns
 }
 
-/// The threads that have been off their CPUs for so long, and for whom they wait; or why there is none of either.
+/// The letter of threads that no signal wakes.
+pub const UNINTERRUPTIBLE: &str = "D";
+
+/// Whether it has nothing to do, sleeps as long as it wants, or waits for events: nobody keeps it.
+pub fn is_idle(stack: &Stack) -> bool {
+    let class = stack.wait.as_ref().map(|wait| wait.class);
+    matches!(class, Some(WaitClass::Idle | WaitClass::Timer))
+        && stack.state != UNINTERRUPTIBLE
+        && stack.waits_for.is_none()
+}
+
+/// The same stacks, with the numbers of threads that are known beside them.
+fn with_numbers(snapshot: &Snapshot) -> Cow<'_, Snapshot> {
+    if snapshot.uninterruptible.is_empty() || snapshot.stacks.iter().all(|stack| stack.labels.contains_key("tid")) {
+        return Cow::Borrowed(snapshot);
+    }
+    let mut snapshot = snapshot.clone();
+    for stack in snapshot.stacks.iter_mut().filter(|stack| stack.state == UNINTERRUPTIBLE) {
+        let label = |name: &str| stack.labels.get(name).map_or("", String::as_str);
+        let (thread, process) = (label("thread"), format!("{}:{}", label("process"), label("pid")));
+        let number = snapshot.uninterruptible.iter().find_map(|sleeper| {
+            let (name, number) = sleeper.who.rsplit_once(':')?;
+            let is_it = name == thread
+                && sleeper.process.as_ref().unwrap_or(&sleeper.who) == &process
+                && sleeper.waits_in.as_ref() == stack.kernel.first();
+            is_it.then(|| number.to_owned())
+        });
+        if let Some(number) = number {
+            stack.labels.entry("tid".to_owned()).or_insert(number);
+        }
+    }
+    Cow::Owned(snapshot)
+}
+
+/// The threads that have been off their CPUs for so long, and for whom they wait; or why there is none of either. Those
+/// that are idle by design are only counted.
 pub fn write(
     out: &mut dyn Write,
     snapshot: &Snapshot,
@@ -30,12 +66,17 @@ pub fn write(
     least_ns: u64,
     columns: Option<usize>,
 ) -> io::Result<()> {
-    let threads = || waiting(snapshot, hide_idle);
+    let snapshot = &*with_numbers(snapshot);
+    let threads = || waiting(snapshot, hide_idle).filter(|stack| !is_idle(stack));
+    let idle = || waiting(snapshot, hide_idle).filter(|stack| is_blocked(stack, least_ns) && is_idle(stack));
     if !threads().any(|stack| is_blocked(stack, least_ns)) {
-        return write_none(out, threads(), least_ns);
+        let has_idle = waiting(snapshot, hide_idle).any(|stack| is_blocked(stack, 0) && is_idle(stack));
+        write_none(out, threads(), has_idle, least_ns)?;
+        return write_idle(out, idle());
     }
     writeln!(out, "Threads that have waited {} or longer:\n", format_ns(least_ns))?;
     flat::table(snapshot, hide_idle, Some(least_ns)).write(out, columns)?;
+    write_idle(out, idle())?;
     write_frozen(out, threads().filter(|stack| is_blocked(stack, least_ns)))?;
     write_holders(out, threads().filter(|stack| is_blocked(stack, least_ns)))?;
     let is_for_disk = |stack: &&Stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Disk);
@@ -43,6 +84,22 @@ pub fn write(
         write_requests(out, snapshot)?;
     }
     Ok(())
+}
+
+/// How many threads there are that nobody keeps.
+fn write_idle<'a>(out: &mut dyn Write, idle: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
+    let mut age = Histogram::default();
+    idle.for_each(|stack| age.merge(&stack.age));
+    if age.is_empty() {
+        return Ok(());
+    }
+    let (threads, wait) = if age.count() == 1 { ("thread", "waits") } else { ("threads", "wait") };
+    writeln!(
+        out,
+        "Not listed: {} {threads} that {wait} by design (idle, asleep, or for events), for up to {} (--json lists them)",
+        age.count(),
+        format_ns(age.max_ns())
+    )
 }
 
 /// That the file system is frozen to which threads would write, as nothing else shows that.
@@ -87,10 +144,16 @@ fn write_requests(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
     writeln!(out, "\nDisk requests in flight, from all threads: {}", disks.join(", "))
 }
 
-fn write_none<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>, least_ns: u64) -> io::Result<()> {
+fn write_none<'a>(
+    out: &mut dyn Write,
+    threads: impl Iterator<Item = &'a Stack>,
+    has_idle: bool,
+    least_ns: u64,
+) -> io::Result<()> {
     write!(out, "No thread has waited {} or longer: ", format_ns(least_ns))?;
     let ages: Vec<&Histogram> = threads.filter(|stack| is_blocked(stack, 0)).map(|stack| &stack.age).collect();
     match ages.iter().map(|age| age.max_ns()).max() {
+        None if has_idle => writeln!(out, "those off CPU are idle by design"),
         None => writeln!(out, "no selected thread was off CPU"),
         Some(most_ns) => {
             let count: u64 = ages.iter().map(|age| age.count()).sum();
@@ -197,6 +260,8 @@ fn does(holder: &Holder, lock: Lock) -> String {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::snapshot::Sleeper;
+
     use super::super::sample;
     use super::*;
 
@@ -244,6 +309,41 @@ mod tests {
         snapshot.series.extend([disk("sda", 0.0, 1.0), disk("vda", 2.0, 31.0)]);
         let told = "\nDisk requests in flight, from all threads: sda 1 write, vda 2 reads and 31 writes\n";
         assert!(written(&snapshot, 1).ends_with(told), "{}", written(&snapshot, 1));
+    }
+
+    #[test]
+    fn what_is_idle_by_design_is_counted_and_what_no_signal_ends_comes_first() {
+        let mut snapshot = snapshot(vec![]);
+        let mut add = |name: &str, state: &str, class, age_s: u64| {
+            let mut stack = sample::snapshot().stacks[2].clone();
+            let labels = [("process", name), ("thread", name), ("pid", "7")];
+            stack.labels = labels.map(|(label, value)| (label.to_owned(), value.to_owned())).into();
+            stack.wait.as_mut().expect("it waits").class = class;
+            stack.kernel = vec!["f".to_owned()];
+            (stack.state, stack.age) = (state.to_owned(), [age_s * 1_000_000_000].into_iter().collect());
+            snapshot.stacks.push(stack);
+        };
+        add("redis", "S", WaitClass::Idle, 900);
+        add("sleep", "S", WaitClass::Timer, 800);
+        add("reader", "S", WaitClass::Pipe, 700);
+        add("mem-waiter", "D", WaitClass::Memory, 5);
+        snapshot.uninterruptible.push(Sleeper {
+            who: "mem-waiter:71".to_owned(),
+            process: Some("mem-waiter:7".to_owned()),
+            asleep_ns: 5_000_000_000,
+            waits_in: Some("f".to_owned()),
+            class: WaitClass::Memory,
+        });
+        let text = written(&snapshot, 1_000_000_000);
+        let rows: Vec<Vec<&str>> = text.lines().skip(3).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0][..5], ["D", "memory", "mem-waiter", "mem-waiter", "71"], "{text}");
+        assert_eq!(rows[1][..4], ["S", "pipe", "reader", "reader"], "{text}");
+        let idle = "\nNot listed: 2 threads that wait by design (idle, asleep, or for events), for up to 900s";
+        assert!(text.contains(idle) && !text.contains("redis"), "{text}");
+        snapshot.stacks.truncate(2);
+        let text = written(&snapshot, 1_000_000_000);
+        let told = "No thread has waited 1.00s or longer: those off CPU are idle by design\nNot listed: 2 threads";
+        assert!(text.starts_with(told), "{text}");
     }
 
     #[test]

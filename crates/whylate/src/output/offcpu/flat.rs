@@ -7,7 +7,7 @@ use whylate_model::folded::{is_idle_kernel_thread, runnable, waiting};
 use whylate_model::units::format_ns;
 use whylate_model::{Histogram, Snapshot, WaitClass, Waker, WokenBy};
 
-use super::blocked::is_blocked;
+use super::blocked::{UNINTERRUPTIBLE, is_blocked, is_idle};
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart};
 use crate::output::table::Table;
 
@@ -36,14 +36,17 @@ struct Row {
     rule: String,
 }
 
-/// The table, widest first, idle threads of the kernel last; with a threshold only of what has waited for so long by
-/// now. Shares are of the time off CPU.
+/// The table, widest first, idle threads of the kernel last. Shares are of the time off CPU. With a threshold, only of what
+/// has waited for so long by now and is not idle by design, first of that what no signal can end.
 pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
     let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
     // Where the terminal is narrow, what stands in the middle goes first.
     let waker = if has_wakers { ", <WOKEN BY" } else { "" };
-    let columns = "SHARE, TIME, <S, <CLASS, <PROCESS, <THREAD, TID, WAITS, THREADS, AGE-P50, AGE-MAX, <WHERE";
-    let mut table = Table::new(&format!("{columns}{waker}, <RULE"));
+    // Of what waits now, neither a share nor a time in some span says anything.
+    let (share, waits) = if blocked_ns.is_some() { ("", "") } else { ("SHARE, TIME, ", "WAITS, ") };
+    let columns =
+        format!("{share}<S, <CLASS, <PROCESS, <THREAD, TID, {waits}THREADS, AGE-P50, AGE-MAX, <WHERE{waker}, <RULE");
+    let mut table = Table::new(&columns);
     // Not every backend counts them.
     let has_waits = snapshot.stacks.iter().any(|stack| stack.waits > 0);
     let whole_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
@@ -51,15 +54,15 @@ pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> T
         let age = |ns: u64| if row.age.is_empty() { String::new() } else { format_ns(ns) };
         let is_on_cpu = key.class == Some(WaitClass::OnCpu);
         let [process, thread, tid] = key.who;
-        let mut cells = vec![
-            if is_on_cpu { "-".to_owned() } else { percent(row.weight_ns, whole_ns) },
-            format_ns(row.weight_ns),
-            key.state,
-            key.class.map_or("", WaitClass::words).to_owned(),
-            process,
-            thread,
-            tid,
-            if has_waits { row.waits.to_string() } else { "-".to_owned() },
+        let mut cells = match blocked_ns {
+            Some(_) => Vec::new(),
+            None if is_on_cpu => vec!["-".to_owned(), format_ns(row.weight_ns)],
+            None => vec![percent(row.weight_ns, whole_ns), format_ns(row.weight_ns)],
+        };
+        cells.extend([key.state, key.class.map_or("", WaitClass::words).to_owned(), process, thread, tid]);
+        let waits = if has_waits { row.waits.to_string() } else { "-".to_owned() };
+        cells.extend(blocked_ns.is_none().then_some(waits));
+        cells.extend([
             row.age.count().to_string(),
             age(row.age.quantile_ns(0.5)),
             age(row.age.max_ns()),
@@ -69,7 +72,7 @@ pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> T
                 row.places.into_iter().collect()
             },
             row.rule,
-        ];
+        ]);
         if has_wakers {
             cells.insert(cells.len() - 1, key.woken_by);
         }
@@ -84,7 +87,7 @@ fn rows(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Vec<(K
     let mut rows: BTreeMap<Key, Row> = BTreeMap::new();
     let on_cpu = on_cpu(snapshot).filter(|_| blocked_ns.is_none());
     for stack in waiting(snapshot, hide_idle).chain(on_cpu) {
-        if blocked_ns.is_some_and(|least_ns| !is_blocked(stack, least_ns)) {
+        if blocked_ns.is_some_and(|least_ns| !is_blocked(stack, least_ns) || is_idle(stack)) {
             continue;
         }
         let label = |name: &str| stack.labels.get(name).cloned().unwrap_or_default();
@@ -109,7 +112,8 @@ fn rows(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Vec<(K
     let mut rows: Vec<(Key, Row)> = rows.into_iter().collect();
     rows.sort_by_key(|(key, row)| {
         let size = if blocked_ns.is_some() { row.age.max_ns() } else { row.weight_ns };
-        (key.is_idle_kernel_thread, std::cmp::Reverse(size))
+        let is_later = blocked_ns.is_some() && key.state != UNINTERRUPTIBLE;
+        (key.is_idle_kernel_thread, is_later, std::cmp::Reverse(size))
     });
     rows
 }

@@ -10,10 +10,10 @@ use crate::recording::store::FileStore;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A file that cannot be written to now and then.
+/// A file of which some writes fail.
 struct Flaky {
     file: FileStore,
-    /// How many calls go well before some fail, and how many fail.
+    /// Calls so far, and which of them fail.
     calls: u32,
     fails: std::ops::Range<u32>,
     error: Errno,
@@ -33,7 +33,7 @@ impl Store for Flaky {
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         if let Err(error) = self.call() {
-            // As of a full disk, a part is there.
+            // A full disk takes a part.
             self.file.write(&bytes[..bytes.len() / 2])?;
             return Err(error);
         }
@@ -44,8 +44,8 @@ impl Store for Flaky {
         self.call().and_then(|()| self.file.end_frame(index))
     }
 
-    fn give_up_frame(&mut self) {
-        self.file.give_up_frame();
+    fn discard_frame(&mut self) {
+        self.file.discard_frame();
     }
 
     fn finish(&mut self) -> io::Result<()> {
@@ -101,50 +101,58 @@ fn end(mut writer: Writer) {
 }
 
 #[test]
-fn whatever_fails_and_for_how_long_nothing_is_lost_but_what_is_counted() {
-    let folder = tempfile::tempdir().expect("a folder");
+fn transient_write_errors_lose_only_counted_snapshots() {
+    let directory = tempfile::tempdir().expect("a directory");
     for error in [Errno::NOSPC, Errno::IO] {
         for first in 1..36 {
-            let path = folder.path().join(format!("{first}.whylate"));
+            let path = directory.path().join(format!("{first}.whylate"));
             let file = FileStore::create(&path, 0).expect("made");
             let mut writer = writer(Flaky { file, calls: 0, fails: first..first + 1 + first % 5, error });
             (0..40).for_each(|number| writer.tick(tick(number)));
             end(writer);
             let (lines, is_whole) = lines(&path);
-            let told = numbers(&lines);
+            let reported = numbers(&lines);
             let missed: u64 = lines.iter().map(|line| if let Line::Gap(gap) = line { gap.count } else { 0 }).sum();
-            assert!(is_whole && told.is_sorted_by(|a, b| a < b), "{first}: {told:?}");
-            assert_eq!(told.len() as u64 + missed, 40, "{first}: {told:?}");
+            assert!(is_whole && reported.is_sorted_by(|a, b| a < b), "{first}: {reported:?}");
+            assert_eq!(reported.len() as u64 + missed, 40, "{first}: {reported:?}");
             let reasons: Vec<&str> = lines
                 .iter()
                 .filter_map(|line| if let Line::Gap(gap) = line { Some(gap.reason.as_str()) } else { None })
                 .collect();
             let reason = if error == Errno::NOSPC { "disk_full" } else { "write_failed" };
-            assert!(reasons.iter().all(|told| *told == reason), "{reasons:?}");
+            assert!(reasons.iter().all(|reported| *reported == reason), "{reasons:?}");
         }
     }
 }
 
 #[test]
-fn what_was_written_before_a_failure_that_lasts_is_read() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("a.whylate");
+fn lines_before_a_permanent_failure_are_readable() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("a.whylate");
     let file = FileStore::create(&path, 0).expect("made");
     let mut writer = writer(Flaky { file, calls: 0, fails: 9..u32::MAX, error: Errno::NOSPC });
     (0..40).for_each(|number| writer.tick(tick(number)));
-    assert!(writer.told.problem.lock().expect("told").as_ref().is_some_and(|told| told.contains("free some space")));
+    assert!(
+        writer
+            .status
+            .problem
+            .lock()
+            .expect("lock")
+            .as_ref()
+            .is_some_and(|reported| reported.contains("free some space"))
+    );
     end(writer);
     let (lines, is_whole) = lines(&path);
     assert!(numbers(&lines).len() >= 6 && !is_whole, "{lines:?}");
 }
 
 #[test]
-fn suspends_and_set_clocks_are_told() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("a.whylate");
+fn records_suspends_and_clock_steps() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("a.whylate");
     let mut writer = writer(FileStore::create(&path, 0).expect("made"));
     writer.clock = Clock { at_unix_ns: 1_000 * SECOND_NS, monotonic_ns: 10 * SECOND_NS, boottime_ns: 10 * SECOND_NS };
-    // An hour of sleep, then somebody sets the clock back by a minute.
+    // The machine is suspended for an hour, then the clock is set back by a minute.
     writer.now =
         || Clock { at_unix_ns: 4_601 * SECOND_NS, monotonic_ns: 11 * SECOND_NS, boottime_ns: 3_611 * SECOND_NS };
     writer.tick(tick(1));
@@ -163,22 +171,21 @@ fn suspends_and_set_clocks_are_told() {
 }
 
 #[test]
-fn late_events_beyond_the_limit_are_counted() {
-    let mut gathered = Gathered::default();
-    (0..LATE_EVENTS + 3).for_each(|_| gathered.add(&LateEvent::default()));
-    let lines = gathered.lines(snapshot(1));
+fn counts_late_events_beyond_limit() {
+    let mut late_buffer = LateBuffer::default();
+    (0..LATE_EVENTS + 3).for_each(|_| late_buffer.add(&LateEvent::default()));
+    let lines = late_buffer.lines(snapshot(1));
     assert!(matches!(&lines[1], Line::Gap(gap) if gap.count == 3 && gap.reason == "late_events"));
-    assert_eq!(gathered.lines(snapshot(2)).len(), 1);
+    assert_eq!(late_buffer.lines(snapshot(2)).len(), 1);
 }
 
 #[test]
-fn a_recording_is_its_owners_and_one_program_writes_it() {
+fn file_is_private_and_locked_by_its_writer() {
     use std::os::unix::fs::MetadataExt as _;
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("a.whylate");
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("a.whylate");
     let header = Header { recording: 1, schema: 1, ..Header::default() };
-    let mut recorder =
-        Recorder::start(Box::new(FileStore::create(&path, 0).expect("made")), header).expect("it is begun");
+    let mut recorder = Recorder::start(Box::new(FileStore::create(&path, 0).expect("made")), header).expect("started");
     let refused = FileStore::create(&path, 0).expect_err("it is being written").to_string();
     assert!(refused.contains("another whylate"), "{refused}");
     (0..3).for_each(|number| recorder.snapshot(&snapshot(number)));

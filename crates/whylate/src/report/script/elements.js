@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The parts of one function, which page.rs puts together. What the tables and pictures of a report say of a span that somebody
-// selects: everything of the whole span is in the page already, and names enter it as text alone.
+// The script parts form one function, which page.rs puts together. It draws tables and pictures again for a selected
+// span. The page already has everything for the whole span. Names are only inserted as text.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 10000;
-const MOST_ROWS = 50;
-const MOST_CULPRITS = 30;
+const MAX_ROWS = 50;
+const MAX_CULPRITS = 30;
 const state = { from: 0, to: 0, culprit: -1, sorts: {}, open: new Set(), showsAll: false };
 let data = null;
 const byId = (id) => document.getElementById(id);
@@ -13,24 +13,24 @@ const byId = (id) => document.getElementById(id);
 // Elements.
 
 function element(tag, attributes, children) {
-  const made = document.createElement(tag);
-  return filled(made, attributes, children);
+  const node = document.createElement(tag);
+  return fillElement(node, attributes, children);
 }
 
 function picture(tag, attributes, children) {
-  return filled(document.createElementNS(SVG, tag), attributes, children);
+  return fillElement(document.createElementNS(SVG, tag), attributes, children);
 }
 
-function filled(made, attributes, children) {
-  for (const [name, value] of Object.entries(attributes || {})) made.setAttribute(name, value);
-  for (const child of children || []) made.append(child);
-  return made;
+function fillElement(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) node.setAttribute(name, value);
+  for (const child of children || []) node.append(child);
+  return node;
 }
 
-function button(text, attributes, act) {
-  const made = element("button", Object.assign({ type: "button" }, attributes), [text]);
-  made.addEventListener("click", act);
-  return made;
+function button(text, attributes, onClick) {
+  const node = element("button", Object.assign({ type: "button" }, attributes), [text]);
+  node.addEventListener("click", onClick);
+  return node;
 }
 
 function swatch(kind) {
@@ -38,13 +38,13 @@ function swatch(kind) {
   return picture("svg", { class: "swatch", viewBox: "0 0 10 10", "aria-hidden": "true" }, [square]);
 }
 
-// Figures as whylate writes them.
+// Numbers, formatted as by whylate.
 
-// As `toFixed`, but that a number exactly between two goes to the even one.
+// Rounds like `toFixed`, but ties go to the even digit, as in whylate.
 function fixed(value, digits) {
-  // By all the digits that the number has: a product would be rounded itself.
-  const [whole, part] = value.toFixed(60).split("."), kept = whole + part.slice(0, digits);
-  if (/^50*$/.test(part.slice(digits)) && "02468".includes(kept.at(-1))) return whole + (digits > 0 ? "." + part.slice(0, digits) : "");
+  // Tests all digits of the number: a scaled product would be rounded itself.
+  const [whole, part] = value.toFixed(60).split("."), truncated = whole + part.slice(0, digits);
+  if (/^50*$/.test(part.slice(digits)) && "02468".includes(truncated.at(-1))) return whole + (digits > 0 ? "." + part.slice(0, digits) : "");
   return value.toFixed(digits);
 }
 
@@ -59,26 +59,26 @@ function formatNs(ns) {
 const percent = (share) => fixed(share * 100, 1) + "%";
 const number = (value) => Number.isInteger(value) || Math.abs(value) >= 1000 ? fixed(value, 0) : fixed(value, 2);
 const times = (count) => (count === 1 ? "once" : count + " times");
-const counted = (count, noun) => count + " " + noun + (count === 1 ? "" : "s");
+const pluralize = (count, noun) => count + " " + noun + (count === 1 ? "" : "s");
 
-const none = { t: "-", v: null, n: true };
-const cellNs = (ns) => (ns === null || ns === undefined ? none : { t: formatNs(ns), v: ns, n: true });
-const cellCount = (count) => (count === null || count === undefined ? none : { t: String(count), v: count, n: true });
-const cellShare = (share) => (share === undefined ? none : { t: percent(share), v: share, n: true });
+const emptyCell = { t: "-", v: null, n: true };
+const cellNs = (ns) => (ns === null || ns === undefined ? emptyCell : { t: formatNs(ns), v: ns, n: true });
+const cellCount = (count) => (count === null || count === undefined ? emptyCell : { t: String(count), v: count, n: true });
+const cellShare = (share) => (share === undefined ? emptyCell : { t: percent(share), v: share, n: true });
 const cellText = (text) => ({ t: text, v: text });
 
-// Where the recording was made: its date and time of day, to the microsecond.
+// Date and time of day in the time zone of the recorded machine, to the microsecond.
 function local(ns) {
-  // Clocks may have changed within it.
+  // The offset may have changed during the recording.
   const [, ahead] = data.offsets.findLast(([from]) => from <= ns) || data.offsets[0];
   const us = (BigInt(data.base_ns) + BigInt(Math.round(ns))) / 1000n + BigInt(ahead) * 1000000n;
   const date = new Date(Number(us / 1000n)).toISOString();
   return [date.slice(0, 10), date.slice(11, 23) + String(us % 1000n).padStart(3, "0")];
 }
 
-// Distributions: a row of the largest value, then upper bounds and counts in turns.
+// Histograms: an array of the maximum, then of upper bounds and counts in turn.
 
-function gathered(rows) {
+function mergeHistograms(rows) {
   const counts = new Map();
   let max = 0, count = 0;
   for (const row of rows) {
@@ -92,12 +92,12 @@ function gathered(rows) {
   return { buckets: [...counts].sort((a, b) => a[0] - b[0]), count, max };
 }
 
-function quantile(of, share) {
-  const rank = Math.min(Math.max(Math.ceil(share * of.count), 1), Math.max(of.count, 1));
+function quantile(histogram, share) {
+  const rank = Math.min(Math.max(Math.ceil(share * histogram.count), 1), Math.max(histogram.count, 1));
   let seen = 0;
-  for (const [bound, count] of of.buckets) {
+  for (const [bound, count] of histogram.buckets) {
     seen += count;
-    if (seen >= rank) return Math.min(bound, of.max);
+    if (seen >= rank) return Math.min(bound, histogram.max);
   }
   return 0;
 }

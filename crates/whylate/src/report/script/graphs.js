@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Histograms and flame graphs of the span.
+// Histograms and flame graphs of the selected span.
 
-// Sources.
+// Source sections.
 
 function sections() {
   for (const section of document.querySelectorAll("section.source")) {
     const source = data.sources[Number(section.dataset.number)];
-    const of = found(source);
-    const drawn = section.querySelector("svg.histogram");
-    if (drawn) histogram(section, drawn, of ? of.figures : gathered([]));
+    const of = sourceInSpan(source);
+    const svg = section.querySelector("svg.histogram");
+    if (svg) histogram(section, svg, of ? of.figures : mergeHistograms([]));
     const table = section.querySelector("table.series"), isExact = source.has_all && !source.is_coarse;
-    if (table && !isExact && !statics.has(table)) statics.set(table, staticRows(table));
-    const rows = isWhole() && !isExact ? statics.get(table) || [] : source.series.map((series) => seriesRow(source, series)).filter((row) => row !== null);
+    if (table && !isExact && !initialRows.has(table)) initialRows.set(table, readRows(table));
+    const rows = isWhole() && !isExact ? initialRows.get(table) || [] : source.series.map((series) => seriesRow(source, series)).filter((row) => row !== null);
     fill(table, "series " + source.name, rows);
     const note = section.querySelector("p.of-part");
     if (note) {
-      const told = source.is_coarse ? ["Over a selected span, percentiles are up to 12.5 % too high."] : [];
-      if (!source.has_all) told.push("Only " + source.series.length + " series have figures for a selected span.");
-      note.hidden = isWhole() || told.length === 0;
-      note.textContent = told.join(" ");
+      const texts = source.is_coarse ? ["Over a selected span, percentiles are up to 12.5 % too high."] : [];
+      if (!source.has_all) texts.push("Only " + source.series.length + " series have figures for a selected span.");
+      note.hidden = isWhole() || texts.length === 0;
+      note.textContent = texts.join(" ");
     }
-    // What is of series that are not all here stays that of the whole span.
+    // What would need all series stays that of the whole span.
     if (!source.has_all) continue;
     section.querySelectorAll("h4.whole-only").forEach((heading) => heading.classList.remove("whole-only"));
     if (source.grouped) fill(section.querySelector("table.grouped"), "grouped " + source.name, groupedRows(source));
@@ -29,62 +29,62 @@ function sections() {
   }
 }
 
-// The rows that the page came with: they have what the script does not.
-const statics = new Map();
+// Rows from the page as it was loaded. They have series that the script has no data of.
+const initialRows = new Map();
 
-function staticRows(table) {
+function readRows(table) {
   const value = (cell) => {
-    const told = cell.dataset.v;
-    return told === undefined ? (cell.textContent === "-" ? null : cell.textContent) : told !== "" && !Number.isNaN(Number(told)) ? Number(told) : told;
+    const sortValue = cell.dataset.v;
+    return sortValue === undefined ? (cell.textContent === "-" ? null : cell.textContent) : sortValue !== "" && !Number.isNaN(Number(sortValue)) ? Number(sortValue) : sortValue;
   };
   return [...table.tBodies[0].rows].map((row) => ({ kind: "", cells: [...row.cells].map((cell) => ({ t: cell.textContent, v: value(cell), n: cell.classList.contains("n") })) }));
 }
 
-// What shares of its time a series has.
+// Draws the shares of time of a series.
 function shareItem(source, series) {
-  const of = values(source, series), known = source.shares.map((name, rank) => [name, "c" + rank, of[name]]).filter(([, , share]) => share !== undefined);
-  if (known.length === 0) return null;
-  const paths = [], words = [];
+  const of = values(source, series), present = source.shares.map((name, rank) => [name, "c" + rank, of[name]]).filter(([, , share]) => share !== undefined);
+  if (present.length === 0) return null;
+  const paths = [], labels = [];
   let at = 0;
-  for (const [name, kind, share] of known) {
+  for (const [name, kind, share] of present) {
     const width = Math.min(Math.max(share, 0), 1) * 1000;
     paths.push(picture("path", { class: kind, d: "M" + at.toFixed(0) + " 0h" + width.toFixed(0) + "v10h-" + width.toFixed(0) + "z" }));
-    words.push(...(words.length > 0 ? [", "] : []), swatch(kind), " " + name + " " + percent(share));
+    labels.push(...(labels.length > 0 ? [", "] : []), swatch(kind), " " + name + " " + percent(share));
     at += width;
   }
-  const drawn = picture("svg", { class: "share", viewBox: "0 0 1000 10", preserveAspectRatio: "none", "aria-hidden": "true" }, paths);
-  return element("li", {}, [Object.values(series.labels).join(" ") + " ", drawn, " ", ...words]);
+  const svg = picture("svg", { class: "share", viewBox: "0 0 1000 10", preserveAspectRatio: "none", "aria-hidden": "true" }, paths);
+  return element("li", {}, [Object.values(series.labels).join(" ") + " ", svg, " ", ...labels]);
 }
 
-function histogram(section, drawn, of) {
+function histogram(section, svg, of) {
   const powers = new Map();
   for (const [bound, count] of of.buckets) {
     // A bucket lies within a power of two.
     const power = bound < 1 ? 0 : Math.floor(Math.log2(bound));
     powers.set(power, (powers.get(power) || 0) + count);
   }
-  const low = Math.min(...powers.keys()), high = Math.max(...powers.keys()), most = Math.max(...powers.values());
+  const low = Math.min(...powers.keys()), high = Math.max(...powers.keys()), max = Math.max(...powers.values());
   let d = "";
   for (const [power, count] of powers) {
-    const height = Math.max((count / most) * 100, 1);
+    const height = Math.max((count / max) * 100, 1);
     d += "M" + (power - low) * 10 + " " + (100 - height).toFixed(1) + "h9v" + height.toFixed(1) + "h-9z";
   }
-  drawn.replaceChildren(...(d ? [picture("path", { d })] : []));
+  svg.replaceChildren(...(d ? [picture("path", { d })] : []));
   const labels = section.querySelectorAll("ol.x li");
   if (d) {
-    drawn.setAttribute("viewBox", "0 0 " + (high - low + 1) * 10 + " 100");
+    svg.setAttribute("viewBox", "0 0 " + (high - low + 1) * 10 + " 100");
     [low, Math.floor((low + high + 1) / 2), high + 1].forEach((power, at) => {
       labels[at].textContent = formatNs(2 ** power);
     });
   }
-  const figure = (share) => (of.count > 0 ? cellNs(quantile(of, share)) : none);
-  const cells = [cellCount(of.count), figure(0.5), figure(0.9), figure(0.99), figure(0.999), of.count > 0 ? cellNs(of.max) : none];
+  const figure = (share) => (of.count > 0 ? cellNs(quantile(of, share)) : emptyCell);
+  const cells = [cellCount(of.count), figure(0.5), figure(0.9), figure(0.99), figure(0.999), of.count > 0 ? cellNs(of.max) : emptyCell];
   fill(section.querySelector("table.percentiles"), "percentiles", [{ cells, kind: "" }]);
 }
 
 // Flame graphs.
 
-const HEIGHT = 18, LETTER = 7, MOST_FRAMES = 4000, DEEPEST = 120;
+const HEIGHT = 18, LETTER = 7, MAX_FRAMES = 4000, MAX_DEPTH = 120;
 
 class Flame {
   constructor(box, graph) {
@@ -92,7 +92,7 @@ class Flame {
     this.path = [];
     this.hidesIdle = graph.rows.some((row) => row[1]) && graph.rows.some((row) => !row[1]);
     this.svg = box.querySelector("svg.flame");
-    this.said = element("output", { class: "matched" });
+    this.matchedOutput = element("output", { class: "matched" });
     this.search = element("input", { type: "search", autocomplete: "off", spellcheck: "false" });
     this.search.addEventListener("input", () => this.draw());
     const tools = [element("label", {}, ["Search ", this.search]), button("Whole graph", {}, () => {
@@ -108,24 +108,24 @@ class Flame {
       });
       tools.push(element("label", {}, [check, " Hide waits that are idle by design"]));
     }
-    box.querySelector("h3").after(element("p", { class: "tools" }, [...tools, this.said]));
+    box.querySelector("h3").after(element("p", { class: "tools" }, [...tools, this.matchedOutput]));
     this.svg.addEventListener("click", (event) => this.choose(event.target));
     this.svg.addEventListener("keydown", (event) => this.key(event));
   }
 
-  // The rows of the span, and of the culprit that was chosen: those with its name, or that speak of it.
+  // Returns the rows of the selected culprit, or all: those that name it in a frame, or in the text of a label.
   rows() {
     const { rows, frames } = this.graph;
     const shown = rows.filter((row) => !this.hidesIdle || !row[1]);
     if (state.culprit < 0) return shown;
     const who = data.culprits[state.culprit].who.replace(/:[0-9]+$/, "");
-    const letter = (text, at) => at >= 0 && at < text.length && /[A-Za-z0-9_]/.test(text[at]);
-    const tells = ([name, kind]) => {
+    const isWordCharacter = (text, at) => at >= 0 && at < text.length && /[A-Za-z0-9_]/.test(text[at]);
+    const namesCulprit = ([name, kind]) => {
       if (name === who) return true;
-      const at = name.indexOf(who), isInWords = ["f-label", "f-waker", "f-meanwhile"].includes(kind);
-      return isInWords && at >= 0 && !letter(name, at - 1) && !letter(name, at + who.length);
+      const at = name.indexOf(who), isText = ["f-label", "f-waker", "f-meanwhile"].includes(kind);
+      return isText && at >= 0 && !isWordCharacter(name, at - 1) && !isWordCharacter(name, at + who.length);
     };
-    const has = new Set(frames.map((frame, at) => (tells(frame) ? at : -1)));
+    const has = new Set(frames.map((frame, at) => (namesCulprit(frame) ? at : -1)));
     return shown.filter((row) => row[0].some((frame) => has.has(frame)));
   }
 
@@ -154,16 +154,16 @@ class Flame {
     const root = this.tree();
     let zoomed = root;
     for (const key of this.path) zoomed = zoomed.children.get(key) || zoomed;
-    const width = Math.max(this.svg.parentNode.clientWidth, 320), wanted = this.search.value.trim().toLowerCase();
-    const isHit = (node) => wanted !== "" && node.name.toLowerCase().includes(wanted);
+    const width = Math.max(this.svg.parentNode.clientWidth, 320), query = this.search.value.trim().toLowerCase();
+    const isHit = (node) => query !== "" && node.name.toLowerCase().includes(query);
     this.shown = [];
     const above = [];
     for (let node = zoomed.above; node; node = node.above) above.unshift(node);
     above.forEach((node, depth) => this.shown.push({ node, x: 0, width, depth, isAbove: true }));
     const place = (node, x, depth) => {
-      const wide = zoomed.ns > 0 ? (node.ns / zoomed.ns) * width : width;
-      if ((wide < 1 && depth > 0) || this.shown.length >= MOST_FRAMES || depth > DEEPEST) return;
-      this.shown.push({ node, x, width: wide, depth });
+      const frameWidth = zoomed.ns > 0 ? (node.ns / zoomed.ns) * width : width;
+      if ((frameWidth < 1 && depth > 0) || this.shown.length >= MAX_FRAMES || depth > MAX_DEPTH) return;
+      this.shown.push({ node, x, width: frameWidth, depth });
       const children = [...node.children.values()].sort((a, b) => (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
       for (const child of children) {
         place(child, x, depth + 1);
@@ -171,27 +171,27 @@ class Flame {
       }
     };
     place(zoomed, 0, above.length);
-    const deepest = this.shown.reduce((most, of) => Math.max(most, of.depth), 0);
-    this.svg.setAttribute("viewBox", "0 0 " + width + " " + (deepest + 1) * HEIGHT);
+    const maxDepth = this.shown.reduce((max, of) => Math.max(max, of.depth), 0);
+    this.svg.setAttribute("viewBox", "0 0 " + width + " " + (maxDepth + 1) * HEIGHT);
     this.svg.replaceChildren(...this.shown.map((of, at) => this.frame(of, at, root, isHit(of.node))));
     this.svg.setAttribute("role", "group");
     const matched = (node) => (isHit(node) ? node.ns : [...node.children.values()].reduce((sum, child) => sum + matched(child), 0));
     const isEmpty = root.ns === 0 && state.culprit >= 0;
-    this.said.textContent = isEmpty ? "No stack here names " + data.culprits[state.culprit].told + "."
-      : wanted === "" ? "" : "Matched: " + percent(root.ns > 0 ? matched(root) / root.ns : 0);
+    this.matchedOutput.textContent = isEmpty ? "No stack here names " + data.culprits[state.culprit].told + "."
+      : query === "" ? "" : "Matched: " + percent(root.ns > 0 ? matched(root) / root.ns : 0);
   }
 
   frame({ node, x, width, depth, isAbove }, at, root, isHit) {
-    const y = depth * HEIGHT, room = Math.floor((width - 4) / LETTER);
-    const told = node.name + ": " + formatNs(node.ns) + " (" + percent(root.ns > 0 ? node.ns / root.ns : 0) + ")";
-    const parts = [picture("title", {}, [told]), picture("rect", { class: node.kind, x: x.toFixed(1), y, width: Math.max(width - 0.5, 0.5).toFixed(1), height: HEIGHT - 1 })];
-    if (room >= 3) {
-      const letters = [...node.name];
-      const text = letters.length <= room ? node.name : letters.slice(0, room - 2).join("") + "..";
+    const y = depth * HEIGHT, maxChars = Math.floor((width - 4) / LETTER);
+    const label = node.name + ": " + formatNs(node.ns) + " (" + percent(root.ns > 0 ? node.ns / root.ns : 0) + ")";
+    const parts = [picture("title", {}, [label]), picture("rect", { class: node.kind, x: x.toFixed(1), y, width: Math.max(width - 0.5, 0.5).toFixed(1), height: HEIGHT - 1 })];
+    if (maxChars >= 3) {
+      const characters = [...node.name];
+      const text = characters.length <= maxChars ? node.name : characters.slice(0, maxChars - 2).join("") + "..";
       parts.push(picture("text", { x: (x + 3).toFixed(1), y: y + 13 }, [text]));
     }
     const kind = (isHit ? "hit " : "") + (isAbove ? "above" : "");
-    return picture("g", { class: kind.trim(), tabindex: at === 0 ? "0" : "-1", role: "button", "aria-label": told, "data-at": at }, parts);
+    return picture("g", { class: kind.trim(), tabindex: at === 0 ? "0" : "-1", role: "button", "aria-label": label, "data-at": at }, parts);
   }
 
   choose(target) {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What selects a span, and begins.
+// Selects a span, and starts the page.
 
 // Selecting a span: it snaps to slots, as only whole snapshots can be merged.
 
-function span() {
+function updateSpan() {
   const first = data.slots[state.from], last = data.slots[state.to];
-  const [day, from] = local(first[0]), [until, to] = local(last[1]);
-  byId("span").textContent = day + " " + from.slice(0, 12) + " to " + (until === day ? "" : until + " ") + to.slice(0, 12) + " (" + formatNs(last[1] - first[0]) + ", " +
-    counted(state.to - state.from + 1, "slot") + " of " + data.slots.length + ")";
-  // Over a change of the clock, times are not in order.
+  const [fromDay, from] = local(first[0]), [toDay, to] = local(last[1]);
+  byId("span").textContent = fromDay + " " + from.slice(0, 12) + " to " + (toDay === fromDay ? "" : toDay + " ") + to.slice(0, 12) + " (" + formatNs(last[1] - first[0]) + ", " +
+    pluralize(state.to - state.from + 1, "slot") + " of " + data.slots.length + ")";
+  // If the clock was set within the span, its timestamps may be out of order.
   const [from_stamp, to_stamp] = [first[4], last[5]].sort();
   const options = isWhole() ? "" : " --from " + from_stamp + " --to " + to_stamp;
   byId("command").textContent = data.command + options;
@@ -27,11 +27,11 @@ function span() {
 function select(from, to) {
   state.from = Math.min(from, to);
   state.to = Math.max(from, to);
-  span();
+  updateSpan();
 }
 
 function show() {
-  span();
+  updateSpan();
   sourcesTable();
   culpritsTable();
   lateTable();
@@ -39,64 +39,64 @@ function show() {
   flames.forEach((flame) => flame.draw());
 }
 
-let isAsked = false;
+let isScheduled = false;
 function showSoon() {
-  if (isAsked) return;
-  isAsked = true;
+  if (isScheduled) return;
+  isScheduled = true;
   requestAnimationFrame(() => {
-    isAsked = false;
+    isScheduled = false;
     show();
   });
 }
 
-function slotAt(drawn, event) {
-  const box = drawn.getBoundingClientRect();
+function slotAt(svg, event) {
+  const box = svg.getBoundingClientRect();
   const x = ((event.clientX - box.left) / Math.max(box.width, 1)) * WIDTH;
   const after = data.slots.findIndex((slot) => slot[2] > x);
   return Math.max((after < 0 ? data.slots.length : after) - 1, 0);
 }
 
-function under(drawn, slot) {
-  const plot = drawn.closest(".plot"), source = data.sources.find((of) => of.name === plot.dataset.source);
+function describeSlot(svg, slot) {
+  const plot = svg.closest(".plot"), source = data.sources.find((of) => of.name === plot.dataset.source);
   const [day, time] = local(data.slots[slot][0]);
-  const told = [(data.has_dates ? day.slice(5) + " " : "") + time.slice(0, 12)];
+  const texts = [(data.has_dates ? day.slice(5) + " " : "") + time.slice(0, 12)];
   if (source && source.slots[slot]) {
-    const cell = source.slots[slot], of = gathered([cell.f, cell.e]);
-    told.push(source.name + ": " + counted(of.count, "value") + (of.count > 0 ? ", p99 " + formatNs(quantile(of, 0.99)) + ", max " + formatNs(of.max) : "") +
+    const cell = source.slots[slot], of = mergeHistograms([cell.f, cell.e]);
+    texts.push(source.name + ": " + pluralize(of.count, "value") + (of.count > 0 ? ", p99 " + formatNs(quantile(of, 0.99)) + ", max " + formatNs(of.max) : "") +
       ", " + ((cell.late || 0) + (cell.held || 0)) + " late");
   } else if (!source) {
-    const most = data.culprits.map((culprit) => [culprit.told, culprit.by.reduce((sum, [, delays]) =>
+    const culprits = data.culprits.map((culprit) => [culprit.told, culprit.by.reduce((sum, [, delays]) =>
       delays.reduce((sum, of) => (of[0] === slot ? sum + of[2] : sum), sum), 0)]).filter(([, ns]) => ns > 0);
-    most.sort((a, b) => b[1] - a[1]);
-    told.push(most.slice(0, 3).map(([who, ns]) => who + " " + formatNs(ns)).join(", ") || "nobody");
+    culprits.sort((a, b) => b[1] - a[1]);
+    texts.push(culprits.slice(0, 3).map(([who, ns]) => who + " " + formatNs(ns)).join(", ") || "nobody");
   }
-  byId("under").textContent = told.join("  ");
+  byId("under").textContent = texts.join("  ");
 }
 
 function makeSelection() {
   const from = byId("from"), to = byId("to");
   from.max = to.max = data.slots.length - 1;
-  for (const drawn of document.querySelectorAll("#first .plot svg.heat, #first .plot svg.stack")) {
-    drawn.append(picture("rect", { class: "sel none", x: 0, y: 0, width: 0, height: "100%" }));
-    let began = null;
-    drawn.addEventListener("pointerdown", (event) => {
+  for (const svg of document.querySelectorAll("#first .plot svg.heat, #first .plot svg.stack")) {
+    svg.append(picture("rect", { class: "sel none", x: 0, y: 0, width: 0, height: "100%" }));
+    let startSlot = null;
+    svg.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
-      drawn.setPointerCapture(event.pointerId);
-      began = slotAt(drawn, event);
-      select(began, began);
+      svg.setPointerCapture(event.pointerId);
+      startSlot = slotAt(svg, event);
+      select(startSlot, startSlot);
     });
-    drawn.addEventListener("pointermove", (event) => {
-      const slot = slotAt(drawn, event);
-      under(drawn, slot);
-      if (began !== null) select(began, slot);
+    svg.addEventListener("pointermove", (event) => {
+      const slot = slotAt(svg, event);
+      describeSlot(svg, slot);
+      if (startSlot !== null) select(startSlot, slot);
     });
     const end = () => {
-      if (began === null) return;
-      began = null;
+      if (startSlot === null) return;
+      startSlot = null;
       show();
     };
-    drawn.addEventListener("pointerup", end);
-    drawn.addEventListener("pointercancel", end);
+    svg.addEventListener("pointerup", end);
+    svg.addEventListener("pointercancel", end);
   }
   from.addEventListener("input", () => {
     select(Number(from.value), Math.max(Number(from.value), state.to));
@@ -113,7 +113,7 @@ function makeSelection() {
   byId("selection").hidden = false;
 }
 
-// The recording inside.
+// The embedded recording.
 
 function bytesOf(base64) {
   const text = atob(base64.trim()), bytes = new Uint8Array(text.length);
@@ -126,12 +126,12 @@ function makeSave() {
   save.hidden = false;
   save.addEventListener("click", () => {
     const file = new Blob([bytesOf(byId("recording").textContent)], { type: "application/octet-stream" });
-    const address = URL.createObjectURL(file);
-    const link = element("a", { href: address, download: save.dataset.name });
+    const url = URL.createObjectURL(file);
+    const link = element("a", { href: url, download: save.dataset.name });
     document.body.append(link);
     link.click();
     link.remove();
-    setTimeout(() => URL.revokeObjectURL(address), 60000);
+    setTimeout(() => URL.revokeObjectURL(url), 60000);
   });
 }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One late event: its causes, its path or phases in time, and stacks.
 
-use whylate_model::LateEvent;
+use whylate_model::path::PathSegment;
 use whylate_model::units::{format_ns, printable};
+use whylate_model::{CauseKind, LateEvent};
 
 use super::{late, program, written};
 use crate::output::pad::{Left, Spaces};
@@ -28,7 +29,7 @@ pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, co
         cells: vec![
             Cell::Share(cause.ns as f64 / event.latency_ns.max(1) as f64),
             Cell::Ns(cause.ns),
-            Cell::Text(why::word(cause.kind).to_owned()),
+            Cell::Text(why::how(cause.kind, &cause.who).to_owned()),
             Cell::Text(cause.who.clone()),
         ],
         is_late: false,
@@ -53,7 +54,12 @@ pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, co
 }
 
 fn in_time(glyphs: Glyphs, event: &LateEvent, columns: usize) -> String {
-    let parts = event.path.iter().map(|segment| (segment.ns, path::what(segment)));
+    // Whoever slept is nowhere else on the line.
+    let what = |segment: &PathSegment| match segment.kind {
+        CauseKind::Timer => path::what_in_whose_wait(segment),
+        _ => path::what(segment),
+    };
+    let parts = event.path.iter().map(|segment| (segment.ns, what(segment)));
     bars(glyphs, parts.collect(), event.latency_ns, columns)
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The first view: what each source found, who made others late, and what was late.
 
+use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
 use whylate_model::Card;
@@ -11,6 +12,7 @@ use whylate_model::thread::by_name;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
+use crate::output::look::of_figures;
 use crate::output::why;
 use crate::top::history::Moment;
 use crate::top::panel::{Cell, Panel, Row};
@@ -30,7 +32,7 @@ pub fn panels(state: &State, columns: usize) -> Vec<Panel> {
 /// One limit of a source, and what is known of it.
 struct Judged<'a> {
     name: &'static str,
-    of: &'a str,
+    of: Cow<'a, str>,
     late_from_ns: u64,
     late: Option<u64>,
     max_ns: Option<u64>,
@@ -59,7 +61,7 @@ fn sources(state: &State, columns: usize) -> Panel {
                 judged.max_ns.map_or(Cell::Missing, Cell::Ns),
                 judged.late.map_or(Cell::Missing, Cell::Count),
                 Cell::Text(state.glyphs.spark(&values, judged.late_from_ns)),
-                Cell::Text(judged.of.to_owned()),
+                Cell::Text(judged.of.into_owned()),
             ]);
             rows.push(Row {
                 key: format!("{}{}", source.source, judged.name),
@@ -90,9 +92,9 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
     };
     let mut all = vec![Judged {
         name: "",
-        of: if source.remark.is_empty() { &source.of } else { &source.remark },
+        of: of_figures(source),
         late_from_ns: source.late_from_ns,
-        late: source.late_of.is_none().then_some(source.late),
+        late: Some(if source.late_of.is_none() { source.late } else { source.late_figures }),
         max_ns: has_figures.then_some(source.max_ns),
         is_late: own_is_late,
         value: |state, moment, card| {
@@ -103,7 +105,7 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
     let seen = |late: u64, max_ns: u64| (late > 0).then_some(max_ns);
     all.extend(source.late_of.as_ref().map(|of| Judged {
         name: " events",
-        of: &of.of,
+        of: of.of.as_str().into(),
         late_from_ns: of.late_from_ns,
         late: Some(source.late),
         max_ns: seen(source.late, of.max_ns),
@@ -112,7 +114,7 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
     }));
     all.extend(source.held_up.as_ref().map(|of| Judged {
         name: " held up",
-        of: &of.of,
+        of: of.of.as_str().into(),
         late_from_ns: of.late_from_ns,
         late: Some(of.late),
         max_ns: seen(of.late, of.max_ns),

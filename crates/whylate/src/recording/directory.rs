@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A folder of recordings: a new file a day and a start, and old ones go.
+//! A directory of recordings: a new file per day and start. Old files are removed.
 
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File};
@@ -21,81 +21,83 @@ use super::file::FileStore;
 use super::store::Store;
 
 const DAY_NS: u64 = 86_400_000_000_000;
-/// Where a size or an age is given, files are so much smaller that what goes with the oldest one is a small part.
-const FILES: u64 = 8;
-/// What names begin with, in UTC.
-const STAMP: &str = "%Y-%m-%dT%H%M%S";
-/// How far ahead the clock may have been that files have their time of. The age of a file from a later time is not known.
+/// A file's maximum size and duration are this fraction of the retention limits, so that removing the oldest file loses
+/// little.
+const FILES_PER_LIMIT: u64 = 8;
+/// Format of the timestamp, in UTC, at the beginning of a file name.
+const NAME_FORMAT: &str = "%Y-%m-%dT%H%M%S";
+/// How far ahead the clock may have been when a file was changed. The age of a file from a later time is unknown.
 const CLOCK_ERROR: Duration = Duration::from_secs(24 * 60 * 60);
-/// What keeps two programs from the same folder.
+/// Lock file that keeps two processes from recording to one directory.
 const LOCK: &str = ".lock";
 
-/// How much of the past is kept.
+/// Limits of the files in a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Retention {
-    /// Files whose last change is longer ago go, and those whose last change is in the future.
+    /// Removes files last changed longer ago, or in the future.
     pub keep_ns: Option<u64>,
-    /// The oldest go while all, the one that is written included, are larger.
+    /// Removes the oldest files while the total, with the file being written, is larger.
     pub most_bytes: Option<u64>,
-    /// So many bytes of the file system stay free.
+    /// Bytes of the file system to leave free.
     pub min_free: u64,
 }
 
-/// Writes files into a folder.
+/// Writes files into a directory.
 #[derive(Debug)]
-pub struct FolderStore {
-    folder: PathBuf,
-    /// Held as long as this lives.
+pub struct DirectoryStore {
+    directory: PathBuf,
+    /// Locked as long as the store lives.
     lock: File,
     retention: Retention,
     file: Option<FileStore>,
-    /// When the file was begun.
-    begun_ns: u64,
+    /// Start time of the current file.
+    started_ns: u64,
     made: Vec<PathBuf>,
     written: u64,
 }
 
-impl FolderStore {
-    /// Makes the folder if it is not there, for its owner alone.
+impl DirectoryStore {
+    /// Opens the directory. Creates it, accessible by its owner only, if it does not exist.
     ///
     /// # Errors
-    /// When it cannot be made, or another program records there.
-    pub fn open(folder: &Path, retention: Retention) -> io::Result<Self> {
-        match DirBuilder::new().mode(0o700).create(folder) {
+    /// When the directory cannot be created or has another owner, or another process records there.
+    pub fn open(directory: &Path, retention: Retention) -> io::Result<Self> {
+        match DirBuilder::new().mode(0o700).create(directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
-        let about = fs::metadata(folder)?;
+        let about = fs::metadata(directory)?;
         if about.uid() != geteuid().as_raw() {
             return Err(io::Error::other("it belongs to another user (choose another folder)"));
         }
-        let lock = crate::files::create(&folder.join(LOCK))?;
+        let lock = crate::files::create(&directory.join(LOCK))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             return Err(io::Error::other("another whylate is recording to it (choose another folder)"));
         }
-        let folder = folder.to_owned();
-        Ok(FolderStore { folder, lock, retention, file: None, begun_ns: 0, made: Vec::new(), written: 0 })
+        let directory = directory.to_owned();
+        Ok(DirectoryStore { directory, lock, retention, file: None, started_ns: 0, made: Vec::new(), written: 0 })
     }
 
-    /// The next frame begins a new file.
+    /// Ends the file. The next frame begins a new one.
     pub fn end_file(&mut self) -> io::Result<()> {
         self.file.take().map_or(Ok(()), |mut file| file.finish())
     }
 
     fn is_due(&self, file: &FileStore, now_ns: u64) -> bool {
         let Retention { keep_ns, most_bytes, .. } = self.retention;
-        let is_large = most_bytes.is_some_and(|most| file.bytes() >= most / FILES);
-        let is_long = keep_ns.is_some_and(|most_ns| now_ns.saturating_sub(self.begun_ns) >= most_ns / FILES);
-        now_ns / DAY_NS != self.begun_ns / DAY_NS || is_large || is_long
+        let is_large = most_bytes.is_some_and(|most| file.bytes() >= most / FILES_PER_LIMIT);
+        let is_long =
+            keep_ns.is_some_and(|most_ns| now_ns.saturating_sub(self.started_ns) >= most_ns / FILES_PER_LIMIT);
+        now_ns / DAY_NS != self.started_ns / DAY_NS || is_large || is_long
     }
 
-    /// A new file, named after the moment in UTC; with a number where there is one.
+    /// Creates a file named after the time in UTC, with a number if that name is taken.
     fn create(&self, now_ns: u64) -> io::Result<FileStore> {
         let stamp = Timestamp::from_nanosecond(now_ns.into()).map_err(io::Error::other)?;
-        let name = stamp.strftime(STAMP).to_string() + "Z";
+        let name = stamp.strftime(NAME_FORMAT).to_string() + "Z";
         for number in 0..100 {
             let number = if number == 0 { String::new() } else { format!("-{number}") };
-            let path = self.folder.join(format!("{name}{number}.{EXTENSION}"));
+            let path = self.directory.join(format!("{name}{number}.{EXTENSION}"));
             match FileStore::create_new(&path, self.retention.min_free) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 made => return made,
@@ -112,17 +114,17 @@ impl FolderStore {
         Ok(about.f_bavail.saturating_mul(about.f_frsize) >= self.retention.min_free)
     }
 
-    /// Removes old files, the oldest first. What others have recorded under a date in the future is older than all: their
-    /// clock was wrong, and a file with a date that never comes would outlive each new one.
+    /// Removes old files, the oldest first. Files of other runs dated in the future count as older than all: the clock
+    /// was wrong, and a file with a future date would outlive each new one.
     fn retain(&self) {
         let Retention { keep_ns, most_bytes, .. } = self.retention;
         let now = SystemTime::now();
-        let mut files = recordings_in(&self.folder);
+        let mut files = recordings_in(&self.directory);
         let active = self.file.as_ref().map(FileStore::path);
         let mut all_bytes: u64 = files.iter().map(|file| file.bytes).sum();
         let kept =
             keep_ns.and_then(|ns| now.checked_sub(Duration::from_nanos(ns))).map(|oldest| oldest..now + CLOCK_ERROR);
-        // The order of its own files is known, also if the clock was set while it recorded.
+        // The order of this run's own files is known even if the clock was set in the meantime.
         let own: HashMap<&Path, usize> =
             self.made.iter().enumerate().map(|(index, path)| (path.as_path(), index)).collect();
         files.sort_by_cached_key(|file| {
@@ -131,27 +133,28 @@ impl FolderStore {
         });
         for file in files.iter().filter(|file| Some(file.path.as_path()) != active) {
             let is_old = kept.as_ref().is_some_and(|kept| !kept.contains(&file.changed));
-            let is_too_much = most_bytes.is_some_and(|most| all_bytes > most);
-            if (is_old || is_too_much) && fs::remove_file(&file.path).is_ok() {
+            let is_too_large = most_bytes.is_some_and(|most| all_bytes > most);
+            if (is_old || is_too_large) && fs::remove_file(&file.path).is_ok() {
                 all_bytes -= file.bytes;
             }
         }
     }
 }
 
-struct Kept {
+struct RecordingFile {
     path: PathBuf,
     bytes: u64,
     changed: SystemTime,
-    /// By its name: when, and which one of that second.
+    /// Timestamp and number in the file name.
     started: (SystemTime, u32),
 }
 
-/// The time in a name that `create` gives, and which file of that second it is. Files with other names
-/// are the user's, who wants to keep them.
+/// Parses the timestamp and the number in a name that `create` gives. Files with other names belong to the user and are
+/// never removed.
 fn started(name: &str) -> Option<(SystemTime, u32)> {
     let (stamp, rest) = name.strip_suffix(EXTENSION)?.strip_suffix('.')?.split_once('Z')?;
-    let time = DateTime::strptime(STAMP, stamp).ok().filter(|time| time.strftime(STAMP).to_string() == stamp)?;
+    let time =
+        DateTime::strptime(NAME_FORMAT, stamp).ok().filter(|time| time.strftime(NAME_FORMAT).to_string() == stamp)?;
     let number = match rest.strip_prefix('-') {
         Some(number) => number.parse().ok().filter(|parsed| *parsed > 0 && u32::to_string(parsed) == number)?,
         None if rest.is_empty() => 0,
@@ -160,22 +163,22 @@ fn started(name: &str) -> Option<(SystemTime, u32)> {
     Some((time.to_zoned(TimeZone::UTC).ok()?.timestamp().into(), number))
 }
 
-/// What this user has recorded there.
-fn recordings_in(folder: &Path) -> Vec<Kept> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+/// Lists the recordings of this user in a directory.
+fn recordings_in(directory: &Path) -> Vec<RecordingFile> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     let mut files = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path();
         let Some(started) = entry.file_name().to_str().and_then(started) else { continue };
         let about = entry.metadata().ok().filter(|about| about.is_file() && about.uid() == geteuid().as_raw());
         if let Some((bytes, changed)) = about.and_then(|about| Some((about.len(), about.modified().ok()?))) {
-            files.push(Kept { path, bytes, changed, started });
+            files.push(RecordingFile { path, bytes, changed, started });
         }
     }
     files
 }
 
-impl Store for FolderStore {
+impl Store for DirectoryStore {
     fn begin_frame(&mut self, header: &Header) -> io::Result<()> {
         let now_ns = clock::unix_ns();
         let mut header = header.clone();
@@ -186,7 +189,7 @@ impl Store for FolderStore {
         if self.file.is_none() {
             let file = self.create(now_ns)?;
             self.made.push(file.path().to_owned());
-            (self.file, self.begun_ns) = (Some(file), now_ns);
+            (self.file, self.started_ns) = (Some(file), now_ns);
         }
         self.retain();
         match &mut self.file {
@@ -208,9 +211,9 @@ impl Store for FolderStore {
         self.end_file()
     }
 
-    fn give_up_frame(&mut self) {
+    fn discard_frame(&mut self) {
         if let Some(file) = &mut self.file {
-            file.give_up_frame();
+            file.discard_frame();
         }
     }
 
@@ -218,7 +221,7 @@ impl Store for FolderStore {
         if self.is_above_min_free()? {
             return Ok(true);
         }
-        // What is due to go makes room.
+        // Removing files that are over the limits makes space.
         self.retain();
         self.is_above_min_free()
     }
@@ -238,22 +241,22 @@ mod tests {
 
     use super::*;
 
-    fn fill(store: &mut FolderStore, frames: usize, bytes: usize) {
+    fn fill(store: &mut DirectoryStore, frames: usize, bytes: usize) {
         for _ in 0..frames {
-            store.begin_frame(&Header::default()).expect("begun");
+            store.begin_frame(&Header::default()).expect("started");
             store.write(&vec![7; bytes]).expect("written");
             store.end_frame(&Index { bytes: bytes as u64, lines: 1, ..Index::default() }).expect("ended");
         }
     }
 
     #[test]
-    fn all_files_together_stay_below_the_limit() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("kept");
+    fn total_size_stays_below_limit() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("kept");
         let retention = Retention { most_bytes: Some(1 << 20), ..Retention::default() };
-        let mut store = FolderStore::open(&path, retention).expect("made");
+        let mut store = DirectoryStore::open(&path, retention).expect("made");
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o700);
-        assert!(FolderStore::open(&path, retention).is_err(), "two programs");
+        assert!(DirectoryStore::open(&path, retention).is_err(), "two programs");
         for other in ["notes.txt", "before-upgrade.whylate"] {
             fs::write(path.join(other), vec![0; 2 << 20]).expect("written");
         }
@@ -265,29 +268,29 @@ mod tests {
         assert!(recordings_in(&path).len() > 3 && path.join("notes.txt").exists());
         assert!(path.join("before-upgrade.whylate").exists());
         drop(store);
-        // After a while, only what is written is left.
+        // With a short limit of age, only the file being written remains.
         std::thread::sleep(Duration::from_millis(20));
         let retention = Retention { keep_ns: Some(1_000_000), ..Retention::default() };
-        let mut store = FolderStore::open(&path, retention).expect("the former one has gone");
+        let mut store = DirectoryStore::open(&path, retention).expect("the former one has gone");
         fill(&mut store, 1, 10);
         assert_eq!(recordings_in(&path).len(), 1);
     }
 
-    /// Names of files that are left after the store has written into a directory with these, of 100 kB each.
+    /// Returns the names of the files of 100 kB each that remain after the store has written into their directory.
     fn left(names: &[&str], retention: Retention, age: impl Fn(&str) -> SystemTime) -> Vec<String> {
         let directory = tempfile::tempdir().expect("a directory");
         for name in names {
             let file = File::create(directory.path().join(name)).expect("created");
             file.set_len(100_000).and_then(|()| file.set_modified(age(name))).expect("set");
         }
-        let mut store = FolderStore::open(directory.path(), retention).expect("made");
+        let mut store = DirectoryStore::open(directory.path(), retention).expect("made");
         fill(&mut store, 3, 10);
         names.iter().filter(|name| directory.path().join(name).exists()).map(|&name| name.to_owned()).collect()
     }
 
-    /// Files that were written while the clock was ahead go before those of today.
+    /// A future date means that the clock was ahead.
     #[test]
-    fn what_is_named_after_a_time_in_the_future_goes_first() {
+    fn removes_files_dated_in_the_future_first() {
         let names = [
             "2024-02-29T000000Z.whylate",
             "2024-03-01T000000Z.whylate",
@@ -297,7 +300,7 @@ mod tests {
             "2136-01-01T000000Z.whylate",
             "2136-01-02T000000Z.whylate",
         ];
-        // In the order in which they go. The last one in name is the newest, which `-10` is.
+        // In the order of removal. The last file by number is the newest, `-10`.
         let order = [5, 6, 0, 1, 2, 3, 4].map(|index| names[index]);
         for most in 0..names.len() {
             let retention = Retention { most_bytes: Some(100_000 * most as u64 + 50_000), ..Retention::default() };
@@ -308,10 +311,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_in_the_future_is_not_kept() {
+    fn removes_files_changed_in_the_future() {
         let names = ["2024-01-01T000000Z.whylate", "2024-01-02T000000Z.whylate", "2136-01-01T000000Z.whylate"];
         let age = |name: &str| {
-            // The clock was a little ahead when the second one was written.
+            // The clock was one minute ahead when the second one was written.
             let [minute, century] =
                 [60, 100 * 365 * 86_400].map(|seconds| SystemTime::now() + Duration::from_secs(seconds));
             if name.starts_with("2136") {
@@ -327,11 +330,11 @@ mod tests {
         assert_eq!(left(&names, Retention::default(), age), names);
     }
 
-    /// Where the clock is set back while it records, its own files go in the order in which it wrote them.
+    /// The clock may be set back while the store records.
     #[test]
-    fn its_own_files_have_an_order_without_the_clock() {
+    fn orders_own_files_by_creation_not_by_clock() {
         let directory = tempfile::tempdir().expect("a directory");
-        let mut store = FolderStore::open(directory.path(), Retention::default()).expect("made");
+        let mut store = DirectoryStore::open(directory.path(), Retention::default()).expect("made");
         let names = ["2136-01-01T000000Z.whylate", "2024-01-02T000000Z.whylate", "2023-01-01T000000Z.whylate"];
         for name in names {
             fs::write(directory.path().join(name), vec![0; 1_000]).expect("written");
@@ -346,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_a_name_of_the_users_is_left_alone() {
+    fn keeps_files_with_other_names() {
         let names = [
             "2024-01-01T000000Z-.whylate",
             "2024-01-01T000000Z-01.whylate",
@@ -364,16 +367,16 @@ mod tests {
         ];
         let retention = Retention { most_bytes: Some(1), keep_ns: Some(1), ..Retention::default() };
         assert_eq!(left(&names, retention, |_| SystemTime::UNIX_EPOCH), names);
-        let now = Timestamp::now().strftime(STAMP).to_string();
+        let now = Timestamp::now().strftime(NAME_FORMAT).to_string();
         for name in [format!("{now}Z.whylate"), format!("{now}Z-99.whylate"), "1969-12-31T235959Z.whylate".to_owned()] {
             assert!(started(&name).is_some(), "{name}");
         }
     }
 
     #[test]
-    fn a_link_is_not_followed() {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::os::unix::fs::symlink("/etc/passwd", folder.path().join(LOCK)).expect("linked");
-        assert!(FolderStore::open(folder.path(), Retention::default()).is_err());
+    fn refuses_symlinked_lock_file() {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::os::unix::fs::symlink("/etc/passwd", directory.path().join(LOCK)).expect("linked");
+        assert!(DirectoryStore::open(directory.path(), Retention::default()).is_err());
     }
 }

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! In which system calls threads were asleep already as the recording began.
+
+use std::collections::HashMap;
+
+use anyhow::Context as _;
+use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
+use whylate_model::path::history::{Entry, Slice};
+
+use self::skel::AsleepSkelBuilder;
+use self::skel::types::thread_asleep;
+use crate::attach::{self, PlainData};
+use crate::clock;
+use crate::offcpu::iterate;
+use crate::pid_namespace;
+
+#[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skel {
+    include!(concat!(env!("OUT_DIR"), "/paths/asleep.skel.rs"));
+}
+
+/// So many threads are kept.
+const THREADS: usize = 1 << 16;
+
+/// The calls, by thread and the moment at which its sleep ended.
+pub(super) type Calls = HashMap<(u32, u64), i32>;
+
+/// Threads that were asleep.
+#[derive(Debug, Default)]
+pub(super) struct Asleep {
+    /// When it was looked at them.
+    began_ns: u64,
+    ended_ns: u64,
+    threads: HashMap<u32, Thread>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Thread {
+    syscall: i32,
+    /// When it was woken first since then.
+    woken_ns: Option<u64>,
+}
+
+impl Asleep {
+    /// Those that are now.
+    pub(super) fn now() -> anyhow::Result<Self> {
+        let mut open = AsleepSkelBuilder::default().open(attach::open_object())?;
+        let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
+        settings.own_namespace = pid_namespace::as_setting();
+        let skeleton = open.load()?;
+        let link = skeleton.progs.on_each_thread.attach()?;
+        let mut asleep = Asleep { began_ns: clock::monotonic_ns(), ..Asleep::default() };
+        iterate(&link, |bytes| {
+            for record in bytes.chunks_exact(size_of::<thread_asleep>()).filter_map(attach::read_plain::<thread_asleep>)
+            {
+                if asleep.threads.len() < THREADS {
+                    asleep.threads.insert(record.tid, Thread { syscall: record.syscall, woken_ns: None });
+                }
+            }
+        })?;
+        asleep.ended_ns = clock::monotonic_ns();
+        Ok(asleep)
+    }
+
+    /// Takes in what a thread did later; not in order of time, as that is so on each CPU alone.
+    pub(super) fn add(&mut self, slice: &Slice) {
+        let (Entry::Woken { at_ns, .. }, Some(tid)) = (slice.entry, slice.holder.tid()) else { return };
+        if at_ns < self.began_ns {
+            return;
+        }
+        let Some(thread) = self.threads.get_mut(&tid) else { return };
+        if at_ns <= self.ended_ns {
+            // It may have been looked at before that or after it.
+            self.threads.remove(&tid);
+        } else {
+            thread.woken_ns = Some(thread.woken_ns.map_or(at_ns, |first_ns| first_ns.min(at_ns)));
+        }
+    }
+
+    /// The calls of those that have been woken.
+    pub(super) fn calls(self) -> Calls {
+        let woken = |(tid, thread): (u32, Thread)| Some(((tid, thread.woken_ns?), thread.syscall));
+        self.threads.into_iter().filter_map(woken).collect()
+    }
+}
+
+#[allow(unsafe_code)]
+// SAFETY: integers.
+unsafe impl PlainData for thread_asleep {}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::path::history::{Holder, Waker};
+
+    use super::*;
+
+    #[test]
+    fn only_the_first_waking_ends_a_sleep_that_was_seen() {
+        let thread = Thread { syscall: 35, woken_ns: None };
+        let mut asleep = Asleep { began_ns: 10, ended_ns: 20, threads: (1..=3).map(|tid| (tid, thread)).collect() };
+        for (tid, at_ns) in [(1, 9), (1, 40), (1, 30), (2, 15), (2, 50), (4, 60)] {
+            let entry = Entry::Woken { at_ns, by: Waker::Irq, cpu: 0 };
+            asleep.add(&Slice { holder: Holder::Thread(tid), entry, ..Slice::default() });
+        }
+        // Thread 3 sleeps on, and of thread 2 it is not known which sleep was seen.
+        assert_eq!(asleep.calls(), Calls::from([((1, 30), 35)]));
+    }
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What makes others late has one name, in whatever view it stands.
+
+mod running;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/kernel/turn.rs"]
+mod turn;
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::fs::OFlags;
+use serde_json::Value;
+use whylate_model::look::Look;
+
+use running::{Running, whylate};
+use turn::turn_to_measure;
+
+/// Whoever waits for the lock waits until the sleep of its holder is over, which another process does.
+const HOLDERS: &str = "for i in 1 2 3 4 5 6; do flock $0 sleep 0.3 & sleep 0.05; flock $0 true; wait; done";
+
+fn printed(arguments: &[&str]) -> Result<String> {
+    let output = whylate(arguments).output()?;
+    ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn holders(lock: &Path) -> Result<Child> {
+    Ok(Command::new("sh").args(["-c", HOLDERS]).arg(lock).spawn()?)
+}
+
+/// Names of culprits that are threads called `sleep`, of which no other culprit is a timer without a name.
+fn sleepers<'a>(all: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Vec<String>> {
+    let timers: Vec<&str> = all.filter(|(kind, _)| *kind == "timer").map(|(_, who)| who).collect();
+    ensure!(!timers.contains(&"timer"), "a culprit has no name: {timers:?}");
+    Ok(timers.into_iter().filter(|who| who.starts_with("sleep:")).map(str::to_owned).collect())
+}
+
+#[test]
+fn a_thread_that_slept_is_the_culprit_in_each_view() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let (recording, page) = (path("a.whylate"), path("a.html"));
+    let mut looking = Running::start(&["-d", "4s", "-o", &recording])?;
+    sleep(Duration::from_millis(1_500));
+    holders(&folder.path().join("lock"))?.wait()?;
+    let (status, stderr) = looking.end()?;
+    ensure!(status.success(), "{stderr}");
+    let look: Look = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
+    let culprits = || look.culprits.iter().map(|culprit| (culprit.kind.name(), culprit.who.as_str()));
+    let who = sleepers(culprits())?;
+    let longest = who.first().with_context(|| format!("no sleeper is among {:?}", look.culprits))?;
+    let text = printed(&["replay", &recording])?;
+    // Others on a busy machine may have delayed more.
+    let is_told = text.lines().any(|line| line.contains("  sleep  ") && line.contains(&format!(" {longest}: ")));
+    ensure!(is_told || culprits().take(8).all(|(_, who)| who != longest), "{text}");
+    printed(&["report", &recording, "-o", &page])?;
+    let page = fs::read_to_string(page)?;
+    let bare = ["due to timer", "<li>timer: ", "<td>timer</td><td>timer<"].into_iter().find(|bare| page.contains(bare));
+    ensure!(page.contains(&format!("{longest} sleeping")) && bare.is_none(), "the report has {bare:?}");
+    let csv = path("csv");
+    printed(&["export", &recording, "--csv", &csv])?;
+    let causes = fs::read_to_string(Path::new(&csv).join("causes.csv"))?;
+    ensure!(causes.contains(longest.as_str()) && !causes.contains(",timer,timer,"), "{causes}");
+    Ok(())
+}
+
+/// Whoever has a child by vfork(2) sleeps uninterruptibly until that runs its program, for which it opens a pipe that nobody
+/// writes into.
+const VFORK: &str = "import os, sys
+os.posix_spawn('/bin/true', ['true'], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])";
+
+/// A process whose only thread is in uninterruptible sleep, until this is dropped.
+struct Uninterruptible {
+    process: Child,
+    pipe: PathBuf,
+}
+
+impl Uninterruptible {
+    fn start(folder: &Path) -> Result<Self> {
+        let pipe = folder.join("pipe");
+        ensure!(Command::new("mkfifo").arg(&pipe).status()?.success(), "no pipe");
+        let process = Command::new("python3").args(["-c", VFORK]).arg(&pipe).spawn()?;
+        let sleeper = Uninterruptible { process, pipe };
+        let stat = format!("/proc/{}/stat", sleeper.process.id());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !fs::read_to_string(&stat)?.contains(") D ") {
+            ensure!(Instant::now() < deadline, "it does not fall asleep");
+            sleep(Duration::from_millis(10));
+        }
+        Ok(sleeper)
+    }
+}
+
+impl Drop for Uninterruptible {
+    fn drop(&mut self) {
+        // The child goes on.
+        let _ = OpenOptions::new().write(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&self.pipe);
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn a_thread_in_uninterruptible_sleep_is_named() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let sleeper = Uninterruptible::start(folder.path())?;
+    let who = format!("python3:{}", sleeper.process.id());
+    sleep(Duration::from_secs(1));
+    let recording = folder.path().join("a.whylate").to_string_lossy().into_owned();
+    let text = printed(&["-d", "1s", "-o", &recording])?;
+    let row = text.lines().find(|line| line.starts_with("offcpu") && line.contains(" 1.00s ")).context("no row")?;
+    ensure!(row.contains("LATE") && row.contains(", longest of threads in uninterruptible sleep"), "{text}");
+    let worst = text.lines().find(|line| line.contains("still in uninterruptible sleep")).context("it is not named")?;
+    ensure!(worst.contains(&format!(" {who} ")) && text.contains("\n    whylate offcpu --blocked 1.00s\n"), "{text}");
+    let look: Look = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
+    let offcpu = look.sources.iter().find(|source| source.source == "offcpu").context("no offcpu")?;
+    ensure!(offcpu.late_figures >= 1 && offcpu.sleepers.iter().any(|of| of.who == who), "{:?}", offcpu.sleepers);
+    // What the look advises.
+    for command in [&["offcpu", "--blocked", "1s"][..], &["replay", &recording, "offcpu", "--blocked", "1s"]] {
+        let blocked = printed(command)?;
+        let first = blocked.lines().nth(3).context("no rows")?;
+        ensure!(first.starts_with("D ") && !blocked.contains("  idle by design  "), "{blocked}");
+        let number = sleeper.process.id().to_string();
+        let is_it = |line: &str| line.starts_with("D ") && line.split_whitespace().any(|word| word == number);
+        ensure!(blocked.lines().any(is_it), "{blocked}");
+    }
+    Ok(())
+}
+
+#[test]
+fn explained_waits_have_the_same_culprits_as_a_look() -> Result<()> {
+    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let mut looking = Running::start(&["offcpu", "--why", "100ms", "--worst", "1000", "--json", "-d", "4s"])?;
+    let output = looking.stdout()?;
+    sleep(Duration::from_millis(1_500));
+    holders(&folder.path().join("lock"))?.wait()?;
+    let snapshot: Value = serde_json::from_reader(output)?;
+    let late = snapshot["late"].as_array().context("nothing is late")?;
+    let causes = late.iter().flat_map(|event| event["causes"].as_array().into_iter().flatten());
+    let who = sleepers(causes.filter_map(|cause| Some((cause["kind"].as_str()?, cause["who"].as_str()?))))?;
+    ensure!(!who.is_empty(), "{late:?}");
+    Ok(())
+}
