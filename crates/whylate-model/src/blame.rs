@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From what was seen of a late event to the causes of its latency, which add up to it.
+//! Derives the causes of a late event from its evidence; the causes add up to its latency.
 //!
-//! A source's rules ([`causes`] for work items) cut the window of a late event into parts and explain each; `window`
-//! does the arithmetic, in nanoseconds. What no rule explains is [`CauseKind::Unknown`](crate::CauseKind::Unknown).
+//! A source's rules ([`causes`] for work items) split the window of a late event into parts and explain each part;
+//! `window` does the arithmetic, in nanoseconds. Time that no rule explains is
+//! [`CauseKind::Unknown`](crate::CauseKind::Unknown).
 
 mod block;
 pub(crate) mod frames;
@@ -23,24 +24,24 @@ pub use wq::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};
 
 use serde::{Deserialize, Serialize};
 
-/// What the causes of a late event were told from; each source has its own kind.
+/// Evidence from which the causes of a late event are derived; one variant per source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Evidence {
-    /// Of a work item.
+    /// A late work item.
     Work(WorkEvidence),
-    /// Of a timer and the thread that it wakes.
+    /// A late timer and the thread that it wakes.
     Timer(TimerEvidence),
-    /// Of an interrupt that came late.
+    /// A late interrupt.
     Tick(LateTick),
-    /// Of a thread that waited for a CPU.
+    /// A thread that waited for a CPU.
     Runnable(RunnableEvidence),
-    /// Of an I/O request.
+    /// A slow I/O request.
     Request(RequestEvidence),
 }
 
 impl Evidence {
-    /// The causes, largest first.
+    /// Returns the causes, largest first.
     pub fn causes(&self) -> Vec<crate::Cause> {
         match self {
             Evidence::Work(evidence) => causes(evidence),
@@ -51,7 +52,7 @@ impl Evidence {
         }
     }
 
-    /// How long the event was late.
+    /// Returns the event's latency in nanoseconds.
     pub fn latency_ns(&self) -> u64 {
         match self {
             Evidence::Work(evidence) => evidence.started_ns.saturating_sub(evidence.queued_ns),

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which cgroup, and which container, a thread is in.
+//! Cgroup and container of a thread.
 
 use serde::{Deserialize, Serialize};
 
-/// Container runtimes name a container's cgroup after its id, which has so many hexadecimal digits.
+/// Number of hexadecimal digits of a container ID, after which container runtimes name the cgroup.
 const ID_DIGITS: usize = 64;
 
-/// A cgroup as late events and rankings tell it.
+/// A cgroup as shown with late events and in rankings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Cgroup {
-    /// The path within its hierarchy, such as `/system.slice/cron.service`.
+    /// Path within its hierarchy, such as `/system.slice/cron.service`.
     #[serde(rename = "cgroup")]
     pub path: String,
-    /// The id of the container whose it is, or that it belongs to.
+    /// ID of the container that it is or belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
 }
 
 impl Cgroup {
-    /// The cgroup of this path.
+    /// Returns the cgroup with this path.
     pub fn of(path: &str) -> Self {
         Cgroup { path: path.to_owned(), container: container(path).map(str::to_owned) }
     }
 }
 
-/// The innermost container of a path: `/docker/ID`, `/…/cri-containerd-ID.scope`, `/kubepods/…/podUID/ID/…`.
+/// Returns the innermost container of a path: `/docker/ID`, `/…/cri-containerd-ID.scope`, `/kubepods/…/podUID/ID/…`.
 fn container(path: &str) -> Option<&str> {
     let is_id = |word: &&str| word.len() == ID_DIGITS && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     path.rsplit(|letter: char| !letter.is_ascii_alphanumeric()).find(is_id)
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn containers_are_told_by_the_paths_of_all_runtimes() {
+    fn finds_container_in_paths_of_all_runtimes() {
         let id = "0123456789abcdef".repeat(4);
         let other = "f".repeat(ID_DIGITS);
         for path in [
@@ -54,8 +54,8 @@ mod tests {
     }
 
     #[test]
-    fn in_json_it_is_one_field_or_two() {
-        let told = serde_json::to_string(&Cgroup::of("/a.slice")).expect("it is plain");
-        assert_eq!(told, r#"{"cgroup":"/a.slice"}"#);
+    fn json_has_one_or_two_fields() {
+        let json = serde_json::to_string(&Cgroup::of("/a.slice")).expect("it is plain");
+        assert_eq!(json, r#"{"cgroup":"/a.slice"}"#);
     }
 }

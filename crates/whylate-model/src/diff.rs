@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What differs between two spans of time, of one recording or of two.
+//! Statistical comparison of two spans of time, of one recording or of two.
 //!
-//! Time is cut into blocks, equally long on both sides ([`block_ns`]). Of each thing that is compared, such as the delay
-//! that a culprit causes, every block has one value, and the values of one side are compared with those of the other
-//! ([`rank::mann_whitney`]): what happens in bursts differs from block to block as well, and so is no difference. Of many
-//! comparisons some find something by chance; [`rank::benjamini_hochberg`] keeps these below [`FALSE_SHARE`] of what is
-//! found. Beside that, a difference has to be worth a word ([`LEAST_CHANGE`]).
+//! Time is split into blocks of equal length on both sides ([`block_ns`]). Each compared quantity, such as the delay
+//! that a culprit causes, has one value per block, and the values of both sides are tested against each other
+//! ([`rank::mann_whitney`]): a quantity that comes in bursts also differs from block to block, so it does not count as
+//! a difference. With many comparisons some differ by chance; [`rank::benjamini_hochberg`] keeps the share of these
+//! below [`FALSE_SHARE`]. A difference must also be large enough to matter ([`LEAST_CHANGE`]).
 //!
-//! Of what is too rare, or is in too few blocks, nothing is said ([`Told::TooLittle`]). Nothing is added for a side that
-//! has none: it has no percentiles there, and a source that one side did not measure is not compared.
+//! No verdict is given on what is too rare or occurs in too few blocks ([`Told::TooLittle`]). Missing values are not
+//! replaced: a side without values has no percentiles, and a source that was measured on only one side is not compared.
 
 mod blocks;
 mod key;
@@ -29,66 +29,66 @@ use crate::units::rfc3339;
 #[cfg(test)]
 mod tests;
 
-/// The test, as it is called where results are shown.
+/// Name of the test, as outputs show it.
 pub const TEST: &str = "two-sided Mann–Whitney U, variance corrected for the autocorrelation of blocks";
-/// What is done about the number of comparisons.
+/// Correction for multiple comparisons.
 pub const CORRECTION: &str = "Benjamini–Hochberg";
-/// The share of false finds among all finds that is put up with.
+/// Accepted false discovery rate.
 pub const FALSE_SHARE: f64 = 0.05;
-/// A change that is less of the larger side is no difference, however sure it is.
+/// Minimum change, as a fraction of the larger side; a smaller one is no difference, however significant.
 pub const LEAST_CHANGE: f64 = 0.1;
-/// A side with fewer blocks tells too little.
+/// Minimum number of blocks of a side for a test.
 pub const LEAST_BLOCKS: usize = 8;
 
-/// Two spans of time, compared.
+/// Comparison of two spans of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Diff {
-    /// Version of this form.
+    /// Version of this schema.
     pub schema: u32,
-    /// The earlier side, or the first one.
+    /// The earlier or first side.
     pub before: About,
-    /// The other.
+    /// The other side.
     pub after: About,
-    /// How it was decided what differs.
+    /// Parameters of the test.
     pub test: Test,
-    /// How many rows were compared.
+    /// Number of rows that were tested.
     pub compared: u64,
-    /// How many of them differ.
+    /// Number of tested rows that differ.
     pub differ: u64,
-    /// How many more there are of which there is too little.
+    /// Number of further rows with too few values for a test.
     pub too_little: u64,
-    /// What is on one side alone, or cannot be compared, and why.
+    /// What one side alone has, or what cannot be compared, with reasons.
     pub not_compared: Vec<Unmeasured>,
-    /// Late events and culprits that are on one side alone, or ten times as many there, and too rare or too much in bursts for the
-    /// test.
+    /// Late events and culprits that only one side has, or ten times as many of them, and that are too rare or too
+    /// bursty for the test.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bursts: Vec<Row>,
-    /// What differs: what has grown before what has shrunk, and of each who makes others late first; then the others.
+    /// All rows: increases before decreases, each with culprits first; then rows without a difference.
     pub rows: Vec<Row>,
 }
 
-/// One side.
+/// One side of a comparison.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct About {
-    /// The file's name.
+    /// Name of the recording file.
     pub name: String,
-    /// The machine's host name.
+    /// Host name of the machine.
     #[serde(default)]
     pub host: String,
-    /// The kernel's release.
+    /// Kernel release.
     #[serde(default)]
     pub kernel: String,
-    /// When the first snapshot of it began, in nanoseconds since 1970 (UTC).
+    /// Start of the first snapshot, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "rfc3339")]
     pub start_unix_ns: u64,
-    /// How long the snapshots of the source are that has most.
+    /// Total snapshot time of the source that has most.
     pub duration_ns: u64,
-    /// How many events could not be counted, by source; those of what all share as `all`.
+    /// Number of lost events by source; `all` for those that affect every source.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost: BTreeMap<String, u64>,
 }
 
-/// How it was decided what differs.
+/// Parameters of the test.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Test {
     /// [`TEST`].
@@ -99,103 +99,103 @@ pub struct Test {
     pub false_share: f64,
     /// [`LEAST_CHANGE`].
     pub least_change: f64,
-    /// How long a block is.
+    /// Length of a block.
     pub block_ns: u64,
-    /// How many there are before.
+    /// Number of blocks of the earlier side.
     pub blocks_before: u64,
-    /// And after.
+    /// Number of blocks of the later side.
     pub blocks_after: u64,
 }
 
-/// One thing that is compared.
+/// One compared quantity.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
-    /// The source's name; empty where it is of all of them.
+    /// Name of the source; empty if the row covers all sources.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub source: String,
-    /// What it is of.
+    /// What the row is about.
     #[serde(flatten)]
     pub what: What,
-    /// Which of its figures.
+    /// Name of the figure.
     pub figure: String,
-    /// Of which distribution, where it is of one.
+    /// Name of the distribution, if the figure is one of a distribution.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub distribution: String,
-    /// What the values are in.
+    /// Unit of the values.
     pub unit: Unit,
-    /// The earlier side.
+    /// Value of the earlier side.
     pub before: Measure,
-    /// The other.
+    /// Value of the later side.
     pub after: Measure,
-    /// What can be said.
+    /// Verdict.
     pub told: Told,
-    /// How likely chance alone separates the sides as far; `None` where nothing was tested.
+    /// Probability that chance alone separates the sides as much; `None` if not tested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p: Option<f64>,
-    /// The same, corrected for the number of rows.
+    /// `p`, corrected for the number of tested rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub q: Option<f64>,
 }
 
-/// A figure of one side.
+/// Figure of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measure {
-    /// Of how many events, values or samples.
+    /// Number of events, values or samples that it is based on.
     pub count: u64,
-    /// `None` where it is of none.
+    /// The figure; `None` if it is based on nothing.
     pub value: Option<f64>,
-    /// Of a delay, its share of all delays.
+    /// A culprit's share of all delays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
 }
 
-/// What a value is in.
+/// Unit of a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unit {
     /// Nanoseconds.
     Ns,
-    /// Nanoseconds in each second.
+    /// Nanoseconds per second.
     NsPerSecond,
-    /// So many in each second.
+    /// Number per second.
     #[default]
     PerSecond,
-    /// So many in each hour.
+    /// Number per hour.
     PerHour,
-    /// A fraction of 1.
+    /// Fraction of 1.
     Share,
 }
 
-/// What can be said of a row.
+/// Verdict on a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Told {
-    /// It has grown.
+    /// The value has increased.
     More,
-    /// It has shrunk.
+    /// The value has decreased.
     Less,
-    /// Chance alone would do as much, or it is too small a change.
+    /// Chance alone would do as much, or the change is too small.
     NoDifference,
-    /// There is too little of it.
+    /// There are too few values.
     TooLittle,
-    /// There is no test for it: one event makes a maximum.
+    /// No test applies: one event alone determines a maximum.
     Untested,
 }
 
 impl Told {
-    /// Whether it is a difference.
+    /// Returns whether the verdict is a difference.
     pub fn differs(self) -> bool {
         matches!(self, Told::More | Told::Less)
     }
 }
 
 impl Test {
-    /// Whether a side is too short for anything to be tested.
+    /// Returns whether a side has too few blocks for any test.
     pub fn are_too_few(&self) -> bool {
         self.blocks_before.min(self.blocks_after) < LEAST_BLOCKS as u64
     }
 
-    fn of(block_ns: u64, blocks: [usize; 2]) -> Self {
+    fn new(block_ns: u64, blocks: [usize; 2]) -> Self {
         Test {
             name: TEST.to_owned(),
             correction: CORRECTION.to_owned(),
@@ -208,30 +208,30 @@ impl Test {
     }
 }
 
-/// Fewer events are no burst, on one side and for as long as the other one is.
-const LEAST_OF_BURST: f64 = 3.0;
-/// How many times as many events in the same time as on the other side.
-const TIMES_OF_BURST: f64 = 10.0;
-/// Less delay is negligible, in nanoseconds a second: as of culprits that the test finds.
-const LEAST_DELAY: f64 = 200_000.0;
+/// Minimum number of events of a burst, on one side and scaled to the length of the other.
+const MIN_BURST_EVENTS: f64 = 3.0;
+/// Minimum ratio of event rates between the sides.
+const MIN_BURST_RATIO: f64 = 10.0;
+/// Minimum delay in nanoseconds per second, as for culprits that the test finds.
+const MIN_BURST_DELAY: f64 = 200_000.0;
 
 impl Row {
-    /// Whether something is late, or makes others late, nearly on one side alone, which the test has not found; the sides
-    /// last this long.
+    /// Returns whether the row is a late event or culprit that occurs almost only on one side and that the test has not
+    /// found. `spans_ns` are the lengths of the sides.
     fn is_burst(&self, spans_ns: [u64; 2]) -> bool {
         let is_of_interest = match &self.what {
             What::Late { .. } => true,
             What::Culprit { .. } => {
                 let delay = |side: &Measure| side.value.unwrap_or(0.0);
-                delay(&self.before).max(delay(&self.after)) >= LEAST_DELAY
+                delay(&self.before).max(delay(&self.after)) >= MIN_BURST_DELAY
             }
             _ => false,
         };
         let counts = [self.before.count as f64, self.after.count as f64];
-        // What one side would have had for as long as the other one is.
+        // Number of events expected in the other side's length.
         let is_more = |more: usize, less: usize| {
             let expected = counts[more] * spans_ns[less] as f64 / spans_ns[more].max(1) as f64;
-            counts[more].min(expected) >= LEAST_OF_BURST && expected >= TIMES_OF_BURST * counts[less]
+            counts[more].min(expected) >= MIN_BURST_EVENTS && expected >= MIN_BURST_RATIO * counts[less]
         };
         is_of_interest && !self.told.differs() && (is_more(0, 1) || is_more(1, 0))
     }
@@ -240,8 +240,8 @@ impl Row {
 impl Diff {
     fn new(sides: [About; 2], test: Test, rows: Vec<Row>, not_compared: Vec<Unmeasured>) -> Self {
         let count = |is_of: fn(Told) -> bool| rows.iter().filter(|row| is_of(row.told)).count() as u64;
-        let (differ, too_little) = (count(Told::differs), count(|told| told == Told::TooLittle));
-        let compared = differ + count(|told| told == Told::NoDifference);
+        let (differ, too_little) = (count(Told::differs), count(|verdict| verdict == Told::TooLittle));
+        let compared = differ + count(|verdict| verdict == Told::NoDifference);
         let [before, after] = sides;
         let spans_ns = [before.duration_ns, after.duration_ns];
         let bursts = rows.iter().filter(|row| row.is_burst(spans_ns)).cloned().collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Stacks as one line each, frames from the outermost to the innermost: what flame graphs are made of.
+//! Folded stacks: one line each, frames from the outermost to the innermost, the input of flame graphs.
 
 use std::collections::BTreeMap;
 
@@ -7,60 +7,60 @@ use crate::units::is_printable;
 use crate::wait::{State, WaitClass};
 use crate::{Labels, Snapshot, Stack, Waker};
 
-/// Stands between user and kernel frames.
+/// Separator of user and kernel frames.
 pub const BETWEEN: &str = "-";
 
-/// Stands between a thread that waited and who woke it.
+/// Separator of a waiting thread's stack and its waker's.
 pub const WOKEN_BY: &str = "--";
 
-/// What a flame graph begins with.
+/// Root frames of a flame graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Root {
-    /// The process's name.
+    /// Name of the process.
     #[default]
     Process,
-    /// The process's and the thread's name.
+    /// Names of the process and the thread.
     Thread,
-    /// The cgroup's path and the process's name.
+    /// Path of the cgroup and name of the process.
     Cgroup,
 }
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// Whose stack it is.
+    /// Owner of the stack.
     Label,
-    /// That the thread could run: its stack tells what it did before, and not what it waits for.
+    /// Marks a runnable thread: its stack shows what it did before, not what it waits for.
     Runnable,
-    /// A function of the program.
+    /// A user function.
     User,
-    /// What stands between user and kernel, and between a stack and its waker's.
+    /// A separator between user and kernel frames, or between a stack and its waker's.
     Between,
-    /// A function of the kernel.
+    /// A kernel function.
     Kernel,
-    /// A function of whoever ended the wait, or its name.
+    /// A function of the waker, or its name.
     Waker,
-    /// What happened meanwhile, in words.
+    /// Description of what happened while waiting.
     Meanwhile,
 }
 
 /// A frame with its name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Frame {
-    /// What it is.
+    /// Kind of the frame.
     pub kind: Kind,
-    /// Its name as it may stand in a line.
+    /// Name, escaped for a folded line.
     pub name: String,
 }
 
 impl Frame {
-    /// Of a name that somebody may have chosen.
+    /// Creates a frame with an untrusted name.
     pub fn new(kind: Kind, name: &str) -> Self {
         Frame { kind, name: if name.is_empty() { "?".to_owned() } else { safe(name) } }
     }
 }
 
-/// The frames that say whose stack it is.
+/// Returns the frames that name the stack's owner.
 pub fn labels(labels: &Labels, root: Root) -> Vec<Frame> {
     let label = |name: &str| Frame::new(Kind::Label, labels.get(name).map_or("", String::as_str));
     let mut frames = match root {
@@ -74,7 +74,8 @@ pub fn labels(labels: &Labels, root: Root) -> Vec<Frame> {
     frames
 }
 
-/// The frames of a stack, outermost first; then those of its waker, innermost first, so that they meet at the wakeup.
+/// Returns the frames of a stack, outermost first; then those of its waker, innermost first, so that they meet at the
+/// wakeup.
 pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
     let mut frames = labels(&stack.labels, root);
     frames.extend(runnable(stack).map(|class| Frame { kind: Kind::Runnable, name: class.frame() }));
@@ -88,20 +89,20 @@ pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
     frames
 }
 
-/// What a thread that could run waits for: a CPU, or its cgroup's next share of them.
+/// Returns what a runnable thread waits for: a CPU, or its cgroup's next quota period.
 pub fn runnable(stack: &Stack) -> Option<WaitClass> {
     let class = stack.wait.as_ref()?.class;
     matches!(class, WaitClass::Cpu | WaitClass::Throttled).then_some(class)
 }
 
-/// That a thread is stopped, which does not wait for what its stack tells.
+/// Returns the class of a stopped thread, which does not wait for what its stack shows.
 pub fn stopped(stack: &Stack) -> Option<WaitClass> {
     let class = stack.wait.as_ref()?.class;
     let is_stopped = [State::Stopped, State::Traced, State::Frozen].iter().any(|state| stack.state == state.name());
     (class == WaitClass::Stopped && is_stopped).then_some(class)
 }
 
-/// Whether the stack is of a thread of the kernel that has nothing to do.
+/// Returns whether the stack is of an idle kernel thread.
 pub fn is_idle_kernel_thread(stack: &Stack) -> bool {
     stack.labels.contains_key("kernel") && stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Idle)
 }
@@ -119,7 +120,7 @@ fn frames_of_waker(waker: &Waker) -> Vec<Frame> {
     frames
 }
 
-/// The stacks of threads that are off their CPUs, without those that are idle by design where these are not wanted.
+/// Returns the stacks of threads off their CPUs; with `hide_idle` without those idle by design.
 pub fn waiting(snapshot: &Snapshot, hide_idle: bool) -> impl Iterator<Item = &Stack> {
     snapshot.stacks.iter().filter(move |stack| match stack.wait.as_ref().map(|wait| wait.class) {
         Some(WaitClass::OnCpu) => false,
@@ -128,12 +129,13 @@ pub fn waiting(snapshot: &Snapshot, hide_idle: bool) -> impl Iterator<Item = &St
     })
 }
 
-/// Lines of frames separated by semicolons, a space and microseconds; stacks with equal frames are one. Sorted.
+/// Returns sorted folded lines: frames separated by semicolons, a space, and microseconds. Stacks with equal frames are
+/// merged.
 pub fn lines<'a>(stacks: impl IntoIterator<Item = &'a Stack>, root: Root) -> Vec<String> {
     lines_with(stacks, root, |frame| frame.name)
 }
 
-/// The same with names of one's own.
+/// Returns folded lines with the frames of a custom function.
 pub fn lines_with<'a>(
     stacks: impl IntoIterator<Item = &'a Stack>,
     root: Root,
@@ -142,7 +144,7 @@ pub fn lines_with<'a>(
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
     for stack in stacks {
         let names: Vec<String> = frames(stack, root).into_iter().map(&name).collect();
-        // A file may tell of any weight.
+        // An imported file may contain any weight.
         let sum = sums.entry(names.join(";")).or_default();
         *sum = sum.saturating_add(stack.weight_ns);
     }
@@ -150,8 +152,8 @@ pub fn lines_with<'a>(
     lines.map(|(frames, us)| line(&frames, us)).collect()
 }
 
-/// A line of frames that are joined already. A number at the end of the last one would be read as a count of its own,
-/// and what begins with `#` as a comment.
+/// Formats a line of joined frames. A number at the end of the last frame would be parsed as a count, and a leading `#`
+/// as a comment, so both are escaped.
 pub fn line(frames: &str, count: u64) -> String {
     let escape = if frames.trim_start().starts_with('#') { "_" } else { "" };
     match frames.trim_end().rsplit_once(' ') {
@@ -160,7 +162,7 @@ pub fn line(frames: &str, count: u64) -> String {
     }
 }
 
-/// A name without what separates frames or is not printable: processes choose their own.
+/// Escapes separators and unprintable characters in a name: processes choose their own.
 pub fn safe(name: &str) -> String {
     name.chars()
         .map(|c| match c {
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_goes_from_the_outermost_frame_to_the_innermost() {
+    fn line_goes_from_outermost_to_innermost_frame() {
         let stacks = [
             stack("p", &["read", "main"], &["pipe_read", "ksys_read"], 2_000_000),
             stack("p", &["read", "main"], &["pipe_read", "ksys_read"], 1_000),
@@ -199,8 +201,8 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_follows_from_where_it_woke_the_thread_to_its_name() {
-        let of = |by, thread: &str, user: &[&str], kernel: &[&str]| Stack {
+    fn waker_frames_go_from_wakeup_to_name() {
+        let stack_of = |by, thread: &str, user: &[&str], kernel: &[&str]| Stack {
             waker: Some(Waker {
                 by,
                 labels: [("thread".to_owned(), thread.to_owned())].into(),
@@ -210,10 +212,10 @@ mod tests {
             ..stack("p", &["read", "main"], &["pipe_read"], 1_000)
         };
         let stacks = [
-            of(WokenBy::Thread, "b;", &["write", "ring"], &["pipe_write", "ksys_write"]),
-            of(WokenBy::Thread, "kworker", &[], &["process_one_work"]),
-            of(WokenBy::Interrupt, "", &[], &[]),
-            of(WokenBy::Nobody, "", &[], &[]),
+            stack_of(WokenBy::Thread, "b;", &["write", "ring"], &["pipe_write", "ksys_write"]),
+            stack_of(WokenBy::Thread, "kworker", &[], &["process_one_work"]),
+            stack_of(WokenBy::Interrupt, "", &[], &[]),
+            stack_of(WokenBy::Nobody, "", &[], &[]),
         ];
         assert_eq!(
             lines(&stacks, Root::Process),
@@ -227,13 +229,13 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_could_run_is_not_in_the_sleep_before() {
-        let of = |class| Stack {
+    fn runnable_thread_is_not_shown_asleep() {
+        let stack_of = |class| Stack {
             wait: Some(Wait { class, rule: String::new() }),
             ..stack("p", &["read", "main"], &["pipe_read"], 1_000)
         };
-        let frozen = Stack { state: "F".to_owned(), ..of(WaitClass::Stopped) };
-        let stacks = [of(WaitClass::Pipe), of(WaitClass::Cpu), of(WaitClass::Throttled), frozen];
+        let frozen = Stack { state: "F".to_owned(), ..stack_of(WaitClass::Stopped) };
+        let stacks = [stack_of(WaitClass::Pipe), stack_of(WaitClass::Cpu), stack_of(WaitClass::Throttled), frozen];
         assert_eq!(
             lines(&stacks, Root::Process),
             [
@@ -246,19 +248,19 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_make_frames_of_their_own() {
+    fn escapes_separators_in_names() {
         assert_eq!(lines(&[stack("p", &[], &["f"], 1_000)], Root::Thread), ["p;a:\"b\"?<script>;f 1"]);
     }
 
     #[test]
-    fn a_name_that_ends_in_a_number_has_no_count_of_its_own() {
+    fn number_at_end_of_name_is_no_count() {
         let named = |name: &str| line(&format!("a b;{name}"), 7);
         let lines = ["worker 5", "5", "x 1.5 ", "c 5 d", "worker 5:"].map(named);
         assert_eq!(lines, ["a b;worker_5 7", "a b;5 7", "a b;x_1.5 7", "a b;c 5 d 7", "a b;worker 5: 7"]);
     }
 
     #[test]
-    fn a_process_cannot_be_taken_for_a_comment() {
+    fn escapes_comment_sign_of_process() {
         let folded =
             [" #b", "# a", "c #"].map(|name| lines(&[stack(name, &[], &["f"], 1_000)], Root::Process)).concat();
         assert_eq!(folded, ["_ #b;f 1", "_# a;f 1", "c #;f 1"]);
@@ -267,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_on_a_cpu_do_not_wait() {
+    fn threads_on_cpu_do_not_wait() {
         let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);
         for class in [WaitClass::OnCpu, WaitClass::Idle, WaitClass::Disk] {
             let wait = Some(Wait { class, rule: String::new() });

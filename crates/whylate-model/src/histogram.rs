@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A distribution of latencies in nanoseconds.
+//! Histogram of latencies in nanoseconds.
 //!
 //! The buckets are those of the `histogram` crate with [`GROUPING_POWER`]: every power of two is cut into eight equal
 //! parts, so a bucket is at most 12.5 % wide. The BPF programs count into the same layout (`bpf/histogram.bpf.h`), and
@@ -14,10 +14,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Each power of two is cut into `2^GROUPING_POWER` buckets.
 pub const GROUPING_POWER: u8 = 3;
 
-/// The same of the fine layout.
+/// Grouping power of the fine layout.
 pub const FINE_GROUPING_POWER: u8 = 6;
 
-/// Every `u64` has a bucket.
+/// Maximum value as a power of two: every `u64` has a bucket.
 pub const MAX_VALUE_POWER: u8 = 64;
 
 const LAYOUT: Config = layout(GROUPING_POWER);
@@ -35,12 +35,12 @@ pub const BUCKETS: usize = LAYOUT.total_buckets();
 /// Number of buckets in the fine layout.
 pub const FINE_BUCKETS: usize = FINE_LAYOUT.total_buckets();
 
-/// The number of a value's bucket in the layout; the same as in `bpf/histogram.bpf.h`.
+/// Returns the index of a value's bucket in the layout, as `bpf/histogram.bpf.h` computes it.
 pub fn bucket_of(ns: u64) -> usize {
     bucket_in(GROUPING_POWER, ns)
 }
 
-/// The number of a value's bucket in the fine layout.
+/// Returns the index of a value's bucket in the fine layout.
 pub fn fine_bucket_of(ns: u64) -> usize {
     bucket_in(FINE_GROUPING_POWER, ns)
 }
@@ -52,12 +52,12 @@ fn bucket_in(grouping_power: u8, ns: u64) -> usize {
     }
     let power = ns.ilog2();
     let parts = 1 << grouping_power;
-    // The bits after the highest one.
+    // The bits below the highest one.
     let within = (ns >> (power - u32::from(grouping_power))) as usize & (parts - 1);
     ((power as usize - usize::from(grouping_power) + 1) << grouping_power) + within
 }
 
-/// How often each latency was seen.
+/// Number of occurrences of each latency.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     buckets: SparseHistogram,
@@ -74,31 +74,31 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Takes over counts by bucket index, ascending and each at most once, as a BPF program gathered them.
+    /// Creates a histogram from counts by bucket index, ascending and unique, as a BPF program counts them.
     ///
-    /// Whoever reads counters that are being counted may see a value in its bucket and not yet in the sum or the
-    /// extremes, or the other way round. Those are then put within the bounds that the buckets leave them. Empty
-    /// buckets are left out. Returns `None` when the indices are not ascending or lie outside the layout.
+    /// A reader of live counters may see a value in its bucket and not yet in the sum or the extremes, or the reverse.
+    /// These are clamped to the bounds that the buckets imply. Empty buckets are skipped. Returns `None` if the indices
+    /// are not ascending or are outside the layout.
     pub fn from_buckets(
         counts: impl IntoIterator<Item = (u32, u64)>,
         sum_ns: u64,
         min_ns: u64,
         max_ns: u64,
     ) -> Option<Self> {
-        Self::of(LAYOUT, counts, sum_ns, min_ns, max_ns)
+        Self::from_layout(LAYOUT, counts, sum_ns, min_ns, max_ns)
     }
 
-    /// The same with buckets of the fine layout.
+    /// Creates a histogram from counts by bucket index of the fine layout.
     pub fn from_fine_buckets(
         counts: impl IntoIterator<Item = (u32, u64)>,
         sum_ns: u64,
         min_ns: u64,
         max_ns: u64,
     ) -> Option<Self> {
-        Self::of(FINE_LAYOUT, counts, sum_ns, min_ns, max_ns)
+        Self::from_layout(FINE_LAYOUT, counts, sum_ns, min_ns, max_ns)
     }
 
-    fn of(
+    fn from_layout(
         layout: Config,
         counts: impl IntoIterator<Item = (u32, u64)>,
         sum_ns: u64,
@@ -124,8 +124,9 @@ impl Histogram {
         })
     }
 
-    /// Becomes what was printed: upper bounds with their counts, of which the layout is told by its power.
-    pub(crate) fn become_printed(
+    /// Replaces the contents by a printed histogram: upper bounds with their counts, in the layout of this grouping
+    /// power.
+    pub(crate) fn set_from_printed(
         &mut self,
         grouping_power: u8,
         buckets: &[(u64, u64)],
@@ -142,7 +143,7 @@ impl Histogram {
         }
     }
 
-    /// `count` values, all of them zero.
+    /// Returns a histogram of `count` zeros.
     pub fn zeros(count: u64) -> Self {
         Histogram::from_buckets([(0, count)], 0, 0, 0).unwrap_or_default()
     }
@@ -152,7 +153,7 @@ impl Histogram {
         self.buckets.count().iter().sum()
     }
 
-    /// True when no value was recorded.
+    /// Returns whether no value was recorded.
     pub fn is_empty(&self) -> bool {
         self.buckets.is_empty()
     }
@@ -178,8 +179,8 @@ impl Histogram {
         u64::try_from(mean).unwrap_or(u64::MAX)
     }
 
-    /// The value that a share `quantile` (0 to 1) of the values do not exceed: the upper bound of its bucket, but at
-    /// most the maximum. At most 12.5 % above the true value (1.6 % in the fine layout), never below it; 0 when empty.
+    /// Returns the quantile (0 to 1) of the values: the upper bound of its bucket, but at most the maximum. It is at
+    /// most 12.5 % above the true value (1.6 % in the fine layout), never below it; 0 when empty.
     pub fn quantile_ns(&self, quantile: f64) -> u64 {
         let total = self.count();
         // The smallest rank that covers the share; at least the first value.
@@ -194,12 +195,12 @@ impl Histogram {
         0
     }
 
-    /// The buckets that hold values, ascending: their bounds in nanoseconds, both inclusive, and their counts.
+    /// Iterates over the non-empty buckets, ascending: inclusive bounds in nanoseconds, and count.
     pub fn iter(&self) -> impl Iterator<Item = (RangeInclusive<u64>, u64)> + '_ {
         self.buckets.iter().map(|bucket| (bucket.range(), bucket.count()))
     }
 
-    /// Adds all values of `other`. Of different layouts the coarser one remains.
+    /// Adds all values of `other`. With different layouts, the result has the coarser one.
     pub fn merge(&mut self, other: &Histogram) {
         if other.is_empty() {
             return;
@@ -220,7 +221,7 @@ impl Histogram {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// The same in the usual layout: fewer buckets.
+    /// Returns the histogram in the usual layout, with fewer buckets.
     pub fn coarse(&self) -> Histogram {
         if self.is_fine() { Histogram { buckets: coarse(&self.buckets), ..self.clone() } } else { self.clone() }
     }
@@ -230,12 +231,12 @@ impl Histogram {
     }
 }
 
-/// Each bucket of the fine layout lies within one of the other.
+/// Converts fine buckets to coarse ones; each fine bucket is within one coarse bucket.
 fn coarse(buckets: &SparseHistogram) -> SparseHistogram {
     SparseHistogram::from(&dense(LAYOUT, buckets.iter().map(|bucket| (bucket.end(), bucket.count()))))
 }
 
-/// Adds counts of the same layout; they wrap above 2^64, as the kernel's do.
+/// Adds counts of one layout; they wrap at 2^64, as the kernel's do.
 fn add(sum: &mut SparseHistogram, other: &SparseHistogram) {
     let (layout, mut index, mut count) = std::mem::replace(sum, SparseHistogram::with_config(&LAYOUT)).into_parts();
     let (mut at, mut missing) = (0, 0);
@@ -248,7 +249,7 @@ fn add(sum: &mut SparseHistogram, other: &SparseHistogram) {
             _ => missing += 1,
         }
     }
-    // Most buckets are there already where much was added. The others are put among them from the end on.
+    // Usually most buckets exist already. Missing ones are merged in from the end.
     let (mut from, mut to) = (index.len(), index.len() + missing);
     index.resize(to, 0);
     count.resize(to, 0);
@@ -270,7 +271,7 @@ fn add(sum: &mut SparseHistogram, other: &SparseHistogram) {
     }
 }
 
-/// Of upper bounds and counts; as they are printed, bounds ascend. Takes that memory.
+/// Creates buckets from printed upper bounds, which ascend, and counts. Reuses `memory`.
 fn sparse(layout: Config, counts: &[(u64, u64)], memory: (Vec<u32>, Vec<u64>)) -> SparseHistogram {
     let power = if layout == FINE_LAYOUT { FINE_GROUPING_POWER } else { GROUPING_POWER };
     let (mut index, mut count) = memory;
@@ -300,13 +301,13 @@ impl FromIterator<u64> for Histogram {
         let alike = values_ns.chunk_by(|&one, &other| bucket_of(one) == bucket_of(other));
         let (index, count) = alike.map(|values| (bucket_of(values[0]) as u32, values.len() as u64)).unzip();
         let sum_ns = values_ns.iter().copied().map(u128::from).sum();
-        // They ascend, and the layout covers every u64.
+        // The indices ascend, and the layout covers every u64.
         let buckets = SparseHistogram::from_parts(LAYOUT, index, count);
         buckets.map_or_else(|_| Histogram::default(), |buckets| Histogram { buckets, sum_ns, min_ns, max_ns })
     }
 }
 
-/// The form that `--json` prints; see docs/json.md.
+/// Schema that `--json` prints; see docs/json.md.
 #[derive(Serialize, Deserialize)]
 struct Printed {
     count: u64,
@@ -317,10 +318,10 @@ struct Printed {
     p99_ns: u64,
     p999_ns: u64,
     max_ns: u64,
-    /// Into how many parts a power of two is cut, as a power of two; left out where it is 3.
+    /// Grouping power of the layout; omitted if 3.
     #[serde(default = "usual_power", skip_serializing_if = "is_usual")]
     grouping_power: u8,
-    /// Without it a reader could only restore the sum to within `count` nanoseconds.
+    /// Without it a reader could restore the sum only to within `count` nanoseconds.
     sum_ns: u64,
     buckets: Vec<(u64, u64)>,
 }
@@ -356,7 +357,7 @@ impl<'de> Deserialize<'de> for Histogram {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Printed { grouping_power, buckets, sum_ns, min_ns, max_ns, .. } = Printed::deserialize(deserializer)?;
         let mut read = Histogram::default();
-        read.become_printed(grouping_power, &buckets, sum_ns, min_ns, max_ns);
+        read.set_from_printed(grouping_power, &buckets, sum_ns, min_ns, max_ns);
         Ok(read)
     }
 }
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_histogram_is_all_zero() {
+    fn empty_histogram_is_all_zero() {
         let empty = Histogram::default();
         assert_eq!(
             (empty.count(), empty.min_ns(), empty.mean_ns(), empty.max_ns(), empty.quantile_ns(0.99)),
@@ -382,12 +383,12 @@ mod tests {
     }
 
     #[test]
-    fn the_layout_has_the_size_that_the_bpf_header_states() {
+    fn layout_size_matches_bpf_header() {
         assert_eq!(BUCKETS, 496);
     }
 
     #[test]
-    fn a_value_that_is_half_counted_stays_within_its_bucket() {
+    fn partly_counted_value_is_clamped_to_its_bucket() {
         let half = Histogram::from_buckets([(100, 1)], 0, u64::MAX, 0).expect("a valid bucket");
         let range = half.iter().next().expect("one bucket").0;
         for value_ns in [half.min_ns(), half.mean_ns(), half.max_ns(), half.quantile_ns(0.5)] {
@@ -396,14 +397,14 @@ mod tests {
     }
 
     #[test]
-    fn buckets_out_of_order_or_outside_the_layout_are_refused() {
+    fn refuses_unordered_or_invalid_buckets() {
         assert!(Histogram::from_buckets([(5, 1), (4, 1)], 0, 0, 0).is_none());
         assert!(Histogram::from_buckets([(496, 1)], 0, 0, 0).is_none());
     }
 
     proptest! {
         #[test]
-        fn a_value_lies_in_the_bucket_that_is_named(power in 0u32..64, below in any::<u64>()) {
+        fn value_is_within_its_bucket(power in 0u32..64, below in any::<u64>()) {
             for ns in [below >> (63 - power), (1u64 << power) - 1, 1 << power] {
                 let one: Histogram = [ns].into_iter().collect();
                 let named = Histogram::from_buckets([(bucket_of(ns) as u32, 1)], ns, ns, ns);
@@ -416,7 +417,7 @@ mod tests {
         }
 
         #[test]
-        fn a_fine_histogram_is_restored_and_can_become_a_coarse_one(values in prop::collection::vec(0u64..1 << 50, 1..100)) {
+        fn fine_histogram_round_trips_and_can_be_coarsened(values in prop::collection::vec(0u64..1 << 50, 1..100)) {
             let mut fine = Histogram::default();
             for &ns in &values {
                 fine.merge(&Histogram::from_fine_buckets([(fine_bucket_of(ns) as u32, 1)], ns, ns, ns).expect("a bucket"));
@@ -429,7 +430,7 @@ mod tests {
         }
 
         #[test]
-        fn quantiles_lie_in_the_bucket_of_the_true_value(
+        fn quantiles_are_in_bucket_of_true_value(
             mut values in prop::collection::vec(0u64..1 << 40, 1..300),
             quantile in 0.0f64..=1.0,
         ) {
@@ -443,7 +444,7 @@ mod tests {
         }
 
         #[test]
-        fn merging_is_recording_both(a in prop::collection::vec(any::<u64>(), 0..100), b in prop::collection::vec(any::<u64>(), 0..100)) {
+        fn merge_equals_recording_both(a in prop::collection::vec(any::<u64>(), 0..100), b in prop::collection::vec(any::<u64>(), 0..100)) {
             let mut merged: Histogram = a.iter().copied().collect();
             merged.merge(&b.iter().copied().collect());
             let together: Histogram = a.iter().chain(&b).copied().collect();
@@ -451,7 +452,7 @@ mod tests {
         }
 
         #[test]
-        fn json_restores_the_histogram(values in prop::collection::vec(0u64..1 << 50, 0..100)) {
+        fn histogram_survives_json(values in prop::collection::vec(0u64..1 << 50, 0..100)) {
             let histogram: Histogram = values.into_iter().collect();
             let text = serde_json::to_string(&histogram).expect("a histogram serialises");
             prop_assert_eq!(serde_json::from_str::<Histogram>(&text).expect("and parses"), histogram);

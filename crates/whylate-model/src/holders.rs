@@ -1,93 +1,94 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whom threads wait for that still wait, by the words in which the kernel's locks keep who has them.
+//! Wait chains of blocked threads, from the owner fields of the kernel's locks.
 
 use std::collections::{HashMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-/// A chain ends after so many links, and says so.
+/// Maximum number of links of a chain; a longer one is marked as cut.
 pub const MOST_LINKS: usize = 32;
 
-/// What a thread waits for that another thread has.
+/// What a thread waits for that another thread holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lock {
-    /// A mutex of the kernel.
+    /// A kernel mutex.
     Mutex,
-    /// A reader-writer semaphore of the kernel that a writer has.
+    /// A kernel reader-writer semaphore held by a writer.
     Rwsem,
-    /// One that readers have: of them the last one that has come is known, which may have let go.
+    /// A kernel reader-writer semaphore held by readers: only the last reader is known, and it may have released it.
     RwsemReaders,
-    /// A semaphore of the kernel: who took it last is known, who may have let go.
+    /// A kernel semaphore: only the last taker is known, and it may have released it.
     Semaphore,
-    /// A mutex of the kernel that hands its waiters' priority on.
+    /// A kernel mutex with priority inheritance.
     RtMutex,
-    /// The same below a futex.
+    /// A kernel mutex with priority inheritance below a futex.
     PiFutex,
-    /// A work item that a worker runs, and at whose end the thread waits.
+    /// A work item that a worker runs; the thread waits for its end.
     WorkItem,
 }
 
 impl Lock {
-    /// The thread that is named has it, and not only had it.
+    /// Returns whether the named thread certainly holds it.
     pub fn is_certain(self) -> bool {
         !matches!(self, Lock::RwsemReaders | Lock::Semaphore)
     }
 }
 
-/// A thread that is waited for.
+/// A holder of a lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Holder {
-    /// `name:tid`.
+    /// The thread as `name:tid`.
     pub who: String,
-    /// Its state in the letters of ps(1).
+    /// State in the letters of ps(1).
     pub state: String,
-    /// For how long it has been off its CPU; 0 where it has one.
+    /// Time since it left its CPU; 0 if it is running.
     pub off_cpu_ns: u64,
-    /// The system call that it is in.
+    /// System call that it is in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub syscall: Option<String>,
-    /// The work item that it runs.
+    /// Work item that it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handler: Option<String>,
 }
 
-/// One step: what is waited for, and who has it.
+/// One link of a chain: a lock and its holder.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Link {
-    /// What is waited for.
+    /// The lock.
     pub lock: Lock,
-    /// Who has it, or had it last.
+    /// The current or last holder.
     #[serde(flatten)]
     pub holder: Holder,
 }
 
-/// How a chain ends.
+/// End of a chain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// With a thread that waits for nobody who is known.
+    /// At a thread that waits for no known holder.
     #[default]
     Free,
-    /// Its last thread stands in it before, or is the one that waits: nobody goes on by himself.
+    /// At a thread that is earlier in the chain or is the waiter: a deadlock.
     Cycle,
-    /// The same, but one of them is known only to have had a lock.
+    /// At such a thread, but one holder may have released its lock.
     PerhapsCycle,
-    /// It goes on.
+    /// At the maximum length.
     Cut,
 }
 
-/// Whom a thread waits for, whom that one waits for, and so on.
+/// A chain of holders: the holder that a thread waits for, the one that it waits for in turn, and so on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Chain {
-    /// In order.
+    /// Links in order.
     pub links: Vec<Link>,
-    /// How it ends.
+    /// End of the chain.
     pub end: End,
 }
 
 impl Chain {
-    /// The threads of the cycle that it ends in, from the first one of them that `waiter` comes to; none without one.
+    /// Returns the threads of the cycle at the chain's end, from the first one that `waiter` reaches; empty without a
+    /// cycle.
     pub fn cycle<'a>(&'a self, waiter: &'a str) -> Vec<&'a str> {
         if !matches!(self.end, End::Cycle | End::PerhapsCycle) {
             return Vec::new();
@@ -99,37 +100,37 @@ impl Chain {
     }
 }
 
-/// A thread that waits or is waited for, as all were at one time.
+/// A waiter or holder, all as of one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Thread {
-    /// What it does.
+    /// What the thread is doing.
     pub now: Holder,
-    /// What it waits for, and which thread has that.
+    /// The lock that it waits for, and the key of the holder.
     pub waits: Option<(Lock, u64)>,
 }
 
-/// Whom the thread waits for, with at most so many links; `None` where that is not known. Threads are by any number that
-/// tells them apart.
-pub fn chain(threads: &HashMap<u64, Thread>, waiter: u64, most_links: usize) -> Option<Chain> {
+/// Returns the chain of the thread's holders, with at most `max_links` links; `None` if it waits for no known holder.
+/// Threads are keyed by any unique number.
+pub fn chain(threads: &HashMap<u64, Thread>, waiter: u64, max_links: usize) -> Option<Chain> {
     let mut chain = Chain::default();
-    let mut met = vec![waiter];
+    let mut visited = vec![waiter];
     let mut known = HashSet::from([waiter]);
     let mut at = threads.get(&waiter)?;
     while let Some((lock, number)) = at.waits {
-        // One that has ended meanwhile.
+        // The holder has ended since.
         let Some(holder) = threads.get(&number) else { break };
-        if chain.links.len() == most_links {
+        if chain.links.len() == max_links {
             chain.end = End::Cut;
             break;
         }
         chain.links.push(Link { lock, holder: holder.now.clone() });
         if !known.insert(number) {
-            let first = met.iter().position(|met| *met == number).unwrap_or(0);
+            let first = visited.iter().position(|visited| *visited == number).unwrap_or(0);
             let is_certain = chain.links[first..].iter().all(|link| link.lock.is_certain());
             chain.end = if is_certain { End::Cycle } else { End::PerhapsCycle };
             break;
         }
-        met.push(number);
+        visited.push(number);
         at = holder;
     }
     (!chain.links.is_empty()).then_some(chain)
@@ -139,50 +140,50 @@ pub fn chain(threads: &HashMap<u64, Thread>, waiter: u64, most_links: usize) -> 
 mod tests {
     use super::*;
 
-    /// Threads by their number, which wait for the one behind it.
+    /// Returns threads by number, with the given waits.
     fn threads(waits: &[(u64, Option<(Lock, u64)>)]) -> HashMap<u64, Thread> {
         let thread = |number: u64| Holder { who: format!("t:{number}"), ..Holder::default() };
         waits.iter().map(|&(number, waits)| (number, Thread { now: thread(number), waits })).collect()
     }
 
-    fn told(waits: &[(u64, Option<(Lock, u64)>)], waiter: u64) -> Option<(String, End)> {
+    fn chain_of(waits: &[(u64, Option<(Lock, u64)>)], waiter: u64) -> Option<(String, End)> {
         let chain = chain(&threads(waits), waiter, MOST_LINKS)?;
         let who: Vec<&str> = chain.links.iter().map(|link| link.holder.who.as_str()).collect();
         Some((who.join(" "), chain.end))
     }
 
     #[test]
-    fn a_chain_goes_to_whoever_waits_for_nobody() {
+    fn chain_ends_at_thread_without_wait() {
         let all = [(1, Some((Lock::Mutex, 2))), (2, Some((Lock::PiFutex, 3))), (3, None)];
-        assert_eq!(told(&all, 1), Some(("t:2 t:3".to_owned(), End::Free)));
-        assert_eq!(told(&all, 2), Some(("t:3".to_owned(), End::Free)));
-        assert_eq!(told(&all, 3), None);
-        assert_eq!(told(&all, 4), None);
-        assert_eq!(told(&[(1, Some((Lock::Mutex, 9)))], 1), None, "its holder has ended");
+        assert_eq!(chain_of(&all, 1), Some(("t:2 t:3".to_owned(), End::Free)));
+        assert_eq!(chain_of(&all, 2), Some(("t:3".to_owned(), End::Free)));
+        assert_eq!(chain_of(&all, 3), None);
+        assert_eq!(chain_of(&all, 4), None);
+        assert_eq!(chain_of(&[(1, Some((Lock::Mutex, 9)))], 1), None, "its holder has ended");
     }
 
     #[test]
-    fn a_cycle_is_told_by_those_in_it_and_by_those_behind_it() {
+    fn finds_cycle_from_inside_and_outside() {
         let all = [(1, Some((Lock::Mutex, 2))), (2, Some((Lock::Rwsem, 1))), (3, Some((Lock::RwsemReaders, 2)))];
-        assert_eq!(told(&all, 1), Some(("t:2 t:1".to_owned(), End::Cycle)));
-        // What leads there may be a guess: the cycle is none.
-        assert_eq!(told(&all, 3), Some(("t:2 t:1 t:2".to_owned(), End::Cycle)));
-        let of = |waiter: u64| chain(&threads(&all), waiter, MOST_LINKS).expect("a chain");
-        assert_eq!(of(1).cycle("t:1"), ["t:1", "t:2", "t:1"]);
-        assert_eq!(of(3).cycle("t:3"), ["t:2", "t:1", "t:2"]);
+        assert_eq!(chain_of(&all, 1), Some(("t:2 t:1".to_owned(), End::Cycle)));
+        // A link before the cycle may be uncertain; those of the cycle are not.
+        assert_eq!(chain_of(&all, 3), Some(("t:2 t:1 t:2".to_owned(), End::Cycle)));
+        let chain_from = |waiter: u64| chain(&threads(&all), waiter, MOST_LINKS).expect("a chain");
+        assert_eq!(chain_from(1).cycle("t:1"), ["t:1", "t:2", "t:1"]);
+        assert_eq!(chain_from(3).cycle("t:3"), ["t:2", "t:1", "t:2"]);
         let itself = [(7, Some((Lock::Mutex, 7)))];
-        assert_eq!(told(&itself, 7), Some(("t:7".to_owned(), End::Cycle)));
+        assert_eq!(chain_of(&itself, 7), Some(("t:7".to_owned(), End::Cycle)));
         assert_eq!(chain(&threads(&itself), 7, MOST_LINKS).expect("a chain").cycle("t:7"), ["t:7", "t:7"]);
     }
 
     #[test]
-    fn a_cycle_over_one_that_may_have_let_go_is_none_for_sure() {
+    fn uncertain_holder_gives_possible_cycle() {
         let all = [(1, Some((Lock::Mutex, 2))), (2, Some((Lock::Semaphore, 1)))];
-        assert_eq!(told(&all, 1), Some(("t:2 t:1".to_owned(), End::PerhapsCycle)));
+        assert_eq!(chain_of(&all, 1), Some(("t:2 t:1".to_owned(), End::PerhapsCycle)));
     }
 
     #[test]
-    fn a_chain_without_end_is_cut() {
+    fn long_chain_is_cut() {
         let all: Vec<_> = (0..100).map(|number| (number, Some((Lock::Mutex, number + 1)))).collect();
         let chain = chain(&threads(&all), 0, MOST_LINKS).expect("a chain");
         assert_eq!((chain.links.len(), chain.end), (MOST_LINKS, End::Cut));
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_a_line_for_each_link() {
+    fn json_lists_each_link() {
         let all = [(1, Some((Lock::RwsemReaders, 2))), (2, None)];
         let chain = chain(&threads(&all), 1, MOST_LINKS).expect("a chain");
         let text = serde_json::to_string(&chain).expect("a chain serialises");

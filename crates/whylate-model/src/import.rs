@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Stacks from what other tools write: FreeBSD's `procstat -ka`, dumps of `/proc/PID/stack`, and folded lines.
+//! Imports stacks from the output of other tools: FreeBSD's `procstat -ka`, dumps of `/proc/PID/stack`, and folded
+//! stacks.
 
 mod dump;
 mod procstat;
@@ -10,88 +11,89 @@ use thiserror::Error;
 
 pub use self::dump::kernel_frame;
 use self::dump::{Dump, Row};
-use self::procstat::{Heading, Procstat, Thread};
+use self::procstat::{Header, Procstat, Thread};
 use crate::name::{CUT, bounded};
 use crate::paste::{ELLIPSES, Form, Lines, PasteError, Piece};
 use crate::text;
 
-/// Why a text could not be read.
+/// Why a text could not be imported.
 #[derive(Debug, Error)]
 pub enum ImportError {
-    /// It cannot be made out what was done to its lines.
+    /// The alterations of its lines cannot be undone.
     #[error(transparent)]
     Paste(#[from] PasteError),
-    /// Each of its lines has more than one count.
+    /// Each line has more than one count.
     #[error(
         "each of its lines has {0} counts, as those of a difference have: keep one, e.g. \
          awk '{{ n = $NF; NF -= {0}; print $0, n }}' keeps the last one"
     )]
     SeveralCounts(usize),
-    /// It is none of the forms.
+    /// The text is in none of the formats.
     #[error("this is no output of procstat -ka, no dump of /proc/PID/stack and no folded lines")]
     UnknownForm,
-    /// It has stacks, and each is deeper than [`DEEPEST`], or longer than [`text::LONGEST_LINE`].
+    /// All stacks are deeper than [`DEEPEST`], or longer than [`text::LONGEST_LINE`].
     #[error(
         "each of its stacks has more than {DEEPEST} frames, or is longer than 1 MiB: keep the innermost frames only"
     )]
     TooLong,
-    /// A sum would wrap around.
+    /// The sum of all counts would overflow.
     #[error("the counts add up to more than {}: give them in a larger unit", u64::MAX)]
     CountsTooLarge,
 }
 
-/// No stack has more frames: a graph of it would be higher than anybody can look at.
+/// Maximum number of frames of a stack: a taller graph is unreadable.
 pub const DEEPEST: usize = 4 << 10;
 
-/// What a stack begins with.
+/// Labels at the start of a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Names {
-    /// Nothing: the stacks alone.
+    /// None.
     Nothing,
-    /// The process's name.
+    /// Name of the process.
     #[default]
     Process,
-    /// The process's and the thread's name.
+    /// Names of the process and the thread.
     Thread,
 }
 
-/// In which order the frames of a stack stand in a line.
+/// Order of frames in a line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// From the outermost function on, as in flame graphs.
+    /// Outermost function first, as in flame graphs.
     #[default]
     RootFirst,
-    /// From the innermost function on, as procstat prints them: what waits in one place is together, whoever called it.
+    /// Innermost function first, as procstat prints them: sorting groups threads by what they wait in, whatever the
+    /// caller.
     LeafFirst,
 }
 
-/// Counts by stack, frames from the outermost on, whichever way round the tool writes them.
+/// Counts by stack, with the outermost frame first, whatever the order of the tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Imported {
-    /// Labels and frames, with how often they were seen.
+    /// Number of occurrences by labels and frames.
     pub stacks: BTreeMap<(Vec<String>, Vec<String>), u64>,
-    /// Lines that are none of the form.
+    /// Number of lines not in the format.
     pub unread: u64,
-    /// Stacks that may lack frames, as their lines were cut off, or end in no function in which a stack is known to end.
+    /// Number of stacks that may lack frames: their lines were cut off, or end in no known outermost function.
     pub cut: u64,
-    /// What was done to the lines, and has been undone.
+    /// Alterations of the lines that were undone.
     pub undone: Vec<String>,
-    /// Stacks that are left out, as they have more than [`DEEPEST`] frames, or more than [`text::LONGEST_LINE`] bytes.
+    /// Number of stacks left out for having more than [`DEEPEST`] frames, or more than [`text::LONGEST_LINE`] bytes.
     pub too_long: u64,
-    /// Of all counts.
+    /// Sum of all counts.
     total: u64,
 }
 
 impl Imported {
-    /// Reads a text in whichever form it is.
+    /// Parses a text in any of the formats.
     ///
     /// # Errors
-    /// When it is in none, its stacks are too long, or its counts too large.
+    /// If the text is in none of them, all its stacks are too long, or its counts too large.
     pub fn read(text: &str, names: Names) -> Result<Self, ImportError> {
         let mut imported = Imported::default();
-        // It may have been copied with what stands before and after it.
+        // The text may include what surrounded it where it was copied.
         let procstat = Lines::new(text.as_bytes(), Procstat, text::LONGEST_LINE + 1)?;
-        if procstat.has_records() || text.lines().any(|line| Heading::of(line).is_some()) {
+        if procstat.has_records() || text.lines().any(|line| Header::parse(line).is_some()) {
             imported.read_procstat(procstat, names)?;
         } else {
             let dump = Lines::new(text.as_bytes(), Dump, text::LONGEST_LINE + 1)?;
@@ -111,7 +113,7 @@ impl Imported {
     /// Adds the stacks of another file, of a later sample.
     ///
     /// # Errors
-    /// When the counts of both are too large.
+    /// If the counts of both together are too large.
     pub fn merge(&mut self, other: Imported) -> Result<(), ImportError> {
         for (stack, count) in other.stacks {
             self.add(stack, count)?;
@@ -123,7 +125,7 @@ impl Imported {
         Ok(())
     }
 
-    /// Folded lines with counts: labels, then frames in this order. Sorted.
+    /// Returns sorted folded lines with counts: labels, then frames in this order.
     pub fn lines(&self, order: Order) -> Vec<String> {
         let line = |((labels, frames), count): (&(Vec<String>, Vec<String>), &u64)| {
             let mut all: Vec<&str> = labels.iter().chain(frames).map(String::as_str).collect();
@@ -145,7 +147,7 @@ impl Imported {
         self.add((labels, frames), times)
     }
 
-    /// Counts are what a file says they are, and a graph adds them all up.
+    /// Counts are untrusted input, and a graph adds them all up.
     fn add(&mut self, stack: (Vec<String>, Vec<String>), times: u64) -> Result<(), ImportError> {
         self.total = self.total.checked_add(times).ok_or(ImportError::CountsTooLarge)?;
         *self.stacks.entry(stack).or_default() += times;
@@ -153,19 +155,19 @@ impl Imported {
     }
 
     fn read_procstat(&mut self, mut lines: Lines<&[u8], Procstat>, names: Names) -> Result<(), ImportError> {
-        let mut heading = Heading::default();
+        let mut header = Header::default();
         let mut line = String::new();
         while lines.next(&mut line).map_err(PasteError::Io)? {
             let text = line.trim_end();
-            if let Some(columns) = Heading::of(text) {
-                heading = columns;
+            if let Some(columns) = Header::parse(text) {
+                header = columns;
                 continue;
             }
             if text.len() > text::LONGEST_LINE {
                 self.too_long += 1;
                 continue;
             }
-            let Some(mut thread) = Thread::of(text, &heading) else {
+            let Some(mut thread) = Thread::parse(text, &header) else {
                 self.unread += u64::from(!text.is_empty());
                 continue;
             };
@@ -191,8 +193,8 @@ impl Imported {
         let mut line = String::new();
         loop {
             let is_any = lines.next(&mut line).map_err(PasteError::Io)?;
-            match if is_any { Row::of(&line) } else { Row::End } {
-                // One more tells that there are too many.
+            match if is_any { Row::parse(&line) } else { Row::End } {
+                // One frame above the limit shows that the stack is too deep.
                 Row::Frame(frame) => {
                     let is_whole = !has_offsets || line.contains("+0x") || frame.starts_with("0x");
                     let is_cut = !is_whole || lines.is_cut(&line);
@@ -204,7 +206,7 @@ impl Imported {
                 }
                 Row::Address => {
                     self.cut += 1;
-                    // It stands for one or more of them.
+                    // The mark stands for one or more frames.
                     if frames.last().is_none_or(|last| last != CUT) {
                         frames.push(CUT.to_owned());
                     }
@@ -222,7 +224,7 @@ impl Imported {
                 Row::End | Row::Other => {}
             }
             if !frames.is_empty() {
-                // The kernel prints the innermost one first.
+                // The kernel prints the innermost frame first.
                 let outermost_first: Vec<String> = std::mem::take(&mut frames).into_iter().rev().collect();
                 let labels = if names == Names::Nothing { Vec::new() } else { label.take().into_iter().collect() };
                 self.count(labels, outermost_first, 1)?;
@@ -231,14 +233,14 @@ impl Imported {
                 break;
             }
             // A line that is no frame ends a stack, and names the thread of the next one.
-            let heading = line.trim().trim_start_matches("==>").trim_end_matches("<==").trim();
-            if !heading.is_empty() && Row::of(&line) != Row::End {
-                // Whose stack follows is told by its path, or in a heading of tail(1); else it may be a part of a line.
-                let is_heading = line.contains("/proc/") || line.contains("==>");
-                self.unread += u64::from(!is_heading);
+            let header = line.trim().trim_start_matches("==>").trim_end_matches("<==").trim();
+            if !header.is_empty() && Row::parse(&line) != Row::End {
+                // The next thread is named by its path, or in a header of tail(1); other text may be a part of a line.
+                let is_header = line.contains("/proc/") || line.contains("==>");
+                self.unread += u64::from(!is_header);
                 let path =
-                    heading.split_whitespace().find(|word| word.starts_with("/proc/") && word.ends_with("/stack"));
-                label = path.or(Some(heading).filter(|heading| !is_prose(heading))).map(safe);
+                    header.split_whitespace().find(|word| word.starts_with("/proc/") && word.ends_with("/stack"));
+                label = path.or(Some(header).filter(|header| !is_prose(header))).map(safe);
             }
         }
         self.undone = lines.undone();
@@ -247,7 +249,7 @@ impl Imported {
 
     fn read_folded(&mut self, mut lines: Lines<&[u8], Folded>) -> Result<(), ImportError> {
         let mut line = String::new();
-        // The numbers that each line ends in, at least.
+        // Minimum number of counts at the end of each line.
         let mut counts = usize::MAX;
         let (mut after_part, mut has_frames) = (false, false);
         while lines.next(&mut line).map_err(PasteError::Io)? {
@@ -259,7 +261,7 @@ impl Imported {
                 std::mem::replace(&mut after_part, Folded.piece(text) == Piece::Begins) && !text.contains(';');
             match folded(text) {
                 _ if text.len() > text::LONGEST_LINE => self.too_long += 1,
-                // Its count may lack digits, or it is the rest of the line before.
+                // Its count may lack digits, or it is the rest of the previous line.
                 Some(_) if lines.is_cut(&line) || is_part => self.unread += 1,
                 Some((frames, _)) if is_quoted(frames) || is_prose(frames) => self.unread += 1,
                 Some((frames, count)) => {
@@ -272,7 +274,7 @@ impl Imported {
                 None => self.unread += 1,
             }
         }
-        // A name may end in a number, where lines have no frames that say where it ends.
+        // A name may end in a number if the lines have no frames that delimit it.
         if has_frames && (2..usize::MAX).contains(&counts) {
             return Err(ImportError::SeveralCounts(counts));
         }
@@ -281,7 +283,7 @@ impl Imported {
     }
 }
 
-/// Folded lines.
+/// Folded stacks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Folded;
 
@@ -314,12 +316,12 @@ impl Form for Folded {
     }
 }
 
-/// Whether a line has something in front of it that was not undone.
+/// Returns whether a line has a prefix that was not undone.
 fn is_quoted(frames: &str) -> bool {
     frames.starts_with('>') || frames.contains('\t') || frames.contains("=\"")
 }
 
-/// Whether a line, or what stands before a number, is a command in a shell or a sentence.
+/// Returns whether a line, or the text before its count, is a shell command or a sentence.
 fn is_prose(text: &str) -> bool {
     let words = || text.split_whitespace();
     let has_prompt = || words().count() > 1 && words().take(2).any(|word| word.ends_with(['$', '#', '%']));
@@ -327,16 +329,16 @@ fn is_prose(text: &str) -> bool {
     !text.contains(';') && (words().count() > 3 && !is_function || has_prompt())
 }
 
-/// The frames of a folded line, and its count.
+/// Parses a folded line into its frames and count.
 fn folded(line: &str) -> Option<(&str, u64)> {
     let (frames, count) = line.rsplit_once(' ')?;
     Some((frames, count.parse().ok()?))
 }
 
-/// A name of which the end is missing.
+/// Marks a name with its end missing.
 fn cut(name: &str) -> String {
     let start = ELLIPSES.iter().find_map(|ellipsis| name.strip_suffix(ellipsis)).unwrap_or(name);
-    // No function has the sign of an offset in its name.
+    // No function name contains the sign of an offset.
     format!("{}{CUT}", start.split('+').next().unwrap_or_default())
 }
 
@@ -361,17 +363,17 @@ mod tests {
 ";
 
     #[test]
-    fn counts_beyond_all_numbers_are_refused() {
+    fn refuses_overflowing_counts() {
         let read = |text: String| Imported::read(&text, Names::Thread);
-        let mut most = read(format!("a;b {}\na;c 1\n", u64::MAX - 1)).expect("as much as there can be");
-        assert!(matches!(most.merge(most.clone()), Err(ImportError::CountsTooLarge)));
+        let mut largest = read(format!("a;b {}\na;c 1\n", u64::MAX - 1)).expect("as much as there can be");
+        assert!(matches!(largest.merge(largest.clone()), Err(ImportError::CountsTooLarge)));
         for twice in ["a", "b"].map(|other| format!("a {0}\n{other} {0}\n", u64::MAX)) {
             assert!(matches!(read(twice), Err(ImportError::CountsTooLarge)));
         }
     }
 
     #[test]
-    fn stacks_that_nobody_can_look_at_are_left_out_and_counted() {
+    fn counts_and_skips_too_deep_stacks() {
         let deep = |frames: usize| format!("{}f 1\n", "f;".repeat(frames - 1));
         let read = |text: &str| {
             let read = Imported::read(text, Names::Thread).map(|read| (read.stacks.len(), read.too_long));
@@ -388,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_cut() {
+    fn cuts_long_names() {
         let long = "f".repeat(70_000);
         for text in [
             format!("{long};b 1\n"),
@@ -404,13 +406,13 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_ends_in_a_number_has_no_count_of_its_own() {
+    fn number_at_end_of_name_is_no_count() {
         let read = Imported::read("a;worker 9223372036854775808 1\nb 2\n", Names::Thread).expect("folded lines");
         assert_eq!(read.lines(Order::RootFirst), ["a;worker_9223372036854775808 1", "b 2"]);
     }
 
     #[test]
-    fn lines_with_several_counts_are_refused() {
+    fn refuses_lines_with_several_counts() {
         for (text, counts) in [("a;b 3 5\na;c 0 7\n", 2), ("# diff\na;b 1 2 3\na;c 4 5 6\n", 3), ("a;b 3 5\n", 2)] {
             let refused =
                 Imported::read(text, Names::Process).expect_err("which count is meant is not known").to_string();
@@ -419,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn procstat_is_read_with_offsets_and_without_its_columns() {
+    fn parses_procstat_with_offsets_and_without_columns() {
         let wide = "\
   PID    TID COMM             TDNAME           KSTACK                       
   812 100110 Web Content      -                mi_switch+0xbc _sleep+0x29b sys_kevent+0x61 fast_syscall_common+0xf8
@@ -432,11 +434,11 @@ mod tests {
             read(wide, Names::Thread)[1],
             "Web Content;io worker;fast_syscall_common;sys_kevent;_sleep;mi_switch 1"
         );
-        // A long name moves the stack out of its column: no letter is lost.
+        // A long name moves the stack out of its column; no letter is lost.
         let moved = "  PID    TID COMM             TDNAME           KSTACK\n    5 100042 a_much_longer_process_name thread 7         \
                      mi_switch _sleep fork_trampoline\n";
         assert_eq!(read(moved, Names::Process), ["a_much_longer_process_name;fork_trampoline;_sleep;mi_switch 1"]);
-        // Without a heading, and without the column of threads' names.
+        // Without a header, and without the column of thread names.
         for text in [
             "5 100042 ctld mi_switch+0xe2 fork_trampoline+0xe\n",
             "See:\n  5 100042 ctld - mi_switch fork_trampoline\n",
@@ -446,14 +448,14 @@ mod tests {
     }
 
     #[test]
-    fn wrapped_stacks_are_whole_or_refused() {
+    fn wrapped_stacks_are_joined_or_refused() {
         let read =
             |text: &str| Imported::read(text, Names::Process).map(|read| (read.lines(Order::RootFirst), read.unread));
         let text = "  PID    TID COMM TDNAME KSTACK\n 4510 100912 logger - mi_switch sleepq_switch\n    _cv_wait_sig ttydisc_read\n  \
                     sys_read fast_syscall_common\nThat is all.\n";
         let expected = "logger;fast_syscall_common;sys_read;ttydisc_read;_cv_wait_sig;sleepq_switch;mi_switch 1";
         assert_eq!(read(text).expect("one stack"), (vec![expected.to_owned()], 1));
-        // Cut at the edge of a terminal, within a word: with and without a space it would be two names, or one.
+        // Cut at the edge of a terminal within a word: with a space it would be two names, without it one.
         let text = "1 2 logger - mi_switch sleepq_sw\nitch fast_syscall_common\n";
         let refused = read(text).expect_err("it cannot be known").to_string();
         assert!(refused.contains("wrapped"), "{refused}");
@@ -463,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_of_old_kernels_end_in_a_line_that_is_no_frame() {
+    fn parses_end_marker_of_old_kernels() {
         for end in ["[<ffffffffffffffff>] 0xffffffffffffffff", "[<ffffffff>] 0xffffffff"] {
             let text =
                 format!("[<c1>] a+0x1/0x2\n[<c2>] ? guess+0x1/0x2\n[<c3>] b+0x1/0x2\n{end}\n[<c1>] a+0x1/0x2\n{end}\n");
@@ -478,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn stacks_that_were_cut_off_say_so_and_are_counted() {
+    fn marks_and_counts_truncated_stacks() {
         let read = |text: &str| {
             let read = Imported::read(text, Names::Nothing).expect("stacks");
             (read.lines(Order::RootFirst), read.cut, read.unread)
@@ -504,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_and_sentences_are_no_folded_lines() {
+    fn rejects_commands_and_sentences_as_folded_lines() {
         let text = "$ head -n 20\nme@host:~$ uptime -s 2\nIt happens since 12\nIt has happened since release 12\na;b 1\nmain 2\n";
         let read = Imported::read(text, Names::Nothing).expect("folded lines");
         assert_eq!(
@@ -514,14 +516,14 @@ mod tests {
     }
 
     #[test]
-    fn a_process_whose_name_has_blanks_keeps_it_where_its_thread_has_none() {
+    fn process_name_keeps_blanks_if_thread_is_unnamed() {
         let read =
             Imported::read("5 100042 Web Content - mi_switch fork_trampoline\n", Names::Thread).expect("a stack");
         assert_eq!(read.lines(Order::RootFirst), ["Web Content;-;fork_trampoline;mi_switch 1"]);
     }
 
     #[test]
-    fn procstat_gives_the_lines_of_the_shell_that_is_in_use_for_it() {
+    fn procstat_matches_existing_shell_script() {
         for text in [PADDED.to_owned(), squeezed(PADDED)] {
             let read = |names| Imported::read(&text, names).expect("it is procstat's").lines(Order::LeafFirst);
             assert_eq!(
@@ -551,14 +553,14 @@ mod tests {
     }
 
     #[test]
-    fn text_around_it_is_left_out_and_counted() {
+    fn skips_and_counts_surrounding_text() {
         let text = format!("My threads:\n\nprocstat -ka\n\n{}[...]\n1.27 real\n", squeezed(PADDED));
         let read = Imported::read(&text, Names::Process).expect("it is procstat's");
         assert_eq!((read.stacks.values().sum::<u64>(), read.unread), (4, 4));
     }
 
     #[test]
-    fn each_file_is_a_sample() {
+    fn merges_files_as_samples() {
         let mut all = Imported::read(PADDED, Names::Process).expect("it is procstat's");
         all.merge(Imported::read(PADDED, Names::Process).expect("it is procstat's")).expect("small counts");
         assert!(
@@ -568,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outermost_frame_comes_first_in_every_form() {
+    fn puts_outermost_frame_first_in_every_format() {
         let dump = "==> kernel <==\n[<0>] mi_switch+0x1/0x2\n[<0>] _sleep+0x1/0x2\n[<0>] btext+0x1/0x2\n";
         let procstat = "0 100000 kernel swapper mi_switch _sleep btext\n";
         for text in [dump, procstat, "kernel;btext;_sleep;mi_switch 1\n"] {
@@ -581,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn dumps_of_linux_have_a_stack_after_each_heading() {
+    fn parses_linux_dump_with_headers() {
         let text = "==> /proc/1/stack <==\n[<0>] do_epoll_wait+0x6c/0x90\n[<0>] f+0x1/0x2 [ext4]\n\n\
                     [<0>] pipe_read+0x1/0x2\n";
         let read = |names| Imported::read(text, names).expect("it is a dump").lines(Order::RootFirst);
@@ -590,28 +592,28 @@ mod tests {
     }
 
     #[test]
-    fn folded_lines_stay_as_they_are() {
+    fn keeps_folded_lines() {
         let read = Imported::read("a;b c;d 3\n# comment\na;b c;d 4\nbroken\n", Names::Process).expect("folded");
         assert_eq!((read.lines(Order::RootFirst), read.unread), (vec!["a;b c;d 7".to_owned()], 1));
     }
 
     #[test]
-    fn anything_else_is_refused() {
+    fn refuses_other_text() {
         assert!(matches!(Imported::read("hello\nworld\n", Names::Process), Err(ImportError::UnknownForm)));
     }
 
     proptest! {
         #[test]
-        fn no_text_makes_it_fail(text in "(?s).*") {
+        fn arbitrary_text_does_not_panic(text in "(?s).*") {
             if let Ok(read) = Imported::read(&text, Names::Thread) {
                 prop_assert!(read.lines(Order::RootFirst).iter().all(|line| !line.contains('\n')));
             }
         }
 
         #[test]
-        fn no_procstat_line_makes_it_fail(rest in "[ -~]*", column in 0_usize..80) {
-            let heading = Heading::of(&format!("PID{}COMM TDNAME KSTACK", " ".repeat(column))).unwrap_or_default();
-            Thread::of(&format!("1 2 {rest}"), &heading);
+        fn arbitrary_procstat_line_does_not_panic(rest in "[ -~]*", column in 0_usize..80) {
+            let header = Header::parse(&format!("PID{}COMM TDNAME KSTACK", " ".repeat(column))).unwrap_or_default();
+            Thread::parse(&format!("1 2 {rest}"), &header);
         }
     }
 }

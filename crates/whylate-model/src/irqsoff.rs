@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What to do about interrupts and preemption that are off, and who kept a CPU that another thread was to have.
+//! Advice on disabled interrupts and preemption, and threads that kept a CPU despite a reschedule request.
 
 mod advice;
 mod kept;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The plain data that whylate's sources yield and its outputs show.
+//! Plain data types that whylate's sources produce and its outputs render.
 //!
 //! Nothing in this crate touches the kernel, reads a clock or needs a privilege, so that a recording replays through
 //! the same code as a live run and every output can be tested from a fixed [`Snapshot`].

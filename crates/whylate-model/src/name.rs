@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The bound on names that others choose: functions, threads, cgroups, files.
+//! Bound on the length of external names: functions, threads, cgroups, files.
 //!
-//! A symbol table or a perf map can hold a name of any length, and each copy of a name is written, compressed and aligned.
-//! Every name passes through [`bounded`] where it enters.
+//! A symbol table or a perf map may contain names of any length, and each copy of a name is written, compressed and
+//! aligned. Every name passes through [`bounded`] on input.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
 
-/// The most bytes that a name has.
+/// Maximum length of a name in bytes.
 pub const MAX_BYTES: usize = 4 << 10;
 
-/// The end of a name that was cut.
+/// Suffix of a name that was cut.
 pub const CUT: &str = "[cut]";
 
-/// The name, cut to [`MAX_BYTES`] with [`CUT`] at its end where it is longer.
+/// Returns the name, cut to [`MAX_BYTES`] with the suffix [`CUT`] if it is longer.
 pub fn bounded(name: &str) -> Cow<'_, str> {
     if name.len() <= MAX_BYTES {
         return Cow::Borrowed(name);
@@ -21,12 +21,12 @@ pub fn bounded(name: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}{CUT}", start_of(name, MAX_BYTES - CUT.len())))
 }
 
-/// [`bounded`] for an owned name.
+/// Cuts an owned name like [`bounded`].
 pub fn into_bounded(name: String) -> String {
     cut(name, MAX_BYTES)
 }
 
-/// The name, cut to `max_bytes` with [`CUT`] at its end where it is longer.
+/// Returns the name, cut to `max_bytes` with the suffix [`CUT`] if it is longer.
 pub fn cut(mut name: String, max_bytes: usize) -> String {
     if name.len() > max_bytes {
         name.truncate(start_of(&name, max_bytes.saturating_sub(CUT.len())).len());
@@ -36,13 +36,13 @@ pub fn cut(mut name: String, max_bytes: usize) -> String {
     name
 }
 
-/// The whole characters at the start of a text that take at most `max_bytes`.
+/// Returns the longest prefix of whole characters that has at most `max_bytes`.
 fn start_of(text: &str, max_bytes: usize) -> &str {
     let end = (0..=max_bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     &text[..end.unwrap_or(0)]
 }
 
-/// Formatted text that stops at [`MAX_BYTES`]: further writes fail, and what is formatted ends there.
+/// Formatter that stops at [`MAX_BYTES`]: further writes fail, which ends the formatting.
 #[derive(Debug, Default)]
 pub struct BoundedText {
     text: String,
@@ -50,7 +50,7 @@ pub struct BoundedText {
 }
 
 impl BoundedText {
-    /// The text, with [`CUT`] at its end where some of it was not.
+    /// Returns the text, with the suffix [`CUT`] if some of it was dropped.
     pub fn finish(self) -> String {
         let BoundedText { mut text, is_cut } = self;
         if is_cut {
@@ -59,22 +59,22 @@ impl BoundedText {
         text
     }
 
-    /// The bytes that were written so far.
+    /// Returns the number of bytes written so far.
     pub fn len(&self) -> usize {
         self.text.len()
     }
 
-    /// Whether nothing was written so far.
+    /// Returns whether nothing was written so far.
     pub fn is_empty(&self) -> bool {
         self.text.is_empty()
     }
 
-    /// The last byte that was written.
+    /// Returns the last byte written.
     pub fn last(&self) -> Option<u8> {
         self.text.as_bytes().last().copied()
     }
 
-    /// Drops the text beyond a length, which ends a character.
+    /// Truncates the text to a length, which must be at a character boundary.
     pub fn truncate(&mut self, bytes: usize) {
         self.text.truncate(bytes);
     }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_of_exactly_the_bound_is_whole() {
+    fn keeps_name_of_maximum_length() {
         let longest = "f".repeat(MAX_BYTES);
         assert_eq!(bounded(&longest), longest);
         let cut = bounded(&format!("{longest}f")).into_owned();
@@ -111,7 +111,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_name_is_cut_between_characters(start in "[a-z]{0,8}", c in any::<char>(), times in 0..9_000_usize) {
+        fn cuts_names_between_characters(start in "[a-z]{0,8}", c in any::<char>(), times in 0..9_000_usize) {
             let name = start + &c.to_string().repeat(times);
             let cut = bounded(&name);
             prop_assert!(cut.len() <= MAX_BYTES);

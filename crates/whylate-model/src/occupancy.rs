@@ -1,126 +1,126 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who had a CPU, instant by instant.
+//! Account of a CPU: its occupant at each instant.
 
 use serde::{Deserialize, Serialize};
 
-/// The account of one CPU over a window that ends with a late event. All times are CLOCK_MONOTONIC.
+/// Account of one CPU over a window that ends with a late event. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Occupancy {
     /// The CPU.
     pub cpu: u32,
-    /// The account has no gap from here on; what was before has been overwritten, or was before tracing began.
+    /// Start of the gapless account; earlier records were overwritten, or tracing had not started.
     pub since_ns: u64,
-    /// The older part of a window with too many intervals, merged by occupant.
+    /// Older part of a window with too many intervals, merged by occupant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<Merged>,
-    /// In order of time, and disjoint: each instant belongs to exactly one occupant.
+    /// Sorted by time, and disjoint: each instant belongs to exactly one occupant.
     pub intervals: Vec<Interval>,
 }
 
-/// One occupant, without a break.
+/// Uninterrupted time of one occupant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interval {
-    /// When it began.
+    /// Start.
     pub start_ns: u64,
-    /// When the next one began.
+    /// Start of the next one.
     pub end_ns: u64,
-    /// Who had the CPU.
+    /// What occupied the CPU.
     pub occupant: Occupant,
-    /// What took parts of it.
+    /// Time taken from the occupant.
     #[serde(flatten)]
     pub taken: Taken,
-    /// For an interrupt: how long before `start_ns` it was due. The CPU had interrupts disabled since then, at least.
+    /// For an interrupt: its delay before `start_ns`. Interrupts were disabled on the CPU for at least this time.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub late_ns: u64,
-    /// The kernel stack that the late interrupt found, innermost first: who enabled interrupts again.
+    /// Kernel stack at the late interrupt, innermost frame first: the code that enabled interrupts again.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
-    /// Which of the CPU's own worker pools had a worker that was running an item and not asleep: on the CPU (below the
-    /// interrupt, if there is one), or waiting to get it back.
+    /// Worker pools of this CPU with a worker that was running an item and not asleep: on the CPU (below the interrupt,
+    /// if any), or waiting in the run queue.
     #[serde(default)]
     pub busy: BusyPools,
 }
 
-/// Parts of an occupant's time that it did not have itself.
+/// Time that was taken from an occupant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
-    /// The hypervisor ran something else.
+    /// Steal time: the hypervisor ran something else.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub steal_ns: u64,
-    /// Of the rest, what the hypervisor may have had: it took as much then or before.
+    /// Possible further steal time: the hypervisor took it in this interval or before.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub perhaps_stolen_ns: u64,
-    /// Non-maskable interrupts ran.
+    /// Time of non-maskable interrupts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub nmi_ns: u64,
 }
 
-/// Per-CPU worker pools that have an item in progress. Such a pool starts no other worker (concurrency management).
+/// Per-CPU worker pools with an item in progress. Such a pool starts no other worker (concurrency management).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BusyPools {
-    /// The pool of normal priority.
+    /// The normal-priority pool.
     pub normal: bool,
     /// The pool of workqueues with `WQ_HIGHPRI`.
     pub highpri: bool,
 }
 
-/// Sums over a span, where single intervals were too many to be kept.
+/// Sums over a span with too many intervals to keep.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Merged {
-    /// Begin of the span.
+    /// Start of the span.
     pub start_ns: u64,
-    /// End of the span, where the intervals begin.
+    /// End of the span, where the intervals start.
     pub end_ns: u64,
-    /// Each occupant's part. They add up to the span or less: what is missing had no room.
+    /// Time of each occupant. They add up to the span or less: the rest did not fit.
     pub parts: Vec<MergedPart>,
 }
 
-/// What one occupant had of a span.
+/// One occupant's share of a span.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergedPart {
-    /// Who had the CPU.
+    /// What occupied the CPU.
     pub occupant: Occupant,
-    /// For how long in all.
+    /// Its total time in nanoseconds.
     pub ns: u64,
-    /// What took parts of it.
+    /// Time taken from the occupant.
     #[serde(flatten)]
     pub taken: Taken,
 }
 
-/// Who had a CPU.
+/// What occupied a CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Occupant {
-    /// Nobody: the CPU was idle.
+    /// Nothing: the CPU was idle.
     #[default]
     Idle,
     /// A thread.
     Thread {
-        /// Its id, by [`crate::thread`].
+        /// TID, as in [`crate::thread`].
         tid: u32,
-        /// Its name (`comm`).
+        /// Name (`comm`).
         name: String,
-        /// The path of its cgroup, where that is known.
+        /// Path of its cgroup, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cgroup: Option<String>,
     },
-    /// A worker thread with a work item.
+    /// A worker thread running a work item.
     Work {
-        /// The item's function.
+        /// Function of the item.
         handler: String,
-        /// The worker's id.
+        /// TID of the worker.
         tid: u32,
-        /// The worker's name.
+        /// Name of the worker.
         name: String,
     },
-    /// A hardware interrupt, by the name of its device or vector.
+    /// A hardware interrupt, named after its device or vector.
     Irq {
-        /// E.g. `nvme0q1`, `local_timer`.
+        /// For example `nvme0q1`, `local_timer`.
         name: String,
     },
     /// A softirq.
     Softirq {
-        /// E.g. `net_rx`.
+        /// For example `net_rx`.
         name: String,
     },
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Lines of a tool's output as people paste them: quoted, wrapped by a mail program, logged behind stamps, copied from a
-//! web page. Each importer reads its lines through here.
+//! Reads a tool's output as people paste it: quoted, wrapped by mail software, prefixed with log timestamps, copied
+//! from a web page. All importers read their lines through this module.
 //!
-//! The head of a file shows what was done to it. A transformation is undone only where the head proves it: the records
-//! of the form all have the same kind of text in front of them, or are whole only once it is undone. Where two ways to
-//! join wrapped lines are equally good, the file is refused. What is undone is listed in [`Lines::undone`].
+//! The head of a file shows how its lines were altered. An alteration is undone only if the head proves it: all records
+//! of the format have a prefix of one kind, or are complete only after it is undone. If two ways to join wrapped lines
+//! are equally good, the file is refused. [`Lines::undone`] lists what was undone.
 
 mod encoding;
 mod prefix;
@@ -17,28 +17,28 @@ use thiserror::Error;
 
 use self::encoding::Encoding;
 use self::prefix::Prefix;
-use self::wrap::{Wrap, Wrapped};
+use self::wrap::{Joiner, Wrap};
 use crate::text::{self, BINARY};
 
-/// How much of a file is searched for what was done to it, in bytes.
-const HEAD: usize = 64 << 10;
-/// A line that goes on for longer is given out in parts, in bytes: it may have no end.
-const ENDLESS: usize = 65 << 20;
-/// Transformations that are undone one after the other: a quoted mail of a log of a mail.
-const LAYERS: usize = 6;
-/// Stand for the rest of a line that was left out.
+/// Bytes at the start of a file that are searched for alterations.
+const HEAD_BYTES: usize = 64 << 10;
+/// Bytes after which a line is split: it may never end.
+const MAX_RAW_BYTES: usize = 65 << 20;
+/// Maximum number of nested alterations: a quoted mail of a log of a mail.
+const MAX_LAYERS: usize = 6;
+/// Marks in place of the omitted rest of a line.
 pub(crate) const ELLIPSES: [&str; 2] = ["\u{2026}", "..."];
 
-/// What a line is to the form that an importer reads.
+/// How a format classifies a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// A record that lacks nothing.
+    /// A complete record.
     Whole,
-    /// A record that lacks its end, as far as the form shows.
+    /// A record that lacks its end, as far as its text shows.
     Begins,
-    /// A heading, a comment, a stack frame: a line of the form that never goes on in the next one.
+    /// A header, a comment or a stack frame: a line of the format that never continues on the next line.
     Own,
-    /// None of these.
+    /// Any other line.
     Other,
 }
 
@@ -48,55 +48,55 @@ impl Piece {
     }
 }
 
-/// The form that an importer reads.
+/// A text format that an importer parses.
 pub trait Form {
     /// Classifies a line.
     fn piece(&self, line: &str) -> Piece;
 
-    /// Whose record the line is, e.g. a thread's name.
+    /// Returns the subject of the record, e.g. a thread's name.
     fn subject<'a>(&self, line: &'a str) -> Option<&'a str>;
 
-    /// Whether a line of [`Piece::Other`] may be the rest of a record.
+    /// Returns whether a line of [`Piece::Other`] may be the rest of a record.
     fn can_continue(&self, line: &str) -> bool;
 
-    /// Whether it is sure that a line of [`Piece::Begins`] lacks its end.
+    /// Returns whether a line of [`Piece::Begins`] certainly lacks its end.
     fn lacks_end(&self, _line: &str) -> bool {
         true
     }
 
-    /// Whether a record that seems whole may lack the end of the last thing that is read of it; `is_at_edge` where all
-    /// longer lines of the file were cut in the column in which it ends.
+    /// Returns whether a seemingly complete record may lack the end of its last field. `is_at_edge`: all longer lines
+    /// of the file were cut in the column where it ends.
     fn has_open_end(&self, _line: &str, _is_at_edge: bool) -> bool {
         false
     }
 
-    /// Whether two lines are the same record.
+    /// Returns whether two lines are the same record.
     fn is_same(&self, one: &str, other: &str) -> bool {
         one == other
     }
 
-    /// Whether the rest of a record may look like a record: it is then only where the line before it is full.
+    /// Returns whether the rest of a record may look like a record; it is a rest only if the previous line is full.
     fn is_rest_alike(&self) -> bool {
         false
     }
 }
 
-/// Why a file cannot be read, whatever its form is.
+/// Why a file of any format cannot be read.
 #[derive(Debug, Error)]
 pub enum PasteError {
     /// Reading failed.
     #[error("cannot read it")]
     Io(#[from] io::Error),
-    /// It is no text.
+    /// The file is binary.
     #[error("{BINARY}")]
     Binary,
-    /// Wrapped lines can be joined in two ways that differ.
+    /// Wrapped lines can be joined in two ways with different results.
     #[error(
         "its lines are wrapped or cut off, and joining them with or without a space gives different names: give the \
          lines as they were"
     )]
     Wrapped,
-    /// It has the events of several machines or files.
+    /// The file has the events of several machines or files.
     #[error(
         "it has the traces of several machines or files ({}): give one of them, e.g. grep '{}' FILE",
         .0.join(", "), .0.first().map_or("", String::as_str)
@@ -104,7 +104,7 @@ pub enum PasteError {
     SeveralMachines(Vec<String>),
 }
 
-/// One transformation, undone.
+/// One alteration.
 #[derive(Debug)]
 enum Layer {
     Encoding(Encoding),
@@ -119,7 +119,7 @@ impl Layer {
         }
     }
 
-    /// Undoes it in a line; false where the line goes on in the next one.
+    /// Undoes the alteration in a line; returns false if the line continues on the next one.
     fn undo(&self, line: &mut String, pending: &mut String, longest: usize) -> bool {
         match self {
             Layer::Encoding(encoding) => encoding.undo(line, pending, longest),
@@ -146,31 +146,31 @@ impl Layer {
     }
 }
 
-/// The lines of a file.
+/// Reader of the lines of a file.
 pub struct Lines<R, F> {
     input: io::Chain<Cursor<Vec<u8>>, R>,
     form: F,
     longest: usize,
     taken: u64,
-    /// From the outermost transformation on, each with the part of a line that waits for its rest.
+    /// Alterations, outermost first, each with the part of a line that waits for its rest.
     layers: Vec<(Layer, String)>,
-    wrapped: Option<Wrapped>,
+    joiner: Option<Joiner>,
     ready: VecDeque<String>,
     bytes: Vec<u8>,
     has_records: bool,
-    /// The file ends without the end of a line, and that line was given out.
+    /// The file does not end with a newline, and its last line was returned.
     is_at_end: bool,
-    /// The line that was taken last goes on.
+    /// The last line continues beyond the part that was returned.
     is_endless: bool,
-    /// The column in which lines were cut off, in characters.
+    /// Column in which lines were cut, in characters.
     edge: Option<usize>,
 }
 
 impl<R: BufRead, F: Form> Lines<R, F> {
-    /// Reads the head of a file; of longer lines than `longest` bytes the rest is dropped.
+    /// Examines the head of a file. The rest of lines longer than `longest` bytes is dropped.
     ///
     /// # Errors
-    /// When it cannot be read, is no text, or it cannot be decided what the lines were.
+    /// If the file cannot be read, is binary, or its alterations are ambiguous.
     pub fn new(mut input: R, form: F, longest: usize) -> Result<Self, PasteError> {
         let mut head = Vec::new();
         loop {
@@ -178,9 +178,9 @@ impl<R: BufRead, F: Form> Lines<R, F> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 bytes => bytes?,
             };
-            // One line at least.
-            let most = if head.contains(&b'\n') { HEAD } else { longest.max(HEAD) };
-            let taken = bytes.len().min(most.saturating_sub(head.len()));
+            // At least one line.
+            let limit = if head.contains(&b'\n') { HEAD_BYTES } else { longest.max(HEAD_BYTES) };
+            let taken = bytes.len().min(limit.saturating_sub(head.len()));
             head.extend_from_slice(&bytes[..taken]);
             input.consume(taken);
             if taken == 0 {
@@ -199,7 +199,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
             longest,
             taken: 0,
             layers: Vec::new(),
-            wrapped: None,
+            joiner: None,
             ready: VecDeque::new(),
             bytes: Vec::new(),
             has_records: false,
@@ -211,13 +211,13 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         Ok(lines)
     }
 
-    /// Whether the head of the file has a record of the form.
+    /// Returns whether the head of the file has a record of the format.
     pub fn has_records(&self) -> bool {
         self.has_records
     }
 
-    /// Whether the line given out last is a record that was cut off: where the file ends, at the edge at which others
-    /// were, or with an ellipsis.
+    /// Returns whether the last line returned is a truncated record: at the end of the file, at the column where others
+    /// were cut, or with an ellipsis.
     pub fn is_cut(&self, line: &str) -> bool {
         let has_ellipsis = ELLIPSES.iter().any(|ellipsis| line.trim_end().ends_with(ellipsis));
         let is_at_edge = has_ellipsis || self.edge.is_some_and(|edge| wrap::length(line) >= edge);
@@ -231,24 +231,24 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         }
     }
 
-    /// How many bytes were read.
+    /// Returns the number of bytes read.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// What was undone, in words.
+    /// Returns descriptions of what was undone.
     pub fn undone(&self) -> Vec<String> {
-        // Indentation matters to no form.
+        // Indentation matters to no format.
         let layers = self.layers.iter().filter(|(layer, _)| !matches!(layer, Layer::Prefix(Prefix::Indent(_))));
         let layers = layers.map(|(layer, _)| layer.name().to_owned());
-        let joined = self.wrapped.as_ref().map(Wrapped::joined).filter(|&joined| joined > 0);
+        let joined = self.joiner.as_ref().map(Joiner::joined).filter(|&joined| joined > 0);
         layers.chain(joined.map(|joined| format!("{joined} line breaks within records"))).collect()
     }
 
-    /// Takes the next line; false at the end.
+    /// Returns the next line in `line`; false at the end.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// If the file cannot be read.
     pub fn next(&mut self, line: &mut String) -> io::Result<bool> {
         let mut is_any = true;
         loop {
@@ -259,32 +259,32 @@ impl<R: BufRead, F: Form> Lines<R, F> {
             if !is_any {
                 return Ok(false);
             }
-            is_any = self.unlayered(line)?;
-            let Some(wrapped) = &mut self.wrapped else { return Ok(is_any) };
+            is_any = self.next_decoded(line)?;
+            let Some(joiner) = &mut self.joiner else { return Ok(is_any) };
             let given = if is_any { Some(std::mem::take(line)) } else { None };
-            wrapped.take(given, &self.form, &mut self.ready);
+            joiner.take(given, &self.form, &mut self.ready);
         }
     }
 
-    /// Finds out from the head what was done to the file.
+    /// Detects the alterations from the head of the file.
     fn examine(&mut self) -> Result<(), PasteError> {
         let head = self.input.get_ref().0.get_ref();
-        let is_cut = head.len() >= HEAD;
+        let is_cut = head.len() >= HEAD_BYTES;
         let mut lines: Vec<String> = head.split(|&byte| byte == b'\n').map(cleaned).collect();
-        // Behind the last end of a line is nothing, or a part of one.
+        // The text after the last newline is empty or a part of a line.
         if is_cut || lines.last().is_some_and(String::is_empty) {
             lines.pop();
         }
         lines.iter_mut().filter(|line| is_fence(line)).for_each(String::clear);
-        while self.layers.len() < LAYERS {
-            // A line that goes on in the next one is joined without what stands in front of that.
-            let encoding = Encoding::of_page(&lines).map(Layer::Encoding);
+        while self.layers.len() < MAX_LAYERS {
+            // A continued line is joined without the prefix of the next line.
+            let encoding = Encoding::detect_page(&lines).map(Layer::Encoding);
             let indent = || prefix::indent(&lines, &self.form).map(Layer::Prefix);
             let layer = match encoding.or_else(indent) {
                 Some(layer) => Some(layer),
                 None => {
-                    let prefix = prefix::of(&lines, &self.form).map_err(PasteError::SeveralMachines)?;
-                    prefix.map(Layer::Prefix).or_else(|| Encoding::of(&lines, &self.form).map(Layer::Encoding))
+                    let prefix = prefix::detect(&lines, &self.form).map_err(PasteError::SeveralMachines)?;
+                    prefix.map(Layer::Prefix).or_else(|| Encoding::detect(&lines, &self.form).map(Layer::Encoding))
                 }
             };
             let Some(layer) = layer else { break };
@@ -293,22 +293,22 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         }
         lines.iter_mut().filter(|line| is_fence(line)).for_each(String::clear);
         self.has_records = lines.iter().any(|line| self.form.piece(line).is_record());
-        match Wrap::of(&lines, &self.form) {
-            Ok(Some(wrap)) => self.wrapped = Some(Wrapped::new(wrap, self.longest)),
+        match Wrap::detect(&lines, &self.form) {
+            Ok(Some(wrap)) => self.joiner = Some(Joiner::new(wrap, self.longest)),
             Ok(None) => self.edge = wrap::edge(&lines, &self.form),
             Err(wrap::Ambiguous) => return Err(PasteError::Wrapped),
         }
         Ok(())
     }
 
-    /// The next line with all layers undone.
-    fn unlayered(&mut self, line: &mut String) -> io::Result<bool> {
+    /// Reads the next line and undoes all layers.
+    fn next_decoded(&mut self, line: &mut String) -> io::Result<bool> {
         loop {
             let mut from = 0;
-            if self.raw()? {
+            if self.next_raw()? {
                 clean(&self.bytes, line);
             } else if let Some(at) = self.layers.iter().position(|(_, pending)| !pending.is_empty()) {
-                // What waits for its rest gets none.
+                // At the end of the file, a part that waits for its rest gets none.
                 *line = std::mem::take(&mut self.layers[at].1);
                 from = at + 1;
             } else {
@@ -325,25 +325,25 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         }
     }
 
-    /// Takes the next line without its end; what is beyond the longest line is dropped.
-    fn raw(&mut self) -> io::Result<bool> {
+    /// Reads the next line without its end; bytes beyond `longest` are dropped.
+    fn next_raw(&mut self) -> io::Result<bool> {
         self.bytes.clear();
         let mut length = 0;
-        // The rest of a line is none of its own.
-        let most = if std::mem::take(&mut self.is_endless) { 0 } else { self.longest };
+        // The rest of an overlong line is dropped.
+        let limit = if std::mem::take(&mut self.is_endless) { 0 } else { self.longest };
         loop {
             let bytes = match self.input.fill_buf() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 bytes => bytes?,
             };
-            if bytes.is_empty() || length > ENDLESS {
+            if bytes.is_empty() || length > MAX_RAW_BYTES {
                 self.is_endless = !bytes.is_empty();
                 self.is_at_end |= bytes.is_empty() && length > 0;
                 return Ok(length > 0);
             }
             let end = bytes.iter().position(|&byte| byte == b'\n');
             let part = &bytes[..end.unwrap_or(bytes.len())];
-            self.bytes.extend_from_slice(&part[..part.len().min(most - self.bytes.len())]);
+            self.bytes.extend_from_slice(&part[..part.len().min(limit - self.bytes.len())]);
             let taken = part.len() + usize::from(end.is_some());
             length += taken;
             self.taken += taken as u64;
@@ -355,7 +355,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
     }
 }
 
-/// A line as text, without its carriage return, a byte order mark, and what web pages have in place of spaces.
+/// Decodes a line, and removes carriage return, byte order mark, and special spaces of web pages.
 fn clean(bytes: &[u8], line: &mut String) {
     let end = bytes.iter().rposition(|&byte| byte != b'\r').map_or(0, |last| last + 1);
     let text = String::from_utf8_lossy(&bytes[..end]);
@@ -368,14 +368,14 @@ fn clean(bytes: &[u8], line: &mut String) {
     line.extend(text.chars().filter(|&c| !has_no_width(c)).map(|c| if is_space(c) { ' ' } else { c }));
 }
 
-/// Whether a line marks the start or the end of a quoted text in a report.
+/// Returns whether a line opens or closes a quoted block in a report.
 fn is_fence(line: &str) -> bool {
     let line = line.trim();
     ["```", "~~~", "{code", "{noformat}", "[code]", "[/code]"].iter().any(|fence| line.starts_with(fence))
         && !line.contains(' ')
 }
 
-/// Cuts a line after `longest` bytes.
+/// Truncates a line to `longest` bytes.
 fn truncate(line: &mut String, longest: usize) {
     if line.len() > longest {
         let end = (0..=longest).rev().find(|&end| line.is_char_boundary(end));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Recordings: the lines of `--json` in zstd frames, as `docs/recording.md` tells.
+//! Recordings: the lines of `--json` in zstd frames, as `docs/recording.md` specifies.
 //!
-//! Here is the format alone: [`Frame`] makes bytes of lines, [`Reader`] makes lines of bytes. Who writes files, and when
-//! they are synced, is the program's.
+//! This module has the format alone: [`Frame`] encodes lines, [`Reader`] decodes them. The program decides who writes
+//! files and when they are synced.
 
 mod credible;
 mod frame;

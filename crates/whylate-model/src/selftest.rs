@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Known disturbances, and what the sources told of them.
+//! Known disturbances, and the sources' measurements of them.
 
 use serde::{Deserialize, Serialize};
 
 use crate::snapshot::SCHEMA;
 use crate::units::rfc3339;
 
-/// Of the events that a disturbance has caused, so many in a hundred must name it first.
-const RIGHT_PERCENT: u64 = 95;
+/// Minimum percentage of a disturbance's events that must name it as the first cause.
+const MIN_RIGHT_PERCENT: u64 = 95;
 
-/// What a figure is in.
+/// Unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -21,15 +21,15 @@ pub enum Unit {
     Count,
 }
 
-/// How a check ended.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// The figure is right, and so is the cause.
+    /// The figure and the cause are right.
     Pass,
-    /// One of them is not.
+    /// The figure or the cause is wrong.
     Fail,
-    /// It could not be tried here.
+    /// The check could not run here.
     Skip,
 }
 
@@ -38,51 +38,51 @@ pub enum Verdict {
 pub struct Found {
     /// The true cause, as the source names it.
     pub cause: String,
-    /// How many events name it first.
+    /// Number of events that name it first.
     pub right: u64,
-    /// How many there should be.
+    /// Number of events expected.
     pub events: u64,
 }
 
 impl Found {
     fn is_right(&self) -> bool {
-        self.events > 0 && self.right * 100 >= self.events * RIGHT_PERCENT
+        self.events > 0 && self.right * 100 >= self.events * MIN_RIGHT_PERCENT
     }
 }
 
-/// A figure that is known, and what was measured of it.
+/// A known figure, and its measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {
-    /// The source's name.
+    /// Name of the source.
     pub source: String,
-    /// How it measured; empty where it did not.
+    /// Backend that measured; empty if none.
     pub backend: String,
-    /// What was done.
+    /// The injected disturbance.
     pub injected: String,
-    /// What is compared.
+    /// Name of the compared figure.
     pub figure: String,
-    /// What it is in.
+    /// Unit of the figure.
     pub unit: Unit,
-    /// The truth, from whoever made the disturbance.
+    /// True value, from the injector.
     pub expected: f64,
-    /// What the source told.
+    /// Value that the source measured.
     pub measured: f64,
-    /// How far apart they may be.
+    /// Maximum difference.
     pub tolerance: f64,
-    /// Whom the source blames, where it explains.
+    /// Cause that the source blames, if it explains events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<Found>,
-    /// How it ended.
+    /// Result.
     pub verdict: Verdict,
-    /// How often it was tried, as others may disturb the machine too.
+    /// Number of tries, as other programs may disturb the machine too.
     pub tries: u32,
-    /// Why it was not tried; empty otherwise.
+    /// Why it was skipped; empty otherwise.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 
 impl Check {
-    /// One that was tried.
+    /// Creates a check that was run.
     pub fn new(source: &str, backend: &str, injected: &str, figure: &str) -> Self {
         Check {
             source: source.to_owned(),
@@ -100,26 +100,26 @@ impl Check {
         }
     }
 
-    /// With its figures, which tell how it ended.
+    /// Adds the figures and derives the result.
     #[must_use]
     pub fn compare(mut self, unit: Unit, expected: f64, measured: f64, tolerance: f64) -> Self {
         (self.unit, self.expected, self.measured, self.tolerance) = (unit, expected, measured, tolerance);
         self.judge()
     }
 
-    /// With whom the source blames, which has to be right as well.
+    /// Adds the blamed cause, which has to be right as well.
     #[must_use]
     pub fn blames(mut self, cause: &str, right: u64, events: u64) -> Self {
         self.found = Some(Found { cause: cause.to_owned(), right, events });
         self.judge()
     }
 
-    /// One that could not be tried.
+    /// Creates a check that was skipped.
     pub fn skipped(source: &str, injected: &str, reason: String) -> Self {
         Check { verdict: Verdict::Skip, tries: 0, reason, ..Check::new(source, "", injected, "") }
     }
 
-    /// What was measured, less the truth.
+    /// Returns the measured value minus the true value.
     pub fn error(&self) -> f64 {
         self.measured - self.expected
     }
@@ -134,27 +134,27 @@ impl Check {
 /// All checks of one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Selftest {
-    /// Version of this form.
+    /// Version of this schema.
     pub schema: u32,
-    /// The machine's host name.
+    /// Host name of the machine.
     pub host: String,
-    /// When it began, in nanoseconds since 1970 (UTC).
+    /// Start, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "rfc3339")]
     pub start_unix_ns: u64,
-    /// The CPU that was disturbed.
+    /// CPU that was disturbed.
     pub cpu: u32,
-    /// In the order in which they were tried.
+    /// Checks in the order of the run.
     pub checks: Vec<Check>,
-    /// How many ended so.
+    /// Number of passed checks.
     pub passed: usize,
-    /// The same.
+    /// Number of failed checks.
     pub failed: usize,
-    /// The same.
+    /// Number of skipped checks.
     pub skipped: usize,
 }
 
 impl Selftest {
-    /// Counts how they ended.
+    /// Counts the results.
     pub fn new(host: &str, start_unix_ns: u64, cpu: u32, checks: Vec<Check>) -> Self {
         let count = |verdict| checks.iter().filter(|check| check.verdict == verdict).count();
         Selftest {
@@ -179,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_within_its_tolerance_passes() {
+    fn figure_within_tolerance_passes() {
         assert_eq!(check().compare(Unit::Count, 50.0, 50.0, 0.0).verdict, Verdict::Pass);
         assert_eq!(check().compare(Unit::Ns, 1e6, 1.02e6, 1e4).verdict, Verdict::Fail);
         assert_eq!(check().compare(Unit::Ns, 1e6, f64::NAN, 1e4).verdict, Verdict::Fail);
     }
 
     #[test]
-    fn the_cause_has_to_be_right_nearly_always() {
+    fn cause_must_nearly_always_be_right() {
         let right = |right, events| check().compare(Unit::Count, 1.0, 1.0, 0.0).blames("x", right, events).verdict;
         assert_eq!((right(19, 20), right(18, 20), right(0, 0)), (Verdict::Pass, Verdict::Fail, Verdict::Fail));
         // A right cause does not make a wrong figure right.

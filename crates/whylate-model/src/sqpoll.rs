@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What io_uring's submission threads do with their time: from counters to shares, and from shares to advice.
+//! Time use of io_uring's submission threads: counters to shares, and shares to advice.
 
 mod verdict;
 
@@ -9,67 +9,67 @@ use crate::snapshot::{Labels, Series};
 
 pub use verdict::verdicts;
 
-/// Which submission thread: a tid is used again, so its birth belongs to it.
+/// Identity of a submission thread: TIDs are reused, so it includes the creation time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SqThread {
-    /// Its process.
+    /// PID of its process.
     pub pid: u32,
-    /// The thread itself.
+    /// TID of the thread.
     pub tid: u32,
-    /// When it was created, on whichever clock the source reads.
+    /// Creation time, on the clock of the source.
     pub born: u64,
 }
 
-/// Sums of one thread since some moment, as of `at_ns`.
+/// Counters of one thread, as of `at_ns`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// When they were read (CLOCK_MONOTONIC).
     pub at_ns: u64,
     /// Time on a CPU.
     pub running_ns: u64,
-    /// Of that, with something to do; `None` where it cannot be told.
+    /// Time on a CPU with work to do; `None` if unknown.
     pub working_ns: Option<u64>,
-    /// Time in which it could run and had no CPU.
+    /// Time runnable without a CPU.
     pub starved_ns: u64,
-    /// Requests it has taken from its rings, where they are counted.
+    /// Requests taken from its rings, if counted.
     pub sqes: Option<u64>,
-    /// How often it was woken from its sleep, where that is counted.
+    /// Number of wakeups from its sleep, if counted.
     pub wakeups: Option<u64>,
-    /// Of the time without a CPU, how much went by before it got one from whom.
+    /// Time without a CPU, by the thread that it waited behind.
     pub behind_ns: BTreeMap<String, u64>,
-    /// Of the time without a CPU, for how long it was not allowed to have one, by the cgroup whose quota was used up.
+    /// Time throttled, by the cgroup that used up its quota.
     pub throttled_ns: BTreeMap<String, u64>,
 }
 
-/// What a thread did between two readings. The shares of its states add up to 1.
+/// Time use of a thread between two readings. The shares of its states add up to 1.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Usage {
-    /// Between the readings.
+    /// Time between the readings.
     pub duration_ns: u64,
-    /// On a CPU with something to do.
+    /// Share on a CPU with work to do.
     pub working: Option<f64>,
-    /// On a CPU with nothing to do.
+    /// Share on a CPU without work.
     pub spinning: Option<f64>,
-    /// On a CPU: both together.
+    /// Share on a CPU: `working` and `spinning` together.
     pub running: f64,
-    /// Without a CPU, as it did not want one.
+    /// Share asleep.
     pub sleeping: f64,
-    /// Without a CPU, although it could run.
+    /// Share runnable without a CPU.
     pub starved: f64,
-    /// A second.
+    /// Requests per second.
     pub sqes_per_s: Option<f64>,
-    /// A second.
+    /// Wakeups per second.
     pub wakeups_per_s: Option<f64>,
-    /// Shares of the time, by who had the CPU before it; largest first.
+    /// Shares of the time by the thread that it waited behind, largest first.
     pub starved_by: Vec<(String, f64)>,
-    /// Shares of the time in which it was not allowed to run, by the cgroup whose quota was used up; largest first.
+    /// Shares of the time throttled, by the cgroup that used up its quota, largest first.
     pub throttled: Vec<(String, f64)>,
 }
 
 impl Usage {
-    /// What happened from `before` to `after`; `None` where no time has passed.
+    /// Returns the usage from `before` to `after`; `None` if no time has passed.
     ///
-    /// What was measured with two clocks may exceed the time by a little: waiting then yields to running.
+    /// Times measured with two clocks may exceed the total by a little; then the starved time is reduced.
     pub fn between(before: &Counters, after: &Counters) -> Option<Usage> {
         let duration_ns = after.at_ns.checked_sub(before.at_ns).filter(|&ns| ns > 0)?;
         let running_ns = after.running_ns.saturating_sub(before.running_ns).min(duration_ns);
@@ -100,12 +100,12 @@ impl Usage {
         })
     }
 
-    /// Of its time on a CPU, the share with something to do; `None` where it had none, or where it cannot be told.
+    /// Returns the working share of the time on a CPU; `None` if the thread did not run or its work is unknown.
     pub fn utilisation(&self) -> Option<f64> {
         self.working.filter(|_| self.running > 0.0).map(|working| working / self.running)
     }
 
-    /// Puts the shares into a series of that thread.
+    /// Adds the shares to the values of the thread's series.
     pub fn describe(&self, values: &mut BTreeMap<String, f64>) {
         let mut put = |name: &str, value: Option<f64>| {
             if let Some(value) = value {
@@ -123,18 +123,18 @@ impl Usage {
     }
 }
 
-/// The labels of a thread's series.
+/// Returns the labels of a thread's series.
 pub fn labels(process: &str, thread: &SqThread) -> Labels {
     let labels = [("process", process.to_owned()), ("pid", thread.pid.to_string()), ("tid", thread.tid.to_string())];
     labels.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
-/// Whether a series is about a whole thread, and not about one of its rings or of those that kept it from a CPU.
+/// Returns whether a series is about a whole thread, not about one of its rings or one of its culprits.
 pub fn is_thread(series: &Series) -> bool {
     !series.labels.contains_key("ring") && !series.labels.contains_key("by")
 }
 
-/// Whether a series is about a part of what the other one is about.
+/// Returns whether a series is about a part of what `whole` is about.
 pub fn is_part_of(part: &Series, whole: &Series) -> bool {
     !is_thread(part) && whole.labels.iter().all(|(name, value)| part.labels.get(name) == Some(value))
 }
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_of_the_time_between_two_readings() {
+    fn computes_shares_between_readings() {
         let usage =
             Usage::between(&counters(1_000, 500, 100, 10), &counters(2_000, 1_000, 150, 260)).expect("time has passed");
         assert_eq!((usage.working, usage.spinning), (Some(0.05), Some(0.45)));
@@ -159,19 +159,19 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_of_no_time() {
+    fn no_elapsed_time_gives_no_usage() {
         assert_eq!(Usage::between(&counters(5, 0, 0, 0), &counters(5, 0, 0, 0)), None);
         assert_eq!(Usage::between(&counters(5, 0, 0, 0), &counters(4, 0, 0, 0)), None);
     }
 
     #[test]
-    fn a_thread_that_only_slept_has_no_utilisation() {
+    fn sleeping_thread_has_no_utilization() {
         let usage = Usage::between(&counters(0, 7, 3, 0), &counters(10, 7, 3, 0)).expect("time has passed");
         assert_eq!((usage.sleeping, usage.utilisation()), (1.0, None));
     }
 
     #[test]
-    fn without_a_way_to_tell_work_there_is_only_running() {
+    fn unknown_work_gives_running_only() {
         let blind = |at_ns, running_ns| Counters { at_ns, running_ns, ..Counters::default() };
         let usage = Usage::between(&blind(0, 0), &blind(10, 4)).expect("time has passed");
         let mut values = BTreeMap::new();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_the_cpu_before_comes_by_how_long_it_took() {
+    fn culprits_are_sorted_by_delay() {
         let behind = |pairs: &[(&str, u64)]| pairs.iter().map(|&(who, ns)| (who.to_owned(), ns)).collect();
         let before = Counters { behind_ns: behind(&[("a:1", 100)]), ..Counters::default() };
         let after = Counters {
@@ -196,7 +196,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_states_add_up_to_all_of_the_time(
+        fn shares_add_up_to_one(
             ns in 1_u64..1 << 50, running in 0_u64..1 << 51, working in 0_u64..1 << 51, starved in 0_u64..1 << 51
         ) {
             let usage = Usage::between(&counters(7, 0, 0, 0), &counters(7 + ns, running, working, starved)).expect("time has passed");

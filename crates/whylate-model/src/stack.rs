@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A call stack with the weight that was seen on it.
+//! Call stacks with their observed weight.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -13,22 +13,22 @@ use crate::wait::Wait;
 /// One distinct call stack of a thread.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stack {
-    /// Whose stack it is, e.g. `process` and `thread`.
+    /// Owner of the stack, e.g. `process` and `thread`.
     pub labels: Labels,
     /// The scheduler state in `ps` letters, e.g. `S`; empty where it does not apply.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub state: String,
-    /// How many times it was seen.
+    /// Number of samples.
     pub samples: u64,
-    /// The time it stands for.
+    /// Time that it stands for, in nanoseconds.
     pub weight_ns: u64,
-    /// How many waits of their own the samples are of, where that is known.
+    /// Number of separate waits in the samples, if known.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waits: u64,
-    /// What the thread waits for, where the source tells.
+    /// Reason of the wait, if the source reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait: Option<Wait>,
-    /// For how long the threads that are here at the end of the span have been.
+    /// Age of the waits still in progress at the end of the span.
     #[serde(default, skip_serializing_if = "Histogram::is_empty")]
     pub age: Histogram,
     /// Kernel frames, innermost first.
@@ -37,16 +37,16 @@ pub struct Stack {
     /// User frames, innermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub user: Vec<String>,
-    /// Who ended the waits, where that is asked for.
+    /// Waker that ended the waits, if enabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waker: Option<Waker>,
-    /// Whom the thread that is here at the end of the span waits for, where that is asked for and the kernel tells.
+    /// Holders that the thread waits for at the end of the span, if enabled and known to the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_for: Option<Chain>,
 }
 
 impl Stack {
-    /// Whether both are of the same threads at the same place, for the same, ended by the same: over time these are one.
+    /// Returns whether both are of equal threads, stacks, waits and wakers: over time these are merged.
     pub fn is_same_place(&self, other: &Stack) -> bool {
         self.labels == other.labels
             && self.state == other.state
@@ -56,7 +56,7 @@ impl Stack {
             && self.waker == other.waker
     }
 
-    /// The same number for stacks of one place, as long as the program runs.
+    /// Returns a hash of what [`Stack::is_same_place`] compares, stable within one run of the program.
     pub fn place_hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.labels, &self.state, &self.kernel, &self.user).hash(&mut hasher);
@@ -67,15 +67,15 @@ impl Stack {
     }
 }
 
-/// Who ended waits by waking the thread.
+/// Waker of a thread.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Waker {
-    /// What it was.
+    /// Kind of the waker.
     pub by: WokenBy,
-    /// Of a thread: its `process`, `pid` and `thread`, and `tid` where threads are told apart.
+    /// Of a thread: its `process`, `pid` and `thread`, and `tid` if threads are distinguished.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// Its kernel frames where it woke the thread, innermost first.
+    /// Its kernel frames at the wakeup, innermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernel: Vec<String>,
     /// Its user frames, innermost first.
@@ -83,23 +83,23 @@ pub struct Waker {
     pub user: Vec<String>,
 }
 
-/// What woke a thread.
+/// Kind of a waker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WokenBy {
-    /// Nothing has: the wait goes on, or went on when the span ended.
+    /// None yet: the wait is in progress, or was at the end of the span.
     #[default]
     Nobody,
     /// A thread.
     Thread,
-    /// An interrupt, e.g. of a timer, or a softirq on its stack, e.g. one that hands packets over.
+    /// An interrupt, e.g. of a timer, or a softirq on its stack, e.g. network receive.
     Interrupt,
-    /// It was not seen.
+    /// The wakeup was not seen.
     Unseen,
 }
 
 impl WokenBy {
-    /// The frame that stands for it; `None` for threads, which have their own.
+    /// Returns the frame that stands for the waker; `None` for threads, which have their own frames.
     pub fn frame(self) -> Option<&'static str> {
         match self {
             WokenBy::Nobody => Some("[not woken yet]"),
@@ -111,7 +111,7 @@ impl WokenBy {
 }
 
 impl Waker {
-    /// What its stack ends with: the thread's name, or what else it was.
+    /// Returns the outermost frame: the thread's name, or the kind of waker.
     pub fn name(&self) -> &str {
         self.by.frame().or_else(|| self.labels.get("thread").map(String::as_str)).unwrap_or("?")
     }

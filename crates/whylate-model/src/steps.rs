@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Counts of latencies by equal steps, as rtla's histograms have them.
+//! Histogram with equal steps, as rtla has them.
 
 use serde::{Deserialize, Serialize};
 
-/// How many values lie in each step of one width. Exact, where [`Histogram`](crate::Histogram) has buckets that grow.
+/// Number of values in each step of one width: linear, unlike the buckets of [`Histogram`](crate::Histogram).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Steps {
-    /// Width of a step; 0 in one that has never been added to.
+    /// Width of a step in nanoseconds; 0 if nothing was added yet.
     pub step_ns: u64,
-    /// Step `i` holds values from `i * step_ns` on.
+    /// Counts; step `i` holds values from `i * step_ns` on.
     pub counts: Vec<u64>,
-    /// Values beyond the last step.
+    /// Number of values beyond the last step.
     pub over: u64,
 }
 
 impl Steps {
-    /// Adds the counts of another one of the same steps; returns `false` and adds nothing where the steps differ.
+    /// Adds the counts of `other`; returns `false` and adds nothing if the step widths differ.
     pub fn merge(&mut self, other: &Steps) -> bool {
         if self.step_ns == 0 {
             *self = other.clone();
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_counts_of_the_same_steps_are_added() {
+    fn merges_only_equal_step_widths() {
         let mut sum = Steps::default();
         let one = Steps { step_ns: 1_000, counts: vec![1, 2, 0], over: 4 };
         assert!(sum.merge(&one) && sum.merge(&one) && sum.merge(&Steps::default()));

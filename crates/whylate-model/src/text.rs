@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Text that somebody hands over, which may be anything else, and have no end.
+//! Reads untrusted text, which may be binary or endless.
 
 use std::io::{self, Read};
 
-/// No stack is a longer line, in bytes.
+/// Maximum length of a stack's line, in bytes.
 pub const LONGEST_LINE: usize = 1 << 20;
-/// Text that is kept whole, in bytes.
+/// Maximum size of a text that is kept in memory, in bytes.
 pub(crate) const LONGEST: u64 = 256 << 20;
-/// Where in a file what is no text shows, in bytes: as far as git looks.
-const START: usize = 8_000;
+/// Bytes at the start of a file that are checked for binary data: as many as git checks.
+const BINARY_CHECK_BYTES: usize = 8_000;
 
-/// What is said of a file whose start is binary.
+/// Error message for a binary file.
 pub(crate) const BINARY: &str =
     "this is not text, as it has zero bytes near its start: give a text file (tr -d '\\0' removes them from a log)";
 
-/// Whether a file that begins so is no text.
+/// Returns whether the start of a file is binary.
 pub(crate) fn is_binary(start: &[u8]) -> bool {
-    start[..start.len().min(START)].contains(&0)
+    start[..start.len().min(BINARY_CHECK_BYTES)].contains(&0)
 }
 
-/// Reads a file to its end, as far as it is text of a sensible length.
+/// Reads a text file to its end.
 ///
 /// # Errors
-/// When it cannot be read, is no text, or is too long.
+/// If the file cannot be read, is binary, or is too long.
 pub fn read(mut input: impl Read) -> io::Result<String> {
     let mut bytes = Vec::new();
-    input.by_ref().take(START as u64).read_to_end(&mut bytes)?;
+    input.by_ref().take(BINARY_CHECK_BYTES as u64).read_to_end(&mut bytes)?;
     if utf16(&bytes).is_none() && is_binary(&bytes) {
         return Err(invalid(BINARY));
     }
@@ -33,7 +33,7 @@ pub fn read(mut input: impl Read) -> io::Result<String> {
     decoded(bytes)
 }
 
-/// The text that a whole file is, in UTF-8 or UTF-16.
+/// Decodes a whole file in UTF-8 or UTF-16.
 pub(crate) fn decoded(bytes: Vec<u8>) -> io::Result<String> {
     if bytes.len() as u64 > LONGEST {
         return Err(invalid("this is longer than 256 MiB: give a part of it"));
@@ -44,8 +44,8 @@ pub(crate) fn decoded(bytes: Vec<u8>) -> io::Result<String> {
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
-/// Whether a file is UTF-16, and whether the upper byte comes first: by its byte order mark, or as every other byte of
-/// its start is zero.
+/// Returns whether a file is UTF-16, and whether it is big-endian: by its byte order mark, or because every other byte
+/// of its start is zero.
 pub(crate) fn utf16(head: &[u8]) -> Option<bool> {
     match head {
         [0xff, 0xfe, ..] => return head.iter().skip(3).step_by(2).take(64).any(|&byte| byte == 0).then_some(false),
@@ -69,8 +69,8 @@ fn from_utf16(bytes: &[u8], is_big_endian: bool) -> String {
     char::decode_utf16(units).map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
 }
 
-/// A function's name without offset, address and module: of `console_unlock+0xc0/0x510 [module] <ffff…>`, and of
-/// `tick_nohz_handler/0x0`, as old versions of trace-cmd print it.
+/// Returns a function's name without offset, address and module: of `console_unlock+0xc0/0x510 [module] <ffff…>`, and
+/// of `tick_nohz_handler/0x0`, as old versions of trace-cmd print it.
 pub fn function(symbol: &str) -> &str {
     let name = symbol.split_ascii_whitespace().next().unwrap_or_default();
     let end = ["+0x", "/0x"].iter().filter_map(|offset| name.find(offset)).min();
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_function_has_no_offset() {
+    fn strips_offset_of_function() {
         for (symbol, name) in [
             ("qseecom_probe+0x1/0x2 [qseecom]", "qseecom_probe"),
             ("tick_nohz_handler/0x0", "tick_nohz_handler"),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_text_or_has_no_end_is_refused() {
+    fn rejects_binary_and_unterminated_input() {
         assert_eq!(read(&b"a 1\n\xff 2\n"[..]).expect("text"), "a 1\n\u{fffd} 2\n");
         let utf16: Vec<u8> = "a;b 1\na;c 2\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
         assert_eq!(read(&utf16[..]).expect("text"), "a;b 1\na;c 2\n");

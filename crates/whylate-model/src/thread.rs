@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads by their names and numbers, as whoever looks knows them.
+//! Labels of threads by name and TID.
 
 use std::borrow::Cow;
 
-/// In the number of a thread that has none in the PID namespace of whoever looks, added to the kernel's, which is below
-/// 2^22. So threads outside are told apart, and none is taken for one inside.
+/// Flag in the TID of a thread outside the observer's PID namespace, added to its TID in the initial namespace, which
+/// is below 2^22. So threads outside have unique TIDs that differ from all inside.
 pub const OUTSIDE: u32 = 1 << 31;
 
-/// A thread's or process's number, as it is shown.
+/// Formats a TID or PID.
 pub fn number(tid: u32) -> String {
     if tid & OUTSIDE != 0 { "outside".to_owned() } else { tid.to_string() }
 }
 
-/// A thread as causes name it: `name:tid`, or `name:outside`.
+/// Returns a thread's label: `name:tid`, or `name:outside`.
 pub fn called(name: &str, tid: u32) -> String {
     format!("{name}:{}", number(tid))
 }
 
-/// Its name alone, of what [`called`] made of it.
+/// Strips the `:tid` suffix added by [`called`].
 pub fn without_number(called: &str) -> &str {
     match called.rsplit_once(':') {
         Some((name, number)) if number == "outside" || number.parse::<u32>().is_ok() => name,
@@ -25,12 +25,12 @@ pub fn without_number(called: &str) -> &str {
     }
 }
 
-/// The same where it is told how somebody did something as well: `vda (read by dd)` of `vda (read by dd:4711)`,
-/// `dd (writes)` of `dd:4711 (writes)`.
+/// Strips the TID from a label with an operation as well: `vda (read by dd:4711)` becomes `vda (read by dd)`, and
+/// `dd:4711 (writes)` becomes `dd (writes)`.
 pub fn by_name(called: &str) -> Cow<'_, str> {
     let (who, how) = called.strip_suffix(')').and_then(|rest| rest.split_once(" (")).unwrap_or((called, ""));
     let [named, named_in_it] = [who, how].map(|of| {
-        // A device that has no name is called `259:3`.
+        // A device without a name is labeled `259:3`.
         Some(without_number(of)).filter(|name| name.parse::<u32>().is_err()).unwrap_or(of)
     });
     match named.len() + named_in_it.len() < who.len() + how.len() {
@@ -40,28 +40,28 @@ pub fn by_name(called: &str) -> Cow<'_, str> {
     }
 }
 
-/// What its name has in common with that of its like, in another run or in a pool: a number of its own is left out, and so
-/// are those that stand behind something that is neither letter nor digit. `kworker/0:1-events:77` is `kworker/*:*-events`,
-/// `vda (read by dd:4711)` is `vda (read by dd)`.
+/// Normalizes a label, so that threads of one pool, or of different runs, are equal: strips the TID, and replaces
+/// numbers after a character that is neither letter nor digit. `kworker/0:1-events:77` becomes `kworker/*:*-events`,
+/// `vda (read by dd:4711)` becomes `vda (read by dd)`.
 pub fn alike(called: &str) -> String {
     let name = by_name(called);
-    let (mut told, mut before) = (String::with_capacity(name.len()), None);
+    let (mut normalized, mut before) = (String::with_capacity(name.len()), None);
     for c in name.chars() {
         let is_within_number = before == Some('*') && c.is_ascii_digit();
         let begins_number = c.is_ascii_digit() && before.is_some_and(|before: char| !before.is_alphanumeric());
         match (is_within_number, begins_number) {
             (true, _) => {}
             (false, true) => {
-                told.push('*');
+                normalized.push('*');
                 before = Some('*');
             }
             (false, false) => {
-                told.push(c);
+                normalized.push(c);
                 before = Some(c);
             }
         }
     }
-    told
+    normalized
 }
 
 #[cfg(test)]
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_of_one_name_differ_by_number_alone() {
+    fn strips_tids_from_labels() {
         for (called, name) in [
             ("dd:4711", "dd"),
             ("a:b:outside", "a:b"),
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_one_kind_are_alike() {
+    fn normalizes_names_of_pools() {
         for (called, name) in [
             ("kworker/0:1-events:77", "kworker/*:*-events"),
             ("kworker/u8:13:77", "kworker/u8:*"),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_outside_has_no_number() {
+    fn thread_outside_namespace_has_no_tid() {
         assert_eq!(called("kworker/0:1", 77), "kworker/0:1:77");
         assert_eq!(called("dd", OUTSIDE | 4_194_303), "dd:outside");
         let names = ["kworker/0:1:77", "dd:outside", "CPU 1"].map(without_number);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Stacks merged from their outermost frames on.
+//! Tree of stacks, merged from their outermost frames.
 
 use std::collections::BTreeMap;
 
@@ -7,23 +7,23 @@ use crate::folded::{Frame, Root, frames};
 use crate::wait::WaitClass;
 use crate::{Histogram, Stack};
 
-/// What is known of the stacks that begin with the same frames.
+/// Sums over the stacks that start with the same frames.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sums {
-    /// Their time off CPU.
+    /// Time off CPU, in nanoseconds.
     pub weight_ns: u64,
-    /// Their time on CPUs, which has no frames.
+    /// Time on CPU, which has no frames, in nanoseconds.
     pub on_cpu_ns: u64,
-    /// How many waits they are of.
+    /// Number of waits.
     pub waits: u64,
-    /// For how long the threads there have been there at the end.
+    /// Age of the waits still in progress at the end.
     pub age: Histogram,
-    /// Their time off CPU by what it is waited for.
+    /// Time off CPU by class of wait, in nanoseconds.
     pub classes: BTreeMap<WaitClass, u64>,
 }
 
 impl Sums {
-    /// Takes a stack in.
+    /// Adds a stack.
     pub fn add(&mut self, stack: &Stack) {
         match stack.wait.as_ref().map(|wait| wait.class) {
             Some(WaitClass::OnCpu) => self.on_cpu_ns += stack.weight_ns,
@@ -52,39 +52,39 @@ impl Sums {
         self.weight_ns > 0 || self.on_cpu_ns > 0
     }
 
-    /// What most of the time is waited for, and whether all of it is.
+    /// Returns the class of most of the time, and whether it covers all of it.
     pub fn class(&self) -> Option<(WaitClass, bool)> {
         let (&class, &ns) = self.classes.iter().max_by_key(|&(_, ns)| *ns)?;
         Some((class, ns == self.weight_ns))
     }
 }
 
-/// A frame with everything that was called from it.
+/// A frame with its callees.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Node {
-    /// Of all stacks below.
+    /// Sums of all stacks through this frame.
     pub all: Sums,
-    /// Of those that end here.
+    /// Sums of the stacks that end here.
     pub own: Sums,
-    /// What was called from here.
+    /// Callees by frame.
     pub children: BTreeMap<Frame, Node>,
 }
 
-/// What a node consists of: the parts that are shown, and the others as one. Their times add up to the node's.
+/// Parts of a node: those shown, and the others merged. Their times add up to the node's.
 #[derive(Debug, Default, PartialEq)]
 pub struct Parts<'a> {
-    /// Widest first.
+    /// Shown children, widest first.
     pub children: Vec<(&'a Frame, &'a Node)>,
-    /// Stacks that end at the node, where others go on.
+    /// Stacks that end at the node, if others continue.
     pub own: Option<&'a Sums>,
-    /// How many parts are not shown.
+    /// Number of parts not shown.
     pub others: usize,
-    /// And what they are together.
+    /// Sums of the parts not shown.
     pub rest: Sums,
 }
 
 impl Node {
-    /// The tree of these stacks.
+    /// Builds the tree of these stacks.
     pub fn of<'a>(stacks: impl IntoIterator<Item = &'a Stack>, root: Root) -> Self {
         let mut tree = Node::default();
         for stack in stacks {
@@ -93,7 +93,7 @@ impl Node {
         tree
     }
 
-    /// The tree of parts of waits, each with its frames and its nanoseconds.
+    /// Builds the tree of parts of waits, each with its frames and nanoseconds.
     pub fn of_parts(parts: impl IntoIterator<Item = (Vec<Frame>, u64)>) -> Self {
         let mut tree = Node::default();
         for (frames, ns) in parts {
@@ -110,15 +110,15 @@ impl Node {
         }
     }
 
-    /// The children, widest first.
+    /// Returns the children, widest first.
     pub fn widest_first(&self) -> Vec<(&Frame, &Node)> {
         let mut children: Vec<(&Frame, &Node)> = self.children.iter().collect();
         children.sort_by(|a, b| b.1.all.weight_ns.cmp(&a.1.all.weight_ns).then_with(|| a.0.cmp(b.0)));
         children
     }
 
-    /// Splits the node into parts that are shown and the rest. `is_shown` decides on each, widest child first, given
-    /// the time of those shown before. A rest of one part is that part; if nothing is shown, there is no rest either.
+    /// Splits the node into shown parts and the rest. `is_shown` decides on each child, widest first, given the time of
+    /// those shown before. A rest of one part is shown instead; if nothing is shown, there is no rest either.
     pub fn parts(&self, mut is_shown: impl FnMut(&Sums, u64) -> bool) -> Parts<'_> {
         let mut parts = Parts::default();
         let mut shown_ns = 0;
@@ -168,7 +168,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_node_has_the_time_of_its_children_and_its_own(stacks in stacks(), least_ns in 0_u64..2000) {
+        fn node_time_is_children_plus_own(stacks in stacks(), least_ns in 0_u64..2000) {
             let tree = Node::of(&stacks, Root::Process);
             let all_ns = tree.all.weight_ns + tree.all.on_cpu_ns;
             prop_assert_eq!(all_ns, stacks.iter().map(|stack| stack.weight_ns).sum::<u64>());
@@ -183,7 +183,7 @@ mod tests {
                     let own_ns = parts.own.map_or(0, |own| own.weight_ns);
                     prop_assert_eq!(shown_ns + own_ns + parts.rest.weight_ns, node.all.weight_ns);
                     prop_assert_eq!(parts.others > 1, parts.rest.has_time());
-                    // Time on CPUs that is the node's own stands in its line.
+                    // The node's own on-CPU time is shown in its own line.
                     let on_cpu_ns: u64 = parts.children.iter().map(|(_, child)| child.all.on_cpu_ns).sum();
                     let own_ns = node.all.on_cpu_ns - on_cpu_ns - parts.rest.on_cpu_ns;
                     prop_assert!([0, node.own.on_cpu_ns].contains(&own_ns));

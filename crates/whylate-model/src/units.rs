@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Units as people write and read them.
+//! Parsing and formatting of units.
 
 use thiserror::Error;
 
-/// Why a duration could not be read.
+/// Why a duration could not be parsed.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum DurationError {
-    /// It is not a number with a unit.
+    /// The text is not a number with a unit.
     #[error("write a number and a unit, such as 500us, 10ms, 2.5s, 5m or 1h")]
     Malformed,
-    /// More than 2^64 nanoseconds.
+    /// The duration is 2^64 nanoseconds or more.
     #[error("that is more than 584 years")]
     TooLong,
 }
 
-/// Reads `10s`, `5m`, `1.33ms`, `200us`, `800ns`, `1h` or `2d`; a bare number is in `bare_unit_ns`.
+/// Parses `10s`, `5m`, `1.33ms`, `200us`, `800ns`, `1h` or `2d`; a bare number is in `bare_unit_ns`.
 ///
 /// # Errors
-/// When the text is no such duration; negative ones are malformed.
+/// If the text is no such duration; negative ones are malformed.
 pub fn parse_duration_ns(text: &str, bare_unit_ns: u64) -> Result<u64, DurationError> {
     let text = text.trim();
     let unit_at = text.find(|c: char| c.is_ascii_alphabetic() || c == 'µ').unwrap_or(text.len());
@@ -54,10 +54,10 @@ pub fn parse_duration_ns(text: &str, bare_unit_ns: u64) -> Result<u64, DurationE
     whole_ns.checked_add(fraction_ns).ok_or(DurationError::TooLong)
 }
 
-/// A duration with three significant digits and its unit, e.g. `12.3ms`, as people read it.
+/// Formats a duration with three significant digits and its unit, e.g. `12.3ms`.
 pub fn format_ns(ns: u64) -> String {
     const UNITS: [(u64, &str); 4] = [(1, "ns"), (1_000, "us"), (1_000_000, "ms"), (1_000_000_000, "s")];
-    // A value that would round up to 1000 of a unit belongs to the next one.
+    // A value that would round up to 1000 of a unit uses the next unit.
     let (unit_ns, unit) =
         UNITS.into_iter().find(|&(unit_ns, _)| u128::from(ns) * 2 < u128::from(unit_ns) * 1999).unwrap_or(UNITS[3]);
     let value = ns as f64 / unit_ns as f64;
@@ -70,16 +70,16 @@ pub fn format_ns(ns: u64) -> String {
     format!("{value:.digits$}{unit}")
 }
 
-/// Text that is safe on a terminal and in a page: characters that are not [`is_printable`] become `?`. A process chooses
-/// its own name, and a user those of files, cgroups and functions.
+/// Makes text safe for terminals and web pages: characters that are not [`is_printable`] become `?`. Processes choose
+/// their names, and users those of files, cgroups and functions.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if is_printable(c) { c } else { '?' }).collect()
 }
 
-/// Whether a character is shown as itself. Not printable are control characters, marks that embed, override or isolate a
-/// direction of text, ends of lines and paragraphs, and what is not visible at all, such as spaces without width, tags and
-/// variation selectors (Cc, Zl, Zp, and Default_Ignorable_Code_Point of Unicode): a name could show other text than its own
-/// in the rest of its line, or look like another name.
+/// Returns whether a character is displayed as itself. Not printable are control characters, bidirectional formatting
+/// marks, line and paragraph separators, and invisible characters such as zero-width spaces, tags and variation
+/// selectors (Cc, Zl, Zp, and Default_Ignorable_Code_Point of Unicode): a name could make the rest of its line show
+/// other text, or look like another name.
 pub fn is_printable(c: char) -> bool {
     match c {
         ' '..='~' => true,
@@ -92,12 +92,12 @@ pub fn is_printable(c: char) -> bool {
     }
 }
 
-/// Wall-clock stamps as RFC 3339 in UTC, to the microsecond.
+/// Wall-clock timestamps as RFC 3339 in UTC, with microsecond resolution.
 pub mod rfc3339 {
     use jiff::Timestamp;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// The text form of `unix_ns`.
+    /// Formats `unix_ns`.
     pub fn format(unix_ns: u64) -> String {
         match Timestamp::from_nanosecond(unix_ns.into()) {
             Ok(stamp) => format!("{stamp:.6}"),
@@ -105,7 +105,7 @@ pub mod rfc3339 {
         }
     }
 
-    /// For `#[serde(with = …)]`.
+    /// Serializes for `#[serde(with = …)]`.
     ///
     /// # Errors
     /// Those of the serializer.
@@ -113,10 +113,10 @@ pub mod rfc3339 {
         serializer.serialize_str(&format(*unix_ns))
     }
 
-    /// For `#[serde(with = …)]`.
+    /// Deserializes for `#[serde(with = …)]`.
     ///
     /// # Errors
-    /// When the text is no RFC 3339 stamp after 1970.
+    /// If the text is not an RFC 3339 timestamp after 1970.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
         let text = String::deserialize(deserializer)?;
         let stamp: Timestamp = text.parse().map_err(serde::de::Error::custom)?;
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_with_their_units() {
+    fn parses_durations_with_units() {
         let s = 1_000_000_000;
         assert_eq!(parse_duration_ns("10s", s), Ok(10 * s));
         assert_eq!(parse_duration_ns("1.33ms", s), Ok(1_330_000));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_written_with_three_digits() {
+    fn formats_durations_with_three_digits() {
         for (ns, text) in [
             (0, "0ns"),
             (999, "999ns"),
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn escape_sequences_and_marks_of_direction_lose_their_effect() {
+    fn neutralizes_escape_sequences_and_bidi_marks() {
         assert_eq!(printable("a\x1b[31mb\u{9b}c\n"), "a?[31mb?c?");
         // As a file named "gnp.exe" in reverse is shown.
         assert_eq!(printable("\u{202e}gnp"), "?gnp");
@@ -172,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn stamps_are_rfc3339() {
+    fn timestamps_are_rfc3339() {
         assert_eq!(rfc3339::format(1_795_252_440_123_456_789), "2026-11-21T09:14:00.123456Z");
     }
 
     proptest! {
         #[test]
-        fn reading_a_duration_never_panics(text in ".*") {
+        fn parse_duration_never_panics(text in ".*") {
             let _ = parse_duration_ns(&text, 1);
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a thread that is off its CPU waits for, told from its state, its system call and its stack by rules in words.
+//! Classifies what a thread off its CPU waits for, from its state, system call and stack.
 
 mod calls;
 mod classes;
@@ -14,35 +14,35 @@ pub use stop::Stop;
 use rules::Frames::{Kernel, User};
 use rules::{BY_FRAME, ByFrame, FREEZE_LOCK, IN_KERNEL, KERNEL_LOOPS, OF_FILE_SYSTEM};
 
-/// What a thread does.
+/// State of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It has a CPU.
+    /// Running on a CPU.
     OnCpu,
-    /// It could run, and another thread has the CPU.
+    /// Runnable, while another thread occupies the CPU.
     Ready,
-    /// It could run, and its cgroup has used its share of the CPUs up.
+    /// Runnable, but throttled by its cgroup's CPU quota.
     Throttled,
-    /// It sleeps, and a signal wakes it.
+    /// Interruptible sleep.
     Sleeping,
-    /// It sleeps, and no signal wakes it.
+    /// Uninterruptible sleep.
     Uninterruptible,
-    /// It sleeps so that the load does not count it, as a thread of the kernel does that has nothing to do.
+    /// Uninterruptible sleep that does not count as load, as of idle kernel threads (TASK_IDLE).
     Idle,
-    /// A signal has stopped it.
+    /// Stopped by a signal.
     Stopped,
-    /// A debugger or another tracer holds it.
+    /// Stopped by a debugger or another tracer.
     Traced,
-    /// It is frozen, with its cgroup or the whole system.
+    /// Frozen with its cgroup or the whole system.
     Frozen,
-    /// A thread of the kernel that is put aside, as of a CPU that is off.
+    /// A parked kernel thread, as of an offline CPU.
     Parked,
-    /// Anything else.
+    /// Any other state.
     Other,
 }
 
 impl State {
-    /// The letter of ps(1).
+    /// Returns the letter of ps(1).
     pub fn letter(self) -> char {
         match self {
             State::OnCpu | State::Ready | State::Throttled => 'R',
@@ -51,19 +51,19 @@ impl State {
             State::Idle => 'I',
             State::Stopped => 'T',
             State::Traced => 't',
-            // ps has S for it or D, as kernels differ.
+            // ps shows S or D, depending on the kernel.
             State::Frozen => 'F',
             State::Parked => 'P',
             State::Other => '?',
         }
     }
 
-    /// The letter as text.
+    /// Returns the letter as text.
     pub fn name(self) -> String {
         self.letter().to_string()
     }
 
-    /// The state of a thread that is stopped, and does not wait for what it was doing.
+    /// Returns the state of a stopped thread, which does not wait for what it was doing.
     pub fn of_stop(stop: Stop) -> Self {
         match stop {
             Stop::Signal => State::Stopped,
@@ -73,56 +73,56 @@ impl State {
     }
 }
 
-/// What a thread has submitted for whose requests it waits (libaio, io_uring).
+/// Submitted requests that a thread waits for (libaio, io_uring).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InFlight {
-    /// That is not known.
+    /// Not known.
     #[default]
     Unknown,
-    /// Some that are done when something happens: of sockets, pipes, timers.
+    /// Requests completed by an event: of sockets, pipes, timers.
     Events,
-    /// Some of disks: one of these ended the wait.
+    /// Disk requests: one of them ended the wait.
     Disk,
 }
 
-/// What a wait is for.
+/// Class of a wait: what the thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitClass {
-    /// It does not wait: it has a CPU.
+    /// No wait: it is running.
     OnCpu,
-    /// Nothing is to be done: threads that wait for work, events or their children.
+    /// Idle by design: threads that wait for work, events or their children.
     Idle,
-    /// A disk, or what is written to one.
+    /// A disk, or writeback to one.
     Disk,
     /// Data from or to a socket.
     Network,
-    /// Another thread that has a lock.
+    /// A lock that another thread holds.
     Lock,
     /// Data or room in a pipe.
     Pipe,
-    /// A terminal that takes output or sends it.
+    /// Input or output of a terminal.
     Terminal,
-    /// A message in a queue, or room there.
+    /// A message in a queue, or room for one.
     MessageQueue,
-    /// Memory that is to be free: reclaim, and the limits of memory cgroups.
+    /// Free memory: reclaim, and the limits of memory cgroups.
     Memory,
-    /// Memory that is being read in, or made.
+    /// Memory that is being read in or created.
     PageFault,
-    /// A time that has been set.
+    /// A timeout that has been set.
     Timer,
-    /// A CPU that another thread has.
+    /// A CPU that another thread occupies.
     Cpu,
-    /// The cgroup's next share of the CPUs.
+    /// Its cgroup's next quota period.
     Throttled,
-    /// Whoever has stopped it: a signal, a tracer, a freezer; a child that has its memory (vfork), a core dump.
+    /// The end of a stop: by a signal, a tracer, a freezer; a child that uses its memory (vfork), a core dump.
     Stopped,
-    /// No rule tells.
+    /// No rule applies.
     Other,
 }
 
 impl WaitClass {
-    /// Its name in words.
+    /// Returns the name of the class in words.
     pub fn words(self) -> &'static str {
         match self {
             WaitClass::OnCpu => "on a CPU",
@@ -143,41 +143,41 @@ impl WaitClass {
         }
     }
 
-    /// The frame that stands for it where stacks do not tell.
+    /// Returns the frame that stands for the class where no stack is shown.
     pub fn frame(self) -> String {
         format!("[{}]", self.words())
     }
 }
 
-/// What a wait is for, and how that is known.
+/// What a thread waits for, and the rule that says so.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
-    /// What for.
+    /// Class of the wait.
     pub class: WaitClass,
-    /// The rule that tells, in words.
+    /// Matching rule, in words.
     pub rule: String,
 }
 
-/// What a rule looks at.
+/// Input of the rules.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// What the thread does.
+    /// State of the thread.
     pub state: State,
-    /// The kernel counts its wait as one for a device.
+    /// Whether the kernel counts the wait as I/O wait.
     pub in_iowait: bool,
-    /// It is a thread of the kernel.
+    /// Whether it is a kernel thread.
     pub is_kernel: bool,
-    /// Its system call, if it is in one.
+    /// System call that it is in, if any.
     pub syscall: Option<&'a str>,
     /// Kernel frames, innermost first.
     pub kernel: &'a [String],
     /// User frames, innermost first.
     pub user: &'a [String],
-    /// What it has submitted.
+    /// Requests that it has submitted.
     pub in_flight: InFlight,
 }
 
-/// What the wait is for, by rules of one's own first.
+/// Classifies a wait; the user's own rules have priority.
 pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
     let wait = |class, rule: &str| Wait { class, rule: rule.to_owned() };
     match seen.state {
@@ -186,7 +186,7 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
         State::Throttled => {
             return wait(WaitClass::Throttled, "could run, and its cgroup has used up its share of the CPUs");
         }
-        // Threads of processes sleep so too, as for a core dump.
+        // User threads may sleep in this state too, as for a core dump.
         State::Idle if seen.is_kernel => return wait(WaitClass::Idle, "an idle kernel thread"),
         State::Parked => return wait(WaitClass::Idle, "a parked kernel thread"),
         State::Stopped => return wait(WaitClass::Stopped, "a signal has stopped it"),
@@ -194,25 +194,26 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
         State::Frozen => return wait(WaitClass::Stopped, "it is frozen, with its cgroup or the whole system"),
         State::Sleeping | State::Uninterruptible | State::Idle | State::Other => {}
     }
-    if let Some((class, frame)) = own.of(seen.kernel.iter().chain(seen.user)) {
+    if let Some((class, frame)) = own.class_of(seen.kernel.iter().chain(seen.user)) {
         return Wait { class, rule: format!("a rule of --classes: {frame}") };
     }
     if let Some(frame) = thaw_that_is_awaited(seen.kernel) {
         let why = "waits until its file system is thawed, which is frozen (fsfreeze, a snapshot)";
         return Wait { class: WaitClass::Lock, rule: format!("{why}: {frame}") };
     }
-    if let Some(frame) = core_dump_that_is_awaited(seen) {
+    if let Some(frame) = core_dump_frame(seen) {
         let why = "the memory of its process is being dumped (core dump)";
         return Wait { class: WaitClass::Stopped, rule: format!("{why}: {frame}") };
     }
     if let Some(wait) = by_frame(seen, IN_KERNEL) {
         return wait;
     }
-    // What a program waits for tells more than how: many wait for locks in epoll_wait or for a condition variable.
-    if let Some((class, why, frame)) = classes::of_program(seen.user) {
+    // A program's own function is more specific than the kernel's: many wait for locks in epoll_wait or for a condition
+    // variable.
+    if let Some((class, why, frame)) = classes::program_rule(seen.user) {
         return Wait { class, rule: format!("{why}: {frame}") };
     }
-    if let Some(wait) = by_submitted(seen) {
+    if let Some(wait) = classify_submitted(seen) {
         return wait;
     }
     if let Some(wait) = by_frame(seen, BY_FRAME) {
@@ -230,7 +231,7 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
             None => wait(WaitClass::Idle, "a thread of the kernel sleeps, and a signal could wake it"),
         };
     }
-    // Where the kernel's stack is not known, as for whoever may not read it.
+    // The kernel stack is not known, e.g. for lack of privileges.
     match seen.syscall {
         Some(call) if seen.kernel.is_empty() => by_syscall(call),
         _ => wait(WaitClass::Other, "no rule applies"),
@@ -244,7 +245,7 @@ fn by_frame(seen: &Seen<'_>, rules: &[ByFrame]) -> Option<Wait> {
             User => seen.user,
         };
         let frame = frames.iter().find(|frame| beginnings.iter().any(|beginning| frame.starts_with(beginning)))?;
-        // Stacks lack functions that take locks (`__sched`), but nobody waits for data without being woken by signals.
+        // Stacks lack functions that take locks (`__sched`), but a wait for data is interruptible.
         if *class == WaitClass::Pipe && seen.state == State::Uninterruptible {
             return Some(Wait { class: WaitClass::Lock, rule: format!("waits for the pipe's own lock: {frame}") });
         }
@@ -252,29 +253,29 @@ fn by_frame(seen: &Seen<'_>, rules: &[ByFrame]) -> Option<Wait> {
     })
 }
 
-/// The frame that tells that a thread would write to a file system that is frozen, if it would: whoever freezes one has its
-/// lock for writing until it is thawed, and nobody else ever has.
+/// Returns the frame that shows that a thread waits to write to a frozen file system. The freezer holds that lock for
+/// writing until the thaw, and no other thread ever does.
 pub fn thaw_that_is_awaited(kernel: &[String]) -> Option<&str> {
     let begins = |frame: &str, beginnings: &[&str]| beginnings.iter().any(|beginning| frame.starts_with(beginning));
     let lock = kernel.iter().position(|frame| begins(frame, FREEZE_LOCK))?;
-    // What takes the lock is the next one; processes and CPUs have others of this kind.
+    // The next frame takes the lock; processes and CPUs have other locks of this kind.
     let taker = kernel[lock..].iter().find(|frame| !begins(frame, FREEZE_LOCK))?;
     begins(taker, OF_FILE_SYSTEM).then_some(kernel[lock].as_str())
 }
 
-/// The frame that tells that a thread waits until its process is dumped. Compilers make that function a part of
+/// Returns the frame that shows that a thread waits for its process's core dump. Compilers inline that function into
 /// `do_exit`, which sleeps nowhere else itself.
-fn core_dump_that_is_awaited<'a>(seen: &Seen<'a>) -> Option<&'a str> {
+fn core_dump_frame<'a>(seen: &Seen<'a>) -> Option<&'a str> {
     let innermost = seen.kernel.first().filter(|_| !seen.is_kernel)?;
     ["coredump_task_exit", "do_exit"].iter().any(|name| innermost.starts_with(name)).then_some(innermost.as_str())
 }
 
-/// Waits for what the thread has submitted itself: what that is decides.
-fn by_submitted(seen: &Seen<'_>) -> Option<Wait> {
+/// Classifies waits for submitted requests by what these are.
+fn classify_submitted(seen: &Seen<'_>) -> Option<Wait> {
     let frame = |names: &[&str]| seen.kernel.iter().find(|frame| names.contains(&frame.as_str()));
     let is_aio = frame(&["read_events"]);
     let place = is_aio.or_else(|| frame(&["io_cqring_wait"]))?;
-    // Of io_uring the kernel counts a wait as one for a device where requests are in flight, of sockets too.
+    // For io_uring, the kernel counts any wait with requests in flight as I/O wait, even for sockets.
     let has_requests = is_aio.is_some() || seen.in_iowait;
     let (class, why) = match seen.in_flight {
         InFlight::Disk => (WaitClass::Disk, "waits for requests that it has submitted, and a disk ended it"),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What holds of the causes of any evidence, however contradictory, and a second way to tell them: instant by instant.
+//! Invariants of the causes of any evidence, however contradictory, and an independent oracle that derives them instant
+//! by instant.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ const WORKER: u32 = 77;
 const KERNEL_STACK: [&str; 4] =
     ["hrtimer_interrupt", "asm_sysvec_apic_timer_interrupt", "_raw_spin_unlock_irqrestore", "console_unlock"];
 
-/// Times from a small range collide, times from a large one overflow what does not expect them.
+/// Times from a small range collide; times from a large range overflow unchecked arithmetic.
 fn any_time() -> impl Strategy<Value = u64> + Clone + use<> {
     prop_oneof![8 => 0..120u64, 1 => any::<u64>(), 1 => u64::MAX - 40..=u64::MAX]
 }
@@ -84,7 +85,7 @@ fn any_merged() -> impl Strategy<Value = Merged> {
     (any_time(), any_time(), vec(part, 0..6)).prop_map(|(start_ns, end_ns, parts)| Merged { start_ns, end_ns, parts })
 }
 
-/// In order and disjoint, with nothing taken, as a source yields it.
+/// Sorted and disjoint intervals without steal or NMI time, as a source produces them.
 fn sound_intervals() -> impl Strategy<Value = Vec<Interval>> {
     let interval = (0..25u64, 0..4u64, any_occupant(), 0..60u64, any_stack(), any::<(bool, bool)>());
     vec(interval, 0..12).prop_map(|drawn| {
@@ -160,7 +161,7 @@ fn by_blame(causes: &[Cause]) -> BTreeMap<(CauseKind, String), u64> {
     causes.iter().map(|cause| ((cause.kind, cause.who.clone()), cause.ns)).collect()
 }
 
-/// Whether `irq` was held off by whoever had the CPU then; interrupts at most `between_ns` apart are of one burst.
+/// Returns whether the occupant at `at_ns` held off `irq`; interrupts at most `between_ns` apart form one burst.
 fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval, between_ns: u64) -> bool {
     let from_user_or_unknown = [0, 2].contains(&irq.stack.len());
     let due_ns = irq.start_ns.saturating_sub(irq.late_ns);
@@ -170,7 +171,7 @@ fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval, between_
     let occupant_at =
         |at_ns| occupancy.intervals.iter().find(|i| i.start_ns <= at_ns && at_ns < i.end_ns).map(|i| &i.occupant);
     let is_irq = |at_ns: u64| matches!(occupant_at(at_ns), Some(Occupant::Irq { .. }));
-    // Interrupts right before it, and those with only a little in between.
+    // Interrupts right before it, and those after a short gap.
     let mut end_ns = irq.start_ns;
     let mut first_ns = irq.start_ns;
     while end_ns > 0
@@ -187,16 +188,17 @@ fn could_not_come_in(occupancy: &Occupancy, at_ns: u64, irq: &Interval, between_
     }
     let mut since: Vec<Option<&Occupant>> = (at_ns..first_ns).map(occupant_at).collect();
     since.dedup();
-    let nobody = |occupant: &Option<&Occupant>| matches!(occupant, None | Some(Occupant::Idle | Occupant::Irq { .. }));
+    let cannot_disable_irqs =
+        |occupant: &Option<&Occupant>| matches!(occupant, None | Some(Occupant::Idle | Occupant::Irq { .. }));
     let switches = irq.stack.iter().filter(|frame| frame.starts_with("finish_task_switch")).count();
-    !since.iter().any(nobody) && since.len() <= 1 + switches
+    !since.iter().any(cannot_disable_irqs) && since.len() <= 1 + switches
 }
 
-/// What the nanosecond from `at_ns` on is blamed on, by the rules alone. Only for one slot at most.
+/// Returns the blame for the nanosecond at `at_ns`, from the rules alone. Supports at most one slot.
 fn blame_at(evidence: &WorkEvidence, at_ns: u64, between_ns: u64) -> (CauseKind, String) {
     let cause = |kind, who: &str| (kind, who.to_owned());
     if at_ns < evidence.activated_ns {
-        // One slot: what is before it and what is after it is its too.
+        // With one slot, the time before and after it is its as well.
         let of_wait = |slot: &&HeldSlot| slot.ended_ns > slot.started_ns.max(evidence.queued_ns);
         let holder = evidence.slots.iter().find(of_wait);
         return cause(CauseKind::MaxActive, holder.map_or("events", |slot| &slot.handler));
@@ -258,7 +260,7 @@ fn blame_at(evidence: &WorkEvidence, at_ns: u64, between_ns: u64) -> (CauseKind,
     (if masked { CauseKind::IrqsOff } else { kind }, who)
 }
 
-/// Makes each time so many times as large.
+/// Multiplies each time by `by`.
 fn scale(evidence: &mut WorkEvidence, by: u64) {
     let WorkEvidence { queued_ns, activated_ns, started_ns, worker_created_ns, .. } = evidence;
     let mut times = vec![queued_ns, activated_ns, started_ns, worker_created_ns];
@@ -282,17 +284,17 @@ proptest! {
 
     #[test]
     fn causes_add_up_to_the_latency(evidence in any_evidence()) {
-        let found = causes(&evidence);
-        let total: u128 = found.iter().map(|cause| u128::from(cause.ns)).sum();
+        let actual = causes(&evidence);
+        let total: u128 = actual.iter().map(|cause| u128::from(cause.ns)).sum();
         prop_assert_eq!(total, u128::from(evidence.started_ns.saturating_sub(evidence.queued_ns)));
-        prop_assert!(found.iter().all(|cause| cause.ns > 0), "{:?}", found);
-        prop_assert!(found.is_sorted_by(|a, b| a.ns >= b.ns), "{:?}", found);
-        prop_assert_eq!(by_blame(&found).len(), found.len(), "equal causes are one");
-        prop_assert_eq!(causes(&evidence), found);
+        prop_assert!(actual.iter().all(|cause| cause.ns > 0), "{:?}", actual);
+        prop_assert!(actual.is_sorted_by(|a, b| a.ns >= b.ns), "{:?}", actual);
+        prop_assert_eq!(by_blame(&actual).len(), actual.len(), "equal causes are one");
+        prop_assert_eq!(causes(&evidence), actual);
     }
 
     #[test]
-    fn each_instant_is_blamed_by_the_rules(
+    fn causes_match_instant_oracle(
         mut evidence in sound_evidence(),
         unit_ns in prop_oneof![Just(1u64), Just(2_000), Just(20_000)],
     ) {
@@ -306,7 +308,7 @@ proptest! {
     }
 
     #[test]
-    fn where_an_account_is_cut_does_not_matter(evidence in sound_evidence(), cuts in vec(0..300u64, 0..8)) {
+    fn splitting_intervals_changes_nothing(evidence in sound_evidence(), cuts in vec(0..300u64, 0..8)) {
         let mut cut = evidence.clone();
         for at_ns in cuts {
             let Some(index) = cut.occupancy.intervals.iter().position(|i| i.start_ns < at_ns && at_ns < i.end_ns) else {
@@ -322,16 +324,16 @@ proptest! {
     }
 
     #[test]
-    fn order_of_the_evidence_does_not_matter(evidence in sound_evidence()) {
+    fn order_of_evidence_changes_nothing(evidence in sound_evidence()) {
         let mut turned = evidence.clone();
         turned.slots.reverse();
         turned.occupancy.intervals.reverse();
         prop_assert_eq!(causes(&turned), causes(&evidence));
     }
 
-    /// Without stacks of late interrupts, an account says the same after it has been merged.
+    /// Without stacks of late interrupts, a merged account gives the same causes.
     #[test]
-    fn merging_conserves_the_time_of_each_occupant(mut intervals in sound_intervals(), pool in any_pool()) {
+    fn merging_conserves_time_of_each_occupant(mut intervals in sound_intervals(), pool in any_pool()) {
         for (now_ns, interval) in intervals.iter_mut().enumerate() {
             interval.late_ns = 0;
             interval.taken.steal_ns = (interval.end_ns - interval.start_ns) / (2 + now_ns as u64);
@@ -357,16 +359,16 @@ proptest! {
     }
 
     #[test]
-    fn without_evidence_all_is_unknown(queued_ns in any::<u64>(), latency_ns in 1..u64::MAX, pool in any_pool()) {
+    fn missing_evidence_gives_unknown(queued_ns in any::<u64>(), latency_ns in 1..u64::MAX, pool in any_pool()) {
         let started_ns = queued_ns.saturating_add(latency_ns);
         let bare = WorkEvidence { queued_ns, activated_ns: queued_ns, started_ns, pool, worker_tid: WORKER, ..WorkEvidence::default() };
-        let found = causes(&bare);
-        prop_assert!(found.iter().all(|cause| cause.kind == CauseKind::Unknown && cause.stack.is_empty()), "{:?}", found);
-        prop_assert_eq!(found.iter().map(|cause| cause.ns).sum::<u64>(), started_ns - queued_ns);
+        let actual = causes(&bare);
+        prop_assert!(actual.iter().all(|cause| cause.kind == CauseKind::Unknown && cause.stack.is_empty()), "{:?}", actual);
+        prop_assert_eq!(actual.iter().map(|cause| cause.ns).sum::<u64>(), started_ns - queued_ns);
     }
 
     #[test]
-    fn json_keeps_the_evidence(evidence in any_evidence()) {
+    fn evidence_survives_json(evidence in any_evidence()) {
         let text = serde_json::to_string(&evidence).expect("evidence serialises");
         prop_assert_eq!(serde_json::from_str::<WorkEvidence>(&text).expect("and parses"), evidence);
     }

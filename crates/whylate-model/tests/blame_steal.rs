@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the hypervisor took counts where it was: beside a CPU whose every nanosecond is known, nobody and nothing is told
-//! to have had more of a window than it had.
+//! Steal time is attributed where it happened: against a ground truth for each nanosecond of a CPU, no culprit gets
+//! more of a window than it had.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ fn stack(is_user: bool) -> Vec<String> {
     frames[..if is_user { 2 } else { 4 }].iter().map(|&frame| frame.to_owned()).collect()
 }
 
-/// What had a CPU, nanosecond by nanosecond, and what an account of it says.
+/// Ground truth of a CPU, nanosecond by nanosecond, and the account derived from it.
 #[derive(Clone, Debug, Default)]
 struct Truth {
     had: Vec<Option<Occupant>>,
@@ -27,7 +27,7 @@ struct Truth {
 }
 
 impl Truth {
-    /// The bits of `stolen` tell which of its nanoseconds the hypervisor had.
+    /// Adds an interval; `stolen` marks the nanoseconds that the hypervisor took.
     fn add(&mut self, occupant: Occupant, stolen: &[bool]) {
         let start_ns = self.had.len() as u64;
         self.had.extend(stolen.iter().map(|&stolen| (!stolen).then(|| occupant.clone())));
@@ -37,7 +37,7 @@ impl Truth {
         self.intervals.push(Interval { start_ns, end_ns, occupant, taken, ..Interval::default() });
     }
 
-    /// An interrupt that was due so long before.
+    /// Adds an interrupt that was due `late_ns` earlier.
     fn add_late(&mut self, late_ns: u64, is_user: bool) {
         self.add(Occupant::Irq { name: "local_timer".to_owned() }, &[false]);
         if let Some(irq) = self.intervals.last_mut() {
@@ -46,7 +46,7 @@ impl Truth {
     }
 
     fn causes_since(&self, from_ns: u64) -> Vec<Cause> {
-        // As it is copied: the interval in which the window begins is whole.
+        // As a source copies it: the interval that spans the start of the window is complete.
         let intervals = self.intervals.iter().filter(|interval| interval.end_ns > from_ns).cloned().collect();
         let occupancy = Occupancy { intervals, ..Occupancy::default() };
         runnable_causes(&RunnableEvidence {
@@ -64,7 +64,7 @@ fn any_truth() -> impl Strategy<Value = Truth> {
     vec(stay, 1..8).prop_map(|stays| {
         let mut truth = Truth::default();
         for (tid, mut stolen, late_ns, end) in stays {
-            // Breaks are long.
+            // Make the steal spans longer.
             if tid % 2 == 0 {
                 let len = stolen.len();
                 (0..len).for_each(|at| stolen[at] = stolen[at / 8 * 8]);
@@ -87,7 +87,7 @@ fn any_truth() -> impl Strategy<Value = Truth> {
 
 proptest! {
     #[test]
-    fn nothing_is_told_to_have_had_more_than_it_had(truth in any_truth(), from in 0.0..1.0f64) {
+    fn no_culprit_gets_more_time_than_it_had(truth in any_truth(), from in 0.0..1.0f64) {
         let from_ns = (truth.had.len() as f64 * from) as u64;
         let causes = truth.causes_since(from_ns);
         prop_assert_eq!(causes.iter().map(|cause| cause.ns).sum::<u64>(), truth.had.len() as u64 - from_ns);
@@ -96,7 +96,7 @@ proptest! {
             let who = match occupant {
                 None => "hypervisor".to_owned(),
                 Some(Occupant::Thread { tid, .. }) => format!("dd:{tid}"),
-                // An idle CPU and the hypervisor are nobody's doing, and either may have had the time of the other.
+                // Idle time and steal time are no thread's fault, and either may count as the other.
                 Some(Occupant::Idle) => "CPU 0".to_owned(),
                 Some(_) => "local_timer".to_owned(),
             };
@@ -104,48 +104,48 @@ proptest! {
         }
         let idle_ns = had.get("CPU 0").copied().unwrap_or(0);
         *had.entry("hypervisor".to_owned()).or_default() += idle_ns;
-        let mut told: BTreeMap<String, u64> = BTreeMap::new();
+        let mut actual: BTreeMap<String, u64> = BTreeMap::new();
         for cause in causes.iter().filter(|cause| cause.kind != CauseKind::Unknown) {
-            *told.entry(cause.who.clone()).or_default() += cause.ns;
+            *actual.entry(cause.who.clone()).or_default() += cause.ns;
         }
-        for (who, ns) in told {
+        for (who, ns) in actual {
             prop_assert!(ns <= had.get(&who).copied().unwrap_or(0), "{}: {} of {:?}: {:?}", who, ns, had, causes);
         }
     }
 
-    /// What lies in the window as a whole is known.
+    /// The causes of whole intervals are known.
     #[test]
-    fn of_whole_intervals_nothing_is_unknown(truth in any_truth(), at in any::<proptest::sample::Index>()) {
+    fn whole_intervals_have_no_unknown_time(truth in any_truth(), at in any::<proptest::sample::Index>()) {
         let from_ns = truth.intervals[at.index(truth.intervals.len())].start_ns;
         let causes = truth.causes_since(from_ns);
         prop_assert!(causes.iter().all(|cause| cause.kind != CauseKind::Unknown), "{:?}", causes);
         let stolen = truth.had[from_ns as usize..].iter().filter(|had| had.is_none()).count() as u64;
-        let told: u64 = causes.iter().filter(|cause| cause.kind == CauseKind::Steal).map(|cause| cause.ns).sum();
-        prop_assert_eq!(told, stolen);
+        let actual: u64 = causes.iter().filter(|cause| cause.kind == CauseKind::Steal).map(|cause| cause.ns).sum();
+        prop_assert_eq!(actual, stolen);
     }
 }
 
-/// The hypervisor had the CPU before the window, and a thread had it from then on.
+/// Steal time before the window, and a thread running from then on.
 #[test]
-fn what_was_stolen_before_the_window_replaces_no_culprit() {
+fn steal_time_before_window_displaces_no_culprit() {
     let mut truth = Truth::default();
     let stolen: Vec<bool> = (0..1_000).map(|ns| (100..400).contains(&ns)).collect();
     truth.add(thread(7), &stolen);
-    let told = |from_ns: u64| -> Vec<(CauseKind, u64)> {
+    let causes_since = |from_ns: u64| -> Vec<(CauseKind, u64)> {
         truth.causes_since(from_ns).into_iter().map(|cause| (cause.kind, cause.ns)).collect()
     };
-    assert_eq!(told(0), [(CauseKind::Thread, 700), (CauseKind::Steal, 300)]);
-    // As much of it can have been before.
-    assert_eq!(told(50), [(CauseKind::Thread, 650), (CauseKind::Steal, 250), (CauseKind::Unknown, 50)]);
-    assert_eq!(told(400), [(CauseKind::Thread, 300), (CauseKind::Unknown, 300)]);
+    assert_eq!(causes_since(0), [(CauseKind::Thread, 700), (CauseKind::Steal, 300)]);
+    // All or part of it may have been before the window.
+    assert_eq!(causes_since(50), [(CauseKind::Thread, 650), (CauseKind::Steal, 250), (CauseKind::Unknown, 50)]);
+    assert_eq!(causes_since(400), [(CauseKind::Thread, 300), (CauseKind::Unknown, 300)]);
 }
 
-/// A clock that was read too rarely.
+/// A steal clock that is read too rarely.
 #[test]
-fn what_may_be_stolen_is_neither_the_hypervisors_nor_the_threads() {
+fn possible_steal_time_is_unknown() {
     let mut truth = Truth::default();
     truth.add(thread(7), &[false; 1_000]);
     truth.intervals[0].taken.perhaps_stolen_ns = 300;
-    let told: Vec<_> = truth.causes_since(0).into_iter().map(|cause| (cause.kind, cause.ns)).collect();
-    assert_eq!(told, [(CauseKind::Thread, 700), (CauseKind::Unknown, 300)]);
+    let actual: Vec<_> = truth.causes_since(0).into_iter().map(|cause| (cause.kind, cause.ns)).collect();
+    assert_eq!(actual, [(CauseKind::Thread, 700), (CauseKind::Unknown, 300)]);
 }

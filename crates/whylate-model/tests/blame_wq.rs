@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who is blamed for a work item's wait, case by case.
+//! Causes of a work item's wait, case by case.
 
 use whylate_model::blame::{HeldSlot, PoolClass, Wakeup, WorkEvidence, causes};
 use whylate_model::occupancy::{BusyPools, Merged, MergedPart, Taken};
@@ -31,7 +31,7 @@ fn late_irq(start_ns: u64, end_ns: u64, late_ns: u64, frames: &[&str]) -> Interv
     }
 }
 
-/// An item that was queued at 1000, with a worker that was awake at once, and started at 2000.
+/// Evidence of an item queued at 1000, with a worker awake at once, and started at 2000.
 fn woken_at_once(intervals: Vec<Interval>) -> WorkEvidence {
     WorkEvidence {
         queued_ns: 1000,
@@ -45,7 +45,7 @@ fn woken_at_once(intervals: Vec<Interval>) -> WorkEvidence {
     }
 }
 
-fn told(evidence: &WorkEvidence) -> Vec<(CauseKind, String, u64)> {
+fn causes_of(evidence: &WorkEvidence) -> Vec<(CauseKind, String, u64)> {
     causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
 }
 
@@ -54,14 +54,14 @@ fn cause(kind: CauseKind, who: &str, ns: u64) -> (CauseKind, String, u64) {
 }
 
 #[test]
-fn two_causes_in_one_window_are_both_named() {
+fn names_all_causes_of_a_window() {
     let evidence = woken_at_once(vec![
         interval(0, 1800, thread("dd", 5)),
         late_irq(1800, 1810, 700, &["asm_sysvec_apic_timer_interrupt", "console_unlock", "vprintk"]),
         interval(1810, 2000, thread("stress-ng", 6)),
     ]);
     assert_eq!(
-        told(&evidence),
+        causes_of(&evidence),
         [
             cause(CauseKind::IrqsOff, "dd:5", 700),
             cause(CauseKind::Thread, "stress-ng:6", 190),
@@ -73,12 +73,12 @@ fn two_causes_in_one_window_are_both_named() {
 }
 
 #[test]
-fn an_interrupt_that_the_hypervisor_made_late_disables_nothing() {
+fn interrupt_delayed_by_steal_is_not_irqs_off() {
     let stolen =
         |steal_ns| Interval { taken: Taken { steal_ns, ..Taken::default() }, ..interval(1000, 1900, thread("dd", 5)) };
     let timer = late_irq(1900, 2000, 600, &["asm_sysvec_apic_timer_interrupt", "ksys_write"]);
     assert_eq!(
-        told(&woken_at_once(vec![stolen(600), timer.clone()])),
+        causes_of(&woken_at_once(vec![stolen(600), timer.clone()])),
         [
             cause(CauseKind::Steal, "hypervisor", 600),
             cause(CauseKind::Thread, "dd:5", 300),
@@ -86,7 +86,7 @@ fn an_interrupt_that_the_hypervisor_made_late_disables_nothing() {
         ]
     );
     assert_eq!(
-        told(&woken_at_once(vec![stolen(500), timer])),
+        causes_of(&woken_at_once(vec![stolen(500), timer])),
         [
             cause(CauseKind::Steal, "hypervisor", 500),
             cause(CauseKind::Thread, "dd:5", 300),
@@ -97,32 +97,35 @@ fn an_interrupt_that_the_hypervisor_made_late_disables_nothing() {
 }
 
 #[test]
-fn an_interrupt_that_came_from_user_space_blames_nobody_for_being_late() {
+fn late_interrupt_of_user_code_blames_no_thread() {
     let evidence = woken_at_once(vec![
         interval(1000, 1900, thread("dd", 5)),
         late_irq(1900, 2000, 600, &["hrtimer_interrupt", "asm_sysvec_apic_timer_interrupt"]),
     ]);
-    assert_eq!(told(&evidence), [cause(CauseKind::Thread, "dd:5", 900), cause(CauseKind::Irq, "local_timer", 100)]);
+    assert_eq!(
+        causes_of(&evidence),
+        [cause(CauseKind::Thread, "dd:5", 900), cause(CauseKind::Irq, "local_timer", 100)]
+    );
 }
 
 #[test]
-fn of_two_late_interrupts_the_first_one_saw_who_enabled_them() {
+fn first_of_two_late_interrupts_names_irqs_off_code() {
     let evidence = woken_at_once(vec![
         interval(1000, 1500, thread("dd", 5)),
         late_irq(1500, 1510, 300, &["asm_common_interrupt", "first"]),
         late_irq(1510, 1520, 400, &["asm_common_interrupt", "second"]),
         interval(1520, 2000, Occupant::Idle),
     ]);
-    let found = causes(&evidence);
-    let irqs_off = found.iter().find(|cause| cause.kind == CauseKind::IrqsOff).expect("one cause");
-    // 300 before the first one; another 90 in which only the second one was due.
+    let actual = causes(&evidence);
+    let irqs_off = actual.iter().find(|cause| cause.kind == CauseKind::IrqsOff).expect("one cause");
+    // 300 before the first one; another 90 while only the second one was due.
     assert_eq!((irqs_off.ns, irqs_off.stack.as_slice()), (390, ["first".to_owned()].as_slice()));
 }
 
 #[test]
-fn nobody_disables_interrupts_beyond_giving_up_the_cpu() {
+fn irqs_off_ends_at_context_switch() {
     let before = |frames: &[&str]| {
-        told(&woken_at_once(vec![
+        causes_of(&woken_at_once(vec![
             interval(1000, 1500, thread("dd", 5)),
             interval(1500, 1900, thread("cat", 6)),
             late_irq(1900, 2000, 800, frames),
@@ -133,7 +136,7 @@ fn nobody_disables_interrupts_beyond_giving_up_the_cpu() {
         before(&["asm_sysvec_apic_timer_interrupt", "vfs_read"]),
         [cause(CauseKind::Thread, "dd:5", 500), cause(CauseKind::IrqsOff, "cat:6", 400), irq.clone()]
     );
-    // The switch from dd to cat itself was long.
+    // The switch from dd to cat itself took long.
     assert_eq!(
         before(&["asm_sysvec_apic_timer_interrupt", "finish_task_switch.isra.0", "__schedule"]),
         [
@@ -146,7 +149,7 @@ fn nobody_disables_interrupts_beyond_giving_up_the_cpu() {
 }
 
 #[test]
-fn an_interrupt_that_came_in_shows_that_interrupts_were_enabled() {
+fn handled_interrupt_ends_irqs_off() {
     let evidence = |came_in_ns| WorkEvidence {
         started_ns: 1_000_000,
         ..woken_at_once(vec![
@@ -156,18 +159,18 @@ fn an_interrupt_that_came_in_shows_that_interrupts_were_enabled() {
             late_irq(900_000, 1_000_000, 800_000, &["asm_sysvec_apic_timer_interrupt", "vfs_read"]),
         ])
     };
-    let told_first = told(&evidence(400_000));
+    let first_causes = causes_of(&evidence(400_000));
     assert_eq!(
-        told_first[..2],
+        first_causes[..2],
         [cause(CauseKind::IrqsOff, "dd:5", 490_000), cause(CauseKind::Thread, "dd:5", 399_000)]
     );
-    // Both were pending when interrupts were enabled; the one was let in a little before the other.
-    let told_first = told(&evidence(885_000));
-    assert_eq!(told_first[0], cause(CauseKind::IrqsOff, "dd:5", 785_000));
+    // Both were pending when interrupts were enabled; the first was handled a little before the other.
+    let first_causes = causes_of(&evidence(885_000));
+    assert_eq!(first_causes[0], cause(CauseKind::IrqsOff, "dd:5", 785_000));
 }
 
 #[test]
-fn an_interrupt_that_comes_in_while_another_one_is_left_was_pending_with_it() {
+fn interrupt_during_exit_of_another_was_pending_with_it() {
     let evidence = |innermost: &'static str| WorkEvidence {
         started_ns: 1_000_000,
         ..woken_at_once(vec![
@@ -177,14 +180,14 @@ fn an_interrupt_that_comes_in_while_another_one_is_left_was_pending_with_it() {
             late_irq(800_000, 1_000_000, 795_000, &["asm_sysvec_apic_timer_interrupt", innermost, "irqentry_exit"]),
         ])
     };
-    let leaving = told(&evidence("preempt_schedule_irq+0x34"));
+    let leaving = causes_of(&evidence("preempt_schedule_irq+0x34"));
     assert_eq!(leaving[0], cause(CauseKind::IrqsOff, "dd:5", 695_000));
-    // Nothing says that they were not enabled in between.
-    assert_eq!(told(&evidence("vfs_read"))[0], cause(CauseKind::Thread, "dd:5", 699_000));
+    // Nothing shows that interrupts were enabled in between.
+    assert_eq!(causes_of(&evidence("vfs_read"))[0], cause(CauseKind::Thread, "dd:5", 699_000));
 }
 
 #[test]
-fn a_pool_waits_only_behind_items_of_its_own_that_do_not_sleep() {
+fn pool_waits_only_for_its_running_items() {
     let busy = |interval| Interval { busy: BusyPools { normal: true, highpri: false }, ..interval };
     let mut evidence = woken_at_once(vec![
         busy(interval(1000, 1600, work("hog", "kworker/1:3"))),
@@ -194,7 +197,7 @@ fn a_pool_waits_only_behind_items_of_its_own_that_do_not_sleep() {
     ]);
     evidence.wakeup = Some(Wakeup { woken_ns: 1900, moved: None });
     assert_eq!(
-        told(&evidence),
+        causes_of(&evidence),
         [
             cause(CauseKind::Work, "hog", 600),
             cause(CauseKind::Unknown, "before a worker was woken", 200),
@@ -202,20 +205,20 @@ fn a_pool_waits_only_behind_items_of_its_own_that_do_not_sleep() {
             cause(CauseKind::IdleExit, "CPU 1", 100),
         ]
     );
-    // The other pool of the CPU is none of its business.
+    // The other pool of the CPU does not matter.
     evidence.pool = PoolClass::Highpri;
-    assert_eq!(told(&evidence)[0], cause(CauseKind::Unknown, "before a worker was woken", 900));
+    assert_eq!(causes_of(&evidence)[0], cause(CauseKind::Unknown, "before a worker was woken", 900));
 }
 
 #[test]
-fn a_merged_account_is_the_pools_only_where_one_of_its_workers_had_the_cpu() {
+fn merged_account_applies_only_if_a_worker_of_the_pool_ran() {
     let part = |occupant, ns| MergedPart { occupant, ns, taken: Taken::default() };
     let merged = |worker: &str| {
         let parts = vec![part(work("hog", worker), 600), part(thread("dd", 5), 300)];
         let mut evidence = woken_at_once(Vec::new());
         evidence.wakeup = Some(Wakeup { woken_ns: 2000, moved: None });
         evidence.occupancy.merged = Some(Merged { start_ns: 1000, end_ns: 2000, parts });
-        told(&evidence)
+        causes_of(&evidence)
     };
     assert_eq!(
         merged("kworker/1:3"),
@@ -231,7 +234,7 @@ fn a_merged_account_is_the_pools_only_where_one_of_its_workers_had_the_cpu() {
 }
 
 #[test]
-fn without_a_worker_awake_its_earlier_item_its_making_or_the_rescuer_is_the_cause() {
+fn sleeping_worker_blames_earlier_item_creation_or_rescuer() {
     let mut evidence = woken_at_once(Vec::new());
     evidence.pool = PoolClass::Unbound;
     evidence.wakeup = Some(Wakeup { woken_ns: 1900, moved: Some((1950, 3)) });
@@ -240,20 +243,20 @@ fn without_a_worker_awake_its_earlier_item_its_making_or_the_rescuer_is_the_caus
     let rest = [cause(CauseKind::Thread, "dd:5", 50), cause(CauseKind::Wakeup, "run queue of CPU 3", 50)];
     let and_rest = |first: &[_]| [first, &rest].concat();
     let unknown = cause(CauseKind::Unknown, "before a worker was woken", 100);
-    assert_eq!(told(&evidence), and_rest(&[cause(CauseKind::Work, "slow_fn", 800), unknown.clone()]));
+    assert_eq!(causes_of(&evidence), and_rest(&[cause(CauseKind::Work, "slow_fn", 800), unknown.clone()]));
 
     evidence.previous = None;
     evidence.worker_created_ns = 1800;
-    assert_eq!(told(&evidence), and_rest(&[cause(CauseKind::Wakeup, "worker creation", 800), unknown]));
+    assert_eq!(causes_of(&evidence), and_rest(&[cause(CauseKind::Wakeup, "worker creation", 800), unknown]));
 
     evidence.worker_created_ns = 0;
     evidence.by_rescuer = true;
-    assert_eq!(told(&evidence), and_rest(&[cause(CauseKind::Wakeup, "rescuer", 900)]));
+    assert_eq!(causes_of(&evidence), and_rest(&[cause(CauseKind::Wakeup, "rescuer", 900)]));
 }
 
 #[test]
-fn max_active_without_known_holders_is_the_workqueues() {
+fn max_active_without_holders_goes_to_workqueue() {
     let mut evidence = woken_at_once(Vec::new());
     evidence.activated_ns = 2000;
-    assert_eq!(told(&evidence), [cause(CauseKind::MaxActive, "events", 1000)]);
+    assert_eq!(causes_of(&evidence), [cause(CauseKind::MaxActive, "events", 1000)]);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Files of ftrace: what a 5.4 kernel wrote, and what is damaged.
+//! Ftrace files: output of a 5.4 kernel, and damaged input.
 
 use std::io::{self, BufReader, Read};
 
@@ -24,7 +24,7 @@ fn series<'a>(snapshot: &'a Snapshot, label: &str, value: &str) -> &'a Series {
     found.unwrap_or_else(|| panic!("no series has {label} {value}: {:?}", snapshot.series))
 }
 
-/// The lines of the reference that tell of the window, of the overruns and of the handler.
+/// Checks the events of the reference file that show the window, the overruns and the handler.
 fn check_capture(snapshot: &Snapshot, late: &[LateEvent]) {
     let window = series(snapshot, "function", "console_unlock");
     let length = &window.histograms["length"];
@@ -42,26 +42,26 @@ fn check_capture(snapshot: &Snapshot, late: &[LateEvent]) {
     let cause = &event.causes[0];
     assert_eq!((cause.kind, cause.who.as_str()), (CauseKind::IrqsOff, "<...>:6462"));
     assert_eq!(cause.stack, ["console_unlock", "vprintk_emit"]);
-    // From when it was due to when interrupts were enabled again; then its own interrupt.
+    // From when it was due until interrupts were enabled again; then its own interrupt.
     assert_eq!(cause.ns, 9_653 * US_NS);
     assert_eq!((event.causes[1].kind, event.causes[1].who.as_str()), (CauseKind::Irq, "arch_timer"));
     assert_eq!(event.causes.iter().map(|cause| cause.ns).sum::<u64>(), event.latency_ns);
 }
 
 #[test]
-fn what_is_no_text_is_refused_though_it_has_no_end() {
+fn rejects_binary_and_unterminated_input() {
     assert!(matches!(read(io::repeat(0), None), Err(ImportError::Paste(PasteError::Binary))));
 }
 
 #[test]
-fn a_capture_of_trace_pipe_gives_the_window_and_the_overruns_that_it_caused() {
+fn trace_pipe_capture_gives_window_and_its_overruns() {
     let (snapshot, late) = read(PIPE.as_bytes(), None).expect("a capture");
     check_capture(&snapshot, &late);
     assert_eq!(
         (snapshot.source.as_str(), snapshot.backend.as_str(), snapshot.duration_ns),
         ("irqsoff", "import", 10_976 * US_NS)
     );
-    // The interrupt's own section goes on at the end.
+    // The interrupt's own section does not end in the capture.
     assert_eq!((snapshot.lost["unmatched"], snapshot.lost["unreadable"]), (1, 0));
     let (_, late) = read(PIPE.as_bytes(), Some(10_000 * US_NS)).expect("a capture");
     assert_eq!(late.len(), 1);
@@ -69,13 +69,13 @@ fn a_capture_of_trace_pipe_gives_the_window_and_the_overruns_that_it_caused() {
 }
 
 #[test]
-fn a_line_of_overruns_that_a_report_shows_twice_is_one_event() {
+fn repeated_overrun_line_is_one_event() {
     let lone = PIPE.lines().find(|line| line.ends_with("overruns")).expect("there is one");
     for text in [format!("{lone}\nAnalysis: it is late.\n{PIPE}"), format!("{PIPE}\nIt was this:\n{lone}\n")] {
         let (snapshot, late) = read(text.as_bytes(), None).expect("a capture");
         check_capture(&snapshot, &late);
     }
-    // Alone, or with another stamp, it counts.
+    // It counts alone or with another timestamp.
     let later = lone.replace("743619", "843619");
     for (text, overruns) in [(lone.to_owned(), 8.0), (format!("{lone}\n{PIPE}{later}"), 16.0)] {
         let (snapshot, _) = read(text.as_bytes(), None).expect("a capture");
@@ -84,7 +84,7 @@ fn a_line_of_overruns_that_a_report_shows_twice_is_one_event() {
 }
 
 #[test]
-fn a_report_with_both_and_prose_between_them_is_read() {
+fn reads_report_with_prose_between_traces() {
     let text = format!("How we measured: a story\n\n{LATENCY}\nAnalysis: it is late.\n\n{PIPE}\nThe end.\n");
     let (snapshot, late) = read(text.as_bytes(), None).expect("both");
     check_capture(&snapshot, &late);
@@ -102,7 +102,7 @@ fn a_report_with_both_and_prose_between_them_is_read() {
 }
 
 #[test]
-fn the_kernels_own_timer_events_tell_lateness_and_missed_periods() {
+fn hrtimer_events_give_lateness_and_missed_periods() {
     let text = "\
         x-1 [000] d..1. 10.000000: hrtimer_start: hrtimer=00000000aabbccdd function=cb expires=10001000000 softexpires=10001000000 mode=ABS\n\
         x-1 [000] d..1. 10.000500: irq_disable: caller=dark_matter+0x1/0x2 parent=galaxy+0x1/0x2\n\
@@ -118,7 +118,7 @@ fn the_kernels_own_timer_events_tell_lateness_and_missed_periods() {
     let (snapshot, late) = read(text.as_bytes(), Some(3_000 * US_NS)).expect("a capture");
     let timer = series(&snapshot, "callback", "cb");
     assert_eq!((timer.histograms["lateness"].count(), timer.histograms["lateness"].max_ns()), (3, 3_500 * US_NS));
-    // Two periods of 1 ms passed before the last call; the period was not known yet at the first.
+    // Two periods of 1 ms passed before the last call; the period was not yet known at the first call.
     assert_eq!(timer.values["overruns"], 2.0);
     let first = late.iter().find(|event| event.labels.contains_key("callback")).expect("the timer was late");
     assert_eq!((first.latency_ns, first.causes[0].ns), (3_500 * US_NS, 3_499 * US_NS));
@@ -126,7 +126,7 @@ fn the_kernels_own_timer_events_tell_lateness_and_missed_periods() {
 }
 
 #[test]
-fn handlers_count_alone_where_no_event_tells_of_interrupts_that_are_off() {
+fn handlers_count_without_irqsoff_events() {
     let text = "<idle>-0 [001] d.h.. 5.000000: irq_handler_entry: irq=9 name=my disk\n\
         <idle>-0 [001] d.h.. 5.000250: irq_handler_exit: irq=9 ret=handled\n";
     let (snapshot, _) = read(text.as_bytes(), None).expect("a capture");
@@ -135,7 +135,7 @@ fn handlers_count_alone_where_no_event_tells_of_interrupts_that_are_off() {
 }
 
 #[test]
-fn nothing_spans_events_that_the_kernel_lost() {
+fn no_span_crosses_lost_events() {
     for gap in ["CPU:6 [LOST 3 EVENTS]", "CPU:6 [LOST EVENTS]", "##### CPU 6 buffer started ####"] {
         let (first, rest) = PIPE.split_once('\n').expect("lines");
         let (snapshot, _) = read(format!("{first}\n{gap}\n{rest}").as_bytes(), None).expect("a capture");
@@ -151,14 +151,14 @@ fn nothing_spans_events_that_the_kernel_lost() {
 }
 
 #[test]
-fn spaces_of_a_web_page_are_spaces() {
+fn accepts_non_breaking_spaces() {
     let (snapshot, late) = read(format!("{LATENCY}{PIPE}").replace(' ', "\u{a0}").as_bytes(), None).expect("both");
     check_capture(&snapshot, &late);
     assert_eq!(late[0].labels["ended_at"], "vprintk_emit");
 }
 
 #[test]
-fn what_cannot_be_read_is_told_with_its_reason() {
+fn errors_state_their_reason() {
     let error = |bytes: &[u8]| read(bytes, None).expect_err("it tells nothing").to_string();
     assert!(error(b"").starts_with("no line in it is a latency trace"));
     assert!(error(b"\xff\xfe garbage \x80\n\n").starts_with("no line in it is a latency trace"));
@@ -170,7 +170,7 @@ fn what_cannot_be_read_is_told_with_its_reason() {
 }
 
 #[test]
-fn times_finer_than_a_stamp_survive_json() {
+fn sub_microsecond_times_survive_json() {
     let fine = "sh-1 [000] d..1 5.0000015: irq_disable: caller=f+0x1/0x2 parent=g\n\
                 sh-1 [000] d..1 5.0000095: irq_enable: caller=f+0x1/0x2 parent=g\n";
     let (snapshot, _) = read(fine.as_bytes(), None).expect("a capture");
@@ -180,7 +180,7 @@ fn times_finer_than_a_stamp_survive_json() {
 }
 
 #[test]
-fn a_line_without_end_takes_no_room() {
+fn unterminated_line_uses_bounded_memory() {
     let endless = io::repeat(b'x').take(64 << 20).chain(io::Cursor::new(format!("\n{PIPE}")));
     let (snapshot, late) = read(endless, None).expect("a capture after it");
     check_capture(&snapshot, &late);
@@ -188,7 +188,7 @@ fn a_line_without_end_takes_no_room() {
 }
 
 #[test]
-fn what_is_kept_does_not_grow_with_the_file() {
+fn memory_is_independent_of_file_size() {
     let lines = (0..200_000_u64).map(|number| {
         let (at, until) = (number * 20, number * 20 + 10);
         format!(
@@ -211,18 +211,18 @@ fn what_is_kept_does_not_grow_with_the_file() {
 
 proptest! {
     #[test]
-    fn no_text_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), threshold in prop::option::of(0u64..100)) {
+    fn arbitrary_text_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400), threshold in prop::option::of(0u64..100)) {
         let _ = read(&bytes[..], threshold);
     }
 
     #[test]
-    fn no_damage_makes_it_panic(
+    fn damaged_text_does_not_panic(
         cuts in prop::collection::vec((0usize..4_000, 0usize..4_000, "[0-9d: <>=\\[\\]#us.-]{0,12}"), 1..6),
         threshold in prop::option::of(0u64..20_000_000),
     ) {
         let mut text = format!("{LATENCY}{PIPE}");
         for (at, length, inserted) in cuts {
-            // The texts are ASCII, and so is what is put in.
+            // The texts are ASCII, and so is the inserted text.
             let at = at.min(text.len());
             let end = (at + length % 40).min(text.len());
             text.replace_range(at..end, &inserted);

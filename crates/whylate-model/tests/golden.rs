@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Recorded late events replay to the causes that stand beside them.
+//! Replays recorded late events and compares their causes with the recorded ones.
 //!
-//! Every file in `golden/` is one event: `evidence`, and the `causes` told from it. `WHYLATE_BLESS=1` writes the causes
-//! of this build into the files; a new file needs the evidence alone then. Names of files that begin with `made-` hold
-//! events that were written by hand, the others were recorded on a kernel.
+//! Each file in `golden/` is one event: `evidence` and the `causes` derived from it. `WHYLATE_BLESS=1` writes the
+//! causes of this build into the files; a new file then needs only the evidence. Files named `made-*` were written by
+//! hand, the others were recorded on a kernel.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,8 +20,8 @@ struct Golden {
 }
 
 fn files() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    let entries = fs::read_dir(folder).expect("the folder is there");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let entries = fs::read_dir(directory).expect("the folder is there");
     let paths = entries.map(|entry| entry.expect("and can be read").path());
     let mut files: Vec<PathBuf> =
         paths.filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect();
@@ -30,7 +30,7 @@ fn files() -> Vec<PathBuf> {
 }
 
 #[test]
-fn recorded_events_have_the_causes_they_had() {
+fn recorded_events_keep_their_causes() {
     let files = files();
     assert!(!files.is_empty(), "there is no golden file");
     for path in files {

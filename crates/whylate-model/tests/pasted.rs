@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Outputs of tools as people paste them.
+//! Imports tool outputs as people paste them into reports.
 
 #[path = "pasted/mangle.rs"]
 mod mangle;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use mangle::{Kind, TEXTS, WAYS, check, imported, mangle, some_lines};
 
-/// So many mangled texts are imported, unless `WHYLATE_PASTES` says another number.
+/// Number of mangled texts to import, unless `WHYLATE_PASTES` is set.
 const PASTES: u64 = 600;
 
 /// xorshift64*
@@ -23,7 +23,7 @@ fn random(seed: u64) -> impl FnMut() -> u8 {
 }
 
 #[test]
-fn a_mangled_text_has_the_same_answer_or_is_refused_or_what_is_dropped_is_counted() {
+fn mangled_text_parses_equally_or_is_refused_or_counted() {
     let pastes = std::env::var("WHYLATE_PASTES").ok().and_then(|number| number.parse().ok()).unwrap_or(PASTES);
     let (mut same, mut refused, mut wrong) = (0, 0, BTreeMap::new());
     for seed in 0..pastes {
@@ -49,10 +49,10 @@ fn a_mangled_text_has_the_same_answer_or_is_refused_or_what_is_dropped_is_counte
     assert!(same * 10 >= pastes * 7, "too few are understood: {same} of {pastes}");
 }
 
-/// What is done alone is undone without a loss, unless text is missing then. A cut at the edge of a terminal may be
-/// refused, and so is a latency trace without its heading.
+/// Each single mangling is undone without a loss, unless text is missing. A line cut at the terminal's edge may be
+/// refused, as may a latency trace without its header.
 #[test]
-fn each_way_to_mangle_a_text_is_undone() {
+fn undoes_each_single_mangling() {
     for (kind, text) in TEXTS {
         let text = some_lines(text, &mut || 255);
         let original = imported(kind, text.as_bytes()).expect("a good text");
@@ -86,11 +86,11 @@ fn each_way_to_mangle_a_text_is_undone() {
 }
 
 #[test]
-fn what_is_cut_off_in_the_middle_of_a_line_is_not_renamed() {
+fn truncated_line_does_not_change_names() {
     for (kind, text) in TEXTS.into_iter().filter(|(kind, _)| *kind != Kind::Irqs) {
         let text = some_lines(text, &mut || 255);
         let original = imported(kind, text.as_bytes()).expect("a good text");
-        // Where the text still ends in a whole line, less is no loss.
+        // At line ends, fewer lines are no loss.
         for at in (text.len() / 2..text.len()).filter(|&at| !text[..at].ends_with('\n')) {
             let Ok(outcome) = imported(kind, &text.as_bytes()[..at]) else { continue };
             if kind == Kind::Trace {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Waits of recorded traces, told forward and backward.
+//! Compares the walk of recorded traces' waits with a forward oracle.
 
 mod forward;
 
 use whylate_model::path::import::Trace;
 
-/// How much of the time may have another label.
+/// Tolerated share of time with another label.
 const OFF: f64 = 0.02;
 
 #[test]
-fn told_forward_and_backward_the_waits_of_recorded_traces_agree() {
+fn walk_of_recorded_traces_matches_forward_oracle() {
     // `perf sched` records no timers.
     for (name, text, known) in [
         ("tracefs", include_str!("traces/tracefs.txt"), 0.9),

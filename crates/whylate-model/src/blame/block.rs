@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Why an I/O request took long.
+//! Causes of a slow I/O request.
 //!
-//! Before its queue it was held back by limits of its cgroup or by writeback throttling. While it was queued, or no
-//! request was free, the device served others: each instant is shared equally among the requests that were there. While
-//! it was there itself, others may have been, too: then the instant is shared among these, else it is the device's own.
-//! From the device's interrupt on it is its CPU that ends it, and whoever has that CPU meanwhile.
+//! Before the queue, limits of the cgroup or writeback throttling held the request back. While it was queued, or no
+//! free request (tag) was available, the device served others: each instant is shared equally among the requests at the
+//! device. While the request was at the device, each instant is shared among the other requests there, or is the
+//! device's own if there were none. From the device's interrupt on, completion is up to its CPU, so the occupant of
+//! that CPU is blamed.
 //!
-//! When a device is done is not known before its interrupt comes in. Where the CPU had interrupts off right before that,
-//! the device is taken to have been done after the time that such requests took lately, and whoever had them off has the
-//! rest.
+//! The time at which the device finished is unknown before its interrupt is handled. Where interrupts were disabled on
+//! the CPU right before, the device is assumed to have finished after the usual recent time of such requests; the rest
+//! is blamed on the code that disabled interrupts.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,68 +17,68 @@ use std::collections::btree_map::Entry;
 use serde::{Deserialize, Serialize};
 
 use super::sum::{Blame, Sum};
-use super::timeline::{Known, Timeline};
+use super::timeline::{Coverage, Timeline};
 use super::window::{NOT_RECORDED, Span, Window};
 use crate::{Cause, CauseKind, Occupancy};
 
-/// What a late request's causes are told from. Moments are nanoseconds of CLOCK_MONOTONIC.
+/// Evidence of a slow request. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestEvidence {
-    /// The device's name.
+    /// Name of the device.
     pub device: String,
-    /// It came to the block layer.
+    /// When the request was submitted to the block layer.
     pub submitted_ns: u64,
-    /// Limits of a cgroup let it go; 0 where they did not hold it.
+    /// When cgroup limits released the request; 0 if they did not throttle it.
     #[serde(default)]
     pub let_go_ns: u64,
-    /// Which limits those are.
+    /// The cgroup limits that throttled it.
     #[serde(default)]
     pub limit: String,
-    /// The path of the cgroup that has them, or is below.
+    /// Path of the throttled cgroup: the one with the limits, or a descendant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_cgroup: Option<String>,
-    /// It was given a request.
+    /// When a request structure was allocated.
     pub made_ns: u64,
-    /// It was handed to the device.
+    /// When it was issued to the device.
     pub issued_ns: u64,
-    /// The interrupt that told of its end began, or asked for a softirq that ends it.
+    /// When the completion interrupt started, or raised the softirq that completes the request.
     pub told_ns: u64,
-    /// It was the softirq.
+    /// Whether the softirq completes it.
     #[serde(default)]
     pub is_told_by_softirq: bool,
-    /// It was done.
+    /// When it completed.
     pub completed_ns: u64,
-    /// What holds requests back before the queue; empty: no request was free, as others had them all.
+    /// What throttled the request before the queue; empty if it waited for a free request (all were in use).
     pub held_back_by: String,
-    /// Other requests that the device had meanwhile.
+    /// Other requests at the device in this time.
     pub others: Vec<OtherRequests>,
-    /// Since when all of these are known.
+    /// Start of the time for which these records are complete.
     pub known_since_ns: u64,
-    /// Nanoseconds that such requests were at the device lately, in the middle; 0 where none was done before, and nobody is
-    /// blamed for an interrupt that came late.
+    /// Recent median time of such requests at the device, in nanoseconds; 0 if none completed before: then no late
+    /// interrupt is blamed.
     #[serde(default)]
     pub usual_device_ns: u64,
-    /// The CPU with the device's interrupt, from when it was issued.
+    /// The CPU that takes the device's interrupt, from when the request was issued.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interrupted: Option<Occupancy>,
-    /// The CPU that ended it, which may be another one, from when that was told.
+    /// The CPU that completed the request, which may be another one, from the interrupt on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_on: Option<Occupancy>,
 }
 
-/// Requests of somebody else, while the device had them.
+/// Requests of one other owner, while they were at the device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherRequests {
-    /// Whose and what they were, such as `fio:4711 (writes)`.
+    /// Their owner and operation, such as `fio:4711 (writes)`.
     pub who: String,
-    /// The path of the cgroup that they are charged to.
+    /// Path of the cgroup that they are charged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// When each was handed to the device, and when the device was done with it: later than anything where it is not.
+    /// Issue and completion time of each; completion is later than any timestamp if the request is still in flight.
     pub at_device_ns: Vec<(u64, u64)>,
 }
 
-/// What made a request late, largest first; the causes add up to its latency.
+/// Returns the causes of a request's latency, largest first; they add up to it.
 pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     let RequestEvidence { device, submitted_ns, made_ns, issued_ns, told_ns, completed_ns, .. } = evidence;
     let completed_ns = *completed_ns.max(submitted_ns);
@@ -88,21 +89,21 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     let mut sum = Sum::default();
     let limit = Blame::new(CauseKind::Throttled, evidence.limit.as_str());
     sum.add(Blame { cgroup: evidence.limited_cgroup.clone(), ..limit }, let_go_ns - submitted_ns, &[]);
-    // A device has so many requests; whoever has them makes others wait, as in the queue.
+    // A device has a fixed number of requests; their owners make others wait, as in the queue.
     let queued_from_ns = if evidence.held_back_by.is_empty() { let_go_ns } else { made_ns };
     sum.add(Blame::new(CauseKind::Throttled, evidence.held_back_by.as_str()), queued_from_ns - let_go_ns, &[]);
-    let ends = if evidence.is_told_by_softirq {
+    let completion = if evidence.is_told_by_softirq {
         Blame::new(CauseKind::Softirq, "block")
     } else {
         Blame::new(CauseKind::Irq, device.as_str())
     };
     let [interrupted, ended_on] = [&evidence.interrupted, &evidence.ended_on].map(|of| of.as_ref().map(Timeline::new));
-    let held_back_since_ns = interrupted.as_ref().and_then(|timeline| timeline.held_back_since_ns(told_ns));
-    let done_ns = held_back_since_ns.filter(|_| evidence.usual_device_ns > 0).map_or(told_ns, |since_ns| {
+    let irqs_off_since_ns = interrupted.as_ref().and_then(|timeline| timeline.irqs_off_since_ns(told_ns));
+    let done_ns = irqs_off_since_ns.filter(|_| evidence.usual_device_ns > 0).map_or(told_ns, |since_ns| {
         since_ns.max(issued_ns.saturating_add(evidence.usual_device_ns)).clamp(issued_ns, told_ns)
     });
-    blame_cpu(Span { from_ns: done_ns, to_ns: told_ns }, interrupted.as_ref(), &ends, &mut sum);
-    blame_cpu(Span { from_ns: told_ns, to_ns: completed_ns }, ended_on.as_ref(), &ends, &mut sum);
+    blame_cpu(Span { from_ns: done_ns, to_ns: told_ns }, interrupted.as_ref(), &completion, &mut sum);
+    blame_cpu(Span { from_ns: told_ns, to_ns: completed_ns }, ended_on.as_ref(), &completion, &mut sum);
     for (kind, span) in [
         (CauseKind::DiskQueue, Span { from_ns: queued_from_ns, to_ns: issued_ns }),
         (CauseKind::Disk, Span { from_ns: issued_ns, to_ns: done_ns }),
@@ -118,22 +119,22 @@ pub fn request_causes(evidence: &RequestEvidence) -> Vec<Cause> {
     sum.into_causes()
 }
 
-/// Blames whoever had the CPU that ends the request; the end itself where no account is kept.
-fn blame_cpu<'a>(span: Span, timeline: Option<&Timeline<'a>>, ends: &Blame, sum: &mut Sum<'a>) {
+/// Blames the occupant of the CPU that completes the request, or `completion` where no account of the CPU exists.
+fn blame_cpu<'a>(span: Span, timeline: Option<&Timeline<'a>>, completion: &Blame, sum: &mut Sum<'a>) {
     let Some(timeline) = timeline else {
-        sum.add(ends.clone(), span.ns(), &[]);
+        sum.add(completion.clone(), span.ns(), &[]);
         return;
     };
     let window = Window::new(span, 0);
     timeline.each(span, |part, known| match known {
-        Known::Piece(piece) => window.blame_piece(part, piece, timeline.cpu, sum),
-        Known::Merged(_) | Known::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
+        Coverage::Piece(piece) => window.blame_piece(part, piece, timeline.cpu, sum),
+        Coverage::Merged(_) | Coverage::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
     });
 }
 
-/// Shares a span among the requests that the device had; what it had none for is its own.
+/// Shares a span among the requests at the device; time without any is the device's own.
 fn share(kind: CauseKind, span: Span, device: &str, others: &[OtherRequests], sum: &mut Sum<'_>) {
-    // When a device gets a request of one of them, or is done with it.
+    // (time, index into `others`, issued or completed)
     let mut changes: Vec<(u64, usize, bool)> = Vec::new();
     for (number, other) in others.iter().enumerate() {
         for &(issued_ns, completed_ns) in &other.at_device_ns {
@@ -144,7 +145,7 @@ fn share(kind: CauseKind, span: Span, device: &str, others: &[OtherRequests], su
         }
     }
     changes.sort_unstable();
-    // How many requests of each are there now, of those that have any.
+    // Requests now at the device, by index into `others`.
     let mut present: BTreeMap<usize, u64> = BTreeMap::new();
     let (mut shares_ns, mut alone_ns) = (vec![0_u64; others.len()], 0);
     let (mut all, mut now_ns) = (0_u64, span.from_ns);
@@ -154,7 +155,7 @@ fn share(kind: CauseKind, span: Span, device: &str, others: &[OtherRequests], su
         if all == 0 {
             alone_ns += ns;
         } else if ns > 0 {
-            // What each gets is cut where the next one's begins, so that all of them are the whole.
+            // Rounding the running sum and not each share keeps the total exact.
             let (mut before, mut given_ns) = (0, 0);
             for (&number, &requests) in &present {
                 before += requests;
@@ -191,8 +192,8 @@ mod tests {
         OtherRequests { who: who.to_owned(), cgroup: None, at_device_ns: vec![(issued_ns, completed_ns)] }
     }
 
-    fn evidence(moments: [u64; 4], others: &[(&str, u64, u64)]) -> RequestEvidence {
-        let [submitted_ns, made_ns, issued_ns, completed_ns] = moments;
+    fn evidence(timestamps: [u64; 4], others: &[(&str, u64, u64)]) -> RequestEvidence {
+        let [submitted_ns, made_ns, issued_ns, completed_ns] = timestamps;
         RequestEvidence {
             device: "vda".to_owned(),
             submitted_ns,
@@ -226,26 +227,26 @@ mod tests {
         Occupant::Irq { name: name.to_owned() }
     }
 
-    fn told(evidence: &RequestEvidence) -> Vec<(CauseKind, String, u64)> {
+    fn causes_of(evidence: &RequestEvidence) -> Vec<(CauseKind, String, u64)> {
         request_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
     }
 
-    fn of(expected: &[(CauseKind, &str, u64)]) -> Vec<(CauseKind, String, u64)> {
+    fn owned(expected: &[(CauseKind, &str, u64)]) -> Vec<(CauseKind, String, u64)> {
         expected.iter().map(|&(kind, who, ns)| (kind, who.to_owned(), ns)).collect()
     }
 
     use CauseKind::{Disk, DiskQueue, Irq, IrqsOff, Softirq, Thread, Throttled, Unknown};
 
     #[test]
-    fn alone_it_is_the_device() {
+    fn attributes_time_without_other_requests_to_device() {
         assert_eq!(
-            told(&evidence([100, 110, 130, 500], &[])),
-            of(&[(Disk, "vda", 370), (DiskQueue, "vda", 20), (Throttled, "limits of vda", 10)])
+            causes_of(&evidence([100, 110, 130, 500], &[])),
+            owned(&[(Disk, "vda", 370), (DiskQueue, "vda", 20), (Throttled, "limits of vda", 10)])
         );
     }
 
     #[test]
-    fn limits_come_first_and_the_end_is_the_cpus() {
+    fn splits_cgroup_limit_and_completion_time() {
         let limited = RequestEvidence {
             let_go_ns: 160,
             limit: "io.max of /a".to_owned(),
@@ -257,7 +258,7 @@ mod tests {
         let causes = request_causes(&limited);
         assert_eq!(
             causes.into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect::<Vec<_>>(),
-            of(&[
+            owned(&[
                 (Disk, "vda", 100),
                 (Throttled, "io.max of /a", 60),
                 (DiskQueue, "vda", 20),
@@ -266,12 +267,12 @@ mod tests {
             ])
         );
         let by_interrupt = RequestEvidence { is_told_by_softirq: false, ..limited };
-        assert!(told(&by_interrupt).contains(&(Irq, "vda".to_owned(), 10)));
+        assert!(causes_of(&by_interrupt).contains(&(Irq, "vda".to_owned(), 10)));
     }
 
     #[test]
-    fn whoever_keeps_interrupts_off_has_what_the_device_does_not_take_mostly() {
-        // The timer that is late tells of it, and the device's interrupt comes in right after it.
+    fn time_beyond_usual_device_time_goes_to_irqs_off() {
+        // The late timer shows it, and the device's interrupt comes in right after.
         let ended_on = on_cpu(&[
             (0, 40_000, thread("cat"), 0),
             (40_000, 90_000, thread("hog"), 0),
@@ -280,80 +281,95 @@ mod tests {
             (91_500, 93_000, irq("vda"), 0),
             (93_000, 99_000, thread("hog"), 0),
         ]);
-        let moments = [10_000, 10_000, 10_000, 92_800];
+        let timestamps = [10_000, 10_000, 10_000, 92_800];
         let interrupted = ended_on.clone();
         let late = RequestEvidence {
             told_ns: 91_600,
             usual_device_ns: 1_000,
             interrupted,
             ended_on,
-            ..evidence(moments, &[])
+            ..evidence(timestamps, &[])
         };
         let of_cpu = [(Irq, "vda", 1_300), (Irq, "local_timer", 1_000), (Thread, "hog:7", 500)];
-        assert_eq!(told(&late), of(&[&[(IrqsOff, "hog:7", 45_000), (Disk, "vda", 35_000)], &of_cpu[..]].concat()));
-        // Nobody knows how long such a request takes.
+        assert_eq!(
+            causes_of(&late),
+            owned(&[&[(IrqsOff, "hog:7", 45_000), (Disk, "vda", 35_000)], &of_cpu[..]].concat())
+        );
+        // Without an earlier request, the usual duration is unknown.
         let first = RequestEvidence { usual_device_ns: 0, ..late.clone() };
-        assert_eq!(told(&first)[0], (Disk, "vda".to_owned(), 81_600));
+        assert_eq!(causes_of(&first)[0], (Disk, "vda".to_owned(), 81_600));
         let slow = RequestEvidence { usual_device_ns: 60_000, ..late.clone() };
-        assert_eq!(told(&slow), of(&[&[(Disk, "vda", 60_000), (IrqsOff, "hog:7", 20_000)], &of_cpu[..]].concat()));
-        // As slow as it is: interrupts that were off have made nothing late.
+        assert_eq!(
+            causes_of(&slow),
+            owned(&[&[(Disk, "vda", 60_000), (IrqsOff, "hog:7", 20_000)], &of_cpu[..]].concat())
+        );
+        // The usual duration is as long as the wait: disabled interrupts delayed nothing.
         let slower = RequestEvidence { usual_device_ns: 90_000, ..late };
-        assert_eq!(told(&slower), of(&[(Disk, "vda", 81_600), (Irq, "vda", 1_200)]));
+        assert_eq!(causes_of(&slower), owned(&[(Disk, "vda", 81_600), (Irq, "vda", 1_200)]));
     }
 
     #[test]
-    fn whoever_has_the_cpu_keeps_a_softirq_from_ending_it() {
+    fn completion_softirq_delayed_by_running_thread() {
         let softirq = Occupant::Softirq { name: "block".to_owned() };
         let ended_on =
             on_cpu(&[(0, 5_000, irq("vda"), 0), (5_000, 30_000, thread("urgent"), 0), (30_000, 32_000, softirq, 0)]);
         let late = RequestEvidence { told_ns: 4_000, ended_on, ..evidence([1_000, 1_000, 1_000, 31_000], &[]) };
         let late = RequestEvidence { is_told_by_softirq: true, ..late };
         assert_eq!(
-            told(&late),
-            of(&[(Thread, "urgent:7", 25_000), (Disk, "vda", 3_000), (Irq, "vda", 1_000), (Softirq, "block", 1_000)])
+            causes_of(&late),
+            owned(&[
+                (Thread, "urgent:7", 25_000),
+                (Disk, "vda", 3_000),
+                (Irq, "vda", 1_000),
+                (Softirq, "block", 1_000)
+            ])
         );
-        // Where nothing is known of the CPU.
+        // No account of the CPU.
         let unseen = RequestEvidence { ended_on: on_cpu(&[]), ..late };
-        assert_eq!(told(&unseen), of(&[(Unknown, NOT_RECORDED, 27_000), (Disk, "vda", 3_000)]));
+        assert_eq!(causes_of(&unseen), owned(&[(Unknown, NOT_RECORDED, 27_000), (Disk, "vda", 3_000)]));
         let without = RequestEvidence { ended_on: None, ..unseen };
-        assert_eq!(told(&without), of(&[(Softirq, "block", 27_000), (Disk, "vda", 3_000)]));
+        assert_eq!(causes_of(&without), owned(&[(Softirq, "block", 27_000), (Disk, "vda", 3_000)]));
     }
 
     #[test]
-    fn whom_it_waits_behind_has_the_time_in_the_queue() {
-        // One of two others is done early; the rest of the queue is the other's. Then it is alone.
+    fn queue_time_goes_to_requests_at_device() {
+        // One of the two others completes early; the rest of the queueing is due to the other one. Then the device is
+        // idle otherwise.
         let others = [("hog:1 (writes)", 0, 200), ("hog:2 (writes)", 0, 150), ("late:3 (reads)", 900, 950)];
         assert_eq!(
-            told(&evidence([100, 100, 200, 260], &others)),
-            of(&[(DiskQueue, "hog:1 (writes)", 75), (Disk, "vda", 60), (DiskQueue, "hog:2 (writes)", 25)])
+            causes_of(&evidence([100, 100, 200, 260], &others)),
+            owned(&[(DiskQueue, "hog:1 (writes)", 75), (Disk, "vda", 60), (DiskQueue, "hog:2 (writes)", 25)])
         );
     }
 
     #[test]
-    fn many_requests_of_one_are_a_larger_share() {
+    fn shares_are_proportional_to_requests() {
         let others = [("hog (writes)", 0, 1_000), ("hog (writes)", 0, 1_000), ("cat (reads)", 0, 1_000)];
         assert_eq!(
-            told(&evidence([100, 100, 100, 400], &others)),
-            of(&[(Disk, "hog (writes)", 200), (Disk, "cat (reads)", 100)])
+            causes_of(&evidence([100, 100, 100, 400], &others)),
+            owned(&[(Disk, "hog (writes)", 200), (Disk, "cat (reads)", 100)])
         );
     }
 
     #[test]
-    fn without_a_free_request_it_waits_for_those_who_have_them() {
+    fn wait_for_free_request_goes_to_their_owners() {
         let evidence = RequestEvidence {
             held_back_by: String::new(),
             ..evidence([100, 150, 160, 200], &[("hog (writes)", 0, 158)])
         };
-        assert_eq!(told(&evidence), of(&[(DiskQueue, "hog (writes)", 58), (Disk, "vda", 40), (DiskQueue, "vda", 2)]));
+        assert_eq!(
+            causes_of(&evidence),
+            owned(&[(DiskQueue, "hog (writes)", 58), (Disk, "vda", 40), (DiskQueue, "vda", 2)])
+        );
     }
 
     #[test]
-    fn what_was_overwritten_is_unknown() {
+    fn overwritten_records_give_unknown() {
         let evidence =
             RequestEvidence { known_since_ns: 250, ..evidence([100, 100, 200, 300], &[("hog (writes)", 220, 280)]) };
         assert_eq!(
-            told(&evidence),
-            of(&[
+            causes_of(&evidence),
+            owned(&[
                 (Unknown, "records of the device's other requests were overwritten", 150),
                 (Disk, "hog (writes)", 30),
                 (Disk, "vda", 20)
@@ -363,8 +379,8 @@ mod tests {
 
     proptest! {
         #[test]
-        fn causes_add_up(
-            moments in any::<[u16; 4]>(),
+        fn causes_add_up_to_latency(
+            timestamps in any::<[u16; 4]>(),
             others in prop::collection::vec((0..4_u8, any::<u16>(), any::<u16>()), 0..20),
             (known_since_ns, let_go_ns, told_ns, usual_device_ns) in any::<(u16, u16, u16, u16)>(),
             cpu in prop::collection::vec((any::<u16>(), any::<u16>(), 0..3_u8, any::<u16>()), 0..20),
@@ -390,7 +406,7 @@ mod tests {
                 usual_device_ns: usual_device_ns.into(),
                 interrupted: on_cpu(&cpu),
                 ended_on: on_cpu(&cpu),
-                ..evidence(moments.map(u64::from), &[]) };
+                ..evidence(timestamps.map(u64::from), &[]) };
             let all_ns: u64 = request_causes(&evidence).iter().map(|cause| cause.ns).sum();
             prop_assert_eq!(all_ns, evidence.completed_ns.saturating_sub(evidence.submitted_ns));
         }

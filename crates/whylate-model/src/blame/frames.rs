@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What an interrupt interrupted, told from the kernel stack inside its handler.
+//! What an interrupt interrupted, derived from the kernel stack inside its handler.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interrupted<'a> {
-    /// Kernel code: its frames, innermost first; the whole stack where the interrupt's entry is not among them.
+    /// Kernel code: its frames, innermost first; the whole stack if it has no interrupt entry.
     Kernel(&'a [String]),
     /// User code, in which interrupts are enabled.
     User,
 }
 
-/// Takes the interrupt's own frames off a stack, innermost frame first.
+/// Strips the interrupt's own frames from a stack, innermost frame first.
 pub(crate) fn interrupted(stack: &[String]) -> Interrupted<'_> {
-    // The first entry is that of the interrupt that took the stack; one further out is what it interrupted.
+    // The first entry is that of the interrupt that took the stack; an entry further out belongs to the interrupted
+    // code.
     let Some(entry) = stack.iter().position(|frame| is_entry(frame)) else {
         return Interrupted::Kernel(stack);
     };
@@ -23,8 +24,8 @@ pub(crate) fn interrupted(stack: &[String]) -> Interrupted<'_> {
     }
 }
 
-/// Functions through which the CPU enters the kernel for an interrupt. `asm_exc_page_fault` and its like are no
-/// interrupts: with them the code that was interrupted goes on.
+/// Returns whether a frame is a function through which the CPU enters the kernel for an interrupt. `asm_exc_page_fault`
+/// and other exceptions are none: they are part of the interrupted code.
 fn is_entry(frame: &str) -> bool {
     let function = frame.split(['+', ' ']).next().unwrap_or_default();
     let x86 = function.starts_with("asm_sysvec_")
@@ -47,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn the_interrupts_own_frames_are_taken_off() {
+    fn strips_interrupt_frames() {
         let held = stack(
             "hrtimer_interrupt __sysvec_apic_timer_interrupt sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt \
              _raw_spin_unlock_irqrestore console_unlock ret_from_fork_asm",
@@ -59,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interrupt_of_an_interrupted_page_fault_keeps_the_page_fault() {
+    fn keeps_frames_of_interrupted_page_fault() {
         let fault =
             stack("sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt handle_mm_fault asm_exc_page_fault");
         assert_eq!(interrupted(&fault), Interrupted::Kernel(&fault[2..]));
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn with_nothing_below_its_entry_it_came_from_user_space() {
+    fn no_frames_below_entry_means_user_space() {
         for frames in
             ["hrtimer_interrupt asm_sysvec_apic_timer_interrupt", "el0_interrupt __el0_irq_handler_common el0t_64_irq"]
         {
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_without_an_entry_is_kept_whole() {
+    fn keeps_stack_without_entry() {
         let unclear = stack("console_unlock vprintk_emit");
         assert_eq!(interrupted(&unclear), Interrupted::Kernel(&unclear));
         assert_eq!(interrupted(&[]), Interrupted::Kernel(&[]));

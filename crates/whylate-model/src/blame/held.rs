@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who held the slots that something waited for.
+//! Holders of the `max_active` slots that a work item waited for.
 
 use std::collections::BTreeSet;
 
@@ -10,9 +10,9 @@ use crate::CauseKind;
 
 /// Shares a span among the holders of the slots.
 ///
-/// An instant that several held is shared equally. One that nobody held belongs to the next holder to start: an active
-/// item has its slot while it waits for its own worker. What is after the last end belongs to whoever ended: its worker
-/// lets the next item go some instructions later. `otherwise` is blamed where no holder is known.
+/// Time with several holders is shared equally. Time without a holder belongs to the next holder to start: an active
+/// item occupies its slot while it waits for its own worker. Time after the last end belongs to the holder that ended
+/// last: its worker activates the next item some instructions later. `otherwise` is blamed if no holder is known.
 pub(super) fn share(span: Span, slots: &[HeldSlot], otherwise: &Blame, sum: &mut Sum<'_>) {
     let mut slots: Vec<&HeldSlot> =
         slots.iter().filter(|slot| slot.ended_ns > slot.started_ns.max(span.from_ns)).collect();
@@ -20,7 +20,7 @@ pub(super) fn share(span: Span, slots: &[HeldSlot], otherwise: &Blame, sum: &mut
     let mut ends: Vec<u64> = slots.iter().map(|slot| slot.ended_ns).filter(|&ended_ns| ended_ns < span.to_ns).collect();
     ends.sort_unstable();
     let mut ends = ends.into_iter().peekable();
-    // By number in `slots`.
+    // Indices into `slots`.
     let mut holders: BTreeSet<usize> = BTreeSet::new();
     let last_ended = slots.iter().max_by_key(|slot| slot.ended_ns).copied();
     let mut next = 0;
@@ -64,32 +64,32 @@ mod tests {
         sum.into_causes().into_iter().map(|cause| (cause.who, cause.ns)).collect()
     }
 
-    fn of(expected: &[(&str, u64)]) -> Vec<(String, u64)> {
+    fn owned(expected: &[(&str, u64)]) -> Vec<(String, u64)> {
         expected.iter().map(|&(who, ns)| (who.to_owned(), ns)).collect()
     }
 
     #[test]
-    fn of_one_slot_each_holder_has_the_time_since_the_one_before() {
+    fn single_slot_time_goes_to_successive_holders() {
         assert_eq!(
             shares(100, 160, &[("a", 50, 110), ("b", 112, 130), ("c", 131, 160)]),
-            of(&[("c", 30), ("b", 20), ("a", 10)])
+            owned(&[("c", 30), ("b", 20), ("a", 10)])
         );
     }
 
     #[test]
-    fn several_holders_share_to_the_nanosecond() {
-        assert_eq!(shares(0, 10, &[("a", 0, 10), ("b", 0, 10), ("c", 0, 10)]), of(&[("a", 4), ("b", 3), ("c", 3)]));
-        assert_eq!(shares(0, 10, &[("a", 0, 4), ("b", 0, 10)]), of(&[("b", 8), ("a", 2)]));
+    fn concurrent_holders_share_to_the_nanosecond() {
+        assert_eq!(shares(0, 10, &[("a", 0, 10), ("b", 0, 10), ("c", 0, 10)]), owned(&[("a", 4), ("b", 3), ("c", 3)]));
+        assert_eq!(shares(0, 10, &[("a", 0, 4), ("b", 0, 10)]), owned(&[("b", 8), ("a", 2)]));
     }
 
     #[test]
-    fn what_is_after_the_last_end_belongs_to_whoever_ended() {
-        assert_eq!(shares(0, 10, &[("b", 0, 9), ("a", 0, 4)]), of(&[("b", 8), ("a", 2)]));
+    fn time_after_last_end_goes_to_last_holder() {
+        assert_eq!(shares(0, 10, &[("b", 0, 9), ("a", 0, 4)]), owned(&[("b", 8), ("a", 2)]));
     }
 
     #[test]
-    fn what_nobody_is_known_to_have_held_is_the_workqueues() {
-        assert_eq!(shares(0, 10, &[]), of(&[("wq", 10)]));
-        assert_eq!(shares(5, 10, &[("a", 0, 4), ("backwards", 9, 6)]), of(&[("wq", 5)]));
+    fn unattributed_pool_time_goes_to_workqueue() {
+        assert_eq!(shares(0, 10, &[]), owned(&[("wq", 10)]));
+        assert_eq!(shares(5, 10, &[("a", 0, 4), ("backwards", 9, 6)]), owned(&[("wq", 5)]));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Why a thread that could run had no CPU.
+//! Causes of a run-queue wait.
 
 use std::cmp::Reverse;
 
@@ -10,48 +10,48 @@ use super::timeline::Timeline;
 use super::window::{Rule, Span, Window};
 use crate::{Cause, CauseKind, Occupancy};
 
-/// What was seen of a wait for a CPU. All times are CLOCK_MONOTONIC.
+/// Evidence of a run-queue wait. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunnableEvidence {
-    /// Since when the thread could run.
+    /// When the thread became runnable.
     pub runnable_ns: u64,
-    /// When it got the CPU.
+    /// When it was switched in.
     pub running_ns: u64,
-    /// The thread.
+    /// TID of the thread.
     pub tid: u32,
-    /// When it was moved to this CPU meanwhile, and from which one.
+    /// When it was migrated to this CPU during the wait, and the CPU that it came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<(u64, u32)>,
-    /// When it was not allowed to run, in order.
+    /// When it was throttled, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub throttled: Vec<Throttled>,
-    /// Who may keep it from a CPU that is idle, as causes name it.
+    /// What may keep the thread from an idle CPU, as causes name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_from_idle: Option<String>,
-    /// Who had the CPU.
+    /// Account of the CPU.
     pub occupancy: Occupancy,
-    /// The occupants of the CPU from which the thread was moved.
+    /// Account of the CPU from which the thread was migrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub occupancy_before: Option<Occupancy>,
 }
 
-/// That a thread may not run.
+/// A time in which a thread was throttled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Throttled {
-    /// Since when.
+    /// Start.
     pub from_ns: u64,
-    /// Until when.
+    /// End.
     pub until_ns: u64,
-    /// By whom, as causes name it: `cgroup /a/b`, `deadline of NAME:tid`.
+    /// What throttled it, as causes name it: `cgroup /a/b`, `deadline of NAME:tid`.
     pub by: String,
 }
 
-/// A CPU comes out of the deepest idle state within so many nanoseconds.
+/// Maximum time to leave the deepest idle state.
 const IDLE_EXIT_NS: u64 = 1_000_000;
 
-/// Returns the causes of the wait, largest first: what throttled the thread, and the occupants of the CPU in the run queue of
-/// which it waited, which is its former CPU until the move. Where the CPU was idle for longer than leaving an idle state
-/// takes, who may keep the thread from it did so. They add up to the wait; what is not known is [`CauseKind::Unknown`].
+/// Returns the causes of the wait, largest first: what throttled the thread, and the occupants of the CPU that it was
+/// queued on, which is its former CPU until the migration. Where the CPU was idle for longer than the exit from an idle
+/// state takes, `kept_from_idle` is blamed. The causes add up to the wait; unexplained time is [`CauseKind::Unknown`].
 pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
     let span = Span { from_ns: evidence.runnable_ns, to_ns: evidence.running_ns };
     if span.ns() == 0 {
@@ -97,7 +97,7 @@ mod tests {
     use crate::{Interval, Occupant};
 
     #[test]
-    fn whoever_had_the_cpu_is_blamed_for_the_time_it_had_it() {
+    fn blames_each_occupant_for_its_time() {
         let thread = |tid: u32, start_ns, end_ns| Interval {
             start_ns,
             end_ns,
@@ -109,16 +109,16 @@ mod tests {
         let evidence =
             RunnableEvidence { runnable_ns: 10, running_ns: 100, tid: 5, occupancy, ..RunnableEvidence::default() };
         let causes = runnable_causes(&evidence);
-        let told: Vec<_> = causes.iter().map(|cause| (cause.kind, cause.who.as_str(), cause.ns)).collect();
+        let actual: Vec<_> = causes.iter().map(|cause| (cause.kind, cause.who.as_str(), cause.ns)).collect();
         let expected = [
             (CauseKind::Thread, "hog:7", 40),
             (CauseKind::Thread, "hog:8", 40),
             (CauseKind::Unknown, "not recorded", 10),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(actual, expected);
     }
     #[test]
-    fn a_queue_that_it_was_moved_from_and_a_quota_are_named() {
+    fn names_former_run_queue_and_quota() {
         let idle =
             Interval { start_ns: 5_000_000, end_ns: 40_000_000, occupant: Occupant::Idle, ..Interval::default() };
         let occupancy = Occupancy { since_ns: 5_000_000, intervals: vec![idle], ..Occupancy::default() };
@@ -131,26 +131,26 @@ mod tests {
             occupancy,
             ..RunnableEvidence::default()
         };
-        let told = |evidence: &RunnableEvidence| -> Vec<(CauseKind, String, u64)> {
+        let causes_of = |evidence: &RunnableEvidence| -> Vec<(CauseKind, String, u64)> {
             runnable_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
         };
         let queue = (CauseKind::Wakeup, "run queue of CPU 3".to_owned(), 10_000_000);
         let quota = (CauseKind::Throttled, "cgroup /a".to_owned(), 30_000_000);
-        assert_eq!(told(&evidence), [quota, queue.clone()]);
+        assert_eq!(causes_of(&evidence), [quota, queue.clone()]);
         evidence.kept_from_idle = None;
         let idle = (CauseKind::IdleExit, "CPU 0".to_owned(), 30_000_000);
-        assert_eq!(told(&evidence), [idle.clone(), queue.clone()]);
-        // Where it is known who had that CPU, and for how long after the move.
+        assert_eq!(causes_of(&evidence), [idle.clone(), queue.clone()]);
+        // With an account of the former CPU, for some time after the migration.
         let hog = Occupant::Thread { tid: 7, name: "hog".to_owned(), cgroup: None };
         let had = Interval { start_ns: 0, end_ns: 35_000_000, occupant: hog, ..Interval::default() };
         evidence.occupancy_before = Some(Occupancy { cpu: 3, intervals: vec![had], ..Occupancy::default() });
-        assert_eq!(told(&evidence), [idle.clone(), (CauseKind::Thread, "hog:7".to_owned(), 10_000_000)]);
+        assert_eq!(causes_of(&evidence), [idle.clone(), (CauseKind::Thread, "hog:7".to_owned(), 10_000_000)]);
         evidence.occupancy_before = Some(Occupancy { cpu: 3, since_ns: 10_000_000, ..Occupancy::default() });
-        assert_eq!(told(&evidence), [idle, queue]);
+        assert_eq!(causes_of(&evidence), [idle, queue]);
     }
 
     #[test]
-    fn while_a_thread_is_throttled_nobody_else_is_to_blame() {
+    fn throttled_time_blames_only_the_limit() {
         let interval = |start_ns, end_ns, occupant| Interval { start_ns, end_ns, occupant, ..Interval::default() };
         let hog = Occupant::Thread { tid: 7, name: "hog".to_owned(), cgroup: None };
         let occupancy = Occupancy {
@@ -167,31 +167,31 @@ mod tests {
             occupancy,
             ..RunnableEvidence::default()
         };
-        let told = |evidence: &RunnableEvidence| -> Vec<(CauseKind, String, u64)> {
+        let causes_of = |evidence: &RunnableEvidence| -> Vec<(CauseKind, String, u64)> {
             runnable_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
         };
         let throttled = |ns| (CauseKind::Throttled, "cgroup /a/b".to_owned(), ns);
         let thread = |ns| (CauseKind::Thread, "hog:7".to_owned(), ns);
-        assert_eq!(told(&evidence), [throttled(65_000_000), thread(20_000_000)]);
+        assert_eq!(causes_of(&evidence), [throttled(65_000_000), thread(20_000_000)]);
         evidence.moved = Some((80_000_000, 3));
         let queue = (CauseKind::Wakeup, "run queue of CPU 3".to_owned(), 10_000_000);
-        assert_eq!(told(&evidence), [throttled(65_000_000), thread(10_000_000), queue]);
-        // It was moved while it was throttled.
+        assert_eq!(causes_of(&evidence), [throttled(65_000_000), thread(10_000_000), queue]);
+        // Migrated while throttled.
         evidence.moved = Some((30_000_000, 3));
-        assert_eq!(told(&evidence), [throttled(65_000_000), thread(20_000_000)]);
-        // Others of its cgroup used the quota up while it waited behind them, twice.
+        assert_eq!(causes_of(&evidence), [throttled(65_000_000), thread(20_000_000)]);
+        // Other threads of its cgroup used up the quota while it waited behind them, twice.
         evidence.moved = None;
         let of_quota = |from_ns, until_ns| Throttled { from_ns, until_ns, by: "cgroup /a/b".to_owned() };
         evidence.throttled = vec![of_quota(12_000_000, 40_000_000), of_quota(45_000_000, 93_000_000)];
-        assert_eq!(told(&evidence), [throttled(78_000_000), thread(7_000_000)]);
+        assert_eq!(causes_of(&evidence), [throttled(78_000_000), thread(7_000_000)]);
         evidence.moved = Some((11_000_000, 3));
         let queue = (CauseKind::Wakeup, "run queue of CPU 3".to_owned(), 1_000_000);
-        assert_eq!(told(&evidence), [throttled(78_000_000), thread(6_000_000), queue]);
+        assert_eq!(causes_of(&evidence), [throttled(78_000_000), thread(6_000_000), queue]);
     }
 
-    /// Records of kernels with core scheduling, or with a scheduler that is a BPF program.
+    /// Records of kernels with core scheduling or with a sched_ext scheduler.
     #[test]
-    fn an_idle_cpu_that_a_scheduler_keeps_idle_is_its_doing() {
+    fn idle_cpu_blamed_on_scheduler_that_keeps_it_idle() {
         for by in ["core scheduling", "sched_ext scheduler made_up"] {
             let idle = Interval { start_ns: 0, end_ns: 9_000_000, ..Interval::default() };
             let evidence = RunnableEvidence {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Time by cause.
+//! Sums time by cause.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::{Cause, CauseKind, Cgroup};
 
-/// What a span of time is blamed on: the kind of delay, and who caused it.
+/// What a span of time is blamed on: the kind of delay and the culprit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Blame {
     pub kind: CauseKind,
     pub who: String,
-    /// The path of the thread's cgroup.
+    /// Path of the thread's cgroup.
     pub cgroup: Option<String>,
 }
 
@@ -20,23 +20,23 @@ impl Blame {
         Blame { kind, who: who.into(), cgroup: None }
     }
 
-    /// It cannot be told; `why` says what is missing.
+    /// Returns the blame for unexplained time; `why` names the missing evidence.
     pub fn unknown(why: &str) -> Self {
         Blame::new(CauseKind::Unknown, why)
     }
 }
 
-/// Adds up the parts of a window by what they are blamed on.
+/// Sums the parts of a window by blame.
 #[derive(Debug, Default)]
 pub(super) struct Sum<'a> {
-    by_blame: BTreeMap<Blame, Part<'a>>,
+    by_blame: BTreeMap<Blame, BlameTotal<'a>>,
     total_ns: u64,
 }
 
 #[derive(Debug, Default)]
-struct Part<'a> {
+struct BlameTotal<'a> {
     ns: u64,
-    /// How much of it was seen with each stack; only stacks that have frames.
+    /// Time by stack; only stacks that have frames.
     by_stack: BTreeMap<&'a [String], u64>,
 }
 
@@ -57,20 +57,20 @@ impl<'a> Sum<'a> {
         self.total_ns
     }
 
-    /// The causes, largest first, each with the stack that most of it was seen with.
+    /// Returns the causes, largest first, each with the stack that covers most of its time.
     pub fn into_causes(self) -> Vec<Cause> {
         let mut causes: Vec<Cause> = self
             .by_blame
             .into_iter()
             .map(|(blame, part)| {
-                // Of equals the first in order, so that the same evidence always gives the same causes.
+                // Of equals the first in order, so that equal evidence gives equal causes.
                 let stack = part.by_stack.into_iter().min_by_key(|&(_, ns)| Reverse(ns));
                 let stack = stack.map(|(stack, _)| stack.to_vec()).unwrap_or_default();
                 let cgroup = blame.cgroup.as_deref().map(Cgroup::of);
                 Cause { stack, cgroup, ..Cause::new(blame.kind, blame.who, part.ns) }
             })
             .collect();
-        // Stable: causes of equal length stay in order of kind and name.
+        // A stable sort: causes of equal length stay in order of kind and name.
         causes.sort_by_key(|cause| Reverse(cause.ns));
         causes
     }

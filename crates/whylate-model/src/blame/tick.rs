@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who kept interrupts off, told from what was seen of an interrupt that came late.
+//! Finds what kept interrupts disabled, from the evidence of a late interrupt.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,61 +21,61 @@ pub enum Found {
     User,
 }
 
-/// What made an interrupt late, where that is known without a look at the stack.
+/// What made an interrupt late, where that is known without its stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// It is not.
+    /// Not known.
     #[default]
     Unknown,
-    /// The hypervisor had the CPU for most of the time.
+    /// Steal time covers most of the delay.
     Steal,
-    /// The hypervisor may have had it for nearly all of the time, or before.
+    /// Possible steal time covers nearly all of the delay, but may be from before the timer was due.
     PerhapsSteal,
-    /// Handlers of other interrupts ran for most of it; this is the one that ran longest.
+    /// Handlers of other interrupts ran for most of it; names the one that ran longest.
     Handler(String),
 }
 
-/// What was seen of an interrupt that came late. Times are CLOCK_MONOTONIC.
+/// Evidence of a late interrupt. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LateTick {
     /// When its timer was due.
     pub due_ns: u64,
-    /// When it was let in.
+    /// When its handler started.
     pub came_ns: u64,
     /// What it interrupted.
     pub found: Found,
-    /// What is known of what made it late.
+    /// What is known about the reason.
     pub reason: Reason,
-    /// The kernel stack that it found, innermost frame first, with the frames of the interrupt itself.
+    /// Kernel stack at the interrupt, innermost frame first, including the interrupt's own frames.
     pub stack: Vec<String>,
-    /// The kernel stack that was found while the timer was overdue and interrupts were off, innermost frame first;
-    /// empty where nobody could look.
+    /// Kernel stack taken while the timer was overdue and interrupts were disabled (by an NMI), innermost frame first;
+    /// empty if none could be taken.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inside: Vec<String>,
-    /// Of that, what the hypervisor took, at least.
+    /// Minimum time that the hypervisor took of the delay.
     pub steal_ns: u64,
-    /// What it took beyond that, then or before the timer was due.
+    /// Further steal time, of the delay or from before the timer was due.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub perhaps_stolen_ns: u64,
-    /// Of that, what handlers of other interrupts took.
+    /// Time of the delay that handlers of other interrupts took.
     pub handlers_ns: u64,
     /// The CPU.
     pub cpu: u32,
-    /// The thread that had it, as causes name it: `name:tid`.
+    /// The thread that was running, as causes name it: `name:tid`.
     pub thread: String,
-    /// Who had the CPU meanwhile, where causes are asked for.
+    /// Account of the CPU during the delay, if causes are enabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub occupancy: Option<Occupancy>,
 }
 
 impl LateTick {
-    /// How late it was.
+    /// Returns the delay in nanoseconds.
     pub fn late_ns(&self) -> u64 {
         self.came_ns.saturating_sub(self.due_ns)
     }
 
-    /// Who made it late.
+    /// Returns what made the interrupt late.
     pub fn keeper(&self) -> Keeper {
         keeper(self.found, &self.reason, &self.stack)
     }
@@ -85,58 +85,62 @@ fn is_zero(ns: &u64) -> bool {
     *ns == 0
 }
 
-/// Who made interrupts late, and how.
+/// What made interrupts late: the kind and the code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Keeper {
-    /// How.
+    /// Kind of the delay.
     pub kind: CauseKind,
-    /// The function that enabled interrupts again.
+    /// Function that enabled interrupts again.
     pub function: Option<String>,
-    /// The one that called it.
+    /// Caller of that function.
     pub caller: Option<String>,
-    /// The handler of an interrupt.
+    /// Interrupt handler.
     pub handler: Option<String>,
 }
 
 impl Keeper {
-    /// As the labels of a series: `kind`, and `function`, `caller` or `handler` where they are known.
+    /// Returns the labels of a series: `kind`, and `function`, `caller` or `handler` where known.
     pub fn labels(&self) -> Labels {
         let names = [("function", &self.function), ("caller", &self.caller), ("handler", &self.handler)];
         let known = names.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value.clone()?)));
         known.chain([("kind".to_owned(), self.kind.name().to_owned())]).collect()
     }
 
-    fn of(kind: CauseKind) -> Self {
+    fn from_kind(kind: CauseKind) -> Self {
         Keeper { kind, function: None, caller: None, handler: None }
     }
 }
 
-/// Who made it late.
+/// Finds what made an interrupt late.
 ///
-/// Only kernel code keeps interrupts off: one that interrupts user code was kept waiting by a handler, by the
-/// hypervisor, or by the machine itself (system management mode). One that is late in kernel code comes in where
-/// interrupts were enabled again. An idle state is left with interrupts off, which is nobody's doing.
+/// Only kernel code can disable interrupts: an interrupt of user code was delayed by a handler, by the hypervisor, or
+/// by the machine itself (system management mode). A late interrupt of kernel code comes in where interrupts are
+/// enabled again. The exit from an idle state runs with interrupts disabled, which is no thread's fault.
 pub fn keeper(found: Found, reason: &Reason, stack: &[String]) -> Keeper {
     match reason {
-        Reason::Steal => return Keeper::of(CauseKind::Steal),
-        Reason::Handler(name) => return Keeper { handler: Some(name.clone()), ..Keeper::of(CauseKind::Irq) },
+        Reason::Steal => return Keeper::from_kind(CauseKind::Steal),
+        Reason::Handler(name) => return Keeper { handler: Some(name.clone()), ..Keeper::from_kind(CauseKind::Irq) },
         Reason::PerhapsSteal | Reason::Unknown => {}
     }
     let frames = match interrupted(stack) {
-        _ if found == Found::User => return Keeper::of(CauseKind::Unknown),
-        Interrupted::User => return Keeper::of(CauseKind::Unknown),
+        _ if found == Found::User => return Keeper::from_kind(CauseKind::Unknown),
+        Interrupted::User => return Keeper::from_kind(CauseKind::Unknown),
         Interrupted::Kernel(frames) => frames,
     };
     if found == Found::Idle && is_idle_state(frames) {
-        return Keeper::of(CauseKind::IdleExit);
+        return Keeper::from_kind(CauseKind::IdleExit);
     }
     if *reason == Reason::PerhapsSteal {
-        return Keeper { handler: Some(PERHAPS_STOLEN.to_owned()), ..Keeper::of(CauseKind::Unknown) };
+        return Keeper { handler: Some(PERHAPS_STOLEN.to_owned()), ..Keeper::from_kind(CauseKind::Unknown) };
     }
-    Keeper { function: frames.first().cloned(), caller: frames.get(1).cloned(), ..Keeper::of(CauseKind::IrqsOff) }
+    Keeper {
+        function: frames.first().cloned(),
+        caller: frames.get(1).cloned(),
+        ..Keeper::from_kind(CauseKind::IrqsOff)
+    }
 }
 
-/// What a stack has below the frames of the interrupt; empty where that has interrupted user code.
+/// Returns the frames below those of the interrupt; none if it interrupted user code.
 pub fn interrupted_stack(stack: &[String]) -> &[String] {
     match interrupted(stack) {
         Interrupted::Kernel(frames) => frames,
@@ -144,11 +148,11 @@ pub fn interrupted_stack(stack: &[String]) -> &[String] {
     }
 }
 
-/// Whether the idle loop was in an idle state, or on the way into or out of one.
+/// Returns whether the idle loop was in an idle state, or entering or leaving one.
 fn is_idle_state(frames: &[String]) -> bool {
     let is_state = |frame: &String| {
         let function = frame.split(['+', ' ']).next().unwrap_or_default();
-        // What the idle loop calls when it gives the CPU to a thread.
+        // The idle loop calls this to switch to a thread.
         function != "schedule_idle" && ["idle", "halt", "mwait"].iter().any(|part| function.contains(part))
     };
     let called = frames.iter().take_while(|frame| !frame.starts_with("schedule_idle"));
@@ -156,7 +160,8 @@ fn is_idle_state(frames: &[String]) -> bool {
     reaches_loop && called.take(3).any(is_state)
 }
 
-/// What made it late, largest first; the parts add up to its lateness. With an account each instant has its cause.
+/// Returns the causes of the delay, largest first; they add up to it. With an account of the CPU, each instant has its
+/// own cause.
 pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
     let late_ns = tick.late_ns();
     if let Some(occupancy) = &tick.occupancy {
@@ -165,16 +170,16 @@ pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
         let occupancy = occupancy.clone();
         let causes =
             timer_causes(&TimerEvidence { due_ns, irq_ns: came_ns, thread_ns: came_ns, tid: 0, occupancy, stack });
-        return proven(tick, causes);
+        return correct_account(tick, causes);
     }
     let keeper = tick.keeper();
-    let most_ns = tick.steal_ns.saturating_add(tick.perhaps_stolen_ns).min(late_ns);
+    let max_steal_ns = tick.steal_ns.saturating_add(tick.perhaps_stolen_ns).min(late_ns);
     // Neither user code nor an idle state is to blame for the rest.
     let is_user = keeper.kind == CauseKind::Unknown && keeper.handler.is_none();
-    let is_nobodys = is_user || tick.found == Found::User || keeper.kind == CauseKind::IdleExit;
-    let steal_ns = if is_nobodys { most_ns } else { tick.steal_ns.min(late_ns) };
-    let handlers_ns = tick.handlers_ns.min(late_ns - most_ns);
-    let rest_ns = late_ns - most_ns - handlers_ns;
+    let is_unattributed = is_user || tick.found == Found::User || keeper.kind == CauseKind::IdleExit;
+    let steal_ns = if is_unattributed { max_steal_ns } else { tick.steal_ns.min(late_ns) };
+    let handlers_ns = tick.handlers_ns.min(late_ns - max_steal_ns);
+    let rest_ns = late_ns - max_steal_ns - handlers_ns;
     let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
     let handlers = |name: &str| cause(CauseKind::Irq, name, handlers_ns);
     let (handlers, rest) = match &keeper {
@@ -197,22 +202,22 @@ pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
         }
         _ => (handlers("handlers"), cause(CauseKind::Unknown, "user code ran: the machine or its hypervisor", rest_ns)),
     };
-    let perhaps = cause(CauseKind::Unknown, PERHAPS_STOLEN, most_ns - steal_ns);
+    let perhaps = cause(CauseKind::Unknown, PERHAPS_STOLEN, max_steal_ns - steal_ns);
     let mut causes = vec![cause(CauseKind::Steal, "hypervisor", steal_ns), perhaps, handlers, rest];
     causes.retain(|cause| cause.ns > 0);
     causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
     causes
 }
 
-/// The account misses an interrupt that comes in while it is being written. The late tick itself proves then what the
-/// thread that had the CPU did: it kept interrupts off.
-fn proven(tick: &LateTick, causes: Vec<Cause>) -> Vec<Cause> {
-    let is_told = causes.iter().any(|cause| cause.kind == CauseKind::IrqsOff);
-    if is_told || tick.keeper().kind != CauseKind::IrqsOff {
+/// Corrects the causes by the late tick itself: the account misses an interrupt that comes in while the account is
+/// written. The tick then proves that the thread on the CPU had interrupts disabled.
+fn correct_account(tick: &LateTick, causes: Vec<Cause>) -> Vec<Cause> {
+    let is_known = causes.iter().any(|cause| cause.kind == CauseKind::IrqsOff);
+    if is_known || tick.keeper().kind != CauseKind::IrqsOff {
         return causes;
     }
     let is_thread = |cause: &&Cause| matches!(cause.kind, CauseKind::Thread | CauseKind::Work);
-    // Of several threads, nobody tells which one was not recorded.
+    // Of several threads, the one missing from the account is unknown.
     let is_alone = causes.iter().filter(is_thread).all(|cause| cause.who == tick.thread);
     let is_holder = |cause: &Cause| {
         (cause.kind == CauseKind::Unknown && cause.who == NOT_RECORDED && is_alone)
@@ -241,36 +246,36 @@ mod tests {
         format!("{own} {frames}").split_whitespace().map(str::to_owned).collect()
     }
 
-    fn told(found: Found, frames: &str) -> (CauseKind, Option<String>, Option<String>) {
+    fn classify(found: Found, frames: &str) -> (CauseKind, Option<String>, Option<String>) {
         let keeper = keeper(found, &Reason::Unknown, &stack(frames));
         (keeper.kind, keeper.function, keeper.caller)
     }
 
     #[test]
-    fn whoever_enabled_interrupts_is_the_culprit() {
+    fn blames_function_that_enabled_interrupts() {
         let held = "_raw_spin_unlock_irqrestore serial8250_console_write console_unlock";
         let names = |function: &str, caller: &str| (Some(function.to_owned()), Some(caller.to_owned()));
-        let (kind, function, caller) = told(Found::Kernel, held);
+        let (kind, function, caller) = classify(Found::Kernel, held);
         assert_eq!(
             (kind, (function, caller)),
             (CauseKind::IrqsOff, names("_raw_spin_unlock_irqrestore", "serial8250_console_write"))
         );
-        // The idle loop runs the scheduler too, and softirqs.
+        // The idle loop also runs the scheduler and softirqs.
         let switch = "finish_task_switch __schedule schedule_idle do_idle cpu_startup_entry";
-        assert_eq!(told(Found::Idle, switch).0, CauseKind::IrqsOff);
+        assert_eq!(classify(Found::Idle, switch).0, CauseKind::IrqsOff);
         let softirq = "_raw_spin_unlock_irqrestore net_rx_action handle_softirqs irq_exit_rcu do_idle";
-        assert_eq!(told(Found::Idle, softirq).0, CauseKind::IrqsOff);
+        assert_eq!(classify(Found::Idle, softirq).0, CauseKind::IrqsOff);
     }
 
     #[test]
-    fn an_idle_state_is_nobodys_doing() {
+    fn idle_state_is_not_blamed_on_code() {
         for frames in ["pv_native_safe_halt default_idle do_idle", "cpuidle_enter_state cpuidle_enter do_idle"] {
-            assert_eq!(told(Found::Idle, frames), (CauseKind::IdleExit, None, None), "{frames}");
+            assert_eq!(classify(Found::Idle, frames), (CauseKind::IdleExit, None, None), "{frames}");
         }
     }
 
     #[test]
-    fn a_late_tick_proves_what_the_account_has_missed() {
+    fn late_tick_corrects_incomplete_account() {
         let tick = LateTick {
             found: Found::Kernel,
             came_ns: 1_000,
@@ -281,38 +286,41 @@ mod tests {
         let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
         let (thread, irq, unknown) = (CauseKind::Thread, CauseKind::Irq, CauseKind::Unknown);
         let missed = vec![cause(thread, "dd:7", 800), cause(unknown, "not recorded", 150), cause(irq, "eth0", 50)];
-        let told: Vec<_> = proven(&tick, missed.clone()).iter().map(|cause| (cause.kind, cause.ns)).collect();
-        assert_eq!(told, [(CauseKind::IrqsOff, 950), (irq, 50)]);
-        // Whoever else had the CPU may have had what was not recorded as well.
+        let actual: Vec<_> =
+            correct_account(&tick, missed.clone()).iter().map(|cause| (cause.kind, cause.ns)).collect();
+        assert_eq!(actual, [(CauseKind::IrqsOff, 950), (irq, 50)]);
+        // Another thread on the CPU may account for the unrecorded time as well.
         let two = vec![cause(thread, "sh:8", 800), cause(unknown, "not recorded", 150), cause(thread, "dd:7", 50)];
-        let told: Vec<_> = proven(&tick, two).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect();
+        let actual: Vec<_> =
+            correct_account(&tick, two).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect();
         let expected = [(thread, "sh:8", 800), (unknown, "not recorded", 150), (CauseKind::IrqsOff, "dd:7", 50)];
-        assert_eq!(told, expected.map(|(kind, who, ns)| (kind, who.to_owned(), ns)));
-        // The hypervisor may have had that.
+        assert_eq!(actual, expected.map(|(kind, who, ns)| (kind, who.to_owned(), ns)));
+        // It may be steal time.
         let perhaps = vec![cause(unknown, PERHAPS_STOLEN, 800), cause(irq, "eth0", 50)];
-        assert_eq!(proven(&tick, perhaps.clone()), perhaps);
-        // Nothing is proven where user code was interrupted, and nothing changes where it is told.
+        assert_eq!(correct_account(&tick, perhaps.clone()), perhaps);
+        // Nothing is proven if user code was interrupted, and nothing changes if the account names it already.
         let in_user = LateTick { found: Found::User, ..tick.clone() };
-        assert_eq!(proven(&in_user, missed.clone()), missed);
+        assert_eq!(correct_account(&in_user, missed.clone()), missed);
         let mut seen = missed;
         seen.push(cause(CauseKind::IrqsOff, "dd:7", 10));
-        assert_eq!(proven(&tick, seen.clone()), seen);
+        assert_eq!(correct_account(&tick, seen.clone()), seen);
     }
 
     #[test]
-    fn user_code_keeps_no_interrupts_off() {
-        assert_eq!(told(Found::User, "anything").0, CauseKind::Unknown);
-        assert_eq!(told(Found::Kernel, "").0, CauseKind::Unknown);
+    fn user_code_cannot_disable_interrupts() {
+        assert_eq!(classify(Found::User, "anything").0, CauseKind::Unknown);
+        assert_eq!(classify(Found::Kernel, "").0, CauseKind::Unknown);
         let late =
             LateTick { found: Found::User, came_ns: 900, steal_ns: 800, reason: Reason::Steal, ..LateTick::default() };
         let kinds: Vec<_> = tick_causes(&late).iter().map(|cause| (cause.kind, cause.ns)).collect();
         assert_eq!(kinds, [(CauseKind::Steal, 800), (CauseKind::Unknown, 100)]);
     }
 
-    /// The account of a vCPU that lost the processor in user code, and whose late interrupt it has or has not recorded.
+    /// Returns the account of a vCPU that was descheduled in user code; it includes the late interrupt's delay if
+    /// `late_ns` is not 0.
     fn account_of_user_code(stolen_ns: u64, late_ns: u64) -> Occupancy {
         let taken = Taken { steal_ns: stolen_ns, ..Taken::default() };
-        let of = |occupant, span: std::ops::Range<u64>| Interval {
+        let interval = |occupant, span: std::ops::Range<u64>| Interval {
             start_ns: span.start,
             end_ns: span.end,
             occupant,
@@ -321,42 +329,42 @@ mod tests {
         let thread = Occupant::Thread { tid: 7, name: "dd".to_owned(), cgroup: None };
         let interrupt = Occupant::Irq { name: "local_timer".to_owned() };
         let intervals = vec![
-            Interval { taken, ..of(thread, 0..1_000) },
-            Interval { late_ns, stack: stack(""), ..of(interrupt, 1_000..1_001) },
+            Interval { taken, ..interval(thread, 0..1_000) },
+            Interval { late_ns, stack: stack(""), ..interval(interrupt, 1_000..1_001) },
         ];
         Occupancy { intervals, ..Occupancy::default() }
     }
 
     proptest! {
         #[test]
-        fn stolen_time_never_has_interrupts_off(told_ns in 0u64..1500, late_ns in 0u64..1000, with_account: bool) {
-            // Some hypervisors do not tell of all that they take, and some of none.
+        fn steal_time_is_never_irqs_off(reported_ns in 0u64..1500, late_ns in 0u64..1000, with_account: bool) {
+            // Some hypervisors report only a part of the steal time, and some none.
             for reason in [Reason::Steal, Reason::Unknown] {
-                let account = with_account.then(|| account_of_user_code(told_ns.min(1_000), late_ns));
+                let account = with_account.then(|| account_of_user_code(reported_ns.min(1_000), late_ns));
                 let tick = LateTick {
                     found: Found::User,
                     reason,
                     came_ns: 1_000,
-                    steal_ns: told_ns,
+                    steal_ns: reported_ns,
                     stack: stack(""),
                     thread: "dd:7".to_owned(),
                     occupancy: account,
                     ..LateTick::default()
                 };
                 prop_assert_ne!(tick.keeper().kind, CauseKind::IrqsOff);
-                let found = tick_causes(&tick);
-                prop_assert!(found.iter().all(|cause| cause.kind != CauseKind::IrqsOff), "{:?}", found);
-                prop_assert_eq!(found.iter().map(|cause| cause.ns).sum::<u64>(), 1_000);
+                let causes = tick_causes(&tick);
+                prop_assert!(causes.iter().all(|cause| cause.kind != CauseKind::IrqsOff), "{:?}", causes);
+                prop_assert_eq!(causes.iter().map(|cause| cause.ns).sum::<u64>(), 1_000);
             }
-            // In kernel code too, as long as the hypervisor tells.
-            let tick = LateTick { reason: Reason::Steal, came_ns: 1_000, steal_ns: told_ns, stack: stack("a b"), ..LateTick::default() };
+            // In kernel code too, if the hypervisor reports steal time.
+            let tick = LateTick { reason: Reason::Steal, came_ns: 1_000, steal_ns: reported_ns, stack: stack("a b"), ..LateTick::default() };
             prop_assert_eq!(tick.keeper().kind, CauseKind::Steal);
             prop_assert!(tick_causes(&tick).iter().all(|cause| cause.kind != CauseKind::IrqsOff));
         }
     }
 
     #[test]
-    fn what_may_have_been_stolen_before_is_nobodys_doing_yet() {
+    fn possible_steal_time_is_unknown() {
         let tick = |found, frames: &str| LateTick {
             found,
             reason: Reason::PerhapsSteal,
@@ -367,7 +375,7 @@ mod tests {
             thread: "dd:7".to_owned(),
             ..LateTick::default()
         };
-        let told = |tick: &LateTick| -> Vec<(CauseKind, String, u64)> {
+        let causes_of = |tick: &LateTick| -> Vec<(CauseKind, String, u64)> {
             tick_causes(tick).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
         };
         let steal = |ns| (CauseKind::Steal, "hypervisor".to_owned(), ns);
@@ -375,19 +383,19 @@ mod tests {
         let held = tick(Found::Kernel, "unlock write");
         assert_eq!(held.keeper().kind, CauseKind::Unknown);
         let beside = unknown("beside what may be stolen", 50);
-        assert_eq!(told(&held), [unknown(PERHAPS_STOLEN, 650), steal(300), beside]);
-        // A section that was longer than all that was stolen is proven.
+        assert_eq!(causes_of(&held), [unknown(PERHAPS_STOLEN, 650), steal(300), beside]);
+        // A section longer than all possible steal time is proven.
         let longer = LateTick { came_ns: 2_000, reason: Reason::Unknown, ..held };
         let section = (CauseKind::IrqsOff, "dd:7".to_owned(), 1_050);
-        assert_eq!(told(&longer), [section, unknown(PERHAPS_STOLEN, 650), steal(300)]);
+        assert_eq!(causes_of(&longer), [section, unknown(PERHAPS_STOLEN, 650), steal(300)]);
         // Neither user code nor an idle state keeps interrupts off.
-        let idle = told(&tick(Found::Idle, "pv_native_safe_halt default_idle do_idle"));
+        let idle = causes_of(&tick(Found::Idle, "pv_native_safe_halt default_idle do_idle"));
         assert_eq!(idle, [steal(950), (CauseKind::IdleExit, "CPU 0".to_owned(), 50)]);
-        assert_eq!(told(&tick(Found::User, ""))[0], steal(950));
+        assert_eq!(causes_of(&tick(Found::User, ""))[0], steal(950));
     }
 
     #[test]
-    fn labels_name_what_is_known() {
+    fn omits_labels_without_values() {
         let handler = keeper(Found::User, &Reason::Handler("nvme0q1".to_owned()), &[]);
         let pairs = |culprit: &Keeper| culprit.labels().into_iter().collect::<Vec<_>>();
         let text = |name: &str, value: &str| (name.to_owned(), value.to_owned());
@@ -399,7 +407,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_parts_add_up(late_ns in 0u64..1000, took in [0u64..1500, 0..1500, 0..1500], reason in 0..4, found in 0..3) {
+        fn causes_add_up_to_delay(late_ns in 0u64..1000, took in [0u64..1500, 0..1500, 0..1500], reason in 0..4, found in 0..3) {
             let [steal_ns, perhaps_stolen_ns, handlers_ns] = took;
             let handler = Reason::Handler("h".to_owned());
             let reason = [Reason::Unknown, Reason::Steal, Reason::PerhapsSteal, handler][reason as usize].clone();

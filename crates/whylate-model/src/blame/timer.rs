@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Why a timer, and the thread that it wakes, was late.
+//! Causes of a late timer and of the late thread that it wakes.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,59 +7,60 @@ use super::timeline::Timeline;
 use super::window::{Rule, Span, Window};
 use crate::{Cause, CauseKind, Interval, Occupancy, Occupant, thread};
 
-/// What was seen of a late activation. All times are CLOCK_MONOTONIC.
+/// Evidence of a late activation. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimerEvidence {
     /// When the timer was due.
     pub due_ns: u64,
-    /// When its function was called, in its interrupt.
+    /// When its function was called, in the timer's interrupt.
     pub irq_ns: u64,
-    /// When the thread that it woke got the CPU.
+    /// When the thread that it woke was switched in.
     pub thread_ns: u64,
-    /// That thread.
+    /// TID of that thread.
     pub tid: u32,
-    /// Who had the CPU. The timer's own interrupt says how late it was.
+    /// Account of the CPU. The interval of the timer's interrupt states its delay.
     pub occupancy: Occupancy,
-    /// The kernel stack that the interrupt found, innermost first; empty unless asked for.
+    /// Kernel stack at the interrupt, innermost frame first; empty unless enabled.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
 }
 
-/// The parts of a late activation, as rtla's auto-analysis names them. Each list is largest first.
+/// Parts of a late activation, as rtla's auto-analysis names them. Each list is sorted, largest first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TimerAnalysis {
-    /// From due to the beginning of the timer's interrupt, and who made it wait.
+    /// Causes of the delay between the due time and the start of the timer's interrupt.
     pub irq_delay: Vec<Cause>,
-    /// From due to the timer's function.
+    /// Time from due to the timer's function, in nanoseconds.
     pub irq_latency_ns: u64,
-    /// The rest of the timer's interrupt.
+    /// Time from the start of the timer's interrupt to its end.
     pub irq_duration_ns: u64,
-    /// The thread that was interrupted, while it kept the CPU afterwards.
+    /// The interrupted thread, while it continued to run after the interrupt.
     pub blocking: Vec<Cause>,
     /// Non-maskable interrupts after the timer's interrupt.
     pub nmi: Vec<Cause>,
-    /// Other interrupts after it.
+    /// Other interrupts after the timer's interrupt.
     pub irq: Vec<Cause>,
-    /// Softirqs after it.
+    /// Softirqs after the timer's interrupt.
     pub softirq: Vec<Cause>,
-    /// Other threads after it.
+    /// Other threads after the timer's interrupt.
     pub thread: Vec<Cause>,
-    /// What is left: the hypervisor, an idle state, what is not known.
+    /// Everything else: the hypervisor, an idle state, unknown time.
     pub other: Vec<Cause>,
-    /// From due to when the thread got the CPU.
+    /// Time from due until the thread was switched in, in nanoseconds.
     pub thread_latency_ns: u64,
 }
 
-/// The causes of an activation's latency, largest first. They add up to it to the nanosecond, whatever the evidence is
-/// like; what is not known is [`CauseKind::Unknown`].
+/// Returns the causes of an activation's latency, largest first. They add up to the latency to the nanosecond, even for
+/// inconsistent evidence; unexplained time is [`CauseKind::Unknown`].
 ///
-/// Each instant belongs to whoever had the CPU: until the timer's interrupt the one that kept interrupts off, the idle
-/// state that was left, or the interrupt before; then that interrupt itself, and whoever kept the thread from the CPU.
+/// Each instant belongs to the occupant of the CPU: before the timer's interrupt the code that had interrupts disabled,
+/// the idle state that was left, or an earlier interrupt; then the timer's interrupt itself, and the occupants that
+/// delayed the thread.
 pub fn timer_causes(evidence: &TimerEvidence) -> Vec<Cause> {
     causes_of(evidence, Span { from_ns: evidence.due_ns, to_ns: evidence.thread_ns })
 }
 
-/// The same causes, as the parts of an activation. They add up to the thread's latency.
+/// Splits the causes into the parts of an activation. They add up to the thread's latency.
 pub fn timer_analysis(evidence: &TimerEvidence) -> TimerAnalysis {
     let TimerEvidence { due_ns, irq_ns, thread_ns, .. } = *evidence;
     let (interrupt, interrupted) = own_interrupt(evidence);
@@ -91,17 +92,17 @@ pub fn timer_analysis(evidence: &TimerEvidence) -> TimerAnalysis {
 }
 
 impl TimerAnalysis {
-    /// Of the interrupt's delay, the exit from an idle state; 0 where the CPU was not idle.
+    /// Returns the time of the interrupt's delay that the exit from an idle state took; 0 if the CPU was not idle.
     pub fn exit_from_idle_ns(&self) -> u64 {
         sum_ns(self.irq_delay.iter().filter(|cause| cause.kind == CauseKind::IdleExit))
     }
 
-    /// The interrupts before the timer's own, that it had to wait for.
+    /// Returns the interrupts before the timer's own that delayed it.
     pub fn previous_irqs(&self) -> impl Iterator<Item = &Cause> {
         self.irq_delay.iter().filter(|cause| cause.kind == CauseKind::Irq)
     }
 
-    /// The whole of the parts; the same as the thread's latency.
+    /// Returns the sum of all parts, which equals the thread's latency.
     pub fn total_ns(&self) -> u64 {
         let after = [&self.blocking, &self.nmi, &self.irq, &self.softirq, &self.thread, &self.other];
         sum_ns(&self.irq_delay) + self.irq_duration_ns + after.into_iter().map(sum_ns).sum::<u64>()
@@ -122,7 +123,7 @@ fn causes_of(evidence: &TimerEvidence, span: Span) -> Vec<Cause> {
     window.causes(&timeline)
 }
 
-/// The timer's interrupt, and what the thread that it interrupted is called among the causes.
+/// Returns the interval of the timer's interrupt, and the interrupted thread as causes name it.
 fn own_interrupt(evidence: &TimerEvidence) -> (Option<&Interval>, Option<String>) {
     let intervals = &evidence.occupancy.intervals;
     let is_own = |interval: &Interval| interval.start_ns <= evidence.irq_ns && evidence.irq_ns <= interval.end_ns;
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn each_part_has_its_place() {
+    fn splits_latency_into_parts() {
         let softirq = Occupant::Softirq { name: "net_rx".to_owned() };
         let intervals = [
             (0, thread("dd")),
@@ -182,7 +183,7 @@ mod tests {
         let analysis = timer_analysis(&evidence(&intervals, 2_000));
         let sums =
             [&analysis.blocking, &analysis.irq, &analysis.softirq, &analysis.thread, &analysis.other].map(sum_ns);
-        // Both have one thread id here, so the name tells them apart.
+        // Both threads have one TID here, so only the name distinguishes them.
         assert_eq!(sums, [1_300, 200, 500, 3_000, 0]);
         assert_eq!((analysis.irq_latency_ns, analysis.irq_duration_ns), (2_100, 1_000));
         assert_eq!((analysis.irq_delay[0].kind, analysis.irq_delay[0].ns), (CauseKind::IrqsOff, 2_000));
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_state_and_an_interrupt_before_are_told() {
+    fn reports_idle_exit_and_previous_irq() {
         let intervals =
             [(0, Occupant::Idle), (2_000, irq("eth0")), (3_000, irq("local_timer")), (4_000, Occupant::Idle)];
         let analysis = timer_analysis(&evidence(&intervals, 0));
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_account_everything_is_unknown() {
+    fn missing_account_gives_unknown() {
         let bare = TimerEvidence { occupancy: Occupancy::default(), ..evidence(&[], 0) };
         let analysis = timer_analysis(&bare);
         assert_eq!(analysis.total_ns(), 8_000);

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The arithmetic of blame: a window cut into parts, each explained by a rule.
+//! Arithmetic of blame: splits a window into parts, each explained by a rule.
 //!
 //! Each nanosecond of the window belongs to exactly one cause, so the causes add up to it; shares are whole numbers.
 
 use super::held;
 use super::sum::{Blame, Sum};
-use super::timeline::{Known, Piece, Timeline};
+use super::timeline::{Coverage, Piece, Timeline};
 use super::wq::{HeldSlot, PoolClass};
 use crate::occupancy::{Merged, MergedPart, Taken};
 use crate::{Cause, CauseKind, Occupant, thread};
 
-/// Nothing was recorded: it was before tracing began, or has been overwritten.
+/// Nothing was recorded: the time was before tracing started, or the record was overwritten.
 pub(super) const NOT_RECORDED: &str = "not recorded";
-/// The hypervisor took as much, then or before the window.
+/// Possible steal time: the hypervisor took it in the window or before.
 pub(super) const PERHAPS_STOLEN: &str = "hypervisor, or whoever had the CPU";
 
 /// A span of time; empty where `to_ns` is not after `from_ns`.
@@ -27,7 +27,7 @@ impl Span {
         self.to_ns.saturating_sub(self.from_ns)
     }
 
-    /// What of it is within `outer`; an empty span that lies in `outer` where there is nothing.
+    /// Clips the span to `outer`; returns an empty span inside `outer` if they do not overlap.
     pub fn within(self, outer: Span) -> Span {
         let clip = |ns: u64| ns.clamp(outer.from_ns, outer.to_ns.max(outer.from_ns));
         let from_ns = clip(self.from_ns);
@@ -38,21 +38,22 @@ impl Span {
 /// How a part of a window is explained.
 #[derive(Clone, Debug)]
 pub(super) enum Rule<'a> {
-    /// By one cause.
+    /// One cause.
     Fixed(Blame),
-    /// By whoever had the CPU.
+    /// The occupants of the CPU.
     Occupants,
-    /// By the occupants of the former CPU, in the run queue of which the thread waited; by this cause where none is known.
+    /// The occupants of the CPU that the thread migrated from, while it waited in that run queue; the given cause where
+    /// no occupant is known.
     OccupantsOf(&'a Timeline<'a>, Blame),
-    /// By whoever had the CPU while an item of this pool was in progress and not asleep, or while it was the awaited
-    /// thread itself; by `otherwise` at other times, and where nothing is known of the CPU.
+    /// The occupants of the CPU while an item of this pool was in progress and not sleeping, or while the awaited
+    /// thread itself was running; `otherwise` at other times, and where the occupant is unknown.
     OccupantsWhileBusy {
-        /// The pool; `None` where its items in progress are no reason to wait.
+        /// The pool; `None` if its items in progress are no reason to wait.
         pool: Option<PoolClass>,
         /// The cause at other times.
         otherwise: Blame,
     },
-    /// By whoever held a slot.
+    /// The holders of the slots.
     Held {
         /// The holders.
         slots: &'a [HeldSlot],
@@ -65,9 +66,9 @@ pub(super) enum Rule<'a> {
 #[derive(Debug)]
 pub(super) struct Window<'a> {
     span: Span,
-    /// The thread that the event waited for, whose own time is no other thread's doing; 0 where there is none.
+    /// TID of the thread that the event waited for; its own run time is not blamed on another thread. 0 if none.
     awaited_tid: u32,
-    /// In order, each with its end; they have no gap.
+    /// End and rule of each part, in order and without gaps.
     parts: Vec<(u64, Rule<'a>)>,
 }
 
@@ -76,7 +77,7 @@ impl<'a> Window<'a> {
         Window { span, awaited_tid, parts: Vec::new() }
     }
 
-    /// Explains what follows up to `until_ns`, which is clipped to the window.
+    /// Explains the window from where it is explained so far to `until_ns`, clipped to the window.
     pub fn part(&mut self, until_ns: u64, rule: Rule<'a>) {
         let reached_ns = self.reached_ns();
         let rest = Span { from_ns: reached_ns, to_ns: self.span.to_ns };
@@ -86,12 +87,12 @@ impl<'a> Window<'a> {
         }
     }
 
-    /// Up to where the window is explained.
+    /// Returns the end of the explained part.
     pub fn reached_ns(&self) -> u64 {
         self.parts.last().map_or(self.span.from_ns, |&(until_ns, _)| until_ns)
     }
 
-    /// The causes, largest first; they add up to the window.
+    /// Returns the causes, largest first; they add up to the window.
     pub fn causes(&self, timeline: &Timeline<'a>) -> Vec<Cause> {
         let mut sum = Sum::default();
         let mut from_ns = self.span.from_ns;
@@ -108,37 +109,37 @@ impl<'a> Window<'a> {
             Rule::Fixed(blame) => sum.add(blame.clone(), span.ns(), &[]),
             Rule::Held { slots, otherwise } => held::share(span, slots, otherwise, sum),
             Rule::Occupants => timeline.each(span, |part, known| match known {
-                Known::Piece(piece) => self.blame_piece(part, piece, timeline.cpu, sum),
-                Known::Merged(merged) => {
+                Coverage::Piece(piece) => self.blame_piece(part, piece, timeline.cpu, sum),
+                Coverage::Merged(merged) => {
                     let ns = self.blame_merged(part, merged, timeline.cpu, |_| true, sum);
                     sum.add(Blame::unknown(NOT_RECORDED), part.ns() - ns, &[]);
                 }
-                Known::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
+                Coverage::Nothing => sum.add(Blame::unknown(NOT_RECORDED), part.ns(), &[]),
             }),
             Rule::OccupantsOf(other, otherwise) => other.each(span, |part, known| match known {
-                Known::Nothing => sum.add(otherwise.clone(), part.ns(), &[]),
+                Coverage::Nothing => sum.add(otherwise.clone(), part.ns(), &[]),
                 _ => self.explain(part, &Rule::Occupants, other, sum),
             }),
             Rule::OccupantsWhileBusy { pool, otherwise } => timeline.each(span, |part, known| match known {
-                Known::Piece(piece) if self.is_awaited(&piece.interval.occupant) => {
+                Coverage::Piece(piece) if self.is_awaited(&piece.interval.occupant) => {
                     self.blame_piece(part, piece, timeline.cpu, sum);
                 }
-                Known::Piece(piece) if pool.is_some_and(|pool| piece.interval.busy.has(pool)) => {
+                Coverage::Piece(piece) if pool.is_some_and(|pool| piece.interval.busy.has(pool)) => {
                     self.blame_piece(part, piece, timeline.cpu, sum);
                 }
-                Known::Piece(_) => sum.add(otherwise.clone(), part.ns(), &[]),
-                Known::Merged(merged) => {
-                    // Whether the pool was busy is not kept. Where a worker of it had the CPU with an item, it was, and
-                    // whoever else had the CPU is taken to have kept that worker from it.
+                Coverage::Piece(_) => sum.add(otherwise.clone(), part.ns(), &[]),
+                Coverage::Merged(merged) => {
+                    // A merged account does not say when the pool was busy. If a worker of the pool ran an item, it
+                    // was, and the other occupants are assumed to have delayed that worker.
                     let of_pool = |part: &MergedPart| pool.is_some_and(|pool| pool.is_of(&part.occupant, timeline.cpu));
                     let busy = merged.parts.iter().any(of_pool);
                     let blamed = |part: &MergedPart| busy || self.is_awaited(&part.occupant);
                     let ns = self.blame_merged(part, merged, timeline.cpu, blamed, sum);
                     sum.add(otherwise.clone(), part.ns() - ns, &[]);
                 }
-                Known::Nothing => {
-                    let for_want_of_it = pool.is_some() && otherwise.kind == CauseKind::Unknown;
-                    let blame = if for_want_of_it { Blame::unknown(NOT_RECORDED) } else { otherwise.clone() };
+                Coverage::Nothing => {
+                    let lacks_account = pool.is_some() && otherwise.kind == CauseKind::Unknown;
+                    let blame = if lacks_account { Blame::unknown(NOT_RECORDED) } else { otherwise.clone() };
                     sum.add(blame, part.ns(), &[]);
                 }
             }),
@@ -147,8 +148,8 @@ impl<'a> Window<'a> {
 
     /// Blames the occupant of an interval for a part of it.
     ///
-    /// Steal comes out of the time with interrupts disabled first: an interrupt is late in the same way while the whole
-    /// CPU is stopped.
+    /// Steal time is subtracted from the time with interrupts disabled first: a stopped vCPU delays an interrupt in the
+    /// same way.
     pub fn blame_piece(&self, part: Span, piece: &Piece<'a>, cpu: u32, sum: &mut Sum<'a>) {
         let taken = taken_within(part, piece, self.span);
         sum.add(Blame::new(CauseKind::Steal, "hypervisor"), taken.steal_ns, &[]);
@@ -169,7 +170,7 @@ impl<'a> Window<'a> {
         sum.add(blame, left_ns, &[]);
     }
 
-    /// Blames the occupants of a merged span for a part of it, each in proportion, and returns how much was blamed.
+    /// Blames the occupants of a merged span for a part of it, in proportion to their time; returns the time blamed.
     fn blame_merged(
         &self,
         part: Span,
@@ -219,7 +220,7 @@ impl<'a> Window<'a> {
     }
 }
 
-/// An occupant as causes name it.
+/// Returns an occupant's name as causes show it.
 fn who(occupant: &Occupant, cpu: u32) -> String {
     match occupant {
         Occupant::Idle => format!("CPU {cpu}"),
@@ -229,7 +230,7 @@ fn who(occupant: &Occupant, cpu: u32) -> String {
     }
 }
 
-/// Only a thread is in one.
+/// Returns the cgroup of the occupant; only threads have one.
 fn cgroup(occupant: &Occupant) -> Option<String> {
     match occupant {
         Occupant::Thread { cgroup, .. } => cgroup.clone(),
@@ -237,18 +238,18 @@ fn cgroup(occupant: &Occupant) -> Option<String> {
     }
 }
 
-/// What was taken in a part of an interval, never more than the part.
+/// Returns the steal and NMI time in a part of an interval, never more than the part.
 ///
-/// Where in an interval the hypervisor or an NMI took time is not known: what it took in the window is spread evenly
-/// over what the window has of the interval. Steal that can have been before the window was perhaps in it, except of an
-/// idle CPU, where it can replace no culprit.
+/// The position of steal or NMI time within an interval is unknown: the time within the window is spread evenly over
+/// the interval's part in the window. Steal time that may have been before the window counts as possible steal, except
+/// for an idle CPU, where it displaces no culprit.
 fn taken_within(part: Span, piece: &Piece<'_>, window: Span) -> Taken {
     let whole = piece.whole;
     let inside = whole.within(window);
     let Taken { steal_ns, perhaps_stolen_ns, nmi_ns } = piece.taken;
-    let most_ns = steal_ns.saturating_add(perhaps_stolen_ns).min(inside.ns());
-    let least_ns = match piece.interval.occupant {
-        Occupant::Idle => most_ns,
+    let max_ns = steal_ns.saturating_add(perhaps_stolen_ns).min(inside.ns());
+    let min_ns = match piece.interval.occupant {
+        Occupant::Idle => max_ns,
         _ => steal_ns.min(whole.ns()).saturating_sub(whole.ns() - inside.ns()),
     };
     // Differences of running sums, so that the parts of an interval add up to it.
@@ -256,13 +257,13 @@ fn taken_within(part: Span, piece: &Piece<'_>, window: Span) -> Taken {
         let until = |at_ns: u64| scale(ns.min(of.ns()), at_ns - of.from_ns, of.ns());
         until(part.to_ns) - until(part.from_ns)
     };
-    let steal_ns = share(least_ns, inside);
-    let perhaps_stolen_ns = share(most_ns, inside).saturating_sub(steal_ns);
+    let steal_ns = share(min_ns, inside);
+    let perhaps_stolen_ns = share(max_ns, inside).saturating_sub(steal_ns);
     let nmi_ns = share(nmi_ns, whole);
     Taken { steal_ns, perhaps_stolen_ns, nmi_ns: nmi_ns.min(part.ns() - steal_ns - perhaps_stolen_ns) }
 }
 
-/// `ns * part_ns / whole_ns`, rounded down; 0 of an empty whole.
+/// Returns `ns * part_ns / whole_ns`, rounded down; 0 if the whole is empty.
 fn scale(ns: u64, part_ns: u64, whole_ns: u64) -> u64 {
     let scaled = (u128::from(ns) * u128::from(part_ns)).checked_div(u128::from(whole_ns)).unwrap_or(0);
     u64::try_from(scaled).unwrap_or(u64::MAX)

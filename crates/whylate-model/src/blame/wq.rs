@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Why a work item was late.
+//! Causes of a late work item.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,47 +9,47 @@ use super::window::{Rule, Span, Window};
 use crate::occupancy::BusyPools;
 use crate::{Cause, CauseKind, Occupancy, Occupant};
 
-/// Nothing is known that kept the pool from waking a worker.
+/// No reason is known why the pool did not wake a worker.
 const NO_WORKER_WOKEN: &str = "before a worker was woken";
-/// It may have been awake or not.
+/// The worker may have been awake or not.
 const WAKEUP_NOT_SEEN: &str = "the worker's wakeup was not seen";
 
-/// What was seen of a late work item. All times are CLOCK_MONOTONIC.
+/// Evidence of a late work item. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkEvidence {
     /// When it was queued.
     pub queued_ns: u64,
-    /// When `max_active` let it go; equal to `queued_ns` where it did at once.
+    /// When `max_active` allowed it to become active; equal to `queued_ns` if at once.
     pub activated_ns: u64,
-    /// When a worker took it.
+    /// When a worker started it.
     pub started_ns: u64,
-    /// Its workqueue.
+    /// Name of its workqueue.
     pub workqueue: String,
-    /// What kind of pool it waited in.
+    /// Kind of the worker pool that it waited in.
     pub pool: PoolClass,
-    /// The worker that took it; 0 for a softirq.
+    /// TID of the worker that ran it; 0 for a softirq.
     pub worker_tid: u32,
-    /// The worker was the workqueue's rescuer.
+    /// Whether that worker was the workqueue's rescuer.
     #[serde(default)]
     pub by_rescuer: bool,
-    /// When the worker's thread was made.
+    /// When the worker's thread was created.
     #[serde(default)]
     pub worker_created_ns: u64,
-    /// How the worker came to run; `None` where it was not seen being woken since tracing began, and for a softirq.
+    /// The worker's last wakeup; `None` if none was seen since tracing started, and for a softirq.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wakeup: Option<Wakeup>,
-    /// Items of the same workqueue (on the same CPU or node) that were in progress while this one waited for
-    /// `max_active`, in order of their ends; one that has not ended yet has the end of the wait.
+    /// Items of the workqueue (on the same CPU or node) that were in progress while this one waited for `max_active`,
+    /// in order of their ends; an unfinished one has the end of the wait.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slots: Vec<HeldSlot>,
-    /// The last item of the worker before this one, where the worker had one.
+    /// The worker's item before this one, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous: Option<HeldSlot>,
-    /// Who had the CPU on which the item was started.
+    /// Account of the CPU on which the item started.
     pub occupancy: Occupancy,
 }
 
-/// The kind of a worker pool.
+/// Kind of a worker pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PoolClass {
@@ -64,35 +64,36 @@ pub enum PoolClass {
     Softirq,
 }
 
-/// How a worker came to run.
+/// A worker's wakeup and migration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wakeup {
-    /// When it was woken the last time: it has not slept since.
+    /// When it was last woken: it has not slept since.
     pub woken_ns: u64,
-    /// When it was moved to this CPU the last time since it was woken, and from which CPU.
+    /// When it was last migrated to this CPU since the wakeup, and the CPU that it came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<(u64, u32)>,
 }
 
-/// An item that another one had to wait for.
+/// An item that another one waited for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldSlot {
-    /// Its function.
+    /// Name of its function.
     pub handler: String,
-    /// When a worker took it.
+    /// When a worker started it.
     pub started_ns: u64,
     /// When it ended.
     pub ended_ns: u64,
 }
 
-/// The causes of a work item's wait, largest first. They add up to it to the nanosecond, whatever the evidence is like;
-/// what is not known is [`CauseKind::Unknown`].
+/// Returns the causes of a work item's wait, largest first. They add up to the wait to the nanosecond, even for
+/// inconsistent evidence; unexplained time is [`CauseKind::Unknown`].
 ///
-/// - Until `max_active` let the item go: the handlers whose items held the slots, or the workqueue where unknown.
-/// - Until its worker was woken for the last time: in a CPU's own pool, whoever had the CPU while another item of the
-///   pool was in progress and not asleep (the kernel starts no second worker then). Otherwise the worker's earlier
-///   item, the worker being made, or the rescuer being called.
-/// - From then on: whoever had the CPU, and the other CPU's run queue before the worker was moved from there.
+/// - Until `max_active` activated the item: the handlers of the items that occupied the slots, or the workqueue if these
+///   are unknown.
+/// - Until its worker was last woken: in a CPU's own pool, the occupants of the CPU while another item of the pool was in
+///   progress and not sleeping (the kernel starts no second worker then). Otherwise the worker's earlier item, the
+///   creation of the worker, or the call of the rescuer.
+/// - From then on: the occupants of the CPU, and the former CPU's run queue before the worker was migrated.
 pub fn causes(evidence: &WorkEvidence) -> Vec<Cause> {
     let timeline = Timeline::new(&evidence.occupancy);
     let span = Span { from_ns: evidence.queued_ns, to_ns: evidence.started_ns };
@@ -102,13 +103,14 @@ pub fn causes(evidence: &WorkEvidence) -> Vec<Cause> {
     window.part(evidence.activated_ns, holders);
     match evidence.wakeup {
         _ if evidence.pool == PoolClass::Softirq => {}
-        // Of a worker whose wakeup was not seen, only the time on the CPU is sure.
+        // For a worker without a recorded wakeup, only its time on the CPU is certain.
         None => evidence.until_woken(evidence.started_ns, &mut window),
         Some(wakeup) => {
             evidence.until_woken(wakeup.woken_ns, &mut window);
             if let Some((moved_ns, cpu)) = wakeup.moved {
-                // A worker that has had an item since it was woken was running there, as far as it was not preempted.
-                let has_run = ran(evidence.previous.as_ref()).is_some_and(|item| item.started_ns >= wakeup.woken_ns);
+                // A worker that started an item since the wakeup was running there, unless it was preempted.
+                let has_run =
+                    if_consistent(evidence.previous.as_ref()).is_some_and(|item| item.started_ns >= wakeup.woken_ns);
                 let queue = match has_run {
                     true => Blame::unknown(&format!("the worker was on CPU {cpu}")),
                     false => Blame::new(CauseKind::Wakeup, format!("run queue of CPU {cpu}")),
@@ -124,17 +126,17 @@ pub fn causes(evidence: &WorkEvidence) -> Vec<Cause> {
 }
 
 impl WorkEvidence {
-    /// Explains the time in which the item's worker was not awake.
+    /// Explains the time in which the item's worker was asleep.
     fn until_woken<'a>(&'a self, until_ns: u64, window: &mut Window<'a>) {
-        // In other pools every item that comes in wakes a worker, if one is idle.
+        // In other pools each queued item wakes a worker, if one is idle.
         let pool = matches!(self.pool, PoolClass::Normal | PoolClass::Highpri).then_some(self.pool);
         self.around_previous(until_ns, window, |otherwise| Rule::OccupantsWhileBusy { pool, otherwise });
     }
 
-    /// Explains a time by the worker's earlier item while that was in progress, and at other times by `rule`, which is
-    /// given what is known without an account of the CPU.
+    /// Explains time by the worker's earlier item while that was in progress, and other time by `rule`, which receives
+    /// the blame that applies without an account of the CPU.
     fn around_previous<'a>(&'a self, until_ns: u64, window: &mut Window<'a>, rule: impl Fn(Blame) -> Rule<'a>) {
-        let previous = ran(self.previous.as_ref());
+        let previous = if_consistent(self.previous.as_ref());
         let mut bounds = [
             previous.map_or(until_ns, |item| item.started_ns),
             previous.map_or(until_ns, |item| item.ended_ns),
@@ -158,18 +160,18 @@ impl WorkEvidence {
     }
 }
 
-/// An item that makes sense.
-fn ran(item: Option<&HeldSlot>) -> Option<&HeldSlot> {
+/// Returns the item if its times are consistent.
+fn if_consistent(item: Option<&HeldSlot>) -> Option<&HeldSlot> {
     item.filter(|item| item.started_ns < item.ended_ns)
 }
 
 impl PoolClass {
-    /// Whether a worker of this CPU's own pool has the CPU with an item, told by the worker's name.
+    /// Returns whether the occupant is a work item on a worker of this CPU's own pool, by the worker's name.
     pub(super) fn is_of(self, occupant: &Occupant, cpu: u32) -> bool {
         let Occupant::Work { name, .. } = occupant else {
             return false;
         };
-        // kworker/CPU:NUMBER, and an H at the end in the pool of high priority.
+        // kworker/CPU:ID, with a trailing H in the high-priority pool.
         let number = name.strip_prefix("kworker/").and_then(|rest| rest.strip_prefix(&format!("{cpu}:")));
         match self {
             PoolClass::Normal => number.is_some_and(|number| !number.ends_with('H')),
@@ -180,7 +182,7 @@ impl PoolClass {
 }
 
 impl BusyPools {
-    /// Whether the CPU's pool of this class has an item in progress; no other pool is any CPU's own.
+    /// Returns whether the CPU's own pool of this class has an item in progress; false for pools without a CPU.
     pub fn has(self, pool: PoolClass) -> bool {
         match pool {
             PoolClass::Normal => self.normal,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The snapshots of both sides, cut into blocks of time.
+//! Splits the snapshots of both sides into blocks of time.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::key::{Key, Keys, Of, What};
+use super::key::{Key, Keys, Quantity, What};
 use super::rows::rows;
 use super::{About, Diff, Test};
 use crate::folded::{Root, frames, waiting};
@@ -14,49 +14,49 @@ use crate::sources::{Card, named};
 use crate::units::format_ns;
 use crate::{Histogram, LateEvent, Snapshot};
 
-/// Into so many blocks the shorter side is cut, if its snapshots are short enough.
+/// Number of blocks of the shorter side, if its snapshots are short enough.
 const BLOCKS: u64 = 30;
-/// The longer one is cut into no more.
-const MOST_BLOCKS: u64 = 300;
+/// Maximum number of blocks of the longer side.
+const MAX_BLOCKS: u64 = 300;
 
-/// How long the snapshots of a side are.
+/// Durations of the snapshots of one side.
 #[derive(Clone, Debug, Default)]
 pub struct Lengths {
     by_source: BTreeMap<String, (u64, u64)>,
 }
 
 impl Lengths {
-    /// Takes one in.
+    /// Adds a snapshot.
     pub fn add(&mut self, snapshot: &Snapshot) {
         let (count, sum_ns) = self.by_source.entry(snapshot.source.clone()).or_default();
         *count += 1;
         *sum_ns = sum_ns.saturating_add(snapshot.duration_ns);
     }
 
-    /// How long those of one source are at most, in all.
+    /// Returns the total snapshot time of the source that has most.
     pub fn covered_ns(&self) -> u64 {
         self.by_source.values().map(|&(_, sum_ns)| sum_ns).max().unwrap_or(0)
     }
 
-    /// How long one is.
+    /// Returns the mean length of a snapshot, of the source with the longest ones.
     fn usual_ns(&self) -> u64 {
         self.by_source.values().map(|&(count, sum_ns)| sum_ns / count.max(1)).max().unwrap_or(0)
     }
 }
 
-/// How long a block is of two sides with such snapshots.
+/// Returns the length of a block for two sides with such snapshots.
 pub fn block_ns(sides: [&Lengths; 2]) -> u64 {
     let [before, after] = sides.map(Lengths::covered_ns);
     let usual_ns = sides.map(Lengths::usual_ns).into_iter().max().unwrap_or(0);
-    (before.min(after) / BLOCKS).max(before.max(after) / MOST_BLOCKS).max(usual_ns).max(1)
+    (before.min(after) / BLOCKS).max(before.max(after) / MAX_BLOCKS).max(usual_ns).max(1)
 }
 
-/// What one block has of one thing.
+/// Value of one quantity in one block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sample {
-    /// Events, values, or samples.
+    /// Number of events, values, or samples.
     pub count: u64,
-    /// Nanoseconds, or what else adds up.
+    /// Nanoseconds, or another additive amount.
     pub amount: f64,
     pub histogram: Option<Box<Histogram>>,
 }
@@ -71,56 +71,56 @@ impl Sample {
     }
 }
 
-/// What one source has of one block.
+/// One source's values in one block.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Block {
     pub number: u64,
-    /// How long its snapshots are.
+    /// Total duration of its snapshots.
     pub covered_ns: u64,
-    /// The thread-seconds of all stacks.
+    /// Thread time of all stacks, in nanoseconds.
     pub waiting_ns: f64,
-    /// The delays of all culprits.
+    /// Delay that all culprits caused, in nanoseconds.
     pub delayed_ns: f64,
     pub samples: HashMap<u32, Sample>,
 }
 
 /// A block that is being filled.
 #[derive(Debug, Default)]
-struct Open {
+struct OpenBlock {
     block: Block,
     merger: Merger,
 }
 
-/// One source on one side.
+/// Blocks of one source on one side.
 #[derive(Debug, Default)]
-pub(super) struct OfSource {
-    open: Option<Open>,
+pub(super) struct SourceBlocks {
+    open: Option<OpenBlock>,
     pub blocks: Vec<Block>,
 }
 
-/// From where on events of a source are compared; `None` where one side has none of them.
+/// Thresholds from which events of a source are compared; the list has `None` where one side recorded none.
 #[derive(Clone, Copy, Debug)]
-struct LateFrom {
+struct LateThresholds {
     events_ns: u64,
     held_up_ns: u64,
-    /// Both sides have recorded the same.
+    /// Whether both sides used the same threshold.
     is_same: bool,
 }
 
-/// Takes in the snapshots of both sides.
+/// Collects the snapshots of both sides.
 #[derive(Debug)]
 pub struct Comparison {
     pub(super) cards: Vec<&'static Card>,
-    late_from: Vec<Option<LateFrom>>,
+    late_from: Vec<Option<LateThresholds>>,
     block_ns: u64,
     keys: Keys,
-    /// Before and after, by the number of the card.
-    sides: [Vec<OfSource>; 2],
+    /// Before and after, by index of the card.
+    sides: [Vec<SourceBlocks>; 2],
     not_compared: Vec<Unmeasured>,
 }
 
 impl Comparison {
-    /// Of two sides that have measured this.
+    /// Creates a comparison of two sides that measured these sources.
     pub fn new(measured: [&[Measured]; 2], block_ns: u64) -> Self {
         let mut comparison = Comparison {
             cards: Vec::new(),
@@ -133,8 +133,8 @@ impl Comparison {
         for (mine, others, side) in [(0, 1, "before"), (1, 0, "after")] {
             for one in measured[mine] {
                 match (measured[others].iter().find(|other| other.source == one.source), named(&one.source)) {
-                    (None, _) => comparison.leave_out(&one.source, &format!("it was measured only {side}")),
-                    (_, None) => comparison.leave_out(&one.source, "this version does not know it"),
+                    (None, _) => comparison.exclude(&one.source, &format!("it was measured only {side}")),
+                    (_, None) => comparison.exclude(&one.source, "this version does not know it"),
                     (Some(other), Some(card)) if mine == 0 => comparison.compare(card, [one, other]),
                     (Some(_), Some(_)) => {}
                 }
@@ -143,7 +143,7 @@ impl Comparison {
         comparison
     }
 
-    fn leave_out(&mut self, source: &str, reason: &str) {
+    fn exclude(&mut self, source: &str, reason: &str) {
         let (source, reason) = (source.to_owned(), reason.to_owned());
         if !self.not_compared.iter().any(|known| known.source == source && known.reason == reason) {
             self.not_compared.push(Unmeasured { source, reason });
@@ -155,19 +155,19 @@ impl Comparison {
             return;
         }
         if sides[0].backend != sides[1].backend {
-            let told =
+            let reason =
                 format!("compared, though measured by {} before and by {} after", sides[0].backend, sides[1].backend);
-            self.leave_out(card.name, &told);
+            self.exclude(card.name, &reason);
         }
         let late_from = match sides.map(|side| side.late_from_ns) {
             [Some(before_ns), Some(after_ns)] => {
-                // Whoever records has one limit for all, or each one's own.
+                // A recorder has one threshold for all sources, or the own one of each.
                 let own_ns = card.events().late_from_ns;
                 let held_up_ns = |ns| match card.held_up {
                     Some(judged) if ns == own_ns => judged.late_from_ns,
                     _ => ns,
                 };
-                Some(LateFrom {
+                Some(LateThresholds {
                     events_ns: before_ns.max(after_ns),
                     held_up_ns: held_up_ns(before_ns).max(held_up_ns(after_ns)),
                     is_same: before_ns == after_ns,
@@ -176,10 +176,10 @@ impl Comparison {
             _ => None,
         };
         match late_from {
-            None => self.leave_out(card.name, "late events are not compared: one side did not record any"),
-            Some(LateFrom { is_same: false, events_ns, .. }) => {
+            None => self.exclude(card.name, "late events are not compared: one side did not record any"),
+            Some(LateThresholds { is_same: false, events_ns, .. }) => {
                 let from = format_ns(events_ns);
-                self.leave_out(
+                self.exclude(
                     card.name,
                     &format!("late events are compared from {from} on, as one side recorded no shorter ones"),
                 );
@@ -188,11 +188,11 @@ impl Comparison {
         }
         self.cards.push(card);
         self.late_from.push(late_from);
-        self.sides.iter_mut().for_each(|side| side.push(OfSource::default()));
+        self.sides.iter_mut().for_each(|side| side.push(SourceBlocks::default()));
     }
 
-    /// Takes in a snapshot of the earlier side (0) or of the other (1), whose middle is so long after that began.
-    /// Snapshots of one source come in order.
+    /// Adds a snapshot of the earlier side (0) or of the later one (1). Its middle is `middle_ns` after that side's
+    /// start. Snapshots of one source come in order.
     pub fn add(&mut self, side: usize, middle_ns: u64, mut snapshot: Snapshot) {
         let Some(card) = self.cards.iter().position(|card| card.name == snapshot.source) else { return };
         let number = middle_ns / self.block_ns;
@@ -208,7 +208,7 @@ impl Comparison {
         if self.late_from[card].is_some_and(|from| from.is_same) && unexplained.events > 0 {
             let what = What::late(self.cards[card].events());
             let late = Sample { count: unexplained.events, amount: unexplained.total_ns as f64, histogram: None };
-            self.put(&mut open.block, Key { card: Some(card), what, of: Of::Events }, &late);
+            self.put(&mut open.block, Key { card: Some(card), what, of: Quantity::Events }, &late);
         }
         open.merger.add(snapshot);
         self.sides[side][card].open = Some(open);
@@ -233,52 +233,52 @@ impl Comparison {
         }
         let late = Sample { count: 1, amount: event.latency_ns as f64, histogram: None };
         let what = What::late(judged);
-        self.put(block, Key { card: Some(card), what, of: Of::Events }, &late);
-        let mut by_whom: BTreeMap<What, u64> = BTreeMap::new();
+        self.put(block, Key { card: Some(card), what, of: Quantity::Events }, &late);
+        let mut by_culprit: BTreeMap<What, u64> = BTreeMap::new();
         for cause in &event.causes {
-            let ns = by_whom.entry(What::culprit(cause)).or_default();
+            let ns = by_culprit.entry(What::culprit(cause)).or_default();
             *ns = ns.saturating_add(cause.ns);
         }
-        for (what, ns) in by_whom {
+        for (what, ns) in by_culprit {
             block.delayed_ns += ns as f64;
             let delay = Sample { count: 1, amount: ns as f64, histogram: None };
-            self.put(block, Key { card: None, what, of: Of::Events }, &delay);
+            self.put(block, Key { card: None, what, of: Quantity::Events }, &delay);
         }
     }
 
-    /// Ends the block of that source that is being filled.
+    /// Closes the source's block that is being filled.
     fn close(&mut self, side: usize, card: usize) {
-        let Some(Open { mut block, mut merger }) = self.sides[side][card].open.take() else { return };
+        let Some(OpenBlock { mut block, mut merger }) = self.sides[side][card].open.take() else { return };
         let Some(snapshot) = merger.take() else { return };
         block.covered_ns = snapshot.duration_ns;
-        self.take_series(&mut block, card, &snapshot);
+        self.add_series(&mut block, card, &snapshot);
         for stack in waiting(&snapshot, false) {
             block.waiting_ns += stack.weight_ns as f64;
             let names: Vec<String> = frames(stack, Root::Process).into_iter().map(|frame| frame.name).collect();
-            let key = Key { card: Some(card), what: What::Stack { frames: names.join(";") }, of: Of::Events };
+            let key = Key { card: Some(card), what: What::Stack { frames: names.join(";") }, of: Quantity::Events };
             let sample = Sample { count: stack.samples, amount: stack.weight_ns as f64, histogram: None };
             self.put(&mut block, key, &sample);
         }
         self.sides[side][card].blocks.push(block);
     }
 
-    fn take_series(&mut self, block: &mut Block, card: usize, snapshot: &Snapshot) {
+    fn add_series(&mut self, block: &mut Block, card: usize, snapshot: &Snapshot) {
         let mut totals: BTreeMap<&str, Histogram> = BTreeMap::new();
         for series in &snapshot.series {
             let what = What::series(&series.labels);
             let key = |of| Key { card: Some(card), what: what.clone(), of };
             for (name, histogram) in &series.histograms {
                 totals.entry(name).or_default().merge(histogram);
-                self.put(block, key(Of::Histogram(name.clone())), &of_histogram(histogram));
+                self.put(block, key(Quantity::Histogram(name.clone())), &histogram_sample(histogram));
             }
             let longest = series.histograms.values().max_by_key(|histogram| (histogram.count(), histogram.sum_ns()));
             if let Some(longest) = longest.filter(|longest| !longest.is_empty()) {
-                let sample = Sample { histogram: None, ..of_histogram(longest) };
-                self.put(block, key(Of::Count), &sample);
-                self.put(block, Key { card: Some(card), what: What::Total, of: Of::Count }, &sample);
+                let sample = Sample { histogram: None, ..histogram_sample(longest) };
+                self.put(block, key(Quantity::Count), &sample);
+                self.put(block, Key { card: Some(card), what: What::Total, of: Quantity::Count }, &sample);
             }
             if series.labels.is_empty() {
-                // Its figures tell how it was measured.
+                // The figures of this series describe how it was measured.
                 continue;
             }
             let present = series.values.get(PRESENT).copied().unwrap_or(1.0);
@@ -290,42 +290,42 @@ impl Comparison {
                     Merging::Sum => value,
                     Merging::OverSpan => value * lasting,
                     Merging::OverPresence => value * present * lasting,
-                    // They are of the end of the span, or follow from others.
+                    // These are of the end of the span, or derive from others.
                     Merging::Max | Merging::Latest | Merging::LastKnown | Merging::Derived(_) => continue,
                 };
                 let sample = Sample { count: u64::from(amount != 0.0), amount, histogram: None };
-                self.put(block, key(Of::Value(name.clone())), &sample);
+                self.put(block, key(Quantity::Value(name.clone())), &sample);
             }
         }
         for (name, histogram) in totals {
-            let key = Key { card: Some(card), what: What::Total, of: Of::Histogram(name.to_owned()) };
-            self.put(block, key, &of_histogram(&histogram));
+            let key = Key { card: Some(card), what: What::Total, of: Quantity::Histogram(name.to_owned()) };
+            self.put(block, key, &histogram_sample(&histogram));
         }
     }
 
-    /// What differs.
+    /// Closes all blocks and compares the sides.
     pub fn finish(mut self, mut sides: [About; 2]) -> Diff {
         for (side, about) in sides.iter_mut().enumerate() {
             (0..self.cards.len()).for_each(|card| self.close(side, card));
             let covered = self.sides[side].iter().map(|of| of.blocks.iter().map(|block| block.covered_ns).sum());
             about.duration_ns = covered.max().unwrap_or(0);
         }
-        let is_missing = |side: &Vec<OfSource>, card: usize| side[card].blocks.is_empty();
+        let is_missing = |side: &Vec<SourceBlocks>, card: usize| side[card].blocks.is_empty();
         for card in 0..self.cards.len() {
             for (side, name) in [(0, "before"), (1, "after")] {
                 if is_missing(&self.sides[side], card) && !is_missing(&self.sides[1 - side], card) {
-                    self.leave_out(self.cards[card].name, &format!("nothing of it was recorded {name}"));
-                    // What is on one side alone has nothing to be compared with.
-                    self.sides[1 - side][card] = OfSource::default();
+                    self.exclude(self.cards[card].name, &format!("nothing of it was recorded {name}"));
+                    // One side alone has nothing to be compared with.
+                    self.sides[1 - side][card] = SourceBlocks::default();
                 }
             }
         }
-        if self.keys.beyond > 0 {
-            let told = format!("{} values were left out: there were too many different rows", self.keys.beyond);
-            self.leave_out("all", &told);
+        if self.keys.dropped > 0 {
+            let reason = format!("{} values were left out: there were too many different rows", self.keys.dropped);
+            self.exclude("all", &reason);
         }
-        let longest = |side: &Vec<OfSource>| side.iter().map(|of| of.blocks.len()).max().unwrap_or(0);
-        let test = Test::of(self.block_ns, [longest(&self.sides[0]), longest(&self.sides[1])]);
+        let longest = |side: &Vec<SourceBlocks>| side.iter().map(|of| of.blocks.len()).max().unwrap_or(0);
+        let test = Test::new(self.block_ns, [longest(&self.sides[0]), longest(&self.sides[1])]);
         let has_causes = |card: usize| self.late_from[card].is_some();
         let with_causes: Vec<bool> = (0..self.cards.len()).map(has_causes).collect();
         let rows = rows(&self.cards, &with_causes, &self.sides, self.keys, self.block_ns);
@@ -333,9 +333,9 @@ impl Comparison {
     }
 }
 
-/// How figures are called that are so many a second.
+/// Suffix of the names of rates per second.
 pub(super) const PER_SECOND: &str = "_per_s";
 
-fn of_histogram(histogram: &Histogram) -> Sample {
+fn histogram_sample(histogram: &Histogram) -> Sample {
     Sample { count: histogram.count(), amount: histogram.sum_ns() as f64, histogram: Some(Box::new(histogram.clone())) }
 }

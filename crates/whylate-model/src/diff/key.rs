@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is one thing on both sides: numbers of processes and threads differ from run to run.
+//! Identity of a compared quantity across runs: PIDs and TIDs differ from run to run.
 
 use std::collections::HashMap;
 
@@ -10,46 +10,46 @@ use crate::sources::Judged;
 use crate::thread::alike;
 use crate::{Cause, CauseKind};
 
-/// What a row is of.
+/// What a row is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum What {
-    /// The delay that somebody caused to what was late.
+    /// Delay that a culprit caused to late events.
     Culprit {
-        /// How.
+        /// Kind of the delay.
         kind: CauseKind,
-        /// Its name, without numbers.
+        /// Name of the culprit, without PID or TID.
         who: String,
     },
-    /// What was late.
+    /// Late events.
     Late {
-        /// What it is.
+        /// What was late, such as `work items`.
         late: String,
     },
     /// A series.
     Series {
-        /// Its labels, without numbers.
+        /// Labels of the series, without PIDs and TIDs.
         labels: Labels,
     },
-    /// All series of a source.
+    /// All series of a source, merged.
     Total,
-    /// Threads at one place, outermost frame first.
+    /// Threads that wait with one stack, outermost frame first.
     Stack {
-        /// The process and its frames, separated by semicolons.
+        /// Process and frames, separated by semicolons.
         frames: String,
     },
 }
 
 /// Labels that differ from run to run.
-const NUMBERS: [&str; 2] = ["pid", "tid"];
-/// Labels that are names of threads.
-const NAMES: [&str; 3] = ["process", "thread", "by"];
+const ID_LABELS: [&str; 2] = ["pid", "tid"];
+/// Labels with thread names.
+const NAME_LABELS: [&str; 3] = ["process", "thread", "by"];
 
 impl What {
-    /// Who a cause is laid to.
+    /// Returns the key of a cause's culprit.
     pub(super) fn culprit(cause: &Cause) -> What {
         let who = match cause.kind {
-            // Those have no thread, or are told by what they are.
+            // These have no thread, or are identified by what they are.
             CauseKind::Irq | CauseKind::Softirq | CauseKind::Nmi | CauseKind::Work | CauseKind::Interrupt => {
                 cause.who.clone()
             }
@@ -58,64 +58,64 @@ impl What {
         What::Culprit { kind: cause.kind, who }
     }
 
-    /// What is late by that.
+    /// Returns the key of the late events of that kind.
     pub(super) fn late(judged: &Judged) -> What {
-        // A source that judges no figures has no word for them.
+        // A source without thresholds for figures has no name for its events.
         let late = if judged.of.is_empty() { "late events" } else { judged.of };
         What::Late { late: late.to_owned() }
     }
 
     pub(super) fn series(labels: &Labels) -> What {
-        let kept = labels.iter().filter(|(name, _)| !NUMBERS.contains(&name.as_str()));
-        let kept = kept.map(|(name, value)| {
-            let is_name = NAMES.contains(&name.as_str());
+        let stable = labels.iter().filter(|(name, _)| !ID_LABELS.contains(&name.as_str()));
+        let stable = stable.map(|(name, value)| {
+            let is_name = NAME_LABELS.contains(&name.as_str());
             (name.clone(), if is_name { alike(value) } else { value.clone() })
         });
-        What::Series { labels: kept.collect() }
+        What::Series { labels: stable.collect() }
     }
 }
 
-/// One thing of which every block has a value.
+/// One quantity, with one value per block.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key {
-    /// The number of the source's card; `None` for all sources.
+    /// Index of the source's card; `None` for all sources.
     pub card: Option<usize>,
     pub what: What,
-    pub of: Of,
+    pub of: Quantity,
 }
 
-/// Which of the things that a series has.
+/// Which quantity of a series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Of {
-    /// Events, and how long they took.
+pub(super) enum Quantity {
+    /// Number of events and their total time.
     Events,
-    /// How many values its longest distribution has.
+    /// Number of values in the series' longest distribution.
     Count,
     /// The distribution of this name.
     Histogram(String),
-    /// The figure of this name: a share of time, or so many a second.
+    /// Figure of this name: a share of time, or a rate per second.
     Value(String),
 }
 
-/// How many stacks are told apart, whose names are long, and how many others. Beyond these, only sums know of them.
-const MOST_STACKS: usize = 30_000;
-const MOST_OTHERS: usize = 100_000;
+/// Maximum number of stacks, which have long names, and of other keys. Keys beyond these count only in totals.
+const MAX_STACKS: usize = 30_000;
+const MAX_OTHERS: usize = 100_000;
 
-/// Numbers for keys.
+/// Interns keys as numbers.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     numbers: HashMap<Key, u32>,
     stacks: usize,
-    /// Those for which there was no room.
-    pub beyond: u64,
+    /// Number of values dropped for lack of room.
+    pub dropped: u64,
 }
 
 impl Keys {
-    /// The number of a key; `None` where there are too many.
+    /// Returns the number of a key; `None` if there are too many keys.
     pub fn number(&mut self, key: Key) -> Option<u32> {
         let next = self.numbers.len();
         let is_stack = matches!(key.what, What::Stack { .. });
-        let has_room = if is_stack { self.stacks < MOST_STACKS } else { next - self.stacks < MOST_OTHERS };
+        let has_room = if is_stack { self.stacks < MAX_STACKS } else { next - self.stacks < MAX_OTHERS };
         match self.numbers.get(&key) {
             Some(&known) => Some(known),
             None if has_room => {
@@ -124,13 +124,13 @@ impl Keys {
                 Some(next as u32)
             }
             None => {
-                self.beyond += 1;
+                self.dropped += 1;
                 None
             }
         }
     }
 
-    /// All of them, sorted, with their numbers.
+    /// Returns all keys, sorted, with their numbers.
     pub fn sorted(self) -> Vec<(Key, u32)> {
         let mut all: Vec<(Key, u32)> = self.numbers.into_iter().collect();
         all.sort();

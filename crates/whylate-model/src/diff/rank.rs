@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether two lists of values are of one kind, without a word on how such values are distributed.
+//! Nonparametric test of two samples, and correction for multiple comparisons.
 
-/// What separates two lists.
+/// Result of a test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verdict {
-    /// How far the later list lies above the earlier one, in standard deviations of what chance does.
+    /// Standardized rank difference; positive if the later sample is larger.
     pub z: f64,
-    /// How likely chance separates them as far, in either direction.
+    /// Two-sided p-value.
     pub p: f64,
-    /// By how much the followers of a value being like it widen what chance does, as a factor of the variance.
+    /// Factor by which autocorrelation inflates the variance.
     pub widened: f64,
 }
 
-/// A list that is followed by itself tells nothing new: more than this is not believed.
-const MOST_ALIKE: f64 = 0.95;
+/// Maximum autocorrelation that is corrected for: a sample that repeats itself carries no information.
+const MAX_CORRELATION: f64 = 0.95;
 
-/// The Mann–Whitney U test: two-sided, by the normal approximation with corrections for ties and continuity (Lehmann,
-/// Nonparametrics, 1975, section 1.4), which errs on the side of no difference where lists are short.
+/// Computes the Mann–Whitney U test: two-sided, by the normal approximation with corrections for ties and continuity
+/// (Lehmann, Nonparametrics, 1975, section 1.4), which errs on the side of no difference for short samples.
 ///
-/// The test takes values for independent of each other, and those of neighbouring blocks of time are not: a compiler
-/// runs for many of them. Each list is therefore taken for a first-order autoregression, whose mean varies as if there
-/// were fewer values, by (1 + r) / (1 - r) for r the correlation of neighbours (Bayley and Hammersley, 1946). It is
-/// estimated from the ranks, together for both lists, and freed from the bias of short lists (Kendall, 1954).
+/// The test assumes independent values, but neighboring blocks of time are not: a compiler runs for many of them. Each
+/// sample is therefore modeled as a first-order autoregression: its mean varies as if there were fewer values, by
+/// (1 + r) / (1 - r) for r the correlation of neighbors (Bayley and Hammersley, 1946). The correlation is estimated from
+/// the ranks, jointly for both samples, and corrected for the bias of short samples (Kendall, 1954).
 pub fn mann_whitney(before: &[f64], after: &[f64]) -> Verdict {
     let nothing = Verdict { z: 0.0, p: 1.0, widened: 1.0 };
     let (n, m) = (before.len() as f64, after.len() as f64);
@@ -31,7 +31,7 @@ pub fn mann_whitney(before: &[f64], after: &[f64]) -> Verdict {
     let (ranks, ties) = midranks(before, after);
     let all = n + m;
     let variance = n * m / 12.0 * (all + 1.0 - ties / (all * (all - 1.0)).max(1.0));
-    // All are equal.
+    // All values are equal.
     if variance <= 0.0 {
         return nothing;
     }
@@ -42,14 +42,14 @@ pub fn mann_whitney(before: &[f64], after: &[f64]) -> Verdict {
     Verdict { z, p: erfc(z.abs() / std::f64::consts::SQRT_2).min(1.0), widened }
 }
 
-/// The rank of each value, the mean one where several are equal; and how much of the variance those take away.
+/// Returns the rank of each value (the mean rank for ties), and the correction of the variance for ties.
 fn midranks(before: &[f64], after: &[f64]) -> (Vec<f64>, f64) {
     let values: Vec<f64> = before.iter().chain(after).copied().collect();
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[a].total_cmp(&values[b]));
     let (mut ranks, mut ties) = (vec![0.0; values.len()], 0.0);
     for equal in order.chunk_by(|&a, &b| values[a] == values[b]) {
-        // Each chunk is a part of `order`, in order: where it begins follows from how many are below.
+        // Each chunk is a sorted part of `order`; the number of smaller values gives its start.
         let below = equal.first().map_or(0, |&first| order.partition_point(|&at| values[at] < values[first]));
         let count = equal.len() as f64;
         ties += count * count * count - count;
@@ -60,7 +60,7 @@ fn midranks(before: &[f64], after: &[f64]) -> (Vec<f64>, f64) {
     (ranks, ties)
 }
 
-/// How much more the sum of the ranks varies as each is like the one before.
+/// Returns the factor by which autocorrelation inflates the variance of the rank sum.
 fn widening(before: &[f64], after: &[f64]) -> f64 {
     let (mut along, mut own) = (0.0, 0.0);
     for ranks in [before, after] {
@@ -72,27 +72,27 @@ fn widening(before: &[f64], after: &[f64]) -> f64 {
         return 1.0;
     }
     let (seen, length) = (along / own, (before.len() + after.len()) as f64 / 2.0);
-    let alike = (seen + (1.0 + 3.0 * seen) / length).clamp(0.0, MOST_ALIKE);
-    (1.0 + alike) / (1.0 - alike)
+    let correlation = (seen + (1.0 + 3.0 * seen) / length).clamp(0.0, MAX_CORRELATION);
+    (1.0 + correlation) / (1.0 - correlation)
 }
 
-/// How much the mean has grown at least, or shrunk: the bound of the 68 % interval of the difference that is nearer to
-/// none; 0 where that holds none. Of a few values far away it says little, as it should; the bound of a wider interval
-/// would say nothing of delays that come in one of five blocks, however much of all delays they are.
+/// Returns the minimum change of the mean: the bound nearer to 0 of the 68 % confidence interval of the difference, or
+/// 0 if the interval contains 0. It is small if the change comes from a few outliers, as it should be; a wider interval
+/// would contain 0 for delays that occur in one of five blocks, however large they are.
 pub fn surely_changed(before: &[f64], after: &[f64], widened: f64) -> f64 {
-    let moments = |values: &[f64]| {
+    let mean_and_variance = |values: &[f64]| {
         let count = values.len() as f64;
         let mean = values.iter().sum::<f64>() / count;
         let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0).max(1.0);
         (mean, variance / count)
     };
-    let ((was, of_was), (is, of_is)) = (moments(before), moments(after));
+    let ((was, of_was), (is, of_is)) = (mean_and_variance(before), mean_and_variance(after));
     let change = is - was;
     (change.abs() - ((of_was + of_is) * widened).sqrt()).max(0.0).copysign(change)
 }
 
-/// The procedure of Benjamini and Hochberg (1995): for each probability the least share of false finds among all finds
-/// at which it is one.
+/// Computes the procedure of Benjamini and Hochberg (1995): for each p-value the smallest false discovery rate at which
+/// it is significant.
 pub fn benjamini_hochberg(probabilities: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..probabilities.len()).collect();
     order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
@@ -105,7 +105,7 @@ pub fn benjamini_hochberg(probabilities: &[f64]) -> Vec<f64> {
     adjusted
 }
 
-/// The complementary error function, to 1.2e-7 of its value (Numerical Recipes, 2nd edition, section 6.2).
+/// Computes the complementary error function, to 1.2e-7 of its value (Numerical Recipes, 2nd edition, section 6.2).
 fn erfc(x: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.5 * x.abs());
     let terms = [
@@ -134,20 +134,20 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_those_of_others() {
-        // The first by the formula with Python's math.erfc, of neighbours that are not alike.
+    fn matches_reference_values() {
+        // The first by the formula with Python's math.erfc, without autocorrelation.
         let (a, b) = ([1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0], [15.0, 5.0, 14.0, 6.0, 13.0, 7.0, 12.0, 8.0]);
         let verdict = mann_whitney(&a, &b);
         assert_eq!(verdict.widened, 1.0);
         assert!(is_near(verdict.p, 0.035_285), "{verdict:?}");
         assert!(is_near(erfc(1.0), 0.157_299) && is_near(erfc(4.0), 1.541_7e-8) && is_near(erfc(-1.0), 1.842_701));
         let adjusted = benjamini_hochberg(&[0.01, 0.04, 0.03, 0.5]);
-        let known = [0.04, 0.053_333, 0.053_333, 0.5];
-        assert!(adjusted.iter().zip(known).all(|(&a, b)| is_near(a, b)), "{adjusted:?}");
+        let expected = [0.04, 0.053_333, 0.053_333, 0.5];
+        assert!(adjusted.iter().zip(expected).all(|(&a, b)| is_near(a, b)), "{adjusted:?}");
     }
 
     #[test]
-    fn what_is_the_same_does_not_differ() {
+    fn equal_samples_do_not_differ() {
         let values = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0];
         assert_eq!(mann_whitney(&values, &values).p, 1.0);
         assert_eq!(mann_whitney(&[0.0; 9], &[0.0; 9]).p, 1.0);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_are_alike_count_less() {
+    fn autocorrelated_values_count_less() {
         let [low, high] = [[1.0; 8], [2.0; 8]];
         let steps: Vec<f64> = (0..16).map(|at| f64::from(at / 4)).collect();
         let spread: Vec<f64> = (0..16).map(|at| f64::from(at % 4)).collect();

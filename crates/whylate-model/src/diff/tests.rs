@@ -8,13 +8,13 @@ use crate::sources::{OFFCPU, WQ};
 use crate::{Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Of a test that is decided by how often something is found.
+/// Number of runs of a test on false positive rates.
 const RUNS: u64 = 20;
 
-/// Numbers by chance, the same in each run of the test (SplitMix64, Steele, Lea and Flood, 2014).
-struct Chance(u64);
+/// Pseudo-random numbers, the same in each run of the test (SplitMix64, Steele, Lea and Flood, 2014).
+struct Rng(u64);
 
-impl Chance {
+impl Rng {
     fn uniform(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -27,7 +27,7 @@ impl Chance {
         (-2.0 * (1.0 - self.uniform()).ln()).sqrt() * (TAU * self.uniform()).cos()
     }
 
-    /// So many on average.
+    /// Returns a Poisson-distributed number.
     fn poisson(&mut self, mean: f64) -> u64 {
         let (limit, mut product, mut count) = ((-mean).exp(), self.uniform(), 0);
         while product > limit {
@@ -38,23 +38,23 @@ impl Chance {
     }
 }
 
-/// A machine that goes on as it is: handlers with latencies, late items of which some come in bursts, and threads that
-/// sleep. What each second is like depends on the one before, as a share of so much.
+/// A machine in steady state: handlers with latencies, late items of which some come in bursts, and sleeping threads.
+/// The load of a second correlates with the second before by `correlation`.
 struct Machine {
-    chance: Chance,
-    alike: f64,
+    rng: Rng,
+    correlation: f64,
     load: f64,
-    /// How long in each second somebody delays others.
+    /// Delay that a hog causes in each second.
     hog_ns: u64,
 }
 
 impl Machine {
-    fn new(seed: u64, alike: f64) -> Self {
-        Machine { chance: Chance(seed), alike, load: 0.0, hog_ns: 0 }
+    fn new(seed: u64, correlation: f64) -> Self {
+        Machine { rng: Rng(seed), correlation, load: 0.0, hog_ns: 0 }
     }
 
     fn late(&mut self, who: &str, ns: u64) -> LateEvent {
-        let number = self.chance.poisson(9.0);
+        let number = self.rng.poisson(9.0);
         let cause = Cause::new(CauseKind::Thread, format!("{who}:{number}"), ns);
         let scheduler = Cause::new(CauseKind::Wakeup, "run queue of CPU 1", 20_000);
         LateEvent {
@@ -66,12 +66,13 @@ impl Machine {
     }
 
     fn wq(&mut self) -> Snapshot {
-        self.load = self.alike * self.load + (1.0 - self.alike * self.alike).sqrt() * self.chance.normal();
+        self.load =
+            self.correlation * self.load + (1.0 - self.correlation * self.correlation).sqrt() * self.rng.normal();
         let busy = (0.4 * self.load).exp();
         let mut snapshot = Snapshot { duration_ns: SECOND_NS, ..Snapshot::new(WQ.name, "made", "host", 0) };
         for handler in 0..12 {
-            let items = self.chance.poisson(busy * f64::from(1 << (handler / 2)));
-            let latency = (0..items).map(|_| ((9.0 + 0.3 * self.load + self.chance.normal()).exp()) as u64).collect();
+            let items = self.rng.poisson(busy * f64::from(1 << (handler / 2)));
+            let latency = (0..items).map(|_| ((9.0 + 0.3 * self.load + self.rng.normal()).exp()) as u64).collect();
             snapshot.series.push(Series {
                 labels: [("handler".to_owned(), format!("handler{handler}"))].into(),
                 histograms: [("latency".to_owned(), latency)].into(),
@@ -79,10 +80,10 @@ impl Machine {
             });
         }
         for culprit in 0..10 {
-            for _ in 0..self.chance.poisson(busy * 0.1 * f64::from(culprit)) {
-                // A few at once, of which one is behind the other.
-                for _ in 0..1 + self.chance.poisson(1.5) {
-                    let ns = 10_000_000 + (self.chance.uniform() * 3e7) as u64;
+            for _ in 0..self.rng.poisson(busy * 0.1 * f64::from(culprit)) {
+                // A few at once, each behind the previous one.
+                for _ in 0..1 + self.rng.poisson(1.5) {
+                    let ns = 10_000_000 + (self.rng.uniform() * 3e7) as u64;
                     let event = self.late(&format!("culprit{culprit}"), ns);
                     snapshot.late.push(event);
                 }
@@ -98,7 +99,7 @@ impl Machine {
     fn offcpu(&mut self) -> Snapshot {
         let mut snapshot = Snapshot { duration_ns: SECOND_NS, ..Snapshot::new(OFFCPU.name, "made", "host", 0) };
         for process in 0..40 {
-            let weight_ns = SECOND_NS + (1e7 * self.chance.normal()) as u64;
+            let weight_ns = SECOND_NS + (1e7 * self.rng.normal()) as u64;
             snapshot.stacks.push(Stack {
                 labels: [("process".to_owned(), format!("process{process}"))].into(),
                 samples: 100,
@@ -116,13 +117,13 @@ impl Machine {
 }
 
 fn measured(sources: &[&str]) -> Vec<Measured> {
-    let of = |source: &&str| Measured {
+    let measured = |source: &&str| Measured {
         source: (*source).to_owned(),
         backend: "made".to_owned(),
         late_from_ns: crate::sources::named(source).map(|card| card.events().late_from_ns),
         nothing: None,
     };
-    sources.iter().map(of).collect()
+    sources.iter().map(measured).collect()
 }
 
 fn compare_as(measured: [&[Measured]; 2], sides: [&[Snapshot]; 2]) -> Diff {
@@ -164,23 +165,23 @@ fn a_recording_does_not_differ_from_itself() {
 }
 
 #[test]
-fn halves_of_a_steady_run_hardly_differ() {
-    for alike in [0.0, 0.5, 0.8] {
+fn false_positive_rate_is_bounded() {
+    for correlation in [0.0, 0.5, 0.8] {
         let (mut compared, mut differ, mut with_any) = (0, 0, 0);
         for seed in 0..RUNS {
-            let run = Machine::new(seed, alike).seconds(60);
+            let run = Machine::new(seed, correlation).seconds(60);
             let diff = compare(&run[..60], &run[60..]);
             compared += diff.compared;
             differ += diff.differ;
             with_any += u64::from(diff.differ > 0);
         }
-        println!("neighbours {alike} alike: {differ} of {compared} rows differ, in {with_any} of {RUNS} runs");
-        assert!(compared > RUNS * 50 && differ * 20 <= compared, "{alike}: {differ} of {compared}");
+        println!("neighbours {correlation} alike: {differ} of {compared} rows differ, in {with_any} of {RUNS} runs");
+        assert!(compared > RUNS * 50 && differ * 20 <= compared, "{correlation}: {differ} of {compared}");
     }
 }
 
 #[test]
-fn who_is_there_after_and_was_not_before_comes_first() {
+fn new_culprit_ranks_first() {
     for seed in 0..20 {
         let mut machine = Machine::new(seed, 0.5);
         let before = machine.seconds(20);
@@ -197,7 +198,7 @@ fn who_is_there_after_and_was_not_before_comes_first() {
 }
 
 #[test]
-fn a_burst_that_the_test_cannot_judge_is_told_all_the_same() {
+fn reports_burst_that_the_test_cannot_find() {
     let machine = || Machine::new(5, 0.5);
     let before = machine().seconds(40);
     let mut after = machine().seconds(40);
@@ -213,12 +214,12 @@ fn a_burst_that_the_test_cannot_judge_is_told_all_the_same() {
     assert!(!diff.rows.iter().any(|row| row.told.differs() && is_hog(&row.what)), "the test has found it");
     let burst = diff.bursts.iter().find(|row| is_hog(&row.what)).expect("it is told");
     assert_eq!((burst.before.count, burst.after.count), (0, 100));
-    // What is on both sides is none, nor is there one where nothing is.
+    // No burst if both sides have it or if neither has events.
     assert!(compare(&before, &before).bursts.is_empty());
 }
 
 #[test]
-fn a_culprit_whose_delays_drift_comes_first_as_well() {
+fn culprit_with_drifting_delays_ranks_first() {
     let mut machine = Machine::new(8, 0.5);
     let before = machine.seconds(20);
     // A timer that meets the same disturbance a bit later each time.
@@ -232,7 +233,7 @@ fn a_culprit_whose_delays_drift_comes_first_as_well() {
 }
 
 #[test]
-fn what_is_there_after_and_was_not_before_differs_though_it_becomes_less() {
+fn new_series_differs_despite_declining_rate() {
     let mut machine = Machine::new(9, 0.5);
     let [before, mut after] = [20, 20].map(|seconds| machine.seconds(seconds));
     let of_wq = after.iter_mut().filter(|snapshot| snapshot.source == WQ.name);
@@ -249,7 +250,7 @@ fn what_is_there_after_and_was_not_before_differs_though_it_becomes_less() {
 }
 
 #[test]
-fn nothing_is_said_of_a_side_that_has_none() {
+fn side_without_values_has_no_percentiles() {
     let mut machine = Machine::new(3, 0.0);
     let before = machine.seconds(30);
     let mut after = machine.seconds(30);
@@ -262,28 +263,28 @@ fn nothing_is_said_of_a_side_that_has_none() {
     let diff = compare(&before, &after);
     let is_new = |what: &What| matches!(what, What::Series { labels } if labels["handler"] == "new");
     let (rate, p50) = (row(&diff, "rate", is_new), row(&diff, "p50", is_new));
-    // That there was none is known; how long it took is not.
+    // The rate is known to be 0; the latency is not known.
     assert_eq!((rate.told, rate.before), (Told::More, Measure { count: 0, value: Some(0.0), share: None }));
     assert_eq!((p50.told, p50.before, p50.p), (Told::TooLittle, Measure::default(), None));
     assert!(p50.after.value.is_some());
 }
 
 #[test]
-fn what_one_side_did_not_measure_is_not_compared() {
+fn skips_source_measured_on_one_side() {
     let run = Machine::new(4, 0.0).seconds(60);
     let (both, one) = (measured(&[WQ.name, OFFCPU.name]), measured(&[WQ.name]));
     let of_wq: Vec<Snapshot> = run.iter().filter(|snapshot| snapshot.source == WQ.name).cloned().collect();
     let diff = compare_as([&both, &one], [&run, &of_wq]);
     assert!(diff.rows.iter().all(|row| row.source != OFFCPU.name) && !diff.rows.is_empty());
     assert_eq!(diff.not_compared[0].source, OFFCPU.name);
-    // It was measured, and its span has nothing.
+    // It was measured, but recorded nothing in this span.
     let diff = compare_as([&both, &both], [&of_wq, &run]);
     assert!(diff.rows.iter().all(|row| row.source != OFFCPU.name) && !diff.rows.is_empty());
     assert!(diff.not_compared[0].reason.ends_with("before"), "{:?}", diff.not_compared);
 }
 
 #[test]
-fn late_events_are_compared_from_one_limit_on() {
+fn compares_late_events_above_the_higher_threshold() {
     let run = Machine::new(5, 0.0).seconds(60);
     let both = measured(&[WQ.name, OFFCPU.name]);
     let mut higher = both.clone();
@@ -299,14 +300,14 @@ fn late_events_are_compared_from_one_limit_on() {
 }
 
 #[test]
-fn too_few_blocks_tell_nothing() {
+fn too_few_blocks_give_no_verdict() {
     let run = Machine::new(6, 0.0).seconds(12);
     let diff = compare(&run[..12], &run[12..]);
     assert!(diff.compared == 0 && diff.too_little > 0);
 }
 
 #[test]
-fn sides_of_different_length_are_cut_into_equal_blocks() {
+fn sides_of_different_length_use_equal_blocks() {
     let mut machine = Machine::new(7, 0.0);
     let (long, short) = (machine.seconds(600), machine.seconds(60));
     let diff = compare(&long, &short);

@@ -1,42 +1,43 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The events of a capture: sections with interrupts or preemption off, handlers, and timers that were late meanwhile.
+//! Events of a capture: sections with interrupts or preemption disabled, interrupt handlers, and the timers that they
+//! delayed.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::line::{Gap, Line};
 use super::place::Place;
-use super::series::{AllSeries, SeriesPlace};
+use super::series::{AllSeries, SeriesIndex};
 use super::timers::Timers;
-use super::{Lates, section_event};
+use super::{LateSink, section_event};
 use crate::late::cpu_subject;
 use crate::text::function;
 use crate::{Cause, CauseKind, Labels, LateEvent, Snapshot};
 
-/// No machine has more CPUs; a damaged file may name more.
-const CPUS: usize = 8 << 10;
-/// No kernel has more functions that disable interrupts.
-const NAMES: usize = 64 << 10;
-/// So many sections of a CPU are kept to explain what comes next there.
-const RECENT: usize = 512;
-/// Shorter ones make nothing late.
-const MATTERS_NS: u64 = 1_000;
+/// Maximum number of CPUs; a damaged file may name more.
+const MAX_CPUS: usize = 8 << 10;
+/// Maximum number of names, far above the number of functions that disable interrupts.
+const MAX_NAMES: usize = 64 << 10;
+/// Number of recent sections per CPU that are kept to explain late timers.
+const MAX_RECENT: usize = 512;
+/// Minimum length of a section that is kept to explain a late timer.
+const MIN_SECTION_NS: u64 = 1_000;
 
-/// A name, once however often it stands in the file.
+/// Index of an interned name.
 type Name = u32;
 
 #[derive(Debug, Default)]
-struct Names {
+struct Interner {
     numbers: HashMap<Box<str>, Name>,
     names: Vec<Box<str>>,
 }
 
-impl Names {
+impl Interner {
     fn number(&mut self, name: &str) -> Name {
         if let Some(&number) = self.numbers.get(name) {
             return number;
         }
-        // One more stands for all that there is no room for.
-        let name = if self.names.len() < NAMES { name } else { "(others)" };
+        // One name stands for all names beyond the limit.
+        let name = if self.names.len() < MAX_NAMES { name } else { "(others)" };
         let next = self.names.len() as Name;
         let number = *self.numbers.entry(name.into()).or_insert(next);
         if number == next {
@@ -50,38 +51,38 @@ impl Names {
     }
 }
 
-/// What is off, from then on.
+/// A section in progress.
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenSection {
     since_ns: u64,
     disabled_by: Name,
-    /// A handler that was called meanwhile.
+    /// Handler of an interrupt that was called in it.
     handler: Option<Name>,
 }
 
-/// What was off, or who had the CPU.
+/// A finished section, or an interrupt handler.
 #[derive(Clone, Copy, Debug)]
 struct Section {
     start_ns: u64,
     end_ns: u64,
     key: Key,
-    /// Whose thread it was.
+    /// Thread on the CPU.
     comm: Name,
     tid: u32,
-    series: Option<SeriesPlace>,
+    series: Option<SeriesIndex>,
 }
 
 #[derive(Debug, Default)]
 struct Cpu {
-    irqs: Option<Open>,
-    preempt: Option<Open>,
+    irqs: Option<OpenSection>,
+    preempt: Option<OpenSection>,
     handler: Option<(Name, u64)>,
     recent: VecDeque<Section>,
 }
 
 impl Cpu {
     fn remember(&mut self, section: Section) {
-        if self.recent.len() >= RECENT {
+        if self.recent.len() >= MAX_RECENT {
             self.recent.pop_front();
         }
         self.recent.push_back(section);
@@ -99,16 +100,16 @@ struct Key {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LateTimer<'a> {
-    /// Its function.
+    /// Name of the timer's function.
     pub function: &'a str,
     /// When it was called.
     pub at_ns: u64,
     pub lateness_ns: u64,
-    /// Periods that it has missed.
+    /// Number of missed periods.
     pub missed: u64,
 }
 
-/// A printed line of overruns.
+/// A printed overrun message.
 #[derive(Debug, PartialEq, Eq)]
 struct Overruns {
     comm: Box<str>,
@@ -119,56 +120,56 @@ struct Overruns {
     missed: u64,
 }
 
-/// Everything that a capture has told so far.
+/// State of a capture.
 #[derive(Debug, Default)]
 pub(super) struct Capture {
     pub series: AllSeries,
-    names: Names,
-    known: HashMap<Key, Option<SeriesPlace>>,
+    names: Interner,
+    known: HashMap<Key, Option<SeriesIndex>>,
     cpus: HashMap<u32, Cpu>,
     timers: Timers,
-    /// The last line of overruns that told no lateness: a report may show it alone, and again among other events.
-    unstated: Option<Overruns>,
-    /// The last one that did.
-    stated: Option<Overruns>,
+    /// The last overrun message without a lateness: a report may show it alone and repeat it among other events.
+    pending_overruns: Option<Overruns>,
+    /// The last overrun message with a lateness.
+    counted_overruns: Option<Overruns>,
     span_ns: Option<(u64, u64)>,
     has_any: bool,
     lost: BTreeMap<&'static str, u64>,
 }
 
 impl Capture {
-    /// Whether an event of interrupts or timers was there.
+    /// Returns whether there was any event of interrupts or timers.
     pub(super) fn has_any(&self) -> bool {
         self.has_any
     }
 
-    /// The stamp of the last event; 0 without any.
+    /// Returns the timestamp of the last event; 0 without events.
     pub(super) fn last_ns(&self) -> u64 {
         self.span_ns.map_or(0, |(_, last_ns)| last_ns)
     }
 
-    pub(super) fn lose(&mut self, reason: &'static str, more: u64) {
+    pub(super) fn count_lost(&mut self, reason: &'static str, more: u64) {
         let lost = self.lost.entry(reason).or_default();
         *lost = lost.saturating_add(more);
     }
 
-    /// Whether a line tells of events that are missing: `CPU:6 [LOST 12 EVENTS]`, or `##### CPU 6 buffer started ####`.
-    /// What was off before may have been on again since.
+    /// Handles a line that reports missing events: `CPU:6 [LOST 12 EVENTS]`, or `##### CPU 6 buffer started ####`. Open
+    /// sections of the CPU are dropped, as they may have ended in between. Returns whether it was such a line.
     pub(super) fn gap(&mut self, line: &str) -> bool {
         let Some(Gap { cpu, lost }) = Gap::parse(line) else { return false };
-        self.lose("events", lost);
+        self.count_lost("events", lost);
         if let Some(cpu) = self.cpus.get_mut(&cpu) {
             (cpu.irqs, cpu.preempt, cpu.handler) = (None, None, None);
         }
         true
     }
 
-    /// Takes the next event of the capture.
-    pub(super) fn add(&mut self, line: &Line<'_>, lates: &mut Lates<'_>) {
+    /// Adds the next event.
+    pub(super) fn add(&mut self, line: &Line<'_>, lates: &mut LateSink<'_>) {
         let (first_ns, last_ns) = self.span_ns.unwrap_or((line.time_ns, line.time_ns));
         self.span_ns = Some((first_ns.min(line.time_ns), last_ns.max(line.time_ns)));
-        if self.cpus.len() >= CPUS && !self.cpus.contains_key(&line.cpu) {
-            return self.lose("cpus_full", 1);
+        if self.cpus.len() >= MAX_CPUS && !self.cpus.contains_key(&line.cpu) {
+            return self.count_lost("cpus_full", 1);
         }
         match line.event {
             "irq_disable" | "preempt_disable" => self.disable(line),
@@ -180,14 +181,14 @@ impl Capture {
                 let timer = timer.or_else(|| self.timers.printed(line));
                 self.has_any |= timer.is_some() || matches!(event, "hrtimer_start" | "hrtimer_expire_entry");
                 if let Some(timer) = timer {
-                    self.timer_once(line, &timer, lates);
+                    self.count_timer_once(line, &timer, lates);
                 }
             }
         }
     }
 
-    /// Counts a timer; the same line, with the same stamp, is the same event.
-    fn timer_once(&mut self, line: &Line<'_>, timer: &LateTimer<'_>, lates: &mut Lates<'_>) {
+    /// Counts a late timer once: an equal line with an equal timestamp is the same event.
+    fn count_timer_once(&mut self, line: &Line<'_>, timer: &LateTimer<'_>, lates: &mut LateSink<'_>) {
         if timer.missed == 0 {
             return self.timer(line, timer, lates);
         }
@@ -199,21 +200,21 @@ impl Capture {
             function: timer.function.into(),
             missed: timer.missed,
         };
-        if self.unstated.as_ref() == Some(&this) {
-            self.unstated = None;
+        if self.pending_overruns.as_ref() == Some(&this) {
+            self.pending_overruns = None;
         }
         self.flush(lates);
         if timer.lateness_ns > 0 {
-            self.stated = Some(this);
+            self.counted_overruns = Some(this);
             self.timer(line, timer, lates);
-        } else if self.stated.as_ref() != Some(&this) {
-            self.unstated = Some(this);
+        } else if self.counted_overruns.as_ref() != Some(&this) {
+            self.pending_overruns = Some(this);
         }
     }
 
-    /// Counts what has waited for its line to be shown again.
-    pub(super) fn flush(&mut self, lates: &mut Lates<'_>) {
-        let Some(Overruns { comm, tid, cpu, time_ns, function, missed }) = self.unstated.take() else { return };
+    /// Counts an overrun message that was held back in case of a repetition.
+    pub(super) fn flush(&mut self, lates: &mut LateSink<'_>) {
+        let Some(Overruns { comm, tid, cpu, time_ns, function, missed }) = self.pending_overruns.take() else { return };
         let line = Line { comm: &comm, tid, cpu, flags: "", time_ns, event: &function, text: "", is_cut: false };
         let timer = LateTimer { function: &function, at_ns: time_ns, lateness_ns: 0, missed };
         self.timer(&line, &timer, lates);
@@ -224,17 +225,19 @@ impl Capture {
         let disabled_by = self.names.number(function(line.field("caller").unwrap_or_default()));
         let cpu = self.cpus.entry(line.cpu).or_default();
         let open = if line.event == "irq_disable" { &mut cpu.irqs } else { &mut cpu.preempt };
-        if open.replace(Open { since_ns: line.time_ns, disabled_by, handler: None }).is_some() {
-            self.lose("unmatched", 1);
+        if open.replace(OpenSection { since_ns: line.time_ns, disabled_by, handler: None }).is_some() {
+            self.count_lost("unmatched", 1);
         }
     }
 
-    fn enable(&mut self, line: &Line<'_>, lates: &mut Lates<'_>) {
+    fn enable(&mut self, line: &Line<'_>, lates: &mut LateSink<'_>) {
         self.has_any = true;
         let is_irqs = line.event == "irq_enable";
         let cpu = self.cpus.entry(line.cpu).or_default();
         let open = if is_irqs { cpu.irqs.take() } else { cpu.preempt.take() };
-        let Some(open) = open.filter(|open| open.since_ns <= line.time_ns) else { return self.lose("unmatched", 1) };
+        let Some(open) = open.filter(|open| open.since_ns <= line.time_ns) else {
+            return self.count_lost("unmatched", 1);
+        };
         let enabled_by = self.names.number(function(line.field("caller").unwrap_or_default()));
         let caller = self.names.number(function(line.field("parent").unwrap_or_default()));
         let handler = open.handler.unwrap_or_else(|| self.names.number(""));
@@ -252,45 +255,45 @@ impl Capture {
         }
     }
 
-    /// A handler counts for itself where nothing tells how long interrupts were off.
-    fn handler_ends(&mut self, line: &Line<'_>, lates: &mut Lates<'_>) {
+    /// Counts a handler as a section of its own if no event shows how long interrupts were disabled.
+    fn handler_ends(&mut self, line: &Line<'_>, lates: &mut LateSink<'_>) {
         let Some((handler, since_ns)) = self.cpus.entry(line.cpu).or_default().handler.take() else { return };
-        let nobody = self.names.number("");
+        let empty = self.names.number("");
         if since_ns <= line.time_ns {
-            let key = Key { is_preemption: false, enabled_by: nobody, caller: nobody, disabled_by: nobody, handler };
+            let key = Key { is_preemption: false, enabled_by: empty, caller: empty, disabled_by: empty, handler };
             self.section(line, key, since_ns, lates);
         }
     }
 
-    fn section(&mut self, line: &Line<'_>, key: Key, start_ns: u64, lates: &mut Lates<'_>) {
+    fn section(&mut self, line: &Line<'_>, key: Key, start_ns: u64, lates: &mut LateSink<'_>) {
         let length_ns = line.time_ns - start_ns;
         let (names, all) = (&self.names, &mut self.series);
-        let series = *self.known.entry(key).or_insert_with(|| all.place(place_of(names, key).labels()));
+        let series = *self.known.entry(key).or_insert_with(|| all.index(place_of(names, key).labels()));
         match series {
             Some(series) => self.series.section(series, length_ns),
-            None => self.lose("series_full", 1),
+            None => self.count_lost("series_full", 1),
         }
         if lates.wants(length_ns) {
             let place = place_of(&self.names, key);
             let thread = format!("{}:{}", line.comm, line.tid);
-            lates.give(section_event(&place, &thread, line.time_ns, length_ns, line.cpu, stack_of(&place)));
+            lates.send(section_event(&place, &thread, line.time_ns, length_ns, line.cpu, stack_of(&place)));
         }
-        if length_ns >= MATTERS_NS {
+        if length_ns >= MIN_SECTION_NS {
             let (comm, tid, end_ns) = (self.names.number(line.comm), line.tid, line.time_ns);
             let section = Section { start_ns, end_ns, key, comm, tid, series };
             self.cpus.entry(line.cpu).or_default().remember(section);
         }
     }
 
-    fn timer(&mut self, line: &Line<'_>, timer: &LateTimer<'_>, lates: &mut Lates<'_>) {
+    fn timer(&mut self, line: &Line<'_>, timer: &LateTimer<'_>, lates: &mut LateSink<'_>) {
         let mut labels = Labels::from([("callback".to_owned(), timer.function.to_owned())]);
         labels.insert("cpu".to_owned(), line.cpu.to_string());
-        match self.series.place(labels.clone()) {
+        match self.series.index(labels.clone()) {
             Some(place) => {
                 self.series.timer(place, timer.lateness_ns);
                 self.series.value(place, "overruns", timer.missed);
             }
-            None => self.lose("series_full", 1),
+            None => self.count_lost("series_full", 1),
         }
         if timer.missed == 0 && !lates.wants(timer.lateness_ns) {
             return;
@@ -304,17 +307,18 @@ impl Capture {
             let (latency_ns, cpu) = (timer.lateness_ns, line.cpu);
             let subject = cpu_subject(cpu);
             let at_unix_ns = timer.at_ns;
-            lates.give(LateEvent { subject, labels, at_unix_ns, latency_ns, cpu, causes, ..LateEvent::default() });
+            lates.send(LateEvent { subject, labels, at_unix_ns, latency_ns, cpu, causes, ..LateEvent::default() });
         }
     }
 
-    /// What was off while the timer was due, and the series of what was off longest. The causes add up to the lateness.
-    fn causes(&self, line: &Line<'_>, timer: &LateTimer<'_>) -> (Vec<Cause>, Option<SeriesPlace>) {
+    /// Returns the causes of a late timer, which add up to the lateness, and the series of the section with the largest
+    /// part.
+    fn causes(&self, line: &Line<'_>, timer: &LateTimer<'_>) -> (Vec<Cause>, Option<SeriesIndex>) {
         let due_ns = timer.at_ns.saturating_sub(timer.lateness_ns);
         let cpu = self.cpus.get(&line.cpu);
         let mut left_ns = timer.lateness_ns;
         let mut causes: Vec<Cause> = Vec::new();
-        let mut longest: (u64, Option<SeriesPlace>) = (0, None);
+        let mut longest: (u64, Option<SeriesIndex>) = (0, None);
         let mut blame = |kind, who: String, from_ns: u64, until_ns: u64, stack: Vec<String>| {
             let ns = until_ns.min(timer.at_ns).saturating_sub(from_ns.max(due_ns)).min(left_ns);
             left_ns -= ns;
@@ -332,7 +336,7 @@ impl Capture {
             };
             blame(kind, who, open.since_ns, timer.at_ns, Vec::new());
         }
-        // Sections of one kind do not overlap; preemption that is off makes no timer late.
+        // Sections of one kind do not overlap; disabled preemption delays no timer.
         let recent = cpu.into_iter().flat_map(|cpu| &cpu.recent).filter(|section| !section.key.is_preemption);
         for section in recent {
             let place = place_of(&self.names, section.key);
@@ -349,14 +353,14 @@ impl Capture {
         (causes, longest.1)
     }
 
-    /// Writes everything into the snapshot.
+    /// Writes all results to the snapshot.
     pub(super) fn finish(mut self, snapshot: &mut Snapshot) {
-        // What was off at the end of the file has no length.
+        // Sections still open at the end of the file have no length.
         let unfinished = |cpu: &Cpu| u64::from(cpu.irqs.is_some()) + u64::from(cpu.preempt.is_some());
         let open = self.cpus.values().map(unfinished).sum();
-        self.lose("unmatched", open);
+        self.count_lost("unmatched", open);
         let (first_ns, last_ns) = self.span_ns.unwrap_or_default();
-        // A snapshot's start is told to the microsecond (`rfc3339`); what a file tells more finely goes to the length.
+        // The start of a snapshot has microsecond resolution (`rfc3339`); the remainder is added to the length.
         let start_ns = first_ns - first_ns % 1_000;
         (snapshot.start_unix_ns, snapshot.duration_ns) = (start_ns, last_ns - start_ns);
         snapshot.lost = self.lost.iter().map(|(&reason, &count)| (reason.to_owned(), count)).collect();
@@ -364,7 +368,7 @@ impl Capture {
     }
 }
 
-fn place_of(names: &Names, key: Key) -> Place<'_> {
+fn place_of(names: &Interner, key: Key) -> Place<'_> {
     Place {
         is_preemption: key.is_preemption,
         enabled_by: names.get(key.enabled_by),
@@ -374,13 +378,13 @@ fn place_of(names: &Names, key: Key) -> Place<'_> {
     }
 }
 
-/// The event tells two frames; those at the end of a handler are nobody's doing.
+/// Returns the two frames of the event; those at the end of a handler are not the cause.
 fn stack_of(place: &Place<'_>) -> Vec<String> {
     let frames = if place.kind() == CauseKind::Irq { [""; 2] } else { [place.enabled_by, place.caller] };
     frames.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// Of `irq=3 name=arch timer`: a name may hold spaces.
+/// Returns the name in `irq=3 name=arch timer`, which may contain spaces.
 fn name_of_handler(text: &str) -> &str {
     text.split_once("name=").map_or(text, |(_, name)| name)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which lines of a file are events, and whether an event lacks its end.
+//! Classifies lines as events, and detects events that are cut off.
 
 use super::latency;
 use super::line::{Gap, Lacks, Line};
@@ -7,12 +7,12 @@ use crate::paste::{Form, Piece};
 use crate::path::import::is_readable;
 use crate::text::function;
 
-/// The text of ftrace, trace-cmd and perf.
+/// Text format of ftrace, trace-cmd and perf.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Events;
 
-/// What each event has last of what is read of it.
-const LAST: [(&str, &str); 11] = [
+/// Last field that is used of each event.
+const LAST_FIELDS: [(&str, &str); 11] = [
     ("sched_switch", " next_prio="),
     ("sched_waking", " prio="),
     ("sched_wakeup", " prio="),
@@ -30,7 +30,7 @@ impl Form for Events {
     fn piece(&self, line: &str) -> Piece {
         let of_perf = Line::parse_perf(line);
         if let Some(event) = of_perf.or_else(|| Line::parse(line)) {
-            // A group, and the start of its event's name.
+            // A group and the start of an event name.
             let is_group = of_perf.is_some() && !event.text.is_empty() && !event.text.contains([' ', ':', '=']);
             return match event.is_credible() {
                 true if !is_group && is_whole(event.event, event.text) => Piece::Whole,
@@ -51,7 +51,7 @@ impl Form for Events {
         {
             return Piece::Own;
         }
-        // Stamps without a point, and events without a CPU, are refused with their reason, so these are events as well.
+        // Timestamps without a point and events without a CPU are refused with a reason, so they count as events too.
         match Line::lacks(line) {
             Some(Lacks::Point | Lacks::Cpu) => Piece::Whole,
             None if Line::begins(line) => Piece::Begins,
@@ -78,20 +78,20 @@ impl Form for Events {
         };
         let last = event.text.rsplit([' ', '=']).next().unwrap_or_default();
         match event.event {
-            // A function with its offset is whole.
+            // A function with its offset is complete.
             "irq_disable" | "irq_enable" | "preempt_disable" | "preempt_enable" | "workqueue_execute_start" => {
                 function(last) == last
             }
             "sched_process_fork" | "sched_process_exec" | "irq_handler_entry" => true,
             "hrtimer_start" | "hrtimer_expire_entry" => function(last) == last && !event.text.contains(" mode="),
-            // Nothing is known of others.
-            name => is_at_edge && LAST.iter().all(|(known, _)| *known != name),
+            // Other events are unknown.
+            name => is_at_edge && LAST_FIELDS.iter().all(|(known, _)| *known != name),
         }
     }
 }
 
 fn is_whole(event: &str, text: &str) -> bool {
-    // The kernel prints either all functions with their offsets or none.
+    // The kernel prints all functions with offsets or none.
     let lacks_offset = || {
         let parent = text.rsplit_once("parent=").map(|(_, parent)| parent);
         parent.is_some_and(|parent| text.contains("+0x") && !parent.contains("+0x") && !parent.starts_with("0x"))
@@ -99,9 +99,9 @@ fn is_whole(event: &str, text: &str) -> bool {
     has_end(event, text) && is_readable(event, text) && !lacks_offset()
 }
 
-/// Whether an event has all that is read of it, as far as that shows.
+/// Returns whether an event has all fields that are used of it, as far as its text shows.
 pub(crate) fn has_end(event: &str, text: &str) -> bool {
-    let Some((_, last)) = LAST.iter().find(|(name, _)| *name == event) else {
+    let Some((_, last)) = LAST_FIELDS.iter().find(|(name, _)| *name == event) else {
         return match event {
             "irq_handler_exit" => text.ends_with("handled"),
             "block_rq_insert" | "block_rq_issue" | "block_rq_complete" => text.ends_with(']'),
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_that_lacks_its_end_begins() {
+    fn event_without_its_end_is_incomplete() {
         let whole = |text: &str| Events.piece(&format!("job-10 [000] d..2. 5.000000: {text}"));
         let switch =
             "sched_switch: prev_comm=a prev_pid=1 prev_prio=120 prev_state=S ==> next_comm=b next_pid=20 next_prio=120";
@@ -142,7 +142,7 @@ mod tests {
             let cut = text.strip_suffix(rest).expect("its end");
             assert_eq!(whole(cut), Piece::Begins, "{cut}");
         }
-        // With offsets, one is missing.
+        // One function lacks the offset that the other one has.
         assert_eq!(whole("irq_disable: caller=a+0x1 parent=tty_ldi"), Piece::Begins);
         assert_eq!(whole("irq_disable: caller=a parent=tty_ldisc"), Piece::Whole);
         assert_eq!(Events.piece("# tracer: nop"), Piece::Own);

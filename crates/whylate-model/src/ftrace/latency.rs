@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The latency trace of the tracers `irqsoff`, `preemptoff` and `preemptirqsoff`: a heading about the longest section,
-//! its records, and the stack at its end (print_trace_header() in kernel/trace/trace.c). Up to 2.6.2x the heading has no
-//! `#` in front, and records have the caller in parentheses.
+//! Latency traces of the tracers `irqsoff`, `preemptoff` and `preemptirqsoff`: a header about the longest section, its
+//! records, and the stack at its end (print_trace_header() in kernel/trace/trace.c). Up to 2.6.2x the header lines have
+//! no `#`, and records have the caller in parentheses.
 
 use super::line::number;
 use super::place::Place;
 use crate::text::function;
 use crate::{Labels, LateEvent};
 
-/// What the tracers' own functions are called in a trace, at the end of a section.
-const HOOKS: [&str; 6] = [
+/// Functions of the tracers themselves, which appear at the end of a section.
+const TRACER_FUNCTIONS: [&str; 6] = [
     "trace_hardirqs_on",
     "trace_hardirqs_off",
     "tracer_hardirqs_",
@@ -17,63 +17,64 @@ const HOOKS: [&str; 6] = [
     "tracer_preempt_on",
     "stop_critical_timing",
 ];
-/// No stack of the kernel's has more frames.
-const FRAMES: usize = 128;
+/// Maximum number of frames of a kernel stack.
+const MAX_FRAMES: usize = 128;
 
-/// The longest section that a tracer saw.
+/// The longest section that a tracer recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LatencyTrace {
-    /// Which of the tracers it was.
+    /// Name of the tracer.
     pub tracer: String,
-    /// The kernel's release.
+    /// Kernel release.
     pub release: String,
-    /// How long the section was, in whole microseconds.
+    /// Length of the section, in whole microseconds.
     pub latency_ns: u64,
-    /// Where it was.
+    /// CPU of the section.
     pub cpu: u32,
-    /// Who ended it.
+    /// Name of the thread at its end.
     pub comm: String,
-    /// The number of that thread.
+    /// TID of the thread.
     pub tid: u32,
-    /// The caller of what began it.
+    /// Caller of the function that started it.
     pub started_at: String,
-    /// The caller of what ended it.
+    /// Caller of the function that ended it.
     pub ended_at: String,
-    /// The function that began it, where its line is there.
+    /// Function that started it, if its record is present.
     pub disabled_by: Option<String>,
-    /// The function that ended it, where its line is there.
+    /// Function that ended it, if its record is present.
     pub enabled_by: Option<String>,
-    /// Whether interrupts were disabled when the function that ended it was called, where its line is there.
+    /// Whether interrupts were disabled when the ending function was called, if its record is present.
     ended_with_irqs_off: Option<bool>,
-    /// When the record of the end was made, since the beginning.
+    /// Time of the end's record, since the start.
     ended_us: Option<u64>,
-    /// Of whoever ended it, innermost first.
+    /// Stack at the end, innermost frame first.
     pub stack: Vec<String>,
 }
 
 impl LatencyTrace {
-    /// The first one in a text.
+    /// Parses the first latency trace in a text.
     pub fn parse(text: &str) -> Option<Self> {
         let mut reader = LatencyReader::default();
         let found = text.lines().find_map(|line| reader.take(line).1);
         found.or_else(|| reader.finish())
     }
 
-    /// Whether the heading fits the records: the kernel may begin another trace while one is read. The records of the
-    /// end are made just before and after the latency is taken.
+    /// Returns whether the header matches the records: the kernel may start another trace while one is read. The
+    /// records at the end are written just before and after the latency is taken.
     pub fn is_whole(&self) -> bool {
         let latency_us = self.latency_ns / 1_000;
         let has_end = self.ended_us.is_some_and(|ended_us| ended_us.abs_diff(latency_us) <= 50 + latency_us / 20);
         has_end && !self.stack.is_empty()
     }
 
-    /// Whether it is a CPU's time offline: it went with interrupts off, and enables them when it starts again.
+    /// Returns whether the section is a CPU's time offline: it went offline with interrupts disabled, and enables them
+    /// when it comes online.
     pub fn is_cpu_coming_online(&self) -> bool {
         self.tid == 0
             && ["start_secondary", "secondary_start_kernel"].iter().any(|name| self.ended_at.starts_with(name))
     }
 
-    /// Where it began and ended.
+    /// Returns the functions that start and end the section.
     pub fn place(&self) -> Place<'_> {
         let is_preemption = match self.tracer.as_str() {
             "preemptoff" => true,
@@ -84,12 +85,13 @@ impl LatencyTrace {
         Place { is_preemption, enabled_by: self.function(), caller: self.caller(), disabled_by, handler: "" }
     }
 
-    /// Who ended it, as far as it is told: `vprintk_emit` where a function that it called enabled interrupts.
+    /// Returns the function that ended the section, as far as it is known: `vprintk_emit` if a function that it called
+    /// enabled interrupts.
     pub fn function(&self) -> &str {
         self.enabled_by.as_deref().unwrap_or(&self.ended_at)
     }
 
-    /// Who called that function, as far as it is told.
+    /// Returns the caller of that function, as far as it is known.
     pub fn caller(&self) -> &str {
         if self.function() != self.ended_at {
             return &self.ended_at;
@@ -98,7 +100,7 @@ impl LatencyTrace {
         self.stack.get(within).map_or("", String::as_str)
     }
 
-    /// Innermost first, with the functions that are named apart from it.
+    /// Returns the stack, innermost frame first, with the functions that are recorded apart from it.
     pub fn whole_stack(&self) -> Vec<String> {
         let mut stack = self.stack.clone();
         for name in [Some(&self.ended_at), self.enabled_by.as_ref()].into_iter().flatten() {
@@ -109,12 +111,12 @@ impl LatencyTrace {
         stack
     }
 
-    /// Names of the section, to tell it from others.
+    /// Returns labels that identify the section.
     pub fn labels(&self) -> Labels {
         self.place().labels()
     }
 
-    /// The late event of the section, which ended then.
+    /// Returns the late event of the section, which ended at `at_unix_ns`.
     pub fn event(&self, at_unix_ns: u64) -> LateEvent {
         let thread = format!("{}:{}", self.comm, self.tid);
         let stack = self.whole_stack();
@@ -125,22 +127,22 @@ impl LatencyTrace {
     }
 }
 
-/// Puts a trace together, line by line.
+/// Assembles latency traces line by line.
 #[derive(Debug, Default)]
 pub struct LatencyReader {
     open: Option<LatencyTrace>,
-    /// The heading has been read as far as the latency.
+    /// Whether the header was read up to the latency.
     has_latency: bool,
-    /// The line with the latency lacks its end so far, which is a parenthesis.
+    /// Whether the line with the latency lacks its closing parenthesis so far.
     is_unended: bool,
-    /// The line before was a record.
+    /// Whether the previous line was a record.
     after_record: bool,
     in_stack: bool,
 }
 
-/// What a line was to the reader.
+/// How the reader classified a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Was {
+pub enum LineClass {
     /// A part of a latency trace.
     Part,
     /// The heading of another tracer's latency trace.
@@ -150,57 +152,57 @@ pub enum Was {
 }
 
 impl LatencyReader {
-    /// What the line was; and the trace that ended with it, or before it.
-    pub fn take(&mut self, line: &str) -> (Was, Option<LatencyTrace>) {
+    /// Adds a line; returns its class, and the trace that ended with or before it.
+    pub fn take(&mut self, line: &str) -> (LineClass, Option<LatencyTrace>) {
         let line = line.trim();
         if let Some((tracer, release)) = title(line) {
             let finished = self.finish();
             let is_ours = ["irqsoff", "preemptoff", "preemptirqsoff"].contains(&tracer);
             if !is_ours {
-                return (Was::AnotherTracer, finished);
+                return (LineClass::AnotherTracer, finished);
             }
             let release = release.split_once(" on ").map_or("", |(_, release)| release.trim());
             let (tracer, release) = (tracer.to_owned(), release.to_owned());
             self.open = Some(LatencyTrace { tracer, release, ..LatencyTrace::default() });
-            return (Was::Part, finished);
+            return (LineClass::Part, finished);
         }
-        let Some(trace) = &mut self.open else { return (Was::Other, None) };
+        let Some(trace) = &mut self.open else { return (LineClass::Other, None) };
         if line.is_empty() {
-            return (Was::Other, None);
+            return (LineClass::Other, None);
         }
         if line.strip_prefix('#').is_some_and(|comment| comment.trim_start().starts_with("tracer:")) {
-            return (Was::Part, self.finish());
+            return (LineClass::Part, self.finish());
         }
         let after_record = std::mem::replace(&mut self.after_record, false);
         if self.is_unended && line.ends_with(')') && !line.contains("| task:") {
             self.is_unended = false;
-            return (Was::Part, None);
+            return (LineClass::Part, None);
         }
         if is_heading(line) {
             if heading(trace, line.trim_start_matches('#').trim()) {
                 (self.has_latency, self.is_unended) = (true, !line.ends_with(')'));
             }
-            return (Was::Part, None);
+            return (LineClass::Part, None);
         }
         if let Some(frame) = line.strip_prefix("=> ") {
-            if self.in_stack && trace.stack.len() < FRAMES {
+            if self.in_stack && trace.stack.len() < MAX_FRAMES {
                 trace.stack.push(function(frame).to_owned());
             }
-            return (Was::Part, None);
+            return (LineClass::Part, None);
         }
         let record = record(line);
         if !self.in_stack && (is_cut(line) || after_record && record.is_none() && is_rest(line)) {
-            // What the trace says of its functions is not known then.
+            // The function names of the trace are unreliable then.
             self.open = None;
-            return (Was::Other, None);
+            return (LineClass::Other, None);
         }
         self.after_record = record.is_some();
         match record {
-            // The stack is the last of it.
-            Some(_) if self.in_stack => (Was::Other, self.finish()),
+            // The stack ends the trace.
+            Some(_) if self.in_stack => (LineClass::Other, self.finish()),
             Some(Record::Stack) => {
                 self.in_stack = true;
-                (Was::Part, None)
+                (LineClass::Part, None)
             }
             Some(Record::Call { function, irqs_off, at_us }) => {
                 if trace.comm.is_empty()
@@ -211,27 +213,27 @@ impl LatencyReader {
                 if trace.disabled_by.is_none() {
                     trace.disabled_by = Some(function.to_owned());
                 }
-                if !HOOKS.iter().any(|hook| function.starts_with(hook)) {
+                if !TRACER_FUNCTIONS.iter().any(|hook| function.starts_with(hook)) {
                     trace.enabled_by = Some(function.to_owned());
                     trace.ended_with_irqs_off = Some(irqs_off);
                     trace.ended_us = at_us;
                 }
-                (Was::Part, None)
+                (LineClass::Part, None)
             }
-            Some(Record::Event) => (Was::Part, None),
-            None if self.in_stack => (Was::Other, self.finish()),
-            None => (Was::Other, None),
+            Some(Record::Event) => (LineClass::Part, None),
+            None if self.in_stack => (LineClass::Other, self.finish()),
+            None => (LineClass::Other, None),
         }
     }
 
-    /// The trace that has begun, unless its heading breaks off before the latency.
+    /// Returns the current trace, unless its header ends before the latency.
     pub fn finish(&mut self) -> Option<LatencyTrace> {
         let LatencyReader { open, has_latency, is_unended, .. } = std::mem::take(self);
         open.filter(|_| has_latency && !is_unended)
     }
 }
 
-/// Whether a line belongs to a latency trace, whatever stands before it.
+/// Returns whether a line belongs to a latency trace, whatever precedes it.
 pub(crate) fn is_part(line: &str) -> bool {
     let line = line.trim();
     title(line).is_some()
@@ -240,12 +242,12 @@ pub(crate) fn is_part(line: &str) -> bool {
         || record(line).is_some() && !is_cut(line) && (line.contains(" <-") || !line.contains("<-"))
 }
 
-/// Whether a line of the heading, or a record, lacks its end.
+/// Returns whether a header line or a record is cut off.
 pub(crate) fn is_cut(line: &str) -> bool {
     let line = line.trim_start_matches([' ', '#']).trim_end();
     let has_cpu = || line.split_once("CPU#").is_some_and(|(_, cpu)| cpu.starts_with(|c: char| c.is_ascii_digit()));
     let has_no_function = || match record(line) {
-        // An event has a name with a colon.
+        // The name of an event contains a colon.
         Some(Record::Event) => line.split_once("us").is_some_and(|(_, text)| text.matches(": ").count() < 2),
         Some(_) => false,
         None => line.ends_with(':') && record(&format!("{line} x")).is_some(),
@@ -256,19 +258,19 @@ pub(crate) fn is_cut(line: &str) -> bool {
         || has_no_function()
 }
 
-/// Whether a line may be the rest of a record: `lock <-caller`, `(caller)`, a word.
+/// Returns whether a line may be the rest of a record: `lock <-caller`, `(caller)`, a word.
 fn is_rest(line: &str) -> bool {
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_.$".contains(&byte);
     line.contains("<-") || line.ends_with(')') || line.bytes().all(is_name)
 }
 
-/// The tracer, and what follows: `irqsoff latency trace v1.1.5 on 2.6.26`.
+/// Parses the tracer and the text after it: `irqsoff latency trace v1.1.5 on 2.6.26`.
 fn title(line: &str) -> Option<(&str, &str)> {
     let (tracer, rest) = line.trim_start_matches('#').trim_start().split_once(" latency trace v")?;
     (!tracer.contains(char::is_whitespace)).then_some((tracer, rest))
 }
 
-/// Whether a line is of the heading: a comment, or what old kernels write without the sign of one.
+/// Returns whether a line belongs to a header: a comment, or what old kernels write without `#`.
 pub(crate) fn is_heading(line: &str) -> bool {
     let starts = ["latency: ", "| task: ", "=> started at:", "=> ended at:"];
     line.starts_with('#')
@@ -276,7 +278,7 @@ pub(crate) fn is_heading(line: &str) -> bool {
         || line.len() >= 10 && line.bytes().all(|byte| byte == b'-')
 }
 
-/// Takes one line of the heading; true for the one with the latency.
+/// Parses a header line; returns whether it is the one with the latency.
 fn heading(trace: &mut LatencyTrace, line: &str) -> bool {
     if let Some(rest) = line.strip_prefix("latency: ").filter(|_| !is_cut(line)) {
         let latency = rest.split_once(" us").and_then(|(us, _)| number::<u64>(us)?.checked_mul(1_000));
@@ -288,7 +290,7 @@ fn heading(trace: &mut LatencyTrace, line: &str) -> bool {
             return true;
         }
     } else if let Some(rest) = line.strip_prefix("| task: ") {
-        // A name may hold anything.
+        // A name may contain anything.
         let thread = rest.rsplit_once(" (uid:").map_or(rest, |(thread, _)| thread);
         if let Some((comm, tid)) = thread.rsplit_once('-')
             && let Some(tid) = number(tid)
@@ -303,7 +305,7 @@ fn heading(trace: &mut LatencyTrace, line: &str) -> bool {
     false
 }
 
-/// A line of a trace, after its heading.
+/// A record of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Record<'a> {
     Call { function: &'a str, irqs_off: bool, at_us: Option<u64> },
@@ -311,7 +313,8 @@ enum Record<'a> {
     Event,
 }
 
-/// Of `comm-tid 7d..1 12116us : function <-parent`: the name may hold spaces, so the line is read from its stamp on.
+/// Parses `comm-tid 7d..1 12116us : function <-parent`: the name may contain spaces, so parsing starts at the
+/// timestamp.
 fn record(line: &str) -> Option<Record<'_>> {
     let at = line.match_indices("us").map(|(at, _)| at).take(8).find(|&at| is_stamp(line, at))?;
     let (_, text) = line[at + 2..].split_once(": ")?;
@@ -325,14 +328,14 @@ fn record(line: &str) -> Option<Record<'_>> {
     if called.is_empty() || called.contains([' ', ':', '=']) {
         return Some(Record::Event);
     }
-    // The word before the stamp begins with the CPU and the flags.
+    // The word before the timestamp starts with the CPU and the flags.
     let flags = line[..at].trim_end_matches(|c: char| c.is_ascii_digit()).split_ascii_whitespace().next_back()?;
     let irqs_off = flags.trim_start_matches(|c: char| c.is_ascii_digit()).starts_with(['d', 'D']);
     let stamp = line[..at].rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
     Some(Record::Call { function: function(called), irqs_off, at_us: number(stamp) })
 }
 
-/// The thread of a record; of its name up to 8 bytes.
+/// Parses the thread of a record; its name has up to 8 bytes.
 fn thread(line: &str) -> Option<(&str, u32)> {
     let at = line.match_indices("us").map(|(at, _)| at).take(8).find(|&at| is_stamp(line, at))?;
     let head = line[..at].trim_end_matches(|c: char| c.is_ascii_digit()).trim_end();
@@ -341,7 +344,7 @@ fn thread(line: &str) -> Option<(&str, u32)> {
     Some((comm, number(tid)?))
 }
 
-/// Whether a number of microseconds ends there, with a mark and a colon after it.
+/// Returns whether a number of microseconds ends at `at`, followed by a delay mark and a colon.
 fn is_stamp(line: &str, at: usize) -> bool {
     let (before, after) = (&line.as_bytes()[..at], &line.as_bytes()[at + 2..]);
     before.last().is_some_and(u8::is_ascii_digit) && matches!(after, [_, b':', b' ', ..])
@@ -355,7 +358,7 @@ mod tests {
     pub(crate) const REFERENCE: &str = include_str!("../../tests/ftrace/irqsoff-5.4.txt");
 
     #[test]
-    fn the_trace_of_a_5_4_kernel_is_read() {
+    fn parses_trace_of_5_4_kernel() {
         let trace = LatencyTrace::parse(REFERENCE).expect("a trace");
         assert_eq!((trace.latency_ns, trace.cpu, trace.tid), (12_116_000, 7, 207));
         assert_eq!(format!("{}-{}", trace.comm, trace.tid), "qseecom-unload--207");
@@ -372,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_newer_kernels_and_offsets_make_no_difference() {
+    fn accepts_newer_flags_and_offsets() {
         let text = "# preemptirqsoff latency trace v1.1.5 on 6.12.57\n\
             # latency: 20012 us, #4/4, CPU#1 | (M:preempt VP:0, KP:0, SP:0 HP:0 #P:2)\n\
             #    | task: my task (uid:7)-1-88 (uid:0 nice:0 policy:0 rt_prio:0)\n\
@@ -392,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_of_6_12_without_callers_is_read() {
+    fn parses_trace_of_6_12_without_callers() {
         let trace = LatencyTrace::parse(include_str!("../../tests/ftrace/irqsoff-6.12.txt")).expect("a trace");
         assert_eq!((trace.latency_ns, trace.cpu, trace.place().kind()), (20_113_000, 1, CauseKind::IrqsOff));
         assert_eq!((trace.function(), trace.caller()), ("execute_preemptirqtest", "preemptirq_delay_run"));
@@ -402,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn the_heading_of_2_6_has_no_signs_of_comments() {
+    fn parses_header_of_2_6_without_comment_signs() {
         for indent in ["", " "] {
             let text = include_str!("../../tests/ftrace/irqsoff-2.6.txt");
             let text: String = text.lines().map(|line| format!("{indent}{line}\n")).collect();
@@ -416,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heading_that_breaks_off_is_no_trace() {
+    fn truncated_header_is_no_trace() {
         let until = |mark: &str| &REFERENCE[..REFERENCE.find(mark).expect("it is there")];
         assert_eq!(LatencyTrace::parse(until(" us, #4/4")), None);
         let broken = LatencyTrace::parse(until("qseecom--207")).expect("a trace");
@@ -425,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_that_changed_while_it_was_read_does_not_fit_itself() {
+    fn trace_that_changed_during_read_is_inconsistent() {
         for (was, is) in [("latency: 12116 us", "latency: 13116 us"), (" => ", "")] {
             let trace = LatencyTrace::parse(&REFERENCE.replace(was, is)).expect("a trace");
             assert!(!trace.is_whole(), "{is}");

@@ -1,52 +1,53 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One line of `trace` or `trace_pipe`: `comm-tid [cpu] flags seconds.micros: event: text`; with the option
-//! `latency-format`, or of `trace-cmd report -l`, the CPU and the flags are one word without brackets.
+//! One line of `trace` or `trace_pipe`: `comm-tid [cpu] flags seconds.micros: event: text`. With the option
+//! `latency-format`, and from `trace-cmd report -l`, the CPU and the flags are one word without brackets.
 
 /// An event as ftrace prints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Line<'a> {
-    /// Name of the thread, `<...>` where the kernel had forgotten it.
+    /// Name of the thread; `<...>` if the kernel had lost it.
     pub comm: &'a str,
-    /// Its number.
+    /// TID of the thread.
     pub tid: u32,
-    /// Where it ran.
+    /// CPU that it ran on.
     pub cpu: u32,
-    /// In what context, a letter each; empty where that is left out.
+    /// Context flags, one letter each; empty if omitted.
     pub flags: &'a str,
-    /// By the clock of the buffer.
+    /// Timestamp of the buffer's clock.
     pub time_ns: u64,
-    /// Name of the event; of `trace_printk()` the function that called it.
+    /// Name of the event; for `trace_printk()` the calling function.
     pub event: &'a str,
-    /// What it says.
+    /// Fields of the event.
     pub text: &'a str,
-    /// The name may be cut: the latency format has its first 8 bytes only.
+    /// Whether the name may be cut: the latency format has only its first 8 bytes.
     pub is_cut: bool,
 }
 
-/// No name of a thread is longer, in bytes, unless it is a worker's with that of its queue.
+/// Maximum length of a thread's name in bytes, except for a kworker with the name of its workqueue.
 pub(crate) const LONGEST_COMM: usize = 15;
-/// What the latency format leaves of a name, in bytes.
-const CUT_COMM: usize = 8;
-/// Flags of a CPU that stand before the preemption depth (trace_print_lat_fmt() in kernel/trace/trace_output.c).
+/// Length of a name in the latency format, in bytes.
+const CUT_COMM_BYTES: usize = 8;
+/// Characters of the irqs-off flag, which precedes the preemption depth (trace_print_lat_fmt() in
+/// kernel/trace/trace_output.c).
 const IRQ_FLAGS: &[u8] = b"dDbX.";
 
-/// What keeps a line from being an event.
+/// Why a line is not an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lacks {
-    /// It has no CPU number.
+    /// The line has no CPU number.
     Cpu,
-    /// Its stamp has no decimal point.
+    /// The timestamp has no decimal point.
     Point,
 }
 
 impl<'a> Line<'a> {
-    /// `None` where it is no such line.
+    /// Parses a line; `None` if it is not an event.
     pub fn parse(line: &'a str) -> Option<Self> {
         Self::parse_with(line, seconds)
     }
 
     fn parse_with(line: &'a str, stamp: ReadStamp) -> Option<Self> {
-        // A name may hold brackets and colons: the CPU is the first bracket that follows a thread's number.
+        // A name may contain brackets and colons: the CPU is the first bracket after a TID.
         let brackets = line.match_indices(" [").take(8);
         brackets
             .map(|(at, _)| at)
@@ -54,7 +55,7 @@ impl<'a> Line<'a> {
             .or_else(|| Self::in_latency_format(line, stamp))
     }
 
-    /// As `perf script` writes it: `comm tid [cpu] seconds.micros: group:event: text`.
+    /// Parses a line of `perf script`: `comm tid [cpu] seconds.micros: group:event: text`.
     pub fn parse_perf(line: &'a str) -> Option<Self> {
         let brackets = line.match_indices(" [").take(8);
         let of_group = brackets.map(|(at, _)| at).find_map(|at| Self::with_cpu_at(line, at, perf_thread, seconds))?;
@@ -68,7 +69,7 @@ impl<'a> Line<'a> {
         let (cpu, rest) = line.get(at + 2..)?.split_once(']')?;
         let cpu = number(cpu)?;
         let (comm, tid) = thread(line.get(..at)?)?;
-        // Flags are left out with the option `noirq-info`.
+        // The option `noirq-info` omits flags.
         let (first, after) = next_word(rest)?;
         let (flags, (time_ns, after)) = match first.strip_suffix(':').and_then(stamp) {
             Some(time_ns) => ("", (time_ns, after)),
@@ -81,7 +82,7 @@ impl<'a> Line<'a> {
         Some(Line { comm, tid, cpu, flags, time_ns, event, text, is_cut: false })
     }
 
-    /// `comm-tid 0d..2 100.000000: event: text`, and `comm-tid 0d..2 43817391us+: event: text`.
+    /// Parses `comm-tid 0d..2 100.000000: event: text`, and `comm-tid 0d..2 43817391us+: event: text`.
     fn in_latency_format(line: &'a str, stamp: ReadStamp) -> Option<Self> {
         let words = line
             .match_indices(' ')
@@ -98,27 +99,36 @@ impl<'a> Line<'a> {
             let (time_ns, after) = match word.strip_suffix(':').and_then(stamp) {
                 Some(time_ns) => (time_ns, after),
                 None => {
-                    // A mark follows that tells how long the next event took to come.
+                    // A delay mark follows, which shows how soon the next event came.
                     let (us, mark) = word.split_once("us")?;
                     let after = if mark.ends_with(':') { after } else { after.trim_start().strip_prefix(':')? };
                     (number::<u64>(us).filter(|_| !us.is_empty())?.checked_mul(1_000)?, after)
                 }
             };
             let (event, text) = event(after)?;
-            Some(Line { comm, tid, cpu: number(cpu)?, flags, time_ns, event, text, is_cut: comm.len() >= CUT_COMM })
+            Some(Line {
+                comm,
+                tid,
+                cpu: number(cpu)?,
+                flags,
+                time_ns,
+                event,
+                text,
+                is_cut: comm.len() >= CUT_COMM_BYTES,
+            })
         })
     }
 
-    /// Why a line that is no event looks like one.
+    /// Returns what a line lacks that otherwise looks like an event.
     pub fn lacks(line: &'a str) -> Option<Lacks> {
         if Self::parse_with(line, whole_number).is_some_and(|line| line.is_credible()) {
             return Some(Lacks::Point);
         }
-        // That of perf has its CPU.
+        // A line of perf that parses has a CPU number.
         if Self::parse_perf(line).is_some() {
             return None;
         }
-        // Each colon may be that of the stamp.
+        // Any colon may be that of the timestamp.
         line.match_indices(": ").take(8).find_map(|(at, _)| {
             let head = &line[..at];
             let (head, stamp) = head.rsplit_once(' ')?;
@@ -135,7 +145,7 @@ impl<'a> Line<'a> {
         })
     }
 
-    /// Whether a line has the start of an event, up to its CPU at least.
+    /// Returns whether a line has the start of an event, at least up to its CPU.
     pub fn begins(line: &str) -> bool {
         line.match_indices(" [").take(8).any(|(at, _)| {
             let cpu = line[at + 2..].split_once(']').and_then(|(cpu, _)| number::<u32>(cpu).filter(|_| cpu.len() >= 3));
@@ -143,39 +153,39 @@ impl<'a> Line<'a> {
         })
     }
 
-    /// Whether the name can be a thread's; where it cannot, something else stands in front of it.
+    /// Returns whether the name can be a thread's; if not, it includes other text before it.
     pub fn is_credible(&self) -> bool {
         let is_name = self.comm.len() <= LONGEST_COMM || !self.comm.contains(char::is_whitespace);
         let has_mark = |mark: &str| self.comm.len() > mark.len() && self.comm.ends_with(mark);
         is_name && !has_mark("<...>") && !has_mark("<idle>")
     }
 
-    /// What stands after `name=`, up to the next space.
+    /// Returns the value after `name=`, up to the next space.
     pub fn field(&self, name: &str) -> Option<&'a str> {
         let mut words = self.text.split_ascii_whitespace();
         words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
     }
 }
 
-/// Where events of a CPU are missing: `CPU:6 [LOST 12 EVENTS]`, `##### CPU 6 buffer started ####` and the like.
+/// Missing events of a CPU: `CPU:6 [LOST 12 EVENTS]`, `##### CPU 6 buffer started ####` and similar lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gap {
-    /// Of which CPU.
+    /// The CPU.
     pub cpu: u32,
-    /// How many, as far as that is known; 0 where it is not known that any are.
+    /// Number of missing events: at least 1 if unknown, 0 if possibly none is missing.
     pub lost: u64,
 }
 
 impl Gap {
-    /// `None` where it is no such line.
+    /// Parses a line; `None` if it reports no gap.
     pub fn parse(line: &str) -> Option<Self> {
         let line = line.trim();
         if let Some((cpu, rest)) = line.strip_prefix("CPU:").and_then(|rest| rest.split_once(" [")) {
             let counted = rest.strip_suffix(']')?;
-            // ftrace and trace-cmd.
+            // Formats of ftrace and trace-cmd.
             let count = counted.strip_prefix("LOST").and_then(|rest| rest.strip_suffix("EVENTS"));
             let count = count.or_else(|| counted.strip_suffix("EVENTS DROPPED"))?;
-            // Without a number the kernel does not know it.
+            // Without a number, the kernel does not know it.
             return Some(Gap {
                 cpu: number(cpu.trim())?,
                 lost: number(count.trim()).filter(|&lost| lost > 0).unwrap_or(1),
@@ -199,19 +209,19 @@ fn seconds(stamp: &str) -> Option<u64> {
     stamp_ns(stamp)
 }
 
-/// A stamp without a decimal point.
+/// Parses a timestamp without a decimal point.
 fn whole_number(stamp: &str) -> Option<u64> {
     if stamp.is_empty() { None } else { number(stamp) }
 }
 
-/// The first word and what follows it.
+/// Splits off the first word.
 fn next_word(text: &str) -> Option<(&str, &str)> {
     let text = text.trim_start();
     let end = text.find(|c: char| c.is_ascii_whitespace()).unwrap_or(text.len());
     (end > 0).then(|| text.split_at(end))
 }
 
-/// `event: text`; perf may write a period before it.
+/// Parses `event: text`; perf may print a period before it.
 fn event(text: &str) -> Option<(&str, &str)> {
     let (event, text) = text.trim_start().split_once(':')?;
     let event = match event.split_once(' ') {
@@ -225,17 +235,17 @@ fn is_name(event: &str) -> bool {
     !event.is_empty() && event.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.$".contains(&byte))
 }
 
-/// The number of a thread that has gone when perf asks for it.
+/// TID of a thread that was gone when perf looked it up.
 pub const GONE: u32 = u32::MAX;
 
-/// A thread's name and number, and before the number maybe its process: `sleep 12`, `sleep 12/13`, `:-1 -1`.
+/// Parses a thread's name and TID, with its PID before the TID in some formats: `sleep 12`, `sleep 12/13`, `:-1 -1`.
 fn perf_thread(text: &str) -> Option<(&str, u32)> {
     let (comm, numbers) = text.trim().rsplit_once(' ')?;
     let tid = numbers.split_once('/').map_or(numbers, |(_, tid)| tid);
     Some((comm.trim(), if tid == "-1" { GONE } else { number(tid)? }))
 }
 
-/// A thread's name and number, and with the option `record-tgid` its process in parentheses after it.
+/// Parses a thread's name and TID; with the option `record-tgid` its PID follows in parentheses.
 fn thread(text: &str) -> Option<(&str, u32)> {
     let text = text.trim();
     let text = match text.strip_suffix(')').and_then(|text| text.rsplit_once('(')) {
@@ -246,12 +256,12 @@ fn thread(text: &str) -> Option<(&str, u32)> {
     Some((comm, number(tid)?))
 }
 
-/// A number of decimal digits alone.
+/// Parses a number of decimal digits only.
 pub(super) fn number<T: std::str::FromStr>(digits: &str) -> Option<T> {
     if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
-/// Of `seconds.fraction`, with three to nine digits of the fraction.
+/// Parses `seconds.fraction` to nanoseconds; the fraction has three to nine digits.
 pub(super) fn stamp_ns(stamp: &str) -> Option<u64> {
     let (seconds, fraction) = stamp.split_once('.')?;
     let digits = u32::try_from(fraction.len()).ok().filter(|digits| (3..=9).contains(digits))?;
@@ -265,7 +275,7 @@ mod tests {
     use crate::text::function;
 
     #[test]
-    fn a_line_is_read_with_and_without_flags_and_processes() {
+    fn parses_lines_with_and_without_flags_and_pids() {
         let expected = Line {
             comm: "a b [1] c",
             tid: 6462,
@@ -291,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_of_perf_is_read() {
+    fn parses_perf_line() {
         let expected = Line {
             comm: "a b [1] c",
             tid: 13,
@@ -312,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_told_of_in_several_ways() {
+    fn parses_all_formats_of_gaps() {
         for (line, cpu, lost) in [
             ("CPU:6 [LOST 12 EVENTS]", 6, 12),
             ("CPU:6 [LOST EVENTS]", 6, 1),
@@ -330,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn the_latency_format_has_the_cpu_and_the_flags_in_one_word() {
+    fn parses_latency_format() {
         let expected = Line {
             comm: "my task(",
             tid: 88,
@@ -353,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_event_lacks_is_named() {
+    fn names_what_an_event_lacks() {
         for (line, lacks) in [
             ("job-10    [000] d..2. 380784522000: sched_switch: a", Some(Lacks::Point)),
             ("job-10 0d..2. 380784522000: sched_switch: a", Some(Lacks::Point)),
@@ -370,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_event_is_none() {
+    fn rejects_lines_without_event() {
         for line in [
             "",
             "# tracer: nop",

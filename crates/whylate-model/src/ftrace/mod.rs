@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What ftrace has written to a file: latency traces of `irqsoff` and its kin, and captures of `trace_pipe`. Both may
-//! stand in one file, with anything between them, as in a report that somebody has sent.
+//! Imports ftrace files: latency traces of `irqsoff` and its relatives, and captures of `trace_pipe`. One file may have
+//! both, with any text in between, as in a mailed report.
 //!
-//! A file is read once, a line at a time, and what is kept does not grow with it.
+//! A file is read once, line by line, with memory use independent of its size.
 
 mod capture;
 mod form;
@@ -23,41 +23,42 @@ pub use self::line::{GONE, Gap, Lacks, Line};
 pub use self::place::Place;
 
 use self::capture::Capture;
-use self::latency::{LatencyReader, Was};
+use self::latency::{LatencyReader, LineClass};
 use crate::late::cpu_subject;
 use crate::name::MAX_BYTES;
 use crate::paste::{Lines, PasteError};
 use crate::sources::IRQSOFF;
 use crate::{Cause, LateEvent, Snapshot, Worst};
 
-/// Longer lines are no lines of a trace.
+/// Maximum length of a line; longer ones are no trace lines.
 pub(crate) const LONGEST: usize = MAX_BYTES;
-/// The start of what `trace-cmd record` writes, and of compressed files.
+/// Magic numbers of `trace-cmd record` files and of compressed files.
 pub(crate) const TRACE_DAT: &[u8] = b"\x17\x08\x44tracing";
 pub(crate) const COMPRESSED: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ"];
 
-/// What to do with a file.
+/// Options of an import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImportOptions {
-    /// Hand over each section, and each timer, that was at least so long or so late.
+    /// Report each section at least this long, and each timer at least this late.
     pub late_over_ns: Option<u64>,
-    /// Hand over so many of the longest ones at the end, where there is no threshold.
+    /// Without a threshold, report this many of the longest at the end.
     pub worst: usize,
 }
 
-/// Why a file told nothing.
+/// Why a file could not be imported.
 #[derive(Debug, Error)]
 pub enum ImportError {
-    /// It cannot be read, or not be made out what was done to its lines.
+    /// The file cannot be read, or its line wrapping cannot be undone.
     #[error(transparent)]
     Paste(#[from] PasteError),
-    /// It is of `trace-cmd`.
+    /// The file is a trace.dat of `trace-cmd`.
     #[error("this is a trace.dat: import the output of `trace-cmd report -i` on it")]
     TraceDat,
-    /// It is compressed.
+    /// The file is compressed.
     #[error("this is compressed: decompress it first")]
     Compressed,
-    /// A latency trace has no heading, or one that stops before its latency, or cut lines, and there is nothing else.
+    /// A latency trace without its header, with a header that ends before the latency, or with truncated lines, and
+    /// nothing else.
     #[error(
         "the latency trace breaks off in its heading, lacks it, or has lines that are cut off: copy all of it, from `# tracer:` on"
     )]
@@ -65,40 +66,39 @@ pub enum ImportError {
     /// A latency trace of a tracer that measures something else.
     #[error("this is the latency trace of another tracer: give one of irqsoff, preemptoff or preemptirqsoff")]
     AnotherTracer,
-    /// Its events have no CPU number.
+    /// The events have no CPU number.
     #[error("{NO_CPU}")]
     NoCpu,
-    /// Its stamps are in a unit that is not known.
+    /// The timestamps are in an unknown unit.
     #[error("{NO_POINT}")]
     NoPoint,
-    /// There are events, and none tells of interrupts or timers.
+    /// There are events, but none of interrupts or timers.
     #[error(
         "no event in it tells of interrupts: record irq_disable and irq_enable, and irq_handler_* and hrtimer_* beside them"
     )]
     NoSuchEvents,
-    /// No line is of ftrace.
+    /// No line is ftrace output.
     #[error(
         "no line in it is a latency trace or an event of trace_pipe: give the text of ftrace's file `trace` or `trace_pipe`"
     )]
     NotATrace,
 }
 
-/// What to do about events without a CPU.
+/// Advice on events without a CPU.
 pub(crate) const NO_CPU: &str = "its events have no CPU number, so whose CPU each was is not known: record with \
     perf record -a or -C, and print with perf script -F +cpu";
-/// What to do about stamps without a point.
+/// Advice on timestamps without a decimal point.
 pub(crate) const NO_POINT: &str = "its stamps have no decimal point, so their unit is not known: record with another \
     trace clock (echo mono > trace_clock; not counter or x86-tsc), or, where they are nanoseconds, set the point: \
     sed -E 's/ ([0-9]+)([0-9]{{9}}): / \\1.\\2: /'";
 
-/// Reads a file to its end. Late events are handed over as they are found.
+/// Imports a file and passes late events to `each` as they are found. Also returns which alterations of the lines were
+/// undone.
 ///
-/// With the snapshot comes what was done to the lines, and has been undone.
-///
-/// Stamps are by the clock of the trace, which begins when the machine did: as wall-clock times they are of 1970.
+/// Timestamps are of the trace clock, which starts at boot: as wall-clock times they are in 1970.
 ///
 /// # Errors
-/// When it cannot be read, or tells nothing of interrupts.
+/// If the file cannot be read, or has no events of interrupts.
 pub fn import(
     mut input: impl BufRead,
     host: &str,
@@ -113,37 +113,38 @@ pub fn import(
         return Err(ImportError::Compressed);
     }
     let mut lines = Lines::new(input, Events, LONGEST)?;
-    let mut found = Found::default();
-    let mut lates = Lates { threshold_ns: options.late_over_ns, worst: Worst::new(options.worst), each };
+    let mut state = ImportState::default();
+    let mut lates = LateSink { threshold_ns: options.late_over_ns, worst: Worst::new(options.worst), each };
     let mut line = String::new();
     while lines.next(&mut line).map_err(PasteError::Io)? {
         match lines.is_cut(&line) {
-            true => found.unreadable += 1,
-            false => found.line(&line, &mut lates),
+            true => state.unreadable += 1,
+            false => state.line(&line, &mut lates),
         }
     }
-    Ok((found.end(host, &mut lates)?, lines.undone()))
+    Ok((state.end(host, &mut lates)?, lines.undone()))
 }
 
-/// Who is given the late events.
-struct Lates<'a> {
+/// Consumer of late events.
+struct LateSink<'a> {
     threshold_ns: Option<u64>,
     worst: Worst,
     each: &'a mut dyn FnMut(LateEvent),
 }
 
-impl Lates<'_> {
-    /// Whether one so long would be handed over now or at the end.
+impl LateSink<'_> {
+    /// Returns whether an event of this length would be reported, now or at the end.
     fn wants(&self, latency_ns: u64) -> bool {
         match self.threshold_ns {
             Some(threshold_ns) => latency_ns >= threshold_ns,
             None => {
-                !self.worst.is_full() || self.worst.iter().last().is_some_and(|least| latency_ns > least.latency_ns)
+                !self.worst.is_full()
+                    || self.worst.iter().last().is_some_and(|shortest| latency_ns > shortest.latency_ns)
             }
         }
     }
 
-    fn give(&mut self, event: LateEvent) {
+    fn send(&mut self, event: LateEvent) {
         match self.threshold_ns {
             Some(threshold_ns) if event.latency_ns < threshold_ns => {}
             Some(_) => (self.each)(event),
@@ -152,9 +153,9 @@ impl Lates<'_> {
     }
 }
 
-/// What a file has told so far.
+/// State of an import.
 #[derive(Debug, Default)]
-struct Found {
+struct ImportState {
     latency: LatencyReader,
     capture: Capture,
     traces: u64,
@@ -166,16 +167,16 @@ struct Found {
     without_point: u64,
 }
 
-impl Found {
-    fn line(&mut self, line: &str, lates: &mut Lates<'_>) {
-        let (was, finished) = self.latency.take(line);
+impl ImportState {
+    fn line(&mut self, line: &str, lates: &mut LateSink<'_>) {
+        let (class, finished) = self.latency.take(line);
         if let Some(trace) = finished {
             self.trace(&trace, lates);
         }
-        match was {
-            Was::Part => self.has_broken_heading = true,
-            Was::AnotherTracer => self.has_another_tracer = true,
-            Was::Other => {
+        match class {
+            LineClass::Part => self.has_broken_heading = true,
+            LineClass::AnotherTracer => self.has_another_tracer = true,
+            LineClass::Other => {
                 if let Some(line) = Line::parse(line).filter(Line::is_credible) {
                     self.events += 1;
                     match has_end(line.event, line.text) {
@@ -195,29 +196,29 @@ impl Found {
         }
     }
 
-    fn trace(&mut self, trace: &LatencyTrace, lates: &mut Lates<'_>) {
+    fn trace(&mut self, trace: &LatencyTrace, lates: &mut LateSink<'_>) {
         self.traces += 1;
-        match self.capture.series.place(trace.labels()) {
-            Some(place) => self.capture.series.section(place, trace.latency_ns),
-            None => self.capture.lose("series_full", 1),
+        match self.capture.series.index(trace.labels()) {
+            Some(index) => self.capture.series.section(index, trace.latency_ns),
+            None => self.capture.count_lost("series_full", 1),
         }
         if lates.wants(trace.latency_ns) {
-            lates.give(trace.event(self.capture.last_ns()));
+            lates.send(trace.event(self.capture.last_ns()));
         }
     }
 
-    fn end(mut self, host: &str, lates: &mut Lates<'_>) -> Result<Snapshot, ImportError> {
+    fn end(mut self, host: &str, lates: &mut LateSink<'_>) -> Result<Snapshot, ImportError> {
         if let Some(trace) = self.latency.finish() {
             self.trace(&trace, lates);
         }
         self.capture.flush(lates);
         if self.traces == 0 && !self.capture.has_any() {
             return Err(match self {
-                Found { without_point: 1.., .. } => ImportError::NoPoint,
-                Found { without_cpu: 1.., .. } => ImportError::NoCpu,
-                Found { events: 1.., .. } => ImportError::NoSuchEvents,
-                Found { has_another_tracer: true, .. } => ImportError::AnotherTracer,
-                Found { has_broken_heading: true, .. } => ImportError::Truncated,
+                ImportState { without_point: 1.., .. } => ImportError::NoPoint,
+                ImportState { without_cpu: 1.., .. } => ImportError::NoCpu,
+                ImportState { events: 1.., .. } => ImportError::NoSuchEvents,
+                ImportState { has_another_tracer: true, .. } => ImportError::AnotherTracer,
+                ImportState { has_broken_heading: true, .. } => ImportError::Truncated,
                 _ => ImportError::NotATrace,
             });
         }
@@ -231,19 +232,19 @@ impl Found {
     }
 }
 
-/// Headings, stacks and empty lines tell nothing, and nothing is lost with them.
+/// Returns whether a line has no data: a header, a stack frame, or an empty line.
 pub(crate) fn is_blank(line: &str) -> bool {
     let line = line.trim();
     line.is_empty() || line.starts_with('#') || is_stack_frame(line) || line.ends_with("<stack trace>")
 }
 
-/// A frame of a stack, ` => function`; not the second half of a switch.
+/// Returns whether a line is a stack frame, ` => function`, and not the second half of a context switch.
 pub(crate) fn is_stack_frame(line: &str) -> bool {
     let frame = line.trim_start().strip_prefix("=> ");
     frame.is_some_and(|frame| !frame.contains(['=', ':']) && !frame.trim().is_empty())
 }
 
-/// What trace-cmd writes first, and the frames of stacks that perf writes.
+/// Returns whether a line is part of trace-cmd's header, or a stack frame as perf prints it.
 pub(crate) fn is_heading(line: &str) -> bool {
     let line = line.trim();
     let is_cpu = || line.starts_with("CPU ") && line.ends_with(" is empty");
@@ -262,7 +263,8 @@ pub(crate) fn is_heading(line: &str) -> bool {
     line.starts_with("cpus=") || line.starts_with("version = ") || is_cpu() || is_frame()
 }
 
-/// The late event of a section that ended then, in a thread (`name:tid`). Its cause is itself.
+/// Returns the late event of a section that ended at `at_unix_ns`, in a thread (`name:tid`). Its only cause is the
+/// section itself.
 pub fn section_event(
     place: &Place<'_>,
     thread: &str,

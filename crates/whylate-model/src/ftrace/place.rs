@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where a section with interrupts or preemption off begins and ends, and what it is then.
+//! Start and end of a section with interrupts or preemption disabled, and its classification.
 
 use crate::{CauseKind, Labels};
 
-/// Functions through which the CPU enters the kernel for an interrupt, which disables interrupts itself.
+/// Functions that enter the kernel for an interrupt; the hardware has disabled interrupts then.
 const ENTRIES: [&str; 11] = [
     "irqentry_enter",
     "sysvec_",
@@ -17,7 +17,8 @@ const ENTRIES: [&str; 11] = [
     "enter_from_user_mode",
     "__irq_svc",
 ];
-/// Functions at the end of a handler: those of the same names, and those that leave it or go on to softirqs.
+/// Functions at the end of an interrupt: those that leave it or continue with softirqs. Functions in `ENTRIES` may end
+/// it as well.
 const LEAVING: [&str; 8] = [
     "irqentry_exit",
     "handle_softirqs",
@@ -29,18 +30,18 @@ const LEAVING: [&str; 8] = [
     "prepare_exit_to_user_mode",
 ];
 
-/// Names of functions; empty where they are not known.
+/// Functions that start and end a section; names are empty if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place<'a> {
-    /// Preemption was off, not interrupts.
+    /// Whether preemption was disabled, not interrupts.
     pub is_preemption: bool,
-    /// Who ended it.
+    /// Function that ended the section.
     pub enabled_by: &'a str,
-    /// Who called that function.
+    /// Caller of that function.
     pub caller: &'a str,
-    /// Who began it.
+    /// Function that started the section.
     pub disabled_by: &'a str,
-    /// The handler of an interrupt that was called in it.
+    /// Interrupt handler called in the section.
     pub handler: &'a str,
 }
 
@@ -49,19 +50,19 @@ fn starts_with_any(name: &str, starts: &[&str]) -> bool {
 }
 
 impl<'a> Place<'a> {
-    /// What was off: interrupts, preemption, or interrupts because of an interrupt.
+    /// Returns the kind of the section: interrupts or preemption disabled, or an interrupt.
     pub fn kind(&self) -> CauseKind {
         let is_entry = starts_with_any(self.disabled_by, &ENTRIES);
         let leaves = || starts_with_any(self.enabled_by, &LEAVING) || starts_with_any(self.enabled_by, &ENTRIES);
         match self {
             Place { is_preemption: true, .. } => CauseKind::PreemptOff,
-            // A page fault and its like enter the same way, and enable interrupts soon.
+            // Page faults and other exceptions enter the same way, but enable interrupts soon.
             _ if !self.handler.is_empty() || is_entry && leaves() => CauseKind::Irq,
             _ => CauseKind::IrqsOff,
         }
     }
 
-    /// The handler of an interrupt, as far as it is known.
+    /// Returns the interrupt handler, as far as it is known.
     pub fn handler(&self) -> &'a str {
         if !self.handler.is_empty() {
             return self.handler;
@@ -71,7 +72,7 @@ impl<'a> Place<'a> {
         vector.unwrap_or("interrupt")
     }
 
-    /// Labels that tell it from other places, without names that are not known.
+    /// Returns labels that identify the section, without unknown names.
     pub fn labels(&self) -> Labels {
         let kind = self.kind();
         let names = match kind {
@@ -92,7 +93,7 @@ impl<'a> Place<'a> {
         known.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
-    /// Who is blamed: a handler, or the thread.
+    /// Returns the culprit: the handler or the thread.
     pub fn who(&self, thread: &str) -> String {
         if self.kind() == CauseKind::Irq { self.handler().to_owned() } else { thread.to_owned() }
     }
@@ -103,16 +104,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handler_is_told_from_whoever_disables_interrupts() {
-        let of = |disabled_by, enabled_by, caller| {
+    fn distinguishes_handlers_from_irqs_off_sections() {
+        let classify = |disabled_by, enabled_by, caller| {
             let place = Place { disabled_by, enabled_by, caller, ..Place::default() };
             (place.kind(), place.handler())
         };
-        let timer = of("irqentry_enter", "irqentry_exit", "sysvec_apic_timer_interrupt");
+        let timer = classify("irqentry_enter", "irqentry_exit", "sysvec_apic_timer_interrupt");
         assert_eq!(timer, (CauseKind::Irq, "apic_timer_interrupt"));
-        assert_eq!(of("common_interrupt", "handle_softirqs", ""), (CauseKind::Irq, "interrupt"));
-        assert_eq!(of("irqentry_enter", "exc_page_fault", "asm_exc_page_fault").0, CauseKind::IrqsOff);
-        assert_eq!(of("_raw_spin_lock_irqsave", "_raw_spin_unlock_irqrestore", "console_unlock").0, CauseKind::IrqsOff);
+        assert_eq!(classify("common_interrupt", "handle_softirqs", ""), (CauseKind::Irq, "interrupt"));
+        assert_eq!(classify("irqentry_enter", "exc_page_fault", "asm_exc_page_fault").0, CauseKind::IrqsOff);
+        assert_eq!(
+            classify("_raw_spin_lock_irqsave", "_raw_spin_unlock_irqrestore", "console_unlock").0,
+            CauseKind::IrqsOff
+        );
         let place = Place { handler: "arch_timer", enabled_by: "a", ..Place::default() };
         assert_eq!(
             (place.kind(), place.handler(), place.who("sh:1")),
@@ -121,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_of_what_is_known() {
+    fn omits_labels_without_values() {
         let place = Place { is_preemption: true, enabled_by: "a", handler: "h", ..Place::default() };
         let labels: Vec<_> = place.labels().into_iter().collect();
         assert_eq!(

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Distributions by label, filled one value at a time.
+//! Histograms by labels, filled one value at a time.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::histogram::bucket_of;
 use crate::{Histogram, Labels, Series};
 
-/// No kernel has more places that disable interrupts than this.
-const MOST: usize = 16 << 10;
+/// Maximum number of series, far above the number of functions that disable interrupts.
+const MAX_SERIES: usize = 16 << 10;
 
-/// A distribution that is being filled.
+/// A histogram being filled.
 #[derive(Clone, Debug, Default)]
 struct Distribution {
     counts: BTreeMap<u32, u64>,
@@ -28,66 +28,66 @@ impl Distribution {
 
     fn histogram(&self) -> Histogram {
         let counts = self.counts.iter().map(|(&bucket, &count)| (bucket, count));
-        // The indices ascend and lie within the layout.
+        // The indices ascend and are within the layout.
         Histogram::from_buckets(counts, self.sum_ns, self.min_ns.unwrap_or(0), self.max_ns).unwrap_or_default()
     }
 }
 
-/// The name of a distribution of sections.
+/// Name of the histogram of section lengths.
 pub(super) const LENGTH: &str = "length";
-/// The same of timers.
+/// Name of the histogram of timer latenesses.
 pub(super) const LATENESS: &str = "lateness";
 
 #[derive(Clone, Debug, Default)]
-struct Filled {
+struct OpenSeries {
     length: Distribution,
     lateness: Distribution,
     values: BTreeMap<&'static str, u64>,
 }
 
-/// Which of them.
+/// Index of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SeriesPlace(usize);
+pub(super) struct SeriesIndex(usize);
 
 #[derive(Debug, Default)]
 pub(super) struct AllSeries {
-    by_labels: HashMap<Labels, SeriesPlace>,
-    filled: Vec<Filled>,
+    by_labels: HashMap<Labels, SeriesIndex>,
+    filled: Vec<OpenSeries>,
 }
 
 impl AllSeries {
-    /// That of these labels; `None` when there is no room for another one.
-    pub(super) fn place(&mut self, labels: Labels) -> Option<SeriesPlace> {
-        let next = SeriesPlace(self.filled.len());
-        if self.filled.len() >= MOST {
+    /// Returns the series with these labels; `None` if it would exceed the limit.
+    pub(super) fn index(&mut self, labels: Labels) -> Option<SeriesIndex> {
+        let next = SeriesIndex(self.filled.len());
+        if self.filled.len() >= MAX_SERIES {
             return self.by_labels.get(&labels).copied();
         }
-        let place = *self.by_labels.entry(labels).or_insert(next);
-        if place == next {
-            self.filled.push(Filled::default());
+        let index = *self.by_labels.entry(labels).or_insert(next);
+        if index == next {
+            self.filled.push(OpenSeries::default());
         }
-        Some(place)
+        Some(index)
     }
 
-    pub(super) fn section(&mut self, place: SeriesPlace, length_ns: u64) {
-        self.filled[place.0].length.add(length_ns);
+    pub(super) fn section(&mut self, index: SeriesIndex, length_ns: u64) {
+        self.filled[index.0].length.add(length_ns);
     }
 
-    pub(super) fn timer(&mut self, place: SeriesPlace, lateness_ns: u64) {
-        self.filled[place.0].lateness.add(lateness_ns);
+    pub(super) fn timer(&mut self, index: SeriesIndex, lateness_ns: u64) {
+        self.filled[index.0].lateness.add(lateness_ns);
     }
 
-    /// Adds to a figure.
-    pub(super) fn value(&mut self, place: SeriesPlace, name: &'static str, more: u64) {
-        let value = self.filled[place.0].values.entry(name).or_default();
+    /// Adds to a value.
+    pub(super) fn value(&mut self, index: SeriesIndex, name: &'static str, more: u64) {
+        let value = self.filled[index.0].values.entry(name).or_default();
         *value = value.saturating_add(more);
     }
 
-    /// By label.
+    /// Returns the series, sorted by labels.
     pub(super) fn into_series(self) -> Vec<Series> {
-        let sorted: BTreeMap<Labels, SeriesPlace> = self.by_labels.into_iter().collect();
-        let series = sorted.into_iter().map(|(labels, place)| {
-            let filled = &self.filled[place.0];
+        let sorted: BTreeMap<Labels, SeriesIndex> = self.by_labels.into_iter().collect();
+        let series = sorted.into_iter().map(|(labels, index)| {
+            let filled = &self.filled[index.0];
             let named = [(LENGTH, &filled.length), (LATENESS, &filled.lateness)];
             let histograms = named.into_iter().filter(|(_, distribution)| !distribution.counts.is_empty());
             Series {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How late timers were: by the kernel's events of them, and by what a test module prints of its own.
+//! Lateness of timers, by the kernel's hrtimer events and by the messages of a test module.
 
 use std::collections::HashMap;
 
@@ -7,42 +7,42 @@ use super::capture::LateTimer;
 use super::line::{Line, number};
 use crate::text::function;
 
-/// Timers whose due time is kept; those of threads that sleep come and go with them.
-const TIMERS: usize = 64 << 10;
-/// CPUs and functions of which a printed lateness waits for the printed overruns.
-const STATED: usize = 1 << 10;
+/// Maximum number of timers with a known due time; those of sleeping threads come and go.
+const MAX_TIMERS: usize = 64 << 10;
+/// Maximum number of (CPU, function) pairs with a printed lateness that wait for their overrun message.
+const MAX_PRINTED: usize = 1 << 10;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Timer {
-    /// 0: it is not known.
+    /// Due time; 0 if unknown.
     due_ns: u64,
-    /// The one before, while its function runs.
+    /// Previous due time, while the timer's function runs.
     called_due_ns: u64,
-    /// The shortest time from one due time to the next that its function set; 0: not known.
+    /// Shortest step between due times that its function set; 0 if unknown.
     period_ns: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     by_address: HashMap<u64, Timer>,
-    /// By CPU and function: when it printed how late it was, and that.
-    stated: HashMap<(u32, Box<str>), (u64, u64)>,
+    /// By CPU and function: time and value of the printed lateness.
+    printed_lateness: HashMap<(u32, Box<str>), (u64, u64)>,
 }
 
 impl Timers {
-    /// Takes one of the kernel's events; a timer that is called and whose due time is known.
+    /// Handles one of the kernel's events; returns the timer if it was called and its due time is known.
     pub(super) fn event<'a>(&mut self, line: &Line<'a>) -> Option<LateTimer<'a>> {
         let address = line.field("hrtimer")?;
         let address = u64::from_str_radix(address.trim_start_matches("0x"), 16).ok()?;
         match line.event {
             "hrtimer_start" => {
                 let due_ns = number(line.field("expires")?)?;
-                if self.by_address.len() >= TIMERS && !self.by_address.contains_key(&address) {
+                if self.by_address.len() >= MAX_TIMERS && !self.by_address.contains_key(&address) {
                     self.by_address.clear();
                 }
                 let timer = self.by_address.entry(address).or_default();
                 timer.due_ns = due_ns;
-                // Its function has set it anew: the time between is a period, or several if it was late.
+                // Its function has restarted it: the step is one period, or several if it was late.
                 if timer.called_due_ns > 0 && due_ns > timer.called_due_ns {
                     let step_ns = due_ns - timer.called_due_ns;
                     timer.period_ns = if timer.period_ns == 0 { step_ns } else { timer.period_ns.min(step_ns) };
@@ -62,12 +62,12 @@ impl Timers {
                 self.by_address.get_mut(&address)?.called_due_ns = 0;
                 None
             }
-            // `hrtimer_cancel` is told of each timer that expires too, just before.
+            // `hrtimer_cancel` also precedes each expiry.
             _ => None,
         }
     }
 
-    /// Takes what a function prints of its timer: `… delta: 9656, …` in microseconds, and then `8 overruns`.
+    /// Handles what a function prints about its timer: `… delta: 9656, …` in microseconds, then `8 overruns`.
     pub(super) fn printed<'a>(&mut self, line: &Line<'a>) -> Option<LateTimer<'a>> {
         let key = || (line.cpu, line.event.into());
         if line.text.contains("expires")
@@ -75,14 +75,14 @@ impl Timers {
                 number::<u64>(rest.split(|c: char| !c.is_ascii_digit()).next()?).filter(|&us| us > 0)
             })
         {
-            if self.stated.len() >= STATED {
-                self.stated.clear();
+            if self.printed_lateness.len() >= MAX_PRINTED {
+                self.printed_lateness.clear();
             }
-            self.stated.insert(key(), (line.time_ns, late_us.saturating_mul(1_000)));
+            self.printed_lateness.insert(key(), (line.time_ns, late_us.saturating_mul(1_000)));
             return None;
         }
         let missed = number(line.text.strip_suffix("overruns").or_else(|| line.text.strip_suffix("overrun"))?.trim())?;
-        let (at_ns, lateness_ns) = self.stated.remove(&key()).unwrap_or((line.time_ns, 0));
+        let (at_ns, lateness_ns) = self.printed_lateness.remove(&key()).unwrap_or((line.time_ns, 0));
         Some(LateTimer { function: line.event, at_ns, lateness_ns, missed })
     }
 }

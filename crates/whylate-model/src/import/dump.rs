@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Dumps of Linux's `/proc/PID/stack`: a line per frame, innermost first.
+//! Parser of dumps of Linux's `/proc/PID/stack`: one line per frame, innermost first.
 
 use super::safe;
 use crate::paste::{ELLIPSES, Form, Piece};
 use crate::text::function;
 
-/// What a line of a dump is.
+/// A parsed line of a dump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Row {
     Frame(String),
-    /// `[<ffffffffffffffff>] 0xffffffffffffffff`, with which each stack ends up to Linux 4.x.
+    /// `[<ffffffffffffffff>] 0xffffffffffffffff`, the end marker of stacks up to Linux 4.x.
     End,
-    /// `? function`: a guess of the kernel, which may be of an earlier call.
+    /// `? function`: an unreliable frame, possibly of an earlier call.
     Guess,
-    /// An address without its function.
+    /// An address without a function.
     Address,
-    /// `[module]`, the rest of the line before.
+    /// `[module]`, the rest of the previous line.
     Module,
     Other,
 }
 
 impl Row {
-    pub(super) fn of(line: &str) -> Self {
+    pub(super) fn parse(line: &str) -> Self {
         let line = line.trim();
         let Some(rest) = line.strip_prefix("[<") else {
             let module = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
@@ -32,15 +32,15 @@ impl Row {
         match rest.split_once(">]").and_then(|(_, frame)| frame.split_whitespace().next()) {
             None => Row::Address,
             Some("?") => Row::Guess,
-            // Of either width, maybe cut off.
+            // Of either width, possibly cut off.
             Some(symbol) if is_end(symbol) => Row::End,
-            // No function has the sign in its name; what follows may be cut off.
+            // No function name contains `+`; the text after it may be cut off.
             Some(symbol) => Row::Frame(safe(function(symbol).split('+').next().unwrap_or_default())),
         }
     }
 }
 
-/// Whether a line is the rest of a frame: `x12/0x34 [module]`, `dule]`.
+/// Returns whether a line is the rest of a frame: `x12/0x34 [module]`, `dule]`.
 pub(super) fn is_rest(line: &str) -> bool {
     let line = line.trim();
     let (offset, module) = line.rsplit_once('[').unwrap_or(match line.ends_with(']') {
@@ -56,21 +56,21 @@ fn is_end(symbol: &str) -> bool {
     !start.is_empty() && "0xffffffffffffffff".starts_with(start)
 }
 
-/// A line of proc_pid_stack(5), `[<0>] function+0x12/0x34 [module]`, without what follows the function's name.
+/// Returns the function of a line of proc_pid_stack(5), `[<0>] function+0x12/0x34 [module]`.
 pub fn kernel_frame(line: &str) -> Option<String> {
-    match Row::of(line) {
+    match Row::parse(line) {
         Row::Frame(name) => Some(name),
         _ => None,
     }
 }
 
-/// The lines of `/proc/PID/stack`.
+/// Format of `/proc/PID/stack`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Dump;
 
 impl Form for Dump {
     fn piece(&self, line: &str) -> Piece {
-        match Row::of(line) {
+        match Row::parse(line) {
             Row::Frame(_) if !line.contains("+0x") => Piece::Begins,
             Row::Frame(_) | Row::End | Row::Guess => Piece::Whole,
             Row::Module => Piece::Own,
@@ -89,6 +89,6 @@ impl Form for Dump {
     }
 
     fn is_same(&self, one: &str, other: &str) -> bool {
-        Row::of(one) == Row::of(other)
+        Row::parse(one) == Row::parse(other)
     }
 }

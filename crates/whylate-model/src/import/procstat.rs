@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! FreeBSD's `procstat -ka` and `procstat -kka`: a line per thread, with its stack, innermost frame first.
+//! Parser of FreeBSD's `procstat -ka` and `procstat -kka`: one line per thread with its stack, innermost frame first.
 
 use super::safe;
 use crate::paste::{Form, Piece};
 use crate::text::function;
 
-/// The first frame of a thread that is off its CPU, or what stands for it.
+/// Innermost frames of a thread off its CPU, or the text in place of a stack.
 const INNERMOST: [&str; 6] = ["mi_switch", "sched_switch", "fork_trampoline", "<running>", "<swapped", "<no"];
-/// The last frame of a stack: where the kernel is entered, or a thread of its own begins.
+/// Outermost frames of a stack: kernel entry, or start of a kernel thread; or the text in place of a stack.
 const OUTERMOST: [&str; 19] = [
     "fork_trampoline",
     "fast_syscall_common",
@@ -30,16 +30,16 @@ const OUTERMOST: [&str; 19] = [
     "<no stack>",
 ];
 
-/// The lines of `procstat -ka`.
+/// Format of `procstat -ka`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Procstat;
 
 impl Form for Procstat {
     fn piece(&self, line: &str) -> Piece {
-        if Heading::of(line).is_some() {
+        if Header::parse(line).is_some() {
             return Piece::Own;
         }
-        match Thread::of(line, &Heading::default()) {
+        match Thread::parse(line, &Header::default()) {
             Some(thread) if thread.has_end() => Piece::Whole,
             Some(_) => Piece::Begins,
             None => Piece::Other,
@@ -50,7 +50,7 @@ impl Form for Procstat {
         line.split_whitespace().nth(1)
     }
 
-    /// Names of functions alone, in the way that the kernel's are written.
+    /// Returns whether a line has only function names as FreeBSD writes them.
     fn can_continue(&self, line: &str) -> bool {
         let is_function = |word: &str| {
             function(word).bytes().enumerate().all(|(at, byte)| {
@@ -61,22 +61,22 @@ impl Form for Procstat {
     }
 }
 
-/// Where columns begin that hold blanks, behind the start of the process's name: what stands before that is often
-/// trimmed.
+/// Offsets of columns that may contain blanks, relative to the start of the process's name: the text before that is
+/// often trimmed.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Heading {
+pub(super) struct Header {
     thread: Option<usize>,
     stack: Option<usize>,
 }
 
-impl Heading {
-    /// Of a line `  PID    TID COMM             TDNAME           KSTACK`.
-    pub(super) fn of(line: &str) -> Option<Self> {
+impl Header {
+    /// Parses the header line `  PID    TID COMM             TDNAME           KSTACK`.
+    pub(super) fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
-        let is_heading = words.next() == Some("PID") && words.any(|word| word == "KSTACK");
+        let is_header = words.next() == Some("PID") && words.any(|word| word == "KSTACK");
         let process = line.find("COMM");
         let behind = |name: &str| line.find(name)?.checked_sub(process?);
-        is_heading.then(|| Heading { thread: behind("TDNAME"), stack: behind("KSTACK") })
+        is_header.then(|| Header { thread: behind("TDNAME"), stack: behind("KSTACK") })
     }
 }
 
@@ -85,31 +85,31 @@ impl Heading {
 pub(super) struct Thread {
     pub process: String,
     pub name: String,
-    /// Innermost first.
+    /// Innermost frame first.
     pub frames: Vec<String>,
 }
 
 impl Thread {
-    /// Of a line with the thread's numbers, names and stack.
-    pub(super) fn of(line: &str, heading: &Heading) -> Option<Self> {
+    /// Parses a line with the thread's IDs, names and stack.
+    pub(super) fn parse(line: &str, header: &Header) -> Option<Self> {
         let (pid, rest) = first_word(line)?;
         let (tid, names) = first_word(rest)?;
         if [pid, tid].iter().any(|number| number.parse::<u32>().is_err()) {
             return None;
         }
         let names = names.trim_start();
-        // Where columns are not padded any more, the first frame is known by its name.
-        let known = || {
+        // If the columns are not padded, the first frame is recognized by its name.
+        let by_name = || {
             let mut words = names.match_indices(|c: char| !c.is_whitespace()).map(|(at, _)| at).filter(|&at| at > 0);
             let begins = |at: &usize| names[..*at].ends_with(char::is_whitespace);
             words.find(|at| {
                 begins(at) && first_word(&names[*at..]).is_some_and(|(word, _)| INNERMOST.contains(&function(word)))
             })
         };
-        let stack_at = known().or_else(|| heading.stack.filter(|&at| begins_column(names, at)))?;
-        let (process, name) = match heading.thread.filter(|&at| at < stack_at && begins_column(names, at)) {
+        let stack_at = by_name().or_else(|| header.stack.filter(|&at| begins_column(names, at)))?;
+        let (process, name) = match header.thread.filter(|&at| at < stack_at && begins_column(names, at)) {
             Some(at) => (names[..at].trim(), names[at..stack_at].trim()),
-            // Blanks are of the process's name where the thread has none.
+            // Blanks belong to the process's name if the thread is unnamed.
             None => match names[..stack_at].trim().strip_suffix(" -") {
                 Some(process) => (process.trim(), "-"),
                 None => {
@@ -123,14 +123,14 @@ impl Thread {
         Some(Thread { process: safe(process), name: safe(&squeezed(name)), frames })
     }
 
-    /// Whether its outermost function is one in which stacks end, or something stands for the stack.
+    /// Returns whether the stack ends in a known outermost function, or other text stands in place of a stack.
     pub(super) fn has_end(&self) -> bool {
         self.frames.last().is_some_and(|last| OUTERMOST.contains(&last.as_str()))
             || OUTERMOST.contains(&self.frames.join(" ").as_str())
     }
 }
 
-/// Whether a word begins there.
+/// Returns whether a word starts at `at`.
 fn begins_column(line: &str, at: usize) -> bool {
     let parts = line.split_at_checked(at);
     parts.is_some_and(|(before, after)| {
@@ -144,7 +144,7 @@ fn first_word(text: &str) -> Option<(&str, &str)> {
     (end > 0).then(|| text.split_at(end))
 }
 
-/// With one blank between words, as those of a padded column and of another one are the same name.
+/// Collapses blanks, so that a name from a padded column equals the one from another column.
 fn squeezed(name: &str) -> String {
     name.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What to do about interrupts that are off, in plain language.
+//! Advice on long sections with interrupts disabled.
 
 use crate::units::format_ns;
 use crate::{Histogram, LateEvent, Series, Snapshot};
 
-/// What is late by less is no reason to change anything.
-const MATTERS_NS: u64 = 1_000_000;
+/// Minimum delay to advise on.
+const MIN_ADVISED_NS: u64 = 1_000_000;
 
-/// How functions that write to consoles, or hold their lock meanwhile, are named (kernel/printk, drivers/tty/serial).
+/// Prefixes of functions that write to consoles or hold the console lock (kernel/printk, drivers/tty/serial).
 const CONSOLE: [&str; 8] = [
     "console_unlock",
     "console_flush_all",
@@ -18,20 +18,20 @@ const CONSOLE: [&str; 8] = [
     "serial8250_console_",
     "vprintk_emit",
 ];
-/// And how drivers name the function that writes.
+/// Suffix of the drivers' write functions.
 const CONSOLE_DRIVER: &str = "_console_write";
 
-/// Sentences for the user, the most important first, by a snapshot and the latest events of its span. `console_level`
-/// is the kernel's present one, where it is known.
+/// Returns advice, most important first, from a snapshot and the latest events of its span. `console_level` is the
+/// kernel's current log level, if known.
 pub fn advice(snapshot: &Snapshot, late: &[LateEvent], console_level: Option<u32>) -> Vec<String> {
-    let told = [
+    let sentences = [
         console(snapshot, late, console_level),
         handlers(snapshot),
         calls(snapshot),
         steal(snapshot),
         machine(snapshot),
     ];
-    told.into_iter().flatten().collect()
+    sentences.into_iter().flatten().collect()
 }
 
 fn of_kind<'a>(snapshot: &'a Snapshot, kind: &'a str) -> impl Iterator<Item = (&'a Series, &'a Histogram)> {
@@ -52,8 +52,8 @@ fn console(snapshot: &Snapshot, late: &[LateEvent], level: Option<u32>) -> Optio
         ["function", "caller"].iter().any(|label| series.labels.get(*label).is_some_and(|name| writes_to_console(name)))
     });
     let longest_ns = longest_ns.map(|(_, ns)| ns).chain(named.map(|(_, length)| length.max_ns())).max()?;
-    // Its lock is taken with interrupts off too where nothing is written.
-    if longest_ns < MATTERS_NS {
+    // The console lock is also taken with interrupts disabled when nothing is written.
+    if longest_ns < MIN_ADVISED_NS {
         return None;
     }
     let now = level.map_or_else(String::new, |level| format!(", now {level}"));
@@ -64,15 +64,15 @@ fn console(snapshot: &Snapshot, late: &[LateEvent], level: Option<u32>) -> Optio
     ))
 }
 
-/// Interrupts through which CPUs call functions of each other.
-fn is_call(handler: &str) -> bool {
+/// Returns whether the interrupt is an IPI for a function call on another CPU.
+fn is_call_ipi(handler: &str) -> bool {
     handler.starts_with("call_function") || handler.contains("Function call")
 }
 
 fn handlers(snapshot: &Snapshot) -> Option<String> {
     let own = of_kind(snapshot, "irq").filter_map(|(series, length)| Some((series.labels.get("handler")?, length)));
-    let (handler, length) = own.filter(|(name, _)| !is_call(name)).max_by_key(|(_, length)| length.max_ns())?;
-    (length.max_ns() >= MATTERS_NS).then(|| {
+    let (handler, length) = own.filter(|(name, _)| !is_call_ipi(name)).max_by_key(|(_, length)| length.max_ns())?;
+    (length.max_ns() >= MIN_ADVISED_NS).then(|| {
         format!(
             "the handler {handler} runs for {} with interrupts off: give it a thread (boot with threadirqs), or serve \
              its interrupt on another CPU (/proc/irq)",
@@ -82,8 +82,8 @@ fn handlers(snapshot: &Snapshot) -> Option<String> {
 }
 
 fn calls(snapshot: &Snapshot) -> Option<String> {
-    let calls =
-        of_kind(snapshot, "irq").filter(|(series, _)| series.labels.get("handler").is_some_and(|name| is_call(name)));
+    let calls = of_kind(snapshot, "irq")
+        .filter(|(series, _)| series.labels.get("handler").is_some_and(|name| is_call_ipi(name)));
     let count: u64 = calls.map(|(_, length)| length.count()).sum();
     (count > 0).then(|| {
         format!("{count} times other CPUs' calls (IPIs) made interrupts late: isolate CPUs from those that change memory maps \
@@ -94,7 +94,7 @@ fn calls(snapshot: &Snapshot) -> Option<String> {
 
 fn steal(snapshot: &Snapshot) -> Option<String> {
     let longest_ns = of_kind(snapshot, "steal").map(|(_, length)| length.max_ns()).max()?;
-    (longest_ns >= MATTERS_NS).then(|| {
+    (longest_ns >= MIN_ADVISED_NS).then(|| {
         format!(
             "the hypervisor had the CPU for {}: no setting in here helps; give this machine processors of its own",
             format_ns(longest_ns)
@@ -103,10 +103,10 @@ fn steal(snapshot: &Snapshot) -> Option<String> {
 }
 
 fn machine(snapshot: &Snapshot) -> Option<String> {
-    // Of what may be stolen, or may not, nothing can be said.
+    // Possible steal time allows no conclusion.
     let of_machine = of_kind(snapshot, "unknown").filter(|(series, _)| !series.labels.contains_key("handler"));
     let longest_ns = of_machine.map(|(_, length)| length.max_ns()).max()?;
-    (longest_ns >= MATTERS_NS).then(|| {
+    (longest_ns >= MIN_ADVISED_NS).then(|| {
         format!(
             "user code ran, and an interrupt was late by {}: the firmware (SMI) or a hypervisor that does not \
              tell had the CPU; the hwlat tracer tells more",
@@ -135,26 +135,29 @@ mod tests {
     }
 
     #[test]
-    fn a_console_is_known_by_any_frame() {
+    fn detects_console_by_any_frame() {
         let held = &[
             ("kind", "irqs_off"),
             ("function", "_raw_spin_unlock_irqrestore"),
             ("caller", "serial8250_console_write"),
         ][..];
-        let told = advice(&snapshot(&[(held, 11_000_000)]), &[], Some(7));
-        assert_eq!(told.len(), 1);
-        assert!(told[0].contains("11.0ms") && told[0].contains("now 7"), "{told:?}");
+        let sentences = advice(&snapshot(&[(held, 11_000_000)]), &[], Some(7));
+        assert_eq!(sentences.len(), 1);
+        assert!(sentences[0].contains("11.0ms") && sentences[0].contains("now 7"), "{sentences:?}");
         assert!(advice(&snapshot(&[(held, 200_000)]), &[], Some(1)).is_empty());
         let mut by_stack = snapshot(&[(&[("kind", "irqs_off"), ("function", "a"), ("caller", "b")][..], 5_000_000)]);
         assert!(advice(&by_stack, &[], None).is_empty());
         let kernel = ["a", "b", "console_unlock", "vprintk_emit"].map(str::to_owned).to_vec();
         by_stack.stacks.push(Stack { samples: 2, weight_ns: 10_000_000, kernel, ..Stack::default() });
-        let told = advice(&by_stack, &[], None);
-        assert!(told.len() == 1 && told[0].contains("5.00ms") && !told[0].contains("now"), "{told:?}");
+        let sentences = advice(&by_stack, &[], None);
+        assert!(
+            sentences.len() == 1 && sentences[0].contains("5.00ms") && !sentences[0].contains("now"),
+            "{sentences:?}"
+        );
     }
 
     #[test]
-    fn each_kind_has_its_advice_where_it_matters() {
+    fn each_kind_has_advice_above_threshold() {
         let kinds: [&[(&str, &str)]; 4] = [
             &[("kind", "irq"), ("handler", "nvme0q1")],
             &[("kind", "irq"), ("handler", "call_function_single")],

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A thread that kept its CPU although the kernel had marked it to be given to another one.
+//! A thread that kept its CPU although the kernel had set its reschedule flag (TIF_NEED_RESCHED).
 
 use crate::blame::frames::{Interrupted, interrupted};
 use crate::late::cpu_subject;
 use crate::{Cause, CauseKind, Labels, LateEvent};
 
-/// Label `kind` of a thread with preemption on, as far as known: the kernel came to no point that looks for the mark.
+/// Label `kind` of a thread with preemption enabled, as far as known: the kernel reached no reschedule point.
 pub const NO_RESCHEDULE_POINT: &str = "no_reschedule_point";
 
-/// Functions of the scheduler itself, and of what is called before it by an event's program.
-const OWN: [&str; 8] = [
+/// Functions of the scheduler itself, and those called before it by a BPF program on a scheduler event.
+const SCHEDULER_FUNCTIONS: [&str; 8] = [
     "__schedule",
     "schedule",
     "bpf_trace_run",
@@ -19,8 +19,8 @@ const OWN: [&str; 8] = [
     "__bpf_prog",
     "bpf_get_stack",
 ];
-/// Functions through which preemption that is enabled again leads to the scheduler.
-const PREEMPTS: [&str; 5] = [
+/// Functions through which enabling preemption leads to the scheduler.
+const PREEMPT_FUNCTIONS: [&str; 5] = [
     "preempt_schedule",
     "__preempt_schedule",
     "raw_irqentry_exit_cond_resched",
@@ -28,32 +28,35 @@ const PREEMPTS: [&str; 5] = [
     "arm64_preempt_schedule_irq",
 ];
 
-/// What was seen of it.
+/// Evidence of such a delay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// `name:tid`.
+    /// The thread as `name:tid`.
     pub thread: String,
     /// The CPU.
     pub cpu: u32,
-    /// From the mark until the scheduler was entered: so long at least preemption was off, or no point reached.
+    /// Time from the reschedule request to the scheduler: for at least this time, preemption was disabled or no
+    /// reschedule point was reached.
     pub length_ns: u64,
-    /// The stack that a timer's interrupt found meanwhile, innermost first, with its own frames; empty without one.
+    /// Stack at a timer interrupt during the delay, innermost frame first, with the interrupt's own frames; empty
+    /// without one.
     pub inside: Vec<String>,
-    /// The stack with which the scheduler was entered.
+    /// Stack at the entry of the scheduler.
     pub at_end: Vec<String>,
 }
 
 impl Kept {
-    /// As a late event. Its labels but for `task` tell culprits apart.
+    /// Returns the late event. Its labels other than `task` identify the culprit.
     pub fn event(&self, at_unix_ns: u64) -> LateEvent {
-        let (is_preempted, ended_by) = end(&self.at_end);
-        // Preemption is never off in user code: a hypervisor or a long handler had the CPU.
+        let (is_preempted, ended_by) = scheduler_entry(&self.at_end);
+        // Preemption is never disabled in user code: a hypervisor or a long handler delayed it.
         let was_user = !self.inside.is_empty() && matches!(interrupted(&self.inside), Interrupted::User);
         let inside = match interrupted(&self.inside) {
             Interrupted::Kernel(frames) => frames,
             Interrupted::User => &[],
         };
-        // Whoever enables preemption has had it off, or called whoever had. The return to user space tells nobody.
+        // The function that enables preemption had disabled it, or called the one that had. A return to user space
+        // names no function.
         let stack = if is_preempted || inside.is_empty() { ended_by } else { inside };
         let kind = match is_preempted {
             _ if was_user => CauseKind::Unknown.name(),
@@ -93,22 +96,22 @@ fn function(frame: &str) -> &str {
     frame.split(['+', ' ']).next().unwrap_or_default()
 }
 
-/// Whether preemption that was enabled again led to the scheduler, and the frames of whoever entered it.
-fn end(stack: &[String]) -> (bool, &[String]) {
-    let is_own = |frame: &String| OWN.iter().any(|own| function(frame).starts_with(own));
+/// Returns whether enabling preemption led to the scheduler, and the frames below its entry.
+fn scheduler_entry(stack: &[String]) -> (bool, &[String]) {
+    let is_own = |frame: &String| SCHEDULER_FUNCTIONS.iter().any(|own| function(frame).starts_with(own));
     let first = stack.iter().position(|frame| !is_own(frame)).unwrap_or(stack.len());
     let rest = &stack[first..];
-    let preempts = |frame: &String| PREEMPTS.iter().any(|start| function(frame).starts_with(start));
-    // The way back to user space has such a name too.
+    let preempts = |frame: &String| PREEMPT_FUNCTIONS.iter().any(|start| function(frame).starts_with(start));
+    // The return to user space has such a name too.
     let to_user = |frame: &String| function(frame).contains("to_user_mode");
     let led = rest.iter().position(|frame| !preempts(frame) || to_user(frame)).unwrap_or(rest.len());
     let after = &rest[led..];
-    // The kernel asks by itself, where preemption is not enabled: with `cond_resched()`.
+    // With `cond_resched()` the kernel yields voluntarily; no preemption was enabled.
     let asks = after.first().is_some_and(|frame| function(frame).contains("cond_resched"));
     let after = if asks { &after[1..] } else { after };
     let is_preempted = led > 0 && !asks;
     match interrupted(after) {
-        // An interrupt that comes in when they are enabled again.
+        // An interrupt that comes in as interrupts are enabled again.
         Interrupted::Kernel(frames) if is_preempted => (true, frames),
         _ => (is_preempted, after),
     }
@@ -122,7 +125,7 @@ mod tests {
         frames.split_whitespace().map(str::to_owned).collect()
     }
 
-    fn told(inside: &str, at_end: &str) -> (String, String, String) {
+    fn labels_of(inside: &str, at_end: &str) -> (String, String, String) {
         let kept = Kept {
             thread: "sh:7".to_owned(),
             cpu: 1,
@@ -144,34 +147,34 @@ mod tests {
     }
 
     #[test]
-    fn whoever_enables_preemption_has_had_it_off() {
+    fn blames_function_that_enabled_preemption() {
         let by_function = "__schedule preempt_schedule_common preempt_schedule preempt_schedule_thunk bpf_preempt_enable bpf_prog_1_hold";
-        assert_eq!(told("", by_function), named("preempt_off", "bpf_preempt_enable", "bpf_prog_1_hold"));
+        assert_eq!(labels_of("", by_function), named("preempt_off", "bpf_preempt_enable", "bpf_prog_1_hold"));
         let inside = "hrtimer_interrupt asm_sysvec_apic_timer_interrupt bpf_loop bpf_prog_1_hold";
-        assert_eq!(told(inside, by_function), named("preempt_off", "bpf_preempt_enable", "bpf_prog_1_hold"));
+        assert_eq!(labels_of(inside, by_function), named("preempt_off", "bpf_preempt_enable", "bpf_prog_1_hold"));
         let by_interrupt = "__schedule preempt_schedule_irq raw_irqentry_exit_cond_resched irqentry_exit \
                             sysvec_reschedule_ipi asm_sysvec_reschedule_ipi _raw_spin_unlock_irqrestore uart_write";
-        assert_eq!(told("", by_interrupt), named("preempt_off", "_raw_spin_unlock_irqrestore", "uart_write"));
+        assert_eq!(labels_of("", by_interrupt), named("preempt_off", "_raw_spin_unlock_irqrestore", "uart_write"));
     }
 
     #[test]
-    fn user_code_never_has_preemption_off() {
+    fn user_code_cannot_disable_preemption() {
         let to_user = "bpf_trace_run1 __schedule schedule irqentry_exit_to_user_mode asm_sysvec_apic_timer_interrupt";
         let inside = "hrtimer_interrupt __sysvec_apic_timer_interrupt sysvec_apic_timer_interrupt asm_sysvec_apic_timer_interrupt";
-        assert_eq!(told(inside, to_user).0, "unknown");
+        assert_eq!(labels_of(inside, to_user).0, "unknown");
     }
 
     #[test]
-    fn without_preemption_the_kernel_has_no_point_where_it_looks() {
+    fn without_preemption_kernel_reaches_no_reschedule_point() {
         let to_user =
             "bpf_trace_run1 __schedule schedule exit_to_user_mode_loop do_syscall_64 entry_SYSCALL_64_after_hwframe";
-        assert_eq!(told("", to_user), named(NO_RESCHEDULE_POINT, "exit_to_user_mode_loop", "do_syscall_64"));
+        assert_eq!(labels_of("", to_user), named(NO_RESCHEDULE_POINT, "exit_to_user_mode_loop", "do_syscall_64"));
         let inside = "hrtimer_interrupt asm_sysvec_apic_timer_interrupt copy_page_range dup_mm do_syscall_64";
-        assert_eq!(told(inside, to_user), named(NO_RESCHEDULE_POINT, "copy_page_range", "dup_mm"));
+        assert_eq!(labels_of(inside, to_user), named(NO_RESCHEDULE_POINT, "copy_page_range", "dup_mm"));
         let asked = "__schedule __cond_resched copy_page_range dup_mm";
-        assert_eq!(told("", asked), named(NO_RESCHEDULE_POINT, "copy_page_range", "dup_mm"));
+        assert_eq!(labels_of("", asked), named(NO_RESCHEDULE_POINT, "copy_page_range", "dup_mm"));
         let interrupted = "__schedule schedule irqentry_exit_to_user_mode asm_sysvec_reschedule_ipi";
-        assert_eq!(told("", interrupted).0, NO_RESCHEDULE_POINT);
-        assert_eq!(told("", ""), named(NO_RESCHEDULE_POINT, "", ""));
+        assert_eq!(labels_of("", interrupted).0, NO_RESCHEDULE_POINT);
+        assert_eq!(labels_of("", ""), named(NO_RESCHEDULE_POINT, "", ""));
     }
 }

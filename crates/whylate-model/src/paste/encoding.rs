@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Encodings of text within text: quoted-printable, HTML, a terminal's colors, tabs, blank lines in between.
+//! Encodings of text: quoted-printable, HTML, terminal colors, tabs, interleaved blank lines.
 
 use super::Form;
 use crate::text;
 
-/// Tags that stand around text in pages; `<idle>` is none of them.
+/// Tags that surround text in web pages; `<idle>` is not one.
 const TAGS: [&str; 16] =
     ["a", "br", "code", "div", "font", "li", "p", "pre", "samp", "span", "table", "tbody", "td", "tr", "tt", "ul"];
 const ENTITIES: [(&str, char); 6] =
     [("lt", '<'), ("gt", '>'), ("amp", '&'), ("nbsp", ' '), ("quot", '"'), ("apos", '\'')];
-/// No entity is longer, in bytes.
-const LONGEST_ENTITY: usize = 8;
-const TAB: usize = 8;
+/// Maximum length of an entity in bytes.
+const MAX_ENTITY_BYTES: usize = 8;
+const TAB_WIDTH: usize = 8;
 
-/// One of them.
+/// An encoding of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
-    /// RFC 2045, as mail is sent: `=3D` is `=`, and a line that ends in `=` goes on in the next one.
+    /// RFC 2045, as in mail: `=3D` is `=`, and a line that ends in `=` continues on the next one.
     QuotedPrintable,
     /// `&lt;idle&gt;` is `<idle>`.
     Html,
-    /// ECMA-48 sequences that begin with ESC and `[`.
+    /// ECMA-48 sequences that start with ESC and `[`.
     Colors,
     /// Tabs in place of spaces.
     Tabs,
-    /// A blank line after each.
+    /// A blank line after each line.
     Doubled,
 }
 
@@ -39,13 +39,13 @@ impl Encoding {
         }
     }
 
-    /// HTML, where its tags show that the lines of a head are in it.
-    pub(super) fn of_page(lines: &[String]) -> Option<Self> {
+    /// Detects HTML by its tags in the head of a file.
+    pub(super) fn detect_page(lines: &[String]) -> Option<Self> {
         lines.iter().any(|line| has_closing_tag(line)).then_some(Encoding::Html)
     }
 
-    /// The one that the lines of a head are in.
-    pub(super) fn of(lines: &[String], form: &impl Form) -> Option<Self> {
+    /// Detects the encoding of the head of a file.
+    pub(super) fn detect(lines: &[String], form: &impl Form) -> Option<Self> {
         let records = |lines: &mut dyn Iterator<Item = String>| {
             lines.filter(|line| form.piece(line) == super::Piece::Whole).count()
         };
@@ -67,7 +67,7 @@ impl Encoding {
             return Some(Encoding::QuotedPrintable);
         }
         if lines.iter().any(|line| without_entities(line) != *line) {
-            // A page that has escaped them has no bare ones but in its tags, and in front of quoted lines.
+            // A page with escaped brackets has bare ones only in its tags and before quoted lines.
             let is_bare = |line: &String| without_tags(line).trim_start_matches(['>', ' ', '|']).contains(['<', '>']);
             let has_brackets = lines.iter().any(|line| {
                 let brackets = |line: &str| line.matches(['<', '>']).count();
@@ -85,11 +85,11 @@ impl Encoding {
         is_doubled(lines, form).then_some(Encoding::Doubled)
     }
 
-    /// Undoes it in a line; false where the line goes on in the next one.
+    /// Decodes a line; returns false if it continues on the next one.
     pub(super) fn undo(self, line: &mut String, pending: &mut String, longest: usize) -> bool {
         match self {
             Encoding::QuotedPrintable => {
-                // Blanks at the end of a line were added on the way.
+                // Blanks at the end of a line were added in transit.
                 let text = line.trim_end();
                 let goes_on = text.strip_suffix('=');
                 pending.push_str(goes_on.unwrap_or(text));
@@ -102,7 +102,7 @@ impl Encoding {
             Encoding::Html => *line = without_entities(&without_tags(line)),
             Encoding::Colors => *line = without_colors(line),
             Encoding::Tabs => *line = without_tabs(line),
-            // What is pending says that a blank line is due.
+            // A non-empty `pending` means that a blank line is due.
             Encoding::Doubled => {
                 let (is_due, is_blank) = (!pending.is_empty(), line.trim().is_empty());
                 pending.clear();
@@ -118,7 +118,7 @@ impl Encoding {
     }
 }
 
-/// What an `=` in quoted-printable is followed by.
+/// Decodes the two characters after `=` in quoted-printable.
 fn escaped(bytes: &[u8]) -> Option<u8> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -131,17 +131,17 @@ fn escaped(bytes: &[u8]) -> Option<u8> {
     }
 }
 
-/// Whether nearly every `=` begins an escape that an encoder makes, and some do.
+/// Returns whether nearly all `=` start an escape that an encoder would make, and at least one does.
 fn is_quoted_printable(lines: &[String]) -> bool {
     let (mut valid, mut invalid) = (0_u64, 0_u64);
     for line in lines.iter().map(|line| line.trim_end().as_bytes()) {
         for (at, _) in line.iter().enumerate().filter(|(_, byte)| **byte == b'=') {
             let rest = &line[at + 1..];
             match escaped(rest) {
-                // Encoders escape what is no printable ASCII, the sign itself, blanks at the end of a line, and the
-                // start of lines that would end or change a mail.
+                // Encoders escape non-ASCII and control characters, `=`, blanks at the end of a line, and line starts
+                // that would end or alter a mail.
                 Some(b'=' | b'\t') => valid += 1,
-                // No character of UTF-8 that is not ASCII is a single byte.
+                // A non-ASCII character in UTF-8 has several bytes.
                 Some(0x80..) if rest.get(2) == Some(&b'=') || at >= 3 && line[at - 3] == b'=' => valid += 1,
                 Some(b' ') if rest.len() == 2 => valid += 1,
                 Some(b'.' | b'F') if at == 0 => valid += 1,
@@ -168,11 +168,11 @@ fn from_quoted_printable(line: &str) -> String {
             }
         }
     }
-    // Among what was escaped may be a space that does not break.
+    // The escaped characters may include a non-breaking space.
     super::cleaned(&bytes)
 }
 
-/// No name of C++ has one.
+/// Returns whether a line has a closing tag; no C++ name contains one.
 fn has_closing_tag(line: &str) -> bool {
     line.match_indices("</").any(|(at, _)| TAGS.iter().any(|tag| line[at + 2..].starts_with(&format!("{tag}>"))))
 }
@@ -182,7 +182,7 @@ fn without_tags(line: &str) -> String {
     let mut rest = line;
     while let Some((before, tag)) = rest.split_once('<') {
         text.push_str(before);
-        // A tag has no other one in it.
+        // A tag contains no other tag.
         let end = tag.find(['<', '>']).filter(|&end| tag[end..].starts_with('>'));
         let is_tag = |inner: &str| {
             let name = inner.trim_start_matches('/').split([' ', '/']).next().unwrap_or_default();
@@ -200,13 +200,13 @@ fn without_tags(line: &str) -> String {
     text
 }
 
-/// What an entity stands for is none.
+/// Decodes entities once; the result is not decoded again.
 fn without_entities(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut rest = line;
     while let Some((before, after)) = rest.split_once('&') {
         text.push_str(before);
-        let name = after.bytes().take(LONGEST_ENTITY).position(|byte| byte == b';').map(|end| &after[..end]);
+        let name = after.bytes().take(MAX_ENTITY_BYTES).position(|byte| byte == b';').map(|end| &after[..end]);
         match name.and_then(|name| Some((name, entity(name)?))) {
             Some((name, c)) => {
                 text.push(c);
@@ -222,7 +222,7 @@ fn without_entities(line: &str) -> String {
     text
 }
 
-/// What stands between `&` and `;`: a name, `#60` or `#x3c`.
+/// Decodes the text between `&` and `;`: a name, `#60` or `#x3c`.
 fn entity(name: &str) -> Option<char> {
     let Some(number) = name.strip_prefix('#') else {
         return ENTITIES.iter().find(|(known, _)| *known == name).map(|(_, c)| *c);
@@ -237,7 +237,7 @@ fn entity(name: &str) -> Option<char> {
     }
 }
 
-/// Whether each line has a blank one behind it, but for one at either end of what was pasted.
+/// Returns whether a blank line follows each line, except at the ends of the pasted text.
 fn is_doubled(lines: &[String], form: &impl Form) -> bool {
     let is_text = |line: &String| !line.trim().is_empty();
     let is_record = |line: &&String| form.piece(line).is_record();
@@ -262,7 +262,7 @@ pub(super) fn without_tabs(line: &str) -> String {
     let mut text = String::with_capacity(line.len());
     let mut column = 0;
     for c in line.chars() {
-        let width = if c == '\t' { TAB - column % TAB } else { 1 };
+        let width = if c == '\t' { TAB_WIDTH - column % TAB_WIDTH } else { 1 };
         column += width;
         if c == '\t' { text.extend(std::iter::repeat_n(' ', width)) } else { text.push(c) }
     }

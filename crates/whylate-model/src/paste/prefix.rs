@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What stands in front of each line: signs of quoting, stamps of a log, line numbers, the name of a file.
+//! Prefixes of lines: quotation signs, log timestamps, line numbers, file names.
 
 use std::collections::BTreeSet;
 
-use super::{Form, LAYERS, Piece, is_fence};
+use super::{Form, MAX_LAYERS, Piece, is_fence};
 
-/// More names in front of lines are none of files.
-const FILES: usize = 16;
+/// Maximum number of file names; more prefixes are not file names.
+const MAX_FILES: usize = 16;
 const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/// What stands in front of the records of a file.
+/// Prefix of the records of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Prefix {
-    /// `>`, `>>`, `|`, `JD>`: one level; with a space behind it in each line, or without.
+    /// `>`, `>>`, `|`, `JD>`: one level; `is_spaced` if a space follows in each line.
     Quote { sign: char, is_spaced: bool },
     /// `+ ` or `- ` of a patch.
     Patch,
-    /// `[   12.345678] `, `2026-11-28T15:39:22+0000 `; `Nov 28 15:39:22 host kernel: ` if each line has a program.
+    /// `[   12.345678] `, `2026-11-28T15:39:22+0000 `; `Nov 28 15:39:22 host kernel: ` with `has_program`.
     Log { has_program: bool },
-    /// `12:`, `12|` and the like, with a space behind it in each line, or without.
+    /// `12:`, `12|` and similar; `is_spaced` if a space follows in each line.
     Number { is_spaced: bool },
-    /// Consecutive numbers, and spaces.
+    /// Consecutive numbers followed by spaces.
     Counted,
-    /// `trace.dat: `: the same in front of each.
+    /// `trace.dat: `: one file name on each line.
     File(String),
-    /// The same blanks. They matter where a line goes on in the next one.
+    /// Equal blanks. They matter if a line continues on the next one.
     Indent(String),
 }
 
@@ -40,7 +40,7 @@ impl Prefix {
         }
     }
 
-    /// The rest of a line that has it.
+    /// Returns the rest of a line after the prefix; `None` without it.
     pub(super) fn strip<'a>(&self, line: &'a str) -> Option<&'a str> {
         match self {
             Prefix::Quote { sign, is_spaced } => {
@@ -58,8 +58,8 @@ impl Prefix {
     }
 }
 
-/// What stands in front of the records; the names of files where there are several.
-pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, Vec<String>> {
+/// Detects the prefix of the records; fails with the names if there are several file names.
+pub(super) fn detect(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, Vec<String>> {
     let is_spaced = |rest_of: &dyn for<'a> Fn(&'a str) -> Option<&'a str>| {
         lines.iter().filter_map(|line| rest_of(line)).all(|rest| rest.is_empty() || rest.starts_with(' '))
     };
@@ -92,12 +92,12 @@ pub(super) fn of(lines: &[String], form: &impl Form) -> Result<Option<Prefix>, V
     }
 }
 
-/// The blanks with which each line begins, where some may be the rest of others.
+/// Detects the blanks at the start of each line, if some lines may be continuations.
 pub(super) fn indent(lines: &[String], form: &impl Form) -> Option<Prefix> {
     let blanks = |line: &'_ String| line.len() - line.trim_start().len();
     let is_indented = |line: &String| line.starts_with("  ") || line.starts_with('\t');
     let is_blank = |line: &String| line.trim().is_empty() || is_fence(line);
-    // What stands around it need not have them.
+    // Surrounding text need not be indented.
     let is_rim = |two: &[String]| !two.iter().any(is_blank) && is_indented(&two[0]) != is_indented(&two[1]);
     if lines.windows(2).any(is_rim) {
         return None;
@@ -110,8 +110,8 @@ pub(super) fn indent(lines: &[String], form: &impl Form) -> Option<Prefix> {
     (width > 0 && has_others()).then(|| Prefix::Indent(first[..width].to_owned()))
 }
 
-/// Whether all records have it, or some of which that is sure: they are of several threads, or no lines of the form as
-/// they are. One thread may have such a name.
+/// Returns whether the prefix is certain: all records have it, or those with it are of several threads or are no lines
+/// of the format otherwise. A single thread may have such a name.
 fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
     let mut subjects = BTreeSet::new();
     let (mut with, mut without, mut gained) = (0, 0, 0);
@@ -119,7 +119,7 @@ fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
         match prefix.strip(line) {
             Some(rest) => {
                 gained += usize::from(form.piece(line) == Piece::Other && form.piece(rest) != Piece::Other);
-                if let Some(record) = behind_others(rest, form, LAYERS) {
+                if let Some(record) = after_prefixes(rest, form, MAX_LAYERS) {
                     with += 1;
                     subjects.extend(form.subject(record));
                 }
@@ -127,17 +127,17 @@ fn is_evident(prefix: &Prefix, lines: &[String], form: &impl Form) -> bool {
             None => without += usize::from(form.piece(line).is_record()),
         }
     }
-    // No name begins with a date.
+    // No name starts with a date.
     let is_dated = matches!(prefix, Prefix::Log { .. });
     let is_quote = matches!(prefix, Prefix::Quote { sign: '>', .. });
-    // Where each line of a text has one, records may be broken.
+    // If all text lines have it, records may be wrapped.
     let mut texts = lines.iter().filter(|line| !line.trim().is_empty());
     let all_have = (is_dated || is_quote) && lines.len() >= 3 && texts.all(|line| prefix.strip(line).is_some());
     all_have || gained >= 2 || with > 0 && (is_dated || without == 0 || gained > 0 || with >= 3 && subjects.len() >= 2)
 }
 
-/// The record behind whatever else stands in front of it.
-fn behind_others<'a>(line: &'a str, form: &impl Form, layers: usize) -> Option<&'a str> {
+/// Returns the record after any further prefixes.
+fn after_prefixes<'a>(line: &'a str, form: &impl Form, layers: usize) -> Option<&'a str> {
     if form.piece(line).is_record() {
         return Some(line);
     }
@@ -150,11 +150,11 @@ fn behind_others<'a>(line: &'a str, form: &impl Form, layers: usize) -> Option<&
         Prefix::Number { is_spaced: true },
     ];
     let mut rests = kinds.iter().filter_map(|kind| kind.strip(line));
-    if layers > 0 { rests.find_map(|rest| behind_others(rest, form, layers - 1)) } else { None }
+    if layers > 0 { rests.find_map(|rest| after_prefixes(rest, form, layers - 1)) } else { None }
 }
 
-/// The names in front of records, with a colon. A thread's name may hold one: that of a file is followed by padding, or
-/// is longer with the thread's than a thread's name can be, and then all records have one.
+/// Returns the file names before the records. A thread's name may contain a colon: a file name is followed by padding,
+/// or is too long for a part of a thread's name, and all records have one.
 fn files(lines: &[String], form: &impl Form) -> BTreeSet<String> {
     let mut files = BTreeSet::new();
     let mut are_padded = false;
@@ -172,7 +172,7 @@ fn files(lines: &[String], form: &impl Form) -> BTreeSet<String> {
             None => {}
         }
     }
-    if are_padded && files.len() <= FILES { files } else { BTreeSet::new() }
+    if are_padded && files.len() <= MAX_FILES { files } else { BTreeSet::new() }
 }
 
 fn without_space(rest: &str) -> &str {
@@ -181,7 +181,7 @@ fn without_space(rest: &str) -> &str {
 
 fn quote(line: &str, sign: char) -> Option<&str> {
     let trimmed = line.trim_start();
-    // Further in, it is text.
+    // Deeper indented signs are text.
     if line.len() - trimmed.len() > 3 {
         return None;
     }
@@ -190,14 +190,14 @@ fn quote(line: &str, sign: char) -> Option<&str> {
     rest.strip_prefix(sign).filter(|_| initials == 0 || sign == '>')
 }
 
-/// What follows a date or the time of day.
+/// Returns the text after a date or time of day.
 fn dated(line: &str) -> Option<&str> {
     let line = line.trim_start();
     date(line).or_else(|| bracketed_time(line))
 }
 
 fn log(line: &str, has_program: bool) -> Option<&str> {
-    // The priority that the kernel has in front.
+    // Priority of a kernel message.
     let mut rest = line.trim_start();
     if let Some((level, after)) = rest.strip_prefix('<').and_then(|rest| rest.split_once('>'))
         && !level.is_empty()
@@ -218,7 +218,7 @@ fn log(line: &str, has_program: bool) -> Option<&str> {
     is_any.then(|| without_space(rest))
 }
 
-/// `Nov 28 15:39:22`, `2026-11-28T15:39:22.123+00:00`, `2026-11-28 15:39:22`, `15:39:22`.
+/// Parses `Nov 28 15:39:22`, `2026-11-28T15:39:22.123+00:00`, `2026-11-28 15:39:22`, or `15:39:22`.
 fn date(text: &str) -> Option<&str> {
     if MONTHS.iter().any(|month| text.starts_with(month)) {
         let (_, rest) = text.split_at_checked(3)?;
@@ -237,7 +237,7 @@ fn date(text: &str) -> Option<&str> {
     }
 }
 
-/// `15:39:22`, with a fraction and a zone.
+/// Parses `15:39:22` with an optional fraction and zone.
 fn time(text: &str) -> Option<&str> {
     let (word, rest) = text.split_at(text.find(' ').unwrap_or(text.len()));
     is_time(word).then_some(rest)
@@ -253,14 +253,14 @@ fn is_time(word: &str) -> bool {
     is_clock && bytes[8..].iter().all(|byte| byte.is_ascii_digit() || b".,:+-Z".contains(byte))
 }
 
-/// `[15:39:22]`.
+/// Parses `[15:39:22]`.
 fn bracketed_time(text: &str) -> Option<&str> {
     let (inner, rest) = text.strip_prefix('[')?.split_once(']')?;
     let clock = inner.rsplit([' ', 'T']).next().unwrap_or_default();
     is_time(clock).then_some(rest)
 }
 
-/// `host kernel:`, `kernel:`, `host program[12]:`.
+/// Parses `host kernel:`, `kernel:`, or `host program[12]:`.
 fn program(text: &str) -> Option<&str> {
     let mut rest = text.trim_start();
     for _ in 0..2 {
@@ -276,7 +276,7 @@ fn program(text: &str) -> Option<&str> {
     None
 }
 
-/// `[   12.345678]`, and behind it the thread or CPU that the kernel was called on: `[  T123]`, `[C1]`.
+/// Parses `[   12.345678]`, and after it the kernel's caller info, a thread or CPU: `[  T123]`, `[C1]`.
 fn bracketed_stamp(text: &str, is_any: bool) -> Option<&str> {
     let text = if is_any { text.trim_start() } else { text };
     let (inner, rest) = text.strip_prefix('[')?.split_once(']')?;
@@ -289,7 +289,7 @@ fn bracketed_stamp(text: &str, is_any: bool) -> Option<&str> {
     (is_stamp() || is_any && is_caller()).then_some(rest)
 }
 
-/// Of `  12: `, `12|`, `12→`.
+/// Parses `  12: `, `12|`, or `12→`.
 fn number(line: &str) -> Option<(u64, &str)> {
     let trimmed = line.trim_start();
     let digits = trimmed.find(|c: char| !c.is_ascii_digit()).filter(|&digits| digits > 0)?;
@@ -305,7 +305,7 @@ fn counted(line: &str) -> Option<(u64, &str)> {
     Some((number.parse().ok()?, rest.strip_prefix([' ', '\t'])?))
 }
 
-/// Whether the numbers in front of lines are their own: a name may begin with a number.
+/// Returns whether the numbers are line numbers: a name may start with a number as well.
 fn are_numbered(lines: &[String], form: &impl Form) -> bool {
     let spoils = |(line, rest): (&str, &str)| {
         log(rest, false).is_some() || !form.piece(line).is_record() && form.piece(rest).is_record()
@@ -315,7 +315,7 @@ fn are_numbered(lines: &[String], form: &impl Form) -> bool {
     {
         return true;
     }
-    let is_record = |rest: &str| behind_others(rest, form, LAYERS).is_some();
+    let is_record = |rest: &str| after_prefixes(rest, form, MAX_LAYERS).is_some();
     let records =
         lines.iter().zip(1..).filter_map(|(line, at)| Some((at, number(line).filter(|(_, rest)| is_record(rest))?.0)));
     let records: Vec<(u64, u64)> = records.collect();
@@ -326,10 +326,10 @@ fn are_numbered(lines: &[String], form: &impl Form) -> bool {
     }
 }
 
-/// Whether each line has the number after that of the one before.
+/// Returns whether each number follows the previous one.
 fn are_consecutive(lines: &[String], number: fn(&str) -> Option<(u64, &str)>) -> bool {
-    let of = |line: &String| number(line).map(|(number, _)| number).or_else(|| line.trim().parse().ok());
-    let numbers: Vec<Option<u64>> = lines.iter().filter(|line| !line.trim().is_empty()).map(of).collect();
+    let number_of = |line: &String| number(line).map(|(number, _)| number).or_else(|| line.trim().parse().ok());
+    let numbers: Vec<Option<u64>> = lines.iter().filter(|line| !line.trim().is_empty()).map(number_of).collect();
     let follows = |two: &[Option<u64>]| matches!(two, [Some(one), Some(next)] if one.checked_add(1) == Some(*next));
     (numbers.len() >= 3 || numbers.len() == 2 && numbers[0] == Some(1)) && numbers.windows(2).all(follows)
 }

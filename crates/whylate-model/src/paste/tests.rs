@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is undone, and what is left as it is.
+//! Alterations that are undone, and text that is kept.
 
 use super::*;
 use crate::ftrace::Events;
@@ -20,7 +20,7 @@ const EVENTS: [&str; 3] = [
 ];
 
 #[test]
-fn what_stands_in_front_of_each_line_is_taken_off() {
+fn strips_prefixes() {
     for (prefix, undone) in [
         ("> ", "quoting"),
         ("| ", "quoting"),
@@ -46,7 +46,7 @@ fn what_stands_in_front_of_each_line_is_taken_off() {
 }
 
 #[test]
-fn a_thread_whose_name_looks_like_quoting_keeps_it() {
+fn keeps_thread_name_that_looks_like_quoting() {
     for name in ["> sh", "|sh", "a: b", "12: x", "[1.5] x"] {
         let text = format!("{0}\n{name}-7 [001] d..1 100.005: irq_enable: caller=a+0x1 parent=b+0x2\n{0}\n", EVENTS[1]);
         let (lines, undone) = read(&text);
@@ -56,7 +56,7 @@ fn a_thread_whose_name_looks_like_quoting_keeps_it() {
 }
 
 #[test]
-fn what_was_done_twice_is_undone_twice() {
+fn undoes_nested_alterations() {
     let quoted: String = EVENTS.iter().map(|line| format!("> > {line}\n")).collect();
     assert_eq!(read(&quoted), (EVENTS.map(str::to_owned).to_vec(), vec!["quoting".to_owned(); 2]));
     let mail = quoted.replace('=', "=3D").replace("100.00", "100=\n.00");
@@ -68,7 +68,7 @@ fn what_was_done_twice_is_undone_twice() {
 }
 
 #[test]
-fn a_broken_line_is_joined_as_it_was_broken() {
+fn joins_wrapped_lines() {
     // Between words.
     let text = EVENTS.map(|line| line.replace(" parent=", "\n    parent=").replace(" ==> ", "\n==> ")).join("\n");
     let (lines, undone) = read(&text);
@@ -76,19 +76,19 @@ fn a_broken_line_is_joined_as_it_was_broken() {
     // At the edge of a terminal, within words.
     let cut = |line: &str| format!("{}\n{}\n", &line[..86], &line[86..]);
     assert_eq!(read(&EVENTS.map(cut).concat()).0, EVENTS);
-    // What is whole takes nothing from the text behind it.
+    // A complete record takes nothing from the text after it.
     let text = format!("{text}\nThat is all.\n");
     assert_eq!(read(&text).0[3], "That is all.");
 }
 
 #[test]
-fn an_equals_sign_is_no_escape_where_others_are_none() {
+fn equals_sign_is_no_escape_without_others() {
     let text = format!("{}\n{}=3D\n", EVENTS[1], EVENTS[2]);
     assert_eq!(read(&text).1, Vec::<String>::new());
 }
 
 #[test]
-fn entities_and_colors_are_undone_where_all_of_the_text_has_them() {
+fn decodes_entities_and_colors() {
     let page = EVENTS.map(|line| line.replace('<', "&lt;").replace('>', "&gt;")).join("<br>\n");
     assert_eq!(read(&format!("<pre>{page}</pre>")), (EVENTS.map(str::to_owned).to_vec(), vec!["HTML".to_owned()]));
     let colored = EVENTS.map(|line| format!("\x1b[01;31m\x1b[K{line}\x1b[m\n")).concat();
@@ -98,7 +98,7 @@ fn entities_and_colors_are_undone_where_all_of_the_text_has_them() {
 }
 
 #[test]
-fn entities_with_numbers_and_blank_lines_between_are_undone() {
+fn decodes_numeric_entities_and_doubled_lines() {
     let page = EVENTS.map(|line| line.replace('<', "&#60;").replace('>', "&#x3E;")).join("\n\n");
     let (lines, undone) = read(&page);
     assert_eq!(undone, ["HTML", "a blank line after each"]);
@@ -109,7 +109,7 @@ fn entities_with_numbers_and_blank_lines_between_are_undone() {
 }
 
 #[test]
-fn events_that_were_cut_off_in_one_column_are_known() {
+fn detects_events_cut_in_one_column() {
     let fork = |comm: &str, child: &str| {
         format!(
             "{comm:>16}-7 [001] .... 1.000000: sched_process_fork: comm={comm} pid=7 child_comm=x child_pid={child}\n"
@@ -133,13 +133,13 @@ fn events_that_were_cut_off_in_one_column_are_known() {
 }
 
 #[test]
-fn a_single_byte_beyond_ascii_is_no_escape() {
+fn single_non_ascii_byte_is_no_escape() {
     let text = format!("{}\n{}=DE\n", EVENTS[1].replace('=', " "), EVENTS[2].replace('=', " "));
     assert_eq!(read(&text).1, Vec::<String>::new());
 }
 
 #[test]
-fn utf_16_is_text() {
+fn accepts_utf_16() {
     let units: Vec<u16> = EVENTS.join("\r\n").encode_utf16().collect();
     let little = |mark: &[u8]| [mark, &units.iter().flat_map(|unit| unit.to_le_bytes()).collect::<Vec<u8>>()].concat();
     let big: Vec<u8> = [0xfe, 0xff].into_iter().chain(units.iter().flat_map(|unit| unit.to_be_bytes())).collect();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether a snapshot may be what whylate has written: a recording may be anybody's, and be made to do harm.
+//! Sanity limits on snapshots: a recording may come from anywhere and may be malicious.
 
 use crate::holders::MOST_LINKS;
 use crate::import::DEEPEST;
 use crate::path::DEEPEST as DEEPEST_PATH;
 use crate::{LateEvent, Snapshot, Stack};
 
-/// Whoever draws paths and stacks goes as deep as they say.
+/// Returns whether stacks and paths are within the depth that whylate writes: renderers recurse as deep as the input
+/// says.
 pub(super) fn is_credible(snapshot: &Snapshot) -> bool {
     snapshot.late.iter().all(is_credible_event) && snapshot.stacks.iter().all(is_credible_stack)
 }

@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A zstd frame of some lines, and the skippable frame before it that says what is in it.
+//! Zstd frame of lines, and the skippable frame before it that serves as its index.
 
 use std::io::{self, Write};
 
 use zstd::stream::write::Encoder;
 
-/// The default level saves 2 to 5 % of the bytes of the lowest, this one 15 to 20 % for 0.2 ms more of each second of a
-/// look; what is beyond saves hardly more and takes up to twice as long.
+/// Compression level. The default level is 2 to 5 % smaller than the lowest; this one is 15 to 20 % smaller, for 0.2 ms
+/// more per second of an overview's snapshots. Higher levels save hardly more and take up to twice as long.
 const LEVEL: i32 = 6;
-/// Of a skippable frame (RFC 8878): any of 16 numbers.
+/// Magic number of a skippable frame (RFC 8878): one of 16.
 const SKIPPABLE: u32 = 0x184D_2A5E;
-/// What follows the magic number and the length of the skippable frame.
+/// Length of the index after the magic number and the length field.
 const PAYLOAD_BYTES: usize = 48;
-/// An index as it stands in a file.
+/// Length of an index in a file.
 pub const INDEX_BYTES: usize = 8 + PAYLOAD_BYTES;
-/// Which layout the payload has.
+/// Identifies the layout of the payload.
 const MARK: [u8; 8] = *b"whylate1";
 
-/// How each begins.
+/// First bytes of each index.
 pub(super) const INDEX_BEGINS: [u8; 16] = *b"\x5e\x2a\x4d\x18\x30\0\0\0whylate1";
 
-/// What is in the frame that follows. All zero while that is being written.
+/// Index of the frame that follows; all zero until that frame is finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Index {
-    /// When the first line begins, in nanoseconds since 1970.
+    /// Start of the first line, in nanoseconds since 1970.
     pub first_unix_ns: u64,
-    /// When the last one ends.
+    /// End of the last line, in nanoseconds since 1970.
     pub last_unix_ns: u64,
-    /// How long the compressed frame is; 0 where it has not been ended.
+    /// Length of the compressed frame; 0 if unfinished.
     pub bytes: u64,
-    /// How many lines it has.
+    /// Number of lines in the frame.
     pub lines: u32,
-    /// Of the compressed bytes (CRC-32, as in gzip).
+    /// CRC-32 of the compressed bytes, as in gzip.
     pub crc: u32,
 }
 
 impl Index {
-    /// As it stands in a file: every zstd reader passes over it.
+    /// Encodes the index as a skippable frame, which every zstd reader skips.
     pub fn to_bytes(self) -> [u8; INDEX_BYTES] {
         let mut bytes = [0; INDEX_BYTES];
         let mut at = 0;
@@ -52,13 +52,13 @@ impl Index {
         }
         put(&self.lines.to_le_bytes());
         put(&self.crc.to_le_bytes());
-        // Nobody takes one for right that is cut short or was written over.
+        // A checksum of its own, so that a truncated or overwritten index is detected.
         let own = crc32fast::hash(&bytes[8..INDEX_BYTES - 8]);
         bytes[INDEX_BYTES - 8..INDEX_BYTES - 4].copy_from_slice(&own.to_le_bytes());
         bytes
     }
 
-    /// What `to_bytes` has made; `None` for anything else.
+    /// Decodes an index; `None` for anything that `to_bytes` has not encoded.
     pub fn from_bytes(bytes: &[u8; INDEX_BYTES]) -> Option<Index> {
         let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
@@ -72,18 +72,18 @@ impl Index {
         (index.to_bytes() == *bytes).then_some(index)
     }
 
-    /// Whether the frame was ended.
+    /// Returns whether the frame was finished.
     pub fn is_closed(&self) -> bool {
         self.bytes > 0
     }
 }
 
-/// Whether a frame with this magic number holds no data.
+/// Returns whether the magic number is that of a skippable frame.
 pub(super) fn is_skippable(magic: u32) -> bool {
     magic & 0xffff_fff0 == 0x184D_2A50
 }
 
-/// Lines that become one frame. What each call returns belongs into the file, behind the index.
+/// Encoder of one frame. The bytes that each call returns go into the file after the index.
 pub struct Frame {
     encoder: Encoder<'static, Vec<u8>>,
     crc: crc32fast::Hasher,
@@ -91,18 +91,18 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// An empty one.
+    /// Creates an empty frame.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// If memory is exhausted.
     pub fn new() -> io::Result<Frame> {
         Ok(Frame { encoder: Encoder::new(Vec::new(), LEVEL)?, crc: crc32fast::Hasher::new(), index: Index::default() })
     }
 
-    /// Adds a line, which ends with a newline character, and when what it tells of began and ended.
+    /// Adds a line, which ends with a newline, and the span of time that it covers.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// If memory is exhausted.
     pub fn add(&mut self, line: &[u8], span_unix_ns: Option<(u64, u64)>) -> io::Result<()> {
         self.encoder.write_all(line)?;
         if let Some((first_ns, last_ns)) = span_unix_ns {
@@ -114,24 +114,24 @@ impl Frame {
         Ok(())
     }
 
-    /// How many lines it has.
+    /// Returns the number of lines so far.
     pub fn lines(&self) -> u32 {
         self.index.lines
     }
 
-    /// The bytes that make all lines so far readable.
+    /// Returns the bytes that make all lines so far readable.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// If memory is exhausted.
     pub fn flush(&mut self) -> io::Result<Vec<u8>> {
         self.encoder.flush()?;
         Ok(self.take())
     }
 
-    /// The last bytes, and what belongs before all of them.
+    /// Returns the last bytes, and the index for the start of the frame.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// If memory is exhausted.
     pub fn finish(mut self) -> io::Result<(Vec<u8>, Index)> {
         self.encoder.do_finish()?;
         let rest = self.take();

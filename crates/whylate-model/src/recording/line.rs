@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The lines of a recording.
+//! Lines of a recording.
 
 use std::collections::BTreeMap;
 
@@ -10,69 +10,69 @@ use crate::Snapshot;
 use crate::look::Unmeasured;
 use crate::units::rfc3339;
 
-/// The version of the container and of the lines that are no snapshots.
+/// Version of the container and of the lines other than snapshots.
 pub const FORMAT: u32 = 1;
 
-/// What a recording is made of. A snapshot has no `line`, so that its line is that of `--json`.
+/// A line of a recording. A snapshot has no `line` field: it is written as by `--json`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Line {
     /// The first line.
     Header(Header),
-    /// What a source saw.
+    /// A snapshot of one source.
     Snapshot(Box<Snapshot>),
-    /// What the account of the CPUs, which several sources share, has lost since the previous such line.
+    /// Events that the CPU account, shared by several sources, has lost since the previous such line.
     Account(Account),
-    /// What time it was, by each clock.
+    /// One instant on each clock.
     Clock(Clock),
-    /// A time of which nothing is recorded, or not all.
+    /// A span with nothing or not everything recorded.
     Gap(Gap),
-    /// The last line of a recording that was ended.
+    /// Last line of a finished recording.
     End(End),
-    /// Of a kind that this version does not know.
+    /// A line of a kind unknown to this version.
     Other,
 }
 
-/// What is recorded, where, and how.
+/// What is recorded, on which machine, and how.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// [`FORMAT`].
     pub recording: u32,
-    /// That of the snapshots, [`crate::snapshot::SCHEMA`].
+    /// Version of the snapshots, [`crate::snapshot::SCHEMA`].
     pub schema: u32,
-    /// The version of the program.
+    /// Version of whylate.
     #[serde(default)]
     pub whylate: String,
-    /// When the recording began, in nanoseconds since 1970 (UTC).
+    /// Start of the recording, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "rfc3339")]
     pub start_unix_ns: u64,
-    /// The machine's host name.
+    /// Host name of the machine.
     #[serde(default)]
     pub host: String,
-    /// The kernel's release, as uname(1) tells it.
+    /// Kernel release, as of uname(1).
     #[serde(default)]
     pub kernel: String,
-    /// The kernel's random number for this boot: CLOCK_MONOTONIC of two recordings compares only where it is the same.
+    /// The kernel's boot ID: CLOCK_MONOTONIC of two recordings is comparable only if it is equal.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub boot_id: String,
-    /// How many CPUs were online.
+    /// Number of online CPUs.
     #[serde(default)]
     pub cpus: u32,
-    /// The PID namespace whose numbers threads have, by its inode; `None` where it is the machine's first one.
+    /// Inode of the PID namespace of all TIDs and PIDs; `None` for the initial one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid_namespace: Option<u32>,
-    /// The machine's time zone, e.g. `Europe/Berlin`; empty where it is not known by a name.
+    /// Time zone of the machine, e.g. `Europe/Berlin`; empty if its name is unknown.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub time_zone: String,
-    /// What measures.
+    /// Sources that measure.
     #[serde(default)]
     pub sources: Vec<Measured>,
-    /// What cannot.
+    /// Sources that cannot measure, with reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unmeasured: Vec<Unmeasured>,
-    /// What is told less well than it could be.
+    /// Sources with limitations here, with reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weaker: Vec<Unmeasured>,
-    /// From one snapshot to the next; `None` where a command decided.
+    /// Time between snapshots; `None` where a command decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_ns: Option<u64>,
 }
@@ -80,64 +80,64 @@ pub struct Header {
 /// A source that measures.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Its name.
+    /// Name of the source.
     pub source: String,
-    /// How it measures.
+    /// Backend that it measures with.
     pub backend: String,
-    /// From where on late events are recorded; `None` where none are.
+    /// Threshold of recorded late events; `None` if none are recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_from_ns: Option<u64>,
-    /// Why there was nothing to measure when it began, if there was not.
+    /// Why there was nothing to measure at the start, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nothing: Option<String>,
 }
 
-/// What the shared account has lost.
+/// Events that the shared CPU account has lost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
-    /// When it was asked.
+    /// When the counters were read.
     #[serde(rename = "at", with = "rfc3339")]
     pub at_unix_ns: u64,
-    /// Events by reason.
+    /// Lost events by reason.
     pub lost: BTreeMap<String, u64>,
 }
 
-/// One moment on three clocks.
+/// One instant on three clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Clock {
     /// CLOCK_REALTIME.
     #[serde(rename = "at", with = "rfc3339")]
     pub at_unix_ns: u64,
-    /// CLOCK_MONOTONIC, on which other traces of the machine are.
+    /// CLOCK_MONOTONIC, which other traces of the machine use.
     pub monotonic_ns: u64,
-    /// CLOCK_BOOTTIME, which goes on while the machine is suspended.
+    /// CLOCK_BOOTTIME, which includes suspend.
     pub boottime_ns: u64,
 }
 
-/// What is missing.
+/// A gap in the recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gap {
-    /// When it began.
+    /// Start of the gap.
     #[serde(rename = "start", with = "rfc3339")]
     pub start_unix_ns: u64,
-    /// How long it was; 0 where only single events are missing.
+    /// Length of the gap; 0 if only single events are missing.
     pub duration_ns: u64,
-    /// Why: `suspended`, `clock_set`, `overload`, `slow_screen`, `disk_full`, `write_failed`, `late_events`.
+    /// Reason: `suspended`, `clock_set`, `overload`, `slow_screen`, `disk_full`, `write_failed`, `late_events`.
     pub reason: String,
-    /// How many snapshots or events are missing, where that is known.
+    /// Number of missing snapshots or events, if known.
     #[serde(default)]
     pub count: u64,
 }
 
-/// How it ended.
+/// End of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct End {
-    /// When.
+    /// Time of the end.
     #[serde(rename = "at", with = "rfc3339")]
     pub at_unix_ns: u64,
 }
 
-/// What tells the kinds apart; it comes first.
+/// A line with its kind, which comes first.
 #[derive(Serialize)]
 struct Tagged<'a, T> {
     line: &'static str,
@@ -165,12 +165,12 @@ impl Serialize for Line {
 }
 
 impl Line {
-    /// Reads a line. Fields that are not known are ignored.
+    /// Parses a line. Unknown fields are ignored.
     ///
     /// # Errors
-    /// When it is no JSON, or no line of a recording.
+    /// If the text is not JSON, or not a line of a recording.
     pub fn parse(text: &[u8]) -> Result<Line, serde_json::Error> {
-        // As it is written, a line that is no snapshot says so first.
+        // Whylate writes the kind of a line first.
         if !text.starts_with(b"{\"line\"") && text.starts_with(b"{\"schema\"") {
             return Line::snapshot(text);
         }
@@ -193,18 +193,18 @@ impl Line {
         }
     }
 
-    /// When what it tells of began and ended, in nanoseconds since 1970; `None` for what has no time.
+    /// Returns the span that the line covers, in nanoseconds since 1970; `None` for a line without a time.
     pub fn span_unix_ns(&self) -> Option<(u64, u64)> {
-        let moment = |at_ns| Some((at_ns, at_ns));
+        let instant = |at_ns| Some((at_ns, at_ns));
         match self {
-            Line::Header(header) => moment(header.start_unix_ns),
+            Line::Header(header) => instant(header.start_unix_ns),
             Line::Snapshot(snapshot) => {
                 Some((snapshot.start_unix_ns, snapshot.start_unix_ns.saturating_add(snapshot.duration_ns)))
             }
-            Line::Account(account) => moment(account.at_unix_ns),
-            Line::Clock(clock) => moment(clock.at_unix_ns),
+            Line::Account(account) => instant(account.at_unix_ns),
+            Line::Clock(clock) => instant(clock.at_unix_ns),
             Line::Gap(gap) => Some((gap.start_unix_ns, gap.start_unix_ns.saturating_add(gap.duration_ns))),
-            Line::End(end) => moment(end.at_unix_ns),
+            Line::End(end) => instant(end.at_unix_ns),
             Line::Other => None,
         }
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The bound on names in lines of a recording: older versions wrote names of any length, and a recording may be anybody's.
+//! Bounds the length of names in lines of a recording: older versions wrote names of any length, and a recording may
+//! come from anywhere.
 
 use std::borrow::Cow;
 
@@ -7,14 +8,14 @@ use memchr::{memchr, memchr_iter, memchr2};
 
 use crate::name::{CUT, MAX_BYTES};
 
-/// The line with each text cut that is longer than a name may be.
+/// Returns the line with each string cut that is longer than a name may be.
 pub(super) fn bounded(line: &[u8]) -> Cow<'_, [u8]> {
     if !may_have_long(line) {
         return Cow::Borrowed(line);
     }
     let (mut cut, mut copied, mut at): (Vec<u8>, usize, usize) = (Vec::new(), 0, 0);
     while let Some(begin) = memchr(b'"', &line[at..]).map(|quote| at + quote + 1) {
-        // An unterminated text is no valid line.
+        // A line with an unterminated string is invalid.
         let Some(end) = end_of(line, begin) else { break };
         if end - begin > MAX_BYTES {
             cut.extend_from_slice(&line[copied..whole_to(line, begin, begin + MAX_BYTES - CUT.len())]);
@@ -30,7 +31,7 @@ pub(super) fn bounded(line: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(cut)
 }
 
-/// Whether a part of half the maximum length has no quotation mark that delimits a text, as in a long text.
+/// Returns whether a chunk of half the maximum length has no delimiting quotation mark, as within a long string.
 fn may_have_long(line: &[u8]) -> bool {
     line.chunks_exact(MAX_BYTES / 2).any(|part| {
         let is_escaped = |quote: usize| quote == 0 || part[quote - 1] == b'\\';
@@ -38,7 +39,7 @@ fn may_have_long(line: &[u8]) -> bool {
     })
 }
 
-/// The position of the quotation mark that ends a text.
+/// Returns the position of the string's closing quotation mark.
 fn end_of(line: &[u8], begin: usize) -> Option<usize> {
     let mut at = begin;
     loop {
@@ -50,8 +51,8 @@ fn end_of(line: &[u8], begin: usize) -> Option<usize> {
     }
 }
 
-/// The end of the last whole character before `most`.
-fn whole_to(line: &[u8], begin: usize, most: usize) -> usize {
+/// Returns the end of the last whole character before `limit`.
+fn whole_to(line: &[u8], begin: usize, limit: usize) -> usize {
     let mut at = begin;
     loop {
         let length = match line[at] {
@@ -66,7 +67,7 @@ fn whole_to(line: &[u8], begin: usize, most: usize) -> usize {
             0xc0.. => 2,
             _ => 1,
         };
-        if at + length > most {
+        if at + length > limit {
             return at;
         }
         at += length;
@@ -82,7 +83,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_line_has_the_same_texts_but_for_long_ones(
+        fn cuts_only_long_strings(
             parts in prop::collection::vec((any::<char>(), 0..6_000_usize), 1..6), is_ascii: bool,
         ) {
             let texts: Vec<String> = parts.iter().map(|(c, times)| c.to_string().repeat(*times)).collect();
@@ -108,7 +109,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_fail(parts in prop::collection::vec((any::<u8>(), 0..3_000_usize), 0..8)) {
+        fn arbitrary_bytes_stay_parsable(parts in prop::collection::vec((any::<u8>(), 0..3_000_usize), 0..8)) {
             let bytes: Vec<u8> = parts.iter().flat_map(|(byte, times)| std::iter::repeat_n(*byte, *times)).collect();
             for line in [bytes.clone(), [b"[\"", &bytes[..], b"\\ud83d\"]"].concat()] {
                 let is_read = serde_json::from_slice::<Value>(&line).is_ok();

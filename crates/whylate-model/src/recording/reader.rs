@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Lines from the bytes of a recording, however it ended.
+//! Decodes the lines of a recording, even of one that was cut off or damaged.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,26 +16,26 @@ use crate::Stack;
 use crate::snapshot::SCHEMA;
 use crate::units::printable;
 
-/// No frame is longer: memory is taken for one at a time.
-const MOST_FRAME_BYTES: u64 = 256 << 20;
-/// No line is longer.
+/// Maximum size of a compressed frame: one frame at a time is kept in memory.
+const MAX_FRAME_BYTES: u64 = 256 << 20;
+/// Maximum length of a line.
 pub const MOST_LINE_BYTES: u64 = 64 << 20;
-/// A frame has no more to say: a few bytes may unpack to more than any disk holds.
-const MOST_UNPACKED_BYTES: u64 = 1 << 30;
-/// What a decoder may keep of what came before, as the exponent of a power of two: 8 MiB.
+/// Maximum unpacked size of a frame: a few bytes may unpack to more than any disk holds.
+const MAX_UNPACKED_BYTES: u64 = 1 << 30;
+/// Maximum window of the decoder, as the exponent of a power of two: 8 MiB.
 const WINDOW_LOG: u32 = 23;
-/// What is read at once where nothing tells how much is needed.
+/// Read size where the required size is unknown.
 const CHUNK_BYTES: u64 = 64 << 10;
-/// Of a frame with data (RFC 8878).
-const ZSTD: u32 = 0xFD2F_B528;
+/// Magic number of a frame with data (RFC 8878).
+const ZSTD_MAGIC: u32 = 0xFD2F_B528;
 
 /// Why a file cannot be read as a recording.
 #[derive(Debug, Error)]
 pub enum ReadError {
-    /// It is something else.
+    /// The file is something else.
     #[error("it is not a whylate recording (name a file that `whylate record` or -o has written)")]
     NoRecording,
-    /// Nothing was written to it.
+    /// The file is empty.
     #[error("it is empty: recording ended before anything was measured")]
     Empty,
     /// A later version has written it.
@@ -44,48 +44,48 @@ pub enum ReadError {
         /// That version.
         whylate: String,
     },
-    /// The system cannot read it.
+    /// The system cannot read the file.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// What a file has that cannot be read.
+/// Parts of a file that could not be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Damage {
-    /// Frames that were damaged; as many lines as could be read of them were.
+    /// Damaged frames; their readable lines were returned.
     pub frames: u64,
-    /// Lines that they had by their index and that could not be read.
+    /// Lines that could not be read, by the frames' indices.
     pub lines: u64,
-    /// The file ends in the middle of something: whatever wrote it was cut off there.
+    /// The file ends in the middle of a frame: its writer was cut off.
     pub is_cut: bool,
 }
 
-/// Hands out the lines of a recording, in order.
+/// Iterates over the lines of a recording, in order.
 pub struct Reader<R> {
     input: R,
     header: Header,
     span_unix_ns: (u64, u64),
-    /// Where the next frame begins.
+    /// Offset of the next frame.
     at: u64,
     bytes: u64,
     lines: Option<Box<dyn BufRead>>,
-    /// Of the frame that is read.
+    /// Number of lines in the current frame, by its index.
     expected: Option<u32>,
     given: u32,
-    /// The memory of the last line, for the next one.
+    /// Buffer of the last line, reused for the next one.
     text: Vec<u8>,
     damage: Damage,
     repeats: Option<Repeats>,
     repeated: Option<Vec<Repeated>>,
-    /// By source, the last snapshot whose stacks were told so.
+    /// By source, the line of the last snapshot returned with repeated stacks.
     repeated_lines: BTreeMap<String, Vec<u8>>,
 }
 
 impl<R: Read + Seek> Reader<R> {
-    /// Reads the header.
+    /// Opens a recording and reads its header.
     ///
     /// # Errors
-    /// When it is no recording, or one of a later version.
+    /// If the file is no recording, or one of a later version.
     pub fn new(mut input: R) -> Result<Self, ReadError> {
         let bytes = input.seek(SeekFrom::End(0))?;
         let mut reader = Reader {
@@ -116,50 +116,50 @@ impl<R: Read + Seek> Reader<R> {
         Ok(reader)
     }
 
-    /// What is recorded.
+    /// Returns the header.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Passes over frames of which nothing is within that span, in nanoseconds since 1970. Lines of others come all.
+    /// Skips frames outside of the span, in nanoseconds since 1970. Frames that overlap it are returned completely.
     pub fn within(self, first_unix_ns: u64, last_unix_ns: u64) -> Self {
         Reader { span_unix_ns: (first_unix_ns, last_unix_ns), ..self }
     }
 
-    /// From now on, stacks that were seen before are told by [`Reader::take_repeated`]; a snapshot has of those only the ones
-    /// whose age is asked for: of that source, that stack. Reasons for which nothing was lost may be left out.
+    /// Enables the stack cache: [`Reader::take_repeated`] then returns a snapshot's stacks, and its `stacks` has only
+    /// those for which `asks_for_age(source, stack)` is true. `lost` may omit reasons with a count of 0.
     pub fn repeat(&mut self, asks_for_age: fn(&str, &Stack) -> bool) {
         self.repeats.get_or_insert_with(|| Repeats::new(asks_for_age));
     }
 
-    /// Takes a line that nobody needs any more: where snapshots repeat, its memory is for the next one.
+    /// Recycles a line that is no longer used: repeated snapshots reuse its memory.
     pub fn use_again(&mut self, line: Line) {
         if let (Some(repeats), Line::Snapshot(snapshot)) = (&mut self.repeats, line) {
             repeats.use_again(*snapshot);
         }
     }
 
-    /// All stacks of the snapshot that came last, without their ages, where it has only those whose age is asked for.
+    /// Returns all stacks of the last snapshot, without ages, if the snapshot itself has only those with ages.
     pub fn take_repeated(&mut self) -> Option<Vec<Repeated>> {
         self.repeated.take()
     }
 
-    /// The lines of the last snapshots whose stacks were told so, by source.
+    /// Returns the lines of the last snapshots with repeated stacks, by source.
     pub fn take_repeated_lines(&mut self) -> BTreeMap<String, Vec<u8>> {
         std::mem::take(&mut self.repeated_lines)
     }
 
-    /// What could not be read so far.
+    /// Returns what could not be read so far.
     pub fn damage(&self) -> Damage {
         self.damage
     }
 
-    /// The next line; `None` at the end.
+    /// Returns the next line; `None` at the end.
     ///
     /// # Errors
-    /// When the system cannot read the file. What is damaged in it is passed over and counted.
+    /// If the system cannot read the file. Damaged parts are skipped and counted.
     pub fn next_line(&mut self) -> Result<Option<Line>, ReadError> {
-        // Whoever passes over a snapshot passes over its stacks.
+        // If the caller skips a snapshot, it skips its stacks.
         self.repeated = None;
         loop {
             if self.lines.is_none() && !self.open_frame()? {
@@ -177,7 +177,7 @@ impl<R: Read + Seek> Reader<R> {
                         text = bounded;
                     }
                     if let Some(Repeating { snapshot, stacks }) = self.repeats.as_mut().and_then(|of| of.read(&text)) {
-                        // The memory of the line before is as large as the next one needs.
+                        // The buffer of the previous line is as large as the next one needs.
                         match self.repeated_lines.get_mut(&snapshot.source) {
                             Some(last) => std::mem::swap(last, &mut text),
                             None => {
@@ -195,7 +195,7 @@ impl<R: Read + Seek> Reader<R> {
                     self.text = text;
                     match parsed {
                         Ok(line) => return Ok(Some(line)),
-                        // The first line of something else.
+                        // The first line of a file that is no recording.
                         Err(_) if self.header.recording == 0 => return Err(ReadError::NoRecording),
                         Err(_) => self.damage.lines += 1,
                     }
@@ -213,7 +213,7 @@ impl<R: Read + Seek> Reader<R> {
         }
     }
 
-    /// After the last line of a frame.
+    /// Handles the end of a frame and counts its missing lines.
     fn close_frame(&mut self, is_broken: bool) {
         self.lines = None;
         match self.expected.take() {
@@ -228,7 +228,7 @@ impl<R: Read + Seek> Reader<R> {
         self.given = 0;
     }
 
-    /// Goes to the next frame with lines; false where there is none.
+    /// Opens the next frame with lines; returns false at the end of the file.
     fn open_frame(&mut self) -> Result<bool, ReadError> {
         while self.at < self.bytes {
             let left = self.bytes - self.at;
@@ -238,29 +238,29 @@ impl<R: Read + Seek> Reader<R> {
                 return Ok(false);
             }
             let mut head = [0; INDEX_BYTES];
-            let known = left.min(INDEX_BYTES as u64) as usize;
+            let available = left.min(INDEX_BYTES as u64) as usize;
             self.input.seek(SeekFrom::Start(self.at))?;
-            self.input.read_exact(&mut head[..known])?;
+            self.input.read_exact(&mut head[..available])?;
             let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
             let (magic, length) = (number(0), u64::from(number(4)));
             if is_skippable(magic) {
                 if 8 + length > left {
-                    self.go_on_at_index(8 + length < INDEX_BYTES as u64 * 2)?;
+                    self.resync_at_index(8 + length < INDEX_BYTES as u64 * 2)?;
                     continue;
                 }
                 self.at += 8 + length;
                 match Index::from_bytes(&head).filter(|index| index.is_closed()) {
                     Some(index) if self.open_indexed(index)? => return Ok(true),
-                    // It has nothing of the span, is of somebody else, or of a frame that was not ended.
+                    // Outside of the span, made by another program, or the index of an unfinished frame.
                     Some(_) | None => {}
                 }
                 continue;
             }
-            if magic != ZSTD {
+            if magic != ZSTD_MAGIC {
                 if self.header.recording == 0 {
                     return Err(ReadError::NoRecording);
                 }
-                self.go_on_at_index(false)?;
+                self.resync_at_index(false)?;
                 continue;
             }
             self.open_unindexed()?;
@@ -269,16 +269,16 @@ impl<R: Read + Seek> Reader<R> {
         Ok(false)
     }
 
-    /// A frame whose index is there. False where nothing of it is asked for.
+    /// Opens a frame by its index; returns false if it is outside of the span or damaged.
     fn open_indexed(&mut self, index: Index) -> Result<bool, ReadError> {
-        let begins = self.at;
-        let left = self.bytes - begins.min(self.bytes);
-        let is_asked = index.last_unix_ns >= self.span_unix_ns.0 && index.first_unix_ns <= self.span_unix_ns.1;
-        // The header is in the first frame.
+        let start = self.at;
+        let left = self.bytes - start.min(self.bytes);
+        let is_in_span = index.last_unix_ns >= self.span_unix_ns.0 && index.first_unix_ns <= self.span_unix_ns.1;
+        // The first frame has the header.
         let is_first = self.header.recording == 0;
-        self.at = begins.saturating_add(index.bytes);
-        // The last one tells whether the recording was ended.
-        if !is_asked && !is_first && index.bytes < left {
+        self.at = start.saturating_add(index.bytes);
+        // The last frame shows whether the recording was finished.
+        if !is_in_span && !is_first && index.bytes < left {
             return Ok(false);
         }
         if index.bytes > left {
@@ -286,33 +286,34 @@ impl<R: Read + Seek> Reader<R> {
             self.at = self.bytes;
         }
         let mut compressed = Vec::new();
-        self.input.seek(SeekFrom::Start(begins))?;
-        let wanted = index.bytes.min(left).min(MOST_FRAME_BYTES);
+        self.input.seek(SeekFrom::Start(start))?;
+        let wanted = index.bytes.min(left).min(MAX_FRAME_BYTES);
         self.input.by_ref().take(wanted).read_to_end(&mut compressed)?;
         self.expected = Some(index.lines);
         if compressed.len() as u64 == index.bytes && crc32fast::hash(&compressed) != index.crc {
-            // What a damaged frame says is not told: it may decode to anything.
+            // A frame with a wrong checksum is not decoded: the result could be anything.
             self.damage.frames += 1;
             self.damage.lines += u64::from(index.lines);
             self.expected = None;
             return Ok(false);
         }
-        self.lines = Some(lines_of(Cursor::new(compressed))?);
+        self.lines = Some(decode_lines(Cursor::new(compressed))?);
         Ok(true)
     }
 
-    /// A frame that was not ended, or that somebody else has made: it may be as long as the rest of the file.
+    /// Opens a frame without a valid index: an unfinished one, or one made by another program. It may be as long as the
+    /// rest of the file.
     fn open_unindexed(&mut self) -> Result<(), ReadError> {
         let mut compressed = Vec::new();
         let mut wanted = CHUNK_BYTES;
-        // How long it is tells where the next one begins.
+        // Its compressed size gives the start of the next frame.
         let length = loop {
             self.input.seek(SeekFrom::Start(self.at + compressed.len() as u64))?;
             self.input.by_ref().take(wanted - compressed.len() as u64).read_to_end(&mut compressed)?;
             match zstd::zstd_safe::find_frame_compressed_size(&compressed) {
                 Ok(length) => break length,
-                Err(_) if (compressed.len() as u64) < wanted || wanted >= MOST_FRAME_BYTES => {
-                    // It is cut, or damaged: then another one may be behind it.
+                Err(_) if (compressed.len() as u64) < wanted || wanted >= MAX_FRAME_BYTES => {
+                    // It is cut off or damaged; another frame may follow.
                     let next = self.index_after(self.at + 1)?;
                     break next.map_or(compressed.len(), |next| (next - self.at) as usize).min(compressed.len());
                 }
@@ -321,12 +322,12 @@ impl<R: Read + Seek> Reader<R> {
         };
         compressed.truncate(length);
         self.at += length as u64;
-        self.lines = Some(lines_of(Cursor::new(compressed))?);
+        self.lines = Some(decode_lines(Cursor::new(compressed))?);
         Ok(())
     }
 
-    /// Something was written over, or cut: goes on at the next index.
-    fn go_on_at_index(&mut self, is_end: bool) -> Result<(), ReadError> {
+    /// Skips overwritten or truncated data up to the next index.
+    fn resync_at_index(&mut self, is_end: bool) -> Result<(), ReadError> {
         let next = self.index_after(self.at + 1)?;
         self.damage.frames += u64::from(!is_end || next.is_some());
         self.damage.is_cut |= next.is_none();
@@ -334,7 +335,7 @@ impl<R: Read + Seek> Reader<R> {
         Ok(())
     }
 
-    /// Where the next index is, from there on.
+    /// Returns the offset of the next index at or after `from`.
     fn index_after(&mut self, from: u64) -> Result<Option<u64>, ReadError> {
         let mut chunk = Vec::new();
         let mut at = from;
@@ -342,14 +343,14 @@ impl<R: Read + Seek> Reader<R> {
             self.input.seek(SeekFrom::Start(at))?;
             chunk.clear();
             self.input.by_ref().take(CHUNK_BYTES).read_to_end(&mut chunk)?;
-            let found = chunk.windows(INDEX_BYTES).position(|bytes| {
+            let offset = chunk.windows(INDEX_BYTES).position(|bytes| {
                 bytes.starts_with(&INDEX_BEGINS)
                     && bytes.try_into().is_ok_and(|bytes| Index::from_bytes(bytes).is_some())
             });
-            if let Some(found) = found {
-                return Ok(Some(at + found as u64));
+            if let Some(offset) = offset {
+                return Ok(Some(at + offset as u64));
             }
-            // One may begin in this chunk and end in the next one.
+            // An index may cross the end of this chunk.
             match chunk.len().checked_sub(INDEX_BYTES - 1) {
                 Some(passed) if passed > 0 => at += passed as u64,
                 _ => break,
@@ -359,8 +360,8 @@ impl<R: Read + Seek> Reader<R> {
     }
 }
 
-fn lines_of(compressed: Cursor<Vec<u8>>) -> io::Result<Box<dyn BufRead>> {
+fn decode_lines(compressed: Cursor<Vec<u8>>) -> io::Result<Box<dyn BufRead>> {
     let mut decoder = Decoder::with_buffer(compressed)?.single_frame();
     decoder.window_log_max(WINDOW_LOG)?;
-    Ok(Box::new(BufReader::new(decoder.take(MOST_UNPACKED_BYTES))))
+    Ok(Box::new(BufReader::new(decoder.take(MAX_UNPACKED_BYTES))))
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Stacks from the text of snapshots, most of which repeats: threads that sleep where they slept a second ago.
+//! Fast path for the stacks of snapshots, most of which repeat: threads that sleep where they slept a second ago.
 //!
-//! Nearly all of a day's recording is such stacks. Their text is compared with that of stacks that were seen before, and
-//! only its numbers are read; whatever is not exactly as [`crate::Snapshot`] writes it is left to serde. The rest of a
-//! snapshot is read by [`super::quick`].
+//! A day's recording consists almost entirely of such stacks. Their text is compared with that of earlier stacks, and
+//! only the numbers are parsed; any formatting that differs from that of [`crate::Snapshot`] is left to serde. The rest
+//! of a snapshot is parsed by [`super::quick`].
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -13,123 +13,123 @@ use memchr::memmem::{self, Finder};
 
 use super::Line;
 use super::credible::is_credible_stack;
-use super::quick::{Spare, Text, parse, source_of};
+use super::quick::{Cursor, SeriesPool, parse, source_of};
 use crate::sources::named;
 use crate::{Histogram, Snapshot, Stack};
 
-/// So many stacks are known by their text, with so many bytes of it; then it begins anew.
-const MOST: usize = 10_000;
-const MOST_BYTES: usize = 64 << 20;
-/// So many places are looked at in the order of the snapshot before, as some are gone.
-const NEAR: usize = 8;
-/// Of a longer one, far above what the deepest has, serde reads the snapshot.
-const LONGEST: usize = 1 << 20;
+/// Maximum number of cached stacks, and maximum size of their text; the cache is then cleared.
+const MAX_STACKS: usize = 10_000;
+const MAX_TEXT_BYTES: usize = 64 << 20;
+/// How far to search around a stack's index in the previous snapshot, as some stacks may be gone.
+const SEARCH_RANGE: usize = 8;
+/// Maximum length of a cached stack, far above that of the deepest stack; serde parses snapshots with longer ones.
+const MAX_STACK_BYTES: usize = 1 << 20;
 
 const STACKS: &[u8] = b"],\"stacks\":[";
 const SAMPLES: &[u8] = b",\"samples\":";
 const WEIGHT: &[u8] = b",\"weight_ns\":";
 const WAITS: &[u8] = b",\"waits\":";
 const AGE: &[u8] = b",\"age\":";
-/// A stack in place of all of them.
+/// Stands in for all stacks in the text left to serde.
 const PLACEHOLDER: &[u8] = b"{\"labels\":{},\"samples\":0,\"weight_ns\":0}";
 
 static BEGIN_STACKS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(STACKS));
 static BEGIN_FIGURES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(SAMPLES));
 
-/// A stack that was seen before.
+/// A cached stack.
 #[derive(Debug)]
 pub struct Place {
-    /// Counts from 0, and is never used again.
+    /// Unique number, counted from 0.
     pub number: usize,
-    /// Without what was seen.
+    /// The stack without its figures.
     pub stack: Stack,
-    /// Whether whoever reads it asks for its age.
+    /// Whether the caller needs the stack's age.
     has_age: bool,
-    /// Its text before the figures.
+    /// Text before the figures.
     head: Arc<[u8]>,
-    /// Its text behind the figures, and where in that the age stands.
+    /// Text after the figures, and the offset of the age in it.
     tail: Vec<u8>,
     age_at: usize,
 }
 
-/// Those of one source.
+/// Cached stacks of one source.
 #[derive(Default)]
-struct OfSource {
+struct SourceStacks {
     /// By the text before the figures.
     by_head: HashMap<Arc<[u8]>, Vec<Arc<Place>>>,
-    /// Those of its last snapshot, in order.
+    /// The stacks of the last snapshot, in order.
     last: Vec<Arc<Place>>,
 }
 
-/// What was seen at a place.
+/// Figures of a cached stack in one snapshot.
 #[derive(Clone, Debug)]
 pub struct Repeated {
-    /// Where.
+    /// The stack.
     pub place: Arc<Place>,
-    /// As in [`Stack`].
+    /// Samples, as in [`Stack`].
     pub samples: u64,
-    /// The same.
+    /// Weight in nanoseconds, as in [`Stack`].
     pub weight_ns: u64,
-    /// The same.
+    /// Waits, as in [`Stack`].
     pub waits: u64,
 }
 
-/// A snapshot whose stacks are told by their places.
+/// A snapshot with its stacks as references to cached ones.
 #[derive(Debug)]
 pub struct Repeating {
-    /// Its stacks are those alone whose age is asked for.
+    /// The snapshot; its `stacks` are only those with a needed age.
     pub snapshot: Box<Snapshot>,
-    /// All of them, in order.
+    /// All stacks, in order.
     pub stacks: Vec<Repeated>,
 }
 
-/// The stacks that are known by their text.
+/// Cache of stacks by their text.
 pub struct Repeats {
     asks_for_age: fn(&str, &Stack) -> bool,
-    by_source: HashMap<String, OfSource>,
-    spare: Spare,
+    by_source: HashMap<String, SourceStacks>,
+    pool: SeriesPool,
     known: usize,
     bytes: usize,
     next: usize,
 }
 
 impl Repeats {
-    /// Knows none. The function tells of which stacks of which source the age is needed.
+    /// Creates an empty cache. `asks_for_age(source, stack)` returns whether a stack's age is needed.
     pub fn new(asks_for_age: fn(&str, &Stack) -> bool) -> Self {
-        Repeats { asks_for_age, by_source: HashMap::new(), spare: Spare::default(), known: 0, bytes: 0, next: 0 }
+        Repeats { asks_for_age, by_source: HashMap::new(), pool: SeriesPool::default(), known: 0, bytes: 0, next: 0 }
     }
 
-    /// Reads a line of any kind, as [`Line::parse`] does, but may leave out reasons for which nothing was lost.
+    /// Parses any line as [`Line::parse`] does, but may omit `lost` reasons with a count of 0.
     ///
     /// # Errors
-    /// As there.
+    /// Like [`Line::parse`].
     pub fn parse(&mut self, line: &[u8]) -> Result<Line, serde_json::Error> {
-        parse(line, &mut self.spare)
+        parse(line, &mut self.pool)
     }
 
-    /// Takes what nobody needs any more: its memory is for what is read next.
+    /// Recycles a snapshot that is no longer used.
     pub fn use_again(&mut self, snapshot: Snapshot) {
-        self.spare.add(snapshot);
+        self.pool.add(snapshot);
     }
 
-    /// Reads the line of a snapshot with stacks; `None` for any other, and for one that has to be read whole.
+    /// Parses the line of a snapshot with stacks; `None` for any other line, and for one that serde has to parse.
     pub fn read(&mut self, line: &[u8]) -> Option<Repeating> {
-        // No text has a quotation mark without a backslash before it: what is found is the name of a field.
+        // A quotation mark within a string is escaped, so a match is the name of a field.
         let begin = BEGIN_STACKS.find(line)? + STACKS.len();
-        // Anybody can write the names of sources without end.
+        // A recording from anywhere may have any number of source names.
         let source = named(source_of(line)?)?.name;
         let (mut stacks, mut aged) = (Vec::new(), Vec::new());
         let (mut at, mut expected) = (begin, 0);
         loop {
             let text = &line[at..];
-            let known = match self.known(source, text, &mut expected) {
-                Some(known) => known,
+            let hit = match self.lookup(source, text, &mut expected) {
+                Some(hit) => hit,
                 None => {
                     self.learn(source, text)?;
-                    self.known(source, text, &mut expected)?
+                    self.lookup(source, text, &mut expected)?
                 }
             };
-            let (repeated, age, length) = known;
+            let (repeated, age, length) = hit;
             if repeated.place.has_age {
                 let age = age.map_or(Ok(Histogram::default()), serde_json::from_slice).ok()?;
                 let Repeated { samples, weight_ns, waits, .. } = repeated;
@@ -145,7 +145,7 @@ impl Repeats {
         }
         let rest = [&line[..begin], PLACEHOLDER, &line[at..]].concat();
         let Ok(Line::Snapshot(mut snapshot)) = self.parse(&rest) else { return None };
-        // Elsewhere that field is something else.
+        // Then the match was a field of another object.
         if snapshot.stacks != [Stack::default()] || snapshot.source != source {
             return None;
         }
@@ -157,31 +157,31 @@ impl Repeats {
         Some(Repeating { snapshot, stacks })
     }
 
-    /// What was seen at the place whose text this begins with, the text of its age, and how long all of it is. Most stand
-    /// in the order of the snapshot before: `expected` is where in that this one should stand.
-    fn known<'a>(
+    /// Looks up the cached stack that `text` starts with; returns its figures, the text of its age, and the length of
+    /// its text. Most stacks keep their order from the previous snapshot: `expected` is the index of this one there.
+    fn lookup<'a>(
         &self,
         source: &str,
         text: &'a [u8],
         expected: &mut usize,
     ) -> Option<(Repeated, Option<&'a [u8]>, usize)> {
-        let of = self.by_source.get(source)?;
+        let cached = self.by_source.get(source)?;
         let of_place = |place: &Arc<Place>| {
             let figures = text.strip_prefix(&*place.head)?;
             let Figures { samples, weight_ns, waits, age, length } = place.figures_in(figures)?;
             let repeated = Repeated { place: Arc::clone(place), samples, weight_ns, waits };
             Some((repeated, age, place.head.len() + length))
         };
-        for at in *expected..*expected + NEAR {
-            if let Some(known) = of.last.get(at).and_then(of_place) {
+        for at in *expected..*expected + SEARCH_RANGE {
+            if let Some(known) = cached.last.get(at).and_then(of_place) {
                 *expected = at + 1;
                 return Some(known);
             }
         }
-        of.by_head.get(&text[..BEGIN_FIGURES.find(text)?])?.iter().find_map(of_place)
+        cached.by_head.get(&text[..BEGIN_FIGURES.find(text)?])?.iter().find_map(of_place)
     }
 
-    /// Keeps the text of the stack that this begins with; `None` where there is no room, or it is written otherwise.
+    /// Caches the stack that `text` starts with; `None` if it is too long or its formatting differs.
     fn learn(&mut self, source: &str, text: &[u8]) -> Option<()> {
         let stack: Stack = serde_json::Deserializer::from_slice(text).into_iter().next()?.ok()?;
         if !is_credible_stack(&stack) {
@@ -192,7 +192,7 @@ impl Repeats {
             .map(|age| serde_json::to_vec(&Stack { age, ..place.clone() }));
         let (without, with_age) = (without.ok()?, with_age.ok()?);
         let head = memmem::find(&without, SAMPLES)?;
-        let mut figures = Text(&without[head..]);
+        let mut figures = Cursor(&without[head..]);
         figures.number_after(SAMPLES)?;
         figures.number_after(WEIGHT)?;
         let behind = without.len() - figures.0.len();
@@ -204,14 +204,14 @@ impl Repeats {
             age_at: memmem::find(&with_age, AGE)? - behind,
             stack: place,
         };
-        // What is written otherwise is never found.
+        // Text that is formatted differently would never be found.
         if !text.starts_with(&without[..head]) || place.figures_in(&text[head..]).is_none() {
             return None;
         }
-        if without.len() > LONGEST {
+        if without.len() > MAX_STACK_BYTES {
             return None;
         }
-        if self.known >= MOST || self.bytes >= MOST_BYTES {
+        if self.known >= MAX_STACKS || self.bytes >= MAX_TEXT_BYTES {
             self.by_source.clear();
             (self.known, self.bytes) = (0, 0);
         }
@@ -223,26 +223,26 @@ impl Repeats {
     }
 }
 
-/// What the text of a stack tells from its figures on.
+/// Figures at the end of a stack's text.
 struct Figures<'a> {
     samples: u64,
     weight_ns: u64,
     waits: u64,
     age: Option<&'a [u8]>,
-    /// How long all of it is.
+    /// Length of the text from the figures on.
     length: usize,
 }
 
 impl Place {
-    /// What a text tells that begins with the figures of this stack, and goes on as its text does.
+    /// Parses the figures at the start of `text`, if the text after them is that of this stack.
     fn figures_in<'a>(&self, text: &'a [u8]) -> Option<Figures<'a>> {
-        let mut rest = Text(text);
+        let mut rest = Cursor(text);
         let (samples, weight_ns) = (rest.number_after(SAMPLES)?, rest.number_after(WEIGHT)?);
         let waits = if rest.0.starts_with(WAITS) { rest.number_after(WAITS)? } else { 0 };
         rest.skip(&self.tail[..self.age_at])?;
         let mut age = None;
         if rest.skip(AGE).is_some() {
-            // A histogram has no object in it.
+            // A histogram contains no object.
             let (of_age, behind) = rest.0.split_at(memchr(b'}', rest.0)? + 1);
             (age, rest.0) = (Some(of_age), behind);
         }
@@ -301,7 +301,7 @@ mod tests {
         (snapshot, text)
     }
 
-    /// Of all of them.
+    /// Returns the snapshot with all its stacks.
     fn whole(read: Repeating) -> Snapshot {
         let mut aged = read.snapshot.stacks.into_iter();
         let stacks = read.stacks.iter().map(|of| {
@@ -315,7 +315,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_repeats_is_read_as_what_is_new(snapshots in prop::collection::vec(prop::collection::vec(stack(), 1..6), 1..5)) {
+        fn repeated_stacks_parse_like_new_ones(snapshots in prop::collection::vec(prop::collection::vec(stack(), 1..6), 1..5)) {
             let mut repeats = Repeats::new(|_, _| true);
             for stacks in snapshots {
                 let (snapshot, text) = line(stacks);
@@ -325,7 +325,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_damaged_is_read_as_serde_reads_it_or_not_at_all(
+        fn damaged_line_parses_like_serde_or_fails(
             stacks in prop::collection::vec(stack(), 1..4), at in any::<prop::sample::Index>(), byte in any::<u8>(),
         ) {
             let mut repeats = Repeats::new(|_, _| true);
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_read_where_they_are_asked_for() {
+    fn parses_ages_only_if_needed() {
         let stack = |state: &str| Stack { state: state.to_owned(), age: [7].into_iter().collect(), ..Stack::default() };
         let mut repeats = Repeats::new(|source, stack| source == "offcpu" && stack.state == "D");
         let (_, text) = line(vec![stack("S"), stack("D"), stack("S")]);
@@ -355,19 +355,19 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_not_kept_without_end() {
+    fn cache_size_is_bounded() {
         let mut repeats = Repeats::new(|_, _| false);
         let named = |name: String| line(vec![Stack { samples: 1, kernel: vec![name], ..Stack::default() }]).1;
-        assert!(repeats.read(&named("f".repeat(LONGEST))).is_none());
+        assert!(repeats.read(&named("f".repeat(MAX_STACK_BYTES))).is_none());
         for number in 0..200 {
             assert!(repeats.read(&named(format!("{number}{}", "f".repeat(700_000)))).is_some());
-            assert!(repeats.bytes < MOST_BYTES + LONGEST, "{number}");
+            assert!(repeats.bytes < MAX_TEXT_BYTES + MAX_STACK_BYTES, "{number}");
         }
         assert!(repeats.known < 100, "it has begun anew");
     }
 
     #[test]
-    fn what_is_written_otherwise_is_left_to_serde() {
+    fn leaves_other_formatting_to_serde() {
         let mut repeats = Repeats::new(|_, _| false);
         let (_, text) = line(vec![Stack { samples: 1, ..Stack::default() }]);
         let text = String::from_utf8(text).expect("JSON is text");

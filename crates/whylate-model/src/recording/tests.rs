@@ -25,7 +25,7 @@ fn snapshot(number: u64) -> Line {
     Line::Snapshot(Box::new(snapshot))
 }
 
-/// Frames of so many snapshots each; the last one is not ended where `is_open`.
+/// Builds a recording of frames with these numbers of snapshots; the last frame is unfinished if `is_open`.
 fn file(frames: &[u64], is_open: bool) -> Vec<u8> {
     let mut file = Vec::new();
     let mut number = 0;
@@ -57,7 +57,7 @@ fn file(frames: &[u64], is_open: bool) -> Vec<u8> {
     file
 }
 
-/// The numbers of the snapshots that are read, and what could not be.
+/// Returns the numbers of the snapshots that could be read, and the damage.
 fn read(file: &[u8], span: (u64, u64)) -> Result<(Vec<u64>, Damage), ReadError> {
     let mut reader = Reader::new(Cursor::new(file))?.within(span.0, span.1);
     let mut numbers = Vec::new();
@@ -72,7 +72,7 @@ fn read(file: &[u8], span: (u64, u64)) -> Result<(Vec<u64>, Damage), ReadError> 
 const ALWAYS: (u64, u64) = (0, u64::MAX);
 
 #[test]
-fn all_lines_come_back_in_order() {
+fn returns_all_lines_in_order() {
     let (numbers, damage) = read(&file(&[3, 4, 1], false), ALWAYS).expect("a recording");
     assert_eq!(numbers, (0..8).collect::<Vec<_>>());
     assert_eq!(damage, Damage::default());
@@ -82,7 +82,7 @@ fn all_lines_come_back_in_order() {
 }
 
 #[test]
-fn each_kind_of_line_is_restored() {
+fn each_line_kind_round_trips() {
     let lines = [
         header(),
         snapshot(7),
@@ -98,7 +98,7 @@ fn each_kind_of_line_is_restored() {
 }
 
 #[test]
-fn stacks_of_a_snapshot_that_is_passed_over_are_of_no_other() {
+fn skipped_snapshot_does_not_leak_stacks() {
     let mut asleep = Snapshot::new("offcpu", "sample", "host", 2_000_000_000);
     asleep.stacks.push(Stack { samples: 3, kernel: vec!["schedule".to_owned()], ..Stack::default() });
     let mut frame = Frame::new().expect("memory");
@@ -122,22 +122,22 @@ fn stacks_of_a_snapshot_that_is_passed_over_are_of_no_other() {
 }
 
 #[test]
-fn a_frame_that_was_not_ended_is_read_as_far_as_it_was_flushed() {
+fn reads_flushed_part_of_unfinished_frame() {
     let open = file(&[3, 4], true);
     let (numbers, damage) = read(&open, ALWAYS).expect("a recording");
     assert_eq!((numbers.len(), damage.is_cut), (7, true));
 }
 
 #[test]
-fn only_frames_of_the_span_are_read() {
+fn reads_only_frames_of_the_span() {
     let file = file(&[4, 4, 4, 1], false);
     let (numbers, _) = read(&file, (5_500_000_000, 6_000_000_000)).expect("a recording");
-    // And the last one, which tells whether the recording was ended.
+    // And the last one, which shows whether the recording was finished.
     assert_eq!(numbers, [4, 5, 6, 7, 12]);
 }
 
 #[test]
-fn what_is_damaged_is_counted_and_the_rest_is_read() {
+fn counts_damaged_frame_and_reads_the_rest() {
     let mut file = file(&[4, 4, 4], false);
     let second = (0..2).map(|number| bytes_of_frame(&file, number)).sum::<usize>();
     file[second + INDEX_BYTES + 20] ^= 0x55;
@@ -147,7 +147,7 @@ fn what_is_damaged_is_counted_and_the_rest_is_read() {
 }
 
 #[test]
-fn what_follows_an_index_that_was_written_over_is_read() {
+fn reader_resumes_after_overwritten_index() {
     for (at, flipped) in [(0, 0x55), (1, 0xff), (5, 0x40), (20, 0x01)] {
         let mut file = file(&[4, 4, 4], false);
         let second = bytes_of_frame(&file, 0);
@@ -158,7 +158,7 @@ fn what_follows_an_index_that_was_written_over_is_read() {
 }
 
 #[test]
-fn whether_it_was_ended_is_told_of_any_span() {
+fn end_line_is_returned_for_any_span() {
     let mut file = file(&[4, 4], false);
     let mut frame = Frame::new().expect("memory");
     let end = Line::End(End { at_unix_ns: 8_000_000_000 });
@@ -174,7 +174,7 @@ fn whether_it_was_ended_is_told_of_any_span() {
 }
 
 #[test]
-fn what_is_made_to_do_harm_is_counted_as_damage() {
+fn malicious_lines_count_as_damage() {
     let of_depth = |depth| {
         let segment = PathSegment { depth, ..PathSegment::default() };
         let late = vec![LateEvent { path: vec![segment], ..LateEvent::default() }];
@@ -192,7 +192,7 @@ fn what_is_made_to_do_harm_is_counted_as_damage() {
     assert_eq!((numbers.len(), damage.lines), (2, 20_001));
 }
 
-/// How long a frame is, with its index.
+/// Returns the length of a frame, including its index.
 fn bytes_of_frame(file: &[u8], number: usize) -> usize {
     let mut at = 0;
     for _ in 0..number {
@@ -206,7 +206,7 @@ fn index_at(file: &[u8], at: usize) -> Index {
 }
 
 #[test]
-fn other_files_and_newer_recordings_are_refused() {
+fn refuses_other_files_and_newer_recordings() {
     assert!(matches!(Reader::new(Cursor::new(b"")), Err(ReadError::Empty)));
     for bytes in [&b"no"[..], b"{\"schema\":1}\n", &[0; 100], &zstd::encode_all(&b"hello\n"[..], 3).expect("a frame")] {
         assert!(matches!(Reader::new(Cursor::new(bytes)), Err(ReadError::NoRecording)), "{bytes:?}");
@@ -219,16 +219,16 @@ fn other_files_and_newer_recordings_are_refused() {
 }
 
 proptest! {
-    /// Cut anywhere, all that was flushed before is read.
+    /// After a cut at any offset, everything flushed before it is readable.
     #[test]
-    fn a_cut_costs_what_is_behind_it(cut in 0usize..2_000, is_open: bool) {
+    fn truncation_loses_only_later_lines(cut in 0usize..2_000, is_open: bool) {
         let whole = file(&[3, 4, 2], is_open);
         let cut = cut.min(whole.len());
         let ends: Vec<usize> = (0..=9).map(|snapshots| end_of(&[3, 4, 2], snapshots)).collect();
         match read(&whole[..cut], ALWAYS) {
             Ok((numbers, _)) => {
-                let least = ends.iter().filter(|&&end| end <= cut).count().saturating_sub(1);
-                prop_assert!(numbers.len() >= least, "{} of at least {least} at {cut}", numbers.len());
+                let min_lines = ends.iter().filter(|&&end| end <= cut).count().saturating_sub(1);
+                prop_assert!(numbers.len() >= min_lines, "{} of at least {min_lines} at {cut}", numbers.len());
                 prop_assert!(numbers.iter().copied().eq(0..numbers.len() as u64));
             }
             Err(ReadError::NoRecording | ReadError::Empty) => prop_assert!(cut < ends[0]),
@@ -237,7 +237,7 @@ proptest! {
     }
 
     #[test]
-    fn no_damage_makes_it_panic(at in 0usize..2_000, bytes in prop::collection::vec(any::<u8>(), 1..20)) {
+    fn damaged_file_does_not_panic(at in 0usize..2_000, bytes in prop::collection::vec(any::<u8>(), 1..20)) {
         let mut damaged = file(&[3, 4, 2], false);
         let at = at.min(damaged.len() - 1);
         for (into, byte) in damaged[at..].iter_mut().zip(bytes) {
@@ -249,12 +249,12 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = read(&bytes, ALWAYS);
     }
 }
 
-/// Where a file ends in which so many snapshots are flushed.
+/// Returns the end offset of a file with this number of flushed snapshots.
 fn end_of(frames: &[u64], snapshots: u64) -> usize {
     let mut left = snapshots;
     let mut kept = Vec::new();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `block`: requests of disks.
+//! `block`: disk I/O requests.
 
 use super::lost::reason;
 use super::{Card, Judged};
 
-/// How long I/O requests take, from their submission until they are done.
+/// Latency of I/O requests, from submission to completion.
 pub static BLOCK: Card = Card {
     grouped_by: Some("device"),
     lost: &[

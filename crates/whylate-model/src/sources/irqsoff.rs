@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `irqsoff`: interrupts that are kept out.
+//! `irqsoff`: late interrupts.
 
 use super::lost::reason;
 use super::{Card, Judged};
 use crate::merge::Merging;
 
-/// Who keeps interrupts off, and for how long. Late events are of whatever kept an interrupt out, as its figures are.
+/// Sections with interrupts disabled, by culprit. Late events and figures cover everything that delays an interrupt.
 pub static IRQSOFF: Card = Card {
     stacks: "where interrupts were kept off",
     beyond_a_look: &[

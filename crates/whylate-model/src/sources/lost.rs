@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the reasons in `lost` mean.
+//! Meanings of the reasons in `lost`.
 
-/// A reason for which events are lost.
+/// A reason for lost events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reason {
-    /// Its name in JSON. One name may mean something else in another source.
+    /// Name in JSON; its meaning depends on the source.
     pub name: &'static str,
-    /// What happened, in a line.
+    /// What happened, in one line.
     pub meaning: &'static str,
 }
 
@@ -14,7 +14,7 @@ pub(super) const fn reason(name: &'static str, meaning: &'static str) -> Reason 
     Reason { name, meaning }
 }
 
-/// Those of every source.
+/// Reasons of all sources.
 pub const SHARED_LOST: &[Reason] = &[
     reason(
         "births_full",

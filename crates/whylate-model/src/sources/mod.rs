@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The card of each source: what everything that speaks of all sources knows of it.
+//! Card of each source: the properties that generic code uses.
 
 mod block;
 mod irqsoff;
@@ -21,87 +21,87 @@ use crate::late::SLEEPER;
 use crate::merge::{Merging, sum_all};
 use crate::{Histogram, LateEvent, Snapshot};
 
-/// Every source, in the order in which they are listed.
+/// All sources, in listing order.
 pub static CARDS: [&Card; 6] = [&WQ, &TIMERLAT, &IRQSOFF, &OFFCPU, &SQPOLL, &BLOCK];
 
-/// What a source measures, and how a look judges it.
+/// Properties of a source, and the thresholds by which the overview judges it.
 #[derive(Debug)]
 pub struct Card {
-    /// Lower-case name: folder, command and JSON `source`.
+    /// Lower-case name: directory, command and JSON `source`.
     pub name: &'static str,
-    /// What its headline figures are of, and when one of them is late.
+    /// Latency of the headline figures, and its threshold.
     pub judged: Judged,
-    /// The headline figures of a snapshot.
+    /// Returns the headline figures of a snapshot.
     pub figures: fn(&Snapshot) -> Histogram,
-    /// What its late events are, where they are of something else than its figures.
+    /// Latency of its late events, if another one than that of the figures.
     pub events: Option<Judged>,
-    /// What those of its late events are that have a path.
+    /// Latency of late events with a path.
     pub held_up: Option<Judged>,
-    /// What else there is to say of a snapshot.
+    /// Returns a further remark on a snapshot.
     pub remark: fn(&Snapshot) -> Remark,
-    /// What to change, by what a snapshot shows, in a sentence each.
+    /// Returns advice on a snapshot, one sentence each.
     pub advice: fn(&Snapshot) -> Vec<String>,
-    /// Whether it tells this late event of another source as well: where both measure, that counts once, here.
+    /// Returns whether this source reports another source's late event as well; if both are selected, it counts only
+    /// here.
     pub tells: fn(&LateEvent) -> bool,
-    /// What becomes of each figure of its series where two spans become one.
+    /// Returns how a value of its series is merged when two spans are merged.
     pub merging: fn(&str) -> Merging,
-    /// Those figures of a series that are shares of its time, in the order of their names in a bar; the rest is not told.
+    /// Values that are shares of time, in the order of a stacked bar; the rest of the time has no name.
     pub shares: &'static [&'static str],
-    /// What else is judged of its series than latencies.
+    /// Share of time with a threshold, beside latencies.
     pub judged_share: Option<JudgedShare>,
-    /// Of what its stacks tell; empty where it has none.
+    /// Meaning of its stacks; empty if it has none.
     pub stacks: &'static str,
-    /// The label by which its series are added up first, where they are many of one thing.
+    /// Label by which its series are grouped first, if there are many of one thing.
     pub grouped_by: Option<&'static str>,
-    /// What a look leaves out, and the command that measures it.
+    /// What the overview omits, and the command that measures it.
     pub beyond_a_look: &'static [(&'static str, &'static str)],
-    /// Why its events may be lost, beside [`SHARED_LOST`], in the order of their names.
+    /// Reasons for lost events, beside [`SHARED_LOST`], sorted by name.
     pub lost: &'static [Reason],
 }
 
-/// A latency that is judged by one limit.
+/// A latency with one threshold.
 #[derive(Clone, Copy, Debug)]
 pub struct Judged {
-    /// Whose latency, until when; empty where only late events are seen.
+    /// What has the latency, and until when; empty if only late events are recorded.
     pub of: &'static str,
-    /// From where on one is late, in nanoseconds: what is longer is noticed by those who wait, on a machine that is not
-    /// set up for real-time work as well as on one that is.
+    /// Threshold in nanoseconds: a longer latency is noticed by users, on machines with or without a real-time setup.
     pub late_from_ns: u64,
-    /// The command that tells more, with the limit in place of `{from}`.
+    /// Command that shows more, with `{from}` in place of the threshold.
     pub next: &'static str,
 }
 
-/// A share of time that is judged: of each series that has it.
+/// A share of time with a threshold, in each series that has it.
 #[derive(Clone, Copy, Debug)]
 pub struct JudgedShare {
-    /// The figure's name.
+    /// Name of the value.
     pub value: &'static str,
-    /// From where on it is late, as a fraction of 1.
+    /// Threshold, as a fraction of 1.
     pub late_from: f64,
-    /// What the series are of, and what those are called that are late.
+    /// Name of the series.
     pub of: &'static str,
-    /// The same.
+    /// Name of those above the threshold.
     pub late: &'static str,
 }
 
 impl JudgedShare {
-    /// In words, of so many series of which some are late.
+    /// Returns the remark on `all` series of which `late` are above the threshold.
     pub fn remark(&self, all: usize, late: usize) -> Remark {
         Remark { text: format!("{}: {all}, {}: {late}", self.of, self.late), is_late: late > 0 }
     }
 }
 
-/// What figures alone do not tell.
+/// Information beyond the figures.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Remark {
-    /// In words; empty for nothing.
+    /// Text; empty for nothing.
     pub text: String,
-    /// Whether something is late by it.
+    /// Whether it reports something late.
     pub is_late: bool,
 }
 
 impl Card {
-    /// A source whose late events are those of its figures, and that has nothing else to say.
+    /// Creates a card that uses the threshold of its figures for late events, and defaults otherwise.
     pub const fn new(name: &'static str, judged: Judged, figures: fn(&Snapshot) -> Histogram) -> Self {
         Card {
             name,
@@ -122,45 +122,46 @@ impl Card {
         }
     }
 
-    /// What its late events are judged by.
+    /// Returns the threshold of its late events.
     pub fn events(&self) -> &Judged {
         self.events.as_ref().unwrap_or(&self.judged)
     }
 
-    /// What this late event of it is judged by.
+    /// Returns the threshold of this late event.
     pub fn judges(&self, event: &LateEvent) -> &Judged {
         self.held_up.as_ref().filter(|_| !event.path.is_empty()).unwrap_or_else(|| self.events())
     }
 
-    /// Whether a late event of it counts here, and not with one of these sources that tells it as well.
+    /// Returns whether this source counts the late event, and none of the sources `beside` it reports it as well.
     pub fn counts(&self, event: &LateEvent, beside: &[&Card]) -> bool {
         !beside.iter().any(|other| other.name != self.name && (other.tells)(event))
     }
 
-    /// Whether it is as long as what is late, and counts here.
+    /// Returns whether the event is above the threshold and counts for this source.
     pub fn judges_late(&self, event: &LateEvent, beside: &[&Card]) -> bool {
         event.latency_ns >= self.judges(event).late_from_ns && self.counts(event, beside)
     }
 
-    /// The same, but for what waits for somebody who sleeps, which may be so by design.
+    /// Returns whether the event is late: above the threshold, counted for this source, and not a wait for a sleeping
+    /// thread, which may be by design.
     pub fn is_late(&self, event: &LateEvent, beside: &[&Card]) -> bool {
         self.judges_late(event, beside) && !event.labels.contains_key(SLEEPER)
     }
 
-    /// Every reason for which its events may be lost, in the order of their names.
+    /// Returns all reasons for lost events, sorted by name.
     pub fn reasons(&self) -> Vec<&'static Reason> {
         let mut reasons: Vec<&Reason> = self.lost.iter().chain(SHARED_LOST).collect();
         reasons.sort_by_key(|reason| reason.name);
         reasons
     }
 
-    /// What such a reason means.
+    /// Returns the meaning of a reason.
     pub fn meaning(&self, reason: &str) -> Option<&'static str> {
         self.lost.iter().chain(SHARED_LOST).find(|known| known.name == reason).map(|known| known.meaning)
     }
 }
 
-/// The card of the source of this name.
+/// Returns the card of the source of this name.
 pub fn named(name: &str) -> Option<&'static Card> {
     CARDS.into_iter().find(|card| card.name == name)
 }
@@ -170,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_name_means_one_thing_in_a_source() {
+    fn reason_names_are_unique_in_a_source() {
         for card in CARDS {
             let names: Vec<&str> = card.reasons().iter().map(|reason| reason.name).collect();
             assert!(names.is_sorted_by(|a, b| a < b), "{}: {names:?}", card.name);
@@ -181,14 +182,14 @@ mod tests {
     }
 
     #[test]
-    fn a_meaning_is_a_line() {
+    fn meanings_fit_one_line() {
         for Reason { name, meaning } in CARDS.into_iter().flat_map(Card::reasons) {
             assert!((20..=120).contains(&meaning.len()) && !meaning.contains('\n'), "{name}: {}", meaning.len());
         }
     }
 
     #[test]
-    fn the_command_that_tells_more_takes_the_limit() {
+    fn next_command_takes_the_threshold() {
         for card in CARDS {
             assert!(named(card.name).is_some_and(|found| std::ptr::eq(found, card)));
             for judged in [&card.judged, card.events()].into_iter().chain(&card.held_up) {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `offcpu`: threads that are off their CPUs.
+//! `offcpu`: threads off their CPUs.
 
 use super::lost::reason;
 use super::{Card, Judged};
 use crate::merge::Merging;
 use crate::{Histogram, Snapshot};
 
-/// Where threads sleep, and how long runnable ones wait for a CPU: 20 ms is what that takes beside five others. What
-/// takes others longer than 100 ms is felt by whoever waits for them.
+/// Stacks of sleeping threads, and run-queue waits. 20 ms is a normal run-queue wait beside five other threads. Users
+/// notice threads that are held up for more than 100 ms.
 pub static OFFCPU: Card = Card {
     stacks: "where threads wait",
     events: Some(Judged {
@@ -62,16 +62,16 @@ pub static OFFCPU: Card = Card {
         "offcpu",
         Judged {
             of: "threads in uninterruptible sleep at the end, since they fell asleep",
-            // What it waits for should have come long ago.
+            // The awaited event is long overdue.
             late_from_ns: 1_000_000_000,
             next: "whylate offcpu --blocked {from}",
         },
-        ages_of_uninterruptible,
+        uninterruptible_ages,
     )
 };
 
-/// What sleeps uninterruptibly holds others up, and nobody can end it.
-fn ages_of_uninterruptible(snapshot: &Snapshot) -> Histogram {
+/// Returns the ages of threads in uninterruptible sleep: they hold others up and cannot be killed.
+fn uninterruptible_ages(snapshot: &Snapshot) -> Histogram {
     let mut ages = Histogram::default();
     snapshot.stacks.iter().filter(|stack| stack.state == "D").for_each(|stack| ages.merge(&stack.age));
     ages

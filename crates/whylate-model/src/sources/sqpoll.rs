@@ -8,16 +8,16 @@ use crate::merge::{Merging, PRESENT};
 use crate::sqpoll::verdicts;
 use crate::{Histogram, Series, Snapshot};
 
-/// A submission thread that waits for a CPU for more than this share of its time is starved.
+/// A submission thread is starved if it waits for a CPU for more than this share of its time.
 const STARVED: JudgedShare =
     JudgedShare { value: "starved", late_from: 0.1, of: "submission threads", late: "starved" };
 
-/// What submission threads do with their time. It counts those of their waits for a CPU that are late, and no others.
+/// Time use of submission threads. Its late events are their run-queue waits.
 pub static SQPOLL: Card = Card {
     remark,
     advice: verdicts,
     judged_share: Some(STARVED),
-    // Where work cannot be told from spinning, `running` is both.
+    // If work is indistinguishable from spinning, `running` is both.
     shares: &["working", "spinning", "running", "sleeping", "starved"],
     tells: |event| event.labels.get(ROLE).is_some_and(|role| role == SUBMISSION_THREAD),
     merging: |name| match name {
@@ -57,7 +57,7 @@ fn remark(snapshot: &Snapshot) -> Remark {
     STARVED.remark(shares.len(), starving)
 }
 
-/// Of its time on a CPU, the share with something to do.
+/// Returns the working share of the time on a CPU.
 fn utilisation(series: &Series) -> Option<f64> {
     let (working, spinning) = (series.values.get("working")?, series.values.get("spinning")?);
     (working + spinning > 0.0).then(|| working / (working + spinning))

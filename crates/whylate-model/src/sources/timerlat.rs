@@ -5,7 +5,7 @@ use super::lost::reason;
 use super::{Card, Judged};
 use crate::merge::Merging;
 
-/// How late timers are, and how long the threads that they wake wait for their CPU.
+/// Lateness of timers, and run-queue waits of the threads that they wake.
 pub static TIMERLAT: Card = Card {
     merging: |name| match name {
         "missed" => Merging::Sum,

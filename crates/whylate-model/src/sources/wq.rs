@@ -6,12 +6,12 @@ use super::{Card, Judged};
 use crate::late::{ROLE, WORKER};
 use crate::merge::Merging;
 
-/// How long work items wait until a worker starts them.
+/// Time that work items wait until a worker starts them.
 pub static WQ: Card = Card {
-    // A worker that waits for a CPU without an item is on its way to one, which waits as long at least. One that has an
-    // item does not count here: that item has been started.
+    // A worker without an item that waits for a CPU is about to start one, which waits at least as long. A worker with
+    // an item does not count: its item has started.
     tells: |event| event.labels.get(ROLE).is_some_and(|role| role == WORKER) && !event.labels.contains_key("handler"),
-    // They are of items that have not begun or ended when a span ends.
+    // These are items that had not started or ended at the end of the span.
     merging: |_| Merging::Latest,
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a thread waits for in each system call of the kernel, where its stack is not known.
+//! What a thread waits for in each system call, if its stack is not known.
 
 use super::WaitClass;
 
 /// What a thread that sleeps in a system call waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallWaits {
-    /// The call is for that.
+    /// The purpose of the call is such a wait.
     For(WaitClass),
-    /// It depends on what the call is given: a file, a command, flags.
+    /// It depends on the call's arguments: a file, a command, flags.
     Depends,
-    /// The call is for nothing that has to come: it may sleep for locks, memory and disks of the kernel all the same.
+    /// The call waits for nothing by itself, but may sleep for locks, memory and disks in the kernel.
     Within,
 }
 
-/// The calls that do nothing but sleep for as long as their callers want to.
+/// Calls that only sleep for a time that the caller chooses.
 const SLEEPS: &str = "nanosleep clock_nanosleep clock_nanosleep_time64";
 
-/// The calls in which threads sleep for what they have asked for.
+/// Calls with a wait as their purpose, by class.
 const WAITS_FOR: &[(WaitClass, &str)] = &[
     // Events, children, connections, signals.
     (
@@ -27,31 +27,31 @@ const WAITS_FOR: &[(WaitClass, &str)] = &[
          syslog",
     ),
     (WaitClass::Timer, SLEEPS),
-    // `fcntl` sleeps for a lock of a file.
+    // `fcntl` waits for a file lock.
     (WaitClass::Lock, "futex futex_time64 futex_wait futex_waitv flock fcntl semop semtimedop semtimedop_time64"),
     (WaitClass::Network, "recvfrom recvmsg recvmmsg recvmmsg_time64 sendto sendmsg sendmmsg connect"),
     (WaitClass::MessageQueue, "msgsnd msgrcv mq_timedsend mq_timedsend_time64 mq_timedreceive mq_timedreceive_time64"),
     (WaitClass::Pipe, "tee vmsplice"),
-    // What was submitted by libaio.
+    // Requests submitted by libaio.
     (
         WaitClass::Disk,
         "fsync fdatasync sync syncfs msync sync_file_range readahead swapon swapoff io_getevents io_pgetevents \
          io_pgetevents_time64 io_submit io_destroy",
     ),
     (WaitClass::Memory, "process_mrelease"),
-    // The parent is suspended until its child calls execve or ends (CLONE_VFORK).
+    // The parent is suspended until its child calls execve or exits (CLONE_VFORK).
     (WaitClass::Stopped, "vfork clone clone3"),
 ];
 
-/// Those in which it depends.
-const DEPENDS: &str = "
+/// Calls where it depends on the arguments.
+const DEPENDING: &str = "
     read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 ioctl open openat openat2 creat
     open_by_handle_at close close_range dup2 dup3 sendfile splice copy_file_range io_uring_enter
     io_uring_register restart_syscall ptrace execve execveat exit exit_group keyctl request_key add_key
     membarrier getrandom shutdown setsockopt
 ";
 
-/// Those that are for nothing that has to come.
+/// Calls that wait for nothing by themselves.
 const WITHIN: &str = "
     stat fstat lstat lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn access pipe
     sched_yield mremap mincore madvise shmget shmat shmctl dup getitimer alarm setitimer getpid socket bind
@@ -87,16 +87,16 @@ const WITHIN: &str = "
     timer_settime64 timerfd_gettime64 timerfd_settime64 utimensat_time64 sched_rr_get_interval_time64
 ";
 
-/// What a thread that sleeps in a call of this name waits for; `None` for a call that is not known yet.
+/// Returns what a thread that sleeps in this call waits for; `None` for an unknown call.
 pub fn of_syscall(name: &str) -> Option<CallWaits> {
     let is_in = |names: &str| names.split_ascii_whitespace().any(|known| known == name);
     let class = WAITS_FOR.iter().find(|(_, names)| is_in(names)).map(|&(class, _)| CallWaits::For(class));
     class
-        .or_else(|| is_in(DEPENDS).then_some(CallWaits::Depends))
+        .or_else(|| is_in(DEPENDING).then_some(CallWaits::Depends))
         .or_else(|| is_in(WITHIN).then_some(CallWaits::Within))
 }
 
-/// Whether a call does nothing but sleep for as long as its caller wants to.
+/// Returns whether a call only sleeps for a time that the caller chooses.
 pub fn is_sleep(name: &str) -> bool {
     SLEEPS.split_ascii_whitespace().any(|known| known == name)
 }
@@ -108,8 +108,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_call_stands_in_one_place() {
-        let all = WAITS_FOR.iter().map(|&(_, names)| names).chain([DEPENDS, WITHIN]);
+    fn each_call_is_in_one_list() {
+        let all = WAITS_FOR.iter().map(|&(_, names)| names).chain([DEPENDING, WITHIN]);
         let mut known = HashSet::new();
         for name in all.flat_map(str::split_ascii_whitespace) {
             assert!(known.insert(name), "{name} stands there twice");
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_is_for_decides_whether_it_is_idle() {
+    fn purpose_of_call_decides_idleness() {
         use CallWaits::{Depends, For, Within};
         for (name, waits) in [
             ("epoll_wait", Some(For(WaitClass::Idle))),

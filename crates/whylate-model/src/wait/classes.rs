@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Classes of waits by the names of frames: rules of one's own, and what is known of common programs.
+//! Wait classes by names of frames: the user's own rules, and functions of common programs.
 
 use thiserror::Error;
 
 use super::WaitClass;
 
-/// Rules of one's own: waits whose stack has one of these frames are of this class.
+/// The user's own rules: a wait with one of these frames in its stack has the rule's class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Classes {
     rules: Vec<(WaitClass, String)>,
 }
 
-/// Why rules could not be read.
+/// Why rules could not be parsed.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("line {line}: {reason}")]
 pub struct ClassesError {
-    /// Which line, from 1 on.
+    /// Line number, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// Error in the line.
     pub reason: String,
 }
 
-/// Those that a rule may name, by their names in JSON.
-const NAMES: [(&str, WaitClass); 11] = [
+/// Classes that a rule may name, by their names in JSON.
+const CLASS_NAMES: [(&str, WaitClass); 11] = [
     ("idle", WaitClass::Idle),
     ("disk", WaitClass::Disk),
     ("network", WaitClass::Network),
@@ -37,11 +37,11 @@ const NAMES: [(&str, WaitClass); 11] = [
 ];
 
 impl Classes {
-    /// Reads rules: on each line a class and a frame, whose name may have `*` for anything. Empty lines, and those that
-    /// begin with `#`, say nothing.
+    /// Parses rules: each line has a class and a frame name, where `*` matches anything. Empty lines and those that
+    /// start with `#` are skipped.
     ///
     /// # Errors
-    /// When a line is no rule.
+    /// If a line is not a rule.
     pub fn parse(text: &str) -> Result<Self, ClassesError> {
         let mut rules = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
@@ -51,8 +51,8 @@ impl Classes {
             }
             let (name, frame) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
             let error = |reason: String| ClassesError { line: number, reason };
-            let Some(&(_, class)) = NAMES.iter().find(|(known, _)| *known == name) else {
-                let known: Vec<&str> = NAMES.iter().map(|(name, _)| *name).collect();
+            let Some(&(_, class)) = CLASS_NAMES.iter().find(|(known, _)| *known == name) else {
+                let known: Vec<&str> = CLASS_NAMES.iter().map(|(name, _)| *name).collect();
                 let name = crate::units::printable(name);
                 return Err(error(format!("{name:?} is no class of waits (choose from {})", known.join(", "))));
             };
@@ -65,17 +65,17 @@ impl Classes {
         Ok(Classes { rules })
     }
 
-    /// The class of the first of these frames that has a rule, and that frame.
-    pub(super) fn of<'a>(&self, frames: impl IntoIterator<Item = &'a String>) -> Option<(WaitClass, &'a str)> {
+    /// Returns the class of the first of these frames that has a rule, and that frame.
+    pub(super) fn class_of<'a>(&self, frames: impl IntoIterator<Item = &'a String>) -> Option<(WaitClass, &'a str)> {
         frames.into_iter().find_map(|frame| {
-            let (class, _) = self.rules.iter().find(|(_, pattern)| is_named(frame, pattern))?;
+            let (class, _) = self.rules.iter().find(|(_, pattern)| matches_frame(frame, pattern))?;
             Some((*class, frame.as_str()))
         })
     }
 }
 
-/// Functions of common programs in which they wait for something by means that look like idleness.
-const OF_PROGRAMS: &[(WaitClass, &[&str], &str)] = &[
+/// Functions of common programs in which they wait for something, although the wait looks idle.
+const PROGRAM_FUNCTIONS: &[(WaitClass, &[&str], &str)] = &[
     (
         WaitClass::Lock,
         &[
@@ -89,7 +89,7 @@ const OF_PROGRAMS: &[(WaitClass, &[&str], &str)] = &[
         "waits for a lock of PostgreSQL",
     ),
     (WaitClass::Network, &["SyncRepWaitForLSN"], "waits for a standby of PostgreSQL"),
-    // They take in what others have submitted, who wait for it.
+    // They process requests of other threads, which wait for them.
     (
         WaitClass::Idle,
         &["LinuxAIOHandler::*", "io_handler_thread", "fil_aio_wait", "tpool::aio_linux::*"],
@@ -123,33 +123,33 @@ const OF_PROGRAMS: &[(WaitClass, &[&str], &str)] = &[
     (WaitClass::Network, &["__res_context_send", "__libc_res_nsend", "__libc_res_nquery"], "waits for a name server"),
 ];
 
-/// The class by a program's own function, if one of these frames is such, and why.
-pub(super) fn of_program(user: &[String]) -> Option<(WaitClass, &'static str, &str)> {
+/// Returns the class by a program's own function, if one of these frames is such, with the rule and the frame.
+pub(super) fn program_rule(user: &[String]) -> Option<(WaitClass, &'static str, &str)> {
     user.iter().find_map(|frame| {
         let (class, _, why) =
-            OF_PROGRAMS.iter().find(|(_, names, _)| names.iter().any(|pattern| is_named(frame, pattern)))?;
+            PROGRAM_FUNCTIONS.iter().find(|(_, names, _)| names.iter().any(|pattern| matches_frame(frame, pattern)))?;
         Some((*class, *why, frame.as_str()))
     })
 }
 
-/// Whether the pattern is of this frame, as a whole or without its parameters, file and line.
-fn is_named(frame: &str, pattern: &str) -> bool {
-    // Most are told apart by their first character, and there are many of both.
+/// Returns whether the pattern matches this frame, entirely or without its parameters, file and line.
+fn matches_frame(frame: &str, pattern: &str) -> bool {
+    // The first character rules out most pairs; there are many frames and patterns.
     let first = pattern.as_bytes().first();
     if first != Some(&b'*') && first != frame.as_bytes().first() {
         return false;
     }
     let bare = frame.split_once('(').map_or(frame, |(name, _)| name.trim_end());
-    fits(bare, pattern) || fits(frame, pattern)
+    matches_pattern(bare, pattern) || matches_pattern(frame, pattern)
 }
 
-/// Whether the pattern, in which `*` stands for anything, is of the whole text.
-fn fits(text: &str, pattern: &str) -> bool {
+/// Returns whether the pattern matches the whole text; `*` matches anything.
+fn matches_pattern(text: &str, pattern: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return text == pattern };
     let Some(mut text) = text.strip_prefix(first) else { return false };
     let (between, last) = rest.rsplit_once('*').unwrap_or(("", rest));
     for part in between.split('*') {
-        // The earliest place leaves most for the others.
+        // The earliest match leaves most text for the other parts.
         let Some(at) = text.find(part) else { return false };
         text = &text[at + part.len()..];
     }
@@ -163,10 +163,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_classes_and_frames() {
+    fn parses_rules() {
         let text = "# of our server\n\nlock  my_lock\r\n\tidle queue_pop(int, char)\nnetwork *::Rpc*::call*\n";
         let classes = Classes::parse(text).expect("rules");
-        let class_of = |frame: &str| classes.of(&[frame.to_owned()]).map(|(class, _)| class);
+        let class_of = |frame: &str| classes.class_of(&[frame.to_owned()]).map(|(class, _)| class);
         for (frame, class) in [
             ("my_lock", Some(WaitClass::Lock)),
             ("my_lock (lock.c:7)", Some(WaitClass::Lock)),
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_that_is_no_rule_is_named() {
+    fn error_names_the_invalid_line() {
         let error = |text| Classes::parse(text).expect_err("no rules").to_string();
         assert_eq!(
             error("lock f\n\nlok f\n"),
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_anything() {
+    fn star_matches_anything() {
         for (text, pattern, is_it) in [
             ("abc", "abc", true),
             ("abc", "a*", true),
@@ -208,16 +208,16 @@ mod tests {
             ("", "*", true),
             ("aXbXc", "a*X*c", true),
         ] {
-            assert_eq!(fits(text, pattern), is_it, "{text} {pattern}");
+            assert_eq!(matches_pattern(text, pattern), is_it, "{text} {pattern}");
         }
     }
 
     proptest! {
         #[test]
-        fn no_text_makes_it_fail(text in "(?s).*", frame in ".*", pattern in "[a*é]{0,8}") {
+        fn arbitrary_text_does_not_panic(text in "(?s).*", frame in ".*", pattern in "[a*é]{0,8}") {
             let _ = Classes::parse(&text);
-            fits(&frame, &pattern);
-            is_named(&frame, &pattern);
+            matches_pattern(&frame, &pattern);
+            matches_frame(&frame, &pattern);
         }
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The frames that tell what a wait is for.
+//! Frames that identify what a wait is for.
 
 use super::WaitClass;
 
-/// Which frames a rule applies to.
+/// Stack that a rule applies to.
 pub(super) enum Frames {
     Kernel,
     User,
@@ -11,13 +11,13 @@ pub(super) enum Frames {
 
 use Frames::{Kernel, User};
 
-/// Frames by the beginnings of their names, what a wait with one of them is for, and why.
+/// Rule: the stack, prefixes of frame names, the class, and the reason in words.
 pub(super) type ByFrame = (Frames, &'static [&'static str], WaitClass, &'static str);
 
-/// Taking a per-CPU lock that another thread has for writing.
+/// Functions that take a per-CPU reader-writer semaphore that another thread holds for writing.
 pub(super) const FREEZE_LOCK: &[&str] = &["percpu_rwsem_wait", "__percpu_down_read", "__sb_start_write"];
 
-/// Functions that begin to write to a file system, and take its lock against being frozen.
+/// Functions that start to write to a file system, and take its freeze lock.
 pub(super) const OF_FILE_SYSTEM: &[&str] = &[
     "sb_start_",
     "file_start_write",
@@ -58,7 +58,7 @@ pub(super) const OF_FILE_SYSTEM: &[&str] = &[
     "nfsd_",
 ];
 
-/// Where the kernel itself keeps a thread, whatever its program wants.
+/// Rules for waits that the kernel itself imposes, whatever the program requested.
 pub(super) const IN_KERNEL: &[ByFrame] = &[
     (Kernel, &["do_freezer_trap", "__refrigerator"], WaitClass::Stopped, "it is frozen"),
     (Kernel, &["do_signal_stop", "do_jobctl_trap"], WaitClass::Stopped, "a signal or a tracer has stopped it"),
@@ -114,7 +114,7 @@ pub(super) const IN_KERNEL: &[ByFrame] = &[
     ),
 ];
 
-/// What a program asked the kernel for. The first one that applies counts; those that say more come first.
+/// Rules for waits that the program requested. The first match counts, so more specific rules come first.
 pub(super) const BY_FRAME: &[ByFrame] = &[
     (
         Kernel,
@@ -312,7 +312,7 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
     ),
 ];
 
-/// Functions of the kernel's threads in which they wait for work, by the beginnings of their names.
+/// Functions in which kernel threads wait for work, by prefix.
 pub(super) const KERNEL_LOOPS: &[&str] = &[
     "worker_thread",
     "rescuer_thread",

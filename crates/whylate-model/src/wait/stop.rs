@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What keeps a thread from going on, whatever it does itself.
+//! What keeps a thread stopped, whatever it was doing.
 
 use serde::{Deserialize, Serialize};
 
-/// What has stopped a thread: it does not wait for what it was doing, nor by choice.
+/// What stopped a thread: it neither waits for what it was doing nor sleeps voluntarily.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {
-    /// SIGSTOP, SIGTSTP, SIGTTIN or SIGTTOU; SIGCONT ends it.
+    /// SIGSTOP, SIGTSTP, SIGTTIN or SIGTTOU, until SIGCONT.
     Signal,
     /// A debugger or a tracer (`ptrace`).
     Tracer,
-    /// The freezer, of its cgroup or of a system that is suspended.
+    /// The freezer, of its cgroup or of a suspended system.
     Freezer,
 }
 
 impl Stop {
-    /// What the thread is, in words.
+    /// Describes the state of the thread in words.
     pub fn words(self) -> &'static str {
         match self {
             Stop::Signal => "stopped by a signal",
@@ -25,7 +25,7 @@ impl Stop {
         }
     }
 
-    /// Who stopped it, where no thread is known that did or that let it go on.
+    /// Returns the culprit where no thread is known that stopped or resumed it.
     pub fn who(self) -> &'static str {
         match self {
             Stop::Signal => "signal",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Stacks and states, and what their waits are for.
+//! Classes of waits by stack and state.
 
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn class_of(state: State, kernel: &str, user: &str) -> WaitClass {
 }
 
 #[test]
-fn each_class_has_a_stack() {
+fn classifies_a_stack_of_each_class() {
     use State::{Sleeping, Uninterruptible};
     for (state, kernel, user, class) in [
         (State::OnCpu, "", "", WaitClass::OnCpu),
@@ -56,7 +56,7 @@ fn each_class_has_a_stack() {
         (Uninterruptible, "io_schedule folio_wait_bit_common filemap_fault handle_mm_fault", "", WaitClass::PageFault),
         (Uninterruptible, "rwsem_down_write_slowpath down_write", "", WaitClass::Lock),
         (Uninterruptible, "something_new", "", WaitClass::Other),
-        // What has stopped it counts, whatever it was doing.
+        // A stop takes precedence over what the thread was doing.
         (State::Stopped, "do_nanosleep hrtimer_nanosleep", "clock_nanosleep", WaitClass::Stopped),
         (State::Traced, "ptrace_stop ptrace_do_notify", "", WaitClass::Stopped),
         (State::Frozen, "do_nanosleep hrtimer_nanosleep", "clock_nanosleep", WaitClass::Stopped),
@@ -64,7 +64,7 @@ fn each_class_has_a_stack() {
         (Uninterruptible, "wait_for_vfork_done kernel_clone __x64_sys_vfork", "", WaitClass::Stopped),
         (Uninterruptible, "kernel_clone __do_sys_clone3", "", WaitClass::Stopped),
         (Uninterruptible, "copy_process kernel_clone", "", WaitClass::Other),
-        // A thread of a process that sleeps as idle threads of the kernel do.
+        // A user thread that sleeps in the state of idle kernel threads.
         (State::Idle, "coredump_task_exit do_exit do_group_exit", "", WaitClass::Stopped),
         (State::Idle, "do_exit do_group_exit", "clock_nanosleep", WaitClass::Stopped),
         (Uninterruptible, "exit_mm do_exit do_group_exit", "", WaitClass::Other),
@@ -84,7 +84,7 @@ fn each_class_has_a_stack() {
 }
 
 #[test]
-fn what_a_program_waits_for_tells_more_than_how() {
+fn program_function_is_more_specific() {
     let cond = "futex_wait_queue __futex_wait futex_wait";
     for (kernel, user, class) in [
         ("ep_poll do_epoll_wait", "epoll_wait WaitEventSetWait WaitLatch ProcSleep LockAcquire", WaitClass::Lock),
@@ -92,7 +92,7 @@ fn what_a_program_waits_for_tells_more_than_how() {
         (cond, "pthread_cond_timedwait take_gil PyEval_RestoreThread", WaitClass::Lock),
         ("do_poll", "poll __res_context_send getaddrinfo", WaitClass::Network),
         ("__do_semtimedop __x64_sys_semop", "semop main", WaitClass::Lock),
-        // It does not get as far as to wait for its lock.
+        // The page fault comes before the wait for its lock.
         ("folio_wait_bit filemap_fault handle_mm_fault", "ProcSleep", WaitClass::PageFault),
     ] {
         assert_eq!(class_of(State::Sleeping, kernel, user), class, "{user}");
@@ -100,9 +100,9 @@ fn what_a_program_waits_for_tells_more_than_how() {
 }
 
 #[test]
-fn rules_of_ones_own_come_first_and_the_innermost_frame_counts() {
+fn own_rules_and_innermost_frames_have_priority() {
     let own = Classes::parse("idle queue_pop\nlock take_*\ndisk ep_poll\n").expect("rules");
-    let told = |state, kernel: &str, user: &str| {
+    let classify_frames = |state, kernel: &str, user: &str| {
         let (kernel, user) = (frames(kernel), frames(user));
         let seen = Seen {
             state,
@@ -116,17 +116,17 @@ fn rules_of_ones_own_come_first_and_the_innermost_frame_counts() {
         classify(&seen, &own)
     };
     let asleep = State::Sleeping;
-    let wait = told(asleep, "futex_wait", "pthread_mutex_lock queue_pop main");
+    let wait = classify_frames(asleep, "futex_wait", "pthread_mutex_lock queue_pop main");
     assert_eq!((wait.class, wait.rule.as_str()), (WaitClass::Idle, "a rule of --classes: queue_pop"));
-    assert_eq!(told(asleep, "futex_wait", "take_it queue_pop").class, WaitClass::Lock);
-    assert_eq!(told(asleep, "futex_wait", "queue_pop take_it").class, WaitClass::Idle);
-    assert_eq!(told(asleep, "ep_poll", "queue_pop").class, WaitClass::Disk);
-    assert_eq!(told(asleep, "futex_wait", "main").class, WaitClass::Lock);
-    assert_eq!(told(State::Ready, "futex_wait", "queue_pop").class, WaitClass::Cpu);
+    assert_eq!(classify_frames(asleep, "futex_wait", "take_it queue_pop").class, WaitClass::Lock);
+    assert_eq!(classify_frames(asleep, "futex_wait", "queue_pop take_it").class, WaitClass::Idle);
+    assert_eq!(classify_frames(asleep, "ep_poll", "queue_pop").class, WaitClass::Disk);
+    assert_eq!(classify_frames(asleep, "futex_wait", "main").class, WaitClass::Lock);
+    assert_eq!(classify_frames(State::Ready, "futex_wait", "queue_pop").class, WaitClass::Cpu);
 }
 
 #[test]
-fn the_rule_names_the_frame_that_it_goes_by() {
+fn rule_names_matching_frame() {
     let kernel = frames("futex_wait_queue __futex_wait futex_wait");
     let seen = Seen {
         state: State::Sleeping,
@@ -144,7 +144,7 @@ fn the_rule_names_the_frame_that_it_goes_by() {
 }
 
 #[test]
-fn whoever_reads_an_eventfd_waits_for_no_child() {
+fn eventfd_read_is_no_wait_for_a_child() {
     let rule = |kernel: &str| {
         let kernel = frames(kernel);
         let (syscall, user, in_flight) = (None, &[][..], InFlight::Unknown);
@@ -153,14 +153,14 @@ fn whoever_reads_an_eventfd_waits_for_no_child() {
         classify(&seen, &Classes::default()).rule
     };
     for file in ["eventfd_read", "timerfd_read_iter", "userfaultfd_read"] {
-        let told = rule(&format!("do_wait_intr_irq {file} vfs_read ksys_read"));
-        assert_eq!(told, format!("waits for input or work: {file}"));
+        let actual = rule(&format!("do_wait_intr_irq {file} vfs_read ksys_read"));
+        assert_eq!(actual, format!("waits for input or work: {file}"));
     }
     assert_eq!(rule("do_wait kernel_wait4"), "waits for a child or a signal: do_wait");
 }
 
 #[test]
-fn without_a_stack_the_system_call_tells() {
+fn system_call_decides_without_stack() {
     let seen = |syscall| Seen {
         state: State::Sleeping,
         in_iowait: false,
@@ -176,7 +176,7 @@ fn without_a_stack_the_system_call_tells() {
 
 proptest! {
     #[test]
-    fn any_stack_has_a_class_and_a_rule(names in prop::collection::vec(".*", 0..8)) {
+    fn any_stack_has_class_and_rule(names in prop::collection::vec(".*", 0..8)) {
         let seen = Seen {
             state: State::Sleeping,
             in_iowait: false,
@@ -191,7 +191,7 @@ proptest! {
 }
 
 #[test]
-fn requests_that_a_thread_has_submitted_are_for_a_disk_or_for_events() {
+fn submitted_requests_are_disk_or_events() {
     let kernel = frames("io_cqring_wait __do_sys_io_uring_enter");
     let class = |in_iowait, in_flight| {
         let seen = Seen { in_iowait, in_flight, ..seen_in(&kernel) };
@@ -204,7 +204,7 @@ fn requests_that_a_thread_has_submitted_are_for_a_disk_or_for_events() {
 }
 
 #[test]
-fn whoever_would_write_to_a_frozen_file_system_is_told_so_and_others_that_wait_for_such_a_lock_are_not() {
+fn detects_only_writers_to_frozen_file_systems() {
     for (kernel, is_frozen) in [
         ("percpu_rwsem_wait __percpu_down_read vfs_write ksys_pwrite64", true),
         ("percpu_rwsem_wait __percpu_down_read mnt_want_write filename_create do_mkdirat", true),

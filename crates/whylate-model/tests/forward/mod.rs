@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The waits of a recorded history told forward in time, as a second opinion on the walk back: at every moment each thread
-//! has its own account of what its time went into, and whoever is woken takes over its waker's for the time that it slept.
-//! It does not follow requests of disks.
+//! Forward oracle for the walk back: replays a recorded history in order of time and keeps one account per thread of
+//! what its time went into. A woken thread takes over its waker's account for the time that it slept. Disk requests are
+//! not followed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,10 +9,10 @@ use whylate_model::CauseKind;
 use whylate_model::path::history::{Entry, Exit, Holder, Recorded, Slice, Waker};
 use whylate_model::path::{Asked, Finding, Party, Segment, walk};
 
-/// How much time went into what.
+/// Nanoseconds by label.
 pub type Totals = BTreeMap<String, u64>;
 
-/// A wait, from when its thread fell asleep until it had a CPU again.
+/// A wait, from when its thread blocked until it ran again.
 #[derive(Clone, Debug)]
 pub struct Wait {
     pub tid: u32,
@@ -21,32 +21,32 @@ pub struct Wait {
     pub totals: Totals,
 }
 
-/// From when to when, and the number of what it went into.
+/// Start, end and label index.
 type Part = (u64, u64, usize);
 
 #[derive(Clone, Debug, Default)]
 struct Follower {
     /// Its account, in order of time.
     parts: Vec<Part>,
-    /// Up to where that goes while it has a CPU.
+    /// End of the account while the thread is running.
     mark_ns: u64,
-    /// When it last left a CPU; nothing where it was not seen.
+    /// When it last switched out; `None` if not seen.
     left_ns: Option<u64>,
-    /// It has slept since then, and not had a CPU again.
+    /// Whether it has blocked since then and has not run again.
     sleeps: bool,
-    /// Something woke it, up to when its account goes.
+    /// When it was woken, which is the end of its account.
     woken_ns: Option<u64>,
 }
 
-/// Something that happens, in order of time.
+/// An event, in order of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum What {
+enum EventKind {
     Waking {
         tid: u32,
         cpu: usize,
         index: usize,
     },
-    /// An item is queued that begins with that slice.
+    /// The item that starts with this slice is queued.
     Queuing {
         cpu: usize,
         index: usize,
@@ -60,35 +60,35 @@ enum What {
 struct Forward<'a> {
     past: &'a Recorded,
     threads: HashMap<u32, Follower>,
-    /// The thread that each CPU has, also below an interrupt.
+    /// The thread on each CPU, even below an interrupt.
     current: Vec<Option<u32>>,
-    /// The slice of each CPU.
+    /// The open slice of each CPU.
     open: Vec<Option<usize>>,
     labels: Vec<String>,
     number_by_label: HashMap<String, usize>,
     waits: Vec<Wait>,
-    /// The account of whoever queued the item that begins with a slice, up to then.
+    /// By the slice that starts the item: when it was queued, and its queuer's account up to then.
     queuers: HashMap<(usize, usize), (u64, Vec<Part>)>,
 }
 
-/// Time of which nothing is known.
+/// Label of time that nothing is known of.
 const UNKNOWN: &str = "Unknown ";
 
 fn label(kind: CauseKind, who: &str) -> String {
     format!("{kind:?} {who}")
 }
 
-/// All waits of a history that begin and end in it.
+/// Returns all waits that start and end within a history.
 pub fn waits(past: &Recorded) -> Vec<Wait> {
-    let mut events: Vec<(u64, What)> = Vec::new();
+    let mut events: Vec<(u64, EventKind)> = Vec::new();
     for (cpu, slices) in past.cpus.iter().enumerate() {
         for (index, slice) in slices.iter().enumerate() {
-            events.push((slice.start_ns, What::Begin { cpu, index }));
+            events.push((slice.start_ns, EventKind::Begin { cpu, index }));
             if let (Some(tid), Entry::Woken { at_ns, .. }) = (slice.holder.tid(), slice.entry) {
-                events.push((at_ns, What::Waking { tid, cpu, index }));
+                events.push((at_ns, EventKind::Waking { tid, cpu, index }));
             }
             if let Entry::Queued { at_ns, .. } = slice.entry {
-                events.push((at_ns, What::Queuing { cpu, index }));
+                events.push((at_ns, EventKind::Queuing { cpu, index }));
             }
         }
     }
@@ -105,9 +105,9 @@ pub fn waits(past: &Recorded) -> Vec<Wait> {
     };
     for (at_ns, what) in events {
         match what {
-            What::Waking { tid, cpu, index } => forward.waking(at_ns, tid, past.cpus[cpu][index].entry),
-            What::Queuing { cpu, index } => forward.queuing(at_ns, cpu, index),
-            What::Begin { cpu, index } => forward.begin(at_ns, cpu, index),
+            EventKind::Waking { tid, cpu, index } => forward.waking(at_ns, tid, past.cpus[cpu][index].entry),
+            EventKind::Queuing { cpu, index } => forward.queuing(at_ns, cpu, index),
+            EventKind::Begin { cpu, index } => forward.begin(at_ns, cpu, index),
         }
     }
     forward.waits
@@ -125,13 +125,13 @@ impl Forward<'_> {
         number
     }
 
-    /// Each way of counting has its own reasons not to know.
+    /// Forward and backward walks have unknown time for different reasons.
     fn unknown(&mut self) -> usize {
         self.number(CauseKind::Unknown, "")
     }
 
-    /// What a part of a slice is to the thread that has the CPU, or to another one that could have had it.
-    fn of(&mut self, slice: &Slice, cpu: usize, ready: Option<u32>) -> usize {
+    /// Returns the label of a slice for the thread that runs in it, or for a runnable thread that waits.
+    fn label_of_slice(&mut self, slice: &Slice, cpu: usize, ready: Option<u32>) -> usize {
         let (kind, who) = match slice.holder {
             Holder::Irq { .. } => (CauseKind::Irq, slice.name.text()),
             Holder::Softirq => (CauseKind::Softirq, slice.name.text()),
@@ -151,40 +151,40 @@ impl Forward<'_> {
         self.number(kind, &who)
     }
 
-    /// What happened on a CPU in a time, to a thread that has it or could have had it.
-    fn of_cpu(&mut self, cpu: usize, from_ns: u64, to_ns: u64, ready: Option<u32>) -> Vec<Part> {
+    /// Returns what happened on a CPU in a span, for the thread that ran there or waited to run.
+    fn cpu_parts(&mut self, cpu: usize, from_ns: u64, to_ns: u64, ready: Option<u32>) -> Vec<Part> {
         let past = self.past;
         let slices = &past.cpus[cpu];
         let first = slices.partition_point(|slice| slice.end_ns <= from_ns);
         let mut parts = Vec::new();
-        let mut told_ns = from_ns;
+        let mut covered_ns = from_ns;
         for slice in slices[first..].iter().take_while(|slice| slice.start_ns < to_ns) {
-            if slice.start_ns > told_ns {
-                parts.push((told_ns, slice.start_ns, self.unknown()));
+            if slice.start_ns > covered_ns {
+                parts.push((covered_ns, slice.start_ns, self.unknown()));
             }
             let (start_ns, end_ns) = (slice.start_ns.max(from_ns), slice.end_ns.min(to_ns));
-            parts.push((start_ns, end_ns, self.of(slice, cpu, ready)));
-            told_ns = end_ns;
+            parts.push((start_ns, end_ns, self.label_of_slice(slice, cpu, ready)));
+            covered_ns = end_ns;
         }
-        if told_ns < to_ns {
-            parts.push((told_ns, to_ns, self.unknown()));
+        if covered_ns < to_ns {
+            parts.push((covered_ns, to_ns, self.unknown()));
         }
         parts
     }
 
-    /// A thread that has a CPU has used it up to now.
+    /// Charges a running thread's account up to now.
     fn settle(&mut self, tid: u32, cpu: usize, now_ns: u64) {
         let mark_ns = self.threads.get(&tid).map_or(now_ns, |thread| thread.mark_ns);
         if mark_ns < now_ns {
-            let parts = self.of_cpu(cpu, mark_ns, now_ns, None);
+            let parts = self.cpu_parts(cpu, mark_ns, now_ns, None);
             let thread = self.threads.entry(tid).or_default();
             thread.parts.extend(parts);
             thread.mark_ns = now_ns;
         }
     }
 
-    /// The account of a thread that does something to another one, or what stands for it.
-    fn of_waker(&mut self, now_ns: u64, by: Waker, waking_cpu: u32) -> Result<Vec<Part>, usize> {
+    /// Returns the account of a thread that wakes another one, or the label that stands for it.
+    fn waker_account(&mut self, now_ns: u64, by: Waker, waking_cpu: u32) -> Result<Vec<Part>, usize> {
         let waking_cpu = waking_cpu as usize;
         let there = self.open.get(waking_cpu).copied().flatten().map(|index| self.past.cpus[waking_cpu][index]);
         let is_interrupt = there.is_some_and(|slice| matches!(slice.holder, Holder::Irq { .. } | Holder::Softirq));
@@ -214,23 +214,23 @@ impl Forward<'_> {
 
     fn queuing(&mut self, now_ns: u64, cpu: usize, index: usize) {
         let Entry::Queued { by, cpu: queuing_cpu, .. } = self.past.cpus[cpu][index].entry else { return };
-        let parts = self.of_waker(now_ns, by, queuing_cpu).unwrap_or_else(|leaf| vec![(0, now_ns, leaf)]);
+        let parts = self.waker_account(now_ns, by, queuing_cpu).unwrap_or_else(|leaf| vec![(0, now_ns, leaf)]);
         self.queuers.insert((cpu, index), (now_ns, parts));
     }
 
     fn waking(&mut self, now_ns: u64, tid: u32, entry: Entry) {
         let Entry::Woken { by, cpu: waking_cpu, .. } = entry else { return };
-        let of_waker = self.of_waker(now_ns, by, waking_cpu);
+        let waker_account = self.waker_account(now_ns, by, waking_cpu);
         let thread = self.threads.entry(tid).or_default();
         if thread.sleeps
             && let Some(from_ns) = thread.left_ns
         {
-            match of_waker {
+            match waker_account {
                 Ok(parts) => thread.parts.extend(since(&parts, from_ns)),
                 Err(leaf) => thread.parts.push((from_ns, now_ns, leaf)),
             }
-        } else if let (Waker::Parent(_), Ok(parts)) = (by, of_waker) {
-            // What is new has done all that its parent did.
+        } else if let (Waker::Parent(_), Ok(parts)) = (by, waker_account) {
+            // A new thread starts with its parent's account.
             thread.parts = parts;
         }
         thread.woken_ns = Some(now_ns);
@@ -257,7 +257,7 @@ impl Forward<'_> {
         if let Some(tid) = comes.filter(|&tid| self.current[cpu] != Some(tid)) {
             self.enter(now_ns, cpu, tid, slice.entry);
         }
-        // Up to when its item was queued, a worker has done what whoever queued it did.
+        // A worker has the account of its item's queuer up to the queueing.
         if let (Some(tid), Some((queued_ns, mut parts))) = (comes, self.queuers.remove(&(cpu, index))) {
             self.settle(tid, cpu, now_ns);
             let thread = self.threads.entry(tid).or_default();
@@ -267,7 +267,7 @@ impl Forward<'_> {
     }
 
     fn enter(&mut self, now_ns: u64, cpu: usize, tid: u32, entry: Entry) {
-        // Where a switch was not seen, it may seem to be elsewhere too.
+        // If a switch was missed, it may seem to run elsewhere too.
         self.current.iter_mut().filter(|current| **current == Some(tid)).for_each(|current| *current = None);
         self.current[cpu] = Some(tid);
         let Follower { left_ns, sleeps, woken_ns, .. } = self.threads.entry(tid).or_default().clone();
@@ -277,7 +277,7 @@ impl Forward<'_> {
             Entry::GoesOn | Entry::Queued { .. } | Entry::Unseen => None,
         };
         let parts = match (ready_ns, left_ns) {
-            (Some(ready_ns), _) => self.of_cpu(cpu, ready_ns, now_ns, Some(tid)),
+            (Some(ready_ns), _) => self.cpu_parts(cpu, ready_ns, now_ns, Some(tid)),
             (None, Some(left_ns)) => vec![(left_ns, now_ns, self.unknown())],
             (None, None) => Vec::new(),
         };
@@ -290,21 +290,21 @@ impl Forward<'_> {
             for (from_ns, to_ns, label) in since(&thread.parts, from_ns) {
                 *totals.entry(labels[label].clone()).or_default() += to_ns - from_ns;
             }
-            let told_ns: u64 = totals.values().sum();
-            *totals.entry(UNKNOWN.to_owned()).or_default() += (now_ns - from_ns).saturating_sub(told_ns);
+            let covered_ns: u64 = totals.values().sum();
+            *totals.entry(UNKNOWN.to_owned()).or_default() += (now_ns - from_ns).saturating_sub(covered_ns);
             self.waits.push(Wait { tid, from_ns, to_ns: now_ns, totals });
         }
         thread.sleeps = false;
     }
 }
 
-/// The end of an account, from a moment on.
+/// Returns the end of an account, from `from_ns` on.
 fn since(parts: &[Part], from_ns: u64) -> Vec<Part> {
     let first = parts.partition_point(|part| part.1 <= from_ns);
     parts[first..].iter().map(|&(start_ns, end_ns, label)| (start_ns.max(from_ns), end_ns, label)).collect()
 }
 
-/// The same waits by the walk back.
+/// Returns the totals of the waits by the walk back.
 fn backward(past: &Recorded, waits: &[Wait]) -> Vec<Totals> {
     let asked: Vec<Asked> = waits
         .iter()
@@ -319,7 +319,7 @@ fn backward(past: &Recorded, waits: &[Wait]) -> Vec<Totals> {
     found
 }
 
-/// As the other way names it.
+/// Returns a segment's label as the forward walk names it.
 fn label_of(segment: Segment) -> String {
     match segment.who {
         _ if segment.kind == CauseKind::Unknown => UNKNOWN.to_owned(),
@@ -333,30 +333,30 @@ fn label_of(segment: Segment) -> String {
     }
 }
 
-/// What two ways of counting have in common.
+/// Agreement of both walks.
 #[derive(Debug)]
 pub struct Agreement {
     pub waits: usize,
-    /// The time of all waits.
+    /// Total time of all waits.
     pub ns: u64,
-    /// How much of it has another label.
+    /// Time with different labels.
     pub off_ns: u64,
-    /// How much both ways know, alike or not.
+    /// Time known to both walks, with equal labels or not.
     pub known_ns: u64,
-    /// How much both ways know, and tell differently.
+    /// Time known to both walks, with different labels.
     pub contradicted_ns: u64,
-    /// Of the wait that differs most, the labels that differ: nanoseconds forward and backward.
+    /// For the wait that differs most, the labels that differ: nanoseconds forward and backward.
     pub worst: String,
 }
 
 impl Agreement {
-    /// A share of its time.
+    /// Returns `ns` as a share of the total time.
     pub fn share(&self, ns: u64) -> f64 {
         ns as f64 / self.ns.max(1) as f64
     }
 }
 
-/// Tells all waits of a history both ways.
+/// Walks all waits of a history both ways.
 pub fn compare(past: &Recorded) -> Agreement {
     let waits = waits(past);
     let backward = backward(past, &waits);
@@ -386,8 +386,8 @@ pub fn compare(past: &Recorded) -> Agreement {
 
 fn differences(wait: &Wait, backward: &Totals) -> String {
     let labels: BTreeSet<&String> = wait.totals.keys().chain(backward.keys()).collect();
-    let of = |totals: &Totals, label: &String| totals.get(label).copied().unwrap_or(0);
-    let both = labels.into_iter().map(|label| (label, of(&wait.totals, label), of(backward, label)));
+    let time_of = |totals: &Totals, label: &String| totals.get(label).copied().unwrap_or(0);
+    let both = labels.into_iter().map(|label| (label, time_of(&wait.totals, label), time_of(backward, label)));
     let off = both.filter(|(_, forward, backward)| forward != backward);
     let off = off.map(|(label, forward, backward)| format!("{label}: {forward} and {backward}"));
     format!(

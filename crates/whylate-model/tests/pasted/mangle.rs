@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What people and programs do to the output of a tool on its way into a report, and whether an import of the result is
-//! right all the same. Random bytes choose what is done.
+//! Ways in which people and programs alter a tool's output on its way into a report, and a check that its import is
+//! still right. Random bytes choose the manglings.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use whylate_model::import::{Imported, Names, Order};
 use whylate_model::path::history::{Name, Slice};
 use whylate_model::path::import::Trace;
 
-/// Outputs of tools, each with the importer that reads it.
+/// Tool outputs, each with the importer that reads it.
 pub const TEXTS: [(Kind, &str); 12] = [
     (Kind::Stacks, PROCSTAT),
     (Kind::Stacks, PROCSTAT_OFFSETS),
@@ -24,7 +24,7 @@ pub const TEXTS: [(Kind, &str); 12] = [
     (Kind::Irqs, include_str!("../ftrace/trace-pipe-5.4.txt")),
     (Kind::Irqs, IRQS),
 ];
-/// Of long outputs, only so many lines are taken.
+/// Maximum number of lines taken of a long output.
 const LINES: usize = 60;
 
 const PROCSTAT: &str = "\
@@ -91,10 +91,10 @@ pub enum Kind {
     Irqs,
 }
 
-/// What an import yields: an answer to be compared, the names in it, and how much it has counted as not used.
+/// Result of an import: the comparable output, the names in it, and the number of unused records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What was imported.
+    /// The imported text.
     text: String,
     pub answer: String,
     pub names: BTreeSet<String>,
@@ -113,7 +113,7 @@ pub fn imported(kind: Kind, bytes: &[u8]) -> Result<Outcome, String> {
         }
         Kind::Trace => {
             let trace = Trace::read(bytes).map_err(|error| error.to_string())?;
-            // Of several blanks in a name, a line break takes all but one.
+            // A line break in a name replaces all but one of several blanks.
             let squeezed = |name: Name| name.text().split_whitespace().collect::<Vec<_>>().join(" ");
             let named = trace.lives().iter().flat_map(|life| life.names.iter().map(|name| (life.tid, squeezed(*name))));
             let names = named.map(|(tid, name)| format!("{name}:{tid}")).collect();
@@ -137,25 +137,25 @@ pub fn imported(kind: Kind, bytes: &[u8]) -> Result<Outcome, String> {
     }
 }
 
-/// Some lines of a text, mostly from its first one on.
+/// Returns some lines of a text, usually from its first line on.
 pub fn some_lines(text: &str, choose: &mut dyn FnMut() -> u8) -> String {
     let lines: Vec<&str> = text.lines().take(LINES).collect();
-    // A text is rarely cut.
+    // A text is rarely truncated.
     let kept = if choose() < 40 { 1 + usize::from(choose()) % lines.len() } else { lines.len() };
     let skipped = if choose() < 20 { usize::from(choose()) % kept } else { 0 };
     lines[skipped..kept].iter().map(|line| format!("{line}\n")).collect()
 }
 
-/// Does one to three things to a text; their names.
+/// Applies one to three manglings to a text; returns their names as well.
 pub fn mangle(text: &str, choose: &mut dyn FnMut() -> u8) -> (Vec<u8>, Vec<&'static str>) {
     let (mut text, mut done) = (text.to_owned(), Vec::new());
     for _ in 0..=choose() % 3 {
         let (name, mangle) = WAYS[usize::from(choose()) % WAYS.len()];
-        // A blank at the start of a line that was broken within mail is a part of the text. What is broken twice, in two
-        // ways, is undone in one.
+        // A blank at the start of a line that mail software wrapped belongs to the text. Of two kinds of wrapping, only
+        // one is undone.
         let breaks = ["wrapped", "cut at the edge"];
         let is_broken = done.iter().any(|done| breaks.contains(done) || *done == "quoted-printable");
-        // A terminal shows tabs as blanks, and neither colors nor byte order marks nor the source of a page.
+        // A terminal shows tabs as blanks, and neither colors nor byte order marks nor page source.
         let is_unseen = |done: &&str| {
             ["tabs", "colors", "a byte order mark", "HTML", "entities with numbers", "a page"].contains(done)
         };
@@ -168,7 +168,7 @@ pub fn mangle(text: &str, choose: &mut dyn FnMut() -> u8) -> (Vec<u8>, Vec<&'sta
         {
             continue;
         }
-        // What lacks its ends, or is quoted in part, is not broken as well.
+        // Text that lacks its ends or is partly quoted is not wrapped as well.
         let is_last = |name: &str| name.starts_with("cut off") || name == "half quoted";
         let is_break = |name: &str| breaks.contains(&name) || name == "quoted-printable" || is_last(name);
         if is_last(name) && done.iter().any(|done| is_break(done))
@@ -191,7 +191,7 @@ pub fn mangle(text: &str, choose: &mut dyn FnMut() -> u8) -> (Vec<u8>, Vec<&'sta
 
 type Way = fn(&str, u8) -> String;
 
-/// By its name; a number tells how exactly.
+/// Manglings by name; the argument selects the variant.
 pub const WAYS: [(&str, Way); 30] = [
     ("quoted", |text, how| {
         each(text, |line| format!("{}{line}", ["> ", ">> ", "> > ", "| ", ">", " > "][usize::from(how) % 6]))
@@ -220,7 +220,7 @@ pub const WAYS: [(&str, Way); 30] = [
     ("a fence", |text, _| format!("```\n{}\n```\n", text.trim_end_matches('\n'))),
     ("cut off", |text, how| {
         let width = [72, 80, 100, 64][usize::from(how) % 4];
-        // A single one does not show it.
+        // A single long line does not reveal the width.
         match text.lines().filter(|line| line.trim_end().chars().count() > width).count() {
             0 | 1 => text.to_owned(),
             _ => each(text, |line| line.chars().take(width).collect()),
@@ -238,8 +238,9 @@ pub const WAYS: [(&str, Way); 30] = [
     ("trailing blanks", |text, how| each(text, |line| format!("{line}{}", ["  ", " ", "\t"][usize::from(how) % 3]))),
     ("a blank line after each", |text, _| each(text, |line| format!("{line}\n"))),
     ("entities with numbers", |text, how| {
-        let of = |c| if how % 2 == 0 { format!("&#{};", u32::from(c)) } else { format!("&#x{:x};", u32::from(c)) };
-        text.replace('&', "&amp;").replace('<', &of('<')).replace('>', &of('>'))
+        let reference =
+            |c| if how % 2 == 0 { format!("&#{};", u32::from(c)) } else { format!("&#x{:x};", u32::from(c)) };
+        text.replace('&', "&amp;").replace('<', &reference('<')).replace('>', &reference('>'))
     }),
     ("a page", |text, _| {
         let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
@@ -260,18 +261,18 @@ pub const WAYS: [(&str, Way); 30] = [
     ("without the last newline", |text, _| text.trim_end_matches('\n').to_owned()),
 ];
 
-fn each(text: &str, of: impl Fn(&str) -> String) -> String {
-    text.lines().map(|line| of(line) + "\n").collect()
+fn each(text: &str, alter: impl Fn(&str) -> String) -> String {
+    text.lines().map(|line| alter(line) + "\n").collect()
 }
 
-/// Blanks at the start of a line as tabs.
+/// Converts blanks at the start of a line to tabs.
 fn tabbed(line: &str) -> String {
     let text = line.trim_start_matches(' ');
     let blanks = line.len() - text.len();
     "\t".repeat(blanks / 8) + &" ".repeat(blanks % 8) + text
 }
 
-/// Between words, as mail programs do; each line after the first is indented.
+/// Wraps lines between words as mail software does; continuation lines are indented.
 fn wrapped(text: &str, width: usize, indent: usize) -> String {
     let mut out = String::new();
     for line in text.lines() {
@@ -294,7 +295,7 @@ fn wrapped(text: &str, width: usize, indent: usize) -> String {
     out
 }
 
-/// At the right edge of a terminal.
+/// Wraps lines at the right edge of a terminal.
 fn cut(text: &str, width: usize) -> String {
     let mut out = String::new();
     for line in text.lines() {
@@ -313,7 +314,7 @@ fn numbered(text: &str, after: &str) -> String {
     text.lines().enumerate().map(|(at, line)| format!("{:>6}{after}{line}\n", at + 1)).collect()
 }
 
-/// RFC 2045, as mail programs write it.
+/// Encodes quoted-printable (RFC 2045), as mail software does.
 fn quoted_printable(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {
@@ -335,41 +336,41 @@ fn quoted_printable(text: &str) -> String {
     out
 }
 
-/// Where two answers differ first.
+/// Returns the first difference between two outputs.
 pub fn difference(one: &str, other: &str) -> String {
     let at = one.bytes().zip(other.bytes()).take_while(|(one, other)| one == other).count();
     let around = |text: &str| -> String { text.chars().skip(at.saturating_sub(120)).take(240).collect() };
     format!("there is\n    {}\nin place of\n    {}", around(one), around(other))
 }
 
-/// Whether a stack is a part of another one, maybe with names of which the end is missing; that of the outermost
-/// function need not be marked.
+/// Returns whether a stack is a part of another one; names may be truncated and the outermost function need not be
+/// marked.
 fn is_part_of(stack: &str, whole: &str) -> bool {
     let [frames, all] = [stack, whole].map(|stack| stack.split(';').collect::<Vec<_>>());
     let is_same = |at: usize, frame: &str, other: &str| match frame.strip_suffix("[cut]") {
         Some(start) => other.starts_with(start),
         None if at <= 2 && other.starts_with(frame) => true,
-        // A label with blanks may have been broken there.
+        // A label with blanks may have been wrapped there.
         None => frame == other || other.split(' ').any(|word| word == frame),
     };
     let mut all = all.into_iter();
     frames.into_iter().enumerate().all(|(at, frame)| all.any(|other| is_same(at, frame, other)))
 }
 
-/// Whether a text has a name as a whole word.
+/// Returns whether a text contains a name as a whole word.
 fn is_in(text: &str, name: &str) -> bool {
     let is_end = |c: char| !c.is_alphanumeric() && c != '_';
     text.match_indices(name).any(|(at, _)| text[..at].ends_with(is_end) && text[at + name.len()..].starts_with(is_end))
 }
 
-/// Whether an import of a mangled text is right: what the text as it was yields; or a refusal; or less, without any name
-/// that is not in it, and with a count of what was dropped.
+/// Checks the import of a mangled text: it equals the original's, or is refused, or yields less, without names that the
+/// text lacks, and with a count of dropped records.
 pub fn check(kind: Kind, bytes: &[u8], original: &Outcome) -> Result<(), String> {
     let Ok(outcome) = imported(kind, bytes) else { return Ok(()) };
     if outcome.answer == original.answer {
         return Ok(());
     }
-    // A stack may be shorter, and functions be of other sections, where that is counted.
+    // A stack may be shorter and functions may be in other sections, if that is counted.
     let is_part = |name: &String| {
         outcome.dropped > original.dropped
             && match kind {
