@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::thread;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use whylate_model::recording::{Header, Line, Repeated};
 use whylate_model::sources::named;
 use whylate_model::{Histogram, Snapshot, Stack};
 
 use super::{Gathering, Report};
-use crate::recording::play::Recording;
+use crate::recording::play::{Recording, nothing_in_span};
 
 /// So many moments are handed over at once, as waking whoever takes them costs as much as one; and that is read ahead once.
 const AT_ONCE: usize = 8;
@@ -62,7 +62,7 @@ pub fn recorded(recording: &Recording) -> anyhow::Result<Report> {
         let name = reader.join().ok().context("what reads the recording has failed")??;
         match gathering.filter(|gathering| !gathering.is_empty()) {
             Some(gathering) => gathering.finish(),
-            None => bail!("{name} has no snapshots in that span (choose one within the recording)"),
+            None => Err(nothing_in_span(&name)),
         }
     })
 }
