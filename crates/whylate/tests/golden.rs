@@ -13,14 +13,15 @@ mod tables;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest as _, Sha256};
-use whylate_model::recording::Reader;
+use whylate_model::look::Unmeasured;
+use whylate_model::recording::{Frame, Line, Reader};
 use whylate_model::sources::CARDS;
 
 use folder::{RECORDINGS, check, recordings};
@@ -138,7 +139,10 @@ fn kept(text: &str) -> String {
     let mut end = text.len();
     if text.len() > KEPT_BYTES || text.lines().count() > KEPT_LINES {
         let lines: usize = text.split_inclusive('\n').take(KEPT_LINES).map(str::len).sum();
-        end = text.floor_char_boundary(lines.min(KEPT_BYTES));
+        end = lines.min(KEPT_BYTES);
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
     }
     let mut kept = text[..end].to_owned();
     if !kept.is_empty() && !kept.ends_with('\n') {
@@ -206,6 +210,17 @@ fn half(name: &str) -> Result<String> {
     Ok(whylate_model::units::rfc3339::format(first_ns.midpoint(last_ns)))
 }
 
+/// Runs it where nothing but the recording decides what it says.
+fn whylate(arguments: &[&str], folder: &Path) -> Result<Output> {
+    Ok(Command::new(env!("CARGO_BIN_EXE_whylate"))
+        .args(arguments)
+        .current_dir(folder)
+        .env_clear()
+        .envs([("TZ", "UTC"), ("COLUMNS", "120"), ("NO_COLOR", "1"), ("LC_ALL", "C.UTF-8"), ("PATH", "/nonexistent")])
+        .stdin(Stdio::null())
+        .output()?)
+}
+
 /// Runs it in a folder of its own, where nothing of this machine is seen in what it says.
 fn run(recording: &str, (_, words, form, files): &Case) -> Result<String> {
     let name = format!("{recording}.whylate");
@@ -226,13 +241,7 @@ fn run(recording: &str, (_, words, form, files): &Case) -> Result<String> {
             word => arguments.push(word),
         }
     }
-    let output = Command::new(env!("CARGO_BIN_EXE_whylate"))
-        .args(&arguments)
-        .current_dir(folder.path())
-        .env_clear()
-        .envs([("TZ", "UTC"), ("COLUMNS", "120"), ("NO_COLOR", "1"), ("LC_ALL", "C.UTF-8"), ("PATH", "/nonexistent")])
-        .stdin(std::process::Stdio::null())
-        .output()?;
+    let output = whylate(&arguments, folder.path())?;
     let status = output.status.code().context("a signal ends it")?;
     ensure!(status != 101, "{arguments:?} panics: {}", String::from_utf8_lossy(&output.stderr));
     let mut told = format!("$ whylate {}\n[status {status}]\n", arguments.join(" "));
@@ -296,4 +305,28 @@ fn golden_status_of_an_empty_span_is_1_everywhere() -> Result<()> {
         all += &told;
     }
     check(&recording, "empty-span", &all)
+}
+
+#[test]
+fn golden_status_of_an_empty_span_does_not_depend_on_sources_that_were_not_measured() -> Result<()> {
+    let mut reader = Reader::new(fs::File::open(Path::new(RECORDINGS).join("quiet-6.1.whylate"))?)?;
+    let mut header = reader.header().clone();
+    header.unmeasured.push(Unmeasured { source: "irqsoff".to_owned(), reason: "a test says so".to_owned() });
+    let mut frame = Frame::new()?;
+    let mut add = |line: &Line| -> Result<()> {
+        let text = serde_json::to_string(line)? + "\n";
+        Ok(frame.add(text.as_bytes(), line.span_unix_ns())?)
+    };
+    add(&Line::Header(header))?;
+    while let Some(line) = reader.next_line()? {
+        add(&line)?;
+    }
+    let (bytes, index) = frame.finish()?;
+    let folder = tempfile::tempdir()?;
+    fs::write(folder.path().join("a.whylate"), [&index.to_bytes()[..], &bytes].concat())?;
+    let all = whylate(&["replay", "a.whylate"], folder.path())?;
+    ensure!(all.status.success() && String::from_utf8_lossy(&all.stdout).contains("a test says so"), "{all:?}");
+    let none = whylate(&[&["replay", "a.whylate"], &SPAN[..]].concat(), folder.path())?;
+    ensure!(none.status.code() == Some(1) && none.stdout.is_empty(), "{none:?}");
+    Ok(())
 }
