@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The source while it samples, and snapshots of what it has gathered.
+//! The attached source with its sampling thread, and snapshots of what was collected.
 
 use std::collections::HashMap;
 use std::thread;
@@ -24,17 +24,17 @@ use crate::pid_namespace;
 use crate::session::Session;
 use crate::source::{AttachError, Attached};
 
-/// The source `offcpu`, sampling on a thread of its own. Its programs go with it.
+/// The attached source, which samples on a thread of its own. Dropping it detaches the programs.
 pub struct AttachedOffcpu {
     sampler: Worker<anyhow::Result<Gathered>>,
     named: Named,
     host: String,
     meter: Meter,
     met: Met,
-    /// Where it is not told by a budget.
+    /// `None` if a CPU budget sets the rate.
     rate_hz: Option<u32>,
     backend: &'static str,
-    /// What is not as good here as it could be.
+    /// Limitations of this backend on this machine.
     weaker: Option<String>,
 }
 
@@ -64,12 +64,12 @@ impl AttachedOffcpu {
         })
     }
 
-    /// What the last walk of the last snapshot has met.
+    /// Counters of the last walk before the last snapshot.
     pub fn met(&self) -> Met {
         self.met
     }
 
-    /// They, and how many threads wait for one that was not met.
+    /// Returns the stacks, and the number of threads that wait for a holder that the walk has not seen.
     fn stacks(&mut self, gathered: &Gathered) -> (Vec<Stack>, u64) {
         let mut stacks = self.named.stacks(gathered);
         let mut holders = Holders::of(&gathered.holders, self.named.kernel());
@@ -77,7 +77,7 @@ impl AttachedOffcpu {
         let mut unmet = 0;
         for (place, thread) in &gathered.threads {
             ages.entry(*place).or_default().push(told_age_ns(gathered.ended_ns.saturating_sub(thread.since_ns)));
-            // Where threads are told apart, it is the only one that is here now.
+            // With `by_thread`, a stack belongs to one thread.
             stacks[*place].waits_for = holders.chain_of(thread.tid);
             unmet += u64::from(holders.is_holder_unmet(thread.tid));
         }
@@ -90,16 +90,16 @@ impl AttachedOffcpu {
     }
 }
 
-/// From a second on, an age is told in whole milliseconds: in a recording of idle threads, digits that mean nothing to anybody
-/// would be a sixth of all bytes.
+/// Rounds ages of a second or more down to whole milliseconds: in a recording of idle threads the further digits would
+/// take a sixth of all bytes.
 fn told_age_ns(age_ns: u64) -> u64 {
     if age_ns < 1_000_000_000 { age_ns } else { age_ns - age_ns % 1_000_000 }
 }
 
-/// The function's name without what the compiler adds to the names of parts and copies of functions.
+/// Strips the suffixes that compilers add to the names of parts and clones of functions.
 pub(super) fn plain(name: &str) -> &str {
     const ADDED: [&str; 6] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm.", ".lto_priv."];
-    // An address that was in two pieces of code has both names.
+    // An address that belonged to two functions over time has both names.
     if !name.contains('.') || name.contains(" or ") {
         return name;
     }
@@ -130,7 +130,7 @@ pub(super) fn user_frames(
     user
 }
 
-/// Whose place it is.
+/// Labels of the thread and process of a stack.
 pub(super) fn labels_of(key: &place_key, process: Option<&(u32, String)>) -> Labels {
     let mut labels: Labels = [("thread".to_owned(), attach::text(&key.comm))].into();
     if let Some((pid, name)) = process {
@@ -228,7 +228,7 @@ impl Attached for AttachedOffcpu {
     }
 
     fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-        // It has none.
+        // This source reports no late events.
         thread::sleep(wait);
         Ok(())
     }
@@ -241,13 +241,13 @@ mod plain {
 
     // SAFETY: integers and arrays of them.
     unsafe impl PlainData for thread_now {}
-    // SAFETY: the same.
+    // SAFETY: integers and arrays of them.
     unsafe impl PlainData for place_key {}
-    // SAFETY: the same.
+    // SAFETY: integers and arrays of them.
     unsafe impl PlainData for wait_key {}
-    // SAFETY: the same.
+    // SAFETY: integers and arrays of them.
     unsafe impl PlainData for process_value {}
-    // SAFETY: the same.
+    // SAFETY: integers and arrays of them.
     unsafe impl PlainData for stack_value {}
     // SAFETY: an integer.
     unsafe impl PlainData for u32 {}

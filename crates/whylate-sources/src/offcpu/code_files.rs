@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Files of code, each once for all processes that have it mapped. None stays open: what unwinding and names need of a
-//! file is kept in memory, within bounds, and read again when it is needed after it was dropped.
+//! Executable files, shared by all processes that map them. No file stays open: what unwinding and symbolization need
+//! is cached in memory, within bounds, and read again if it is needed after eviction.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,47 +13,47 @@ use super::far_files::{FarFiles, Identity};
 use super::mappings::Mapping;
 use super::names::Frames;
 
-/// What is kept of all files together, and if file names and lines are wanted too.
+/// Maximum bytes cached of all files, and with file names and lines.
 const MOST_KEPT: u64 = 48 << 20;
 const MOST_KEPT_WITH_LINES: u64 = 512 << 20;
-/// A file in use makes room only for a smaller one: its names may not have been looked up yet.
+/// A file used within this time is evicted only for a smaller one: its symbols may not have been looked up yet.
 const IN_USE: Duration = Duration::from_secs(3);
-/// What was read of a file is dropped after this time without use, once its names have been looked up.
+/// The data of a file is dropped after this time without use, once its symbols have been looked up.
 const UNUSED: Duration = Duration::from_secs(10);
-/// Names are looked up within this time of a snapshot.
+/// Symbols are looked up within this time of a snapshot.
 const NAMED_WITHIN: Duration = Duration::from_secs(3);
-/// Files that no process has any more are forgotten from this number on.
+/// From this number of files on, those that no process maps any more are removed.
 const MOST_FORGOTTEN: usize = 1024;
 
-/// A file of code.
+/// An executable file.
 #[derive(Default)]
 pub(super) struct CodeFile {
-    /// `None` once it has made room for others.
+    /// `None` after eviction.
     elf: Mutex<Option<Arc<Elf>>>,
-    /// Functions that were asked for, by the offset of their code in the file.
+    /// Symbols that were looked up, by file offset.
     known: Mutex<HashMap<u64, Frames>>,
     has_failed: AtomicBool,
-    /// When it was used last, in ms since the first file was read.
+    /// Time of the last use, in ms since the first file was read.
     used_ms: AtomicU64,
 }
 
 impl CodeFile {
-    /// What was read of the file.
+    /// Returns the cached data of the file.
     pub(super) fn elf(&self) -> Option<Arc<Elf>> {
         lock(&self.elf).clone()
     }
 
-    /// Names of functions by file offset.
+    /// Locks the symbols by file offset.
     pub(super) fn known(&self) -> MutexGuard<'_, HashMap<u64, Frames>> {
         lock(&self.known)
     }
 
-    /// Notes that something could not be read.
+    /// Records that something could not be read.
     pub(super) fn fail(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether something could not be read since the last call.
+    /// Returns whether something could not be read since the last call.
     pub(super) fn take_failure(&self) -> bool {
         self.has_failed.swap(false, Ordering::Relaxed)
     }
@@ -63,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All files of code.
+/// All executable files.
 pub(super) struct CodeFiles {
     by_identity: HashMap<Identity, Arc<CodeFile>>,
     forget_at: usize,
@@ -72,7 +72,7 @@ pub(super) struct CodeFiles {
     lines: bool,
     began: Instant,
     dropped_ms: u64,
-    /// A snapshot whose names may be looked up still, and the last one whose names have been; each by its time.
+    /// Time of the snapshot for which symbols may still be looked up, and of the last one for which they have been.
     gathered_ms: Option<u64>,
     named_ms: u64,
     pub(super) files: FarFiles,
@@ -94,10 +94,10 @@ impl CodeFiles {
         }
     }
 
-    /// Opens the file of a mapping; `None` where it is no ELF file.
+    /// Opens the file of a mapping; `None` if it is no ELF file.
     ///
     /// # Errors
-    /// When it cannot be read, or there is no room for it.
+    /// Fails if the file cannot be read, or the cache has no room for it.
     pub(super) fn open(&mut self, tgid: u32, mapping: &Mapping) -> io::Result<Option<Arc<CodeFile>>> {
         let known = &self.by_identity;
         let is_known = |identity: &Identity| known.get(identity).is_some_and(|file| file.elf().is_some());
@@ -111,18 +111,18 @@ impl CodeFiles {
         file.inspect(|file| self.use_now(file)).map(Some).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Notes that a file is in use.
+    /// Records that a file is in use.
     pub(super) fn use_now(&self, file: &CodeFile) {
         file.used_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    /// Notes that a snapshot is taken, for which names in all files used so far are looked up.
+    /// Records that a snapshot is being taken: symbols of all files used so far will be looked up for it.
     pub(super) fn gathered(&mut self) {
         let now_ms = self.now_ms();
         self.gathered_ms.get_or_insert(now_ms);
     }
 
-    /// Drops what was read of files that have not been used for some time, and whose names are known.
+    /// Drops the data of files that have not been used for some time, if their symbols have been looked up.
     pub(super) fn drop_unused(&mut self) {
         let now_ms = self.now_ms();
         if now_ms - self.dropped_ms < 1_000 {
@@ -133,7 +133,7 @@ impl CodeFiles {
         if let Some(gathered_ms) = self.gathered_ms.take_if(|gathered_ms| is_named(gathered_ms)) {
             self.named_ms = gathered_ms;
         }
-        // Without a snapshot since, nobody has asked for its names, however long that takes.
+        // Without a snapshot since, symbols may still be needed, however long ago the file was used.
         let used_before = now_ms.saturating_sub(UNUSED.as_millis() as u64).min(self.named_ms);
         for file in self.by_identity.values().filter(|file| file.used_ms.load(Ordering::Relaxed) < used_before) {
             let dropped = lock(&file.elf).take();
@@ -159,8 +159,8 @@ impl CodeFiles {
         Ok(())
     }
 
-    /// Drops what was read of other files: of those unused for some time the longest unused first, then of larger ones
-    /// the largest. So a user with large files takes no room from those with small ones.
+    /// Evicts data of other files: first the least recently used of those not in use, then the largest if larger than
+    /// the new one. So a user with large files evicts none of the small ones.
     fn make_room(&mut self, bytes: u64) -> bool {
         let in_use_from = self.now_ms().saturating_sub(IN_USE.as_millis() as u64);
         while self.kept + bytes > self.most_kept {
@@ -179,7 +179,7 @@ impl CodeFiles {
         true
     }
 
-    /// Forgets files of processes that have ended, each time that there are twice as many as were left.
+    /// Removes files that no process maps any more, each time that their number has doubled.
     fn forget(&mut self) {
         if self.by_identity.len() < self.forget_at {
             return;
@@ -215,7 +215,7 @@ mod tests {
         path
     }
 
-    /// A mapping on an unknown file system counts as far, and is copied by another process.
+    /// Puts a mapping on an unknown file system, so that it counts as remote and is copied by another process.
     fn far(mapping: &Mapping) -> Mapping {
         Mapping { device: (0xfff, 0xfff), ..mapping.clone() }
     }
@@ -238,7 +238,7 @@ mod tests {
         let copied = files.open(own, &far(&first.mapping)).expect("it is copied").expect("it is an ELF file");
         assert!(Arc::ptr_eq(&opened, &copied), "a copy has the identity of the file");
         assert_eq!(own_descriptors_below(directory.path()), 0);
-        // Deleted, it is found by its mapping still.
+        // A deleted file is still found through its mapping.
         fs::remove_file(directory.path().join("first")).expect("there");
         assert!(files.open(own, &far(&first.mapping)).is_ok_and(|file| file.is_some()));
     }
@@ -263,7 +263,7 @@ mod tests {
         let before = Mapped::new(&path);
         let first = files.open(own, &before.mapping).expect("it is read").expect("an ELF file");
         drop(before);
-        // It has the same inode, length and time of change of its content.
+        // The new content has the same inode, length and mtime.
         let about = fs::metadata(&path).expect("there");
         fs::write(&path, fs::read("/bin/true").expect("there")).expect("written");
         let file = File::options().write(true).open(&path).expect("there");
@@ -304,7 +304,7 @@ mod tests {
             fs::remove_file(&path).expect("there");
             std::os::unix::fs::symlink(target, &path).expect("linked");
         }
-        // Also without a link: the file at the path is another one.
+        // Without a symlink: another file was renamed to the path.
         let path = program(directory.path(), "replaced");
         mappings.push(Mapped::new(&path).mapping.clone());
         fs::rename(&other, &path).expect("renamed");
@@ -374,7 +374,7 @@ mod tests {
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let mapped = Mapped::new(&program(directory.path(), "program"));
         let file = files.open(own, &mapped.mapping).expect("it is read").expect("an ELF file");
-        // As of a span of a minute, at whose end names are looked up.
+        // As in a snapshot interval of a minute, at the end of which symbols are looked up.
         files.began -= 6 * UNUSED;
         files.drop_unused();
         assert!(file.elf().is_some());

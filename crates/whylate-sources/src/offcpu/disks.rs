@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How many requests disks have that are not done (Documentation/block/stat.rst). Whose they are is not kept by the kernel.
+//! Requests in flight of each disk (Documentation/block/stat.rst). The kernel does not record their submitters.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use whylate_model::Series;
 
 const DISKS: &str = "/sys/block";
 
-/// A series for each disk that has any; `None` where that is not told.
+/// Returns a series for each disk with requests in flight; `None` if sysfs does not show them.
 pub(super) fn busy() -> Option<Vec<Series>> {
     busy_in(Path::new(DISKS))
 }
@@ -35,7 +35,7 @@ fn busy_in(folder: &Path) -> Option<Vec<Series>> {
     Some(disks)
 }
 
-/// `       1       12`: reads and writes.
+/// Parses `       1       12`: reads and writes.
 fn requests(text: &str) -> Option<[u64; 2]> {
     let mut numbers = text.split_ascii_whitespace().map(|word| word.parse::<u32>().ok());
     Some([numbers.next()??.into(), numbers.next()??.into()])

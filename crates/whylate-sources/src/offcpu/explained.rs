@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where threads wait, and who had the CPU while one that could run waited for it.
+//! The source with late events: which CPU occupants delayed threads that waited on a run queue.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::runnable::{Waits, Wanted};
 use crate::session::Session;
 use crate::source::{AttachError, Attached};
 
-/// The source, with late events.
+/// The attached source, with late events.
 pub(super) struct Explained {
     waits: Waits,
     meter: Meter,

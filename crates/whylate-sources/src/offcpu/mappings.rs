@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use super::mounts::Device;
 
-/// What is read of one process's list: 200,000 lines of 300 bytes.
+/// Maximum bytes read of one process's maps: 200,000 lines of 300 bytes.
 const MOST_TEXT: u64 = 64 << 20;
-/// What is kept of one process's list: 40,000 mappings of different files.
+/// Maximum bytes kept of one process's mappings: 40,000 mappings of different files.
 const MOST_KEPT: usize = 4 << 20;
-/// The longest line: a path of 4,096 bytes, of which each may be escaped by three more.
+/// Length of the longest line: a path of 4,096 bytes, each of which may be escaped in four.
 const LONGEST_LINE: u64 = 20_000;
 
 /// An executable mapping.
@@ -20,9 +20,9 @@ pub(super) struct Mapping {
     pub(super) end: u64,
     pub(super) offset: u64,
     pub(super) device: Device,
-    /// 0 for memory without a file, such as that of a just-in-time compiler.
+    /// 0 for anonymous memory, such as that of a just-in-time compiler.
     pub(super) inode: u64,
-    /// The file's path as the process sees it.
+    /// Path of the file in the mount namespace of the process.
     pub(super) path: Arc<str>,
 }
 
@@ -36,23 +36,23 @@ impl Mapping {
     }
 }
 
-/// What was read of a list of mappings.
+/// The mappings of a process.
 #[derive(Debug, Default)]
 pub(super) struct Mappings {
-    /// In order of their addresses.
+    /// Mappings by address.
     pub(super) list: Vec<Mapping>,
-    /// The memory that they take.
+    /// Memory of the list, in bytes.
     pub(super) bytes: usize,
-    /// The list is longer than is read, or kept.
+    /// Whether mappings were dropped: the list was longer than is read, or kept.
     pub(super) is_cut: bool,
 }
 
 impl Mappings {
-    /// Reads a list. Of one that is too large, mappings with one of the `wanted` addresses, which are sorted, are kept
-    /// all the same.
+    /// Reads /proc/PID/maps. Of a list that is too long, mappings with one of the `wanted` addresses, which are sorted,
+    /// are always kept.
     ///
     /// # Errors
-    /// When the kernel does not give it out.
+    /// Fails if the kernel does not let the file be read.
     pub(super) fn read(maps: impl BufRead, wanted: &[u64]) -> io::Result<Self> {
         let mut mappings = Mappings::default();
         let (mut maps, mut line) = (maps.take(MOST_TEXT), Vec::new());
@@ -107,21 +107,21 @@ impl Mappings {
         });
     }
 
-    /// Forgets all but some of the mappings.
+    /// Returns a copy with those mappings for which `is_kept` holds.
     pub(super) fn only(&self, is_kept: impl Fn(&Mapping) -> bool) -> Self {
         let list: Vec<Mapping> = self.list.iter().filter(|mapping| is_kept(mapping)).cloned().collect();
         let bytes = list.iter().map(|mapping| size_of::<Mapping>() + mapping.path.len()).sum();
         Mappings { list, bytes, is_cut: self.is_cut }
     }
 
-    /// The mapping that holds an address.
+    /// Returns the mapping that contains an address.
     pub(super) fn at(&self, address: u64) -> Option<&Mapping> {
         let after = self.list.partition_point(|mapping| mapping.start <= address);
         self.list[..after].last().filter(|mapping| mapping.holds(address))
     }
 }
 
-/// A line of proc_pid_maps(5) about code.
+/// A line of proc_pid_maps(5) about an executable mapping.
 pub(super) struct CodeMapped<'a> {
     start: u64,
     end: u64,
@@ -132,7 +132,7 @@ pub(super) struct CodeMapped<'a> {
 }
 
 impl<'a> CodeMapped<'a> {
-    /// Parses a line; `None` where the mapping is not executable.
+    /// Parses a line; `None` if the mapping is not executable.
     pub(super) fn parse(line: &'a str) -> Option<Self> {
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
         let mut words = line.splitn(6, ' ');
@@ -159,7 +159,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A program, mapped as one that runs has it, until it is dropped.
+    /// A mapping of a program, as a process that runs it has, until it is dropped.
     pub(in crate::offcpu) struct Mapped {
         pub(in crate::offcpu) mapping: Mapping,
         at: *mut std::ffi::c_void,
@@ -172,7 +172,7 @@ pub(super) mod tests {
             Self::new_at(path, std::ptr::null_mut(), MapFlags::PRIVATE)
         }
 
-        /// Maps another file in its place.
+        /// Maps another file at its address.
         pub(in crate::offcpu) fn replace(self, path: &Path) -> Self {
             let replaced = std::mem::ManuallyDrop::new(self);
             Self::new_at(path, replaced.at, MapFlags::PRIVATE | MapFlags::FIXED)
@@ -220,7 +220,7 @@ pub(super) mod tests {
 
     #[test]
     fn many_mappings_take_bounded_memory_and_wanted_ones_are_kept() {
-        // The largest number that a process may have by default, of files with long paths.
+        // The default vm.max_map_count, of files with long paths.
         let line = |number: u64, text: &mut String| {
             let start = 0x10_0000 + number * 0x2000;
             let path = "p".repeat(900);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which file systems answer without waiting for anything but this machine's disks and memory.
+//! Local file systems: those that never wait for anything but this machine's disks and memory.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,7 +7,7 @@ use std::io::Read as _;
 /// A device number as (major, minor).
 pub(super) type Device = (u32, u32);
 
-/// File systems that wait for nothing but this machine's disks and memory.
+/// File systems that never wait for anything but this machine's disks and memory.
 const NEAR: [&str; 22] = [
     "bcachefs",
     "btrfs",
@@ -33,17 +33,17 @@ const NEAR: [&str; 22] = [
     "zfs",
 ];
 
-/// An unprivileged user may mount one in a user namespace, with layers on FUSE.
+/// An unprivileged user may mount overlayfs in a user namespace, with layers on FUSE.
 const OVERLAY: &str = "overlay";
 
-/// What is read of a list of mounts at most.
+/// Maximum bytes read of mountinfo.
 const MOST_MOUNTS: u64 = 1 << 20;
 
 /// The mounts of a process (proc_pid_mountinfo(5)).
 pub(super) struct Mounts(String);
 
 impl Mounts {
-    /// Reads the list, up to 1 MB. A mount that is missing counts as far.
+    /// Reads mountinfo, up to 1 MB. A mount that is missing counts as remote.
     pub(super) fn of(process: &str) -> Self {
         let mut text = Vec::new();
         let file = File::open(format!("/proc/{process}/mountinfo"));
@@ -56,12 +56,12 @@ impl Mounts {
         Mounts(text.to_owned())
     }
 
-    /// Whether the file system with this device number is near; `own` has the mounts of whylate's mount namespace.
+    /// Returns whether the file system of a device is local; `own` reads the mounts of whylate's mount namespace.
     pub(super) fn is_near_device(&self, device: Device, own: impl FnOnce() -> Mounts) -> bool {
         self.lines().find(|mount| mount.device == Some(device)).is_some_and(|mount| mount.is_near(own))
     }
 
-    /// Whether a mount is of a near file system.
+    /// Returns whether the file system of a mount is local; `own` reads the mounts of whylate's mount namespace.
     pub(super) fn is_near_mount(&self, id: u64, own: impl FnOnce() -> Mounts) -> bool {
         self.lines().find(|mount| mount.id == Some(id)).is_some_and(|mount| mount.is_near(own))
     }
@@ -87,7 +87,8 @@ impl<'a> Mount<'a> {
         Some(Mount { id, device, kind })
     }
 
-    /// An overlay is near only if it is mounted in whylate's own mount namespace too: then root has mounted it.
+    /// Returns whether the file system is local. An overlay is, if it is also mounted in whylate's own mount namespace:
+    /// then root has mounted it.
     fn is_near(&self, own: impl FnOnce() -> Mounts) -> bool {
         let is_roots = || own().lines().any(|mount| mount.kind == OVERLAY && mount.device == self.device);
         NEAR.contains(&self.kind) && (self.kind != OVERLAY || is_roots())

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Places with their names: whose they are, functions, and what is waited for there.
+//! Symbolizes and labels stacks, and classifies what they wait for.
 //!
-//! Most places of a snapshot are those of the one before, as threads sleep where they slept a second ago. They keep their
-//! names for as long as what they were taken from stays the same.
+//! Most stacks of a snapshot were in the previous one, as threads block where they blocked a second ago. They keep
+//! their symbols for as long as their mappings and the kernel's symbols do not change.
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem::{replace, take};
@@ -26,27 +26,27 @@ pub(super) struct Named {
     names: Names,
     classes: Classes,
     cgroups: Cgroups,
-    /// The tables of which `known` has the numbers.
+    /// Generation of the BPF tables whose indexes are the keys of `known`.
     generation: u32,
-    /// That of the kernel's symbols which have named `known`.
+    /// Generation of the kernel's symbols that named `known`.
     symbols: u64,
-    /// Those of the last snapshot, by the number of the place.
+    /// Stacks of the last snapshot, by index in the BPF table.
     known: HashMap<u32, Known>,
 }
 
 struct Known {
-    /// The memory of whoever waits, and of whoever ended the waits.
+    /// Memory of the waiter's process, and of the waker's.
     memory: [Option<Arc<Process>>; 2],
     stack: Stack,
 }
 
-/// The bytes that long names may take in a snapshot. Stacks share no names, and a program can have thousands of stacks of
-/// hundreds of long names.
+/// Total bytes that long names may take in a snapshot. Stacks do not share names, and a program can have thousands of
+/// stacks of hundreds of long names.
 const MAX_LONG_NAMES: usize = 8 << 20;
-/// Longer names are long.
+/// Names longer than this count as long.
 const USUAL_NAME: usize = 256;
 
-/// Cuts long names that do not fit.
+/// Cuts long names that exceed the remaining `room`.
 fn shorten(stack: &mut Stack, room: &mut usize) {
     let of_waker = stack.waker.iter_mut().flat_map(|waker| [&mut waker.kernel, &mut waker.user]);
     for name in [&mut stack.kernel, &mut stack.user].into_iter().chain(of_waker).flatten() {
@@ -60,7 +60,7 @@ fn shorten(stack: &mut Stack, room: &mut usize) {
     }
 }
 
-/// That of whoever waits, and of whoever ended the waits.
+/// Returns the memory of the waiter's process, and of the waker's.
 fn memory_of<'a>(place: &Place, gathered: &'a Gathered) -> [Option<&'a Arc<Process>>; 2] {
     let of = |key: &place_key| gathered.memory.get(&key.process);
     [of(&place.key), place.waker().and_then(of)]
@@ -68,7 +68,7 @@ fn memory_of<'a>(place: &Place, gathered: &'a Gathered) -> [Option<&'a Arc<Proce
 
 impl Known {
     fn holds(&self, place: &Place, gathered: &Gathered) -> bool {
-        // Whoever changes one that is kept here makes another one of it.
+        // A process that is shared with this is cloned before it is changed.
         let is_same = |(known, now): (&Option<Arc<Process>>, Option<&Arc<Process>>)| match (known, now) {
             (Some(known), Some(now)) => Arc::ptr_eq(known, now),
             (known, now) => known.is_none() && now.is_none(),
@@ -76,7 +76,7 @@ impl Known {
         self.memory.iter().zip(memory_of(place, gathered)).all(is_same)
     }
 
-    /// A cgroup that is found only later has its path next time.
+    /// Returns whether the labels are final: a cgroup without a path may have one by the next snapshot.
     fn is_lasting(&self) -> bool {
         self.stack.labels.get("cgroup").is_none_or(|told| !is_unknown(told))
     }
@@ -92,7 +92,7 @@ impl Named {
         &mut self.names.kernel
     }
 
-    /// In the order of the places.
+    /// Returns the stacks, in the order of `gathered.places`.
     pub(super) fn stacks(&mut self, gathered: &Gathered) -> Vec<Stack> {
         let mut before = take(&mut self.known);
         if replace(&mut self.generation, gathered.generation) != gathered.generation {
@@ -103,7 +103,7 @@ impl Named {
         symbols.span_ended(INFO.card.name, gathered.began_ns);
         let generation = symbols.generation();
         let is_other = replace(&mut self.symbols, generation) != generation;
-        // Code may have been loaded where other code was.
+        // Code may have been loaded at addresses of unloaded code.
         let has_names = |place: &Place| {
             !is_other
                 || place.keys().all(|key| frames(key.kernel_stack).iter().all(|&address| symbols.is_known(address)))
@@ -165,7 +165,7 @@ mod tests {
     use crate::attach::ProgramStatistics;
     use crate::offcpu::sampler::Met;
 
-    /// One place, of a thread of that name.
+    /// A snapshot with one stack, of a thread with this comm.
     fn gathered(generation: u32, comm: &str, memory: Option<&Arc<Process>>) -> Gathered {
         let mut key = place_key { process: 7, ..Default::default() };
         key.comm.iter_mut().zip(comm.bytes()).for_each(|(to, from)| *to = from as _);
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_place_keeps_its_names_until_what_they_were_taken_from_changes() {
         let mut named = Named::new(false, KernelSymbols::default(), Classes::default());
-        // What is told again shows by a name that a place cannot change.
+        // A stack that is labeled again shows by its thread's name, which does not invalidate the cache.
         let mut told = |generation, comm, memory: Option<&Arc<Process>>| {
             let stacks = named.stacks(&gathered(generation, comm, memory));
             assert_eq!((stacks.len(), stacks[0].weight_ns), (1, u64::from(generation) + 1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Names for the addresses of stacks, each once, all of a file together.
+//! Symbolizes user addresses: each once, all addresses of a file together.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -19,16 +19,16 @@ use crate::clock;
 use crate::demangle::demangled;
 use crate::symbols::KernelSymbols;
 
-/// A frame whose caller could not be told.
+/// Frame below which the stack could not be unwound.
 pub(super) const UNWOUND_PARTLY: &str = "[unwound partly]";
-/// A thread that ran while its stack was read.
+/// Frame of a thread that ran while its stack was read.
 pub(super) const TORN: &str = "[ran meanwhile]";
-/// Memory that somebody holds, or that a file system is to bring.
+/// Frame of memory that is locked, or that a file system has to page in.
 pub(super) const UNREAD: &str = "[memory did not answer]";
-/// A program that is not 64 bits wide, or another architecture.
+/// Frame of a program that is not 64 bits wide, or of another architecture.
 pub(super) const UNREADABLE: &str =
     if cfg!(target_arch = "x86_64") { "[not a 64-bit program]" } else { "[user frames not read]" };
-/// A process that ended before its memory was read.
+/// Frame of a process that exited before its mappings were read.
 const EXITED: &str = "[exited]";
 
 /// The function at an address, and before it those that the compiler has inlined there, innermost first.
@@ -43,25 +43,25 @@ const MAX_KEPT_BYTES: usize = 16 << 20;
 #[derive(Default)]
 pub(super) struct Names {
     pub(super) kernel: KernelSymbols,
-    /// The files that were used last, the latest at the end.
+    /// Files with an open symbolizer; the most recently used is the last.
     symbolizers: Vec<OfFile>,
-    /// The memory of the names that files keep.
+    /// Memory of the names that files keep, in bytes.
     kept_bytes: usize,
-    /// Whether files and lines are told too.
+    /// Whether files and lines are resolved too.
     lines: bool,
     has_named: bool,
 }
 
-/// How many files are ready to be asked for names, and the size of their symbols together.
+/// Maximum number of files with an open symbolizer, and the total size of their symbols.
 const MOST_READY: usize = 32;
 const MOST_READY_BYTES: u64 = 64 << 20;
-/// A file that was not asked for so long is no longer ready.
+/// Time without use after which a symbolizer is closed.
 const READY_FOR: Duration = Duration::from_secs(10);
-/// CPU time of naming at a snapshot, and at the first one; the names of further files are looked up at the next one.
+/// CPU time for symbols of one snapshot, and of the first one. Files beyond it are symbolized at the next snapshot.
 const PER_SNAPSHOT_NS: u64 = 400_000_000;
 const PER_FIRST_SNAPSHOT_NS: u64 = 2_000_000_000;
 
-/// A file that is ready to be asked for names.
+/// A file with an open symbolizer.
 struct OfFile {
     elf: Weak<Elf>,
     bytes: u64,
@@ -69,22 +69,22 @@ struct OfFile {
     symbolizer: Symbolizer,
     names: PathBuf,
     is_address: bool,
-    /// As long as it is open, it is at the path.
+    /// Keeps `names`, a path below /proc/self/fd, valid.
     _copy: Option<File>,
 }
 
-/// An address in user space that is to be named: where its name is.
+/// Location of a user address: a file offset, or a name.
 enum Place<'a> {
     File {
         file: &'a CodeFile,
         offset: u64,
         shown: String,
     },
-    /// Named already.
+    /// A name that needs no symbolizer.
     Name(String),
 }
 
-/// What is asked of a file with names.
+/// Offsets of one file that are to be symbolized.
 struct InFile<'a> {
     file: &'a CodeFile,
     elf: Option<Arc<Elf>>,
@@ -97,8 +97,8 @@ impl Names {
         Names { lines, kernel, ..Names::default() }
     }
 
-    /// Names all frames of user stacks, by the process's number and the address; the flag tells the innermost frame.
-    /// The other flag says whether all were named that can be: the others are to be asked for again.
+    /// Symbolizes user frames, by process ID and address; the flag marks the innermost frame. The returned flag says
+    /// whether all were symbolized for which there is a file: the others have to be requested again.
     pub(super) fn user(
         &mut self,
         wanted: &BTreeSet<(u32, u64, bool)>,
@@ -112,7 +112,7 @@ impl Names {
         let mut by_file: HashMap<usize, InFile<'_>> = HashMap::new();
         let mut places = Vec::new();
         for &(id, address, innermost) in wanted {
-            // A return address is behind the call, which may be the last instruction of its function.
+            // A return address may be the first one behind its function: the call may be the last instruction.
             let at = if innermost { address } else { address.wrapping_sub(1) };
             match place_of(processes.get(&id).map(Arc::as_ref), at) {
                 Place::Name(name) => {
@@ -131,7 +131,7 @@ impl Names {
         let most_ns = if self.has_named { PER_SNAPSHOT_NS } else { PER_FIRST_SNAPSHOT_NS };
         self.symbolizers.retain(|of_file| began - of_file.used < READY_FOR && of_file.elf.strong_count() > 0);
         let mut files: Vec<_> = by_file.into_values().collect();
-        // Those with few symbols take the least time.
+        // Files with few symbols take the least time.
         files.sort_by_key(|in_file| in_file.elf.as_ref().map_or(0, |elf| elf.names_bytes()));
         let mut is_whole = true;
         for InFile { file, elf, shown, offsets } in files {
@@ -158,7 +158,7 @@ impl Names {
         (named, is_whole)
     }
 
-    /// Makes a file ready to be asked for names; `None` if it has none.
+    /// Opens a symbolizer for a file, or returns the open one; `None` if the file has no symbols.
     fn ready(&mut self, elf: &Arc<Elf>) -> Option<&OfFile> {
         let is_it = |of_file: &OfFile| of_file.elf.ptr_eq(&Arc::downgrade(elf));
         let mut of_file = match self.symbolizers.iter().position(is_it) {
@@ -168,7 +168,7 @@ impl Names {
                     Named::Elsewhere(path) => (path, true, None),
                     Named::Copied(copy) => (format!("/proc/self/fd/{}", copy.as_raw_fd()).into(), false, Some(copy)),
                 };
-                // Lines and inlined functions take a hundred times as long.
+                // Lines and inlined functions take 100 times as long.
                 let builder = Symbolizer::builder().enable_code_info(self.lines).enable_inlined_fns(self.lines);
                 let symbolizer = builder.enable_demangling(false).build();
                 let (elf, bytes) = (Arc::downgrade(elf), elf.names_bytes());
@@ -186,7 +186,7 @@ impl Names {
         self.symbolizers.last()
     }
 
-    /// Names what lies at these offsets of a file.
+    /// Symbolizes offsets of a file.
     fn in_file(&mut self, elf: &Arc<Elf>, shown: &str, offsets: &[u64]) -> Vec<Frames> {
         let lines = self.lines;
         let unknown = |offset: &u64| vec![format!("{shown}+{offset:#x}")];
@@ -202,11 +202,12 @@ impl Names {
             Input::FileOffset(offsets)
         };
         let mut source = ElfSource::new(file);
-        // The copy has lines only where they can be trusted.
+        // The copy has line information only if it can be trusted.
         source.debug_syms = lines;
         let mut found = symbolizer.symbolize(&Source::Elf(source), input);
         if found.is_err() && lines {
-            // Debug information that makes no sense, or is packed in a way that is not known, leaves the names.
+            // Without debug information, which may be malformed or compressed in an unsupported way, there are still
+            // names.
             let mut source = ElfSource::new(file);
             source.debug_syms = false;
             found = symbolizer.symbolize(&Source::Elf(source), input);
@@ -225,7 +226,7 @@ impl Names {
     }
 }
 
-/// Inlined functions come outermost first.
+/// Returns the frames of a symbol, innermost first; `inlined` has the outermost function first.
 fn frames_of(symbol: &Sym<'_>) -> Frames {
     let inlined = symbol
         .inlined
@@ -237,7 +238,7 @@ fn frames_of(symbol: &Sym<'_>) -> Frames {
 }
 
 fn frame(name: &str, code: Option<&CodeInfo<'_>>) -> String {
-    // glibc's own name for what it exports under the rest of it.
+    // glibc's internal alias of an exported function.
     let name = demangled(name.strip_prefix("__GI_").unwrap_or(name));
     match code {
         Some(CodeInfo { file, line: Some(line), .. }) => {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A walk over all threads. One that has not run since the last walk costs reading its switch count and adding time to
- * its place. Only one thread of user space walks at a time; where switches are traced (trace.bpf.h), each CPU looks up
- * and adds as well.
+ * A walk over all threads. For a thread that has not run since the last walk, it reads the switch count and adds time to
+ * the thread's place. Only one thread of user space walks at a time; if switches are traced (trace.bpf.h), each CPU
+ * looks up and adds as well.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -20,7 +20,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Always empty: puts the types that user space shares into the skeleton. */
 struct {
 	struct thread_now thread_now;
 	struct unwind_rule unwind_rule;
@@ -46,13 +46,13 @@ enum {
 	TASK_RTLOCK_WAIT = 0x1000,
 };
 
-/* Bits of task_struct.flags: threads of user processes without user frames, and those of the kernel. */
+/* Bits of task_struct.flags: threads of user processes without user frames, and kernel threads. */
 enum {
 	PF_USER_WORKER = 0x4000,
 	PF_KTHREAD = 0x200000,
 };
 
-/* The verifier would look at the whole rest once for each state: what comes out of memory it does not know. */
+/* Hides the state from the verifier, which would verify the rest of the program once per state. */
 volatile u32 state_told = 0;
 
 static __always_inline enum thread_state state_of_bits(const struct task_struct *task, u32 state)
@@ -85,7 +85,7 @@ static __always_inline u64 switches_of(const struct task_struct *task)
 	return task->nvcsw + task->nivcsw;
 }
 
-/* How far the thread's run queue clock is behind: it stops in interrupts and while the hypervisor runs others. */
+/* How far the clock of the thread's run queue is behind: it stops in interrupts and while the vCPU is descheduled. */
 static __always_inline u64 behind_ns(const struct task_struct *task)
 {
 	const struct rq *rq;
@@ -96,7 +96,7 @@ static __always_inline u64 behind_ns(const struct task_struct *task)
 	return rq->clock - rq->clock_task;
 }
 
-/* Whether a thread that waits for the sampler's CPU had it when the sampler was due: got it before, queued after. */
+/* Whether a thread that waits for the sampler's CPU ran there when the walk was due: switched in before, queued after. */
 static __always_inline bool had_cpu_of_sampler(const struct task_struct *task)
 {
 	u64 queued_ns;
@@ -112,7 +112,7 @@ static __always_inline enum thread_state state_of(const struct task_struct *task
 {
 	enum thread_state state = task->on_cpu ? STATE_ON_CPU : state_of_bits(task, task->__state);
 
-	/* Where switches are traced, both stays are seen. */
+	/* If switches are traced, both run slices are seen. */
 	if (!traces && state == STATE_READY && had_cpu_of_sampler(task))
 		state = STATE_ON_CPU;
 	state_told = state;
@@ -120,8 +120,8 @@ static __always_inline enum thread_state state_of(const struct task_struct *task
 }
 
 /*
- * The sampler has just got its CPU, and its record has this moment on the run queue's clock. It may have run on for a
- * while, so the least difference is the best; it may grow by 2 us a walk, as the two clocks drift apart.
+ * The sampler was just switched in, which its exec_start records on the run queue's clock. It may have run since, so the
+ * smallest difference is the best one; it may grow by 2 us a walk, as the two clocks drift apart.
  */
 static __always_inline void calibrate(u64 now_ns)
 {
@@ -135,7 +135,7 @@ static __always_inline void calibrate(u64 now_ns)
 	has_clock_offset = true;
 }
 
-/* When the sampler was to look, on its run queue's clock: since it looked last, it has waited for its CPU. */
+/* When the walk was due, on the sampler's run queue clock: now, less the sampler's run-queue wait since the last walk. */
 static __always_inline void tell_when_to_look(void)
 {
 	struct task_struct *sampler = bpf_get_current_task_btf();
@@ -148,9 +148,9 @@ static __always_inline void tell_when_to_look(void)
 }
 
 /*
- * When a thread last ran whose record of that the kernel has forgotten (enqueue_entity()): it was moved to another CPU as
- * it was woken, or, since 6.12, on its way to sleep, for as long as it then sleeps. When it got its CPU is known, and for
- * how long it ran there, but for what interrupts and the hypervisor took from it meanwhile. 0 where neither is.
+ * When a thread last ran if the kernel has reset its exec_start (enqueue_entity()): it was migrated when it was woken, or,
+ * since 6.12, when it blocked, for as long as it then sleeps. Computed from its switch-in and the length of its run slice,
+ * which lacks time stolen by interrupts and the hypervisor. 0 if neither is known.
  */
 static __always_inline u64 forgotten_run(const struct task_struct *task)
 {
@@ -162,7 +162,7 @@ static __always_inline u64 forgotten_run(const struct task_struct *task)
 	return task->sched_info.last_arrival + se->sum_exec_runtime - se->prev_sum_exec_runtime;
 }
 
-/* Since when the thread has been off its CPU: when it last ran. It was seen running, or elsewhere, at `after_ns`. */
+/* When the thread was last switched out. It was seen running, or in another state, at `after_ns`. */
 static __always_inline u64 since_of(const struct task_struct *task, u64 after_ns, u64 now_ns)
 {
 	u64 ran_ns = task->se.exec_start;
@@ -180,7 +180,7 @@ static __always_inline u64 since_of(const struct task_struct *task, u64 after_ns
 	return since_ns < after_ns ? after_ns : since_ns;
 }
 
-/* 0 where there is no room. */
+/* ID of the thread's process; 0 if there is no room. */
 static __always_inline u32 process_of(const struct task_struct *task)
 {
 	struct process_key key = {};
@@ -203,7 +203,7 @@ static __always_inline u32 process_of(const struct task_struct *task)
 	return known ? known->id : 0;
 }
 
-/* The verifier looks at it by itself, once: a loop of its own takes a fifth of the time of calls by bpf_loop(). */
+/* Global, so that it is verified by itself, once. Its own loop takes a fifth of the time of bpf_loop(). */
 __noinline int hash_stack(const struct stack_value *stack, u32 process, struct stack_key *key)
 {
 	u64 first, second;
@@ -225,7 +225,7 @@ __noinline int hash_stack(const struct stack_value *stack, u32 process, struct s
 	return 0;
 }
 
-/* The number of a stack, a new one where it is not known; 0 where there is no room. */
+/* ID of a stack, a new one if the stack is not known; 0 if there is no room. */
 static __always_inline u32 number_of_stack(struct stack_value *stack, u32 process)
 {
 	struct stack_value *known;
@@ -253,7 +253,7 @@ enum looked {
 	LOOKED_NO_ROOM,
 };
 
-/* What was seen of a user stack that may be the same. */
+/* The cached user stack of these registers. */
 static __always_inline struct seen_user_stack *seen_in_walks(struct task_struct *task, u32 process)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
@@ -300,7 +300,7 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 			end = USER_PARTLY;
 		}
 		if (end == USER_UNREAD) {
-			/* Whoever changes its mappings mostly takes microseconds; this one did not at the last walk either. */
+			/* Changing mappings mostly takes microseconds; this process was unresponsive in the last walk too. */
 			if (!is_last_round && !was_unread) {
 				unanswered++;
 				return LOOKED_AGAIN;
@@ -319,7 +319,7 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 	return LOOKED_OK;
 }
 
-/* Everything that a place is told by but the stacks; false where there is no room for the process. */
+/* Fills in the key except for the stacks; false if there is no room for the process. */
 static __always_inline bool fill_key(struct task_struct *task, struct thread_record *record, struct place_key *key)
 {
 	key->is_kernel = (task->flags & PF_KTHREAD) != 0;
@@ -337,7 +337,7 @@ static __always_inline bool fill_key(struct task_struct *task, struct thread_rec
 
 #include "count.bpf.h"
 
-/* What is remembered of the thread; NULL where that is nothing. */
+/* The record of a thread; NULL if it has none. */
 static __always_inline struct thread_record *record_of(struct task_struct *task)
 {
 	struct thread_record *record;
@@ -351,7 +351,7 @@ static __always_inline struct thread_record *record_of(struct task_struct *task)
 	return bpf_task_storage_get(&record_by_thread, task, 0, 0);
 }
 
-/* 0, or the reason for which the place is not known. */
+/* LOOKED_OK with the place, or why there is none. */
 static __always_inline enum looked place_of(struct task_struct *task, struct thread_record *record, enum thread_state state,
 					    u64 switches, u32 *place, enum lost_reason *reason)
 {
@@ -373,7 +373,7 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 		looked = look_at_stacks(task, &key, was_unread);
 		if (looked != LOOKED_OK)
 			return looked;
-		/* It is the same wait as long as it has not run; a thread that runs is counted when it stops. */
+		/* It is the same wait if the thread has not run since; a running thread is counted when it blocks. */
 		if (switches_of(task) != switches || state_of(task) != state) {
 			if (!is_last_round)
 				return LOOKED_AGAIN;
@@ -397,7 +397,7 @@ static __always_inline void count(struct thread_record *record, u64 now_ns, u32 
 {
 	u64 ns = take_time(record, now_ns);
 
-	/* Where switches are traced, a thread is looked at in each state, since it may change to one that is wanted. */
+	/* If switches are traced, a thread is visited in each state, since it may change to a selected one. */
 	if (!traces || wanted_states & 1u << (record->state & 31))
 		add(record->place, ns, 1, waits);
 }
@@ -412,7 +412,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	u32 place = 0;
 
 	if (traces && is_tracing && state == STATE_ON_CPU && !has_run && record->state != STATE_ON_CPU && record->generation == generation + 1) {
-		/* It is leaving its CPU; or it has one, was not seen to get it, and still has it in the last round. */
+			/* The thread is being switched out; or its switch-in was not seen, and it still runs in the last round. */
 		if (!is_last_round) {
 			record->is_unresolved = true;
 			unresolved++;
@@ -421,10 +421,10 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		count_unseen_run(task, record, now_ns);
 	}
 	looked = place_of(task, record, state, switches, &place, &reason);
-	/*
-	 * Found anew, and the same, as nobody else takes records over: the verifier would follow the look at stacks once
-	 * for each map that it may be in.
-	 */
+		/*
+		 * Looked up again, with the same result, as only this thread reuses records: otherwise the verifier would
+		 * verify taking the stacks once for each map that the record may be in.
+		 */
 	record = record_of(task);
 	if (!record) {
 		lose(LOST_THREADS);
@@ -432,12 +432,12 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	}
 	record->unread = unread_now;
 	if (looked != LOOKED_OK && !is_last_round) {
-		/* Memory that there is none of now may have been found by the next round. */
+		/* The next round may find memory that is unresponsive now. */
 		record->is_unresolved = true;
 		unresolved++;
 		return;
 	}
-	/* Before the time is counted, while `counted_ns` is still when it was last seen. */
+	/* Before the time is counted, while `counted_ns` is still the time of the last visit. */
 	if (has_run || record->state != state) {
 		u64 after_ns = BPF_CORE_READ(task, start_time);
 
@@ -458,7 +458,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	}
 	if (!traces)
 		record->half_address = low_half((u64)task);
-	/* Last, on every architecture: whoever left a CPU meanwhile has another number, which tells of overwriting. */
+	/* Written last, on every architecture: a thread switched out concurrently has another count, so overwriting shows. */
 	__sync_lock_test_and_set(&record->switches, switches);
 	if (looked != LOOKED_OK) {
 		lose(reason);
@@ -468,7 +468,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	count(record, now_ns, has_run);
 }
 
-/* A record for a thread that has none; NULL where there is no memory. */
+/* Allocates a record for a thread; NULL if there is no memory. */
 static __always_inline struct thread_record *new_record(struct task_struct *task)
 {
 	struct thread_record *record;
@@ -485,7 +485,7 @@ static __always_inline struct thread_record *new_record(struct task_struct *task
 	return bpf_task_storage_get(&record_by_thread, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 }
 
-/* The thread is where it was at the last look, and has been all the time. */
+/* The thread is in the same wait, or on a CPU, as at the last visit. */
 static __always_inline bool has_not_run(const struct task_struct *task, const struct thread_record *record)
 {
 	u32 state;
@@ -493,7 +493,7 @@ static __always_inline bool has_not_run(const struct task_struct *task, const st
 	if (record->generation != generation + 1 || record->is_unresolved || record->is_skipped || record->unread == UNREAD_MEMORY ||
 	    (record->unread == UNREAD_CODE && retries_code) || record->switches != switches_of(task))
 		return false;
-	/* Switches are seen, whatever it does; but for a few. */
+	/* Switches are seen in any state, except for a few. */
 	if (traces && is_tracing)
 		return record->is_known && (record->state == STATE_ON_CPU || !task->on_cpu);
 	if (task->on_cpu || (!traces && record->half_address != low_half((u64)task)))
@@ -503,7 +503,7 @@ static __always_inline bool has_not_run(const struct task_struct *task, const st
 	return state == record->state;
 }
 
-/* 0.1 us for a thread that is not wanted, 0.3 us for one that has not run, 2 us and more for others. */
+/* 0.1 us for a thread that is not selected, 0.3 us for one that has not run, 2 us and more for others. */
 SEC("iter.s/task")
 int on_each_thread(struct bpf_iter__task *ctx)
 {
@@ -525,13 +525,13 @@ int on_each_thread(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	record = record_of(task);
-	/* Of most threads nothing else is read: each field in another line of memory costs as much as everything else. */
+	/* Nothing else is read of most threads: each field in another cache line costs as much as all the rest. */
 	if (record && has_not_run(task, record)) {
 		if (walk_round == 0)
 			threads_met++;
 		else if (!record->is_unresolved)
 			return 0;
-		/* A look takes less than a microsecond. */
+		/* A visit takes less than a microsecond. */
 		if (!(threads_met % LOOKS_PER_CLOCK_READ))
 			walk_now_ns = bpf_ktime_get_ns();
 		if (traces && is_tracing)
@@ -563,7 +563,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	state = state_of(task);
-	/* Threads are given other names, and moved to other cgroups. */
+	/* A thread may be renamed, and moved to another cgroup. */
 	record->is_skipped = !is_wanted(task, task->flags & PF_KTHREAD);
 	if (record->is_skipped || (!traces && !(wanted_states & 1u << state))) {
 		record->switches = switches;
@@ -576,7 +576,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	return 0;
 }
 
-/* Tells user space since when each thread waits, after a walk. */
+/* Reports to user space since when each thread waits, after a walk. */
 SEC("iter/task")
 int on_each_thread_tell(struct bpf_iter__task *ctx)
 {

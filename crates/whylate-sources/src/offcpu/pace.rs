@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! When to walk.
+//! The sampling interval: fixed, or set by a CPU budget.
 
 use std::time::Duration;
 
 use super::{OffcpuOptions, RATES_HZ};
 
-/// How far apart walks are.
+/// The interval between walks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     period: Duration,
-    /// The part of a CPU that walks may take, in millionths.
+    /// CPU time that walks may take, in millionths of one CPU.
     budget_ppm: Option<u32>,
-    /// What a walk takes of a CPU.
+    /// CPU time of a walk in ns, as a moving average.
     cost_ns: f64,
     /// xorshift64 (Marsaglia 2003).
     random: u64,
@@ -36,7 +36,8 @@ impl Pace {
         self.period
     }
 
-    /// From half the period to one and a half, evenly spread: no thread that wakes regularly is met at one point alone.
+    /// Draws an interval evenly from half to one and a half periods, so that no periodic thread is always sampled in
+    /// phase.
     pub(super) fn interval(&mut self) -> Duration {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -53,7 +54,8 @@ mod tests {
     fn a_budget_tells_the_period() {
         let options = OffcpuOptions { budget_ppm: Some(10_000), ..OffcpuOptions::default() };
         let mut pace = Pace::new(&options, 1);
-        // One percent of a CPU is a walk of 0.5 ms each 50 ms; one of 50 ms would take five percent at the lowest rate.
+        // One percent of a CPU is a walk of 0.5 ms every 50 ms; one of 50 ms would take five percent at the lowest
+        // rate.
         pace.learn(500_000);
         assert_eq!(pace.period(), Duration::from_millis(50));
         for _ in 0..50 {

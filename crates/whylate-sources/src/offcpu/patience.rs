@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reading what may never answer: another process's memory is held while one of its threads waits for a file system
-//! that is gone. It is read on a thread of its own, which is given up once it is held up.
+//! Reads that may block forever, done on threads of their own and abandoned on timeout: the mmap lock of a process is
+//! held while one of its threads waits for a page of a dead file system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,35 +13,34 @@ use anyhow::{Context as _, anyhow};
 
 use crate::source::AttachError;
 
-/// How long a thread that reads may be held up without running once. Disks answer within a tenth of it. While others
-/// are held up, what holds them up is likely at work here too, and half of it is enough for each: whoever waits for the
-/// end of all this waits for less than twice as long as for the first.
+/// Timeout of a blocked reader thread that does not run once. Disks answer within a tenth of it. It is halved for each
+/// abandoned reader, as the cause is likely the same: all timeouts together take less than twice the first one.
 const PATIENCE: Duration = Duration::from_millis(150);
-/// How long where the system does not tell whether a thread runs; a busy machine makes it wait too.
+/// Timeout if the state of the thread cannot be read; a busy machine delays it too.
 const BLIND_PATIENCE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(10);
-/// So many threads that were given up may wait at a time; then nothing more is read that may not answer.
+/// Maximum number of abandoned reader threads; beyond it nothing is read that may block forever.
 const MOST_GIVEN_UP: usize = 4;
 
-/// Why a thread of ours gave no answer.
+/// Why a worker thread gave no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoAnswer {
     #[error("the thread that looks at all others has ended: try again")]
     Ended,
-    /// Something that it waits for does not come.
+    /// The worker is blocked.
     #[error(
         "some process's memory does not answer, and holds up the walk over all threads: try again, or look at one with -p"
     )]
     HeldUp,
-    /// Nothing tells whether it waits, or has much to do.
+    /// The worker is blocked or busy; its state cannot be read.
     #[error(
         "the walk over all threads does not finish, and without /proc whylate cannot tell why: mount it (mount -t proc proc /proc)"
     )]
     Unknown,
 }
 
-/// Where /proc tells of the calling thread. It may be mounted for another PID namespace, where the thread has another
-/// number; `None` where it is not mounted.
+/// Path of the status file of the calling thread, whose TID differs in /proc of another PID namespace; `None` if /proc
+/// is not mounted.
 type Told = Option<PathBuf>;
 
 fn own_place() -> Told {
@@ -49,7 +48,7 @@ fn own_place() -> Told {
     Some(Path::new("/proc").join(thread).join("status"))
 }
 
-/// What a thread of ours has done so far; `None` where that is not told, and `Some(None)` while it can run.
+/// Reads the state and context switches of a worker; `None` if they cannot be read, `Some(None)` while it is runnable.
 fn runs(told: &Told) -> Option<Option<Vec<String>>> {
     let status = fs::read_to_string(told.as_ref()?).ok()?;
     let is_told = |line: &&str| line.starts_with("State:") || line.contains("_ctxt_switches:");
@@ -57,9 +56,9 @@ fn runs(told: &Told) -> Option<Option<Vec<String>>> {
     Some((!told.first()?.contains('R')).then_some(told))
 }
 
-/// Waits for a thread's answer for as long as it gets on: until it has been held up for so long.
+/// Waits for a worker's answer until the worker has been blocked for `held_up_for` without running once.
 fn answer_of<T>(told: &Told, answers: &Receiver<T>, held_up_for: Duration) -> Result<T, NoAnswer> {
-    // Most answers come before anything need be known of the thread.
+    // Most answers arrive before the worker's state has to be read.
     let mut known: Option<(Option<Option<Vec<String>>>, Instant)> = None;
     loop {
         match answers.recv_timeout(POLL) {
@@ -80,23 +79,23 @@ fn answer_of<T>(told: &Told, answers: &Receiver<T>, held_up_for: Duration) -> Re
     }
 }
 
-/// How long what looks at all threads may be held up without running once: nothing that it does takes so long, unless
-/// memory has begun to wait between the moment at which it answered and that at which it was read.
+/// Timeout of a blocked sampling thread that does not run once. Nothing that it does takes this long, unless memory
+/// that was probed as responsive blocks when it is read.
 const WALKS_PATIENCE: Duration = Duration::from_millis(700);
 
-/// A thread of ours that looks at all threads, and tells whoever asks.
+/// The sampling thread, which answers requests.
 pub(super) struct Worker<T> {
     told: Told,
-    /// `None` once it has been told to end.
+    /// `None` once the worker has been asked to end.
     ask: Option<Sender<Sender<T>>>,
     ended: Receiver<()>,
 }
 
 impl<T: Send + 'static> Worker<T> {
-    /// Starts it. What `begin` makes belongs to the thread, which hands it to `run`.
+    /// Starts the worker. `begin` runs on its thread, and its result is passed to `run`.
     ///
     /// # Errors
-    /// Those of `begin`; when the thread cannot be started, or is held up.
+    /// Returns the error of `begin`, or fails if the thread cannot be started, or is blocked.
     pub(super) fn start<S>(
         begin: impl FnOnce() -> Result<S, AttachError> + Send + 'static,
         run: impl FnOnce(S, &Receiver<Sender<T>>) + Send + 'static,
@@ -109,7 +108,7 @@ impl<T: Send + 'static> Worker<T> {
             let _at_end = at_end;
             let _ = tell_place.send(own_place());
             match begin() {
-                // Whoever started it may have given up.
+                // The caller may have timed out.
                 Ok(state) => tell.send(Ok(())).map_or((), |()| run(state, &asked)),
                 Err(error) => drop(tell.send(Err(error))),
             }
@@ -120,10 +119,10 @@ impl<T: Send + 'static> Worker<T> {
         Ok(Worker { told: place, ask: Some(ask), ended })
     }
 
-    /// Asks it.
+    /// Requests an answer, and waits for it.
     ///
     /// # Errors
-    /// When it has ended, or is held up.
+    /// Fails if the worker has ended, or is blocked.
     pub(super) fn ask(&self) -> anyhow::Result<T> {
         let (answer, answered) = mpsc::channel();
         let ask = self.ask.as_ref().ok_or(NoAnswer::Ended)?;
@@ -134,24 +133,24 @@ impl<T: Send + 'static> Worker<T> {
 
 impl<T> Drop for Worker<T> {
     fn drop(&mut self) {
-        // It ends when nobody can ask it any more, and is waited for: its programs are gone then.
+        // The worker ends once its request channel is closed. Wait for it, so that its BPF programs are detached.
         self.ask = None;
         let _ = answer_of(&self.told, &self.ended, WALKS_PATIENCE);
     }
 }
 
-/// Has things read that may never answer.
+/// Runs reads that may block forever on a thread of its own.
 #[derive(Default)]
 pub(super) struct Reader {
     thread: Option<(Told, Sender<Read>)>,
-    /// One for each thread, with those that were given up, and this one.
+    /// One reference for each reader thread, abandoned ones included, and one for this.
     threads: Arc<()>,
 }
 
 type Read = Box<dyn FnOnce() + Send>;
 
 impl Reader {
-    /// What is read; `None` where that does not answer.
+    /// Runs `read` on the reader thread; `None` if it does not finish.
     pub(super) fn read<T: Send + 'static>(&mut self, read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
         let given_up = Arc::strong_count(&self.threads) - 1 - usize::from(self.thread.is_some());
         if self.thread.is_none() && given_up >= MOST_GIVEN_UP {
@@ -162,7 +161,7 @@ impl Reader {
             None => start(Arc::clone(&self.threads))?,
         };
         let (tell, told) = mpsc::channel();
-        // Whoever asked may have given up.
+        // The caller may have timed out.
         jobs.send(Box::new(move || drop(tell.send(read())))).ok()?;
         let answer = answer_of(&place, &told, PATIENCE / (1 << given_up.min(MOST_GIVEN_UP)));
         if answer.is_ok() {
@@ -172,7 +171,7 @@ impl Reader {
     }
 }
 
-/// A thread that reads until nobody asks any more.
+/// Starts a thread that runs reads until the channel is closed.
 fn start(alive: Arc<()>) -> Option<(Told, Sender<Read>)> {
     let (jobs, asked) = mpsc::channel::<Read>();
     let (tell, told) = mpsc::channel();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The same without BPF: `/proc/PID/task/TID/stack` of each thread, which takes some twenty microseconds.
+//! The backend without BPF: reads `/proc/PID/task/TID/stack` of each thread, which takes some 20 µs per thread.
 
 use std::collections::HashMap;
 use std::fs;
@@ -24,14 +24,14 @@ use crate::source::{AttachError, Attached};
 
 const PF_KTHREAD: u64 = 0x20_0000;
 
-/// Reads on a thread of its own.
+/// The attached source, which reads on a thread of its own.
 pub(super) struct AttachedProc {
     reader: Worker<Snapshot>,
 }
 
 impl AttachedProc {
     pub(super) fn new(options: &OffcpuOptions, session: &Session) -> Result<Self, AttachError> {
-        // What is not permitted for our own thread is for none.
+        // If this thread's own stack may not be read, none may.
         fs::read("/proc/self/stack").map_err(|_| {
             AttachError::Unsupported(
                 "not permitted to read stacks in /proc (run as root, or grant CAP_SYS_ADMIN; the bpf backend needs CAP_BPF and CAP_PERFMON)"
@@ -50,17 +50,17 @@ impl Attached for AttachedProc {
     }
 
     fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-        // It has none.
+        // This source reports no late events.
         thread::sleep(wait);
         Ok(())
     }
 }
 
-/// Where a thread was.
+/// Aggregation key of time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Place {
     pid: u32,
-    /// 0 unless threads are told apart.
+    /// 0 unless `by_thread` is set.
     tid: u32,
     process: String,
     thread: String,
@@ -70,30 +70,30 @@ struct Place {
     kernel: Vec<String>,
 }
 
-/// What a thread's `stat` tells (proc_pid_stat(5)).
+/// Fields of a thread's `stat` (proc_pid_stat(5)).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     name: String,
     state: char,
     is_kernel: bool,
-    /// Since the machine started; tells a thread from an earlier one of its number.
+    /// Start time since boot, which distinguishes a thread from an earlier one with its TID.
     started: u64,
 }
 
 struct Walker {
     options: OffcpuOptions,
     host: String,
-    /// A bit for each state that is wanted.
+    /// Bit mask of the selected states.
     states: u32,
     sums: HashMap<Place, (u64, u64)>,
-    /// Until when a thread's time is counted, by its number and start.
+    /// Time up to which a thread's time is counted, by TID and start time.
     counted_ns: HashMap<(u32, u64), u64>,
     since_ns: u64,
     walks: u64,
     threads: u64,
     took_ns: u64,
     took_cpu_ns: u64,
-    /// Stacks that could not be read though the thread was there, mostly of processes that nobody may look at.
+    /// Stacks that could not be read though the thread existed, mostly of processes protected from ptrace.
     unreadable: u64,
     pace: Pace,
 }
@@ -115,7 +115,7 @@ impl Walker {
             pace: Pace::new(options, clock::monotonic_ns()),
         };
         walker.walk();
-        // What threads did before is not counted.
+        // Time before the first walk is not counted.
         walker.sums.clear();
         walker.walks = 0;
         Ok(walker)
@@ -125,11 +125,11 @@ impl Walker {
         let mut due = Instant::now() + self.pace.interval();
         loop {
             match asked.recv_timeout(due.saturating_duration_since(Instant::now())) {
-                // Whoever asked may have gone.
+                // The caller may have timed out.
                 Ok(answer) => drop(answer.send(self.snapshot())),
                 Err(RecvTimeoutError::Timeout) => {
                     self.walk();
-                    // Never more than half of a CPU.
+                    // At most half of a CPU.
                     let earliest = Instant::now() + Duration::from_nanos(self.took_ns);
                     due = (due + self.pace.interval()).max(earliest);
                 }
@@ -155,7 +155,7 @@ impl Walker {
                 continue;
             }
             for tid in numbers(Path::new(&folder)) {
-                // It may have ended.
+                // The thread may have exited.
                 let _ = self.look(pid, tid, process.trim_end_matches('\n'), &mut seen);
             }
         }
@@ -177,7 +177,7 @@ impl Walker {
         if !wanted || !is_named(&stat.name, self.options.threads.name.as_deref()) {
             return None;
         }
-        // One that has ended waits for nothing, as BPF programs see it too.
+        // An exited thread waits for nothing; the BPF backends skip it too.
         if matches!(stat.state, 'Z' | 'X') {
             return None;
         }
@@ -192,7 +192,7 @@ impl Walker {
         let syscall = fs::read_to_string(format!("{folder}/syscall")).unwrap_or_default();
         let syscall = syscall.split(' ').next().and_then(|number| number.parse().ok()).filter(|&number| number >= 0);
         let now_ns = clock::monotonic_ns();
-        // A thread that has begun since the last walk has no time before.
+        // A thread created since the last walk has no earlier time.
         let before_ns = self.counted_ns.get(&(tid, stat.started)).copied().unwrap_or(now_ns);
         seen.insert((tid, stat.started), now_ns);
         let state = state_of(stat.state, &kernel);
@@ -240,12 +240,13 @@ impl Walker {
     }
 }
 
-/// Whether the name is the one that is wanted, of which the kernel keeps the first 15 bytes.
+/// Returns whether a comm is the wanted one, of which the kernel keeps the first 15 bytes.
 fn is_named(name: &str, wanted: Option<&str>) -> bool {
     wanted.is_none_or(|wanted| wanted.bytes().take(15).eq(name.bytes()))
 }
 
-/// The thread's folder has gone, or the thread has while its file was open (proc_pid_stack() returns ESRCH).
+/// The thread's directory no longer exists, or the thread exited while its file was open (proc_pid_stack() returns
+/// ESRCH).
 fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
@@ -256,7 +257,7 @@ fn numbers(folder: &Path) -> Vec<u32> {
 }
 
 pub(super) fn parse_stat(text: &str) -> Option<Stat> {
-    // The name may have parentheses and spaces of its own.
+    // The comm may contain parentheses and spaces.
     let (begin, end) = (text.find('(')?, text.rfind(')')?);
     let fields: Vec<&str> = text.get(end + 1..)?.split_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
@@ -268,7 +269,7 @@ pub(super) fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// The kernel tells no stack of a thread that is on a CPU.
+/// Returns the state of a thread. The kernel shows no stack of a thread that is on a CPU.
 fn state_of(letter: char, kernel: &[String]) -> State {
     match letter {
         'R' if kernel.is_empty() => State::OnCpu,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What requests a thread waits for that it has submitted to a ring of io_uring.
+//! Which io_uring requests a thread waits for.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,20 +10,20 @@ use whylate_model::wait::InFlight;
 
 use crate::pid_namespace;
 
-/// So many descriptors of a process are looked at.
+/// Maximum number of descriptors that are inspected per process.
 const MOST_DESCRIPTORS: usize = 1_024;
 
-/// So long what was found of a process counts.
+/// Time for which the result of a process is cached.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
-/// Of so many processes it is known.
+/// Maximum number of processes in the cache.
 const PROCESSES: usize = 256;
 
-/// Processes with rings, each looked at once in a while: a server waits thousands of times a second.
+/// Cached results of [`in_flight`] by process: a server waits thousands of times a second.
 #[derive(Debug, Default)]
 pub(crate) struct Rings(HashMap<u32, (Instant, InFlight)>);
 
 impl Rings {
-    /// The same as [`in_flight`].
+    /// Cached variant of [`in_flight`].
     pub(crate) fn in_flight(&mut self, pid: u32, kernel: &[String]) -> InFlight {
         if !is_at_ring(kernel) {
             return InFlight::Unknown;
@@ -43,8 +43,8 @@ fn is_at_ring(kernel: &[String]) -> bool {
     kernel.iter().any(|frame| frame == "io_cqring_wait")
 }
 
-/// What the requests are of that this process has in flight in its rings, where a thread of it waits in one. The kernel
-/// lists those that are done when a file is ready, such as a socket; of the others it says nothing.
+/// Returns the kind of requests that a process has in flight in its rings, if the thread of this kernel stack waits for
+/// a completion. fdinfo lists only requests that poll a file, such as a socket, and says nothing of others.
 pub(super) fn in_flight(pid: u32, kernel: &[String]) -> InFlight {
     if !is_at_ring(kernel) || !pid_namespace::has_proc() {
         return InFlight::Unknown;
@@ -60,7 +60,7 @@ pub(super) fn in_flight(pid: u32, kernel: &[String]) -> InFlight {
     }
 }
 
-/// Whether a ring has requests that wait until a file is ready.
+/// Returns whether a ring has requests that poll for a file to be ready.
 fn has_polls(fdinfo: &str) -> bool {
     let polls = fdinfo.lines().skip_while(|line| *line != "PollList:").nth(1);
     polls.is_some_and(|line| line.trim_start().starts_with("op="))

@@ -43,7 +43,8 @@ impl Identity {
     }
 }
 
-/// Field 22 of proc_pid_stat(5). The comm before it may contain parentheses.
+/// Reads the start time in clock ticks since boot, field 22 of proc_pid_stat(5). The comm before it may contain
+/// parentheses.
 fn started(tgid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{tgid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()

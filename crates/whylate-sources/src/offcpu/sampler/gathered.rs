@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the walks have gathered when a span ends.
+//! Data of one snapshot interval.
 
 use std::collections::HashMap;
 use std::mem::{replace, take};
@@ -15,21 +15,21 @@ use crate::offcpu::process::Process;
 use crate::offcpu::skel::types::{holder_now, thread_now};
 use crate::offcpu::{disks, holders};
 
-/// Everything that was gathered in one span, as numbers and addresses.
+/// Data of one snapshot interval, not yet symbolized.
 pub(in crate::offcpu) struct Gathered {
     pub(in crate::offcpu) began_ns: u64,
     pub(in crate::offcpu) ended_ns: u64,
     pub(in crate::offcpu) places: Vec<Place>,
-    /// Numbers of places mean something else in another one.
+    /// Generation of the tables, which gives indexes of places their meaning.
     pub(in crate::offcpu) generation: u32,
-    /// Frames by the number of the stack, innermost first.
+    /// Frames by stack ID, innermost first.
     pub(in crate::offcpu) stacks: HashMap<u32, Arc<[u64]>>,
     pub(in crate::offcpu) processes: HashMap<u32, (u32, String)>,
     pub(in crate::offcpu) memory: HashMap<u32, Arc<Process>>,
     pub(in crate::offcpu) threads: Vec<(usize, thread_now)>,
-    /// Threads that wait or are waited for, where that is asked for.
+    /// Waiters and lock holders, if they are wanted.
     pub(in crate::offcpu) holders: Vec<holder_now>,
-    /// With them, a series for each disk that has requests in progress, where that is told.
+    /// With `holders`: a series for each disk with requests in flight, if sysfs shows them.
     pub(in crate::offcpu) disks: Option<Vec<Series>>,
     pub(in crate::offcpu) lost: Vec<(&'static str, u64)>,
     pub(in crate::offcpu) statistics: ProgramStatistics,
@@ -38,7 +38,7 @@ pub(in crate::offcpu) struct Gathered {
 }
 
 impl Sampler {
-    /// A last look at all threads, and what was gathered since the last span ended.
+    /// Does a last walk, and returns what was collected since the previous call.
     pub(in crate::offcpu) fn gather(&mut self) -> anyhow::Result<Gathered> {
         let ended_ns = clock::monotonic_ns();
         self.walk()?;
@@ -54,8 +54,8 @@ impl Sampler {
         let generation = self.variables()?.generation;
         let needs_room = self.needs_room()?;
         if needs_room && !self.switches.is_empty() {
-            // What switches add from here on would be in no snapshot, and a place written down while the tables are
-            // emptied would count into another one later.
+            // Time that switches add from here on would be in no snapshot, and a place inserted while the tables are
+            // emptied would later count as another one.
             self.variables()?.is_tracing = false;
             attach::wait_for_programs();
         }
@@ -97,7 +97,7 @@ impl Sampler {
         };
         self.told = sums;
         if needs_room {
-            // Whatever fails here fails at the next look too, which tells; what was gathered is whole.
+            // An error that persists also fails the next walk, which reports it; this interval is complete.
             let _ = self.make_room();
         }
         Ok(gathered)
