@@ -10,13 +10,13 @@ use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
 use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack};
 
 use super::holders::{self, Holders};
-use super::named::Named;
+use super::named::StackNamer;
 use super::names::{Frames, TORN, UNREAD, UNREADABLE, UNWOUND_PARTLY};
-use super::pace::Pace;
-use super::patience::Worker;
-use super::places::Place;
-use super::sampler::{Gathered, Met, Sampler};
+use super::places::PlaceDelta;
+use super::sampler::{Met, SampledInterval, Sampler};
 use super::skel::types::{place_key, thread_now, user_end};
+use super::walk_timer::WalkTimer;
+use super::watchdog::Worker;
 use super::{INFO, OffcpuOptions, TRACE, state, submitted, tracers};
 use crate::attach::{self, Meter, PlainData};
 use crate::clock;
@@ -26,8 +26,8 @@ use crate::source::{AttachError, Attached};
 
 /// The attached source, which samples on a thread of its own. Dropping it detaches the programs.
 pub struct AttachedOffcpu {
-    sampler: Worker<anyhow::Result<Gathered>>,
-    named: Named,
+    sampler: Worker<anyhow::Result<SampledInterval>>,
+    namer: StackNamer,
     host: String,
     meter: Meter,
     met: Met,
@@ -35,32 +35,32 @@ pub struct AttachedOffcpu {
     rate_hz: Option<u32>,
     backend: &'static str,
     /// Limitations of this backend on this machine.
-    weaker: Option<String>,
+    limitations: Option<String>,
 }
 
 impl AttachedOffcpu {
     pub(super) fn new(options: &OffcpuOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
-        let pace = Pace::new(options, clock::monotonic_ns());
+        let timer = WalkTimer::new(options, clock::monotonic_ns());
         // Registers are read as x86-64 has them (`unwind_user()`).
         let lacks_user_frames = options.user_stacks && !cfg!(target_arch = "x86_64");
-        let no_frames =
+        let unwind_limitation =
             lacks_user_frames.then_some("user frames are read on x86-64 only: stacks have kernel frames only");
-        let no_holders = if options.holders { holders::told_here()?.weaker() } else { None };
-        let weaker: Vec<&str> = no_frames.into_iter().chain(no_holders).collect();
-        let options_there = options.clone();
+        let holder_limitation = if options.holders { holders::recorded_owners()?.limitation() } else { None };
+        let limitations: Vec<&str> = unwind_limitation.into_iter().chain(holder_limitation).collect();
+        let thread_options = options.clone();
         let sampler = Worker::start(
-            move || Sampler::new(&options_there, backend == TRACE),
-            move |sampler, asked| if backend == TRACE { sampler.trace(asked) } else { sampler.run(asked, pace) },
+            move || Sampler::new(&thread_options, backend == TRACE),
+            move |sampler, asked| if backend == TRACE { sampler.trace(asked) } else { sampler.run(asked, timer) },
         )?;
         Ok(AttachedOffcpu {
             sampler,
-            named: Named::new(options.lines, session.symbols(), options.classes.clone()),
+            namer: StackNamer::new(options.lines, session.symbols(), options.classes.clone()),
             host: session.host().to_owned(),
             meter: Meter::default(),
             met: Met::default(),
             rate_hz: options.budget_ppm.is_none().then_some(options.rate_hz),
             backend,
-            weaker: (!weaker.is_empty()).then(|| weaker.join("; ")),
+            limitations: (!limitations.is_empty()).then(|| limitations.join("; ")),
         })
     }
 
@@ -70,40 +70,40 @@ impl AttachedOffcpu {
     }
 
     /// Returns the stacks, and the number of threads that wait for a holder that the walk has not seen.
-    fn stacks(&mut self, gathered: &Gathered) -> (Vec<Stack>, u64) {
-        let mut stacks = self.named.stacks(gathered);
-        let mut holders = Holders::of(&gathered.holders, self.named.kernel());
+    fn stacks(&mut self, gathered: &SampledInterval) -> (Vec<Stack>, u64) {
+        let mut stacks = self.namer.stacks(gathered);
+        let mut holders = Holders::new(&gathered.holders, self.namer.kernel());
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
-        let mut unmet = 0;
+        let mut unseen_holders = 0;
         for (place, thread) in &gathered.threads {
-            ages.entry(*place).or_default().push(told_age_ns(gathered.ended_ns.saturating_sub(thread.since_ns)));
+            ages.entry(*place).or_default().push(rounded_age_ns(gathered.ended_ns.saturating_sub(thread.since_ns)));
             // With `by_thread`, a stack belongs to one thread.
             stacks[*place].waits_for = holders.chain_of(thread.tid);
-            unmet += u64::from(holders.is_holder_unmet(thread.tid));
+            unseen_holders += u64::from(holders.is_holder_unseen(thread.tid));
         }
         for (place, ages) in ages {
             stacks[place].age = ages.into_iter().collect();
         }
-        stacks.iter_mut().for_each(tracers::tell);
+        stacks.iter_mut().for_each(tracers::append_tracer);
         stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
-        (stacks, unmet)
+        (stacks, unseen_holders)
     }
 }
 
 /// Rounds ages of a second or more down to whole milliseconds: in a recording of idle threads the further digits would
 /// take a sixth of all bytes.
-fn told_age_ns(age_ns: u64) -> u64 {
+fn rounded_age_ns(age_ns: u64) -> u64 {
     if age_ns < 1_000_000_000 { age_ns } else { age_ns - age_ns % 1_000_000 }
 }
 
 /// Strips the suffixes that compilers add to the names of parts and clones of functions.
 pub(super) fn plain(name: &str) -> &str {
-    const ADDED: [&str; 6] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm.", ".lto_priv."];
+    const CLONE_SUFFIXES: [&str; 6] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm.", ".lto_priv."];
     // An address that belonged to two functions over time has both names.
     if !name.contains('.') || name.contains(" or ") {
         return name;
     }
-    let end = ADDED.iter().filter_map(|added| name.find(added)).filter(|&at| at > 0).min();
+    let end = CLONE_SUFFIXES.iter().filter_map(|suffix| name.find(suffix)).filter(|&at| at > 0).min();
     &name[..end.unwrap_or(name.len())]
 }
 
@@ -147,14 +147,14 @@ pub(super) fn labels_of(key: &place_key, process: Option<&(u32, String)>) -> Lab
 }
 
 pub(super) fn stack_of(
-    place: &Place,
+    place: &PlaceDelta,
     [kernel, user]: [Vec<String>; 2],
     process: Option<&(u32, String)>,
     cgroup: Option<String>,
     classes: &Classes,
 ) -> Stack {
     let (key, sum) = (&place.key, place.sum);
-    let state = state::of(key.state);
+    let state = state::from_number(key.state);
     let syscall = crate::syscalls::name(key.syscall);
     let seen = Seen {
         state,
@@ -184,21 +184,21 @@ pub(super) fn stack_of(
 
 impl Attached for AttachedOffcpu {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        self.named.kernel().list_code();
+        self.namer.kernel().list_code();
         let gathered = self.sampler.ask()??;
         let start = clock::unix_ns_of(gathered.began_ns);
         let mut snapshot = Snapshot::new(INFO.card.name, self.backend, &self.host, start);
         snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
         snapshot.pid_namespace = pid_namespace::own();
         snapshot.ended_ns = gathered.ended_ns;
-        let unmet;
-        (snapshot.stacks, unmet) = self.stacks(&gathered);
+        let unseen_holders;
+        (snapshot.stacks, unseen_holders) = self.stacks(&gathered);
         let unread: u64 = gathered.memory.values().map(|process| process.take_unread()).sum();
         for &(reason, count) in &gathered.lost {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
         *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
-        snapshot.lost.insert("holders_unmet".to_owned(), unmet);
+        snapshot.lost.insert("holders_unmet".to_owned(), unseen_holders);
         self.meter.tell(gathered.statistics, &mut snapshot);
         self.met = gathered.met;
         let rate_hz = match self.rate_hz {
@@ -224,7 +224,7 @@ impl Attached for AttachedOffcpu {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.weaker.as_deref()
+        self.limitations.as_deref()
     }
 
     fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
@@ -258,7 +258,7 @@ mod tests {
     use super::plain;
 
     #[test]
-    fn copies_of_functions_have_the_name_of_the_function() {
+    fn strips_clone_suffixes() {
         for (name, shown) in [
             ("sigsuspend.isra.0", "sigsuspend"),
             ("poll_schedule_timeout.constprop.0.isra.1", "poll_schedule_timeout"),

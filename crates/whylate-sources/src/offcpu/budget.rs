@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 const PER_WALK: Duration = Duration::from_millis(100);
 const PER_FIRST_WALK: Duration = Duration::from_secs(1);
 /// A walk stops reading after this multiple of its limit in wall time, as when disks are slow or CPUs are busy.
-const SLOWNESS: u32 = 5;
+const WALL_TIME_FACTOR: u32 = 5;
 const FIRST_WALKS: u64 = 2;
 /// Token bucket of a user: the burst, and the share of wall time (1/`SHARE`) that refills it.
 const BURST: Duration = Duration::from_secs(1);
 const SHARE: u32 = 4;
 /// A list of mappings is read again only after this multiple of the CPU time of its last reading.
-const REST: u32 = 10;
+const PAUSE_FACTOR: u32 = 10;
 /// Maximum number of users with a bucket.
-const MOST_USERS: usize = 1024;
+const MAX_USERS: usize = 1024;
 
 /// Exponential backoff of something that failed: 2 s, then doubled each time up to 64 s.
 #[derive(Clone, Copy, Debug)]
@@ -29,11 +29,11 @@ pub(super) struct Retry {
 
 impl Retry {
     const FIRST: Duration = Duration::from_secs(2);
-    const DOUBLED: u32 = 5;
+    const MAX_DOUBLINGS: u32 = 5;
 
     /// Schedules the next retry after a failure; `before` is the retry that has failed.
     pub(super) fn after(before: Option<Retry>, now: Instant) -> Self {
-        let times = before.map_or(0, |before| (before.times + 1).min(Self::DOUBLED));
+        let times = before.map_or(0, |before| (before.times + 1).min(Self::MAX_DOUBLINGS));
         Retry { due: now + Self::FIRST * (1 << times), times }
     }
 }
@@ -44,11 +44,11 @@ pub(super) struct Budget {
     /// Deadline of the walk's readings.
     until: Instant,
     walks: u64,
-    left_by_user: HashMap<u32, (Left, Instant)>,
+    left_by_user: HashMap<u32, (LeftNs, Instant)>,
 }
 
 /// Nanoseconds; negative after a reading that took longer than was left.
-type Left = i64;
+type LeftNs = i64;
 
 impl Default for Budget {
     fn default() -> Self {
@@ -60,7 +60,7 @@ impl Budget {
     pub(super) fn begin_walk(&mut self, now: Instant) {
         self.walks += 1;
         self.left_in_walk = if self.walks <= FIRST_WALKS { PER_FIRST_WALK } else { PER_WALK };
-        self.until = now + self.left_in_walk * SLOWNESS;
+        self.until = now + self.left_in_walk * WALL_TIME_FACTOR;
     }
 
     /// Returns whether files of a user's processes may be read now.
@@ -68,14 +68,14 @@ impl Budget {
         if self.left_in_walk.is_zero() || now >= self.until {
             return false;
         }
-        if self.left_by_user.len() >= MOST_USERS && !self.left_by_user.contains_key(&user) {
-            // The bucket of a user that read nothing for so long is full again.
+        if self.left_by_user.len() >= MAX_USERS && !self.left_by_user.contains_key(&user) {
+            // The bucket of a user that read nothing during `rest` is full again.
             let rest = BURST * SHARE * 2;
             self.left_by_user.retain(|_, (_, since)| now.saturating_duration_since(*since) < rest);
         }
-        let burst = BURST.as_nanos() as Left;
+        let burst = BURST.as_nanos() as LeftNs;
         let (left, since) = self.left_by_user.entry(user).or_insert((burst, now));
-        let added = (now.saturating_duration_since(*since) / SHARE).as_nanos() as Left;
+        let added = (now.saturating_duration_since(*since) / SHARE).as_nanos() as LeftNs;
         (*left, *since) = (left.saturating_add(added).min(burst), now);
         *left > 0
     }
@@ -84,13 +84,13 @@ impl Budget {
     pub(super) fn charge(&mut self, user: u32, took: Duration) {
         self.left_in_walk = self.left_in_walk.saturating_sub(took);
         if let Some((left, _)) = self.left_by_user.get_mut(&user) {
-            *left = left.saturating_sub(took.as_nanos() as Left);
+            *left = left.saturating_sub(took.as_nanos() as LeftNs);
         }
     }
 
     /// Returns when a list of mappings may be read again.
     pub(super) fn next_reading(now: Instant, took: Duration) -> Instant {
-        now + took * REST
+        now + took * PAUSE_FACTOR
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_user_does_not_use_up_what_others_may_read() {
+    fn user_budget_leaves_room_for_other_users() {
         let (mut budget, mut now) = (Budget::default(), Instant::now());
         let (mut hostile, mut honest) = (0, 0);
         for _ in 0..90 {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_takes_no_longer_than_its_limit() {
+    fn walk_stops_at_cpu_and_wall_time_limit() {
         let (mut budget, now) = (Budget::default(), Instant::now());
         (0..3).for_each(|_| budget.begin_walk(now));
         let readings = (0..1_000).take_while(|&user| {
@@ -130,12 +130,12 @@ mod tests {
         });
         assert_eq!(readings.count(), 10);
         budget.begin_walk(now);
-        let late = now + PER_WALK * SLOWNESS;
+        let late = now + PER_WALK * WALL_TIME_FACTOR;
         assert!(budget.allows(1_001, late - Duration::from_millis(1)) && !budget.allows(1_001, late));
     }
 
     #[test]
-    fn failures_are_retried_later_each_time() {
+    fn backs_off_exponentially_after_failures() {
         let now = Instant::now();
         let mut retry = None;
         let waits: Vec<u64> = (0..7)

@@ -15,7 +15,7 @@ const UNCHANGED_NS: f64 = 300.0;
 const CHANGED_NS: f64 = 3_000.0;
 const SWITCH_NS: f64 = 2_000.0;
 
-const LOOK: Duration = Duration::from_millis(200);
+const COUNT_TIME: Duration = Duration::from_millis(200);
 
 /// Load of this machine, from which the cost of both backends follows.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,7 +44,7 @@ impl Choice {
     /// Fails if /proc/stat or /proc/loadavg cannot be read or parsed.
     pub fn look(often: Often) -> io::Result<Self> {
         let (began, before) = (Instant::now(), switches()?);
-        thread::sleep(LOOK);
+        thread::sleep(COUNT_TIME);
         let switches_per_second = (switches()? - before) as f64 / began.elapsed().as_secs_f64();
         let load = fs::read_to_string("/proc/loadavg")?;
         let threads = threads_of(&load)
@@ -73,10 +73,10 @@ impl Choice {
 
     /// Estimates the CPU time of sampling, as a share of one CPU.
     pub fn sample_share(&self) -> f64 {
-        let looks = self.threads as f64 * self.rate_hz();
+        let visits = self.threads as f64 * self.rate_hz();
         // A thread counts as changed at most once a walk, however often it has run.
-        let changed = self.switches_per_second.min(looks);
-        (looks * UNCHANGED_NS + changed * (CHANGED_NS - UNCHANGED_NS)) / 1e9
+        let changed = self.switches_per_second.min(visits);
+        (visits * UNCHANGED_NS + changed * (CHANGED_NS - UNCHANGED_NS)) / 1e9
     }
 
     /// Estimates the CPU time of tracing, as a share of one CPU.
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cheaper_one_is_chosen() {
+    fn chooses_cheaper_backend() {
         // Many threads that hardly run, and few that switch all the time.
         let many = Choice { threads: 10_000, switches_per_second: 500.0, often: Often::RateHz(9) };
         let busy = Choice { threads: 100, switches_per_second: 500_000.0, often: Often::RateHz(9) };
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_tells_how_often() {
+    fn budget_sets_the_rate() {
         let choice =
             |threads, switches_per_second, ppm| Choice { threads, switches_per_second, often: Often::BudgetPpm(ppm) };
         // 1 % of a CPU is 10 ms: a walk over 1,000 threads takes 0.3 ms if hardly one has run, 3 ms if all have.
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_threads_that_switch() {
+    fn counts_threads_and_switches() {
         let choice = Choice::look(Often::RateHz(9)).expect("/proc");
         assert!(choice.threads > 1 && choice.switches_per_second > 0.0);
     }

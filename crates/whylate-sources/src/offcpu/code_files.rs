@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::elf::Elf;
-use super::far_files::{FarFiles, Identity};
 use super::mappings::Mapping;
 use super::names::Frames;
+use super::remote_files::{Identity, RemoteFiles};
 
 /// Maximum bytes cached of all files, and with file names and lines.
-const MOST_KEPT: u64 = 48 << 20;
-const MOST_KEPT_WITH_LINES: u64 = 512 << 20;
+const MAX_KEPT: u64 = 48 << 20;
+const MAX_KEPT_WITH_LINES: u64 = 512 << 20;
 /// A file used within this time is evicted only for a smaller one: its symbols may not have been looked up yet.
 const IN_USE: Duration = Duration::from_secs(3);
 /// The data of a file is dropped after this time without use, once its symbols have been looked up.
@@ -23,7 +23,7 @@ const UNUSED: Duration = Duration::from_secs(10);
 /// Symbols are looked up within this time of a snapshot.
 const NAMED_WITHIN: Duration = Duration::from_secs(3);
 /// From this number of files on, those that no process maps any more are removed.
-const MOST_FORGOTTEN: usize = 1024;
+const MIN_FILES_BEFORE_CLEANUP: usize = 1024;
 
 /// An executable file.
 #[derive(Default)]
@@ -31,7 +31,7 @@ pub(super) struct CodeFile {
     /// `None` after eviction.
     elf: Mutex<Option<Arc<Elf>>>,
     /// Symbols that were looked up, by file offset.
-    known: Mutex<HashMap<u64, Frames>>,
+    names: Mutex<HashMap<u64, Frames>>,
     has_failed: AtomicBool,
     /// Time of the last use, in ms since the first file was read.
     used_ms: AtomicU64,
@@ -44,8 +44,8 @@ impl CodeFile {
     }
 
     /// Locks the symbols by file offset.
-    pub(super) fn known(&self) -> MutexGuard<'_, HashMap<u64, Frames>> {
-        lock(&self.known)
+    pub(super) fn names(&self) -> MutexGuard<'_, HashMap<u64, Frames>> {
+        lock(&self.names)
     }
 
     /// Records that something could not be read.
@@ -66,31 +66,31 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// All executable files.
 pub(super) struct CodeFiles {
     by_identity: HashMap<Identity, Arc<CodeFile>>,
-    forget_at: usize,
+    cleanup_at: usize,
     kept: u64,
-    most_kept: u64,
+    max_kept: u64,
     lines: bool,
     began: Instant,
     dropped_ms: u64,
     /// Time of the snapshot for which symbols may still be looked up, and of the last one for which they have been.
-    gathered_ms: Option<u64>,
+    snapshot_ms: Option<u64>,
     named_ms: u64,
-    pub(super) files: FarFiles,
+    pub(super) files: RemoteFiles,
 }
 
 impl CodeFiles {
     pub(super) fn new(lines: bool) -> Self {
         CodeFiles {
             by_identity: HashMap::new(),
-            forget_at: MOST_FORGOTTEN,
+            cleanup_at: MIN_FILES_BEFORE_CLEANUP,
             kept: 0,
-            most_kept: if lines { MOST_KEPT_WITH_LINES } else { MOST_KEPT },
+            max_kept: if lines { MAX_KEPT_WITH_LINES } else { MAX_KEPT },
             lines,
             began: Instant::now(),
             dropped_ms: 0,
-            gathered_ms: None,
+            snapshot_ms: None,
             named_ms: 0,
-            files: FarFiles::default(),
+            files: RemoteFiles::default(),
         }
     }
 
@@ -103,23 +103,23 @@ impl CodeFiles {
         let is_known = |identity: &Identity| known.get(identity).is_some_and(|file| file.elf().is_some());
         let (identity, file) = self.files.open(tgid, mapping, is_known)?;
         if let Some(file) = file {
-            let Some(elf) = Elf::of(&file, self.lines)? else { return Ok(None) };
+            let Some(elf) = Elf::from_file(&file, self.lines)? else { return Ok(None) };
             drop(file);
             self.keep(identity, elf)?;
         }
         let file = self.by_identity.get(&identity).map(Arc::clone);
-        file.inspect(|file| self.use_now(file)).map(Some).ok_or_else(|| io::ErrorKind::NotFound.into())
+        file.inspect(|file| self.touch(file)).map(Some).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Records that a file is in use.
-    pub(super) fn use_now(&self, file: &CodeFile) {
+    pub(super) fn touch(&self, file: &CodeFile) {
         file.used_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
     /// Records that a snapshot is being taken: symbols of all files used so far will be looked up for it.
-    pub(super) fn gathered(&mut self) {
+    pub(super) fn snapshot_taken(&mut self) {
         let now_ms = self.now_ms();
-        self.gathered_ms.get_or_insert(now_ms);
+        self.snapshot_ms.get_or_insert(now_ms);
     }
 
     /// Drops the data of files that have not been used for some time, if their symbols have been looked up.
@@ -129,9 +129,9 @@ impl CodeFiles {
             return;
         }
         self.dropped_ms = now_ms;
-        let is_named = |gathered_ms: &u64| now_ms - gathered_ms >= NAMED_WITHIN.as_millis() as u64;
-        if let Some(gathered_ms) = self.gathered_ms.take_if(|gathered_ms| is_named(gathered_ms)) {
-            self.named_ms = gathered_ms;
+        let is_named = |snapshot_ms: &u64| now_ms - snapshot_ms >= NAMED_WITHIN.as_millis() as u64;
+        if let Some(snapshot_ms) = self.snapshot_ms.take_if(|snapshot_ms| is_named(snapshot_ms)) {
+            self.named_ms = snapshot_ms;
         }
         // Without a snapshot since, symbols may still be needed, however long ago the file was used.
         let used_before = now_ms.saturating_sub(UNUSED.as_millis() as u64).min(self.named_ms);
@@ -150,7 +150,7 @@ impl CodeFiles {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         self.kept += elf.bytes();
-        self.forget();
+        self.remove_unmapped();
         let file = self.by_identity.entry(identity).or_default();
         if !elf.has_all_names() {
             file.fail();
@@ -163,7 +163,7 @@ impl CodeFiles {
     /// the new one. So a user with large files evicts none of the small ones.
     fn make_room(&mut self, bytes: u64) -> bool {
         let in_use_from = self.now_ms().saturating_sub(IN_USE.as_millis() as u64);
-        while self.kept + bytes > self.most_kept {
+        while self.kept + bytes > self.max_kept {
             let read = self.by_identity.values().filter_map(|file| {
                 let (used_ms, bytes) = (file.used_ms.load(Ordering::Relaxed), file.elf()?.bytes());
                 Some((used_ms, bytes, file))
@@ -180,8 +180,8 @@ impl CodeFiles {
     }
 
     /// Removes files that no process maps any more, each time that their number has doubled.
-    fn forget(&mut self) {
-        if self.by_identity.len() < self.forget_at {
+    fn remove_unmapped(&mut self) {
+        if self.by_identity.len() < self.cleanup_at {
             return;
         }
         let kept = &mut self.kept;
@@ -192,7 +192,7 @@ impl CodeFiles {
             }
             is_used
         });
-        self.forget_at = (2 * self.by_identity.len()).max(MOST_FORGOTTEN);
+        self.cleanup_at = (2 * self.by_identity.len()).max(MIN_FILES_BEFORE_CLEANUP);
     }
 }
 
@@ -216,7 +216,7 @@ mod tests {
     }
 
     /// Puts a mapping on an unknown file system, so that it counts as remote and is copied by another process.
-    fn far(mapping: &Mapping) -> Mapping {
+    fn remote(mapping: &Mapping) -> Mapping {
         Mapping { device: (0xfff, 0xfff), ..mapping.clone() }
     }
 
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_once_and_do_not_stay_open() {
+    fn reads_each_file_once_and_closes_it() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut files = CodeFiles::new(false);
         let own = std::process::id();
@@ -235,16 +235,16 @@ mod tests {
         let elf = opened.elf().expect("it was read");
         let again = files.open(own, &first.mapping).expect("it is known").expect("it is an ELF file");
         assert!(Arc::ptr_eq(&opened, &again) && Arc::ptr_eq(&elf, &again.elf().expect("it was read")));
-        let copied = files.open(own, &far(&first.mapping)).expect("it is copied").expect("it is an ELF file");
+        let copied = files.open(own, &remote(&first.mapping)).expect("it is copied").expect("it is an ELF file");
         assert!(Arc::ptr_eq(&opened, &copied), "a copy has the identity of the file");
         assert_eq!(own_descriptors_below(directory.path()), 0);
         // A deleted file is still found through its mapping.
         fs::remove_file(directory.path().join("first")).expect("there");
-        assert!(files.open(own, &far(&first.mapping)).is_ok_and(|file| file.is_some()));
+        assert!(files.open(own, &remote(&first.mapping)).is_ok_and(|file| file.is_some()));
     }
 
     #[test]
-    fn files_that_maps_shows_alike_are_distinguished() {
+    fn distinguishes_files_with_equal_device_and_inode_in_maps() {
         // Two subvolumes of btrfs have the same device and the same inodes there.
         let directory = tempfile::tempdir().expect("a directory");
         let [first, second] = ["first", "second"].map(|name| Mapped::new(&program(directory.path(), name)));
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_takes_over_an_inode_is_another_one() {
+    fn distinguishes_files_that_reuse_an_inode() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let path = program(directory.path(), "program");
@@ -274,13 +274,13 @@ mod tests {
     }
 
     #[test]
-    fn a_far_file_that_is_replaced_in_place_is_another_one_at_once() {
+    fn notices_remote_file_rewritten_in_place() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let path = program(directory.path(), "program");
         let open = |files: &mut CodeFiles| {
             let mapped = Mapped::new(&path);
-            files.open(own, &far(&mapped.mapping)).expect("it is read").expect("an ELF file")
+            files.open(own, &remote(&mapped.mapping)).expect("it is read").expect("an ELF file")
         };
         let (first, again) = (open(&mut files), open(&mut files));
         assert!(Arc::ptr_eq(&first, &again));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_at_the_path_of_a_mapping_by_now_is_not_opened() {
+    fn does_not_open_file_that_replaced_the_mapped_one() {
         let directory = tempfile::tempdir().expect("a directory");
         let (fifo, other) = (directory.path().join("fifo"), program(directory.path(), "other"));
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
@@ -314,14 +314,14 @@ mod tests {
         }
         for mapping in &mappings {
             assert!(files.open(own, mapping).is_err(), "{mapping:?}");
-            assert!(files.open(own, &far(mapping)).is_err(), "{mapping:?}");
+            assert!(files.open(own, &remote(mapping)).is_err(), "{mapping:?}");
         }
         let mut buffer = [std::mem::MaybeUninit::uninit(); 1024];
         assert!(inotify::Reader::new(&notes, &mut buffer).next().is_err(), "something was opened");
     }
 
     #[test]
-    fn other_files_than_regular_ones_are_not_opened() {
+    fn does_not_open_device_files() {
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let zero = File::open("/dev/zero").expect("there");
         let (code, private) = (ProtFlags::READ, MapFlags::PRIVATE);
@@ -331,14 +331,14 @@ mod tests {
         let start = at.addr() as u64;
         let mapping =
             Mapping { start, end: start + BYTES as u64, offset: 0, device: (0, 6), inode: 4, path: "/x".into() };
-        assert!(files.open(own, &mapping).is_err() && files.open(own, &far(&mapping)).is_err());
+        assert!(files.open(own, &mapping).is_err() && files.open(own, &remote(&mapping)).is_err());
         // SAFETY: nothing refers to it.
         #[allow(unsafe_code)]
         unsafe { munmap(at, BYTES) }.expect("it was mapped");
     }
 
     #[test]
-    fn large_files_make_room_for_small_ones_and_not_the_other_way_round() {
+    fn evicts_large_and_unused_files_first() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let small: Vec<Mapped> =
@@ -347,29 +347,29 @@ mod tests {
         let opened = |files: &mut CodeFiles, mapped: &Mapped| files.open(own, &mapped.mapping).ok().flatten();
         let (first, big) = (opened(&mut files, &small[0]).expect("read"), opened(&mut files, &large).expect("read"));
         let bytes = |file: &CodeFile| file.elf().map_or(0, |elf| elf.bytes());
-        files.most_kept = bytes(&first) + bytes(&big);
-        assert_eq!(files.kept, files.most_kept);
+        files.max_kept = bytes(&first) + bytes(&big);
+        assert_eq!(files.kept, files.max_kept);
         let second = opened(&mut files, &small[1]).expect("read");
         assert!(bytes(&first) > 0 && bytes(&big) == 0 && bytes(&second) > 0);
-        files.most_kept = bytes(&first) * 5 / 2;
+        files.max_kept = bytes(&first) * 5 / 2;
         assert!(opened(&mut files, &large).is_none() && bytes(&first) > 0, "it would take the room of smaller ones");
-        assert!(opened(&mut files, &small[2]).is_none(), "those were used a moment ago");
+        assert!(opened(&mut files, &small[2]).is_none(), "the others are in use");
         first.used_ms.store(0, Ordering::Relaxed);
         files.began -= 2 * IN_USE;
-        files.use_now(&second);
+        files.touch(&second);
         let third = opened(&mut files, &small[2]).expect("read");
         assert!(bytes(&first) == 0 && bytes(&second) > 0 && bytes(&third) > 0, "the longest unused one makes room");
         assert_eq!(files.kept, bytes(&second) + bytes(&third));
         files.began -= UNUSED - IN_USE;
-        files.use_now(&third);
-        files.gathered();
+        files.touch(&third);
+        files.snapshot_taken();
         files.began -= 2 * IN_USE;
         files.drop_unused();
         assert!(bytes(&second) == 0 && bytes(&third) > 0 && files.kept == bytes(&third));
     }
 
     #[test]
-    fn a_file_is_kept_until_its_names_have_been_asked_for() {
+    fn keeps_unused_file_until_symbolized() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let mapped = Mapped::new(&program(directory.path(), "program"));
@@ -378,7 +378,7 @@ mod tests {
         files.began -= 6 * UNUSED;
         files.drop_unused();
         assert!(file.elf().is_some());
-        files.gathered();
+        files.snapshot_taken();
         files.began -= NAMED_WITHIN / 2;
         files.drop_unused();
         assert!(file.elf().is_some(), "they are being looked up");
@@ -388,16 +388,16 @@ mod tests {
     }
 
     #[test]
-    fn files_of_processes_that_have_ended_are_forgotten() {
+    fn removes_files_of_exited_processes() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
-        files.forget_at = 3;
+        files.cleanup_at = 3;
         let mut kept = BTreeSet::new();
         for number in 0..6 {
             let mapped = Mapped::new(&program(directory.path(), &number.to_string()));
             files.open(own, &mapped.mapping).expect("it is read");
             kept.insert(files.by_identity.len());
-            files.forget_at = files.forget_at.min(3);
+            files.cleanup_at = files.cleanup_at.min(3);
         }
         assert_eq!(kept, [1, 2, 3].into());
         let bytes: u64 = files.by_identity.values().filter_map(|file| Some(file.elf()?.bytes())).sum();

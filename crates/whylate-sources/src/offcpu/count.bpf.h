@@ -81,7 +81,7 @@ static __always_inline void add_wait(struct thread_record *record, u64 ns, bool 
 {
 	u32 place = record->place, waker = WAKER_UNSEEN;
 
-	if (!tells_wakers || !has_ended || record->state == STATE_READY || record->state == STATE_THROTTLED) {
+	if (!records_wakers || !has_ended || record->state == STATE_READY || record->state == STATE_THROTTLED) {
 		add(place, ns, 1, has_ended);
 		return;
 	}

@@ -24,23 +24,23 @@ const SP: Register = Register(7);
 const RETURN_ADDRESS: Register = Register(16);
 
 /// Sections that refer to another file with debug information.
-const ELSEWHERE: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
+const DEBUG_LINKS: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
 /// Sections with the names of functions, and those needed to find them.
-const NAMES: [&str; 5] = [".symtab", ".strtab", ".dynsym", ".dynstr", ".shstrtab"];
+const SYMBOL_SECTIONS: [&str; 5] = [".symtab", ".strtab", ".dynsym", ".dynstr", ".shstrtab"];
 /// Maximum compression ratio of deflate.
-const MOST_PACKED: u64 = 1_100;
+const MAX_DEFLATE_RATIO: u64 = 1_100;
 /// Maximum bytes of headers, unwind table and `.eh_frame`, and of one entry: far above what compilers write.
-const MOST_HEADERS: u64 = 8 << 20;
-const MOST_TABLE: u64 = 8 << 20;
-const MOST_FRAMES: u64 = 48 << 20;
-const MOST_RULES: usize = 1 << 20;
+const MAX_HEADERS: u64 = 8 << 20;
+const MAX_TABLE: u64 = 8 << 20;
+const MAX_FRAMES: u64 = 48 << 20;
+const MAX_ENTRY: usize = 1 << 20;
 /// Maximum bytes read of a file's symbols, and with line information.
-const MOST_NAMES: u64 = 32 << 20;
-const MOST_LINES: u64 = 256 << 20;
+const MAX_NAMES: u64 = 32 << 20;
+const MAX_LINES: u64 = 256 << 20;
 /// Compression level of zstd: symbols shrink to a fifth, at 1 GB/s.
-const FASTER: i32 = -5;
+const ZSTD_LEVEL: i32 = -5;
 /// Bytes read at once of symbols.
-const PIECE_BYTES: usize = 64 << 10;
+const CHUNK_BYTES: usize = 64 << 10;
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 type Header = object::elf::FileHeader64<Endianness>;
@@ -54,14 +54,14 @@ pub(super) struct Elf {
     segments: Vec<(u64, u64, u64)>,
     unwind: Unwind,
     /// The distribution's debug file, in which symbols are found by address instead of by file offset.
-    elsewhere: Option<PathBuf>,
+    debug_path: Option<PathBuf>,
     /// Sections with symbols, and lines; `None` if they could not be read, or are too large.
-    names: Option<Packed>,
+    names: Option<Compressed>,
 }
 
 /// Parts of a file, compressed: symbols take a tenth of their size.
 #[derive(Default)]
-struct Packed {
+struct Compressed {
     /// File offset and length of each part.
     parts: Vec<(u64, u64)>,
     bytes: Vec<u8>,
@@ -81,9 +81,9 @@ struct UnwindSections {
     text: u64,
 }
 
-/// Reads a part of a file; `None` if the file is shorter, or the part longer than `most`.
-fn read(file: &File, offset: u64, bytes: u64, most: u64) -> Option<Vec<u8>> {
-    let mut part = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= most)?];
+/// Reads a part of a file; `None` if the file is shorter, or the part longer than `max`.
+fn read(file: &File, offset: u64, bytes: u64, max: u64) -> Option<Vec<u8>> {
+    let mut part = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= max)?];
     file.read_exact_at(&mut part, offset).ok()?;
     Some(part)
 }
@@ -93,12 +93,12 @@ impl Elf {
     ///
     /// # Errors
     /// Fails if the file cannot be read, or is malformed.
-    pub(super) fn of(file: &File, lines: bool) -> io::Result<Option<Self>> {
+    pub(super) fn from_file(file: &File, lines: bool) -> io::Result<Option<Self>> {
         let about = file.metadata()?;
         if !about.is_file() {
             return Ok(None);
         }
-        let begin = read(file, 0, size_of::<Header>() as u64, MOST_HEADERS);
+        let begin = read(file, 0, size_of::<Header>() as u64, MAX_HEADERS);
         // A file too short for a header was longer when it was mapped.
         if begin.as_ref().is_some_and(|begin| !begin.starts_with(&object::elf::ELFMAG)) {
             return Ok(None);
@@ -111,7 +111,7 @@ impl Elf {
         let (header, _) = object::pod::from_bytes::<Header>(begin).ok()?;
         let endian = header.endian().ok().filter(|_| header.e_ident.class == object::elf::ELFCLASS64)?;
         let table =
-            |offset: u64, count: u16, size: usize| read(file, offset, u64::from(count) * size as u64, MOST_HEADERS);
+            |offset: u64, count: u16, size: usize| read(file, offset, u64::from(count) * size as u64, MAX_HEADERS);
         let (count, offset) = (header.e_phnum(endian), header.e_phoff(endian));
         let loaded = table(offset, count, size_of::<ProgramHeader64<Endianness>>())?;
         let (loaded, _) = object::pod::slice_from_bytes::<ProgramHeader64<Endianness>>(&loaded, count.into()).ok()?;
@@ -127,9 +127,9 @@ impl Elf {
         let Some(strings) = sections.get(usize::from(header.e_shstrndx.get(endian).0)) else {
             // Without sections there is no unwind information.
             let unwind = Unwind::ByFramePointers;
-            return Some(Elf { length, segments, unwind, elsewhere: None, names: None });
+            return Some(Elf { length, segments, unwind, debug_path: None, names: None });
         };
-        let strings = read(file, strings.sh_offset(endian), strings.sh_size(endian), MOST_HEADERS)?;
+        let strings = read(file, strings.sh_offset(endian), strings.sh_size(endian), MAX_HEADERS)?;
         let name_of = |section: &SectionHeader64<Endianness>| {
             let name = strings.get(section.sh_name(endian) as usize..).unwrap_or_default();
             String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
@@ -141,35 +141,35 @@ impl Elf {
         let range = |section: &SectionHeader64<Endianness>| (section.sh_offset(endian), section.sh_size(endian));
         let unwind = match (find(".eh_frame_hdr"), find(".eh_frame"), find(".text")) {
             (Some(table), Some(frames), Some(text)) => {
-                let section = |section: &SectionHeader64<Endianness>, most| {
+                let section = |section: &SectionHeader64<Endianness>, max| {
                     let (offset, bytes) = range(section);
-                    Some((read(file, offset, bytes, most)?, section.sh_addr(endian)))
+                    Some((read(file, offset, bytes, max)?, section.sh_addr(endian)))
                 };
                 Unwind::By(UnwindSections {
-                    table: section(table, MOST_TABLE)?,
-                    frames: section(frames, MOST_FRAMES)?,
+                    table: section(table, MAX_TABLE)?,
+                    frames: section(frames, MAX_FRAMES)?,
                     text: text.sh_addr(endian),
                 })
             }
             _ => Unwind::ByFramePointers,
         };
-        let mut elsewhere = None;
+        let mut debug_path = None;
         if find(".symtab").is_none() {
             let id = find(".note.gnu.build-id").map(range);
             let id = id.and_then(|(offset, bytes)| read(file, offset, bytes, 1 << 10));
             // The note's header of 12 bytes and the name GNU precede the build ID.
-            elsewhere = id.and_then(|note| debug_file(note.get(16..)?));
+            debug_path = id.and_then(|note| debug_file(note.get(16..)?));
         }
         // No section refers to another file, and no compressed section is larger than its header says.
         let is_self_contained = || {
             named.iter().all(|(name, section)| {
-                let is_packed = section.sh_flags(endian).0 & object::elf::SHF_COMPRESSED.0 != 0;
+                let is_compressed = section.sh_flags(endian).0 & object::elf::SHF_COMPRESSED.0 != 0;
                 let header = || read(file, section.sh_offset(endian), 24, 24);
-                let unpacked = || Some(u64::from_le_bytes(header()?[8..16].try_into().ok()?));
-                let is_plausible =
-                    !is_packed || unpacked().is_some_and(|bytes| bytes / MOST_PACKED <= section.sh_size(endian));
+                let uncompressed_size = || Some(u64::from_le_bytes(header()?[8..16].try_into().ok()?));
+                let is_plausible = !is_compressed
+                    || uncompressed_size().is_some_and(|bytes| bytes / MAX_DEFLATE_RATIO <= section.sh_size(endian));
                 // `.zdebug` sections, of GNU tools before SHF_COMPRESSED, have no size that could be checked here.
-                !ELSEWHERE.contains(&name.as_str()) && !name.starts_with(".zdebug") && is_plausible
+                !DEBUG_LINKS.contains(&name.as_str()) && !name.starts_with(".zdebug") && is_plausible
             })
         };
         let headers = [(0, begin.len() as u64), (header.e_phoff(endian), size_of_val(loaded) as u64)];
@@ -178,14 +178,14 @@ impl Elf {
             named.iter().filter(move |(name, _)| is_wanted(name)).map(|(_, section)| range(section))
         };
         let mut names: Vec<(u64, u64)> =
-            headers.chain(parts(|name| NAMES.contains(&name) || name.starts_with(".note"))).collect();
+            headers.chain(parts(|name| SYMBOL_SECTIONS.contains(&name) || name.starts_with(".note"))).collect();
         let with_lines = lines && is_self_contained();
         if with_lines {
             names.extend(parts(|name| name.starts_with(".debug_")));
         }
-        let most = if with_lines { MOST_LINES } else { MOST_NAMES };
-        let names = if elsewhere.is_some() { Some(Packed::default()) } else { Packed::read(file, names, most) };
-        Some(Elf { length, segments, unwind, elsewhere, names })
+        let max = if with_lines { MAX_LINES } else { MAX_NAMES };
+        let names = if debug_path.is_some() { Some(Compressed::default()) } else { Compressed::read(file, names, max) };
+        Some(Elf { length, segments, unwind, debug_path, names })
     }
 
     /// Returns the memory that this takes, in bytes.
@@ -209,16 +209,16 @@ impl Elf {
 
     /// Returns where symbols are looked up: in a debug file of the machine, by address, or in a copy, by file offset.
     /// No other process can change the copy.
-    pub(super) fn names(&self) -> Option<Named> {
-        if let Some(elsewhere) = &self.elsewhere {
-            return Some(Named::Elsewhere(elsewhere.clone()));
+    pub(super) fn names(&self) -> Option<SymbolSource> {
+        if let Some(debug_path) = &self.debug_path {
+            return Some(SymbolSource::DebugFile(debug_path.clone()));
         }
         let names = self.names.as_ref().filter(|names| !names.parts.is_empty())?;
         let copy = File::from(memfd_create("whylate-names", MemfdFlags::CLOEXEC).ok()?);
         // Parts that are not copied read as zeros.
         copy.set_len(self.length).ok()?;
-        names.unpack(&copy).ok()?;
-        Some(Named::Copied(copy))
+        names.decompress(&copy).ok()?;
+        Some(SymbolSource::Copy(copy))
     }
 
     /// Returns the address of a file offset, as the file's program headers assign it.
@@ -240,12 +240,12 @@ impl Elf {
         match &self.unwind {
             Unwind::ByFramePointers => Rule::plain(rule_base::RULE_CHAIN),
             Unwind::By(sections) => {
-                self.unwound(sections, offset).unwrap_or_else(|| Rule::plain(rule_base::RULE_BROKEN))
+                self.unwind_rule(sections, offset).unwrap_or_else(|| Rule::plain(rule_base::RULE_BROKEN))
             }
         }
     }
 
-    fn unwound(&self, sections: &UnwindSections, offset: u64) -> Option<Rule> {
+    fn unwind_rule(&self, sections: &UnwindSections, offset: u64) -> Option<Rule> {
         let address = self.address_of(offset)?;
         let ((table, table_at), (frames, frames_at)) = (&sections.table, &sections.frames);
         // All linkers write the row count as udata4. With another encoding gimli's product of count and size may
@@ -272,48 +272,48 @@ impl Elf {
 }
 
 /// Where the symbols of a file are.
-pub(super) enum Named {
-    Elsewhere(PathBuf),
-    Copied(File),
+pub(super) enum SymbolSource {
+    DebugFile(PathBuf),
+    Copy(File),
 }
 
 /// Returns an entry of `.eh_frame` (CIE or FDE) with its length field; `None` if it is longer than any compiler writes.
 fn entry(frames: &[u8], at: usize) -> Option<&[u8]> {
     let entry = frames.get(at..)?;
     let length = u32::from_le_bytes(entry.get(..4)?.try_into().ok()?) as usize;
-    entry.get(..length.checked_add(4).filter(|length| *length <= MOST_RULES)?)
+    entry.get(..length.checked_add(4).filter(|length| *length <= MAX_ENTRY)?)
 }
 
-impl Packed {
-    /// Reads and compresses parts of a file; `None` if the file is shorter, or the parts are longer than `most`.
-    fn read(file: &File, mut parts: Vec<(u64, u64)>, most: u64) -> Option<Self> {
+impl Compressed {
+    /// Reads and compresses parts of a file; `None` if the file is shorter, or the parts are longer than `max`.
+    fn read(file: &File, mut parts: Vec<(u64, u64)>, max: u64) -> Option<Self> {
         parts.retain(|(_, bytes)| *bytes > 0);
         let bytes = parts.iter().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes))?;
-        let mut packed = zstd::stream::write::Encoder::new(Vec::new(), FASTER).ok().filter(|_| bytes <= most)?;
-        let mut piece = vec![0; PIECE_BYTES];
+        let mut compressed = zstd::stream::write::Encoder::new(Vec::new(), ZSTD_LEVEL).ok().filter(|_| bytes <= max)?;
+        let mut chunk = vec![0; CHUNK_BYTES];
         for &(offset, bytes) in &parts {
             let end = offset.checked_add(bytes)?;
-            for at in (offset..end).step_by(PIECE_BYTES) {
-                let piece = &mut piece[..PIECE_BYTES.min((end - at) as usize)];
-                file.read_exact_at(piece, at).ok()?;
-                packed.write_all(piece).ok()?;
+            for at in (offset..end).step_by(CHUNK_BYTES) {
+                let chunk = &mut chunk[..CHUNK_BYTES.min((end - at) as usize)];
+                file.read_exact_at(chunk, at).ok()?;
+                compressed.write_all(chunk).ok()?;
             }
         }
-        let mut bytes = packed.finish().ok()?;
+        let mut bytes = compressed.finish().ok()?;
         bytes.shrink_to_fit();
-        Some(Packed { parts, bytes })
+        Some(Compressed { parts, bytes })
     }
 
     /// Writes the parts to their original offsets.
-    fn unpack(&self, copy: &File) -> io::Result<()> {
-        let mut packed = zstd::stream::read::Decoder::new(self.bytes.as_slice())?;
-        let mut piece = vec![0; PIECE_BYTES];
+    fn decompress(&self, copy: &File) -> io::Result<()> {
+        let mut compressed = zstd::stream::read::Decoder::new(self.bytes.as_slice())?;
+        let mut chunk = vec![0; CHUNK_BYTES];
         for &(offset, bytes) in &self.parts {
             let end = offset + bytes;
-            for at in (offset..end).step_by(PIECE_BYTES) {
-                let piece = &mut piece[..PIECE_BYTES.min((end - at) as usize)];
-                packed.read_exact(piece)?;
-                copy.write_all_at(piece, at)?;
+            for at in (offset..end).step_by(CHUNK_BYTES) {
+                let chunk = &mut chunk[..CHUNK_BYTES.min((end - at) as usize)];
+                compressed.read_exact(chunk)?;
+                copy.write_all_at(chunk, at)?;
             }
         }
         Ok(())
@@ -418,15 +418,15 @@ mod tests {
     }
 
     fn opened(path: &Path) -> Elf {
-        read_again(path).expect("it is read").expect("it is an ELF file")
+        reload(path).expect("it is read").expect("it is an ELF file")
     }
 
-    fn read_again(path: &Path) -> io::Result<Option<Elf>> {
-        Elf::of(&File::open(path)?, false)
+    fn reload(path: &Path) -> io::Result<Option<Elf>> {
+        Elf::from_file(&File::open(path)?, false)
     }
 
     #[test]
-    fn callers_are_told_from_parts_of_the_file() {
+    fn finds_unwind_rules_of_own_program() {
         let elf = opened(&own_program());
         let offset = offset_of(opened as *const (), &elf);
         let entered = elf.rule_at(offset);
@@ -437,21 +437,21 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_more_rows_than_can_be_is_none() {
+    fn rejects_unwind_table_with_overflowing_row_count() {
         // Found by fuzzing.
         let bytes = include_bytes!("../../../../fuzz/corpus/elf/many_rows");
         let file = File::from(memfd_create("whylate-test", MemfdFlags::CLOEXEC).expect("there is memory"));
         file.write_all_at(bytes, 0).expect("there is memory");
-        let elf = Elf::of(&file, false).expect("it is read").expect("it is an ELF file");
+        let elf = Elf::from_file(&file, false).expect("it is read").expect("it is an ELF file");
         let places = elf.segments.iter().flat_map(|&(at, length, _)| (at..at.saturating_add(length)).step_by(16));
         let rules: Vec<_> = places.take(1_000).map(|at| elf.rule_at(at).base).collect();
         assert!(!rules.is_empty() && rules.iter().all(|&base| base == rule_base::RULE_BROKEN), "{rules:?}");
     }
 
     #[test]
-    fn names_come_from_a_copy_that_nobody_can_cut_short() {
+    fn symbolizes_from_private_copy() {
         let elf = opened(&own_program());
-        let Some(Named::Copied(copy)) = elf.names() else { panic!("it has names of its own") };
+        let Some(SymbolSource::Copy(copy)) = elf.names() else { panic!("it has names of its own") };
         let program = fs::metadata(own_program()).expect("there").len();
         assert_eq!(copy.metadata().expect("there").len(), program);
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_short_later_changes_nothing_and_is_refused_when_it_is_read_again() {
+    fn file_truncated_after_reading_keeps_its_data_and_fails_to_reload() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("program");
         fs::copy(own_program(), &path).expect("copied");
@@ -478,14 +478,14 @@ mod tests {
             assert_eq!(elf.rule_at(offset).base, rule_base::RULE_SP);
             assert!(elf.names().is_some());
             // A file with truncated headers must not count as one with frame pointers.
-            assert!(read_again(&path).is_err());
+            assert!(reload(&path).is_err());
         }
     }
 
     #[test]
-    fn headers_that_claim_too_much_are_not_believed() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("program");
+    fn rejects_sections_beyond_size_limits() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("program");
         let mut bytes = fs::read("/bin/true").expect("there");
         let sections_at = u64::from_le_bytes(bytes[40..48].try_into().expect("eight")) as usize;
         // Each section claims to be a terabyte long.
@@ -494,13 +494,13 @@ mod tests {
         }
         fs::write(&path, &bytes).expect("written");
         OpenOptions::new().write(true).open(&path).expect("there").set_len(1 << 41).expect("a hole");
-        assert!(read_again(&path).is_err());
+        assert!(reload(&path).is_err());
     }
 
     #[test]
-    fn a_table_that_points_below_its_section_is_told() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("program");
+    fn unwind_table_pointing_below_section_is_broken() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("program");
         let mut bytes = fs::read(own_program()).expect("there");
         let whole = opened(&own_program());
         let offset = offset_of(opened as *const (), &whole);
@@ -519,9 +519,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_loads_nothing_is_read() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("program");
+    fn reads_file_without_segments() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("program");
         let mut bytes = fs::read("/bin/true").expect("there");
         // e_phnum: the number of program headers.
         bytes[56..58].fill(0);
@@ -532,7 +532,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_fail(changes in prop::collection::vec((0..200_000_usize, any::<u8>()), 1..40)) {
+        fn never_panics_on_corrupted_files(changes in prop::collection::vec((0..200_000_usize, any::<u8>()), 1..40)) {
             let mut bytes = fs::read("/bin/true").expect("there");
             for (at, byte) in changes {
                 let length = bytes.len();
@@ -540,10 +540,10 @@ mod tests {
                 let at = if at % 2 == 0 { at % 1_000 } else { length - 1 - at % 3_000 };
                 bytes[at % length] = byte;
             }
-            let folder = tempfile::tempdir().expect("a folder");
-            let path = folder.path().join("program");
+            let directory = tempfile::tempdir().expect("a directory");
+            let path = directory.path().join("program");
             fs::write(&path, &bytes).expect("written");
-            if let Ok(Some(elf)) = Elf::of(&File::open(&path).expect("it opens"), true) {
+            if let Ok(Some(elf)) = Elf::from_file(&File::open(&path).expect("it opens"), true) {
                 for offset in (0..bytes.len() as u64).step_by(97) {
                     elf.rule_at(offset);
                 }

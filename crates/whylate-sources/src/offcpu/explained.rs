@@ -16,7 +16,7 @@ pub(super) struct Explained {
     waits: Waits,
     meter: Meter,
     attached: Box<dyn Attached>,
-    weaker: Option<String>,
+    limitations: Option<String>,
 }
 
 impl Explained {
@@ -37,9 +37,9 @@ impl Explained {
             user_threads: options.kernel_threads != KernelThreads::Only,
         };
         let waits = Waits::attach(&wanted, session)?;
-        let weaker: Vec<&str> = attached.weaker().into_iter().chain(waits.weaker()).collect();
-        let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
-        Ok(Explained { waits, meter: Meter::default(), attached, weaker })
+        let limitations: Vec<&str> = attached.weaker().into_iter().chain(waits.weaker()).collect();
+        let limitations = (!limitations.is_empty()).then(|| limitations.join("; "));
+        Ok(Explained { waits, meter: Meter::default(), attached, limitations })
     }
 }
 
@@ -59,6 +59,6 @@ impl Attached for Explained {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.weaker.as_deref()
+        self.limitations.as_deref()
     }
 }

@@ -8,25 +8,25 @@ use whylate_model::wait::Classes;
 
 use super::attached::{plain, stack_of, user_frames};
 use super::elf::Elf;
-use super::mappings::CodeMapped;
+use super::mappings::MapsLine;
 use super::mounts::Mounts;
 use super::perf_map;
-use super::places::{Place, Sum, Woken, can_be_woken, woken};
+use super::places::{PlaceDelta, Sum, Woken, can_be_woken, woken};
 use super::proc;
 use super::sampler::frames_of;
 use super::skel::types::{place_key, process_value, stack_value};
 use crate::attach::{read_plain, text};
 
 /// Number of offsets per segment at which the unwind rule is looked up.
-const PLACES: u64 = 16;
+const OFFSETS_PER_SEGMENT: u64 = 16;
 
 /// Headers, symbols and unwind rules of an ELF file.
 pub fn elf_in(file: File) {
-    let Ok(Some(elf)) = Elf::of(&file, true) else { return };
+    let Ok(Some(elf)) = Elf::from_file(&file, true) else { return };
     elf.names();
     for (at, length) in elf.parts() {
-        for place in 0..PLACES {
-            let offset = at.saturating_add(length / PLACES * place);
+        for index in 0..OFFSETS_PER_SEGMENT {
+            let offset = at.saturating_add(length / OFFSETS_PER_SEGMENT * index);
             elf.rule_at(offset);
             elf.address_of(offset);
         }
@@ -36,7 +36,7 @@ pub fn elf_in(file: File) {
 /// Lines of /proc/PID/maps about executable mappings.
 pub fn maps(text: &str) {
     text.lines().for_each(|line| {
-        CodeMapped::parse(line);
+        MapsLine::parse(line);
     });
 }
 
@@ -60,10 +60,10 @@ pub(crate) fn load(text: &str) {
 
 /// Looks up the file system of a mount ID, and of a device; the first line has the ID, the others are mountinfo.
 pub fn mountinfo(text: &str) {
-    let (asked, mounts) = text.split_once('\n').unwrap_or_default();
-    let (number, mounts) = (asked.parse().unwrap_or(0), Mounts::from_text(mounts));
-    mounts.is_near_mount(number, || Mounts::from_text(text));
-    mounts.is_near_device((0, number as u32), || Mounts::from_text(text));
+    let (first_line, mounts) = text.split_once('\n').unwrap_or_default();
+    let (number, mounts) = (first_line.parse().unwrap_or(0), Mounts::from_text(mounts));
+    mounts.is_local_mount(number, || Mounts::from_text(text));
+    mounts.is_local_device((0, number as u32), || Mounts::from_text(text));
 }
 
 /// A stack entry with its frames and process, and names of kernel functions.
@@ -81,7 +81,7 @@ pub fn places(bytes: &[u8]) {
     let by = can_be_woken(&key).then(|| woken(key.kernel_stack, &HashMap::from([(key.user_stack, key)])));
     let is_woken = by.is_some_and(|by| matches!(by, Woken::Thread(_)));
     let sum = Sum { ns: u64::from(key.process), samples: 1, waits: u64::from(is_woken) };
-    let place = Place { number: 0, key, woken: by, sum };
+    let place = PlaceDelta { number: 0, key, woken: by, sum };
     // Built once: its rules are parsed from a long text.
     thread_local!(static CLASSES: Classes = Classes::default());
     CLASSES.with(|classes| stack_of(&place, both, process.as_ref(), None, classes));

@@ -25,7 +25,7 @@ enum lock_kind {
 enum holders_walk {
 	HOLDERS_FIND,
 	HOLDERS_CONFIRM,
-	HOLDERS_TELL,
+	HOLDERS_REPORT,
 };
 
 /* Flags in the owner words of mutexes and rwsems (kernel/locking). */
@@ -72,7 +72,7 @@ struct holder_now {
 	u32 state;
 	s32 syscall;
 	u8 is_kernel;
-	/* The thread has not run since the last walk, whose stack is that of this wait. */
+	/* The thread has not run since the last walk, so the walk captured the stack of this wait. */
 	u8 is_as_walked;
 	u8 unused[2];
 	char comm[16];
@@ -210,7 +210,7 @@ static __always_inline bool is_blocked(const struct task_struct *task)
 	return !task->on_cpu && task->__state & ~TASK_WAKING;
 }
 
-static __always_inline void tell_holder(struct task_struct *task, struct bpf_iter__task *ctx)
+static __always_inline void report_holder(struct task_struct *task, struct bpf_iter__task *ctx)
 {
 	u64 thread = (u64)task, now_ns = bpf_ktime_get_ns();
 	struct holder_now now = {};
@@ -254,8 +254,8 @@ int on_each_thread_tell_holder(struct bpf_iter__task *ctx)
 
 	if (!task)
 		return 0;
-	if (holders_walk == HOLDERS_TELL) {
-		tell_holder(task, ctx);
+	if (holders_walk == HOLDERS_REPORT) {
+		report_holder(task, ctx);
 		return 0;
 	}
 	if (task->flags & PF_WQ_WORKER)

@@ -22,40 +22,40 @@ use crate::syscalls;
 /// Function of the work item that wakes a thread in `flush_work()`.
 const BARRIER: [&str; 1] = ["wq_barrier_func"];
 
-/// The locks whose owners this kernel records, besides PI futexes and rt_mutexes.
+/// The locks of which this kernel records the owner, besides PI futexes and rt_mutexes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum RecordedOwners {
     All,
     Mutexes,
     Neither,
 }
 
-impl Told {
+impl RecordedOwners {
     /// Returns the limitation of this kernel, if it has one.
-    pub(super) fn weaker(self) -> Option<&'static str> {
+    pub(super) fn limitation(self) -> Option<&'static str> {
         match self {
-            Told::All => None,
-            Told::Mutexes => Some(
+            RecordedOwners::All => None,
+            RecordedOwners::Mutexes => Some(
                 "this kernel does not tell who holds its semaphores (rwsems included): use Linux 6.17 or later with CONFIG_DETECT_HUNG_TASK_BLOCKER to see their holders",
             ),
-            Told::Neither => Some(
+            RecordedOwners::Neither => Some(
                 "this kernel does not tell who holds its mutexes and semaphores, only holders of PI futexes and rt_mutexes, and workers: use Linux 6.17 or later with CONFIG_DETECT_HUNG_TASK_BLOCKER to see the others",
             ),
         }
     }
 }
 
-/// Returns the locks whose owners this kernel records.
-pub(super) fn told_here() -> Result<Told, AttachError> {
+/// Returns the locks of which this kernel records the owner.
+pub(super) fn recorded_owners() -> Result<RecordedOwners, AttachError> {
     let types = Btf::from_vmlinux()?;
     let has = |of: &str, field: &str| target_of(&types, of, field).is_some();
     Ok(if has("task_struct", "blocker") || !has("mutex", "owner") {
         // With PREEMPT_RT mutexes and semaphores contain an rt_mutex.
-        Told::All
+        RecordedOwners::All
     } else if has("task_struct", "blocker_mutex") || has_mutex_in_blocked_on(&types) {
-        Told::Mutexes
+        RecordedOwners::Mutexes
     } else {
-        Told::Neither
+        RecordedOwners::Neither
     })
 }
 
@@ -82,15 +82,15 @@ fn target_of(types: &Btf<'_>, of: &str, field: &str) -> Option<String> {
 }
 
 /// Walks over all threads three times (`holders.bpf.h`), or once if no thread waits for a holder.
-pub(super) fn look(skeleton: &mut OffcpuSkel<'_>, link: &Link) -> anyhow::Result<Vec<holder_now>> {
+pub(super) fn walk(skeleton: &mut OffcpuSkel<'_>, link: &Link) -> anyhow::Result<Vec<holder_now>> {
     let maps = &skeleton.maps;
     for thread in maps.wait_by_thread.keys().collect::<Vec<_>>() {
         maps.wait_by_thread.delete(&thread)?;
     }
     let mut threads = Vec::new();
-    for walk in [holders_walk::HOLDERS_FIND, holders_walk::HOLDERS_CONFIRM, holders_walk::HOLDERS_TELL] {
+    for pass in [holders_walk::HOLDERS_FIND, holders_walk::HOLDERS_CONFIRM, holders_walk::HOLDERS_REPORT] {
         let variables = skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
-        variables.holders_walk = walk.0;
+        variables.holders_walk = pass.0;
         iterate(link, |bytes| {
             threads.extend(bytes.chunks_exact(size_of::<holder_now>()).filter_map(read_plain::<holder_now>));
         })?;
@@ -103,32 +103,32 @@ pub(super) fn look(skeleton: &mut OffcpuSkel<'_>, link: &Link) -> anyhow::Result
 
 /// Maximum number of links of all chains of a snapshot, some twenty megabytes. Further chains have one link, marked as
 /// cut.
-const MOST_LINKS_IN_ALL: usize = 100_000;
+const MAX_LINKS_OF_SNAPSHOT: usize = 100_000;
 
 /// All waiters and holders, and the edges between them.
 pub(super) struct Holders {
     threads: HashMap<u64, Thread>,
     links: usize,
-    /// Waiters by TID whose wait is the one that the sampling walk has seen.
+    /// Waiters by TID, if the sampling walk has seen the same wait.
     waiters: HashMap<u32, u64>,
 }
 
 impl Holders {
-    pub(super) fn of(told: &[holder_now], names: &mut KernelSymbols) -> Self {
+    pub(super) fn new(reported: &[holder_now], names: &mut KernelSymbols) -> Self {
         let mut holders = Holders { threads: HashMap::new(), links: 0, waiters: HashMap::new() };
-        let handlers: HashMap<u64, u64> = told.iter().map(|thread| (thread.thread, thread.handler)).collect();
+        let handlers: HashMap<u64, u64> = reported.iter().map(|thread| (thread.thread, thread.handler)).collect();
         // Between the walks a worker may have started its next item.
         let is_over = |thread: &holder_now| {
             thread.kind == lock_kind::LOCK_WORK_ITEM.0 && handlers.get(&thread.holder) != Some(&thread.flushed)
         };
-        for thread in told {
+        for thread in reported {
             let mut handler = (thread.handler != 0).then(|| plain(names.name(thread.handler)).to_owned());
             if handler.as_deref() == Some(BARRIER[0]) {
                 handler = None;
             }
             let now = Holder {
                 who: called(&attach::text(&thread.comm), thread.shown),
-                state: state::of(thread.state as u8).letter().to_string(),
+                state: state::from_number(thread.state as u8).letter().to_string(),
                 off_cpu_ns: thread.off_cpu_ns,
                 syscall: syscalls::name(thread.syscall),
                 handler,
@@ -158,15 +158,15 @@ impl Holders {
 
     /// Returns the chain of holders that the thread waits for.
     pub(super) fn chain_of(&mut self, tid: u32) -> Option<Chain> {
-        let most_links = if self.links < MOST_LINKS_IN_ALL { MOST_LINKS } else { 1 };
-        let chain = chain(&self.threads, *self.waiters.get(&tid)?, most_links)?;
+        let max_links = if self.links < MAX_LINKS_OF_SNAPSHOT { MOST_LINKS } else { 1 };
+        let chain = chain(&self.threads, *self.waiters.get(&tid)?, max_links)?;
         self.links += chain.links.len();
         Some(chain)
     }
 
     /// Returns whether the lock's owner is a thread that the walk has not seen: a reader that has exited, or a thread
     /// outside this PID namespace, which the iterator does not show.
-    pub(super) fn is_holder_unmet(&self, tid: u32) -> bool {
+    pub(super) fn is_holder_unseen(&self, tid: u32) -> bool {
         let waits = self.waiters.get(&tid).and_then(|waiter| self.threads.get(waiter)?.waits);
         waits.is_some_and(|(_, holder)| !self.threads.contains_key(&holder))
     }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::mounts::Device;
 
 /// Maximum bytes read of one process's maps: 200,000 lines of 300 bytes.
-const MOST_TEXT: u64 = 64 << 20;
+const MAX_TEXT: u64 = 64 << 20;
 /// Maximum bytes kept of one process's mappings: 40,000 mappings of different files.
-const MOST_KEPT: usize = 4 << 20;
+const MAX_KEPT: usize = 4 << 20;
 /// Length of the longest line: a path of 4,096 bytes, each of which may be escaped in four.
-const LONGEST_LINE: u64 = 20_000;
+const MAX_LINE: u64 = 20_000;
 
 /// An executable mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,19 +55,19 @@ impl Mappings {
     /// Fails if the kernel does not let the file be read.
     pub(super) fn read(maps: impl BufRead, wanted: &[u64]) -> io::Result<Self> {
         let mut mappings = Mappings::default();
-        let (mut maps, mut line) = (maps.take(MOST_TEXT), Vec::new());
+        let (mut maps, mut line) = (maps.take(MAX_TEXT), Vec::new());
         loop {
             line.clear();
-            if (&mut maps).take(LONGEST_LINE).read_until(b'\n', &mut line)? == 0 {
+            if (&mut maps).take(MAX_LINE).read_until(b'\n', &mut line)? == 0 {
                 break;
             }
             if line.last() == Some(&b'\n') {
                 line.pop();
-            } else if line.len() as u64 >= LONGEST_LINE || maps.limit() == 0 {
+            } else if line.len() as u64 >= MAX_LINE || maps.limit() == 0 {
                 mappings.is_cut = true;
                 break;
             }
-            if let Some(code) = CodeMapped::parse(&String::from_utf8_lossy(&line)) {
+            if let Some(code) = MapsLine::parse(&String::from_utf8_lossy(&line)) {
                 mappings.add(&code, wanted);
             }
         }
@@ -76,7 +76,7 @@ impl Mappings {
         Ok(mappings)
     }
 
-    fn add(&mut self, code: &CodeMapped<'_>, wanted: &[u64]) {
+    fn add(&mut self, code: &MapsLine<'_>, wanted: &[u64]) {
         let last = self.list.last_mut();
         let is_next_to = |last: &&mut Mapping| last.end == code.start && last.path.is_empty() && last.inode == 0;
         // A just-in-time compiler makes pages executable one by one.
@@ -89,7 +89,7 @@ impl Mappings {
         }
         let path = self.list.last().filter(|last| *last.path == *code.path).map(|last| Arc::clone(&last.path));
         let bytes = size_of::<Mapping>() + if path.is_some() { 0 } else { size_of::<[usize; 2]>() + code.path.len() };
-        if self.bytes + bytes > MOST_KEPT {
+        if self.bytes + bytes > MAX_KEPT {
             self.is_cut = true;
             let after = wanted.partition_point(|address| *address < code.start);
             if wanted.get(after).is_none_or(|address| *address >= code.end) {
@@ -108,7 +108,7 @@ impl Mappings {
     }
 
     /// Returns a copy with those mappings for which `is_kept` holds.
-    pub(super) fn only(&self, is_kept: impl Fn(&Mapping) -> bool) -> Self {
+    pub(super) fn filtered(&self, is_kept: impl Fn(&Mapping) -> bool) -> Self {
         let list: Vec<Mapping> = self.list.iter().filter(|mapping| is_kept(mapping)).cloned().collect();
         let bytes = list.iter().map(|mapping| size_of::<Mapping>() + mapping.path.len()).sum();
         Mappings { list, bytes, is_cut: self.is_cut }
@@ -122,7 +122,7 @@ impl Mappings {
 }
 
 /// A line of proc_pid_maps(5) about an executable mapping.
-pub(super) struct CodeMapped<'a> {
+pub(super) struct MapsLine<'a> {
     start: u64,
     end: u64,
     offset: u64,
@@ -131,7 +131,7 @@ pub(super) struct CodeMapped<'a> {
     path: &'a str,
 }
 
-impl<'a> CodeMapped<'a> {
+impl<'a> MapsLine<'a> {
     /// Parses a line; `None` if the mapping is not executable.
     pub(super) fn parse(line: &'a str) -> Option<Self> {
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
@@ -144,7 +144,7 @@ impl<'a> CodeMapped<'a> {
         let (major, minor) = words.next()?.split_once(':')?;
         let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
         let inode = words.next()?.parse().ok()?;
-        Some(CodeMapped { start, end, offset, device, inode, path: words.next().unwrap_or_default().trim_start() })
+        Some(MapsLine { start, end, offset, device, inode, path: words.next().unwrap_or_default().trim_start() })
     }
 }
 
@@ -202,7 +202,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn executable_mappings_are_found_by_their_addresses() {
+    fn finds_executable_mappings_by_address() {
         let text = "00400000-00401000 r--p 00000000 fe:01 12 /bin/a b\n\
                     00401000-00403000 r-xp 00001000 fe:01 12                      /bin/a b\n\
                     7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\
@@ -219,7 +219,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn many_mappings_take_bounded_memory_and_wanted_ones_are_kept() {
+    fn bounds_memory_and_keeps_wanted_mappings() {
         // The default vm.max_map_count, of files with long paths.
         let line = |number: u64, text: &mut String| {
             let start = 0x10_0000 + number * 0x2000;
@@ -230,15 +230,15 @@ pub(super) mod tests {
         (0..65_530).for_each(|number| line(number, &mut text).expect("there is memory"));
         let last = 0x10_0000 + 65_529 * 0x2000 + 8;
         let mappings = read(&text, &[0, last, last + 0x10_0000]);
-        assert!(mappings.is_cut && mappings.bytes <= MOST_KEPT + 2_000, "{}", mappings.bytes);
+        assert!(mappings.is_cut && mappings.bytes <= MAX_KEPT + 2_000, "{}", mappings.bytes);
         assert_eq!(mappings.at(last).map(|mapping| mapping.inode), Some(65_529));
         assert!(mappings.at(0x10_0000).is_some() && mappings.at(last - 0x2000).is_none());
-        let few = mappings.only(|mapping| mapping.holds(last));
+        let few = mappings.filtered(|mapping| mapping.holds(last));
         assert!(few.at(last).is_some() && few.list.len() == 1 && few.bytes < 2_000);
     }
 
     #[test]
-    fn mappings_of_one_file_share_its_path() {
+    fn mappings_share_path_of_same_file() {
         let mut text = String::new();
         for number in 0..65_530_u64 {
             let start = 0x10_0000 + number * 0x2000;
@@ -249,17 +249,17 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_list_without_an_end_is_cut() {
+    fn cuts_endless_maps() {
         let endless = io::BufReader::new(io::repeat(b'x'));
         assert!(Mappings::read(endless, &[]).expect("it is read").is_cut);
-        let lines = b"1000-2000 r--p 00000000 00:00 0 \n".iter().copied().cycle().take((MOST_TEXT + 100) as usize);
+        let lines = b"1000-2000 r--p 00000000 00:00 0 \n".iter().copied().cycle().take((MAX_TEXT + 100) as usize);
         let mappings = Mappings::read(io::Cursor::new(lines.collect::<Vec<u8>>()), &[]).expect("it is read");
         assert!(mappings.is_cut && mappings.list.is_empty());
     }
 
     proptest! {
         #[test]
-        fn no_list_makes_it_fail(text in "([0-9a-f]{0,9}-[0-9a-f]{0,9} r?-?xp [0-9a-f]{0,9} [0-9a-f:]{0,6} [0-9]{0,3} .{0,9}\n?){0,20}") {
+        fn never_panics_on_arbitrary_maps(text in "([0-9a-f]{0,9}-[0-9a-f]{0,9} r?-?xp [0-9a-f]{0,9} [0-9a-f:]{0,6} [0-9]{0,3} .{0,9}\n?){0,20}") {
             read(&text, &[0]).at(1);
         }
     }

@@ -14,7 +14,6 @@ mod code_files;
 mod disks;
 mod elf;
 mod explained;
-mod far_files;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod holders;
@@ -22,17 +21,18 @@ mod mappings;
 mod mounts;
 mod named;
 mod names;
-mod pace;
-mod patience;
 mod perf_map;
 mod places;
 mod proc;
 mod process;
+mod remote_files;
 mod rules;
 mod sampler;
 mod state;
 mod submitted;
 mod tracers;
+mod walk_timer;
+mod watchdog;
 
 pub use attached::AttachedOffcpu;
 pub use choice::{Choice, Often};

@@ -53,7 +53,7 @@ enum {
 };
 
 /* Hides the state from the verifier, which would verify the rest of the program once per state. */
-volatile u32 state_told = 0;
+volatile u32 opaque_state = 0;
 
 static __always_inline enum thread_state state_of_bits(const struct task_struct *task, u32 state)
 {
@@ -97,7 +97,7 @@ static __always_inline u64 behind_ns(const struct task_struct *task)
 }
 
 /* Whether a thread that waits for the sampler's CPU ran there when the walk was due: switched in before, queued after. */
-static __always_inline bool had_cpu_of_sampler(const struct task_struct *task)
+static __always_inline bool ran_on_sampler_cpu(const struct task_struct *task)
 {
 	u64 queued_ns;
 
@@ -105,7 +105,7 @@ static __always_inline bool had_cpu_of_sampler(const struct task_struct *task)
 	    task->thread_info.cpu != bpf_get_smp_processor_id())
 		return false;
 	queued_ns = task->sched_info.last_queued;
-	return queued_ns >= look_clock_ns && task->sched_info.last_arrival <= look_clock_ns && task->se.exec_start + behind_ns(task) >= queued_ns;
+	return queued_ns >= walk_due_clock_ns && task->sched_info.last_arrival <= walk_due_clock_ns && task->se.exec_start + behind_ns(task) >= queued_ns;
 }
 
 static __always_inline enum thread_state state_of(const struct task_struct *task)
@@ -113,10 +113,10 @@ static __always_inline enum thread_state state_of(const struct task_struct *task
 	enum thread_state state = task->on_cpu ? STATE_ON_CPU : state_of_bits(task, task->__state);
 
 	/* If switches are traced, both run slices are seen. */
-	if (!traces && state == STATE_READY && had_cpu_of_sampler(task))
+	if (!traces && state == STATE_READY && ran_on_sampler_cpu(task))
 		state = STATE_ON_CPU;
-	state_told = state;
-	return state_told;
+	opaque_state = state;
+	return opaque_state;
 }
 
 /*
@@ -136,15 +136,15 @@ static __always_inline void calibrate(u64 now_ns)
 }
 
 /* When the walk was due, on the sampler's run queue clock: now, less the sampler's run-queue wait since the last walk. */
-static __always_inline void tell_when_to_look(void)
+static __always_inline void set_walk_due(void)
 {
 	struct task_struct *sampler = bpf_get_current_task_btf();
 
 	if (!bpf_core_field_exists(sampler->sched_info.run_delay) || !bpf_core_field_exists(sampler->sched_info.last_arrival))
 		return;
-	look_clock_ns = sampler->sched_info.last_arrival;
+	walk_due_clock_ns = sampler->sched_info.last_arrival;
 	if (sampler_waited_ns)
-		look_clock_ns -= sampler->sched_info.run_delay - sampler_waited_ns;
+		walk_due_clock_ns -= sampler->sched_info.run_delay - sampler_waited_ns;
 }
 
 /*
@@ -152,7 +152,7 @@ static __always_inline void tell_when_to_look(void)
  * since 6.12, when it blocked, for as long as it then sleeps. Computed from its switch-in and the length of its run slice,
  * which lacks time stolen by interrupts and the hypervisor. 0 if neither is known.
  */
-static __always_inline u64 forgotten_run(const struct task_struct *task)
+static __always_inline u64 last_run_without_exec_start(const struct task_struct *task)
 {
 	const struct sched_entity *se = &task->se;
 
@@ -171,7 +171,7 @@ static __always_inline u64 since_of(const struct task_struct *task, u64 after_ns
 	if (ran_ns)
 		ran_ns += behind_ns(task);
 	else
-		ran_ns = forgotten_run(task);
+		ran_ns = last_run_without_exec_start(task);
 	if (!ran_ns)
 		return now_ns;
 	since_ns = ran_ns + clock_offset_ns;
@@ -247,10 +247,10 @@ static __always_inline bool has_user_frames(const struct task_struct *task)
 	return read_user_stacks && !(task->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER));
 }
 
-enum looked {
-	LOOKED_OK,
-	LOOKED_AGAIN,
-	LOOKED_NO_ROOM,
+enum capture {
+	CAPTURE_OK,
+	CAPTURE_AGAIN,
+	CAPTURE_NO_ROOM,
 };
 
 /* The cached user stack of these registers. */
@@ -264,7 +264,7 @@ static __always_inline struct seen_user_stack *seen_in_walks(struct task_struct 
 	return bpf_map_lookup_elem(&user_stack_by_seen_in_walks, &slot);
 }
 
-static __always_inline enum looked look_at_stacks(struct task_struct *task, struct place_key *key, bool was_unread)
+static __always_inline enum capture capture_stacks(struct task_struct *task, struct place_key *key, bool was_unread)
 {
 	enum user_end end = USER_COMPLETE;
 	struct scratch *scratch;
@@ -273,7 +273,7 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 
 	scratch = bpf_map_lookup_elem(&scratch_of_sampler, &zero);
 	if (!scratch)
-		return LOOKED_NO_ROOM;
+		return CAPTURE_NO_ROOM;
 	bytes = bpf_get_task_stack(task, scratch->kernel.frames, sizeof(scratch->kernel.frames), 0);
 	if (bytes > 0) {
 		u32 length = (u64)bytes / 8;
@@ -281,29 +281,29 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 		scratch->kernel.length = length < max_depth ? length : max_depth;
 		key->kernel_stack = number_of_stack(&scratch->kernel, 0);
 		if (!key->kernel_stack)
-			return LOOKED_NO_ROOM;
+			return CAPTURE_NO_ROOM;
 	}
 	if (has_user_frames(task)) {
 		struct seen_user_stack *seen = seen_in_walks(task, key->process);
 
 		if (!seen)
-			return LOOKED_NO_ROOM;
+			return CAPTURE_NO_ROOM;
 		end = unwind_user(task, scratch, key->process, &seen, false);
 		if (end == USER_SEEN) {
 			key->user_stack = seen->id;
 			key->user_end = USER_COMPLETE;
-			return LOOKED_OK;
+			return CAPTURE_OK;
 		}
 		if (end == USER_UNKNOWN) {
 			if (!is_last_round)
-				return LOOKED_AGAIN;
+				return CAPTURE_AGAIN;
 			end = USER_PARTLY;
 		}
 		if (end == USER_UNREAD) {
 			/* Changing mappings mostly takes microseconds; this process was unresponsive in the last walk too. */
 			if (!is_last_round && !was_unread) {
 				unanswered++;
-				return LOOKED_AGAIN;
+				return CAPTURE_AGAIN;
 			}
 			lose(LOST_UNREAD);
 			unread_now = UNREAD_MEMORY;
@@ -311,12 +311,12 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 		if (scratch->user.length) {
 			key->user_stack = number_of_stack(&scratch->user, key->process);
 			if (!key->user_stack)
-				return LOOKED_NO_ROOM;
+				return CAPTURE_NO_ROOM;
 			end_keeping(seen, key->user_stack, end == USER_COMPLETE);
 		}
 	}
 	key->user_end = end;
-	return LOOKED_OK;
+	return CAPTURE_OK;
 }
 
 /* Fills in the key except for the stacks; false if there is no room for the process. */
@@ -328,7 +328,7 @@ static __always_inline bool fill_key(struct task_struct *task, struct thread_rec
 		record->execs = task->self_exec_id;
 	}
 	key->process = record->process;
-	key->tid = tell_threads_apart ? shown_number(task) : 0;
+	key->tid = by_thread ? shown_number(task) : 0;
 	key->cgroup = cgroup_number_of(task);
 	key->syscall = -1;
 	BPF_CORE_READ_STR_INTO(&key->comm, task, comm);
@@ -351,8 +351,8 @@ static __always_inline struct thread_record *record_of(struct task_struct *task)
 	return bpf_task_storage_get(&record_by_thread, task, 0, 0);
 }
 
-/* LOOKED_OK with the place, or why there is none. */
-static __always_inline enum looked place_of(struct task_struct *task, struct thread_record *record, enum thread_state state,
+/* CAPTURE_OK with the place, or why there is none. */
+static __always_inline enum capture place_of(struct task_struct *task, struct thread_record *record, enum thread_state state,
 					    u64 switches, u32 *place, enum lost_reason *reason)
 {
 	struct place_key key = {};
@@ -360,23 +360,23 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 
 	*reason = LOST_PROCESSES;
 	if (!fill_key(task, record, &key))
-		return LOOKED_NO_ROOM;
+		return CAPTURE_NO_ROOM;
 	key.state = state;
 	unread_now = UNREAD_NOTHING;
 	if (state != STATE_ON_CPU) {
-		enum looked looked;
+		enum capture result;
 
 		key.in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 		if (!key.is_kernel)
 			key.syscall = syscall_of(task);
 		*reason = LOST_STACKS;
-		looked = look_at_stacks(task, &key, was_unread);
-		if (looked != LOOKED_OK)
-			return looked;
+		result = capture_stacks(task, &key, was_unread);
+		if (result != CAPTURE_OK)
+			return result;
 		/* It is the same wait if the thread has not run since; a running thread is counted when it blocks. */
 		if (switches_of(task) != switches || state_of(task) != state) {
 			if (!is_last_round)
-				return LOOKED_AGAIN;
+				return CAPTURE_AGAIN;
 			lose(LOST_TORN);
 			key.kernel_stack = 0;
 			key.user_stack = 0;
@@ -387,10 +387,10 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 	*reason = LOST_PLACES;
 	*place = number_of_place(&key);
 	if (*place == PLACES)
-		return LOOKED_NO_ROOM;
+		return CAPTURE_NO_ROOM;
 	if (traces)
 		remember_ready_place(*place, &key);
-	return LOOKED_OK;
+	return CAPTURE_OK;
 }
 
 static __always_inline void count(struct thread_record *record, u64 now_ns, u32 waits)
@@ -402,13 +402,13 @@ static __always_inline void count(struct thread_record *record, u64 now_ns, u32 
 		add(record->place, ns, 1, waits);
 }
 
-static __noinline void look_again(struct task_struct *task, struct thread_record *record, enum thread_state state, u64 now_ns)
+static __noinline void update_record(struct task_struct *task, struct thread_record *record, enum thread_state state, u64 now_ns)
 {
 	u64 switches = switches_of(task);
 	bool is_other = !traces && record->half_address != low_half((u64)task);
 	bool has_run = !record->is_known || record->switches != switches || is_other;
 	enum lost_reason reason;
-	enum looked looked;
+	enum capture result;
 	u32 place = 0;
 
 	if (traces && is_tracing && state == STATE_ON_CPU && !has_run && record->state != STATE_ON_CPU && record->generation == generation + 1) {
@@ -420,7 +420,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		}
 		count_unseen_run(task, record, now_ns);
 	}
-	looked = place_of(task, record, state, switches, &place, &reason);
+	result = place_of(task, record, state, switches, &place, &reason);
 		/*
 		 * Looked up again, with the same result, as only this thread reuses records: otherwise the verifier would
 		 * verify taking the stacks once for each map that the record may be in.
@@ -431,7 +431,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		return;
 	}
 	record->unread = unread_now;
-	if (looked != LOOKED_OK && !is_last_round) {
+	if (result != CAPTURE_OK && !is_last_round) {
 		/* The next round may find memory that is unresponsive now. */
 		record->is_unresolved = true;
 		unresolved++;
@@ -447,11 +447,11 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	}
 	record->is_unresolved = false;
 	record->is_new = false;
-	record->is_lost = looked != LOOKED_OK;
+	record->is_lost = result != CAPTURE_OK;
 	record->state = state;
 	record->is_known = true;
 	record->place = place;
-	record->generation = looked == LOOKED_OK ? generation + 1 : 0;
+	record->generation = result == CAPTURE_OK ? generation + 1 : 0;
 	if (traces && state == STATE_ON_CPU) {
 		record->on_cpu_place = place + 1;
 		record->on_cpu_generation = record->generation;
@@ -460,7 +460,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		record->half_address = low_half((u64)task);
 	/* Written last, on every architecture: a thread switched out concurrently has another count, so overwriting shows. */
 	__sync_lock_test_and_set(&record->switches, switches);
-	if (looked != LOOKED_OK) {
+	if (result != CAPTURE_OK) {
 		lose(reason);
 		take_time(record, now_ns);
 		return;
@@ -498,8 +498,8 @@ static __always_inline bool has_not_run(const struct task_struct *task, const st
 		return record->is_known && (record->state == STATE_ON_CPU || !task->on_cpu);
 	if (task->on_cpu || (!traces && record->half_address != low_half((u64)task)))
 		return false;
-	state_told = state_of_bits(task, task->__state);
-	state = state_told;
+	opaque_state = state_of_bits(task, task->__state);
+	state = opaque_state;
 	return state == record->state;
 }
 
@@ -515,7 +515,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	if (!is_calibrated) {
 		walk_now_ns = bpf_ktime_get_ns();
 		calibrate(walk_now_ns);
-		tell_when_to_look();
+		set_walk_due();
 		is_calibrated = true;
 	}
 	if (!task) {
@@ -528,11 +528,11 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	/* Nothing else is read of most threads: each field in another cache line costs as much as all the rest. */
 	if (record && has_not_run(task, record)) {
 		if (walk_round == 0)
-			threads_met++;
+			threads_visited++;
 		else if (!record->is_unresolved)
 			return 0;
 		/* A visit takes less than a microsecond. */
-		if (!(threads_met % LOOKS_PER_CLOCK_READ))
+		if (!(threads_visited % VISITS_PER_CLOCK_READ))
 			walk_now_ns = bpf_ktime_get_ns();
 		if (traces && is_tracing)
 			count_traced(task, record, walk_now_ns);
@@ -550,7 +550,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	if (walk_round == 0)
-		threads_met++;
+		threads_visited++;
 	else if (!record->is_unresolved)
 		return 0;
 	now_ns = bpf_ktime_get_ns();
@@ -572,7 +572,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	threads_changed++;
-	look_again(task, record, state, now_ns);
+	update_record(task, record, state, now_ns);
 	return 0;
 }
 

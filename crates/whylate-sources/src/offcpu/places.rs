@@ -28,7 +28,7 @@ pub(super) struct Sum {
 }
 
 /// A place with its increments.
-pub(super) struct Place {
+pub(super) struct PlaceDelta {
     pub(super) number: u32,
     pub(super) key: place_key,
     /// The waker, if wakers are recorded.
@@ -45,7 +45,7 @@ pub(super) enum Woken {
     Thread(place_key),
 }
 
-impl Place {
+impl PlaceDelta {
     /// Returns the key of the waking thread.
     pub(super) fn waker(&self) -> Option<&place_key> {
         match &self.woken {
@@ -72,15 +72,15 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Returns the places whose sums grew from `before` to `now`; sums are indexed by place.
+    /// Returns the places with sums that grew from `before` to `now`; sums are indexed by place.
     pub(super) fn changed(
         &mut self,
         maps: &OffcpuMaps<'_>,
         now: &[Sum],
         before: &[Sum],
-        tells_wakers: bool,
-    ) -> anyhow::Result<Vec<Place>> {
-        let more = |(number, now): (usize, &Sum)| {
+        records_wakers: bool,
+    ) -> anyhow::Result<Vec<PlaceDelta>> {
+        let delta = |(number, now): (usize, &Sum)| {
             let before = before.get(number).copied().unwrap_or_default();
             let sum = Sum {
                 ns: now.ns.checked_sub(before.ns)?,
@@ -89,21 +89,21 @@ impl Tables {
             };
             (sum.samples > 0).then_some((number as u32, sum))
         };
-        let sums: Vec<(u32, Sum)> = now.iter().enumerate().filter_map(more).collect();
+        let sums: Vec<(u32, Sum)> = now.iter().enumerate().filter_map(delta).collect();
         if sums.iter().any(|(number, _)| !self.places.contains_key(number) && !self.waits.contains_key(number)) {
             // A place is inserted before the waits that refer to it.
-            if tells_wakers {
+            if records_wakers {
                 read_keys(&maps.place_by_wait, &mut self.waits)?;
             }
             read_keys(&maps.place_by_key, &mut self.places)?;
         }
         let place = |(number, sum): (u32, Sum)| {
             let (key, woken) = match (self.places.get(&number), self.waits.get(&number)) {
-                (Some(key), _) => (key, (tells_wakers && can_be_woken(key)).then_some(Woken::By(WokenBy::Nobody))),
+                (Some(key), _) => (key, (records_wakers && can_be_woken(key)).then_some(Woken::By(WokenBy::Nobody))),
                 (None, Some(wait)) => (self.places.get(&wait.place)?, Some(woken(wait.waker, &self.places))),
                 (None, None) => return None,
             };
-            Some(Place { number, key: *key, woken, sum })
+            Some(PlaceDelta { number, key: *key, woken, sum })
         };
         Ok(sums.into_iter().filter_map(place).collect())
     }
@@ -157,7 +157,7 @@ fn read_keys<Key: PlainData>(map: &impl MapCore, known: &mut HashMap<u32, Key>) 
 
 /// Returns whether the state is a blocked one: a running or runnable thread needs no waker.
 pub(super) fn can_be_woken(key: &place_key) -> bool {
-    !matches!(state::of(key.state), State::OnCpu | State::Ready | State::Throttled)
+    !matches!(state::from_number(key.state), State::OnCpu | State::Ready | State::Throttled)
 }
 
 pub(super) fn woken(by: u32, keys: &HashMap<u32, place_key>) -> Woken {

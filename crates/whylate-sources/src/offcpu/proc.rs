@@ -14,8 +14,8 @@ use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
 use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
 use super::attached::plain;
-use super::pace::Pace;
-use super::patience::Worker;
+use super::walk_timer::WalkTimer;
+use super::watchdog::Worker;
 use super::{INFO, KernelThreads, OffcpuOptions, PROC};
 use crate::clock;
 use crate::pid_namespace;
@@ -58,7 +58,7 @@ impl Attached for AttachedProc {
 
 /// Aggregation key of time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Place {
+struct StackKey {
     pid: u32,
     /// 0 unless `by_thread` is set.
     tid: u32,
@@ -85,7 +85,7 @@ struct Walker {
     host: String,
     /// Bit mask of the selected states.
     states: u32,
-    sums: HashMap<Place, (u64, u64)>,
+    sums: HashMap<StackKey, (u64, u64)>,
     /// Time up to which a thread's time is counted, by TID and start time.
     counted_ns: HashMap<(u32, u64), u64>,
     since_ns: u64,
@@ -95,7 +95,7 @@ struct Walker {
     took_cpu_ns: u64,
     /// Stacks that could not be read though the thread existed, mostly of processes protected from ptrace.
     unreadable: u64,
-    pace: Pace,
+    timer: WalkTimer,
 }
 
 impl Walker {
@@ -112,7 +112,7 @@ impl Walker {
             took_ns: 0,
             took_cpu_ns: 0,
             unreadable: 0,
-            pace: Pace::new(options, clock::monotonic_ns()),
+            timer: WalkTimer::new(options, clock::monotonic_ns()),
         };
         walker.walk();
         // Time before the first walk is not counted.
@@ -122,7 +122,7 @@ impl Walker {
     }
 
     fn run(&mut self, asked: &Receiver<Sender<Snapshot>>) {
-        let mut due = Instant::now() + self.pace.interval();
+        let mut due = Instant::now() + self.timer.interval();
         loop {
             match asked.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 // The caller may have timed out.
@@ -131,7 +131,7 @@ impl Walker {
                     self.walk();
                     // At most half of a CPU.
                     let earliest = Instant::now() + Duration::from_nanos(self.took_ns);
-                    due = (due + self.pace.interval()).max(earliest);
+                    due = (due + self.timer.interval()).max(earliest);
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -144,31 +144,31 @@ impl Walker {
         let mut seen = HashMap::with_capacity(self.counted_ns.len());
         let processes: Vec<u32> = match self.options.threads.process {
             Some(pid) => vec![pid],
-            None => numbers(Path::new("/proc")),
+            None => numeric_entries(Path::new("/proc")),
         };
         let own = pid_namespace::own_number_in_proc();
         for pid in processes.into_iter().filter(|&pid| Some(pid) != own) {
-            let folder = format!("/proc/{pid}/task");
+            let directory = format!("/proc/{pid}/task");
             let process = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
             let process = String::from_utf8_lossy(&process);
             if !is_named(process.trim_end_matches('\n'), self.options.threads.process_name.as_deref()) {
                 continue;
             }
-            for tid in numbers(Path::new(&folder)) {
+            for tid in numeric_entries(Path::new(&directory)) {
                 // The thread may have exited.
-                let _ = self.look(pid, tid, process.trim_end_matches('\n'), &mut seen);
+                let _ = self.visit(pid, tid, process.trim_end_matches('\n'), &mut seen);
             }
         }
         self.counted_ns = seen;
         self.walks += 1;
         self.took_ns = began.elapsed().as_nanos() as u64;
         self.took_cpu_ns = clock::thread_cpu_ns() - began_cpu_ns;
-        self.pace.learn(self.took_cpu_ns);
+        self.timer.add_cost(self.took_cpu_ns);
     }
 
-    fn look(&mut self, pid: u32, tid: u32, process: &str, seen: &mut HashMap<(u32, u64), u64>) -> Option<()> {
-        let folder = format!("/proc/{pid}/task/{tid}");
-        let stat = parse_stat(&String::from_utf8_lossy(&fs::read(format!("{folder}/stat")).ok()?))?;
+    fn visit(&mut self, pid: u32, tid: u32, process: &str, seen: &mut HashMap<(u32, u64), u64>) -> Option<()> {
+        let directory = format!("/proc/{pid}/task/{tid}");
+        let stat = parse_stat(&String::from_utf8_lossy(&fs::read(format!("{directory}/stat")).ok()?))?;
         let wanted = match self.options.kernel_threads {
             KernelThreads::Yes => true,
             KernelThreads::No => !stat.is_kernel,
@@ -181,7 +181,7 @@ impl Walker {
         if matches!(stat.state, 'Z' | 'X') {
             return None;
         }
-        let text = fs::read_to_string(format!("{folder}/stack"));
+        let text = fs::read_to_string(format!("{directory}/stack"));
         if text.as_ref().is_err_and(has_ended) {
             return None;
         }
@@ -189,7 +189,7 @@ impl Walker {
         self.unreadable += u64::from(text.is_err());
         let kernel: Vec<String> =
             text.unwrap_or_default().lines().filter_map(kernel_frame).map(|name| plain(&name).to_owned()).collect();
-        let syscall = fs::read_to_string(format!("{folder}/syscall")).unwrap_or_default();
+        let syscall = fs::read_to_string(format!("{directory}/syscall")).unwrap_or_default();
         let syscall = syscall.split(' ').next().and_then(|number| number.parse().ok()).filter(|&number| number >= 0);
         let now_ns = clock::monotonic_ns();
         // A thread created since the last walk has no earlier time.
@@ -199,7 +199,7 @@ impl Walker {
         if self.states & super::state::bit(state) == 0 {
             return None;
         }
-        let place = Place {
+        let key = StackKey {
             pid,
             tid: if self.options.by_thread { tid } else { 0 },
             process: process.to_owned(),
@@ -209,7 +209,7 @@ impl Walker {
             syscall,
             kernel: kernel.into_iter().take(self.options.max_depth as usize).collect(),
         };
-        let sum = self.sums.entry(place).or_default();
+        let sum = self.sums.entry(key).or_default();
         sum.0 += now_ns - before_ns;
         sum.1 += 1;
         Some(())
@@ -223,7 +223,7 @@ impl Walker {
         snapshot.pid_namespace = pid_namespace::own();
         (snapshot.duration_ns, snapshot.ended_ns) = (ended_ns - began_ns, ended_ns);
         let sums = std::mem::take(&mut self.sums).into_iter();
-        snapshot.stacks = sums.map(|(place, sum)| stack_of(place, sum, &self.options.classes)).collect();
+        snapshot.stacks = sums.map(|(key, sum)| stack_of(key, sum, &self.options.classes)).collect();
         snapshot.stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
         snapshot.lost.insert("unreadable".to_owned(), std::mem::take(&mut self.unreadable));
         let walks = std::mem::take(&mut self.walks) as f64;
@@ -251,8 +251,8 @@ fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-fn numbers(folder: &Path) -> Vec<u32> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+fn numeric_entries(directory: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
@@ -284,29 +284,29 @@ fn state_of(letter: char, kernel: &[String]) -> State {
     }
 }
 
-fn stack_of(place: Place, (weight_ns, samples): (u64, u64), classes: &Classes) -> Stack {
-    let state = state_of(place.state, &place.kernel);
-    let syscall = place.syscall.and_then(crate::syscalls::name);
+fn stack_of(key: StackKey, (weight_ns, samples): (u64, u64), classes: &Classes) -> Stack {
+    let state = state_of(key.state, &key.kernel);
+    let syscall = key.syscall.and_then(crate::syscalls::name);
     let seen = Seen {
         state,
         in_iowait: false,
-        is_kernel: place.is_kernel,
+        is_kernel: key.is_kernel,
         syscall: syscall.as_deref(),
-        kernel: &place.kernel,
+        kernel: &key.kernel,
         user: &[],
         in_flight: InFlight::Unknown,
     };
     let wait = classify(&seen, classes);
     let mut labels: whylate_model::Labels = [
-        ("thread".to_owned(), place.thread),
-        ("process".to_owned(), place.process),
-        ("pid".to_owned(), place.pid.to_string()),
+        ("thread".to_owned(), key.thread),
+        ("process".to_owned(), key.process),
+        ("pid".to_owned(), key.pid.to_string()),
     ]
     .into();
-    if place.tid != 0 {
-        labels.insert("tid".to_owned(), place.tid.to_string());
+    if key.tid != 0 {
+        labels.insert("tid".to_owned(), key.tid.to_string());
     }
-    if place.is_kernel {
+    if key.is_kernel {
         labels.insert("kernel".to_owned(), "yes".to_owned());
     }
     labels.extend(syscall.map(|call| ("syscall".to_owned(), call)));
@@ -316,7 +316,7 @@ fn stack_of(place: Place, (weight_ns, samples): (u64, u64), classes: &Classes) -
         samples,
         weight_ns,
         wait: Some(wait),
-        kernel: place.kernel,
+        kernel: key.kernel,
         ..Stack::default()
     }
 }
@@ -326,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_parentheses_and_spaces() {
+    fn parses_comm_with_parentheses() {
         let flags = PF_KTHREAD | 0x40;
         let text = format!("7 (a) b (c) S 2 0 0 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0\n");
         let stat = Stat { name: "a) b (c".to_owned(), state: 'S', is_kernel: true, started: 4711 };
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_without_a_stack_runs() {
+    fn thread_without_stack_is_on_cpu() {
         assert_eq!(state_of('R', &[]), State::OnCpu);
         assert_eq!(state_of('R', &["irqentry_exit".to_owned()]), State::Ready);
     }

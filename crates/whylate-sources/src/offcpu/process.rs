@@ -14,14 +14,14 @@ use super::CallGraph;
 use super::budget::{Budget, Retry};
 use super::code_files::{CodeFile, CodeFiles};
 use super::mappings::{Mapping, Mappings};
-use super::patience::Reader;
 use super::perf_map::{CompiledCode, PerfMaps};
 use super::rules::{INNERMOST, Rule, Rules};
 use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
+use super::watchdog::Reader;
 use crate::clock;
 use crate::first_thread;
 
-/// A process whose user stacks are unwound.
+/// A process of which user stacks are unwound.
 #[derive(Clone, Default)]
 pub(super) struct Process {
     pub(super) tgid: u32,
@@ -33,7 +33,7 @@ pub(super) struct Process {
     pub(super) compiled: Arc<CompiledCode>,
     /// The walk in which the mappings were last read, and the one in which a reading was last deferred.
     read_in: u64,
-    put_off_in: u64,
+    deferred_in: u64,
     /// Earliest time of the next reading of the mappings.
     next_reading: Option<Instant>,
     /// Whether something else is mapped where there was a file.
@@ -66,7 +66,7 @@ impl Process {
     pub(super) fn forget_names(&self) {
         for code in self.code.values() {
             if let Code::File(file) = code {
-                file.known().clear();
+                file.names().clear();
             }
         }
     }
@@ -93,28 +93,28 @@ pub(super) struct Processes {
     /// Memory of the mappings of all processes, in bytes.
     kept: usize,
     /// Files and mappings that could not be read since the last snapshot.
-    closed: u64,
+    unread_files: u64,
     walk: u64,
     call_graph: CallGraph,
     reader: Reader,
     perf_maps: PerfMaps,
     budget: Budget,
     /// Processes with unresponsive memory, and how often one was found since the last snapshot.
-    held_up: HashMap<u32, Retry>,
-    unread: u64,
+    unresponsive: HashMap<u32, Retry>,
+    unresponsive_count: u64,
     /// Time at which rules for unreadable code are to be requested again, and when they last were.
     retry_at: Option<Instant>,
     retried: Option<Instant>,
 }
 
 /// Maximum bytes kept of the mappings of all processes, and the bytes left after dropping some.
-const MOST_KEPT: usize = 16 << 20;
-const LEFT_OF_KEPT: usize = 12 << 20;
+const MAX_KEPT: usize = 16 << 20;
+const KEPT_AFTER_DROPPING: usize = 12 << 20;
 /// Minimum interval between retries, which scan the table of rules.
 const BETWEEN_RETRIES: Duration = Duration::from_millis(100);
 
 /// What an address belongs to.
-enum Found {
+enum AtAddress {
     Code(Arc<CodeFile>, u64),
     /// Memory without an ELF file, such as that of a just-in-time compiler.
     NoFile,
@@ -129,14 +129,14 @@ impl Processes {
             by_id: HashMap::new(),
             code: CodeFiles::new(lines),
             kept: 0,
-            closed: 0,
+            unread_files: 0,
             perf_maps: PerfMaps::default(),
             walk: 0,
             call_graph,
             reader: Reader::default(),
             budget: Budget::default(),
-            held_up: HashMap::new(),
-            unread: 0,
+            unresponsive: HashMap::new(),
+            unresponsive_count: 0,
             retry_at: None,
             retried: None,
         }
@@ -172,8 +172,8 @@ impl Processes {
     }
 
     /// Returns all processes by their IDs in the tables, for a snapshot that looks up symbols in them.
-    pub(super) fn known(&mut self) -> HashMap<u32, Arc<Process>> {
-        self.code.gathered();
+    pub(super) fn share(&mut self) -> HashMap<u32, Arc<Process>> {
+        self.code.snapshot_taken();
         self.by_id.clone()
     }
 
@@ -191,8 +191,8 @@ impl Processes {
     /// Returns the counts of what could not be read since the last call, by reason.
     pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
         [
-            ("unread", std::mem::take(&mut self.unread)),
-            ("unread_files", std::mem::take(&mut self.closed)),
+            ("unread", std::mem::take(&mut self.unresponsive_count)),
+            ("unread_files", std::mem::take(&mut self.unread_files)),
             ("unread_perf_maps", self.perf_maps.take_unread()),
         ]
     }
@@ -200,13 +200,13 @@ impl Processes {
     /// Forgets all processes: their IDs in the tables are about to be reused.
     pub(super) fn clear(&mut self) {
         self.by_id.clear();
-        self.held_up.clear();
+        self.unresponsive.clear();
         self.kept = 0;
     }
 
     /// Finds the unwind rule of a frame, and those of its callers that are missing.
-    pub(super) fn answer(&mut self, unknown: &unknown_frame, rules: &Rules) {
-        let (id, mut stack) = (unknown.process, Words::of(unknown.tid));
+    pub(super) fn find_rules(&mut self, unknown: &unknown_frame, rules: &Rules) {
+        let (id, mut stack) = (unknown.process, Words::new(unknown.tid));
         let (mut ip, mut sp, mut bp) = (unknown.ip, unknown.sp, unknown.bp);
         let mut innermost = unknown.innermost != 0;
         for _ in 0..offcpu_limits::MAX_FRAMES.0 {
@@ -217,7 +217,7 @@ impl Processes {
                 rule
             });
             let Some(caller) =
-                caller_of(rule, sp, bp, |at| self.of_process(id, |reader| stack.word(at, reader)).flatten())
+                caller_of(rule, sp, bp, |at| self.read_memory(id, |reader| stack.word(at, reader)).flatten())
             else {
                 return;
             };
@@ -227,19 +227,19 @@ impl Processes {
     }
 
     /// Reads memory of a process; `None` if it was unresponsive recently, or is now.
-    fn of_process<T>(&mut self, id: u32, read: impl FnOnce(&mut Reader) -> Result<T, HeldUp>) -> Option<T> {
-        let before = self.held_up.get(&id).copied();
+    fn read_memory<T>(&mut self, id: u32, read: impl FnOnce(&mut Reader) -> Result<T, Unresponsive>) -> Option<T> {
+        let before = self.unresponsive.get(&id).copied();
         if before.is_some_and(|retry| retry.due > Instant::now()) {
             return None;
         }
-        let answer = read(&mut self.reader);
-        if answer.is_err() {
-            self.held_up.insert(id, Retry::after(before, Instant::now()));
-            self.unread += 1;
+        let find_rules = read(&mut self.reader);
+        if find_rules.is_err() {
+            self.unresponsive.insert(id, Retry::after(before, Instant::now()));
+            self.unresponsive_count += 1;
         } else if before.is_some() {
-            self.held_up.remove(&id);
+            self.unresponsive.remove(&id);
         }
-        answer.ok()
+        find_rules.ok()
     }
 
     fn rule_for(&mut self, unknown: &unknown_frame, ip: u64, innermost: bool) -> Rule {
@@ -247,11 +247,11 @@ impl Processes {
         let at = if innermost { ip } else { ip.wrapping_sub(1) };
         let by_frame_pointer = !innermost && self.call_graph == CallGraph::FramePointers;
         match self.find(unknown.process, unknown.tgid, at) {
-            Found::Nothing => Rule::plain(rule_base::RULE_BROKEN),
-            Found::Later => Rule::plain(rule_base::RULE_FAILED),
-            Found::NoFile => Rule::plain(rule_base::RULE_CHAIN),
-            Found::Code(file, offset) => {
-                self.code.use_now(&file);
+            AtAddress::Nothing => Rule::plain(rule_base::RULE_BROKEN),
+            AtAddress::Later => Rule::plain(rule_base::RULE_FAILED),
+            AtAddress::NoFile => Rule::plain(rule_base::RULE_CHAIN),
+            AtAddress::Code(file, offset) => {
+                self.code.touch(&file);
                 let Some(elf) = file.elf() else { return Rule::plain(rule_base::RULE_FAILED) };
                 let rule = elf.rule_at(offset);
                 // The outermost function of a thread has no caller, even if callers are found by frame pointers.
@@ -262,7 +262,7 @@ impl Processes {
     }
 
     /// Finds the code at an address of a process. Reads its mappings again if none contains the address.
-    fn find(&mut self, id: u32, tgid: u32, at: u64) -> Found {
+    fn find(&mut self, id: u32, tgid: u32, at: u64) -> AtAddress {
         let known = self
             .by_id
             .entry(id)
@@ -271,26 +271,26 @@ impl Processes {
             let (user, now) = (known.user, Instant::now());
             let due = known.next_reading.filter(|next| *next > now);
             if due.is_some() || !self.budget.allows(user, now) {
-                return self.put_off(id, due.unwrap_or(now));
+                return self.defer(id, due.unwrap_or(now));
             }
             if let Err(failure) = self.read_mappings(id, tgid, at) {
                 let due = failure.unwrap_or(now);
-                return self.put_off(id, due);
+                return self.defer(id, due);
             }
         }
-        let Some(known) = self.by_id.get(&id) else { return Found::Nothing };
+        let Some(known) = self.by_id.get(&id) else { return AtAddress::Nothing };
         let Some(mapping) = known.mapping_of(at).cloned() else {
-            self.closed += u64::from(known.mappings.is_cut);
-            return Found::Nothing;
+            self.unread_files += u64::from(known.mappings.is_cut);
+            return AtAddress::Nothing;
         };
         if mapping.inode == 0 {
             return self.note(id, &mapping, Code::Other);
         }
         let before = match known.code_of(&mapping) {
             Some(Code::File(file)) if file.elf().is_some() => {
-                return Found::Code(Arc::clone(file), mapping.offset_of(at));
+                return AtAddress::Code(Arc::clone(file), mapping.offset_of(at));
             }
-            Some(Code::Other) => return Found::NoFile,
+            Some(Code::Other) => return AtAddress::NoFile,
             Some(Code::Failed(retry)) => Some(*retry),
             Some(Code::File(_)) | None => None,
         };
@@ -298,15 +298,15 @@ impl Processes {
         let due = before.map(|retry| retry.due).filter(|due| *due > now);
         if due.is_some() {
             self.retry_at = self.retry_at.into_iter().chain(due).min();
-            return Found::Later;
+            return AtAddress::Later;
         }
         if !self.budget.allows(user, now) {
-            return self.put_off(id, now);
+            return self.defer(id, now);
         }
         match self.open(id, tgid, &mapping, before) {
-            Code::File(file) => Found::Code(file, mapping.offset_of(at)),
-            Code::Other => Found::NoFile,
-            Code::Failed(_) => Found::Later,
+            Code::File(file) => AtAddress::Code(file, mapping.offset_of(at)),
+            Code::Other => AtAddress::NoFile,
+            Code::Failed(_) => AtAddress::Later,
         }
     }
 
@@ -325,7 +325,7 @@ impl Processes {
             Err(error) => {
                 is_stale = error.kind() == io::ErrorKind::NotFound;
                 // If the process has exited since, nothing was lost.
-                self.closed += u64::from(is_alive(tgid));
+                self.unread_files += u64::from(is_alive(tgid));
                 let retry = Retry::after(before, Instant::now());
                 self.retry_at = self.retry_at.into_iter().chain([retry.due]).min();
                 Code::Failed(retry)
@@ -339,25 +339,25 @@ impl Processes {
         code
     }
 
-    fn note(&mut self, id: u32, mapping: &Mapping, code: Code) -> Found {
+    fn note(&mut self, id: u32, mapping: &Mapping, code: Code) -> AtAddress {
         if let Some(known) = self.by_id.get_mut(&id)
             && known.code_of(mapping).is_none()
         {
             Arc::make_mut(known).code.insert(mapping.start, code);
         }
-        Found::NoFile
+        AtAddress::NoFile
     }
 
     /// Counts, once per walk, that a reading for a process was deferred.
-    fn put_off(&mut self, id: u32, until: Instant) -> Found {
+    fn defer(&mut self, id: u32, until: Instant) -> AtAddress {
         self.retry_at = self.retry_at.into_iter().chain([until]).min();
         if let Some(known) = self.by_id.get_mut(&id)
-            && known.put_off_in != self.walk
+            && known.deferred_in != self.walk
         {
-            Arc::make_mut(known).put_off_in = self.walk;
-            self.closed += 1;
+            Arc::make_mut(known).deferred_in = self.walk;
+            self.unread_files += 1;
         }
-        Found::Later
+        AtAddress::Later
     }
 
     /// Reads the mappings of a process, to find the one that contains an address.
@@ -376,17 +376,17 @@ impl Processes {
             (mappings, Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns))
         };
         let began = Instant::now();
-        let answer = self.of_process(id, |reader| reader.read(read).ok_or(HeldUp));
-        let Some((answer, cpu)) = answer else {
+        let find_rules = self.read_memory(id, |reader| reader.read(read).ok_or(Unresponsive));
+        let Some((find_rules, cpu)) = find_rules else {
             self.budget.charge(user, began.elapsed());
-            return Err(self.held_up.get(&id).map(|retry| retry.due));
+            return Err(self.unresponsive.get(&id).map(|retry| retry.due));
         };
         self.budget.charge(user, cpu);
-        let mappings = match answer {
+        let mappings = match find_rules {
             // Without the privilege, and after the process exited, there is nothing to read.
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied && is_alive(tgid) => {
-                let retry = Retry::after(self.held_up.get(&id).copied(), Instant::now());
-                self.held_up.insert(id, retry);
+                let retry = Retry::after(self.unresponsive.get(&id).copied(), Instant::now());
+                self.unresponsive.insert(id, retry);
                 return Err(Some(retry.due));
             }
             mappings => mappings.unwrap_or_default(),
@@ -402,7 +402,7 @@ impl Processes {
         Ok(())
     }
 
-    /// Replaces the mappings of a process. Returns those at whose address another file was mapped before.
+    /// Replaces the mappings of a process. Returns those that replaced a mapping of another file.
     fn update(&mut self, id: u32, mappings: Mappings, took: Duration) -> Vec<Mapping> {
         let Some(known) = self.by_id.get_mut(&id) else { return Vec::new() };
         let known = Arc::make_mut(known);
@@ -428,20 +428,20 @@ impl Processes {
     /// Drops mappings without frames if those of all processes exceed the limit: first from the processes with the
     /// most, so that one process does not evict those of others. They are read again on demand.
     fn drop_mappings(&mut self, id: u32, at: u64) {
-        if self.kept <= MOST_KEPT {
+        if self.kept <= MAX_KEPT {
             return;
         }
         let mut largest: Vec<(usize, u32)> =
             self.by_id.iter().map(|(id, process)| (process.mappings.bytes, *id)).collect();
         largest.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
         for (_, each) in largest {
-            if self.kept <= LEFT_OF_KEPT {
+            if self.kept <= KEPT_AFTER_DROPPING {
                 break;
             }
             let Some(process) = self.by_id.get_mut(&each) else { continue };
             let few = process
                 .mappings
-                .only(|mapping| process.code.contains_key(&mapping.start) || (each == id && mapping.holds(at)));
+                .filtered(|mapping| process.code.contains_key(&mapping.start) || (each == id && mapping.holds(at)));
             self.kept = (self.kept + few.bytes).saturating_sub(process.mappings.bytes);
             Arc::make_mut(process).mappings = Arc::new(few);
         }
@@ -460,14 +460,14 @@ fn user_of(tgid: u32) -> u32 {
 }
 
 /// Error of memory that is unresponsive.
-struct HeldUp;
+struct Unresponsive;
 
 /// The stack memory of a thread, read in chunks of at most a page.
 struct Words {
     tid: u32,
     /// The last chunk, and its address.
-    piece: Vec<u8>,
-    begins: u64,
+    chunk: Vec<u8>,
+    start: u64,
 }
 
 /// The smallest page size; larger ones are multiples of it.
@@ -476,16 +476,16 @@ const PAGE_BYTES: u64 = offcpu_limits::PAGE_BYTES.0 as u64;
 const PRESENT_OR_SWAPPED: u64 = 3 << 62;
 
 impl Words {
-    fn of(tid: u32) -> Self {
-        Words { tid, piece: Vec::new(), begins: 0 }
+    fn new(tid: u32) -> Self {
+        Words { tid, chunk: Vec::new(), start: 0 }
     }
 
     /// Reads a word. `Ok(None)` if the thread has exited, or the page is neither present nor swapped: such a page might
-    /// have to be read from a file, whose file system may not answer.
-    fn word(&mut self, at: u64, reader: &mut Reader) -> Result<Option<u64>, HeldUp> {
+    /// have to be read from a file, and its file system may not answer.
+    fn word(&mut self, at: u64, reader: &mut Reader) -> Result<Option<u64>, Unresponsive> {
         let known = |words: &Words| {
-            let from = usize::try_from(at.checked_sub(words.begins)?).ok()?;
-            Some(u64::from_ne_bytes(words.piece.get(from..from.checked_add(8)?)?.try_into().ok()?))
+            let from = usize::try_from(at.checked_sub(words.start)?).ok()?;
+            Some(u64::from_ne_bytes(words.chunk.get(from..from.checked_add(8)?)?.try_into().ok()?))
         };
         if let Some(word) = known(self) {
             return Ok(Some(word));
@@ -498,12 +498,12 @@ impl Words {
                 pages.read_exact_at(&mut entry, at / rustix::param::page_size() as u64 * 8).ok()?;
                 Some(u64::from_ne_bytes(entry) & PRESENT_OR_SWAPPED != 0)
             })?;
-            let mut piece = vec![0; (PAGE_BYTES - at % PAGE_BYTES) as usize];
+            let mut chunk = vec![0; (PAGE_BYTES - at % PAGE_BYTES) as usize];
             let memory = File::open(format!("/proc/{tid}/mem")).ok().filter(|_| is_there)?;
-            memory.read_exact_at(&mut piece, at).ok()?;
-            Some(piece)
+            memory.read_exact_at(&mut chunk, at).ok()?;
+            Some(chunk)
         };
-        (self.piece, self.begins) = (reader.read(read).ok_or(HeldUp)?.unwrap_or_default(), at);
+        (self.chunk, self.start) = (reader.read(read).ok_or(Unresponsive)?.unwrap_or_default(), at);
         Ok(known(self))
     }
 }
@@ -544,17 +544,17 @@ mod tests {
         processes
     }
 
-    fn kind(found: &Found) -> &'static str {
+    fn kind(found: &AtAddress) -> &'static str {
         match found {
-            Found::Code(..) => "code",
-            Found::NoFile => "no file",
-            Found::Nothing => "nothing",
-            Found::Later => "later",
+            AtAddress::Code(..) => "code",
+            AtAddress::NoFile => "no file",
+            AtAddress::Nothing => "nothing",
+            AtAddress::Later => "later",
         }
     }
 
     #[test]
-    fn of_many_mapped_files_only_those_in_which_threads_are_met_are_read() {
+    fn reads_only_files_that_contain_frames() {
         let directory = tempfile::tempdir().expect("a directory");
         let mapped: Vec<Mapped> = (0..300)
             .map(|number| {
@@ -573,17 +573,17 @@ mod tests {
     }
 
     #[test]
-    fn the_code_of_a_process_whose_first_thread_has_exited_is_read() {
+    fn reads_code_of_process_without_leader() {
         let process = Headless::start();
         let mut processes = processes();
         // The process is a fork of this one, and has the same code at the same addresses.
-        let at = kind as fn(&Found) -> &'static str as usize as u64;
+        let at = kind as fn(&AtAddress) -> &'static str as usize as u64;
         assert_eq!(kind(&processes.find(1, process.0, at)), "code");
         assert_eq!(processes.take_lost(), [("unread", 0), ("unread_files", 0), ("unread_perf_maps", 0)]);
     }
 
     #[test]
-    fn a_file_that_could_not_be_read_is_read_later() {
+    fn retries_unreadable_file() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("program");
         fs::copy("/bin/true", &path).expect("copied");
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn the_code_of_a_mapping_that_is_replaced_is_read_with_the_mappings() {
+    fn reads_code_of_replaced_mapping() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = ["true", "false"].map(|name| directory.path().join(name));
         for path in &paths {
@@ -623,14 +623,14 @@ mod tests {
         let mapped = mapped.replace(&paths[1]);
         assert_eq!(mapped.mapping.start, start);
         processes.begin_walk();
-        assert_eq!(kind(&processes.find(1, own, 8)), "later", "maps was read a moment ago");
+        assert_eq!(kind(&processes.find(1, own, 8)), "later", "maps was read recently");
         Arc::make_mut(processes.by_id.get_mut(&1).expect("it is known")).next_reading = None;
         assert_eq!(kind(&processes.find(1, own, 8)), "nothing");
         assert!(!Arc::ptr_eq(&before, &code(&processes)));
     }
 
     #[test]
-    fn mappings_of_large_processes_make_room() {
+    fn drops_mappings_of_largest_processes() {
         let mut processes = processes();
         let mut add = |id: u32, mappings: u64| {
             let mut text = String::new();
@@ -642,7 +642,7 @@ mod tests {
             let mappings = Mappings::read(text.as_bytes(), &[]).expect("it is read");
             processes.update(id, mappings, Duration::ZERO);
             processes.drop_mappings(id, 0x10_0000);
-            assert!(processes.kept <= MOST_KEPT, "{}", processes.kept);
+            assert!(processes.kept <= MAX_KEPT, "{}", processes.kept);
         };
         (1..=100).for_each(|id| add(id, 40));
         (101..=106).for_each(|id| add(id, 65_000));
@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn callers_are_found_by_each_kind_of_rule() {
+    fn unwinds_by_each_kind_of_rule() {
         // With sp = 0x100: the CFA is 0x120, with the return address below it, and the saved frame pointer below that.
         let word = |at: u64| [(0x118, 0xabc), (0x110, 0x200), (0x108, 0x120)].iter().find(|w| w.0 == at).map(|w| w.1);
         let rule = |base, cfa_offset, bp_offset| Rule { base, cfa_offset, bp_offset };

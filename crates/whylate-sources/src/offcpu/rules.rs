@@ -9,7 +9,7 @@ use crate::mapped::MappedArray;
 
 /// `bp_offset` if the caller's frame pointer is still in its register (`BP_KEPT` in `settings.bpf.h`).
 pub(super) const BP_KEPT: i32 = 0x7fff_ffff;
-/// Marks the innermost frame, whose address is not a return address.
+/// Marks the innermost frame: its address is not a return address.
 pub(super) const INNERMOST: u64 = 1 << 63;
 
 const IP: usize = std::mem::offset_of!(unwind_rule, ip);
@@ -18,7 +18,7 @@ const BASE: usize = std::mem::offset_of!(unwind_rule, base);
 const CFA_OFFSET: usize = std::mem::offset_of!(unwind_rule, cfa_offset);
 const BP_OFFSET: usize = std::mem::offset_of!(unwind_rule, bp_offset);
 
-/// `base` of a slot that is free, or whose rule is pending.
+/// `base` of a slot that is free, or has a pending rule.
 const UNANSWERED: [rule_base; 3] = [rule_base::RULE_NONE, rule_base::RULE_ASKED, rule_base::RULE_CLAIMED];
 
 /// How to unwind from a frame to its caller.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Walks over the threads, done by a thread that owns the BPF programs.
 
-mod gathered;
+mod sampled_interval;
 
 use std::io::{ErrorKind, Read};
 use std::mem::offset_of;
@@ -13,15 +13,15 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore};
 
-pub(super) use gathered::Gathered;
+pub(super) use sampled_interval::SampledInterval;
 
 use super::holders;
-use super::pace::Pace;
 use super::places::{Sum, Tables};
 use super::process::Processes;
 use super::rules::Rules;
 use super::skel::types::{bss, lost_reason, offcpu_limits, place_sum, rodata, stack_value, unknown_frame};
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
+use super::walk_timer::WalkTimer;
 use super::{CallGraph, KernelThreads, OffcpuOptions};
 use crate::attach;
 use crate::cgroups;
@@ -64,13 +64,13 @@ const REPLACED_RETURNS: [&str; 3] = ["return_to_handler", "arch_rethook_trampoli
 const SYSTEM_CALL: [&str; 1] = ["do_syscall_64"];
 
 /// Poll interval for frames without an unwind rule when switches are traced.
-const ASK: Duration = Duration::from_millis(20);
+const QUESTION_POLL: Duration = Duration::from_millis(20);
 
 /// Number of rounds of a walk after which a stack is captured as far as its rules are known.
 const ROUNDS: u32 = 6;
 /// Additional rounds, each after a pause, for threads with unresponsive memory: often its mappings are only being
 /// changed.
-const PATIENT_ROUNDS: u32 = 10;
+const EXTRA_ROUNDS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Counters of a walk.
@@ -78,7 +78,7 @@ const PAUSE: Duration = Duration::from_millis(1);
 pub struct Met {
     /// Threads visited.
     pub threads: u64,
-    /// Threads whose stacks were captured.
+    /// Threads with stacks that were captured.
     pub changed: u64,
     /// Wall time of the walk, in ns.
     pub took_ns: u64,
@@ -89,12 +89,12 @@ pub struct Met {
 pub(super) struct Sampler {
     skeleton: OffcpuSkel<'static>,
     walk: Link,
-    tell: Link,
+    report: Link,
     /// Iterator over lock holders, if they are wanted.
     holders: Option<Link>,
     /// Tracing programs, if switches are traced.
     switches: Vec<Link>,
-    tells_wakers: bool,
+    records_wakers: bool,
     /// Number of answered questions of this round.
     answered: u32,
     /// Number of the current round of questions.
@@ -106,13 +106,13 @@ pub(super) struct Sampler {
     processes: Processes,
     tables: Tables,
     /// Sums at the end of the last snapshot interval.
-    told: Vec<Sum>,
-    told_lost: [u64; LOST.len()],
+    reported: Vec<Sum>,
+    reported_lost: [u64; LOST.len()],
     lost_rules: u64,
     /// Value of the process counter when the tables were last emptied.
     processes_before: u32,
     /// Whether emptying the tables failed halfway, so that they mix two generations.
-    is_half_empty: bool,
+    is_half_emptied: bool,
     since_ns: u64,
     walk_began_ns: u64,
     walks: u64,
@@ -127,7 +127,7 @@ impl Sampler {
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
         configure(settings, options)?;
         settings.traces = traces;
-        settings.tells_wakers = options.wakers;
+        settings.records_wakers = options.wakers;
         open.progs.on_sched_switch.set_autoload(traces);
         open.progs.on_task_newtask.set_autoload(traces);
         open.progs.on_sched_waking.set_autoload(options.wakers);
@@ -177,10 +177,10 @@ impl Sampler {
         let maps = &skeleton.maps;
         let mut sampler = Sampler {
             walk: skeleton.progs.on_each_thread.attach()?,
-            tell: skeleton.progs.on_each_thread_tell.attach()?,
+            report: skeleton.progs.on_each_thread_tell.attach()?,
             holders: options.holders.then(|| skeleton.progs.on_each_thread_tell_holder.attach()).transpose()?,
             switches: Vec::new(),
-            tells_wakers: options.wakers,
+            records_wakers: options.wakers,
             answered: 0,
             round: 0,
             rules: Rules::new(map(&maps.rule_by_slot, offcpu_limits::RULES.0 as usize, 24)?),
@@ -189,11 +189,11 @@ impl Sampler {
             lost: map(&maps.lost_by_reason, LOST.len(), size_of::<u64>())?,
             processes: Processes::new(options.call_graph, options.lines),
             tables: Tables::default(),
-            told: Vec::new(),
-            told_lost: [0; LOST.len()],
+            reported: Vec::new(),
+            reported_lost: [0; LOST.len()],
             lost_rules: 0,
             processes_before: 0,
-            is_half_empty: false,
+            is_half_emptied: false,
             since_ns: began_ns,
             walk_began_ns: 0,
             walks: 0,
@@ -212,13 +212,13 @@ impl Sampler {
                 sampler.switches.push(programs.on_sched_waking.attach()?);
             }
             sampler.variables()?.is_tracing = true;
-            std::thread::sleep(ASK);
+            std::thread::sleep(QUESTION_POLL);
             sampler.answer();
         }
         sampler.since_ns = clock::monotonic_ns();
         sampler.walk()?;
-        sampler.told = sampler.sums();
-        sampler.told_lost = sampler.lost_counts();
+        sampler.reported = sampler.sums();
+        sampler.reported_lost = sampler.lost_counts();
         sampler.walks = 0;
         Ok(sampler)
     }
@@ -239,7 +239,7 @@ impl Sampler {
                 break;
             }
             let unknown = self.unknown_frame(index);
-            self.processes.answer(&unknown, &self.rules);
+            self.processes.find_rules(&unknown, &self.rules);
             self.answered += 1;
         }
         if asked > offcpu_limits::UNKNOWN_FRAMES.0 / 2 {
@@ -277,17 +277,17 @@ impl Sampler {
         variables.is_calibrated = false;
         variables.retries_code = retries_code;
         (variables.last_walk_ns, self.walk_began_ns) = (self.walk_began_ns, clock::monotonic_ns());
-        variables.threads_met = 0;
+        variables.threads_visited = 0;
         variables.threads_changed = 0;
         let mut unanswered = 0;
-        for round in 0..ROUNDS + PATIENT_ROUNDS {
+        for round in 0..ROUNDS + EXTRA_ROUNDS {
             if round >= ROUNDS {
                 std::thread::sleep(PAUSE);
             }
             let traces = !self.switches.is_empty();
             let variables = self.variables()?;
             variables.walk_round = round;
-            variables.is_last_round = round + 1 >= ROUNDS && unanswered == 0 || round + 1 == ROUNDS + PATIENT_ROUNDS;
+            variables.is_last_round = round + 1 >= ROUNDS && unanswered == 0 || round + 1 == ROUNDS + EXTRA_ROUNDS;
             let is_last = variables.is_last_round;
             (variables.unresolved, variables.unanswered) = (0, 0);
             // If switches are traced, questions arrive at any time.
@@ -310,7 +310,7 @@ impl Sampler {
         }
         let variables = self.skeleton.maps.bss_data.as_deref().context("the BPF object has no variables")?;
         self.met = Met {
-            threads: variables.threads_met,
+            threads: variables.threads_visited,
             changed: variables.threads_changed,
             took_ns: began.elapsed().as_nanos() as u64,
             cpu_ns: clock::thread_cpu_ns() - began_cpu_ns,
@@ -355,9 +355,9 @@ impl Sampler {
     }
 
     fn needs_room(&mut self) -> anyhow::Result<bool> {
-        let (before, is_half_empty) = (self.processes_before, self.is_half_empty);
+        let (before, is_half_emptied) = (self.processes_before, self.is_half_emptied);
         let variables = self.variables()?;
-        Ok(is_half_empty
+        Ok(is_half_emptied
             || variables.places >= offcpu_limits::PLACES.0 / 2
             || variables.stacks >= offcpu_limits::STACKS.0 / 2
             || variables.processes - before >= offcpu_limits::PROCESSES.0 / 2)
@@ -384,7 +384,7 @@ impl Sampler {
         variables.generation += 1;
         (variables.places, variables.stacks) = (0, 0);
         self.tables = Tables::default();
-        self.is_half_empty = true;
+        self.is_half_emptied = true;
         let maps = &self.skeleton.maps;
         for key in maps.place_by_key.keys().collect::<Vec<_>>() {
             maps.place_by_key.delete(&key)?;
@@ -407,16 +407,16 @@ impl Sampler {
             }
             self.sums.u32_at(place, offset_of!(place_sum, ready_place)).store(0, Relaxed);
         }
-        self.told.clear();
-        self.is_half_empty = false;
+        self.reported.clear();
+        self.is_half_emptied = false;
         Ok(())
     }
 
     /// Answers questions of the tracing programs until the channel for snapshot requests is closed.
-    pub(super) fn trace(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>) {
+    pub(super) fn trace(mut self, asked: &Receiver<Sender<anyhow::Result<SampledInterval>>>) {
         loop {
-            match asked.recv_timeout(ASK) {
-                Ok(answer) => drop(answer.send(self.gather())),
+            match asked.recv_timeout(QUESTION_POLL) {
+                Ok(answer) => drop(answer.send(self.collect())),
                 Err(RecvTimeoutError::Timeout) => {
                     self.processes.begin_walk();
                     self.retry_code();
@@ -428,21 +428,21 @@ impl Sampler {
     }
 
     /// Walks at jittered intervals until the channel for snapshot requests is closed.
-    pub(super) fn run(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>, mut pace: Pace) {
-        pace.learn(self.met.cpu_ns);
-        let mut due = Instant::now() + pace.interval();
+    pub(super) fn run(mut self, asked: &Receiver<Sender<anyhow::Result<SampledInterval>>>, mut timer: WalkTimer) {
+        timer.add_cost(self.met.cpu_ns);
+        let mut due = Instant::now() + timer.interval();
         loop {
             match asked.recv_timeout(due.saturating_duration_since(Instant::now())) {
                 // The caller may have timed out.
-                Ok(answer) => drop(answer.send(self.gather())),
+                Ok(answer) => drop(answer.send(self.collect())),
                 Err(RecvTimeoutError::Timeout) => {
                     // An error that persists also fails the walk of the next snapshot, which reports it.
                     let _ = self.walk();
-                    pace.learn(self.met.cpu_ns);
+                    timer.add_cost(self.met.cpu_ns);
                     // At most half a CPU. Late walks are not made up for, as time is measured, not counted in samples.
                     let earliest = Instant::now() + Duration::from_nanos(self.met.took_ns);
-                    let interval = pace.interval();
-                    due = if due + pace.period() < earliest {
+                    let interval = timer.interval();
+                    due = if due + timer.period() < earliest {
                         earliest + interval
                     } else {
                         (due + interval).max(earliest)
@@ -466,8 +466,8 @@ fn threads() -> u32 {
 
 /// Returns the number of record slots: four per thread, as threads that share a slot cost more to find.
 fn records_for(threads: u32) -> u32 {
-    let (least, most) = (offcpu_limits::LEAST_RECORDS.0, offcpu_limits::MOST_RECORDS.0);
-    threads.saturating_mul(4).clamp(least, most).next_power_of_two()
+    let (min, max) = (offcpu_limits::MIN_RECORDS.0, offcpu_limits::MAX_RECORDS.0);
+    threads.saturating_mul(4).clamp(min, max).next_power_of_two()
 }
 
 /// Runs an iterator over all threads, and passes on what it writes.
@@ -502,7 +502,7 @@ fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), Attac
     settings.take_kernel_threads = options.kernel_threads != KernelThreads::No;
     settings.take_user_threads = options.kernel_threads != KernelThreads::Only;
     settings.read_user_stacks = options.user_stacks;
-    settings.tell_threads_apart = options.by_thread;
+    settings.by_thread = options.by_thread;
     settings.max_depth = options.max_depth.clamp(1, offcpu_limits::MAX_FRAMES.0);
     Ok(())
 }

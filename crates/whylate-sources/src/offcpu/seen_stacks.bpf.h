@@ -114,7 +114,7 @@ struct stack_copy {
 	volatile u64 begin;
 	volatile u64 end;
 	/* While caching: words to visit (up to the call if there is a gap), words cached, frames found, innermost first. */
-	volatile u32 looked_at;
+	volatile u32 words_to_visit;
 	volatile u32 kept;
 	volatile u32 found;
 	/* The return address into do_syscall_64(), and its position. */
@@ -196,17 +196,17 @@ struct keeping {
 static long keep_word(u64 index, struct keeping *keeping)
 {
 	struct stack_copy *copy = keeping->copy;
-	u32 kept = copy->kept, found = copy->found, looked_at = copy->looked_at;
+	u32 kept = copy->kept, found = copy->found, words_to_visit = copy->words_to_visit;
 	u64 word, value, at = index;
 
-	if (index >= KERNEL_WORDS || index >= looked_at)
+	if (index >= KERNEL_WORDS || index >= words_to_visit)
 		return 1;
 	word = copy->words[index];
 	value = word;
 	if (word < KERNEL_CODE) {
 		if (word - copy->begin > copy->end - copy->begin)
 			return 0;
-		if (keeping->seen->moves && word - copy->begin >= looked_at * 8ull) {
+		if (keeping->seen->moves && word - copy->begin >= words_to_visit * 8ull) {
 			value = word - copy->end;
 			at |= POINTS_TO_END;
 		} else {
@@ -238,7 +238,7 @@ static long find_system_call(u64 index, struct keeping *keeping)
 {
 	struct stack_copy *copy = keeping->copy;
 
-	if (index >= KERNEL_WORDS || index >= copy->looked_at)
+	if (index >= KERNEL_WORDS || index >= copy->words_to_visit)
 		return 1;
 	if (copy->words[index] == copy->caller) {
 		copy->called_at = index;
@@ -260,7 +260,7 @@ __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_co
 		return 0;
 	length = stack->length;
 	last = bytes / 8 - 1;
-	copy->looked_at = last + 1;
+	copy->words_to_visit = last + 1;
 	copy->kept = 0;
 	copy->found = 0;
 	frame = (u64)length - 2;
@@ -276,8 +276,8 @@ __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_co
 		/* If an earlier call left the same address on the stack, either may be the call. The next time it may be clear. */
 		if (copy->found != 1 || copy->words[last & (KERNEL_WORDS - 1)] != outermost)
 			return 0;
-		copy->looked_at = copy->called_at + 1;
-		bytes = copy->looked_at * 8;
+		copy->words_to_visit = copy->called_at + 1;
+		bytes = copy->words_to_visit * 8;
 		copy->found = 0;
 		seen->at[0] = IS_LAST;
 		seen->words[0] = outermost;

@@ -60,8 +60,8 @@ enum lost_reason {
 enum offcpu_limits {
 	MAX_FRAMES = 127,
 	/* Range of slots; user space allocates them by the number of threads. */
-	LEAST_RECORDS = 16384,
-	MOST_RECORDS = 1048576,
+	MIN_RECORDS = 16384,
+	MAX_RECORDS = 1048576,
 	STACKS = 32768,
 	PLACES = 131072,
 	PROCESSES = 65536,
@@ -71,7 +71,7 @@ enum offcpu_limits {
 	/* Bytes copied at a time from a user stack, within a page. */
 	WINDOW_BYTES = 1024,
 	PAGE_BYTES = 4096,
-	LOOKS_PER_CLOCK_READ = 16,
+	VISITS_PER_CLOCK_READ = 16,
 	OWN_CODE = 6,
 	/* Frames of the program that captures a stack and of its callers; they are left out. */
 	OWN_FRAMES = 15,
@@ -278,18 +278,18 @@ const volatile s32 wanted_tgid = 0;
 /* A bit for each state. */
 const volatile u32 wanted_states = ~0u;
 const volatile bool read_user_stacks = true;
-const volatile bool tell_threads_apart = false;
+const volatile bool by_thread = false;
 const volatile u32 max_depth = MAX_FRAMES;
 /* One less than the number of record slots. */
-const volatile u32 records_mask = LEAST_RECORDS - 1;
+const volatile u32 records_mask = MIN_RECORDS - 1;
 /* Trace each switch, instead of sampling only. */
 const volatile bool traces = false;
 /* Record the waker of each wait. */
-const volatile bool tells_wakers = false;
+const volatile bool records_wakers = false;
 /* Kernel functions on a stack only because a program captures it there. */
 const volatile u64 own_code_begin[OWN_CODE] = {};
 const volatile u64 own_code_end[OWN_CODE] = {};
-/* Trampolines that replace return addresses of traced functions, whose callers the stack itself does not show. */
+/* Trampolines that replace return addresses of traced functions: the stack itself does not show their callers. */
 const volatile u64 replaced_return_begin[REPLACED_RETURNS] = {};
 const volatile u64 replaced_return_end[REPLACED_RETURNS] = {};
 /* do_syscall_64(). */
@@ -309,16 +309,16 @@ u64 last_walk_ns = 0;
 u32 unresolved = 0;
 /* Of the unresolved threads, those with unresponsive memory; the last unresponsive process, and one more than its round. */
 u32 unanswered = 0;
-s32 silent_tgid = 0;
-u32 silent_round = 0;
+s32 unresponsive_tgid = 0;
+u32 unresponsive_round = 0;
 /* Number of questions in this round (lower half), and the number of the round, which user space starts. */
 u64 questions = 0;
 /* Counters from which IDs and indexes are assigned. */
 u32 processes = 0;
 u32 stacks = 0;
 u32 places = 0;
-/* Threads visited in the last walk, and those of them whose stacks were captured. */
-u64 threads_met = 0;
+/* Threads visited in the last walk, and those of them with captured stacks. */
+u64 threads_visited = 0;
 u64 threads_changed = 0;
 /* When this walk last read the clock. */
 u64 walk_now_ns = 0;
@@ -326,7 +326,7 @@ u64 walk_now_ns = 0;
 u64 clock_offset_ns = 0;
 bool has_clock_offset = false;
 /* When this walk was due, on the sampler's run queue clock; the sampler's run_delay at the end of the last walk. */
-u64 look_clock_ns = 0;
+u64 walk_due_clock_ns = 0;
 u64 sampler_waited_ns = 0;
 /* Cleared by user space at the start of a walk. */
 bool is_calibrated = false;
@@ -352,7 +352,7 @@ struct {
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, LEAST_RECORDS);
+	__uint(max_entries, MIN_RECORDS);
 	__type(key, u32);
 	__type(value, struct thread_record);
 } record_by_slot SEC(".maps");

@@ -21,7 +21,7 @@ const STATES: [(thread_state, State); 11] = [
 ];
 
 /// Converts a `thread_state` of the BPF programs.
-pub(super) fn of(number: u8) -> State {
+pub(super) fn from_number(number: u8) -> State {
     STATES.iter().find(|(state, _)| state.0 == u32::from(number)).map_or(State::Other, |&(_, state)| state)
 }
 
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn letters_choose_states() {
+    fn parses_state_letters() {
         let bit = |state: thread_state| 1 << state.0;
         assert_eq!(mask("D").ok(), Some(bit(thread_state::STATE_UNINTERRUPTIBLE)));
         assert_eq!(

@@ -136,7 +136,7 @@ static __always_inline void make_on_cpu_place(struct thread_record *record, cons
 }
 
 /* Leaves the thread without a place until its next switch-out. */
-static __always_inline void give_up(struct thread_record *record, enum lost_reason reason, u64 now_ns)
+static __always_inline void drop_place(struct thread_record *record, enum lost_reason reason, u64 now_ns)
 {
 	lose(reason);
 	record->is_lost = true;
@@ -152,7 +152,7 @@ static __always_inline void count_run(struct task_struct *task, struct thread_re
 		count_on_cpu(record, now_ns);
 }
 
-static __always_inline void on_leaving(struct task_struct *task, const void *arguments, enum thread_state state, bool has_ended,
+static __always_inline void on_switch_out(struct task_struct *task, const void *arguments, enum thread_state state, bool has_ended,
 					u64 now_ns)
 {
 	struct thread_record *record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
@@ -175,7 +175,7 @@ static __always_inline void on_leaving(struct task_struct *task, const void *arg
 		return;
 	}
 	if (!fill_key(task, record, &key)) {
-		give_up(record, LOST_PROCESSES, now_ns);
+		drop_place(record, LOST_PROCESSES, now_ns);
 		return;
 	}
 	key.state = state;
@@ -183,12 +183,12 @@ static __always_inline void on_leaving(struct task_struct *task, const void *arg
 	if (!key.is_kernel)
 		key.syscall = syscall_of(task);
 	if (!take_stacks(task, arguments, AT_SWITCH, &key)) {
-		give_up(record, LOST_STACKS, now_ns);
+		drop_place(record, LOST_STACKS, now_ns);
 		return;
 	}
 	place = number_of_seen_place(&key);
 	if (place == PLACES) {
-		give_up(record, LOST_PLACES, now_ns);
+		drop_place(record, LOST_PLACES, now_ns);
 		return;
 	}
 	/* The place of its on-CPU time has no label that the place of its wait lacks. */
@@ -228,7 +228,7 @@ static __always_inline void count_new(struct task_struct *task, struct thread_re
 		add(place, ns, 1, 1);
 }
 
-static __always_inline void on_arriving(struct task_struct *task, u64 now_ns)
+static __always_inline void on_switch_in(struct task_struct *task, u64 now_ns)
 {
 	struct thread_record *record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
 
@@ -270,10 +270,10 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	if (is_traced(prev)) {
 		/* A preempted thread may have been about to block; it is runnable. */
 		scratch->state = state_of_bits(prev, preempt ? 0 : prev_state);
-		on_leaving(prev, ctx, scratch->state, prev_state & TASK_DEAD, now_ns);
+		on_switch_out(prev, ctx, scratch->state, prev_state & TASK_DEAD, now_ns);
 	}
 	if (is_traced(next))
-		on_arriving(next, now_ns);
+		on_switch_in(next, now_ns);
 	return 0;
 }
 

@@ -9,7 +9,7 @@ use crate::paths::tracer_of;
 use crate::pid_namespace;
 
 /// Appends the tracer to the wait of a traced thread, if the stack has a TID.
-pub(super) fn tell(stack: &mut Stack) {
+pub(super) fn append_tracer(stack: &mut Stack) {
     let is_traced = stack.state == State::Traced.name();
     let Some(wait) = stack.wait.as_mut().filter(|_| is_traced && pid_namespace::has_proc()) else { return };
     let tid = stack.labels.get("tid").and_then(|tid| tid.parse().ok());

@@ -52,7 +52,7 @@ enum {
 };
 
 /* Sets `magic` to that of the file system of a mapping; 0: no file. */
-static long look_at_memory(struct task_struct *task, struct vm_area_struct *area, u64 *magic)
+static long read_fs_magic(struct task_struct *task, struct vm_area_struct *area, u64 *magic)
 {
 		/* Reading through a NULL vm_file yields 0. */
 	*magic = BPF_CORE_READ(area, vm_file, f_inode, i_sb, s_magic);
@@ -60,7 +60,7 @@ static long look_at_memory(struct task_struct *task, struct vm_area_struct *area
 }
 
 /* Global, so that the verifier follows only one path at the call. */
-__noinline int is_memory_at_hand(int error, u64 magic)
+__noinline int never_blocks(int error, u64 magic)
 {
 	/* Without a mapping, reading fails at once. */
 	if (error)
@@ -72,17 +72,17 @@ __noinline int is_memory_at_hand(int error, u64 magic)
  * Whether a sleeping thread's memory can be read without blocking: its mmap lock is free, and no page has to come from a
  * file system that may not answer. Both may change within the microsecond until it is read.
  */
-static __always_inline bool answers_at_once(struct task_struct *task, u64 at)
+static __always_inline bool is_responsive(struct task_struct *task, u64 at)
 {
 	u64 magic = 0;
-	long error = bpf_find_vma(task, at, look_at_memory, &magic, 0);
+	long error = bpf_find_vma(task, at, read_fs_magic, &magic, 0);
 
-	return is_memory_at_hand(error, magic);
+	return never_blocks(error, magic);
 }
 
 enum {
 	/* Mappings are mostly changed within microseconds, as long as this many tries take. */
-	ANSWER_TRIES = 32,
+	RESPONSE_TRIES = 32,
 };
 
 struct answer {
@@ -90,24 +90,24 @@ struct answer {
 	u64 at;
 };
 
-static long wait_for_answer(u64 index, struct answer *answer)
+static long try_again(u64 index, struct answer *answer)
 {
-	return answers_at_once(answer->task, answer->at);
+	return is_responsive(answer->task, answer->at);
 }
 
 /* Spins until the memory is responsive, unless another thread of the process was tried in vain in this round. */
-static __always_inline void ask_for_a_moment(struct task_struct *task, u64 at)
+static __always_inline void wait_until_responsive(struct task_struct *task, u64 at)
 {
 	struct answer answer = { .task = task, .at = at };
 	long tries;
 
-	if (silent_tgid == task->tgid && silent_round == walk_round + 1)
+	if (unresponsive_tgid == task->tgid && unresponsive_round == walk_round + 1)
 		return;
-	tries = bpf_loop(ANSWER_TRIES, wait_for_answer, &answer, 0);
-	if (tries < ANSWER_TRIES)
+	tries = bpf_loop(RESPONSE_TRIES, try_again, &answer, 0);
+	if (tries < RESPONSE_TRIES)
 		return;
-	silent_tgid = task->tgid;
-	silent_round = walk_round + 1;
+	unresponsive_tgid = task->tgid;
+	unresponsive_round = walk_round + 1;
 }
 
 /* Copies the chunk of the thread's stack that contains a word. */
@@ -122,7 +122,7 @@ static __always_inline int fill_window(struct walk *walk, u64 at, bool is_own)
 	if (is_own) {
 		if (bpf_probe_read_user(walk->scratch->window, bytes, (void *)from))
 			return -1;
-	} else if (!answers_at_once(walk->task, from)) {
+	} else if (!is_responsive(walk->task, from)) {
 		walk->end = USER_UNREAD;
 		return -1;
 	} else if (bpf_copy_from_user_task(walk->scratch->window, bytes, (void *)from, walk->task, 0)) {
@@ -352,7 +352,7 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 	if (!is_own) {
 		bool is_same;
 
-		ask_for_a_moment(task, walk.sp);
+		wait_until_responsive(task, walk.sp);
 		/* User space would block too if it were asked about such memory. */
 		if (fill_window(&walk, walk.sp, false) && walk.end == USER_UNREAD)
 			return USER_UNREAD;

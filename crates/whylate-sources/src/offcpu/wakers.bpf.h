@@ -19,7 +19,7 @@ static __always_inline u32 waking_thread(struct task_struct *task, const void *a
 		lose(LOST_PROCESSES);
 		return WAKER_UNSEEN;
 	}
-	key.tid = tell_threads_apart ? shown_number(task) : 0;
+	key.tid = by_thread ? shown_number(task) : 0;
 	key.state = STATE_WAKES;
 	key.syscall = -1;
 	BPF_CORE_READ_STR_INTO(&key.comm, task, comm);

@@ -7,7 +7,7 @@ use super::{OffcpuOptions, RATES_HZ};
 
 /// The interval between walks.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
+pub(super) struct WalkTimer {
     period: Duration,
     /// CPU time that walks may take, in millionths of one CPU.
     budget_ppm: Option<u32>,
@@ -17,13 +17,13 @@ pub(super) struct Pace {
     random: u64,
 }
 
-impl Pace {
+impl WalkTimer {
     pub(super) fn new(options: &OffcpuOptions, seed: u64) -> Self {
         let period = Duration::from_secs(1) / options.rate_hz.max(1);
-        Pace { period, budget_ppm: options.budget_ppm, cost_ns: 0.0, random: seed | 1 }
+        WalkTimer { period, budget_ppm: options.budget_ppm, cost_ns: 0.0, random: seed | 1 }
     }
 
-    pub(super) fn learn(&mut self, cpu_ns: u64) {
+    pub(super) fn add_cost(&mut self, cpu_ns: u64) {
         let Some(budget_ppm) = self.budget_ppm else { return };
         let now = cpu_ns as f64;
         self.cost_ns = if self.cost_ns == 0.0 { now } else { 0.75 * self.cost_ns + 0.25 * now };
@@ -51,29 +51,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_tells_the_period() {
+    fn budget_sets_the_period() {
         let options = OffcpuOptions { budget_ppm: Some(10_000), ..OffcpuOptions::default() };
-        let mut pace = Pace::new(&options, 1);
+        let mut timer = WalkTimer::new(&options, 1);
         // One percent of a CPU is a walk of 0.5 ms every 50 ms; one of 50 ms would take five percent at the lowest
         // rate.
-        pace.learn(500_000);
-        assert_eq!(pace.period(), Duration::from_millis(50));
+        timer.add_cost(500_000);
+        assert_eq!(timer.period(), Duration::from_millis(50));
         for _ in 0..50 {
-            pace.learn(50_000_000);
+            timer.add_cost(50_000_000);
         }
-        assert_eq!(pace.period(), Duration::from_secs(1));
-        let mut fixed = Pace::new(&OffcpuOptions::default(), 1);
-        fixed.learn(500_000);
+        assert_eq!(timer.period(), Duration::from_secs(1));
+        let mut fixed = WalkTimer::new(&OffcpuOptions::default(), 1);
+        fixed.add_cost(500_000);
         assert_eq!(fixed.period(), Duration::from_secs(1) / 9);
     }
 
     #[test]
-    fn intervals_differ_and_keep_the_rate() {
-        let mut pace = Pace::new(&OffcpuOptions::default(), 7);
-        let intervals: Vec<Duration> = (0..1000).map(|_| pace.interval()).collect();
-        let (least, most) = (pace.period() / 2, pace.period() * 3 / 2);
-        assert!(intervals.iter().all(|interval| (least..=most).contains(interval)));
+    fn jittered_intervals_keep_the_rate() {
+        let mut timer = WalkTimer::new(&OffcpuOptions::default(), 7);
+        let intervals: Vec<Duration> = (0..1000).map(|_| timer.interval()).collect();
+        let (min, max) = (timer.period() / 2, timer.period() * 3 / 2);
+        assert!(intervals.iter().all(|interval| (min..=max).contains(interval)));
         let mean = intervals.iter().sum::<Duration>() / 1000;
-        assert!(mean.abs_diff(pace.period()) < pace.period() / 20, "{mean:?}");
+        assert!(mean.abs_diff(timer.period()) < timer.period() / 20, "{mean:?}");
     }
 }

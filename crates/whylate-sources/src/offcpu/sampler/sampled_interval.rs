@@ -10,16 +10,16 @@ use whylate_model::Series;
 use super::{LOST, Met, Sampler, iterate};
 use crate::attach::{self, ProgramStatistics, read_plain};
 use crate::clock;
-use crate::offcpu::places::Place;
+use crate::offcpu::places::PlaceDelta;
 use crate::offcpu::process::Process;
 use crate::offcpu::skel::types::{holder_now, thread_now};
 use crate::offcpu::{disks, holders};
 
 /// Data of one snapshot interval, not yet symbolized.
-pub(in crate::offcpu) struct Gathered {
+pub(in crate::offcpu) struct SampledInterval {
     pub(in crate::offcpu) began_ns: u64,
     pub(in crate::offcpu) ended_ns: u64,
-    pub(in crate::offcpu) places: Vec<Place>,
+    pub(in crate::offcpu) places: Vec<PlaceDelta>,
     /// Generation of the tables, which gives indexes of places their meaning.
     pub(in crate::offcpu) generation: u32,
     /// Frames by stack ID, innermost first.
@@ -39,15 +39,15 @@ pub(in crate::offcpu) struct Gathered {
 
 impl Sampler {
     /// Does a last walk, and returns what was collected since the previous call.
-    pub(in crate::offcpu) fn gather(&mut self) -> anyhow::Result<Gathered> {
+    pub(in crate::offcpu) fn collect(&mut self) -> anyhow::Result<SampledInterval> {
         let ended_ns = clock::monotonic_ns();
         self.walk()?;
         let mut threads = Vec::new();
-        iterate(&self.tell, |bytes| {
+        iterate(&self.report, |bytes| {
             threads.extend(bytes.chunks_exact(size_of::<thread_now>()).filter_map(read_plain::<thread_now>));
         })?;
         let holders = match &self.holders {
-            Some(link) => holders::look(&mut self.skeleton, link)?,
+            Some(link) => holders::walk(&mut self.skeleton, link)?,
             None => Vec::new(),
         };
         let disks = if self.holders.is_some() { disks::busy() } else { None };
@@ -61,24 +61,24 @@ impl Sampler {
         }
         let sums = self.sums();
         let maps = &self.skeleton.maps;
-        let places = self.tables.changed(maps, &sums, &self.told, self.tells_wakers)?;
+        let places = self.tables.changed(maps, &sums, &self.reported, self.records_wakers)?;
         let index_of_place: HashMap<u32, usize> =
             places.iter().enumerate().map(|(index, place)| (place.number, index)).collect();
-        let keys = || places.iter().flat_map(Place::keys);
+        let keys = || places.iter().flat_map(PlaceDelta::keys);
         let stacks = keys().flat_map(|key| [key.kernel_stack, key.user_stack]).collect();
         let stacks = self.tables.stacks(maps, &stacks)?;
         let processes = self.tables.processes(maps, &keys().map(|key| key.process).collect())?;
         let lost = self.lost_counts();
-        let told_lost = replace(&mut self.told_lost, lost);
+        let reported_lost = replace(&mut self.reported_lost, lost);
         self.processes.read_compiled();
-        let gathered = Gathered {
+        let gathered = SampledInterval {
             began_ns: replace(&mut self.since_ns, ended_ns),
             ended_ns,
             places,
             generation,
             stacks,
             processes,
-            memory: self.processes.known(),
+            memory: self.processes.share(),
             threads: threads
                 .into_iter()
                 .filter_map(|thread| Some((*index_of_place.get(&thread.place)?, thread)))
@@ -88,14 +88,14 @@ impl Sampler {
             lost: LOST
                 .iter()
                 .enumerate()
-                .map(|(index, &(_, name))| (name, lost[index] - told_lost[index]))
+                .map(|(index, &(_, name))| (name, lost[index] - reported_lost[index]))
                 .chain(self.processes.take_lost())
                 .collect(),
             statistics: self.statistics(),
             walks: take(&mut self.walks),
             met: self.met,
         };
-        self.told = sums;
+        self.reported = sums;
         if needs_room {
             // An error that persists also fails the next walk, which reports it; this interval is complete.
             let _ = self.make_room();
@@ -112,7 +112,7 @@ impl Sampler {
             return attach::statistics(walks);
         }
         let at_switches = [&programs.on_sched_switch, &programs.on_task_newtask];
-        let at_wakeups = self.tells_wakers.then_some(&programs.on_sched_waking);
+        let at_wakeups = self.records_wakers.then_some(&programs.on_sched_waking);
         attach::statistics(walks.chain(at_switches).chain(at_wakeups))
     }
 }
