@@ -190,7 +190,7 @@ pub(super) fn operation_name(number: u32) -> &'static str {
 }
 
 /// Returns the errno that programs see for a `blk_status_t` (`blk_errors` in block/blk-core.c); `None` for success.
-/// Codes from 13 on differ between kernels, and most of them are `EIO`.
+/// Codes from 13 on differ between kernels, and most kernels map them to `EIO`.
 pub(super) fn error_name(status: i32) -> Option<&'static str> {
     Some(match status {
         0 => return None,

@@ -70,13 +70,13 @@ impl AttachedOffcpu {
     }
 
     /// Returns the stacks, and the number of threads that wait for a holder that the walk has not seen.
-    fn stacks(&mut self, gathered: &SampledInterval) -> (Vec<Stack>, u64) {
-        let mut stacks = self.namer.stacks(gathered);
-        let mut holders = Holders::new(&gathered.holders, self.namer.kernel());
+    fn stacks(&mut self, interval: &SampledInterval) -> (Vec<Stack>, u64) {
+        let mut stacks = self.namer.stacks(interval);
+        let mut holders = Holders::new(&interval.holders, self.namer.kernel());
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
         let mut unseen_holders = 0;
-        for (place, thread) in &gathered.threads {
-            ages.entry(*place).or_default().push(rounded_age_ns(gathered.ended_ns.saturating_sub(thread.since_ns)));
+        for (place, thread) in &interval.threads {
+            ages.entry(*place).or_default().push(rounded_age_ns(interval.ended_ns.saturating_sub(thread.since_ns)));
             // With `by_thread`, a stack belongs to one thread.
             stacks[*place].waits_for = holders.chain_of(thread.tid);
             unseen_holders += u64::from(holders.is_holder_unseen(thread.tid));
@@ -185,38 +185,38 @@ pub(super) fn stack_of(
 impl Attached for AttachedOffcpu {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         self.namer.kernel().list_code();
-        let gathered = self.sampler.ask()??;
-        let start = clock::unix_ns_of(gathered.began_ns);
+        let interval = self.sampler.ask()??;
+        let start = clock::unix_ns_of(interval.began_ns);
         let mut snapshot = Snapshot::new(INFO.card.name, self.backend, &self.host, start);
-        snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
+        snapshot.duration_ns = interval.ended_ns - interval.began_ns;
         snapshot.pid_namespace = pid_namespace::own();
-        snapshot.ended_ns = gathered.ended_ns;
+        snapshot.ended_ns = interval.ended_ns;
         let unseen_holders;
-        (snapshot.stacks, unseen_holders) = self.stacks(&gathered);
-        let unread: u64 = gathered.memory.values().map(|process| process.take_unread()).sum();
-        for &(reason, count) in &gathered.lost {
+        (snapshot.stacks, unseen_holders) = self.stacks(&interval);
+        let unread: u64 = interval.memory.values().map(|process| process.take_unread()).sum();
+        for &(reason, count) in &interval.lost {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
         *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
         snapshot.lost.insert("holders_unmet".to_owned(), unseen_holders);
-        self.meter.tell(gathered.statistics, &mut snapshot);
-        self.met = gathered.met;
+        self.meter.tell(interval.statistics, &mut snapshot);
+        self.met = interval.met;
         let rate_hz = match self.rate_hz {
             _ if self.backend == TRACE => 0.0,
             Some(rate_hz) => f64::from(rate_hz),
-            None => (gathered.walks as f64 * 1e10 / snapshot.duration_ns.max(1) as f64).round() / 10.0,
+            None => (interval.walks as f64 * 1e10 / snapshot.duration_ns.max(1) as f64).round() / 10.0,
         };
         let values = [
-            ("walks", gathered.walks as f64),
+            ("walks", interval.walks as f64),
             ("rate_hz", rate_hz),
-            ("threads", gathered.met.threads as f64),
-            ("threads_changed", gathered.met.changed as f64),
-            ("walk_ns", gathered.met.took_ns as f64),
-            ("walk_cpu_ns", gathered.met.cpu_ns as f64),
+            ("threads", interval.met.threads as f64),
+            ("threads_changed", interval.met.changed as f64),
+            ("walk_ns", interval.met.took_ns as f64),
+            ("walk_cpu_ns", interval.met.cpu_ns as f64),
         ];
         snapshot.series =
             vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
-        if let Some(disks) = gathered.disks {
+        if let Some(disks) = interval.disks {
             snapshot.series[0].values.insert("busy_disks".to_owned(), disks.len() as f64);
             snapshot.series.extend(disks);
         }

@@ -61,19 +61,19 @@ fn shorten(stack: &mut Stack, room: &mut usize) {
 }
 
 /// Returns the memory of the waiter's process, and of the waker's.
-fn memory_of<'a>(place: &PlaceDelta, gathered: &'a SampledInterval) -> [Option<&'a Arc<Process>>; 2] {
-    let of = |key: &place_key| gathered.memory.get(&key.process);
+fn memory_of<'a>(place: &PlaceDelta, interval: &'a SampledInterval) -> [Option<&'a Arc<Process>>; 2] {
+    let of = |key: &place_key| interval.memory.get(&key.process);
     [of(&place.key), place.waker().and_then(of)]
 }
 
 impl CachedStack {
-    fn holds(&self, place: &PlaceDelta, gathered: &SampledInterval) -> bool {
+    fn holds(&self, place: &PlaceDelta, interval: &SampledInterval) -> bool {
         // A process that is shared with this is cloned before it is changed.
         let is_same = |(known, now): (&Option<Arc<Process>>, Option<&Arc<Process>>)| match (known, now) {
             (Some(known), Some(now)) => Arc::ptr_eq(known, now),
             (known, now) => known.is_none() && now.is_none(),
         };
-        self.memory.iter().zip(memory_of(place, gathered)).all(is_same)
+        self.memory.iter().zip(memory_of(place, interval)).all(is_same)
     }
 
     /// Returns whether the labels are final: a cgroup without a path may have one by the next snapshot.
@@ -92,15 +92,15 @@ impl StackNamer {
         &mut self.names.kernel
     }
 
-    /// Returns the stacks, in the order of `gathered.places`.
-    pub(super) fn stacks(&mut self, gathered: &SampledInterval) -> Vec<Stack> {
+    /// Returns the stacks, in the order of `interval.places`.
+    pub(super) fn stacks(&mut self, interval: &SampledInterval) -> Vec<Stack> {
         let mut before = take(&mut self.cache);
-        if replace(&mut self.generation, gathered.generation) != gathered.generation {
+        if replace(&mut self.generation, interval.generation) != interval.generation {
             before.clear();
         }
-        let frames = |stack: u32| gathered.stacks.get(&stack).map_or(&[][..], |frames| frames);
+        let frames = |stack: u32| interval.stacks.get(&stack).map_or(&[][..], |frames| frames);
         let symbols = &self.names.kernel;
-        symbols.span_ended(INFO.card.name, gathered.began_ns);
+        symbols.span_ended(INFO.card.name, interval.began_ns);
         let generation = symbols.generation();
         let is_other = replace(&mut self.symbols, generation) != generation;
         // Code may have been loaded at addresses of unloaded code.
@@ -109,25 +109,25 @@ impl StackNamer {
                 || place.keys().all(|key| frames(key.kernel_stack).iter().all(|&address| symbols.is_known(address)))
         };
         let mut keep = |place: &PlaceDelta| {
-            before.remove(&place.number).filter(|known| known.holds(place, gathered) && has_names(place))
+            before.remove(&place.number).filter(|known| known.holds(place, interval) && has_names(place))
         };
-        let known: Vec<Option<CachedStack>> = gathered.places.iter().map(&mut keep).collect();
-        let new = || gathered.places.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(place, _)| place);
+        let known: Vec<Option<CachedStack>> = interval.places.iter().map(&mut keep).collect();
+        let new = || interval.places.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(place, _)| place);
         let wanted: BTreeSet<(u32, u64, bool)> = new()
             .flat_map(PlaceDelta::keys)
             .flat_map(|key| {
                 frames(key.user_stack).iter().enumerate().map(|(depth, &address)| (key.process, address, depth == 0))
             })
             .collect();
-        let (user, is_whole) = self.names.user(&wanted, &gathered.memory);
+        let (user, is_whole) = self.names.user(&wanted, &interval.memory);
         let addresses: BTreeSet<u64> =
             new().flat_map(PlaceDelta::keys).flat_map(|key| frames(key.kernel_stack)).copied().collect();
         self.names.kernel.look_up_all(&addresses);
         let mut stacks = Vec::with_capacity(known.len());
         let mut room = MAX_LONG_NAMES;
-        for (place, known) in gathered.places.iter().zip(known) {
+        for (place, known) in interval.places.iter().zip(known) {
             let is_new = known.is_none();
-            let mut known = known.unwrap_or_else(|| self.name(place, gathered, &user));
+            let mut known = known.unwrap_or_else(|| self.name(place, interval, &user));
             shorten(&mut known.stack, &mut room);
             let Sum { ns, samples, waits } = place.sum;
             stacks.push(Stack { samples, weight_ns: ns, waits, ..known.stack.clone() });
@@ -141,10 +141,10 @@ impl StackNamer {
     fn name(
         &mut self,
         place: &PlaceDelta,
-        gathered: &SampledInterval,
+        interval: &SampledInterval,
         user: &HashMap<(u32, u64, bool), Frames>,
     ) -> CachedStack {
-        let frames = |stack: u32| gathered.stacks.get(&stack).map_or(&[][..], |frames| frames);
+        let frames = |stack: u32| interval.stacks.get(&stack).map_or(&[][..], |frames| frames);
         let mut frames_of = |key: &place_key| -> [Vec<String>; 2] {
             let kernel = frames(key.kernel_stack).iter().map(|&at| plain(self.names.kernel.name(at)).to_owned());
             [kernel.collect(), user_frames(key, frames(key.user_stack), user)]
@@ -154,13 +154,13 @@ impl StackNamer {
             Woken::By(by) => Waker { by, ..Waker::default() },
             Woken::Thread(key) => {
                 let [kernel, user] = frames_of(&key);
-                let labels = labels_of(&key, gathered.processes.get(&key.process));
+                let labels = labels_of(&key, interval.processes.get(&key.process));
                 Waker { by: WokenBy::Thread, labels, kernel, user }
             }
         });
-        let process = gathered.processes.get(&place.key.process);
+        let process = interval.processes.get(&place.key.process);
         let stack = stack_of(place, both, process, self.cgroups.told(place.key.cgroup), &self.classes);
-        CachedStack { memory: memory_of(place, gathered).map(|of| of.cloned()), stack: Stack { waker, ..stack } }
+        CachedStack { memory: memory_of(place, interval).map(|of| of.cloned()), stack: Stack { waker, ..stack } }
     }
 }
 
@@ -171,7 +171,7 @@ mod tests {
     use crate::offcpu::sampler::Met;
 
     /// A snapshot with one stack, of a thread with this comm.
-    fn gathered(generation: u32, comm: &str, memory: Option<&Arc<Process>>) -> SampledInterval {
+    fn interval(generation: u32, comm: &str, memory: Option<&Arc<Process>>) -> SampledInterval {
         let mut key = place_key { process: 7, ..Default::default() };
         key.comm.iter_mut().zip(comm.bytes()).for_each(|(to, from)| *to = from as _);
         let sum = Sum { ns: u64::from(generation) + 1, samples: 2, waits: 3 };
@@ -198,7 +198,7 @@ mod tests {
         let mut named = StackNamer::new(false, KernelSymbols::default(), Classes::default());
         // A stack that is labeled again shows by its thread's name, which does not invalidate the cache.
         let mut thread_label = |generation, comm, memory: Option<&Arc<Process>>| {
-            let stacks = named.stacks(&gathered(generation, comm, memory));
+            let stacks = named.stacks(&interval(generation, comm, memory));
             assert_eq!((stacks.len(), stacks[0].weight_ns), (1, u64::from(generation) + 1));
             stacks[0].labels["thread"].clone()
         };
@@ -215,10 +215,10 @@ mod tests {
     fn changed_process_invalidates_cache() {
         let mut process = Arc::new(Process::default());
         let known = CachedStack { memory: [Some(Arc::clone(&process)), None], stack: Stack::default() };
-        let before = gathered(0, "a", Some(&process));
+        let before = interval(0, "a", Some(&process));
         assert!(known.holds(&before.places[0], &before));
         Arc::make_mut(&mut process).tgid = 9;
-        let after = gathered(0, "a", Some(&process));
+        let after = interval(0, "a", Some(&process));
         assert!(!known.holds(&after.places[0], &after));
     }
 

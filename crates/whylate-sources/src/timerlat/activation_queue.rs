@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::latest::Latest;
 use super::missed::{Missed, due_after, overdue};
-use super::tally::{StepWidth, Taken, Tallies, Tally, Times};
+use super::tally::{StepWidth, TakenCounts, Tallies, Tally, Times};
 
 /// One activation, in half a cache line.
 #[derive(Debug, Default)]
@@ -132,7 +132,7 @@ impl Counter {
     }
 
     /// Takes what was counted since the last call.
-    pub(super) fn take(&mut self) -> Taken {
+    pub(super) fn take(&mut self) -> TakenCounts {
         self.tally.absorb(self.rest.swap());
         self.tally.take(true)
     }
@@ -154,7 +154,7 @@ mod tests {
 
     /// Returns counts of interrupt, thread, return to user space and corrected latencies; the sum of the return
     /// latencies.
-    fn counts(taken: &Taken) -> ([u64; 4], u128) {
+    fn counts(taken: &TakenCounts) -> ([u64; 4], u128) {
         let histograms = &taken.series.histograms;
         let counts = ["irq", "thread", "user", "thread_corrected"].map(|kind| histograms[kind].count());
         (counts, histograms["user"].sum_ns())

@@ -14,7 +14,7 @@ use super::activation::Activation;
 use super::late;
 use super::latest::Activated;
 use super::programs::Programs;
-use super::threads::{Stop, Stopped};
+use super::threads::{Stop, StopState};
 use super::tracer::Tracer;
 use super::workload::Workload;
 use super::{INFO, Threads, TimerlatOptions};
@@ -40,7 +40,7 @@ pub struct AttachedTimerlat {
     workload: Workload,
     /// `None` with the tracer unless causes are wanted, so that no program affects what it measures.
     programs: Option<Programs>,
-    stopped: Arc<Stopped>,
+    stopped: Arc<StopState>,
     /// Minimum latencies of the worst activations, if only those are wanted.
     floors: Option<Floors>,
     symbols: KernelSymbols,
@@ -80,7 +80,7 @@ impl AttachedTimerlat {
         let account = programs.as_ref().and_then(|programs| programs.account.as_ref());
         let tasks = account.map(Account::threads).transpose().context("cannot map the accounts of CPUs")?;
         let limitation = limitation_of(account, &wanted);
-        let stopped = Arc::new(Stopped::new(tasks.map(|threads| Box::new(move || threads.now()) as _)));
+        let stopped = Arc::new(StopState::new(tasks.map(|threads| Box::new(move || threads.now()) as _)));
         for (programs, &cpu) in programs.iter().flat_map(|programs| wanted.iter().map(move |cpu| (programs, cpu))) {
             programs.activation(cpu).set_thresholds(u64::MAX, u64::MAX);
             programs.activation(cpu).measure(with_tracer);

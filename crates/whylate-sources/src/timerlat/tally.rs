@@ -48,14 +48,14 @@ impl Kind {
 }
 
 #[derive(Debug)]
-struct Figures {
+struct Summary {
     sum_ns: AtomicU64,
     min_ns: AtomicU64,
     max_ns: AtomicU64,
     last_ns: AtomicU64,
 }
 
-impl Figures {
+impl Summary {
     fn new() -> Self {
         let [sum_ns, max_ns, last_ns] = [const { AtomicU64::new(0) }; 3];
         Self { sum_ns, min_ns: AtomicU64::new(u64::MAX), max_ns, last_ns }
@@ -70,7 +70,7 @@ const ARMED_LATE: u64 = irq_times::ARMED_LATE.0 as u64;
 #[derive(Debug)]
 pub(super) struct Tally {
     counts: Box<[[AtomicU64; Kind::ALL]]>,
-    figures: [Figures; Kind::ALL],
+    summary: [Summary; Kind::ALL],
     step_ns: u64,
     /// The last one counts latencies beyond the linear buckets; empty unless they are wanted.
     steps: Box<[[AtomicU64; Kind::REAL.len()]]>,
@@ -99,7 +99,7 @@ impl Tally {
         let [missed, unseen, armed_late] = [const { AtomicU64::new(0) }; 3];
         Self {
             counts: (0..FINE_BUCKETS).map(|_| [const { AtomicU64::new(0) }; Kind::ALL]).collect(),
-            figures: [(); Kind::ALL].map(|()| Figures::new()),
+            summary: [(); Kind::ALL].map(|()| Summary::new()),
             step_ns: width.map_or(1, |width| width.step_ns.max(1)),
             steps: (0..width.map_or(0, |width| width.steps + 1))
                 .map(|_| [const { AtomicU64::new(0) }; Kind::REAL.len()])
@@ -111,16 +111,16 @@ impl Tally {
     }
 
     pub(super) fn count(&self, kind: Kind, ns: u64) {
-        let (figures, index) = (&self.figures[kind as usize], kind as usize);
+        let (summary, index) = (&self.summary[kind as usize], kind as usize);
         add(&self.counts[fine_bucket_of(ns)][index], 1);
-        add(&figures.sum_ns, ns);
-        if ns < figures.min_ns.load(Ordering::Relaxed) {
-            figures.min_ns.store(ns, Ordering::Relaxed);
+        add(&summary.sum_ns, ns);
+        if ns < summary.min_ns.load(Ordering::Relaxed) {
+            summary.min_ns.store(ns, Ordering::Relaxed);
         }
-        if ns > figures.max_ns.load(Ordering::Relaxed) {
-            figures.max_ns.store(ns, Ordering::Relaxed);
+        if ns > summary.max_ns.load(Ordering::Relaxed) {
+            summary.max_ns.store(ns, Ordering::Relaxed);
         }
-        figures.last_ns.store(ns, Ordering::Relaxed);
+        summary.last_ns.store(ns, Ordering::Relaxed);
         if let (Some(over), true) = (self.steps.len().checked_sub(1), index < Kind::REAL.len()) {
             // 32-bit division takes half the time.
             let step = match (u32::try_from(ns), u32::try_from(self.step_ns)) {
@@ -159,14 +159,14 @@ impl Tally {
     /// Moves the counts of another tally here.
     pub(super) fn absorb(&self, other: &Tally) {
         // Every activation has a latency of this kind.
-        if other.figures[Kind::User as usize].min_ns.load(Ordering::Relaxed) == u64::MAX {
+        if other.summary[Kind::User as usize].min_ns.load(Ordering::Relaxed) == u64::MAX {
             return;
         }
         let move_all =
             |to: &[AtomicU64], from: &[AtomicU64]| to.iter().zip(from).for_each(|(to, from)| add(to, take(from)));
         self.counts.iter().zip(&other.counts).for_each(|(to, from)| move_all(to, from));
         self.steps.iter().zip(&other.steps).for_each(|(to, from)| move_all(to, from));
-        for (to, from) in self.figures.iter().zip(&other.figures) {
+        for (to, from) in self.summary.iter().zip(&other.summary) {
             add(&to.sum_ns, take(&from.sum_ns));
             to.min_ns.fetch_min(from.min_ns.swap(u64::MAX, Ordering::Relaxed), Ordering::Relaxed);
             to.max_ns.fetch_max(take(&from.max_ns), Ordering::Relaxed);
@@ -180,7 +180,7 @@ impl Tally {
     }
 
     /// Takes everything counted since the last call: a series and the losses. Includes user latencies if `has_user`.
-    pub(super) fn take(&self, has_user: bool) -> Taken {
+    pub(super) fn take(&self, has_user: bool) -> TakenCounts {
         let mut series = Series::default();
         let kinds = if has_user { &Kind::REAL[..] } else { &Kind::REAL[..2] };
         for &kind in kinds {
@@ -188,7 +188,7 @@ impl Tally {
                 series.steps.insert(kind.name().to_owned(), steps);
             }
             series.histograms.insert(kind.name().to_owned(), self.take_kind(kind));
-            let last_ns = self.figures[kind as usize].last_ns.load(Ordering::Relaxed);
+            let last_ns = self.summary[kind as usize].last_ns.load(Ordering::Relaxed);
             series.values.insert(format!("{}_last_ns", kind.name()), last_ns as f64);
         }
         // Thread latency corrected for coordinated omission: as every period would have seen it.
@@ -196,14 +196,14 @@ impl Tally {
         corrected.merge(&self.take_kind(Kind::Missed));
         series.histograms.insert("thread_corrected".to_owned(), corrected);
         series.values.insert("missed".to_owned(), take(&self.missed) as f64);
-        Taken { series, unseen: take(&self.unseen), armed_late: take(&self.armed_late) }
+        TakenCounts { series, unseen: take(&self.unseen), armed_late: take(&self.armed_late) }
     }
 
     fn take_kind(&self, kind: Kind) -> Histogram {
-        let figures = &self.figures[kind as usize];
-        let (sum_ns, max_ns) = (take(&figures.sum_ns), take(&figures.max_ns));
-        let min_ns = figures.min_ns.load(Ordering::Relaxed);
-        figures.min_ns.store(u64::MAX, Ordering::Relaxed);
+        let summary = &self.summary[kind as usize];
+        let (sum_ns, max_ns) = (take(&summary.sum_ns), take(&summary.max_ns));
+        let min_ns = summary.min_ns.load(Ordering::Relaxed);
+        summary.min_ns.store(u64::MAX, Ordering::Relaxed);
         let counts = (0..).zip(&self.counts).map(|(index, count)| (index, take(&count[kind as usize])));
         // The indexes ascend and lie within the layout.
         Histogram::from_fine_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default()
@@ -219,7 +219,7 @@ impl Tally {
 
 /// Counts of one CPU in a span of time.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
+pub(super) struct TakenCounts {
     /// Without labels.
     pub series: Series,
     pub unseen: u64,
@@ -295,7 +295,7 @@ mod tests {
     const MS_NS: u64 = 1_000_000;
 
     /// Returns counts of interrupt, thread, return to user space, corrected and missed.
-    fn counts(taken: &Taken) -> [u64; 5] {
+    fn counts(taken: &TakenCounts) -> [u64; 5] {
         let [irq, thread, user, corrected] =
             ["irq", "thread", "user", "thread_corrected"].map(|kind| taken.series.histograms[kind].count());
         [irq, thread, user, corrected, taken.series.values["missed"] as u64]

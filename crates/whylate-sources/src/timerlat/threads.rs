@@ -44,7 +44,7 @@ pub enum Policy {
 pub(super) struct Measured {
     pub cpu: u32,
     pub counter: Counter,
-    stopped: Arc<Stopped>,
+    stopped: Arc<StopState>,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct ThreadConfig {
     /// Interval at which activations are counted, at least.
     pub counted_every_ns: u64,
     pub stop: Stop,
-    pub stopped: Arc<Stopped>,
+    pub stopped: Arc<StopState>,
     /// Number of latest activations to keep.
     pub recorded: usize,
 }
@@ -87,7 +87,7 @@ type Tasks = Box<dyn Fn() -> Vec<(u32, String)> + Send + Sync>;
 
 /// The CPU that has stopped measurement, for all threads. The fields that they read per activation share a cache line.
 #[repr(C, align(64))]
-pub(super) struct Stopped {
+pub(super) struct StopState {
     /// CPU number plus one; 0 while measuring, and [`SETTLING`] before.
     by: AtomicU32,
     /// Makes threads end.
@@ -105,7 +105,7 @@ pub(super) struct Stopped {
 /// Threads run, but do not count yet: their first page faults and cache misses may take milliseconds.
 const SETTLING: u32 = u32::MAX;
 
-impl Stopped {
+impl StopState {
     pub(super) fn new(tasks: Option<Tasks>) -> Self {
         let [at_ns, due_ns, from_ns] = [const { AtomicU64::new(0) }; 3];
         let is_over = AtomicBool::new(false);
@@ -158,9 +158,9 @@ impl Stopped {
     }
 }
 
-impl std::fmt::Debug for Stopped {
+impl std::fmt::Debug for StopState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stopped").field("by", &self.by).finish_non_exhaustive()
+        f.debug_struct("StopState").field("by", &self.by).finish_non_exhaustive()
     }
 }
 

@@ -22,8 +22,8 @@ pub use self::recording::{Record, TraceEvent};
 
 use self::readers::Reader;
 use self::recording::Recording;
-use self::samples::{Activations, Context, Rules, SampleFormat, Taken as TakenSample};
-use super::tally::{Taken, Tally};
+use self::samples::{Activations, Context, Rules, SampleFormat, TimedSample};
+use super::tally::{TakenCounts, Tally};
 use super::threads::{Policy, Stop, set_policy};
 use super::{Threads, TimerlatOptions};
 use crate::clock;
@@ -83,7 +83,7 @@ struct Traced {
 
 #[derive(Clone, Copy, Debug)]
 enum Arrival {
-    Sample(TakenSample),
+    Sample(TimedSample),
     /// Samples were lost here.
     Gap,
 }
@@ -270,7 +270,7 @@ impl Tracer {
         }
         for record in page {
             if let Some(sample) = self.sample.read(record.data) {
-                traced.samples.push_back(Arrival::Sample(TakenSample { sample, time_ns: record.time_ns }));
+                traced.samples.push_back(Arrival::Sample(TimedSample { sample, time_ns: record.time_ns }));
             }
         }
     }
@@ -283,7 +283,7 @@ impl Tracer {
     }
 
     /// Takes the counts since the last call, per CPU.
-    pub(super) fn take(&mut self) -> Vec<(u32, Taken)> {
+    pub(super) fn take(&mut self) -> Vec<(u32, TakenCounts)> {
         self.cpus.iter().map(|traced| (traced.cpu, traced.tally.take(self.has_user))).collect()
     }
 
@@ -355,7 +355,7 @@ impl Traced {
         self.activations.count_missed(rules, &self.tally);
         let mut first = None;
         while let Some(&arrival) = self.samples.front() {
-            let is_irq = |taken: &TakenSample| taken.sample.context == Context::Irq;
+            let is_irq = |taken: &TimedSample| taken.sample.context == Context::Irq;
             if matches!(&arrival, Arrival::Sample(taken) if is_irq(taken) && taken.due_ns() > rules.until_ns) {
                 break;
             }

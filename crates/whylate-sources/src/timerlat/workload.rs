@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::latest::{Activated, MAX_KEPT};
-use super::tally::Taken;
-use super::threads::{Measured, Stopped, ThreadConfig};
+use super::tally::TakenCounts;
+use super::threads::{Measured, StopState, ThreadConfig};
 use super::tracer::Tracer;
 use super::{BPF, POLLED_EVERY, TRACER, TimerlatOptions};
 use crate::AttachError;
@@ -22,7 +22,7 @@ const START_LEAD: Duration = Duration::from_micros(50);
 /// The running workload, stopped on drop.
 pub(super) enum Workload {
     /// Threads of this process.
-    Own { measured: Vec<Measured>, stopped: Arc<Stopped> },
+    Own { measured: Vec<Measured>, stopped: Arc<StopState> },
     /// The kernel's tracer.
     Tracer(Box<Tracer>),
 }
@@ -33,7 +33,7 @@ impl Workload {
         options: &TimerlatOptions,
         cpus: &[u32],
         map: &Arc<MappedArray>,
-        stopped: &Arc<Stopped>,
+        stopped: &Arc<StopState>,
     ) -> Result<Self, AttachError> {
         let now_ns = clock::monotonic_ns();
         let start = |(index, &cpu)| {
@@ -122,7 +122,7 @@ impl Workload {
     }
 
     /// Takes the counts since the last call, per CPU.
-    pub(super) fn take(&mut self) -> Vec<(u32, Taken)> {
+    pub(super) fn take(&mut self) -> Vec<(u32, TakenCounts)> {
         match self {
             Workload::Own { measured, .. } => {
                 measured.iter_mut().map(|measured| (measured.cpu, measured.counter.take())).collect()
@@ -147,7 +147,7 @@ impl Workload {
     }
 
     /// Makes activations count. Returns the time since when they do, by their due time.
-    pub(super) fn resume(&mut self, stopped: &Stopped) -> anyhow::Result<u64> {
+    pub(super) fn resume(&mut self, stopped: &StopState) -> anyhow::Result<u64> {
         if let Workload::Tracer(tracer) = self {
             let from_ns = tracer.resume()?;
             stopped.resume(from_ns);

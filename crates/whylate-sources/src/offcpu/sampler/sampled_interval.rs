@@ -71,7 +71,7 @@ impl Sampler {
         let lost = self.lost_counts();
         let reported_lost = replace(&mut self.reported_lost, lost);
         self.processes.read_compiled();
-        let gathered = SampledInterval {
+        let interval = SampledInterval {
             began_ns: replace(&mut self.since_ns, ended_ns),
             ended_ns,
             places,
@@ -100,7 +100,7 @@ impl Sampler {
             // An error that persists also fails the next walk, which reports it; this interval is complete.
             let _ = self.make_room();
         }
-        Ok(gathered)
+        Ok(interval)
     }
 
     fn statistics(&self) -> ProgramStatistics {

@@ -2,7 +2,7 @@
 //! Fuzz target: samples of the kernel's tracer.
 
 use super::super::tally::Tally;
-use super::samples::{Activations, Rules, SampleFormat, Taken};
+use super::samples::{Activations, Rules, SampleFormat, TimedSample};
 
 const PERIOD_NS: u64 = 1_000_000;
 /// Unit of the time between samples: the maximum is a few periods, as each missed one is counted.
@@ -32,7 +32,7 @@ fn count(format: SampleFormat, records: &[u8], tally: &Tally) {
             time_ns += u64::from(u16::from_ne_bytes(*after)) * UNIT_NS;
             let rules = Rules { period_ns: PERIOD_NS, has_user, may_pause, from_ns: 1 << 40, until_ns: time_ns };
             match format.read(data) {
-                Some(sample) => drop(activations.add(Taken { sample, time_ns }, &rules, tally)),
+                Some(sample) => drop(activations.add(TimedSample { sample, time_ns }, &rules, tally)),
                 None => activations.forget(),
             }
             activations.count_missed(&rules, tally);

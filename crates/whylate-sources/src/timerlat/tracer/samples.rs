@@ -58,13 +58,13 @@ impl SampleFormat {
 
 /// A sample with its timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(super) struct TimedSample {
     pub sample: Sample,
     /// Time of the record, shortly after the latency was measured, compared with a period.
     pub time_ns: u64,
 }
 
-impl Taken {
+impl TimedSample {
     /// Returns when the activation was due, which differs slightly between its samples.
     pub(super) fn due_ns(self) -> u64 {
         self.time_ns.saturating_sub(self.sample.latency_ns)
@@ -113,7 +113,7 @@ struct InProgress {
 
 impl Activations {
     /// Adds a sample, and counts the activation if this was its last one. Returns whether the activation counts.
-    pub(super) fn add(&mut self, taken: Taken, rules: &Rules, tally: &Tally) -> bool {
+    pub(super) fn add(&mut self, taken: TimedSample, rules: &Rules, tally: &Tally) -> bool {
         let (latency_ns, due_ns) = (taken.sample.latency_ns, taken.due_ns());
         if taken.sample.context == Context::Irq {
             // The first sample decides whether an activation counts.
@@ -270,8 +270,8 @@ mod tests {
 
     const MS_NS: u64 = 1_000_000;
 
-    fn taken(context: Context, due_ns: u64, latency_ns: u64) -> Taken {
-        Taken { sample: Sample { context, latency_ns }, time_ns: due_ns + latency_ns + 200 }
+    fn taken(context: Context, due_ns: u64, latency_ns: u64) -> TimedSample {
+        TimedSample { sample: Sample { context, latency_ns }, time_ns: due_ns + latency_ns + 200 }
     }
 
     fn rules(has_user: bool, from_ns: u64, until_ns: u64) -> Rules {
@@ -371,7 +371,7 @@ mod tests {
             let of_irq = taken(Context::Irq, due * MS_NS, 10);
             // The clock was read long before the record was made.
             let stopped_ns = if due == 2 { 3 * MS_NS / 4 } else { 0 };
-            let of_irq = Taken { time_ns: of_irq.time_ns + stopped_ns, ..of_irq };
+            let of_irq = TimedSample { time_ns: of_irq.time_ns + stopped_ns, ..of_irq };
             let of_thread = taken(Context::Thread, due * MS_NS, 4 * MS_NS / 5);
             for taken in [of_irq, of_thread] {
                 activations.add(taken, &rules(false, 1, u64::MAX), &tally);
