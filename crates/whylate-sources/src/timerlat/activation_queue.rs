@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way of an activation's times from its measured thread to who counts them. The thread has slept and finds nothing
-//! in a cache: it touches little; counting a hundred activations at once takes a fraction of that.
+//! Single-producer queue of activations from a measured thread to the counter. The thread wakes with cold caches, so it
+//! touches little memory; counting a hundred activations at once takes a fraction of the time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::latest::Latest;
 use super::missed::{Missed, due_after, overdue};
-use super::tally::{StepWidth, Taken, Tallies, Tally, Times};
+use super::tally::{StepWidth, TakenCounts, Tallies, Tally, Times};
 
-/// Room for one activation, in one half of a cache line.
+/// One activation, in half a cache line.
 #[derive(Debug, Default)]
 #[repr(align(32))]
 pub(super) struct Slot {
     due_ns: AtomicU64,
     irq_ns: AtomicU64,
     thread_ns: AtomicU64,
-    /// 0 where the slot is free.
+    /// 0: the slot is free.
     user_ns: AtomicU64,
 }
 
-/// Hands activations over. The measured thread has it.
+/// Producer side, owned by the measured thread.
 #[derive(Debug)]
-pub(super) struct Giver {
+pub(super) struct Producer {
     slots: Arc<[Slot]>,
     next: usize,
-    /// So many were counted at least when it was looked last. The slots themselves are in the cache of who counts.
+    /// Lower bound of `counted` as last read. The slots themselves are in the cache of the counter.
     known: usize,
     counted: Arc<AtomicUsize>,
     period_ns: u64,
-    /// Where an activation goes that finds no slot free, as whoever counts is kept from it.
+    /// Counts activations that find no free slot, as the counter is delayed.
     rest: Arc<Tallies>,
 }
 
-/// Counts them.
+/// Consumer side.
 #[derive(Debug)]
 pub(super) struct Counter {
     slots: Arc<[Slot]>,
@@ -42,34 +42,34 @@ pub(super) struct Counter {
     period_ns: u64,
     rest: Arc<Tallies>,
     tally: Tally,
-    /// When the thread is due after the activation that was counted last; 0: it is not known.
+    /// When the thread is due after the last counted activation; 0: unknown.
     next_due_ns: u64,
     missed: Missed,
     pub latest: Latest,
 }
 
-/// Both ends for a thread that is activated with this period, whose activations are counted at least so often.
-pub(super) fn ends(period_ns: u64, counted_every_ns: u64, width: Option<StepWidth>) -> (Giver, Counter) {
-    // Twice what comes in: whoever counts may be late too.
+/// Creates both ends for a thread with this period, of which activations are counted every `counted_every_ns`.
+pub(super) fn queue(period_ns: u64, counted_every_ns: u64, width: Option<StepWidth>) -> (Producer, Counter) {
+    // Sized for twice the interval: the counter may be late too.
     let slots = (2 * counted_every_ns / period_ns.max(1)).clamp(64, 8_192).next_power_of_two();
     let slots: Arc<[Slot]> = (0..slots).map(|_| Slot::default()).collect();
     let rest = Arc::new(Tallies::new(width));
     let counted = Arc::new(AtomicUsize::new(0));
     let (slots_too, counted_too, rest_too) = (Arc::clone(&slots), Arc::clone(&counted), Arc::clone(&rest));
-    let giver = Giver { slots: slots_too, next: 0, known: 0, counted: counted_too, period_ns, rest: rest_too };
+    let producer = Producer { slots: slots_too, next: 0, known: 0, counted: counted_too, period_ns, rest: rest_too };
     let (tally, missed) = (Tally::new(width), Missed::default());
     let latest = Latest::new(0);
-    (giver, Counter { slots, next: 0, counted, period_ns, rest, tally, next_due_ns: 0, missed, latest })
+    (producer, Counter { slots, next: 0, counted, period_ns, rest, tally, next_due_ns: 0, missed, latest })
 }
 
-impl Giver {
-    /// What it writes to.
+impl Producer {
+    /// Returns the slots, which the thread writes.
     pub(super) fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
-    /// Never waits.
-    pub(super) fn give(&mut self, times: Times) {
+    /// Enqueues an activation. Never blocks.
+    pub(super) fn push(&mut self, times: Times) {
         if self.next.wrapping_sub(self.known) >= self.slots.len() {
             self.known = self.counted.load(Ordering::Acquire);
             if self.next.wrapping_sub(self.known) >= self.slots.len() {
@@ -81,18 +81,18 @@ impl Giver {
         slot.due_ns.store(times.due_ns, Ordering::Relaxed);
         slot.irq_ns.store(times.irq_ns, Ordering::Relaxed);
         slot.thread_ns.store(times.thread_ns, Ordering::Relaxed);
-        // From here on it is the other side's.
+        // Publishes the slot to the counter.
         slot.user_ns.store(times.user_ns, Ordering::Release);
         self.next = self.next.wrapping_add(1);
     }
 }
 
 impl Counter {
-    /// Counts activations that were due in this span, and periods missed in it. Those before it are of no measurement.
+    /// Counts activations due in this span, and periods missed in it. Those due earlier are dropped.
     pub(super) fn count(&mut self, from_ns: u64, until_ns: u64) {
         self.missed.count(from_ns, until_ns, self.period_ns, &self.tally);
         self.count_given(from_ns, until_ns);
-        // Their slots are free from here on.
+        // Releases the slots.
         self.counted.store(self.next, Ordering::Release);
     }
 
@@ -120,20 +120,20 @@ impl Counter {
         }
     }
 
-    /// How many activations due in this span, and periods after them, have not come in: their thread is still late.
+    /// Returns the number of activations due in this span that have not arrived, with the periods after them.
     pub(super) fn overdue(&self, from_ns: u64, until_ns: u64) -> u64 {
         let slot = &self.slots[self.next & (self.slots.len() - 1)];
-        // It is due after what was counted.
+        // The next activation has arrived, and was due later than the last counted one.
         if slot.user_ns.load(Ordering::Acquire) > 0 {
             return 0;
         }
-        // Where nothing has come in yet, it may be due for the first time a period later.
+        // If none has arrived yet, the first one may be due up to a period later.
         overdue(self.next_due_ns.max(from_ns + self.period_ns), until_ns, self.period_ns)
     }
 
-    /// What was counted since the last call.
-    pub(super) fn take(&mut self) -> Taken {
-        self.tally.absorb(self.rest.change_over());
+    /// Takes what was counted since the last call.
+    pub(super) fn take(&mut self) -> TakenCounts {
+        self.tally.absorb(self.rest.swap());
         self.tally.take(true)
     }
 }
@@ -152,19 +152,20 @@ mod tests {
         Times { due_ns, irq_ns: due_ns + 1, thread_ns: due_ns + 2, user_ns: due_ns + 3 }
     }
 
-    /// Counts of the interrupt, the thread, the return to user space and corrected; the sum of the return.
-    fn counts(taken: &Taken) -> ([u64; 4], u128) {
+    /// Returns counts of interrupt, thread, return to user space and corrected latencies; the sum of the return
+    /// latencies.
+    fn counts(taken: &TakenCounts) -> ([u64; 4], u128) {
         let histograms = &taken.series.histograms;
         let counts = ["irq", "thread", "user", "thread_corrected"].map(|kind| histograms[kind].count());
         (counts, histograms["user"].sum_ns())
     }
 
     #[test]
-    fn activations_without_a_free_slot_are_counted_too() {
-        let (mut giver, mut counter) = ends(MS_NS, MS_NS, Some(StepWidth { step_ns: 1, steps: 3 }));
-        (0..100).for_each(|number| giver.give(times(number)));
+    fn counts_activations_without_free_slot() {
+        let (mut producer, mut counter) = queue(MS_NS, MS_NS, Some(StepWidth { step_ns: 1, steps: 3 }));
+        (0..100).for_each(|number| producer.push(times(number)));
         counter.count(0, u64::MAX);
-        (100..150).for_each(|number| giver.give(times(number)));
+        (100..150).for_each(|number| producer.push(times(number)));
         counter.count(0, u64::MAX);
         let taken = counter.take();
         assert_eq!(counts(&taken), ([150; 4], 450));
@@ -174,9 +175,9 @@ mod tests {
     }
 
     #[test]
-    fn activations_that_were_due_later_count_the_next_time() {
-        let (mut giver, mut counter) = ends(MS_NS, MS_NS, None);
-        (0..10).for_each(|number| giver.give(times(number)));
+    fn counts_later_activations_in_next_span() {
+        let (mut producer, mut counter) = queue(MS_NS, MS_NS, None);
+        (0..10).for_each(|number| producer.push(times(number)));
         counter.count(0, times(3).due_ns);
         assert_eq!(counts(&counter.take()), ([4; 4], 12));
         assert_eq!(counter.overdue(0, times(3).due_ns), 0);
@@ -185,12 +186,12 @@ mod tests {
     }
 
     #[test]
-    fn periods_count_when_they_were_due() {
-        let (mut giver, mut counter) = ends(MS_NS, MS_NS, None);
+    fn counts_missed_periods_by_due_time() {
+        let (mut producer, mut counter) = queue(MS_NS, MS_NS, None);
         let (due_ns, ended_ns) = (5 + 2 * MS_NS, 5 + 2 * MS_NS + 500);
-        // It was due before the measurement began, and there after the first span of it.
-        giver.give(Times { due_ns: 5, irq_ns: 6, thread_ns: 7, user_ns: 9 + 4 * MS_NS });
-        giver.give(times(5));
+        // Due before the measurement started, and back after its first span.
+        producer.push(Times { due_ns: 5, irq_ns: 6, thread_ns: 7, user_ns: 9 + 4 * MS_NS });
+        producer.push(times(5));
         counter.count(due_ns, ended_ns);
         let taken = counter.take();
         assert_eq!((counts(&taken), taken.series.values["missed"]), (([0, 0, 0, 1], 0), 1.0));
@@ -200,27 +201,27 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_come_in_is_overdue() {
-        let (mut giver, mut counter) = ends(MS_NS, MS_NS, None);
+    fn reports_overdue_periods() {
+        let (mut producer, mut counter) = queue(MS_NS, MS_NS, None);
         assert_eq!(counter.overdue(5, 5 + MS_NS - 1), 0);
         assert_eq!(counter.overdue(5, 5 + 2 * MS_NS), 2);
-        giver.give(times(0));
+        producer.push(times(0));
         counter.count(0, u64::MAX);
         assert_eq!(counter.overdue(0, times(1).due_ns - 1), 0);
         assert_eq!(counter.overdue(0, times(1).due_ns), 1);
         assert_eq!(counter.overdue(0, times(3).due_ns), 3);
-        giver.give(times(1));
+        producer.push(times(1));
         assert_eq!(counter.overdue(0, times(1).due_ns), 0);
     }
 
     #[test]
-    fn what_is_taken_while_a_thread_gives_is_of_whole_activations() {
-        let (mut giver, mut counter) = ends(MS_NS, 100 * MS_NS, None);
+    fn concurrent_take_sees_whole_activations() {
+        let (mut producer, mut counter) = queue(MS_NS, 100 * MS_NS, None);
         let (activations, over) = (200_000, AtomicBool::new(false));
         let mut seen = 0;
         thread::scope(|scope| {
             scope.spawn(|| {
-                (0..activations).for_each(|number| giver.give(times(number)));
+                (0..activations).for_each(|number| producer.push(times(number)));
                 over.store(true, Ordering::Release);
             });
             let mut is_last = false;
