@@ -10,7 +10,7 @@ use whylate_model::{Card, Snapshot};
 use crate::capabilities::KernelFacts;
 use crate::clock;
 use crate::cpus::Choice;
-use crate::occupancy::Kept;
+use crate::occupancy::AccountState;
 use crate::pid_namespace;
 use crate::source::{AttachError, Need};
 use crate::symbols::{KernelSymbols, ReadOnce};
@@ -24,7 +24,7 @@ pub struct Session {
     /// CPUs that are asked for; empty for the usable ones.
     asked_cpus: Vec<u32>,
     cpus: RefCell<Option<Rc<Choice>>>,
-    account: RefCell<Option<Rc<RefCell<Kept>>>>,
+    account: RefCell<Option<Rc<RefCell<AccountState>>>>,
     kernel: RefCell<Option<KernelFacts>>,
     symbols: KernelSymbols,
     /// Until all sources are attached.
@@ -119,8 +119,8 @@ impl Session {
     /// The account that is shared, which `load` makes for the first source; `None` where the only source has its own.
     pub(crate) fn account(
         &self,
-        load: impl FnOnce() -> Result<Kept, AttachError>,
-    ) -> Result<Option<Rc<RefCell<Kept>>>, AttachError> {
+        load: impl FnOnce() -> Result<AccountState, AttachError>,
+    ) -> Result<Option<Rc<RefCell<AccountState>>>, AttachError> {
         if !self.has_several {
             return Ok(None);
         }

@@ -342,8 +342,8 @@ fn cpus_of(late: &done_request, usual_device_ns: u64, account: Option<&Account>,
     let before = late.request.issued_ns..told_ns;
     Cpus {
         usual_device_ns,
-        interrupted: interrupted.and_then(|cpu| account.lately_late(cpu, before, BEFORE, names.symbols())),
-        ended_on: account.lately(late.cpu, told_ns..late.completed_ns, UNTIL_DONE, names.symbols()),
+        interrupted: interrupted.and_then(|cpu| account.recent_if_irq_late(cpu, before, BEFORE, names.symbols())),
+        ended_on: account.recent_intervals(late.cpu, told_ns..late.completed_ns, UNTIL_DONE, names.symbols()),
     }
 }
 

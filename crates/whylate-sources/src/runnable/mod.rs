@@ -198,7 +198,7 @@ pub(crate) fn event_of(
         0 => None,
         moved_ns => {
             let until_ns = moved_ns.saturating_add(LATE_INTERRUPT_NS).min(record.running_ns);
-            account.lately(record.moved_from, record.runnable_ns..until_ns, MOST_BEFORE, symbols)
+            account.recent_intervals(record.moved_from, record.runnable_ns..until_ns, MOST_BEFORE, symbols)
         }
     };
     described(bytes, before, &mut account.windows(), symbols, keep_evidence)
