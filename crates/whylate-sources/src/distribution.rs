@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Takes histograms out of the memory in which BPF programs of several CPUs count (`bpf/distribution.bpf.h`).
+//! Takes histograms out of memory in which BPF programs of several CPUs count (`bpf/distribution.bpf.h`).
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -13,25 +13,26 @@ use crate::mapped::MappedArray;
 
 const PAGE_BUCKETS: usize = 16;
 const PAGES: usize = BUCKETS / PAGE_BUCKETS;
-/// A reading takes some microseconds, and few of them come between two values.
+/// Maximum number of reads. A read takes some microseconds, and values rarely come faster.
 const READ_ATTEMPTS: u32 = 16;
 
 /// A counter: the number of its page, and where in that, in bytes.
 type Position = (usize, usize);
-/// A bucket, its counter and what that holds.
+/// A bucket, its counter's position and value.
 type Counted = (u32, Position, u64);
 
-/// Where the fields of a distribution are in its owner, in bytes.
+/// Offsets of a distribution's fields in its owner, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Places {
+pub(crate) struct DistributionOffsets {
     pub sum_ns: usize,
     pub max_ns: usize,
     pub inverted_min_ns: usize,
     pub pages: usize,
 }
 
-impl Places {
-    /// Clears a distribution in which no program counts any more, and frees its pages. Its counts are taken out before.
+impl DistributionOffsets {
+    /// Clears a distribution in which no program counts any more, and frees its pages. Its counts have been taken
+    /// before.
     pub(crate) fn clear(&self, owners: &MappedArray, id: usize, pages: &MappedArray) {
         for word in [self.sum_ns, self.max_ns, self.inverted_min_ns] {
             owners.u64_at(id, word).store(0, Relaxed);
@@ -49,22 +50,22 @@ impl Places {
 #[derive(Debug)]
 pub(crate) struct Distributions {
     pages: Rc<MappedArray>,
-    places: Places,
-    /// By how many nanoseconds a sum exceeded its counts: a count came in later, and is taken the next time.
+    places: DistributionOffsets,
+    /// Nanoseconds by which a sum exceeded its counts: a count came in late, and is taken the next time.
     owed_ns: HashMap<usize, i64>,
 }
 
 impl Distributions {
-    pub(crate) fn new(pages: Rc<MappedArray>, places: Places) -> Self {
+    pub(crate) fn new(pages: Rc<MappedArray>, places: DistributionOffsets) -> Self {
         Distributions { pages, places, owed_ns: HashMap::new() }
     }
 
-    /// Takes out everything counted since the last time.
+    /// Takes everything counted since the last call.
     pub(crate) fn take(&mut self, owners: &MappedArray, id: usize) -> Histogram {
         let (buckets, sum_ns) = self.read(owners, id);
         let counts: Vec<(u32, u64)> = buckets.iter().map(|&(bucket, _, count)| (bucket, count)).collect();
         if counts.is_empty() {
-            // What a value has left elsewhere by now belongs to the count that is still to come.
+            // A sum without counts belongs to a count that is still to come.
             return Histogram::default();
         }
         for (_, (page, offset), count) in buckets {
@@ -75,7 +76,7 @@ impl Distributions {
         let sum_ns = sum_ns.saturating_add_signed(owed_ns);
         let max_ns = owners.u64_at(id, self.places.max_ns).swap(0, Relaxed);
         let min_ns = !owners.u64_at(id, self.places.inverted_min_ns).swap(0, Relaxed);
-        // The indices ascend as they are read, so they are taken.
+        // The indices ascend, so the buckets are valid.
         let histogram = Histogram::from_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default();
         let rest_ns = i128::from(sum_ns) - i128::try_from(histogram.sum_ns()).unwrap_or(i128::MAX);
         if let (false, Ok(rest_ns)) = (rest_ns == 0, i64::try_from(rest_ns)) {
@@ -84,7 +85,7 @@ impl Distributions {
         histogram
     }
 
-    /// Takes the rest out of a distribution in which no program counts any more, and frees its pages.
+    /// Takes the rest of a distribution in which no program counts any more, and frees its pages.
     pub(crate) fn release(&mut self, owners: &MappedArray, id: usize) -> Histogram {
         let rest = self.take(owners, id);
         self.owed_ns.remove(&id);
@@ -92,7 +93,7 @@ impl Distributions {
         rest
     }
 
-    /// The nonzero counters and the sum, read while nobody counted; where that never pauses, by the last attempt.
+    /// Reads the nonzero counters and the sum while no program counts; the last attempt returns them regardless.
     fn read(&self, owners: &MappedArray, id: usize) -> (Vec<Counted>, u64) {
         let mut before = self.read_buckets(owners, id);
         if before.is_empty() {

@@ -263,7 +263,7 @@ impl Attached for AttachedBlock {
             }
             statistics += account.statistics();
         }
-        self.meter.tell(statistics, &mut snapshot);
+        self.meter.report(statistics, &mut snapshot);
         Ok(snapshot)
     }
 

@@ -131,7 +131,7 @@ impl Names {
 
     /// `None` where it is not known.
     pub fn cgroup(&mut self, number: u64) -> Option<String> {
-        if number == 0 { None } else { self.cgroups.told(number) }
+        if number == 0 { None } else { self.cgroups.path_or_placeholder(number) }
     }
 }
 

@@ -92,7 +92,7 @@ impl Plan {
     /// Checks the limits.
     ///
     /// # Errors
-    /// When it asks for nothing, or for so much that the machine would suffer.
+    /// When it asks for nothing, or for a load that the machine would suffer from.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.length_ns < MIN_LENGTH_NS || self.length_ns > MAX_LENGTH_NS {
             return Err(anyhow!(

@@ -74,7 +74,7 @@ impl Plan {
     /// Checks the limits.
     ///
     /// # Errors
-    /// When it asks for nothing, or for so much that the machine would suffer.
+    /// When it asks for nothing, or for a load that the machine would suffer from.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.reads == 0 || self.reads > MAX_READS {
             bail!("ask for 1 to {MAX_READS} reads");
@@ -195,18 +195,18 @@ fn sleep_until(due_ns: u64, stop: &AtomicBool) -> bool {
 
 /// Finds a directory on a disk among the usual ones.
 pub fn folder_on_disk() -> Option<PathBuf> {
-    ["/var/tmp", "/tmp", "."].map(PathBuf::from).into_iter().find(|folder| open(folder).is_ok_and(|_| true))
+    ["/var/tmp", "/tmp", "."].map(PathBuf::from).into_iter().find(|directory| open(directory).is_ok_and(|_| true))
 }
 
 /// Creates an unnamed file for direct I/O. Returns it with its disk.
-fn open(folder: &Path) -> anyhow::Result<(File, String)> {
+fn open(directory: &Path) -> anyhow::Result<(File, String)> {
     let flags = libc::O_TMPFILE | libc::O_DIRECT | libc::O_CLOEXEC;
-    let file = OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(folder);
+    let file = OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(directory);
     let file = file.with_context(|| {
-        format!("cannot make an unnamed file for direct I/O in {} (try another --folder)", folder.display())
+        format!("cannot make an unnamed file for direct I/O in {} (try another --folder)", directory.display())
     })?;
     let disk = disk_of(&file)
-        .with_context(|| format!("{} is not on a single local disk (try another --folder)", folder.display()))?;
+        .with_context(|| format!("{} is not on a single local disk (try another --folder)", directory.display()))?;
     Ok((file, disk))
 }
 

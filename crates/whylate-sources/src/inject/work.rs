@@ -68,7 +68,7 @@ impl Plan {
     /// Checks the limits.
     ///
     /// # Errors
-    /// When it asks for nothing, or for so much that the machine would suffer.
+    /// When it asks for nothing, or for a load that the machine would suffer from.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.items == 0 || self.items > MAX_ITEMS {
             return Err(anyhow!("ask for 1 to {MAX_ITEMS} items"));
@@ -264,7 +264,7 @@ impl Work<'_> {
     fn report(&self, cpu: u32, complete: bool) -> Result<Report, AttachError> {
         let account = self.account()?;
         // The clock was far from 0 when the first item was queued: 0 is "never".
-        let moment = |monotonic_ns: u64| (monotonic_ns > 0).then(|| Moment::at(monotonic_ns));
+        let timestamp = |monotonic_ns: u64| (monotonic_ns > 0).then(|| Moment::at(monotonic_ns));
         Ok(Report {
             queued: account.queued,
             executed: account.executed,
@@ -272,10 +272,10 @@ impl Work<'_> {
             at_once: account.at_once,
             busy_total_ns: account.busy_total_ns,
             busy_max_ns: account.busy_max_ns,
-            first_queue: moment(account.first_queue_ns),
-            last_queue: moment(account.last_queue_ns),
-            first_start: moment(account.first_start_ns),
-            last_end: moment(account.last_end_ns),
+            first_queue: timestamp(account.first_queue_ns),
+            last_queue: timestamp(account.last_queue_ns),
+            first_start: timestamp(account.first_start_ns),
+            last_end: timestamp(account.last_end_ns),
             complete,
         })
     }

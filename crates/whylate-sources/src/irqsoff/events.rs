@@ -138,7 +138,7 @@ impl Attached for AttachedEvents {
         snapshot.series = self.series((snapshot.duration_ns as f64 * measured as f64).max(1.0));
         snapshot.lost = self.programs.take_lost();
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
-        self.meter.tell(self.programs.statistics(), &mut snapshot);
+        self.meter.report(self.programs.statistics(), &mut snapshot);
         self.forget_worst();
         Ok(snapshot)
     }

@@ -6,7 +6,7 @@
 //! Backend `tracer`: the kernel's latency tracers, which keep the longest section.
 //!
 //! Backend `ticks`: each CPU has a timer with a period as short as its interrupts are cheap. If its interrupt is late
-//! although no handler ran and no hypervisor had the CPU, interrupts were off, and it comes in where they were enabled
+//! although no handler ran and no hypervisor ran, interrupts were off, and it comes in where they were enabled
 //! again: the interrupted stack names the culprit.
 //!
 //! Backend `need_resched`, for preemption only: how long a CPU continues with a thread marked to be rescheduled.

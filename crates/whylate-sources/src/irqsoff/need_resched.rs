@@ -86,7 +86,7 @@ impl AttachedMarks {
         let mut skeleton = open.load()?;
         let marks = MappedArray::new(skeleton.maps.mark_by_cpu.as_fd(), entries as usize, size_of::<mark>())
             .context("cannot map the marks")?;
-        let records = Records::of(&skeleton.maps.kept_cpus)?;
+        let records = Records::new(&skeleton.maps.kept_cpus)?;
         let links = skeleton.object().progs_mut().map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
         learn_flag(&mut skeleton)?;
         for &cpu in &wanted {
@@ -227,7 +227,7 @@ impl Attached for AttachedMarks {
             })
             .collect();
         snapshot.lost = self.take_lost();
-        self.meter.tell(attach::statistics(self.skeleton.object().progs()), &mut snapshot);
+        self.meter.report(attach::statistics(self.skeleton.object().progs()), &mut snapshot);
         // From now on, lengths are compared only with later ones.
         if let Some(floors) = &mut self.floors {
             floors.forget();

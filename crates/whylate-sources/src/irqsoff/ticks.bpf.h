@@ -23,9 +23,9 @@ enum tick_found {
 /* What made a tick late, if known without its stack. */
 enum tick_reason {
 	REASON_NONE,
-	/* The hypervisor had the CPU. */
+	/* The hypervisor ran instead of the vCPU. */
 	REASON_STEAL,
-	/* It had it then, or before the timer was due. */
+	/* It did so then, or before the timer was due. */
 	REASON_PERHAPS_STEAL,
 	/* The handler of a device's interrupt: `id` is its number, `name` the handler's. */
 	REASON_DEVICE_IRQ,

@@ -70,7 +70,7 @@ impl AttachedTicks {
             Err(reason) => (NmiSampler::default(), Some(format!("no stack is taken inside sections: {reason}"))),
         };
         // Before other timers run.
-        let period = Period::of(options.period_ns, &wanted);
+        let period = Period::new(options.period_ns, &wanted);
         let programs = Programs::attach(options, session, period.ns, &sampler)?;
         let heartbeats = Heartbeats::start(&wanted, period.ns).map_err(refused_heartbeat)?;
         for (cpu, id) in heartbeats.ids().context("cannot tell the timers of CPUs apart")? {
@@ -244,8 +244,8 @@ impl Attached for AttachedTicks {
         self.add_tick_series(&mut snapshot, ticks);
         snapshot.lost = self.programs.take_lost(&self.cpus);
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
-        self.programs.tell_unexplained(&mut snapshot);
-        self.meter.tell(self.programs.statistics(), &mut snapshot);
+        self.programs.report_unexplained(&mut snapshot);
+        self.meter.report(self.programs.statistics(), &mut snapshot);
         self.restart_lost_timers(snapshot.duration_ns)?;
         snapshot.lost.insert("looks".to_owned(), std::mem::take(&mut self.samplers_lost));
         self.forget_worst();

@@ -16,7 +16,7 @@ use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 use self::skel::types::{bucket_page, distribution, timer_key, timer_limits, timer_series, timers_lost};
 use super::INFO;
 use crate::attach::{self, Meter};
-use crate::distribution::{Distributions, Places};
+use crate::distribution::{DistributionOffsets, Distributions};
 use crate::elements::Elements;
 use crate::mapped::MappedArray;
 use crate::session::{Session, Span};
@@ -195,8 +195,8 @@ fn labels(callback: &str, cpu: u32, is_soft: bool) -> Labels {
     pairs.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
-fn distribution_offsets(at: usize) -> Places {
-    Places {
+fn distribution_offsets(at: usize) -> DistributionOffsets {
+    DistributionOffsets {
         sum_ns: at + offset_of!(distribution, sum_ns),
         max_ns: at + offset_of!(distribution, max_ns),
         inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
@@ -215,7 +215,7 @@ impl Attached for AttachedTimers {
         snapshot.series = self.series(taken);
         snapshot.lost.extend(lost);
         let statistics = attach::statistics(self.skeleton.object().progs());
-        self.meter.tell(statistics, &mut snapshot);
+        self.meter.report(statistics, &mut snapshot);
         Ok(snapshot)
     }
 

@@ -189,7 +189,9 @@ fn occupant(
             Occupant::Work { handler: symbols.name(handler).to_owned(), tid: id, name: text() }
         }
         // The `handler` of a thread is its cgroup.
-        occupant_kind::OCCUPANT_THREAD => Occupant::Thread { tid: id, name: text(), cgroup: cgroups.told(handler) },
+        occupant_kind::OCCUPANT_THREAD => {
+            Occupant::Thread { tid: id, name: text(), cgroup: cgroups.path_or_placeholder(handler) }
+        }
         occupant_kind::OCCUPANT_SOFTIRQ => {
             let known = SOFTIRQS.get(id as usize).map(|&name| name.to_owned());
             Occupant::Softirq { name: known.unwrap_or_else(|| id.to_string()) }

@@ -34,7 +34,7 @@ use self::rings::Rings;
 use self::skel::types::{account, disk_request, interval, late_stack, occupancy_limits, run_queue_move, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
 pub(crate) use self::slices::stop;
-pub(crate) use self::steps::{Called, Step};
+pub(crate) use self::steps::{Step, StepGuard};
 pub use self::stream::Stream;
 use self::unexplained::Unexplained;
 use crate::attach::{self, PlainData, ProgramStatistics};
@@ -387,16 +387,16 @@ impl AccountState {
             self.links.push(program.attach()?);
             self.attached.push(name);
         }
-        if is_complete && !std::mem::replace(&mut self.is_complete, true) { self.keep_pace() } else { Ok(()) }
+        if is_complete && !std::mem::replace(&mut self.is_complete, true) { self.start_rate_limiter() } else { Ok(()) }
     }
 
-    fn keep_pace(&mut self) -> Result<(), AttachError> {
+    fn start_rate_limiter(&mut self) -> Result<(), AttachError> {
         let Some(heartbeats) = &mut self.heartbeats else { return Ok(()) };
         let accounts = MappedArray::new(&self.skeleton.maps.account_by_cpu, self.cpus as usize, size_of::<account>())
             .context("cannot map the accounts of CPUs")?;
         let written = move |cpu| accounts.u32_at(cpu as usize, offset_of!(account, written)).load(Ordering::Relaxed);
         heartbeats
-            .keep_pace((*self.choice).clone(), written)
+            .limit_rate((*self.choice).clone(), written)
             .context("cannot start the thread that lets heartbeats rest")?;
         Ok(())
     }

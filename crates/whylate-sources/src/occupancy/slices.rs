@@ -317,7 +317,7 @@ mod tests {
         assert_eq!((irq.holder, irq.name), (Holder::Irq { late_ns: 1234 }, Name::of("local_timer")));
         let softirq = interval { kind: occupant_kind::OCCUPANT_SOFTIRQ.0 as u8, id: 3, ..thread() };
         assert_eq!((decoded(&softirq).holder, decoded(&softirq).name), (Holder::Softirq, Name::of("net_rx")));
-        let nobody = interval { kind: occupant_kind::OCCUPANT_NOBODY.0 as u8, ..thread() };
-        assert_eq!((decoded(&nobody).holder, decoded(&nobody).name), (Holder::Nobody, Name::default()));
+        let unknown = interval { kind: occupant_kind::OCCUPANT_NOBODY.0 as u8, ..thread() };
+        assert_eq!((decoded(&unknown).holder, decoded(&unknown).name), (Holder::Nobody, Name::default()));
     }
 }

@@ -42,7 +42,7 @@ impl Step {
 }
 
 /// Keeps a program registered with the account until dropped.
-pub(crate) struct Called {
+pub(crate) struct StepGuard {
     state: Weak<RefCell<AccountState>>,
     step: Step,
 }
@@ -52,7 +52,7 @@ impl Account {
     ///
     /// # Errors
     /// When a program is already registered for this step, or the kernel refuses it.
-    pub(crate) fn call(&self, step: Step, program: BorrowedFd<'_>) -> Result<Called, AttachError> {
+    pub(crate) fn call(&self, step: Step, program: BorrowedFd<'_>) -> Result<StepGuard, AttachError> {
         let mut state = self.state.borrow_mut();
         if state.steps.iter().any(|other| std::mem::discriminant(other) == std::mem::discriminant(&step)) {
             return Err(AttachError::Failed(anyhow!("attach this source once beside others")));
@@ -63,7 +63,7 @@ impl Account {
             state.explain_waits_over(over_ns);
         }
         state.steps.insert(step);
-        Ok(Called { state: Rc::downgrade(&self.state), step })
+        Ok(StepGuard { state: Rc::downgrade(&self.state), step })
     }
 }
 
@@ -82,7 +82,7 @@ impl AccountState {
     }
 }
 
-impl Drop for Called {
+impl Drop for StepGuard {
     fn drop(&mut self) {
         // If the account is gone, so are its program arrays.
         let Some(state) = self.state.upgrade() else { return };

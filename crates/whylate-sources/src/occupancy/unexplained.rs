@@ -29,7 +29,7 @@ impl Account {
     }
 
     /// Adds the unexplained late events since the last call to the snapshot's loss counters.
-    pub(crate) fn tell_unexplained(&self, snapshot: &mut Snapshot) {
+    pub(crate) fn report_unexplained(&self, snapshot: &mut Snapshot) {
         let Some(Unexplained { counts }) = &self.unexplained else { return };
         let take = |offset| counts.u64_at(0, offset).swap(0, Ordering::Relaxed);
         let over_budget = take(offset_of!(unexplained, over_budget));

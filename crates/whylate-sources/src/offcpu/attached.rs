@@ -199,7 +199,7 @@ impl Attached for AttachedOffcpu {
         }
         *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
         snapshot.lost.insert("holders_unmet".to_owned(), unmet);
-        self.meter.tell(gathered.statistics, &mut snapshot);
+        self.meter.report(gathered.statistics, &mut snapshot);
         self.met = gathered.met;
         let rate_hz = match self.rate_hz {
             _ if self.backend == TRACE => 0.0,

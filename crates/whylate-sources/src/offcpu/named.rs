@@ -154,7 +154,7 @@ impl Named {
             }
         });
         let process = gathered.processes.get(&place.key.process);
-        let stack = stack_of(place, both, process, self.cgroups.told(place.key.cgroup), &self.classes);
+        let stack = stack_of(place, both, process, self.cgroups.path_or_placeholder(place.key.cgroup), &self.classes);
         Known { memory: memory_of(place, gathered).map(|of| of.cloned()), stack: Stack { waker, ..stack } }
     }
 }

@@ -75,7 +75,7 @@ impl Attached for AttachedSqpoll {
         let mut lost: Vec<(&'static str, u64)> = Vec::new();
         match &mut self.reader {
             Reader::Kernel(reader) => {
-                self.meter.tell(reader.programs.statistics(), &mut snapshot);
+                self.meter.report(reader.programs.statistics(), &mut snapshot);
                 lost.extend(reader.take_lost());
                 if let Some(account) = &mut reader.programs.account {
                     lost.extend(account.take_lost());
@@ -85,7 +85,7 @@ impl Attached for AttachedSqpoll {
         }
         snapshot.lost.extend(lost.into_iter().map(|(reason, count)| (reason.to_owned(), count)));
         if let Reader::Kernel(reader) = &self.reader {
-            reader.programs.account.iter().for_each(|account| account.tell_unexplained(&mut snapshot));
+            reader.programs.account.iter().for_each(|account| account.report_unexplained(&mut snapshot));
         }
         self.before = now;
         Ok(snapshot)

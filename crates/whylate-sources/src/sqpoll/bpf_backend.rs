@@ -201,7 +201,7 @@ fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
 /// Throttled time by the cgroup with the quota.
 fn throttled(thread: &sq_thread, cgroups: &mut Cgroups) -> BTreeMap<String, u64> {
     let is_throttled = thread.throttled_ns > 0;
-    is_throttled.then(|| (cgroups.called(thread.quota_cgroup), thread.throttled_ns)).into_iter().collect()
+    is_throttled.then(|| (cgroups.label(thread.quota_cgroup), thread.throttled_ns)).into_iter().collect()
 }
 
 fn ring_of(ring: &ring_record) -> RingState {

@@ -16,7 +16,7 @@ use crate::attach::{self, ProgramStatistics};
 use crate::cgroups;
 use crate::cpus;
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
+use crate::occupancy::{Account, Step, StepGuard, Timers, Wakeups};
 use crate::pid_namespace;
 use crate::records::Records;
 use crate::session::Session;
@@ -49,7 +49,7 @@ pub(super) enum Way {
 pub(super) struct Programs {
     _links: Vec<Link>,
     /// Programs that the account calls.
-    _called: Vec<Called>,
+    _called: Vec<StepGuard>,
     /// The iterator over all threads.
     pub threads: Link,
     /// If causes are requested.
@@ -123,7 +123,7 @@ impl Programs {
             size_of::<u64>(),
         )
         .context("cannot map the counts of lost events")?;
-        let records = options.explain_over_ns.map(|_| Records::of(&skeleton.maps.runnable_waits)).transpose()?;
+        let records = options.explain_over_ns.map(|_| Records::new(&skeleton.maps.runnable_waits)).transpose()?;
         let (mut links, mut called) = (Vec::new(), Vec::new());
         let mut marks: Vec<_> = skeleton
             .object()

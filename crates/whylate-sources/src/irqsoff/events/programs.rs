@@ -20,7 +20,7 @@ use self::skel::types::{bucket_page, distribution, place, place_key, section, se
 use super::super::What;
 use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::cpus;
-use crate::distribution::{Distributions, Places};
+use crate::distribution::{DistributionOffsets, Distributions};
 use crate::elements::Elements;
 use crate::mapped::MappedArray;
 use crate::pid_namespace;
@@ -116,7 +116,7 @@ impl Programs {
         let places = places.context("cannot open the table of places")?;
         let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
         let lengths = Distributions::new(Rc::new(pages), length_offsets());
-        let records = Records::of(&skeleton.maps.late_sections)?;
+        let records = Records::new(&skeleton.maps.late_sections)?;
         let programs = skeleton.object().progs_mut().filter(|program| program.autoload());
         let links = programs.map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
         Ok(Programs { _links: links, records, sections, places, lengths, skeleton })
@@ -218,9 +218,9 @@ impl Programs {
     }
 }
 
-fn length_offsets() -> Places {
+fn length_offsets() -> DistributionOffsets {
     let at = offset_of!(place, length);
-    Places {
+    DistributionOffsets {
         sum_ns: at + offset_of!(distribution, sum_ns),
         max_ns: at + offset_of!(distribution, max_ns),
         inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),

@@ -21,7 +21,7 @@ use self::types::{bucket_page, culprit, culprit_key, distribution, interrupted_s
 use super::culprits;
 use super::sampler::NmiSampler;
 use crate::attach::{self, PlainData, ProgramStatistics};
-use crate::distribution::{Distributions, Places};
+use crate::distribution::{DistributionOffsets, Distributions};
 use crate::elements::Elements;
 use crate::irqsoff::IrqsoffOptions;
 use crate::mapped::MappedArray;
@@ -144,7 +144,7 @@ impl Programs {
         let pages = Rc::new(pages);
         let lengths = Distributions::new(Rc::clone(&pages), distribution_offsets(offset_of!(culprit, length)));
         let lateness = Distributions::new(pages, distribution_offsets(offset_of!(tick, lateness)));
-        let records = Records::of(&skeleton.maps.late_ticks)?;
+        let records = Records::new(&skeleton.maps.late_ticks)?;
         // Before our own programs, so that the account has seen a late timer when its window is copied.
         if let Some(account) = &mut account {
             account.attach()?;
@@ -296,8 +296,8 @@ impl Programs {
         self.account.as_ref()?.windows().read(window, symbols)
     }
 
-    pub(super) fn tell_unexplained(&self, snapshot: &mut Snapshot) {
-        self.account.iter().for_each(|account| account.tell_unexplained(snapshot));
+    pub(super) fn report_unexplained(&self, snapshot: &mut Snapshot) {
+        self.account.iter().for_each(|account| account.report_unexplained(snapshot));
     }
 
     pub(super) fn poll(&self, wait: Duration) -> anyhow::Result<()> {
@@ -341,8 +341,8 @@ impl Programs {
     }
 }
 
-fn distribution_offsets(at: usize) -> Places {
-    Places {
+fn distribution_offsets(at: usize) -> DistributionOffsets {
+    DistributionOffsets {
         sum_ns: at + offset_of!(distribution, sum_ns),
         max_ns: at + offset_of!(distribution, max_ns),
         inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
