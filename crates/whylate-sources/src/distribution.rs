@@ -16,7 +16,7 @@ const PAGES: usize = BUCKETS / PAGE_BUCKETS;
 /// Maximum number of reads. A read takes some microseconds, and values rarely come faster.
 const READ_ATTEMPTS: u32 = 16;
 
-/// A counter: the number of its page, and where in that, in bytes.
+/// Position of a counter: the index of its page, and the byte offset in that.
 type Position = (usize, usize);
 /// A bucket, its counter's position and value.
 type Counted = (u32, Position, u64);
@@ -50,14 +50,14 @@ impl DistributionOffsets {
 #[derive(Debug)]
 pub(crate) struct Distributions {
     pages: Rc<MappedArray>,
-    places: DistributionOffsets,
+    offsets: DistributionOffsets,
     /// Nanoseconds by which a sum exceeded its counts: a count came in late, and is taken the next time.
     owed_ns: HashMap<usize, i64>,
 }
 
 impl Distributions {
-    pub(crate) fn new(pages: Rc<MappedArray>, places: DistributionOffsets) -> Self {
-        Distributions { pages, places, owed_ns: HashMap::new() }
+    pub(crate) fn new(pages: Rc<MappedArray>, offsets: DistributionOffsets) -> Self {
+        Distributions { pages, offsets, owed_ns: HashMap::new() }
     }
 
     /// Takes everything counted since the last call.
@@ -71,11 +71,11 @@ impl Distributions {
         for (_, (page, offset), count) in buckets {
             self.pages.u64_at(page, offset).fetch_sub(count, Relaxed);
         }
-        owners.u64_at(id, self.places.sum_ns).fetch_sub(sum_ns, Relaxed);
+        owners.u64_at(id, self.offsets.sum_ns).fetch_sub(sum_ns, Relaxed);
         let owed_ns = self.owed_ns.remove(&id).unwrap_or(0);
         let sum_ns = sum_ns.saturating_add_signed(owed_ns);
-        let max_ns = owners.u64_at(id, self.places.max_ns).swap(0, Relaxed);
-        let min_ns = !owners.u64_at(id, self.places.inverted_min_ns).swap(0, Relaxed);
+        let max_ns = owners.u64_at(id, self.offsets.max_ns).swap(0, Relaxed);
+        let min_ns = !owners.u64_at(id, self.offsets.inverted_min_ns).swap(0, Relaxed);
         // The indices ascend, so the buckets are valid.
         let histogram = Histogram::from_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default();
         let rest_ns = i128::from(sum_ns) - i128::try_from(histogram.sum_ns()).unwrap_or(i128::MAX);
@@ -89,7 +89,7 @@ impl Distributions {
     pub(crate) fn release(&mut self, owners: &MappedArray, id: usize) -> Histogram {
         let rest = self.take(owners, id);
         self.owed_ns.remove(&id);
-        self.places.clear(owners, id, &self.pages);
+        self.offsets.clear(owners, id, &self.pages);
         rest
     }
 
@@ -100,7 +100,7 @@ impl Distributions {
             return (before, 0);
         }
         for attempt in 1.. {
-            let sum_ns = owners.u64_at(id, self.places.sum_ns).load(Acquire);
+            let sum_ns = owners.u64_at(id, self.offsets.sum_ns).load(Acquire);
             let after = self.read_buckets(owners, id);
             if before == after || attempt == READ_ATTEMPTS {
                 return (before, sum_ns);
@@ -113,7 +113,7 @@ impl Distributions {
     fn read_buckets(&self, owners: &MappedArray, id: usize) -> Vec<Counted> {
         let mut buckets = Vec::new();
         for page in 0..PAGES {
-            let entry = self.places.pages + page * size_of::<u32>();
+            let entry = self.offsets.pages + page * size_of::<u32>();
             let number = owners.u32_at(id, entry).load(Acquire) as usize;
             if number == 0 || number >= self.pages.entries() {
                 continue;

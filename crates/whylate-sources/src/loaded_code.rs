@@ -15,7 +15,7 @@ use libbpf_rs::libbpf_sys;
 
 /// Maximum length of a function; the gaps between the kernel's own code and that of modules are longer.
 const MAX_FUNCTION_BYTES: u64 = 1 << 20;
-/// The kernel makes trampolines of a page each (kernel/bpf/trampoline.c).
+/// Size of a trampoline, which the kernel allocates by pages (kernel/bpf/trampoline.c).
 const TRAMPOLINE_BYTES: u64 = 4096;
 /// Maximum number of unloaded pieces of code that are kept.
 const MAX_FORMER: usize = 16_384;

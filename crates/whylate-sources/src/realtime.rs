@@ -78,24 +78,24 @@ pub(crate) fn busy_cpus(of: &[u32]) -> std::io::Result<BTreeMap<u32, String>> {
     }
     let mut ran = ran_since(&before, WATCHED)?;
     ran.retain(|thread| !measures(&thread.name));
-    Ok(kept_by(&ran, of, WATCHED))
+    Ok(occupied_by(&ran, of, WATCHED))
 }
 
 /// Returns which of these CPUs the threads occupy. A thread that may use all of them is migrated when it has to wait,
 /// and many machines have some that hardly run: such a thread counts from one percent of a CPU on.
-fn kept_by(threads: &[RealtimeThread], of: &[u32], watched: Duration) -> BTreeMap<u32, String> {
+fn occupied_by(threads: &[RealtimeThread], of: &[u32], watched: Duration) -> BTreeMap<u32, String> {
     let least_ns = (watched / MIN_SHARE_DIVISOR).as_nanos();
     let keeps = |thread: &&RealtimeThread| {
         let is_bound = !thread.allowed.is_empty() && of.iter().any(|cpu| !thread.allowed.contains(cpu));
         is_bound || u128::from(thread.ran_ns) >= least_ns
     };
-    let mut kept = BTreeMap::new();
+    let mut occupied = BTreeMap::new();
     for thread in threads.iter().filter(keeps) {
         for cpu in thread.cpus.iter().filter(|cpu| of.contains(cpu)) {
-            kept.entry(*cpu).or_insert_with(|| format!("{} ({})", thread.name, thread.policy));
+            occupied.entry(*cpu).or_insert_with(|| format!("{} ({})", thread.name, thread.policy));
         }
     }
-    kept
+    occupied
 }
 
 /// Tests by name whether a thread measures, or is an injected delay that is to be measured.
@@ -183,14 +183,15 @@ mod tests {
             cpus: cpus.to_vec(),
             allowed: allowed.to_vec(),
         };
-        let kept = |thread| kept_by(&[thread], &[0, 1, 2], Duration::from_millis(100)).into_keys().collect::<Vec<_>>();
-        assert_eq!(kept(thread(&[1], &[1], 3)), [1]);
-        assert_eq!(kept(thread(&[2, 1], &[1, 2], 3)), [1, 2]);
-        assert_eq!(kept(thread(&[1], &[0, 1, 2, 3], 999)), [0_u32; 0]);
-        assert_eq!(kept(thread(&[1], &[0, 1, 2, 3], 1_000)), [1]);
+        let occupied =
+            |thread| occupied_by(&[thread], &[0, 1, 2], Duration::from_millis(100)).into_keys().collect::<Vec<_>>();
+        assert_eq!(occupied(thread(&[1], &[1], 3)), [1]);
+        assert_eq!(occupied(thread(&[2, 1], &[1, 2], 3)), [1, 2]);
+        assert_eq!(occupied(thread(&[1], &[0, 1, 2, 3], 999)), [0_u32; 0]);
+        assert_eq!(occupied(thread(&[1], &[0, 1, 2, 3], 1_000)), [1]);
         // A CPU that is not measured anyway.
-        assert_eq!(kept(thread(&[3], &[3], 90_000)), [0_u32; 0]);
-        let named = kept_by(&[thread(&[1], &[1], 3)], &[0, 1], Duration::from_millis(100));
+        assert_eq!(occupied(thread(&[3], &[3], 90_000)), [0_u32; 0]);
+        let named = occupied_by(&[thread(&[1], &[1], 3)], &[0, 1], Duration::from_millis(100));
         assert_eq!(named.get(&1).map(String::as_str), Some("loop:7 (fifo)"));
     }
 

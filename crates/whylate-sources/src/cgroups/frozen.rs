@@ -8,7 +8,7 @@ use super::{mounted_of_v1, path_in_hierarchy, unified_root};
 
 const FREEZER: &str = "freezer";
 
-/// Tests whether the cgroup of this process, or an ancestor of it, is frozen.
+/// Tests whether the cgroup of a process, or an ancestor of it, is frozen.
 pub(crate) fn is_frozen(process: u32) -> bool {
     let Ok(own) = fs::read_to_string(format!("/proc/{process}/cgroup")) else { return false };
     let has = |root: &Path, controller, file, said: &str| {

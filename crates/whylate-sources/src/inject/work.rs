@@ -22,7 +22,7 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/inject/work.skel.rs"));
 }
 
-/// The handler of every item, as the kernel names it.
+/// Name of the handler function of every item.
 pub const HANDLER: &str = "bpf_wq_work";
 /// Maximum number of items of one run.
 pub const MAX_ITEMS: u64 = 1_000_000;

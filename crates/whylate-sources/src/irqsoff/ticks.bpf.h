@@ -84,7 +84,7 @@ struct tick {
 	u64 lost_stacks;
 	u64 lost_culprits;
 	u64 lost_buckets;
-	/* Periods missed, if all ticks are counted; `lateness` is theirs too. */
+	/* If all ticks are counted: periods missed, and in `lateness` how late each tick was. */
 	u64 overruns;
 	u64 _unused[6];
 	struct distribution lateness;

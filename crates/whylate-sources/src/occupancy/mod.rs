@@ -138,7 +138,7 @@ pub(crate) enum Wakeups {
 pub(crate) struct Account {
     state: Rc<RefCell<AccountState>>,
     weaker: Option<String>,
-    /// Whether this source reports the account's costs and losses. Exactly one of the sharing sources does.
+    /// Whether this source reports the account's costs and losses. A source that shares the account does not.
     is_own: bool,
     /// Late events of this source without causes.
     unexplained: Option<Unexplained>,

@@ -83,8 +83,8 @@ static __always_inline void find_leaving(struct account *account, u32 cpu, struc
 		fill_unseen_entry(account, cpu, task, switches_before(task) - 1);
 }
 
-static __always_inline void switch_occupant(struct account *account, u32 cpu, bool preempt, struct task_struct *prev, struct task_struct *next,
-				      u32 prev_state, u64 now_ns)
+static __always_inline void switch_occupant(struct account *account, u32 cpu, bool preempt, struct task_struct *prev,
+					    struct task_struct *next, u32 prev_state, u64 now_ns)
 {
 	bool is_open = open(account, cpu);
 	u16 left = 0;

@@ -30,7 +30,7 @@ pub(super) struct Rings {
     requests: MappedArray,
     moves: MappedArray,
     interval_bits: u32,
-    /// Whether TIDs are those of a PID namespace.
+    /// Whether this process is in a PID namespace of its own, so that TIDs are translated.
     is_translated: bool,
     pub intervals_lost: AtomicU64,
     pub requests_lost: AtomicU64,

@@ -91,8 +91,8 @@ fn terminated_name(name: &[i8; 16]) -> Name {
 
 /// Returns how the thread was switched in, without the flag bits.
 fn kind_of(of: &entry) -> entry_kind {
-    let beside = entry_kind::ENTRY_OF_ITEM.0 | entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_STOPPED.0;
-    entry_kind(u32::from(of.kind) & !beside)
+    let flags = entry_kind::ENTRY_OF_ITEM.0 | entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_STOPPED.0;
+    entry_kind(u32::from(of.kind) & !flags)
 }
 
 fn entry_of(of: &entry, details: &impl Details) -> Entry {

@@ -160,7 +160,7 @@ impl Waits {
         let (unseen, sleeps) = counts.map_or((0, 0), |counts| (counts.lost_wakeups, counts.lost_sleeps));
         let before = std::mem::replace(&mut self.unseen_reported, unseen);
         let sleeps_before = std::mem::replace(&mut self.sleeps_lost_reported, sleeps);
-        // Not seen to begin: the wakeup came while the program ran, or by a thread that the kernel hides.
+        // An unseen start: the wakeup came while the program ran, or by a thread that the kernel hides.
         let mut lost = vec![("late_events", late), ("unseen_wakeups", unseen.saturating_sub(before))];
         if let Some(of) = &mut self.sleeps {
             // Waits not explained by now would fall out of this span.

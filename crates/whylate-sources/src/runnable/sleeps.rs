@@ -99,7 +99,7 @@ impl BlockedWaits {
         }
     }
 
-    /// Adds a record. Returns false if it is only a late run-queue wait, if anything.
+    /// Adds a record. Returns false if the record is at most a late run-queue wait.
     pub(super) fn add_record(&mut self, bytes: &[u8], account: &Account) -> bool {
         let Some(record) = super::padded_record(bytes) else { return false };
         if record.woken_ns == 0 {

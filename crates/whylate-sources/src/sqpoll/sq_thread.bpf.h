@@ -63,7 +63,7 @@ struct sq_thread {
 	/* Start of the time that this record covers, and its end, once the thread has exited. */
 	u64 known_since_ns;
 	u64 ended_ns;
-	/* Last switch or event of the thread. */
+	/* Time of the thread's last switch or event. */
 	u64 since_ns;
 	/* Earlier on-CPU time of the current round. */
 	u64 round_ns;
@@ -287,7 +287,8 @@ static __noinline u64 throttled_part(const struct sq_thread *thread, const struc
 	return filled_ns < waited_ns ? filled_ns : waited_ns;
 }
 
-static __always_inline void switch_in(struct sq_thread *thread, struct task_struct *task, struct task_struct *before, u64 waited_ns, u64 now_ns)
+static __always_inline void switch_in(struct sq_thread *thread, struct task_struct *task, struct task_struct *before, u64 waited_ns,
+				      u64 now_ns)
 {
 	u64 awake_ns = without_sleep(thread, waited_ns, now_ns);
 	u64 throttled_ns = throttled_part(thread, task, awake_ns, now_ns);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the programs' records to the model's words.
+//! Converts the programs' records into the model's types.
 
 use std::mem::offset_of;
 
