@@ -42,7 +42,7 @@ pub(super) struct AttachedTicks {
     ticks_seen: BTreeMap<u32, u64>,
     symbols: KernelSymbols,
     span: Span,
-    weaker: Option<String>,
+    limitation: Option<String>,
     left_out: Option<String>,
     meter: Meter,
     cut_short: u64,
@@ -79,8 +79,8 @@ impl AttachedTicks {
         let floors = options.worst.map(Floors::new);
         // If the account has timers of its own, it reports that too.
         let limitation = programs.weaker().map(str::to_owned).or_else(|| cpus::unseen_interrupts().map(str::to_owned));
-        let weaker: Vec<String> = [limitation, blind].into_iter().flatten().collect();
-        let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
+        let limitations: Vec<String> = [limitation, blind].into_iter().flatten().collect();
+        let limitation = (!limitations.is_empty()).then(|| limitations.join("; "));
         let mut attached = AttachedTicks {
             programs,
             heartbeats,
@@ -94,7 +94,7 @@ impl AttachedTicks {
             ticks_seen: BTreeMap::new(),
             symbols: session.symbols(),
             span: Span::begin(INFO.card, session),
-            weaker,
+            limitation,
             left_out: None,
             meter: Meter::default(),
             cut_short: 0,
@@ -275,7 +275,7 @@ impl Attached for AttachedTicks {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.weaker.as_deref()
+        self.limitation.as_deref()
     }
 
     fn left_out(&self) -> Option<&str> {

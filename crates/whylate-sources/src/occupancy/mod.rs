@@ -137,7 +137,7 @@ pub(crate) enum Wakeups {
 /// A source's handle to the CPU account. Several sources may share one, which ends with the last handle.
 pub(crate) struct Account {
     state: Rc<RefCell<AccountState>>,
-    weaker: Option<String>,
+    limitation: Option<String>,
     /// Whether this source reports the account's costs and losses. A source that shares the account does not.
     is_own: bool,
     /// Late events of this source without causes.
@@ -157,7 +157,7 @@ pub(crate) struct AccountState {
     choice: Rc<Choice>,
     /// Sources' programs that the account calls.
     steps: BTreeSet<Step>,
-    weaker: Option<String>,
+    limitation: Option<String>,
     cpus: u32,
     windows: Windows,
     /// Rings that user space reads in place.
@@ -213,8 +213,8 @@ impl Account {
             Some(state) => (state, false),
             None => (Rc::new(RefCell::new(AccountState::load(&choice, of, wakeups, false)?)), true),
         };
-        let weaker = state.borrow().weaker.clone();
-        Ok(Account { state, weaker, is_own, unexplained: None })
+        let limitation = state.borrow().limitation.clone();
+        Ok(Account { state, limitation, is_own, unexplained: None })
     }
 
     /// Attaches the programs. If sources share them, those of `SWITCHING_PROGRAMS` wait for [`Session::begin`].
@@ -259,7 +259,7 @@ impl Account {
 
     /// Limitations of the account here.
     pub(crate) fn weaker(&self) -> Option<&str> {
-        self.weaker.as_deref()
+        self.limitation.as_deref()
     }
 
     /// Run time of the programs. Empty unless this source reports it.
@@ -282,7 +282,7 @@ impl AccountState {
         let of_context = if wakeups == Wakeups::OfAll { preempt_count.limitation() } else { None };
         let unseen: Vec<&str> = [cpus::unseen_interrupts(), of_context].into_iter().flatten().collect();
         let unseen = (!unseen.is_empty()).then(|| unseen.join("; "));
-        let (heartbeats, weaker) = match of {
+        let (heartbeats, limitation) = match of {
             Timers::HeartbeatsOfSource { .. } => (None, of_context.map(str::to_owned)),
             Timers::Ticks => (None, unseen),
             _ => match Heartbeats::start(&choice.measured, heartbeat::PERIOD_NS) {
@@ -295,8 +295,8 @@ impl AccountState {
             Timers::Heartbeats => choice.named().map(|named| format!("{named}; {WITHOUT_HEARTBEAT} there")),
             _ => None,
         };
-        let weaker: Vec<String> = weaker.into_iter().chain(left_out).collect();
-        let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
+        let limitation: Vec<String> = limitation.into_iter().chain(left_out).collect();
+        let limitation = (!limitation.is_empty()).then(|| limitation.join("; "));
         let timer_is_unannounced = cpus::unseen_interrupts().is_some();
         let mut open = OccupancySkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
@@ -365,7 +365,7 @@ impl AccountState {
             heartbeats,
             choice: Rc::clone(choice),
             steps: BTreeSet::new(),
-            weaker,
+            limitation,
             cpus,
             windows,
             rings,
