@@ -13,41 +13,41 @@ const ENOUGH: u64 = 3_000;
 /// What may differ on another kernel: its events, and programs at them. How counters are taken out and series are told
 /// apart is the same everywhere, and is tested on the running kernel.
 const WORK_ITEMS: &[&str] = &[
-    "a_source_that_is_dropped_leaves_no_program_behind",
-    "counts_and_maxima_per_handler_agree_with_the_trace",
-    "each_item_waits_for_the_busy_ones_before_it",
-    "every_item_over_the_threshold_is_a_late_event",
-    "items_beyond_max_active_wait_to_be_activated",
-    "ten_thousand_items_are_counted_ten_thousand_times",
+    "dropped_source_leaves_no_programs",
+    "counts_and_maxima_per_handler_match_trace",
+    "item_waits_for_busy_items_before_it",
+    "each_item_over_threshold_is_a_late_event",
+    "items_beyond_max_active_wait_for_activation",
+    "counts_each_of_ten_thousand_items_once",
     "ten_thousand_late_events_are_all_reported_or_counted_as_lost",
 ];
 
 /// As of work items: how stacks are told apart, names, files of code and filters are the same everywhere.
 const WAITS: &[&str] = &[
-    "a_trace_has_all_of_a_threads_time",
-    "deadline::a_budget_that_is_used_up_or_given_back_is_blamed_and_nobody_else",
-    "flood::late_events_beyond_the_budget_count_and_have_no_causes",
-    "forgotten::a_thread_that_is_moved_on_its_way_to_sleep_has_slept_since_then",
-    "gdb::user_frames_are_those_that_gdb_tells",
-    "half_asleep::a_thread_that_is_preempted_on_its_way_to_sleep_waits_for_a_cpu",
-    "holders::a_thread_waits_for_whoever_has_the_lock",
-    "holders::who_flushes_a_work_item_waits_for_its_worker",
-    "moved::a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved",
-    "ready::a_thread_that_gives_way_to_the_sampler_has_its_cpu",
-    "ready::waiting_for_a_cpu_is_as_long_as_the_kernel_counts",
-    "roles::what_a_thread_is_does_not_go_by_its_name",
+    "trace_accounts_for_all_time_of_a_thread",
+    "deadline::deadline_budget_is_the_only_cause",
+    "flood::late_events_beyond_budget_count_without_causes",
+    "forgotten::thread_migrated_while_blocking_has_correct_age",
+    "gdb::user_frames_match_gdb",
+    "half_asleep::thread_preempted_while_blocking_is_runnable",
+    "holders::waiter_names_lock_holder",
+    "holders::flush_waiter_names_worker",
+    "moved::migrated_thread_waits_since_its_wakeup",
+    "ready::thread_preempted_by_sampler_counts_as_running",
+    "ready::run_queue_wait_matches_schedstat",
+    "roles::role_does_not_depend_on_thread_name",
     "sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias",
-    "the_age_of_a_wait_is_since_it_began",
-    "threads_that_are_born_and_die_are_counted_or_lost",
-    "threads_in_known_places_have_their_shares_names_and_time",
-    "threads_that_end_meanwhile_are_not_unreadable",
-    "throttled::a_thread_woken_while_its_cgroup_is_throttled_waits_for_that",
-    "throttled::a_throttled_wait_is_told_as_such_whoever_has_the_cpu",
-    "throttled::culprits_and_whom_they_delay_have_their_cgroups",
-    "throttled::nobody_innocent_is_blamed_in_a_hundred_throttled_waits",
-    "throttled::threads_behind_others_of_their_cgroup_are_throttled_with_them",
-    "wakers::a_wait_is_told_with_the_stack_of_who_ended_it",
-    "without_bpf_the_kernel_frames_are_the_same",
+    "wait_age_counts_from_its_start",
+    "short_lived_threads_are_counted_or_lost",
+    "threads_have_expected_shares_names_and_time",
+    "exited_threads_do_not_count_as_unreadable",
+    "throttled::wakeup_in_throttled_cgroup_waits_for_quota",
+    "throttled::throttled_wait_is_attributed_to_quota_on_busy_cpu",
+    "throttled::culprits_and_victims_have_their_cgroups",
+    "throttled::throttled_waits_blame_no_other_thread",
+    "throttled::queued_threads_are_throttled_with_their_cgroup",
+    "wakers::blocked_wait_has_wakers_stack",
+    "proc_backend_has_same_kernel_frames_as_bpf",
 ];
 
 /// Why a test does not apply on some kernels, or on none that is emulated.
@@ -67,7 +67,7 @@ pub const NO_LIMITS: &str = "block:block_io_start";
 /// The static program, and what each source tells beside another record of the same time.
 pub fn short(expected: &'static Expected) -> Vec<Part> {
     let mut parts = of_program(expected);
-    parts.push(Part::tests("kernel_wq", &["counts_and_maxima_per_handler_agree_with_the_trace"], wq_agrees));
+    parts.push(Part::tests("kernel_wq", &["counts_and_maxima_per_handler_match_trace"], wq_agrees));
     parts.push(Part::tests("kernel_trace_lines", &[], move |said| is_skipped_for(said, expected.no_trace_lines)));
     parts
 }
@@ -391,8 +391,8 @@ fn offcpu_tells_where_threads_wait(said: &str) -> Result<()> {
 
 /// But for what a busy emulated CPU does to waits.
 fn sqpoll_tells_work(said: &str, way: &str) -> Result<()> {
-    let first = said.lines().find_map(|line| line.split_once("work is told by ").map(|(_, way)| way));
-    ensure!(first == Some(way), "work is told by {first:?}");
+    let first = said.lines().find_map(|line| line.split_once("work is measured by ").map(|(_, way)| way));
+    ensure!(first == Some(way), "work is measured by {first:?}");
     is_skipped_for(said, &[LATE])
 }
 

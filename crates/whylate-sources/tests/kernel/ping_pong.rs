@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two real-time threads that hand one CPU to each other as fast as they can, in bursts.
+//! Two real-time threads that switch to each other on one CPU as fast as they can, in bursts.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::thread;
@@ -10,7 +10,7 @@ use whylate_sources::clock::monotonic_ns;
 
 use super::urgent::be_urgent_on;
 
-/// How long a burst is, and from one to the next: other threads need their share.
+/// Length and period of bursts: other threads need their share.
 const BURST: Duration = Duration::from_millis(6);
 const EVERY: Duration = Duration::from_millis(10);
 const PRIORITY: i32 = 30;
@@ -18,9 +18,9 @@ pub const THREADS: [&str; 2] = ["test-ping", "test-pong"];
 
 /// What the two threads did.
 pub struct Played {
-    /// Hand-overs of the CPU, by their own count.
+    /// Context switches between the two, by their own count.
     pub switches: u64,
-    /// Begin and end of each burst, on CLOCK_MONOTONIC.
+    /// Span of each burst on CLOCK_MONOTONIC.
     pub bursts: Vec<std::ops::Range<u64>>,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a thread that waits for a CPU is to the kernel, whatever it calls itself.
+//! The kernel's role of a thread that waits for a CPU, whatever its name.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -17,22 +17,22 @@ use whylate_sources::{Session, Source as _};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::is_emulated;
-use crate::kernel::late::{Places, stay_on};
+use crate::kernel::late::{Cpus, stay_on};
 use crate::kernel::turn::turn_to_measure;
 use crate::kernel::urgent::be_urgent_on;
 
 const LATE_NS: u64 = 3_000_000;
 const PRETENDS: &str = "WHYLATE_PRETENDS";
-/// What no user can be.
+/// The name of a kernel worker, which a process takes.
 const NAME: &std::ffi::CStr = c"kworker/0:0";
 const WATCHED: Duration = Duration::from_secs(2);
-/// The hog has its CPU for so long at a time, and rests in between.
-const HAS: Duration = Duration::from_millis(12);
+/// The hog's time on the CPU, and off it.
+const SPINS: Duration = Duration::from_millis(12);
 const RESTS: Duration = Duration::from_millis(4);
-/// Writing so much back takes the kernel's worker longer than the hog rests.
+/// Enough for the writeback worker to need longer than the hog's pauses.
 const DIRTY_BYTES: usize = 48 << 20;
 
-/// The CPUs of unbound workers; as it was at the end.
+/// Confines unbound workers to one CPU; restores their mask on drop.
 struct UnboundOn(String);
 
 const UNBOUND: &str = "/sys/devices/virtual/workqueue/cpumask";
@@ -59,8 +59,9 @@ fn until_over(over: &AtomicBool, mut act: impl FnMut() -> Result<()>) -> Result<
     Ok(())
 }
 
-/// Late waits beside a hog, of workers that write back and that begin items, and of a process that calls itself one.
-fn beside_a_hog(places: Places, file: &Path) -> Result<Vec<LateEvent>> {
+/// Returns the late waits beside a hog: of workers for writeback and for other items, and of a process that pretends to
+/// be one.
+fn beside_a_hog(places: Cpus, file: &Path) -> Result<Vec<LateEvent>> {
     let _unbound = UnboundOn::cpu(places.disturbed)?;
     let options = OffcpuOptions { explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
@@ -77,7 +78,7 @@ fn beside_a_hog(places: Places, file: &Path) -> Result<Vec<LateEvent>> {
             be_urgent_on(places.disturbed, 40)?;
             until_over(&over, || {
                 let began = Instant::now();
-                while began.elapsed() < HAS {
+                while began.elapsed() < SPINS {
                     std::hint::spin_loop();
                 }
                 thread::sleep(RESTS);
@@ -114,15 +115,15 @@ fn beside_a_hog(places: Places, file: &Path) -> Result<Vec<LateEvent>> {
 }
 
 #[test]
-fn what_a_thread_is_does_not_go_by_its_name() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+fn role_does_not_depend_on_thread_name() -> Result<()> {
+    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
     if is_emulated() {
         println!("skipped: what writes back has no disk here");
         return Ok(());
     }
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     in_rounds(|| {
-        let events = beside_a_hog(places, &folder.path().join("dirty"))?;
+        let events = beside_a_hog(places, &directory.path().join("dirty"))?;
         let label = |event: &LateEvent, name: &str| event.labels.get(name).cloned().unwrap_or_default();
         let (mut pretending, mut with_item, mut without) = (0, 0, 0);
         for event in &events {

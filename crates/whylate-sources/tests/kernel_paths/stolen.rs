@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A lock that is given to a thread whose CPU somebody else has, who takes it away again.
+//! A lock that is passed to a waiter on a CPU that another thread occupies, and stolen by that thread.
 
 use std::io::{Read as _, Write as _};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,15 +12,15 @@ use anyhow::Result;
 use whylate_sources::clock::monotonic_ns;
 
 use crate::kernel::urgent::be_urgent_on;
-use crate::peers::{PAUSE, burn, cpu_ns, cpus, rounds, tell, tid, until_asleep};
+use crate::peers::{PAUSE, burn, cpu_ns, cpus, report_round, rounds, tid, until_asleep};
 
-/// How long the first one has it.
+/// CPU time of the first holder.
 pub const HOLDS_NS: u64 = 6_000_000;
-/// What the thief does with it: it keeps the CPU, sleeps, and computes.
+/// What the thief does with the lock: it computes, sleeps, and computes.
 const KEEPS_NS: u64 = 2_000_000;
 const SLEEPS: Duration = Duration::from_millis(8);
 const COMPUTES_NS: u64 = 3_000_000;
-/// Nobody else is in their way; and the thief is in that of the others.
+/// Above all other threads; and the thief above the rest.
 const ORDINARY: i32 = 5;
 const HIGHER: i32 = 10;
 
@@ -116,7 +116,7 @@ pub fn play() -> Result<()> {
                 let (holder, held_ns) = holds.recv()?;
                 let Theft { thief, kept_ns, slept_ns, computed_ns } = thefts.recv()?;
                 let numbers = [holder.into(), held_ns, thief.into(), kept_ns, slept_ns, computed_ns];
-                tell("stolen", tid(), began_ns, ended_ns, &numbers);
+                report_round("stolen", tid(), began_ns, ended_ns, &numbers);
                 thread::sleep(PAUSE);
             }
             Ok(())
