@@ -133,7 +133,7 @@ fn request_counts_and_times_match_trace() -> Result<()> {
             let phases = ["throttled", "queued", "device", "completion"]
                 .map(|name| merged_histogram(&snapshot, operation, name).sum_ns());
             println!(
-                "{operation}: {} of {count}, {} in the trace; {} ns in all, {phases:?}, own clock {own_ns}; lost {:?}",
+                "{operation}: {} of {count}, {} in the trace; {} ns in total, {phases:?}, own clock {own_ns}; lost {:?}",
                 latency.count(),
                 traced.len(),
                 latency.sum_ns(),

@@ -46,7 +46,7 @@ fn loop_device_time_includes_backing_disk_time() -> Result<()> {
         let snapshot = source.snapshot()?;
         patching(|| drop(source));
         let late_events = snapshot.lost["late_events"];
-        ensure!(late_events == 0, Unjudged(format!("others do so much that {late_events} are not totals")));
+        ensure!(late_events == 0, Unjudged(format!("others do so much that {late_events} are not reported")));
         // A kernel that hides a process from BPF programs also hides interrupts that interrupt that process.
         let seen = totals(&snapshot, &made.name, "read").requests;
         ensure!(seen >= READS, Unjudged(format!("the ends of {} reads are not seen", READS - seen)));

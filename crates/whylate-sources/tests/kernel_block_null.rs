@@ -468,7 +468,7 @@ fn polled_requests_have_no_completion_phase() -> Result<()> {
     ensure_counts_are_the_kernels(&snapshot, &null.name, &before)?;
     assert_eq!(totals(&snapshot, &null.name, "read").bytes, report.requests * BLOCK as u64);
     ensure_lost(&snapshot, &[])?;
-    assert!(latency.max_ns() <= report.latency.max_ns(), "whoever waits for them takes longer");
+    assert!(latency.max_ns() <= report.latency.max_ns(), "the caller waits for longer");
     // No interrupt reports their completion: they count as at the device until polling finds them done.
     assert_eq!((device.count(), completion.max_ns()), (latency.count(), 0));
     Ok(())

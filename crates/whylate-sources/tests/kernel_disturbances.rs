@@ -174,16 +174,16 @@ fn on_cpu_us(one: &Disturbance, spans: &[(u64, u64)]) -> u64 {
 fn ensure_cpu_time_matches_trace(report: &Report, spans: &[(u64, u64)]) -> Result<()> {
     let (mut reported_us, mut traced_us, mut excess_us) = (0, 0, 0);
     for one in &report.made {
-        let on_cpu_ns = one.on_cpu_ns.context("it does not tell how long it ran")?;
+        let on_cpu_ns = one.on_cpu_ns.context("its CPU time is not reported")?;
         ensure!(on_cpu_ns <= one.length_ns, "{one:?}");
         let (reported, traced) = (on_cpu_ns / 1000, on_cpu_us(one, spans));
         excess_us = excess_us.max(reported.saturating_sub(traced));
         reported_us += reported;
         traced_us += traced;
     }
-    println!("it tells of {reported_us} us on the CPU, the trace of {traced_us} us; one tells {excess_us} us more");
-    ensure!(excess_us < 200, "it tells {excess_us} us more than the trace");
-    ensure!(reported_us >= traced_us / 2, "it tells far less than the trace");
+    println!("{reported_us} us on the CPU are reported, {traced_us} us traced; at most {excess_us} us more for one");
+    ensure!(excess_us < 200, "{excess_us} us more are reported than traced");
+    ensure!(reported_us >= traced_us / 2, "far less is reported than traced");
     Ok(())
 }
 
@@ -241,7 +241,7 @@ fn normal_hog_reports_its_cpu_time() -> Result<()> {
         })?;
         ensure_as_planned(&plan, &report)?;
         let shares = report.made.iter().map(|one| one.on_cpu_ns.map(|ns| ns / 10_000 * 100 / (one.length_ns / 10_000)));
-        println!("it ran for so many percent: {:?}", shares.flatten().collect::<Vec<_>>());
+        println!("percent of the time on the CPU: {:?}", shares.flatten().collect::<Vec<_>>());
         ensure_cpu_time_matches_trace(&report, &spans_on_cpu_us(&lines, kind.thread()))
     })
 }

@@ -207,7 +207,7 @@ fn user_code_is_never_blamed_for_irqs_off() -> Result<()> {
         ensure!(!(is_off && tick(event).found == Found::User), "{event:?}");
         ensure!(
             !is_off || lost["stacks"] > 0 || event.labels.contains_key("function"),
-            "nobody enabled them: {event:?}"
+            "no function enabled them: {event:?}"
         );
         // Mostly stolen time is not attributed to interrupts off.
         let stolen_at_most_ns = tick(event).steal_ns + tick(event).perhaps_stolen_ns;

@@ -191,10 +191,7 @@ fn thread_names_are_reported_verbatim() -> Result<()> {
 /// Returns the number of processes and threads created since boot (proc_stat(5)).
 fn thread_creations() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/stat")?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("processes "))
-        .context("the kernel counts no thread_creations")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("processes ")).context("the kernel counts no births")?;
     Ok(line.trim().parse()?)
 }
 
@@ -206,11 +203,7 @@ fn short_lived_threads_are_counted_or_lost() -> Result<()> {
     let before = thread_creations()?;
     let snapshot = sampled(&options, Duration::from_secs(2))?;
     let thread_creations = (thread_creations()? - before) as f64 * 1e9 / snapshot.duration_ns as f64;
-    println!(
-        "{thread_creations:.0} thread_creations a second, lost: {:?}, {} stacks",
-        snapshot.lost,
-        snapshot.stacks.len()
-    );
+    println!("{thread_creations:.0} births a second, lost: {:?}, {} stacks", snapshot.lost, snapshot.stacks.len());
     let steady: u64 =
         snapshot.stacks.iter().filter(|stack| is_at(stack, PLACES[1].0)).map(|stack| stack.weight_ns).sum();
     let wanted = 50 * snapshot.duration_ns;
@@ -232,7 +225,7 @@ const ROOM: u64 = 40_000;
 fn trace_continues_after_tables_are_emptied() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     if is_emulated() {
-        println!("skipped: so many thread_creations take too long on an emulated CPU");
+        println!("skipped: so many births take too long on an emulated CPU");
         return Ok(());
     }
     let sleepers = Sleepers::start("churn", 20)?;
@@ -267,13 +260,13 @@ fn trace_continues_after_tables_are_emptied() -> Result<()> {
         let most_ns = most_ns.map(|stack| stack.weight_ns).max().unwrap_or(0);
         ensure!(most_ns <= snapshot.duration_ns + PERIOD.as_nanos() as u64, "a thread has {most_ns} ns");
         if before > ROOM {
-            println!("{before} thread_creations, lost: {:?}, {} places", snapshot.lost, snapshot.stacks.len());
+            println!("{before} births, lost: {:?}, {} places", snapshot.lost, snapshot.stacks.len());
             if emptied_after.get_or_insert(before) != &before {
                 return Ok(());
             }
         }
     }
-    anyhow::bail!("there were {} thread_creations, too few to fill the tables", thread_creations()? - first)
+    anyhow::bail!("there were {} births, too few to fill the tables", thread_creations()? - first)
 }
 
 #[test]

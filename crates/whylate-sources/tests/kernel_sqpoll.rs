@@ -106,7 +106,7 @@ fn read_ns() -> Result<u64> {
 
 /// Other threads ran on the load's CPU for this share of the time, so that its work is unknown.
 #[derive(Debug, thiserror::Error)]
-#[error("others occupied the load's CPU for too long: {0}")]
+#[error("others had the load's CPU for too long to tell: {0}")]
 struct LoadIsUnknown(f64);
 
 /// Compares an interval with the load's own account, which at times cannot say whether the last request was done, as
@@ -272,7 +272,7 @@ fn starved_share_matches_schedstat() -> Result<()> {
                 let by: Vec<_> = parts.filter_map(|part| part.labels.get("by")).collect();
                 println!("{by:?}");
                 // Another busy thread of this machine may be named instead of the two.
-                ensure!(backend != "bpf" || !by.is_empty(), "behind nobody: {:?}", snapshot.series);
+                ensure!(backend != "bpf" || !by.is_empty(), "without a culprit: {:?}", snapshot.series);
                 Ok(())
             })
         })?;

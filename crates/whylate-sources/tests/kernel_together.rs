@@ -37,8 +37,8 @@ type Sources = Vec<(&'static str, Measuring)>;
 
 /// Attaches every source, to explain what is late on the disturbed CPU.
 fn attach(places: Cpus, session: &Session) -> Result<Sources> {
-    let mut all = sources();
-    for source in &mut all {
+    let mut every = sources();
+    for source in &mut every {
         // Not as coarse as an overview on a machine with expensive timers, and only where it is disturbed.
         if source.info().card.name == IRQSOFF.name {
             *source = Box::new(IrqsoffOptions { period_ns: Some(1_000_000), ..IrqsoffOptions::default() });
@@ -48,7 +48,7 @@ fn attach(places: Cpus, session: &Session) -> Result<Sources> {
         }
     }
     let mut attached = Sources::new();
-    for mut source in all {
+    for mut source in every {
         source.ask(Asked { explain_over_ns: Some(LATE_NS), keep_evidence: true, ..Asked::default() });
         attached.push((source.info().card.name, source.attach(session)?));
     }
@@ -69,7 +69,7 @@ fn wait_there<'scope>(scope: &'scope Scope<'scope, '_>, cpu: u32, over: &'scope 
     });
     let sleeper = thread::Builder::new().name("test-sleeper".to_owned());
     let sleeper = sleeper.spawn_scoped(scope, move || {
-        stay_on(cpu).expect("a thread may stay on a CPU");
+        stay_on(cpu).expect("a thread may be pinned");
         while !over.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_micros(300));
         }

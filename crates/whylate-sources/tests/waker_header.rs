@@ -31,8 +31,8 @@ static struct account account;
 static struct interval ring[INTERVALS];
 static struct wakeup wakeups[WAKEUPS];
 static struct queued_item items[ITEMS];
-static struct disk_request done[INTERVALS >> INTERVALS_A_REQUEST_BITS], begun;
-static u64 begun_key, now = 1, random_state = 0x9E3779B97F4A7C15ull;
+static struct disk_request done[INTERVALS >> INTERVALS_A_REQUEST_BITS], in_flight;
+static u64 in_flight_key, now = 1, random_state = 0x9E3779B97F4A7C15ull;
 static struct task_struct *current = &tasks[1];
 static struct gendisk disk;
 static struct request_queue requests = { .disk = &disk };
@@ -71,7 +71,7 @@ void *bpf_map_lookup_elem(void *map, const void *key)
     if (map == &requests_by_position)
         return &done[index];
     if (map == &requests_by_address)
-        return begun_key && begun_key == *(const u64 *)key ? &begun : NULL;
+        return in_flight_key && in_flight_key == *(const u64 *)key ? &in_flight : NULL;
     return NULL;
 }
 
@@ -79,14 +79,14 @@ long bpf_map_update_elem(void *map, const void *key, const void *value, u64 flag
 {
     if (map != &requests_by_address)
         return -1;
-    begun_key = *(const u64 *)key;
-    begun = *(const struct disk_request *)value;
+    in_flight_key = *(const u64 *)key;
+    in_flight = *(const struct disk_request *)value;
     return 0;
 }
 
 long bpf_map_delete_elem(void *map, const void *key)
 {
-    begun_key = 0;
+    in_flight_key = 0;
     return 0;
 }
 
@@ -175,11 +175,11 @@ static void submit(void)
     int is_thread = !is_in_interrupt && !softirq;
 
     on_block_io_start(0, &request);
-    check(SUBMITTER, begun.submitter == (is_thread ? (u32)current->pid : 0), 0, begun.submitter);
+    check(SUBMITTER, in_flight.submitter == (is_thread ? (u32)current->pid : 0), 0, in_flight.submitter);
     on_block_rq_issue(0, &request);
     if (drawn(2))
         on_block_rq_complete(0, &request, 0, 4096);
-    begun_key = 0;
+    in_flight_key = 0;
 }
 
 static void raise(void)

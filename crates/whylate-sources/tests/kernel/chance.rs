@@ -109,7 +109,7 @@ pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
         };
         if let (false, Err(error)) = (is_judged, &outcome) {
             unjudged += 1;
-            println!("not judged, the hypervisor took {stolen:?} meanwhile: {error:#}");
+            println!("not judged, the hypervisor took {stolen:?} during it: {error:#}");
             if unjudged < UNJUDGED {
                 continue;
             }

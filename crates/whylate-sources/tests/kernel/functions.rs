@@ -54,7 +54,7 @@ struct Walk {
 }
 
 impl FunctionTrace {
-    /// Records those of the functions that the kernel has, in all threads. The inner error is why this kernel cannot.
+    /// Records those of the functions that the kernel has, for every thread. The inner error is why this kernel cannot.
     pub fn start(functions: &[&str]) -> Result<Result<Self, String>> {
         let tracefs = tracefs::find()?;
         let tracers = fs::read_to_string(tracefs.join("available_tracers"))?;

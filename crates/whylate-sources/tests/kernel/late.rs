@@ -32,7 +32,7 @@ impl Cpus {
     pub fn find() -> Option<Cpus> {
         // Read once, as the measuring thread is pinned from then on and the test may run again.
         static USABLE: OnceLock<CpuSet> = OnceLock::new();
-        let usable = USABLE.get_or_init(|| sched_getaffinity(None).expect("the kernel tells its CPUs"));
+        let usable = USABLE.get_or_init(|| sched_getaffinity(None).expect("the affinity is readable"));
         let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| usable.is_set(cpu)).map(|cpu| cpu as u32);
         match (cpus.next(), cpus.next_back()) {
             (Some(tool), Some(disturbed)) => Some(Cpus { tool, disturbed }),

@@ -283,7 +283,7 @@ fn wait_until_asleep(threads: usize) -> Result<()> {
         }
         thread::sleep(Duration::from_millis(10));
     }
-    bail!("not all threads fall asleep")
+    bail!("not all threads block")
 }
 
 /// A pipe without a writer, an epoll without events, and a locked file, for as long as the process lives.

@@ -28,7 +28,7 @@ pub struct Event {
     pub kind: Kind,
     /// CLOCK_MONOTONIC, with a resolution of 1 us.
     pub at_ns: u64,
-    /// TID of the thread in whose context it happened.
+    /// TID of the thread in the context of which it happened.
     pub tid: u32,
     pub cpu: u32,
     pub item: u64,
@@ -48,7 +48,7 @@ pub struct Trace {
 pub struct TraceLine {
     /// CLOCK_MONOTONIC, with a resolution of 1 us.
     pub at_us: u64,
-    /// Name of the thread in whose context it happened.
+    /// Name of that thread.
     pub thread: String,
     pub tid: u32,
     pub cpu: u32,
@@ -105,7 +105,7 @@ impl Trace {
         let mut stack_of = None;
         self.each_line(|line| {
             if let Some(head) = line.strip_suffix(": <stack trace>") {
-                let (_, tid, cpu) = parse_head(head).context("a stack of nobody")?;
+                let (_, tid, cpu) = parse_head(head).context("a stack without a thread")?;
                 stack_of =
                     events.iter().rposition(|event| (event.kind, event.tid, event.cpu) == (Kind::Queue, tid, cpu));
             } else if line == MOVES {

@@ -47,7 +47,7 @@ pub fn patching<T>(patch: impl FnOnce() -> T) -> T {
     if !is_emulated() {
         return patch();
     }
-    let before = sched_getaffinity(None).expect("the kernel tells its CPUs");
+    let before = sched_getaffinity(None).expect("the affinity is readable");
     let here = sched_getcpu();
     stay_on(here as u32).expect("a thread may stay where it is");
     let (over, ready) = (AtomicBool::new(false), AtomicUsize::new(0));

@@ -68,7 +68,7 @@ impl Timestamps {
 
 /// Total and device time: label, index of the timestamp where it starts, and histograms.
 const TIMES: [(&str, usize, &[&str]); 2] =
-    [("in all", 0, &["latency"]), ("at the device", 1, &["device", "completion"])];
+    [("in total", 0, &["latency"]), ("at the device", 1, &["device", "completion"])];
 
 /// The requests of one operation, paired by sector, with both sets of timestamps.
 struct Compared {
@@ -135,7 +135,7 @@ fn apart_ns(ns: u64) -> u64 {
 #[test]
 fn fio_requests_match_blktrace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Not the machine's own disk, which others may use so much that the trace overflows.
+    // Not the machine's own disk, as the load of others may overflow the trace.
     let Some(disk) = Loop::make(DISK_MIB)? else { return Ok(()) };
     for (depth, count) in [(1, 1_000), (32, 2_000), (256, 3_000)] {
         in_rounds(|| {

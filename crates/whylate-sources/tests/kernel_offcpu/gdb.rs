@@ -67,7 +67,7 @@ fn user_frames_match_gdb() -> Result<()> {
     let output = String::from_utf8_lossy(&gdb.stdout);
     let (mut compared, mut same, mut other) = (0_u64, 0_u64, None);
     for line in output.lines().filter_map(|line| line.strip_prefix("stack\t")) {
-        let (tid, names) = line.split_once('\t').context("gdb tells no frames")?;
+        let (tid, names) = line.split_once('\t').context("gdb prints no frames")?;
         let by_gdb: Vec<String> = names.split('\t').map(normalized).collect();
         let ours = snapshot.stacks.iter().find(|stack| stack.labels["tid"] == tid).context("a thread was not seen")?;
         let ours: Vec<String> = ours.user.iter().map(|name| normalized(name)).collect();

@@ -126,11 +126,7 @@ fn check(places: Cpus, is_woken: bool) -> Result<()> {
         };
         let (behind_hog, runs) = (events.iter().filter(by_hog).count(), WATCHED.as_millis() / PERIOD.as_millis());
         println!("{behind_hog} of some {runs} waits behind the hog");
-        ensure!(
-            behind_hog as u128 * 5 >= runs * 4,
-            "{behind_hog} of {runs} waits are behind_hog: {:?}",
-            events.first()
-        );
+        ensure!(behind_hog as u128 * 5 >= runs * 4, "{behind_hog} of {runs} waits are reported: {:?}", events.first());
         Ok(())
     })
 }

@@ -73,11 +73,11 @@ fn check_chains(sleepers: &Sleepers, backend: &str) -> Result<()> {
         ..OffcpuOptions::default()
     };
     let mut source = options.attach(&Session::of_one())?;
-    let tells = |what: &str| {
+    let knows = |what: &str| {
         source.weaker().is_none_or(|limitation| !limitation.contains(&format!("does not tell who holds its {what}")))
     };
-    let tells_mutexes = tells("mutexes");
-    let tells_rwsems = tells_mutexes && tells("semaphores");
+    let knows_mutexes = knows("mutexes");
+    let knows_rwsems = knows_mutexes && knows("semaphores");
     std::thread::sleep(Duration::from_millis(100));
     let snapshot = source.snapshot()?;
     ensure!(snapshot.lost.values().sum::<u64>() == 0, "lost: {:?}", snapshot.lost);
@@ -106,12 +106,12 @@ fn check_chains(sleepers: &Sleepers, backend: &str) -> Result<()> {
     let one = |is_known: bool, lock: Lock, by: &str| -> Result<Vec<_>> {
         is_known.then(|| held(lock, by)).into_iter().collect()
     };
-    let pipe = one(tells_mutexes, kind(Lock::Mutex), "holder")?;
+    let pipe = one(knows_mutexes, kind(Lock::Mutex), "holder")?;
     ensure!(links("pipe waiter")? == pipe, "pipe waiter: {:?}", links("pipe waiter")?);
-    let file = one(tells_rwsems, kind(Lock::Rwsem), "file holder")?;
+    let file = one(knows_rwsems, kind(Lock::Rwsem), "file holder")?;
     ensure!(links("file waiter")? == file, "file waiter: {:?}", links("file waiter")?);
     // Some file systems take the lock exclusively to read a directory. With PREEMPT_RT, readers are unknown.
-    let expected = [Lock::RwsemReaders, Lock::Rwsem].map(|lock| one(tells_rwsems && !is_real_time, lock, "dir holder"));
+    let expected = [Lock::RwsemReaders, Lock::Rwsem].map(|lock| one(knows_rwsems && !is_real_time, lock, "dir holder"));
     let found = links("dir waiter")?;
     println!("the directory's lock: {found:?}");
     for expected in expected {

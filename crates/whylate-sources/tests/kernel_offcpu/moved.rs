@@ -160,12 +160,12 @@ struct Shared {
 
 /// Reads the clock on each wakeup, and returns to the first CPU by itself.
 fn wait_to_be_moved(from: u32, mut reader: PipeReader, shared: &Shared) {
-    stay_on(from).expect("a thread may stay on a CPU");
+    stay_on(from).expect("a thread may be pinned");
     shared.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
     let mut byte = [0];
     while reader.read(&mut byte).is_ok_and(|read| read == 1) {
         shared.ran_ns.store(monotonic_ns(), Ordering::Release);
-        stay_on(from).expect("a thread may stay on a CPU");
+        stay_on(from).expect("a thread may be pinned");
         shared.ran.fetch_add(1, Ordering::Release);
     }
 }

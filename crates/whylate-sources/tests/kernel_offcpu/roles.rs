@@ -138,7 +138,7 @@ fn role_does_not_depend_on_thread_name() -> Result<()> {
         let first =
             events.iter().find(|event| event.labels.contains_key("handler")).context("no worker had an item")?;
         ensure!(label(first, "role") == "worker" && label(first, "thread").starts_with("kworker/"), "{first:?}");
-        ensure!(pretending > 10 && with_item > 0 && without > 0, "too few to tell");
+        ensure!(pretending > 10 && with_item > 0 && without > 0, "too few to judge");
         Ok(())
     })
 }
@@ -147,7 +147,7 @@ fn role_does_not_depend_on_thread_name() -> Result<()> {
 #[test]
 fn pretending_process() {
     let Ok(cpu) = std::env::var(PRETENDS) else { return };
-    stay_on(cpu.parse().expect("a number")).expect("a thread may stay on a CPU");
+    stay_on(cpu.parse().expect("a number")).expect("a thread may be pinned");
     set_name(NAME).expect("any name will do");
     loop {
         std::hint::spin_loop();

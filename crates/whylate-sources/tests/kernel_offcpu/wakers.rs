@@ -47,7 +47,7 @@ fn blocked_wait_has_wakers_stack() -> Result<()> {
     let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), wakers: true, ..OffcpuOptions::default() };
     in_rounds(|| {
         let mut source = options.attach(&Session::of_one())?;
-        ensure!(source.backend == "trace", "{} tells no wakers", source.backend);
+        ensure!(source.backend == "trace", "{} has no wakers", source.backend);
         source.snapshot()?;
         let before = Waited::read(file)?;
         sleep(Duration::from_secs(4));

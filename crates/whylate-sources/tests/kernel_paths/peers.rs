@@ -94,7 +94,7 @@ impl Peers {
 
     /// Lets the process begin. Returns a function that reads its output to the end.
     pub fn begin(&mut self) -> Result<impl FnOnce() -> Result<Played> + Send + 'static> {
-        self.begin.take().context("it has begun")?.write_all(b"\n")?;
+        self.begin.take().context("it has already started")?.write_all(b"\n")?;
         let output = self.output.take().context("somebody reads its output")?;
         Ok(move || {
             let mut played = Played::default();
