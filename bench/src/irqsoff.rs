@@ -194,7 +194,7 @@ const OTHER_TASK: Duration = Duration::from_micros(200);
 /// Returns how much of its time a thread loses on this CPU, in percent.
 fn lost_percent(cpu: usize) -> Result<f64> {
     let spinning = thread::spawn(move || {
-        machine::stay_on(cpu)?;
+        machine::pin_to(cpu)?;
         let (mut lost, mut away) = (Duration::ZERO, Duration::ZERO);
         let began = Instant::now();
         let mut last = began;

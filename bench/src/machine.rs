@@ -28,7 +28,7 @@ pub fn usable_cpus() -> Result<Vec<usize>> {
 }
 
 /// Pins the calling thread, and those that it starts, to one CPU.
-pub fn stay_on(cpu: usize) -> Result<()> {
+pub fn pin_to(cpu: usize) -> Result<()> {
     let mut only = CpuSet::new();
     only.set(cpu);
     sched_setaffinity(None, &only).with_context(|| format!("cannot run on CPU {cpu}"))

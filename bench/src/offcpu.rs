@@ -14,7 +14,7 @@ use self::walks::Cost;
 use crate::figures::{median, verdict};
 use crate::{machine, results, whylate};
 
-/// What the benchmark takes.
+/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]

@@ -23,7 +23,7 @@ const DAY_MB: f64 = 300.0;
 const SETTLE: Duration = Duration::from_secs(5);
 const DAY_S: f64 = 86_400.0;
 
-/// What the benchmark takes.
+/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]

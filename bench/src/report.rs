@@ -20,7 +20,7 @@ const PAGE_MB: f64 = 8.0;
 /// Sampling interval of its memory.
 const POLL: Duration = Duration::from_millis(20);
 
-/// What the benchmark takes.
+/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]

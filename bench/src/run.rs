@@ -38,7 +38,7 @@ const FILES: usize = 300;
 const WAITS: &str = "while :; do sleep 0.002; done";
 const WATCHED: Duration = Duration::from_secs(5);
 
-/// What the benchmark takes.
+/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]

@@ -16,7 +16,7 @@ const MIN_PERCENT: f64 = 50.0;
 /// Minimum share of correct stops, in percent.
 const RIGHT_PERCENT: usize = 95;
 
-/// What the comparison takes.
+/// Arguments of the comparison.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]

@@ -32,7 +32,7 @@ const OURS: usize = 0;
 /// Number of programs that are listed by name.
 const LARGEST: usize = 12;
 
-/// What the benchmark takes.
+/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]

@@ -30,7 +30,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn take_turns(arguments: &Arguments) -> Result<Duration> {
-    machine::stay_on(arguments.cpu)?;
+    machine::pin_to(arguments.cpu)?;
     let (mut from_second, mut to_first) = io::pipe()?;
     let (mut from_first, mut to_second) = io::pipe()?;
     let (rounds, steps) = (arguments.rounds, arguments.steps);

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::{Part, cpus, stay_on_any};
+use super::{Part, cpus, unpin};
 use crate::figures::{Check, median, median_of};
 use crate::{kernel, machine, whylate};
 
@@ -43,9 +43,9 @@ pub fn measure() -> Result<Part> {
     file.as_file().sync_all()?;
     let (app_cpu, sq_cpu) = cpus()?;
     // fio inherits the affinity.
-    machine::stay_on(app_cpu as usize)?;
+    machine::pin_to(app_cpu as usize)?;
     let outcome = both(&program, file.path(), sq_cpu);
-    stay_on_any()?;
+    unpin()?;
     let [own, fio] = outcome?;
     let mut text = format!(
         "### Beside fio\n\n`whylate sqpoll sweep --filename FILE --runtime {RUNTIME} --sq-cpu {sq_cpu}` with its own load and with `--fio` (direct reads of 128k \

@@ -48,7 +48,7 @@ fn cpus() -> Result<(u32, u32)> {
     }
 }
 
-fn stay_on_any() -> Result<()> {
+fn unpin() -> Result<()> {
     let mut any = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| any.set(cpu));
     Ok(sched_setaffinity(None, &any)?)

@@ -15,7 +15,7 @@ use whylate_sources::{Attached as _, Session, Threads};
 use super::{Part, cpus};
 use crate::figures::{Check, median_of};
 use crate::kernel;
-use crate::machine::stay_on;
+use crate::machine::pin_to;
 
 const ENTRIES: u32 = 32_768;
 /// Interval of snapshots, and of requests.
@@ -64,7 +64,7 @@ pub fn measure(rounds: u32) -> Result<Part> {
 }
 
 fn all_rounds(app_cpu: u32, sq_cpu: u32, rounds: u32) -> Result<[Vec<Sample>; WATCHERS.len()]> {
-    stay_on(app_cpu as usize)?;
+    pin_to(app_cpu as usize)?;
     let mut builder = IoUring::builder();
     builder.setup_sqpoll(5_000).setup_sqpoll_cpu(sq_cpu);
     let mut ring: IoUring = builder.build(ENTRIES)?;
@@ -103,7 +103,7 @@ fn watched(ring: &mut IoUring, app_cpu: u32, watcher: &str) -> Result<Sample> {
 }
 
 fn take_snapshots(cpu: u32, watcher: &str, over: &AtomicBool, ready: &AtomicBool) -> Result<()> {
-    stay_on(cpu as usize)?;
+    pin_to(cpu as usize)?;
     let options = SqpollOptions {
         backend: Some(watcher.to_owned()),
         threads: Threads::of(std::process::id()),

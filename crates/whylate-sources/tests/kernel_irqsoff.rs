@@ -13,9 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use kernel::chance::in_rounds;
 use kernel::disturb::{disturb, is_unsupported, while_loaded};
 use kernel::is_emulated;
-use kernel::late::{Cpus, common_ns, stay_on};
+use kernel::late::{TestCpus, common_ns, pin_to};
 use kernel::turn::turn_to_measure;
-use kernel::urgent::{be_urgent_on, patching};
+use kernel::urgent::{become_fifo_on, patching};
 use whylate_model::blame::Evidence;
 use whylate_model::blame::{Found, LateTick};
 use whylate_model::{Labels, LateEvent, Series, Snapshot};
@@ -45,11 +45,11 @@ struct Measurement {
 }
 
 /// Measures a CPU while it is disturbed under load.
-fn seen(places: Cpus, options: &IrqsoffOptions, kind: Kind, length_ns: u64) -> Result<Measurement> {
-    stay_on(places.tool)?;
+fn seen(test_cpus: TestCpus, options: &IrqsoffOptions, kind: Kind, length_ns: u64) -> Result<Measurement> {
+    pin_to(test_cpus.tool)?;
     let mut source = start(options)?;
     source.snapshot()?;
-    let cpu = places.disturbed;
+    let cpu = test_cpus.disturbed;
     let mut events = Vec::new();
     let over = AtomicBool::new(false);
     // Not a multiple of the period, so that windows begin at any phase of it.
@@ -75,10 +75,10 @@ fn seen(places: Cpus, options: &IrqsoffOptions, kind: Kind, length_ns: u64) -> R
     Ok(Measurement { made, events, snapshot })
 }
 
-fn options(places: Cpus) -> IrqsoffOptions {
+fn options(test_cpus: TestCpus) -> IrqsoffOptions {
     IrqsoffOptions {
         backend: Some("ticks".to_owned()),
-        cpus: vec![places.disturbed],
+        cpus: vec![test_cpus.disturbed],
         // The period by which the bounds are known.
         period_ns: Some(MS_NS),
         late_over_ns: Some(100_000),
@@ -113,8 +113,8 @@ fn is_by(labels: &Labels, function: &str) -> bool {
         && labels.get("function").is_some_and(|found| found == function)
 }
 
-fn windows_are_seen(places: Cpus, length_ns: u64, tally: &mut Tally) -> Result<()> {
-    let seen = seen(places, &options(places), Kind::IrqsOff, length_ns)?;
+fn windows_are_seen(test_cpus: TestCpus, length_ns: u64, tally: &mut Tally) -> Result<()> {
+    let seen = seen(test_cpus, &options(test_cpus), Kind::IrqsOff, length_ns)?;
     for made in &seen.made {
         tally.windows += 1;
         let Some(event) = matching_event(&seen.events, made) else {
@@ -152,7 +152,7 @@ fn windows_are_seen(places: Cpus, length_ns: u64, tally: &mut Tally) -> Result<(
 
 #[test]
 fn irqs_off_windows_are_within_bounds() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     if is_emulated() {
@@ -162,7 +162,7 @@ fn irqs_off_windows_are_within_bounds() -> Result<()> {
     let outcome = in_rounds(|| {
         let mut tally = Tally::default();
         for length_ms in [2, 5, 10, 20] {
-            windows_are_seen(places, length_ms * MS_NS, &mut tally)?;
+            windows_are_seen(test_cpus, length_ms * MS_NS, &mut tally)?;
         }
         println!("{tally:?}");
         ensure!(tally.windows as u64 == 4 * TIMES && tally.missed == 0, "not every window was seen: {tally:?}");
@@ -180,14 +180,14 @@ fn irqs_off_windows_are_within_bounds() -> Result<()> {
 /// enabled them.
 #[test]
 fn user_code_is_never_blamed_for_irqs_off() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
-    stay_on(places.tool)?;
+    pin_to(test_cpus.tool)?;
     // Any lateness at all, as an undisturbed machine has no other.
     let from_ns = 5_000;
-    let mut source = start(&IrqsoffOptions { from_ns, late_over_ns: Some(from_ns), ..options(places) })?;
-    while_loaded(places.disturbed, || {
+    let mut source = start(&IrqsoffOptions { from_ns, late_over_ns: Some(from_ns), ..options(test_cpus) })?;
+    while_loaded(test_cpus.disturbed, || {
         thread::sleep(Duration::from_secs(2));
         Ok(())
     })?;
@@ -209,7 +209,7 @@ fn user_code_is_never_blamed_for_irqs_off() -> Result<()> {
             !is_off || lost["stacks"] > 0 || event.labels.contains_key("function"),
             "no function enabled them: {event:?}"
         );
-        // Mostly stolen time is not attributed to interrupts off.
+        // A window that was mostly stolen is not attributed to interrupts off.
         let stolen_at_most_ns = tick(event).steal_ns + tick(event).perhaps_stolen_ns;
         ensure!(!is_off || stolen_at_most_ns + from_ns <= event.latency_ns, "it was stolen: {event:?}");
         ensure!(event.causes.iter().map(|cause| cause.ns).sum::<u64>() == event.latency_ns, "{event:?}");
@@ -231,15 +231,15 @@ fn timed<T>(taken: &mut Duration, act: impl FnOnce() -> T) -> T {
 /// The timers of the backend `ticks`, as `--timers` sees them: each period has an expiry, or is counted as missed.
 #[test]
 fn expiries_and_missed_periods_add_up() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     in_rounds(|| {
-        stay_on(places.tool)?;
+        pin_to(test_cpus.tool)?;
         let period_ns = if is_emulated() { 20 * MS_NS } else { MS_NS };
-        let mut ticks = start(&IrqsoffOptions { period_ns: Some(period_ns), timer_test: true, ..options(places) })?;
+        let mut ticks = start(&IrqsoffOptions { period_ns: Some(period_ns), timer_test: true, ..options(test_cpus) })?;
         let mut timers = patching(|| {
-            let cpus = vec![places.disturbed];
+            let cpus = vec![test_cpus.disturbed];
             IrqsoffOptions { timers: true, cpus, ..IrqsoffOptions::default() }.attach(&Session::of_one())
         })?;
         // From here on the period is known.
@@ -254,7 +254,7 @@ fn expiries_and_missed_periods_add_up() -> Result<()> {
             thread::sleep(Duration::from_secs(2));
             Vec::new()
         } else {
-            match disturb(Kind::IrqsOff, places.disturbed, length_ns, 10, 50 * MS_NS) {
+            match disturb(Kind::IrqsOff, test_cpus.disturbed, length_ns, 10, 50 * MS_NS) {
                 Err(error) if is_unsupported(&error) => Vec::new(),
                 made => made?,
             }
@@ -263,7 +263,7 @@ fn expiries_and_missed_periods_add_up() -> Result<()> {
         patching(|| drop((timers, ticks)));
         let is_ours = |series: &&Series| {
             series.labels.get("callback").is_some_and(|name| name == "perf_swevent_hrtimer")
-                && series.labels["cpu"] == places.disturbed.to_string()
+                && series.labels["cpu"] == test_cpus.disturbed.to_string()
                 && series.values.contains_key("period_ns")
         };
         let ours = timers_seen.series.iter().find(is_ours).context("its timer is not seen")?;
@@ -316,7 +316,7 @@ fn while_contended<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let wants = thread::Builder::new().name("test-wants".to_owned()).spawn_scoped(scope, || {
-            be_urgent_on(cpu, 90)?;
+            become_fifo_on(cpu, 90)?;
             while !over.load(Ordering::Relaxed) {
                 thread::sleep(CONTEND_EVERY);
             }
@@ -331,15 +331,15 @@ fn while_contended<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Checks that a known time with preemption off is reported: exactly if the kernel has events of it, else from when a
 /// thread waits.
-fn preemption_off_is_reported(places: Cpus, length_ns: u64) -> Result<()> {
+fn preemption_off_is_reported(test_cpus: TestCpus, length_ns: u64) -> Result<()> {
     let asked = IrqsoffOptions {
         what: What::Preemption,
-        cpus: vec![places.disturbed],
+        cpus: vec![test_cpus.disturbed],
         late_over_ns: Some(length_ns / 4),
         ..IrqsoffOptions::default()
     };
-    let Measurement { made, mut events, snapshot } = seen(places, &asked, Kind::PreemptOff, length_ns)?;
-    events.retain(|event| event.labels["task"].starts_with("whylate-preempt:") && event.cpu == places.disturbed);
+    let Measurement { made, mut events, snapshot } = seen(test_cpus, &asked, Kind::PreemptOff, length_ns)?;
+    events.retain(|event| event.labels["task"].starts_with("whylate-preempt:") && event.cpu == test_cpus.disturbed);
     let is_exact = snapshot.backend == "events";
     let counted: u64 = snapshot.series.iter().map(|series| series.histograms["length"].count()).sum();
     ensure!(counted >= events.len() as u64, "{counted} are counted, and {} reported", events.len());
@@ -395,11 +395,11 @@ fn unix_less_monotonic_ns() -> u64 {
 
 #[test]
 fn preemption_off_is_reported_while_a_thread_waits() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     for length_ms in [2, 5, 10, 20] {
-        match in_rounds(|| preemption_off_is_reported(places, length_ms * MS_NS)) {
+        match in_rounds(|| preemption_off_is_reported(test_cpus, length_ms * MS_NS)) {
             Err(error) if is_unsupported(&error) => return Ok(()),
             outcome => outcome?,
         }
@@ -425,7 +425,7 @@ fn rejects_unsupported_options() -> Result<()> {
 /// A table of eight culprits is full at once; entries of quiet culprits are reused.
 #[test]
 fn full_culprit_table_reuses_quiet_entries() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     let most = 8;
@@ -435,14 +435,14 @@ fn full_culprit_table_reuses_quiet_entries() -> Result<()> {
         most_culprits: Some(most),
         late_over_ns: None,
         keep_evidence: false,
-        ..options(places)
+        ..options(test_cpus)
     })?;
     let over = AtomicBool::new(false);
     let mut stacks = BTreeSet::new();
     let mut full = 0;
     thread::scope(|scope| -> Result<()> {
         let working = scope.spawn(|| -> Result<()> {
-            stay_on(places.disturbed)?;
+            pin_to(test_cpus.disturbed)?;
             // The timer interrupts it somewhere in the kernel.
             while !over.load(Ordering::Relaxed) {
                 std::fs::read_dir("/proc/self")?.for_each(drop);

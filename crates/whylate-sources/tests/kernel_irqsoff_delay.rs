@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use kernel::chance::in_rounds;
-use kernel::late::{Cpus, stay_on};
+use kernel::late::{TestCpus, pin_to};
 use kernel::turn::turn_to_measure;
 use whylate_model::LateEvent;
 use whylate_sources::irqsoff::{IrqsoffOptions, What};
@@ -71,7 +71,7 @@ impl Case {
     }
 
     /// Returns the events of the module's `TIMES` delays, and how often a longer section was reported instead.
-    fn run(self, places: Cpus) -> Result<(Vec<LateEvent>, usize)> {
+    fn run(self, test_cpus: TestCpus) -> Result<(Vec<LateEvent>, usize)> {
         let Case { backend, what, length_us } = self;
         let length_ns = length_us * 1_000;
         let options = IrqsoffOptions {
@@ -82,7 +82,7 @@ impl Case {
             from_ns: length_ns / 2,
             ..IrqsoffOptions::default()
         };
-        stay_on(places.tool)?;
+        pin_to(test_cpus.tool)?;
         let mut source = options.attach(&Session::of_one())?;
         let (mut events, mut hidden) = (Vec::new(), 0);
         let mut module = None;
@@ -92,7 +92,7 @@ impl Case {
             thread::sleep(Duration::from_millis(15));
             source.drain_late(Duration::ZERO, &mut |_| {})?;
             match &module {
-                None => module = Some(Module::load(self.mode(), length_us, places.disturbed)?),
+                None => module = Some(Module::load(self.mode(), length_us, test_cpus.disturbed)?),
                 Some(module) => module.trigger()?,
             }
             let (began, seen) = (Instant::now(), events.len());
@@ -102,7 +102,7 @@ impl Case {
                     // An interrupt during the delay does not count.
                     let is_named = event.labels.get("function").is_some_and(|name| name.contains("preemptirqtest"));
                     let is_of_module = event.labels.get("task").is_some_and(|task| task.starts_with(&thread));
-                    if is_of_module && event.cpu == places.disturbed && is_named {
+                    if is_of_module && event.cpu == test_cpus.disturbed && is_named {
                         events.push(event);
                     } else {
                         longest_ns = longest_ns.max(event.latency_ns);
@@ -122,8 +122,8 @@ impl Case {
     }
 
     /// Prints a row of a table, and checks the reported delays.
-    fn check(self, places: Cpus) -> Result<()> {
-        let (events, hidden) = self.run(places)?;
+    fn check(self, test_cpus: TestCpus) -> Result<()> {
+        let (events, hidden) = self.run(test_cpus)?;
         let length_ns = self.length_us * 1_000;
         let mut errors_ns: Vec<i64> = events.iter().map(|event| event.latency_ns as i64 - length_ns as i64).collect();
         errors_ns.sort_by_key(|error| error.abs());
@@ -152,13 +152,13 @@ impl Case {
 }
 
 fn delays_are_reported(backend: &'static str) -> Result<()> {
-    let (Some(()), Some(_turn), Some(places)) = (module_is_there(), turn_to_measure(), Cpus::find()) else {
+    let (Some(()), Some(_turn), Some(test_cpus)) = (module_is_there(), turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     for what in [What::Irqs, What::Preemption] {
         for length_us in LENGTHS_US {
             // An emulated CPU may stop at any time.
-            in_rounds(|| Case { backend, what, length_us }.check(places))?;
+            in_rounds(|| Case { backend, what, length_us }.check(test_cpus))?;
         }
     }
     Ok(())

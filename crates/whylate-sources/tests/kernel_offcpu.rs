@@ -561,7 +561,7 @@ fn line_numbers_and_frame_pointers_on_request() -> Result<()> {
     Ok(())
 }
 
-/// The other process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn sleepers_process() -> Result<()> {
     sleepers::run_if_asked()

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use kernel::chance::{by_chance, in_rounds};
-use kernel::late::Cpus;
+use kernel::late::TestCpus;
 use kernel::turn::{Turn, turn_to_measure};
 use kernel::urgent::patching;
 use kernel::{amount, file_on_disk, is_emulated};
@@ -62,7 +62,7 @@ fn turn_for_lengths() -> Option<Turn> {
 
 /// Returns `None`, and prints why, where nothing can be compared.
 fn turn() -> Option<Turn> {
-    Cpus::find().and_then(|_| turn_to_measure())
+    TestCpus::find().and_then(|_| turn_to_measure())
 }
 
 fn watched(what: &str, over_ns: u64) -> Result<Recording> {
@@ -324,7 +324,7 @@ fn thread_interrupted_by_disk_is_never_blamed() -> Result<()> {
     Ok(())
 }
 
-/// The other process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn peers_process() -> Result<()> {
     peers::run_if_asked()

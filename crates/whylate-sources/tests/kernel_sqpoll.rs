@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use io_uring::IoUring;
 use kernel::chance::in_rounds;
 use kernel::is_emulated;
-use kernel::late::{Cpus, stay_on};
+use kernel::late::{TestCpus, pin_to};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use whylate_model::sqpoll::{is_part_of, is_thread};
@@ -147,15 +147,15 @@ fn compare_once(source: &mut AttachedSqpoll, load: &Load, duty: f64) -> Result<(
 
 #[test]
 fn working_share_matches_load() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     for way in ways()? {
         // On an emulator a request takes longer than the shortest duties last.
         let duties = if is_emulated() { &[0.37, 0.99][..] } else { &[0.01, 0.1, 0.37, 0.99] };
         for &duty in duties {
             let plan = Plan {
                 duty,
-                sq_cpu: Some(places.disturbed),
-                app_cpu: Some(places.tool),
+                sq_cpu: Some(test_cpus.disturbed),
+                app_cpu: Some(test_cpus.tool),
                 urgent: true,
                 ..Plan::default()
             };
@@ -184,13 +184,13 @@ fn working_share_matches_load() -> Result<()> {
 
 #[test]
 fn working_share_matches_load_of_sleeping_thread() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let plan = Plan {
         duty: 0.1,
         period: Duration::from_millis(100),
         idle_ms: 1,
-        sq_cpu: Some(places.disturbed),
-        app_cpu: Some(places.tool),
+        sq_cpu: Some(test_cpus.disturbed),
+        app_cpu: Some(test_cpus.tool),
         urgent: true,
         ..Plan::default()
     };
@@ -236,7 +236,7 @@ fn with_competitors<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     thread::scope(|scope| {
         for _ in 0..2 {
             thread::Builder::new().name("test-hog".to_owned()).spawn_scoped(scope, || {
-                stay_on(cpu).expect("a thread may go to a CPU");
+                pin_to(cpu).expect("a thread may go to a CPU");
                 while !over.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
@@ -250,11 +250,11 @@ fn with_competitors<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
 
 #[test]
 fn starved_share_matches_schedstat() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
-    let plan = Plan { duty: 0.05, sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..Plan::default() };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let plan = Plan { duty: 0.05, sq_cpu: Some(test_cpus.disturbed), app_cpu: Some(test_cpus.tool), ..Plan::default() };
     for backend in ["bpf", "fdinfo"] {
         let load = Load::start(&plan)?;
-        with_competitors(places.disturbed, || {
+        with_competitors(test_cpus.disturbed, || {
             in_rounds(|| {
                 let mut source = start(&options(backend))?;
                 let before_ns = waited_ns(load.tid())?;
@@ -282,16 +282,16 @@ fn starved_share_matches_schedstat() -> Result<()> {
 
 #[test]
 fn run_queue_waits_are_explained() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     if is_emulated() {
         println!("skipped: an emulated CPU is late all the time");
         return Ok(());
     }
-    let plan = Plan { duty: 0.05, sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..Plan::default() };
+    let plan = Plan { duty: 0.05, sq_cpu: Some(test_cpus.disturbed), app_cpu: Some(test_cpus.tool), ..Plan::default() };
     let load = Load::start(&plan)?;
     let mut source = start(&SqpollOptions { explain_over_ns: Some(1_000_000), ..options("bpf") })?;
     let mut late = Vec::new();
-    with_competitors(places.disturbed, || {
+    with_competitors(test_cpus.disturbed, || {
         thread::sleep(2 * INTERVAL);
         source.drain_late(Duration::ZERO, &mut |event| late.push(event))
     })?;

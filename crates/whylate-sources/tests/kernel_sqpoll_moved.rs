@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use kernel::chance::in_rounds;
-use kernel::late::{Cpus, stay_on};
+use kernel::late::{TestCpus, pin_to};
 use kernel::trace::{Trace, TraceLine};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
@@ -30,7 +30,7 @@ const MAX_ERROR: f64 = 0.03;
 
 #[test]
 fn delayed_dequeue_does_not_count_as_starved() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let plan = Plan { duty: 0.2, period: Duration::from_millis(50), idle_ms: 1, ..Plan::default() };
     let options = SqpollOptions {
         backend: Some("bpf".to_owned()),
@@ -41,7 +41,7 @@ fn delayed_dequeue_does_not_count_as_starved() -> Result<()> {
     in_rounds(|| {
         let mut source = patching(|| options.start(&Session::of_one()))?;
         let load = Load::start(&plan)?;
-        let outcome = while_migrated(load.tid(), places, || {
+        let outcome = while_migrated(load.tid(), test_cpus, || {
             let trace = Trace::record(&["sched/sched_switch", "sched/sched_waking"])?;
             source.snapshot()?;
             let (began_ns, before_ns) = (monotonic_ns(), run_delay_ns(load.tid())?);
@@ -105,12 +105,12 @@ fn is_asleep(tid: u32) -> bool {
 }
 
 /// Runs `act` while one CPU is busy, and the thread is migrated between two CPUs each time it sleeps.
-fn while_migrated<T>(tid: u32, places: Cpus, act: impl FnOnce() -> Result<T>) -> Result<T> {
+fn while_migrated<T>(tid: u32, test_cpus: TestCpus, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = &AtomicBool::new(false);
-    let cpus = [places.tool, places.disturbed];
+    let cpus = [test_cpus.tool, test_cpus.disturbed];
     thread::scope(|scope| {
         thread::Builder::new().name("test-hog".to_owned()).spawn_scoped(scope, move || {
-            stay_on(places.disturbed).expect("a thread may go to a CPU");
+            pin_to(test_cpus.disturbed).expect("a thread may go to a CPU");
             while !over.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }

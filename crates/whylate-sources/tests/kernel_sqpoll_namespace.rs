@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use kernel::late::{Cpus, stay_on};
+use kernel::late::{TestCpus, pin_to};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use whylate_model::Series;
@@ -127,14 +127,14 @@ fn ids_inside_a_namespace() -> Result<()> {
 
 /// Checks that threads on the CPU during waits have TIDs of the namespace too.
 fn causes_have_namespace_tids(own: u32) -> Result<()> {
-    let Some(places) = Cpus::find() else { return Ok(()) };
-    let plan = Plan { sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..plan() };
+    let Some(test_cpus) = TestCpus::find() else { return Ok(()) };
+    let plan = Plan { sq_cpu: Some(test_cpus.disturbed), app_cpu: Some(test_cpus.tool), ..plan() };
     let load = Load::start(&plan)?;
     let mut source = patching(|| {
         SqpollOptions { explain_over_ns: Some(1_000_000), ..options("bpf", Some(own)) }.start(&Session::of_one())
     })?;
     let hog = thread::spawn(move || -> Result<u32> {
-        stay_on(places.disturbed)?;
+        pin_to(test_cpus.disturbed)?;
         // Other threads may be busy there as well, and only the main causes are named.
         rustix::process::setpriority_process(None, -15)?;
         let began = std::time::Instant::now();

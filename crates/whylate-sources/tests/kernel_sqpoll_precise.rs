@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use kernel::chance::in_rounds;
 use kernel::functions::{Calls, FunctionTrace};
-use kernel::late::Cpus;
+use kernel::late::TestCpus;
 use kernel::paced::Paced;
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
@@ -48,7 +48,7 @@ fn intervals() -> Result<usize> {
 /// difference, neither order can hide an error of the tool.
 #[test]
 fn precise_work_share_matches_function_graph() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let options = SqpollOptions {
         backend: Some("bpf".to_owned()),
         threads: Threads::of(std::process::id()),
@@ -76,7 +76,7 @@ fn precise_work_share_matches_function_graph() -> Result<()> {
                 source => source?,
             };
             ensure!(source.way() == "functions", "work is measured by {}", source.way());
-            let outcome = measure(duty, places, &mut source, &trace);
+            let outcome = measure(duty, test_cpus, &mut source, &trace);
             // After the load has ended, as detaching would wait for a thread that spins.
             patching(|| drop(source));
             drop(trace);
@@ -89,8 +89,8 @@ fn precise_work_share_matches_function_graph() -> Result<()> {
     Ok(())
 }
 
-fn measure(duty: f64, places: Cpus, source: &mut AttachedSqpoll, trace: &FunctionTrace) -> Result<()> {
-    let (load, short_ns) = load_of(duty, places, trace)?;
+fn measure(duty: f64, test_cpus: TestCpus, source: &mut AttachedSqpoll, trace: &FunctionTrace) -> Result<()> {
+    let (load, short_ns) = load_of(duty, test_cpus, trace)?;
     let (intervals, tid) = (intervals()?, load.tid());
     trace.take(tid)?;
     // Calls across the start or the end of the trace are not in it.
@@ -106,12 +106,12 @@ fn measure(duty: f64, places: Cpus, source: &mut AttachedSqpoll, trace: &Functio
 
 /// Starts a load with a thread that is in the functions for that share of the time; also returns the duration of a call
 /// without work.
-fn load_of(duty: f64, places: Cpus, trace: &FunctionTrace) -> Result<(Paced, u64)> {
+fn load_of(duty: f64, test_cpus: TestCpus, trace: &FunctionTrace) -> Result<(Paced, u64)> {
     let period = period_of(duty);
     let mut requests = 5;
     let mut short_ns = None;
     for attempt in 1.. {
-        let load = Paced::start(requests, period, places.tool, places.disturbed)?;
+        let load = Paced::start(requests, period, test_cpus.tool, test_cpus.disturbed)?;
         thread::sleep(INTERVAL / 4);
         trace.take(load.tid())?;
         let began_ns = monotonic_ns();

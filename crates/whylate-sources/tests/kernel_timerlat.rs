@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use kernel::chance::{Unjudged, by_chance, exactly_unless_emulated, in_rounds};
 use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
-use kernel::late::{Cpus, blamed_ns, common_ns, stay_on};
+use kernel::late::{TestCpus, blamed_ns, common_ns, pin_to};
 use kernel::session::append;
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
@@ -62,21 +62,21 @@ fn of_cpu(snapshot: &Snapshot, cpu: u32) -> &Series {
 
 #[test]
 fn activations_and_missed_periods_add_up() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     for way in ways() {
         // An emulated CPU takes long to start and to stop.
         let periods_ns = if is_emulated() && way.threads != Threads::Any { &[MS_NS][..] } else { &[MS_NS, 5 * MS_NS] };
         for &period_ns in periods_ns {
-            exactly_unless_emulated(|| measures_its_schedule(places, period_ns, &way))?;
+            exactly_unless_emulated(|| measures_its_schedule(test_cpus, period_ns, &way))?;
         }
     }
     Ok(())
 }
 
-fn measures_its_schedule(places: Cpus, period_ns: u64, way: &TimerlatOptions) -> Result<()> {
-    let cpus = vec![places.tool, places.disturbed];
+fn measures_its_schedule(test_cpus: TestCpus, period_ns: u64, way: &TimerlatOptions) -> Result<()> {
+    let cpus = vec![test_cpus.tool, test_cpus.disturbed];
     let mut source = start(&TimerlatOptions { period_ns, cpus, ..way.clone() })?;
     println!("latency until it runs: {}", source.tells_ran());
     let mut snapshots = Vec::new();
@@ -129,23 +129,23 @@ fn keeps_its_schedule(snapshot: &Snapshot, period_ns: u64, threads: Threads) -> 
 /// enough events.
 fn explained(
     way: &TimerlatOptions,
-    places: Cpus,
+    test_cpus: TestCpus,
     over_ns: u64,
     kind: Kind,
     length_ns: u64,
 ) -> Result<(Vec<Range<u64>>, Vec<LateEvent>)> {
     let options = TimerlatOptions {
-        cpus: vec![places.disturbed],
+        cpus: vec![test_cpus.disturbed],
         explain_over_ns: Some(over_ns),
         keep_evidence: true,
         ..way.clone()
     };
-    stay_on(places.tool)?;
+    pin_to(test_cpus.tool)?;
     let every_ns = (20 * MS_NS).max(length_ns * 5 / 2);
     let mut source = start(&options)?;
     let (mut made, mut events) = (Vec::new(), Vec::new());
     let began = Instant::now();
-    let cpu = places.disturbed;
+    let cpu = test_cpus.disturbed;
     while events.len() < wanted_events() * 3 / 2 && began.elapsed() < DEADLINE {
         let over = AtomicBool::new(false);
         let round = thread::scope(|scope| {
@@ -170,14 +170,14 @@ fn explained(
 
 /// Checks that late activations are attributed to the disturbance, for each of this kernel's ways.
 fn is_blamed_by_each(kind: Kind, length_ns: u64, is_true: impl Fn(&Cause) -> bool) -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     // An emulated CPU is late by milliseconds at any time, and stops for tens of them now and then.
     let length_ns = if is_emulated() { 45 * MS_NS } else { length_ns };
     // The kind of threads makes no difference.
     for way in ways().iter().filter(|way| way.threads != Threads::Kernel) {
-        let once = || match disturbances_are_blamed(way, places, kind, length_ns, &is_true) {
+        let once = || match disturbances_are_blamed(way, test_cpus, kind, length_ns, &is_true) {
             Err(error) if is_unsupported(&error) => Ok(()),
             outcome => outcome,
         };
@@ -190,12 +190,12 @@ fn is_blamed_by_each(kind: Kind, length_ns: u64, is_true: impl Fn(&Cause) -> boo
 /// time is explained.
 fn disturbances_are_blamed(
     way: &TimerlatOptions,
-    places: Cpus,
+    test_cpus: TestCpus,
     kind: Kind,
     length_ns: u64,
     is_true: impl Fn(&Cause) -> bool,
 ) -> Result<()> {
-    let (made, events) = explained(way, places, length_ns / 2, kind, length_ns)?;
+    let (made, events) = explained(way, test_cpus, length_ns / 2, kind, length_ns)?;
     for event in &events {
         let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
         ensure!(sum == event.latency_ns, "the causes add up to {sum}: {event:?}");
@@ -238,15 +238,15 @@ fn blames_softirq() -> Result<()> {
 /// Without disturbances an activation can only wait for idle exit, or for the hypervisor.
 #[test]
 fn idle_cpu_is_late_by_idle_exit() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     if is_emulated() {
         println!("skipped: an emulated CPU is late all the time");
         return Ok(());
     }
-    stay_on(places.tool)?;
-    in_rounds(|| idle_exit_is_blamed(places).and_then(|()| busy_cpu_has_no_idle_exit(places)))
+    pin_to(test_cpus.tool)?;
+    in_rounds(|| idle_exit_is_blamed(test_cpus).and_then(|()| busy_cpu_has_no_idle_exit(test_cpus)))
 }
 
 /// Minimum idle share of the time.
@@ -272,21 +272,21 @@ fn explaining(cpu: u32, over_ns: u64) -> TimerlatOptions {
 
 /// Checks that late activations on an idle CPU are due to idle exit, apart from the timer's own interrupt and other
 /// threads.
-fn idle_exit_is_blamed(places: Cpus) -> Result<()> {
-    let mut source = start(&TimerlatOptions { cpus: vec![places.disturbed], ..TimerlatOptions::default() })?;
+fn idle_exit_is_blamed(test_cpus: TestCpus) -> Result<()> {
+    let mut source = start(&TimerlatOptions { cpus: vec![test_cpus.disturbed], ..TimerlatOptions::default() })?;
     thread::sleep(Duration::from_secs(1));
     let usual = source.snapshot()?.total("thread");
     patching(|| drop(source));
     // The later half, as far as the two runs are alike.
     let over_ns = usual.quantile_ns(0.5);
-    let (before, began) = (idle_s(places.disturbed)?, Instant::now());
-    let mut source = start(&explaining(places.disturbed, over_ns))?;
+    let (before, began) = (idle_s(test_cpus.disturbed)?, Instant::now());
+    let mut source = start(&explaining(test_cpus.disturbed, over_ns))?;
     let mut events = Vec::new();
     while events.len() < wanted_events() && began.elapsed() < DEADLINE {
         source.drain_late(Duration::from_millis(50), &mut |event| events.push(event))?;
     }
     patching(|| drop(source));
-    let idle = (idle_s(places.disturbed)? - before) / began.elapsed().as_secs_f64();
+    let idle = (idle_s(test_cpus.disturbed)? - before) / began.elapsed().as_secs_f64();
 
     // The host delays the interrupt within its own function too, which says nothing about idle.
     let is_its_timer = |cause: &&Cause| is(cause, CauseKind::Irq, "local_timer");
@@ -299,11 +299,11 @@ fn idle_exit_is_blamed(places: Cpus) -> Result<()> {
     println!(
         "{right} of {} over {over_ns} ns name the way out of idle, {others} other threads; CPU {} was idle for {:.1} % of the time",
         events.len(),
-        places.disturbed,
+        test_cpus.disturbed,
         idle * 100.0
     );
     if idle < IDLE {
-        let others = format!("others have CPU {} for {:.1} % of the time", places.disturbed, (1.0 - idle) * 100.0);
+        let others = format!("others have CPU {} for {:.1} % of the time", test_cpus.disturbed, (1.0 - idle) * 100.0);
         return Err(Unjudged(others).into());
     }
     ensure!(events.len() >= wanted_events(), "only {} were over {over_ns} ns", events.len());
@@ -313,10 +313,10 @@ fn idle_exit_is_blamed(places: Cpus) -> Result<()> {
     Ok(())
 }
 
-fn busy_cpu_has_no_idle_exit(places: Cpus) -> Result<()> {
-    let mut source = start(&explaining(places.disturbed, 1))?;
+fn busy_cpu_has_no_idle_exit(test_cpus: TestCpus) -> Result<()> {
+    let mut source = start(&explaining(test_cpus.disturbed, 1))?;
     let mut events = Vec::new();
-    while_loaded(places.disturbed, || {
+    while_loaded(test_cpus.disturbed, || {
         // The load starts first.
         thread::sleep(Duration::from_millis(50));
         source.drain_late(Duration::ZERO, &mut |_| {})?;
@@ -332,23 +332,23 @@ fn busy_cpu_has_no_idle_exit(places: Cpus) -> Result<()> {
 
 #[test]
 fn threshold_stops_measurement_on_every_cpu() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     // An emulated CPU may stop for milliseconds between the readings that send an activation and stop the measurement.
     for way in ways() {
-        exactly_unless_emulated(|| stops_and_goes_on(places, &way))?;
+        exactly_unless_emulated(|| stops_and_goes_on(test_cpus, &way))?;
     }
     Ok(())
 }
 
-fn stops_and_goes_on(places: Cpus, way: &TimerlatOptions) -> Result<()> {
-    let cpus = vec![places.tool, places.disturbed];
+fn stops_and_goes_on(test_cpus: TestCpus, way: &TimerlatOptions) -> Result<()> {
+    let cpus = vec![test_cpus.tool, test_cpus.disturbed];
     let stop = Stop { irq_ns: None, thread_ns: Some(2 * MS_NS) };
     let options = TimerlatOptions { cpus, stop, explain_over_ns: stop.thread_ns, keep_evidence: true, ..way.clone() };
     let mut source = start(&options)?;
     let hog = Kind::Hog(HogPolicy::Fifo(98));
-    disturb(hog, places.disturbed, 10 * MS_NS, 3, 20 * MS_NS)?;
+    disturb(hog, test_cpus.disturbed, 10 * MS_NS, 3, 20 * MS_NS)?;
     let (began, mut hit) = (Instant::now(), false);
     let mut is_over = false;
     while !is_over {
@@ -381,13 +381,13 @@ fn stops_and_goes_on(places: Cpus, way: &TimerlatOptions) -> Result<()> {
 
 #[test]
 fn worst_includes_the_maximum() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     // The kind of threads makes no difference.
     for way in ways().iter().filter(|way| way.threads != Threads::Kernel) {
         // On a slow machine, late events may not fit into the buffer, which is counted.
-        in_rounds(|| finds_the_worst(places.disturbed, way))?;
+        in_rounds(|| finds_the_worst(test_cpus.disturbed, way))?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use kernel::chance::{by_chance, in_rounds};
 use kernel::disturb::{disturb, is, is_unsupported};
-use kernel::late::{Cpus, blamed_ns, common_ns, stay_on};
+use kernel::late::{TestCpus, blamed_ns, common_ns, pin_to};
 use kernel::turn::turn_to_measure;
 use kernel::{WRONG_BY_CHANCE, is_emulated, wanted_events};
 use whylate_model::blame::Evidence;
@@ -36,14 +36,14 @@ const MAKES_ITEMS: &str = "/proc/sys/vm/stat_refresh";
 type Sources = Vec<(&'static str, Measuring)>;
 
 /// Attaches every source, to explain what is late on the disturbed CPU.
-fn attach(places: Cpus, session: &Session) -> Result<Sources> {
+fn attach(test_cpus: TestCpus, session: &Session) -> Result<Sources> {
     let mut every = sources();
     for source in &mut every {
         // Not as coarse as an overview on a machine with expensive timers, and only where it is disturbed.
         if source.info().card.name == IRQSOFF.name {
             *source = Box::new(IrqsoffOptions { period_ns: Some(1_000_000), ..IrqsoffOptions::default() });
         } else if source.info().card.name == TIMERLAT.name {
-            let (backend, cpus) = (Some("bpf".to_owned()), vec![places.disturbed]);
+            let (backend, cpus) = (Some("bpf".to_owned()), vec![test_cpus.disturbed]);
             *source = Box::new(TimerlatOptions { backend, cpus, ..TimerlatOptions::default() });
         }
     }
@@ -69,7 +69,7 @@ fn wait_there<'scope>(scope: &'scope Scope<'scope, '_>, cpu: u32, over: &'scope 
     });
     let sleeper = thread::Builder::new().name("test-sleeper".to_owned());
     let sleeper = sleeper.spawn_scoped(scope, move || {
-        stay_on(cpu).expect("a thread may be pinned");
+        pin_to(cpu).expect("a thread may be pinned");
         while !over.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_micros(300));
         }
@@ -109,27 +109,32 @@ fn has_enough(late: &BTreeMap<&'static str, Vec<LateEvent>>, made: &[Range<u64>]
 }
 
 /// Returns, by source, what was late on the disturbed CPU mostly by a disturbance, once each of `touched` has enough.
-fn late_because(kind: Kind, places: Cpus, touched: &[&'static str]) -> Result<BTreeMap<&'static str, Vec<LateEvent>>> {
-    stay_on(places.tool)?;
+fn late_because(
+    kind: Kind,
+    test_cpus: TestCpus,
+    touched: &[&'static str],
+) -> Result<BTreeMap<&'static str, Vec<LateEvent>>> {
+    pin_to(test_cpus.tool)?;
     let session = Session::of_several();
-    let mut sources = attach(places, &session)?;
+    let mut sources = attach(test_cpus, &session)?;
     // The submission thread spins, which is a load for all that wait there.
-    let load = Load::start(&Plan { sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..Plan::default() })?;
+    let load =
+        Load::start(&Plan { sq_cpu: Some(test_cpus.disturbed), app_cpu: Some(test_cpus.tool), ..Plan::default() })?;
     let over = AtomicBool::new(false);
     let mut late: BTreeMap<&'static str, Vec<LateEvent>> = BTreeMap::new();
     let mut made = Vec::new();
     let outcome = thread::scope(|scope| {
         let _ended = Ended(&over);
-        wait_there(scope, places.disturbed, &over);
+        wait_there(scope, test_cpus.disturbed, &over);
         let began = Instant::now();
         let mut outcome = Ok(());
         while outcome.is_ok() && !has_enough(&late, &made, touched) && began.elapsed() < DEADLINE {
-            let round = scope.spawn(|| disturb(kind, places.disturbed, LENGTH_NS, TIMES, 3 * LENGTH_NS));
+            let round = scope.spawn(|| disturb(kind, test_cpus.disturbed, LENGTH_NS, TIMES, 3 * LENGTH_NS));
             while !round.is_finished() {
-                drain(&mut sources, places, &mut late)?;
+                drain(&mut sources, test_cpus, &mut late)?;
                 thread::sleep(Duration::from_millis(50));
             }
-            drain(&mut sources, places, &mut late)?;
+            drain(&mut sources, test_cpus, &mut late)?;
             outcome = round.join().expect("disturbing does not panic").map(|round| made.extend(round));
         }
         outcome
@@ -146,11 +151,11 @@ fn late_because(kind: Kind, places: Cpus, touched: &[&'static str]) -> Result<BT
     Ok(late)
 }
 
-fn drain(sources: &mut Sources, places: Cpus, late: &mut BTreeMap<&'static str, Vec<LateEvent>>) -> Result<()> {
+fn drain(sources: &mut Sources, test_cpus: TestCpus, late: &mut BTreeMap<&'static str, Vec<LateEvent>>) -> Result<()> {
     for (name, source) in sources {
         let events = late.entry(name).or_default();
         source.drain_late(Duration::ZERO, &mut |event| {
-            if event.cpu == places.disturbed {
+            if event.cpu == test_cpus.disturbed {
                 assert!(!event.subject.is_empty(), "{name} does not say what was late");
                 events.push(event);
             }
@@ -161,13 +166,13 @@ fn drain(sources: &mut Sources, places: Cpus, late: &mut BTreeMap<&'static str, 
 
 /// Checks that each of these sources has enough events, names the cause in almost all, and that all use the same name.
 fn is_blamed_by(kind: Kind, touched: &[&'static str], is_true: impl Fn(&Cause) -> bool) -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     if is_emulated() {
         println!("skipped: an emulated CPU has other causes too, and each source has a test of its own there");
         return Ok(());
     }
     in_rounds(|| {
-        let late = match late_because(kind, places, touched) {
+        let late = match late_because(kind, test_cpus, touched) {
             Err(error) if is_unsupported(&error) => return Ok(()),
             late => late?,
         };

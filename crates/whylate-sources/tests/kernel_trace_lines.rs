@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use kernel::chance::{by_chance, in_rounds};
 use kernel::is_emulated;
-use kernel::late::{Cpus, stay_on};
+use kernel::late::{TestCpus, pin_to};
 use kernel::trace::{Trace, TraceLine};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
@@ -73,10 +73,10 @@ fn has(line: &TraceLine, word: &str) -> bool {
 
 #[test]
 fn timerlat_activations_are_in_the_trace() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let options = TimerlatOptions {
         backend: Some("bpf".to_owned()),
-        cpus: vec![places.disturbed],
+        cpus: vec![test_cpus.disturbed],
         period_ns: 5 * MS_NS,
         explain_over_ns: Some(1),
         keep_evidence: true,
@@ -95,7 +95,7 @@ fn timerlat_activations_are_in_the_trace() -> Result<()> {
         patching(|| drop(source));
         let lines = trace.finish_lines()?;
         let tid = seen.first().context("no activation is reported")?.2;
-        let there = |line: &TraceLine| line.cpu == places.disturbed;
+        let there = |line: &TraceLine| line.cpu == test_cpus.disturbed;
         let timers = at_us(&lines, |line| there(line) && line.event == "hrtimer_expire_entry");
         // Some machines hide switches from the idle thread. The thread's wakeup is shortly before, its next switch-out
         // shortly after.
@@ -108,17 +108,17 @@ fn timerlat_activations_are_in_the_trace() -> Result<()> {
 
 #[test]
 fn irqsoff_ticks_match_trace() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let options = IrqsoffOptions {
         backend: Some("ticks".to_owned()),
-        cpus: vec![places.disturbed],
+        cpus: vec![test_cpus.disturbed],
         period_ns: Some(if is_emulated() { 20 * MS_NS } else { MS_NS }),
         // Counts ticks that are in time too.
         timer_test: true,
         ..IrqsoffOptions::default()
     };
     in_rounds(|| {
-        stay_on(places.tool)?;
+        pin_to(test_cpus.tool)?;
         let trace = Trace::record(&["timer/hrtimer_expire_entry"])?;
         let mut source = patching(|| options.attach(&Session::of_one()))?;
         source.snapshot()?;
@@ -126,7 +126,7 @@ fn irqsoff_ticks_match_trace() -> Result<()> {
         let snapshot = source.snapshot()?;
         patching(|| drop(source));
         let is_heartbeat =
-            |line: &TraceLine| line.cpu == places.disturbed && has(line, "function=perf_swevent_hrtimer");
+            |line: &TraceLine| line.cpu == test_cpus.disturbed && has(line, "function=perf_swevent_hrtimer");
         let span_us = span_us(&snapshot);
         let traced =
             at_us(&trace.finish_lines()?, is_heartbeat).iter().filter(|at| span_us.contains(at)).count() as u64;
@@ -211,7 +211,7 @@ fn off_cpu_time_matches_trace() -> Result<()> {
     })
 }
 
-/// The other process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn sleepers_process() -> Result<()> {
     sleepers::run_if_asked()

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use kernel::chance::{by_chance, in_rounds};
 use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
-use kernel::late::{Cpus, VICTIM, Watched, blamed_ns, common_ns, evidence, span, watched};
+use kernel::late::{TestCpus, VICTIM, Watched, blamed_ns, common_ns, evidence, span, watched};
 use kernel::trace::{Event, Kind as TraceKind, Trace};
 use kernel::turn::{plan, turn, turn_to_measure};
-use kernel::urgent::be_idle_on;
+use kernel::urgent::become_idle_on;
 use kernel::{WRONG_BY_CHANCE, is_emulated, ping_pong, wanted_events};
 use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::inject::disturbance::{Kind, Policy};
@@ -46,7 +46,7 @@ fn while_switching<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let (from_second, to_first) = std::io::pipe()?;
     let over = AtomicBool::new(false);
     let ping_pong_in_pipes = |mut from: std::io::PipeReader, mut to: std::io::PipeWriter| {
-        be_idle_on(cpu)?;
+        become_idle_on(cpu)?;
         // When one ends, the other finds its pipe closed.
         while !over.load(Ordering::Relaxed) {
             if to.write_all(&[0]).and_then(|()| from.read_exact(&mut [0])).is_err() {
@@ -94,11 +94,11 @@ fn ensure_blamed(watched: &Watched<Vec<Range<u64>>>, is_true: impl Fn(&Cause) ->
 }
 
 fn disturbances_are_blamed(kind: Kind, is_true: impl Fn(&Cause) -> bool) -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
-    let cpu = places.disturbed;
-    let watched = watched(places, LATE, |seen| {
+    let cpu = test_cpus.disturbed;
+    let watched = watched(test_cpus, LATE, |seen| {
         while_loaded(cpu, || rounds(seen, wanted_events(), || disturb(kind, cpu, LENGTH_NS, TIMES, 3 * LENGTH_NS)))
     });
     match watched {
@@ -118,12 +118,12 @@ fn blames_interrupts_off_with_enabling_stack() -> Result<()> {
 
 #[test]
 fn blames_interrupts_off_on_constantly_switching_cpu() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
-    let cpu = places.disturbed;
+    let cpu = test_cpus.disturbed;
     in_rounds(|| {
-        let watched = watched(places, LATE, |seen| {
+        let watched = watched(test_cpus, LATE, |seen| {
             while_switching(cpu, || {
                 // Until heartbeats pause.
                 thread::sleep(Duration::from_millis(200));
@@ -166,13 +166,13 @@ fn busy_items(cpu: u32, items: u64, at_once: u64, busy_ns: u64) -> Result<Vec<()
 
 #[test]
 fn blames_busy_work_item() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn(), TestCpus::find()) else {
         return Ok(());
     };
-    let cpu = places.disturbed;
+    let cpu = test_cpus.disturbed;
     in_rounds(|| {
         let trace = Trace::start()?;
-        let watched = watched(places, LATE, |seen| {
+        let watched = watched(test_cpus, LATE, |seen| {
             while_loaded(cpu, || rounds(seen, wanted_events(), || busy_items(cpu, TIMES, 4, LENGTH_NS)))
         })?;
         let _: &Vec<()> = &watched.outcome;
@@ -188,12 +188,12 @@ fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) ->
         println!("skipped: an emulated CPU stops at any time");
         return Ok(());
     }
-    let (Some(_turn), Some(places)) = (turn(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn(), TestCpus::find()) else {
         return Ok(());
     };
-    let cpu = places.disturbed;
+    let cpu = test_cpus.disturbed;
     let trace = Trace::start()?;
-    let watched = watched(places, Duration::from_millis(3), |seen| {
+    let watched = watched(test_cpus, Duration::from_millis(3), |seen| {
         rounds(seen, 2 * wanted_events(), || {
             thread::scope(|scope| {
                 let items = scope.spawn(|| busy_items(cpu, 100, 1, 5_000_000));
@@ -259,11 +259,12 @@ fn span_of_play() -> Duration {
 
 #[test]
 fn merges_100k_switches_per_second_within_each_event() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     let began = Instant::now();
-    let watched = watched(places, Duration::from_millis(4), |_| ping_pong::play(places.disturbed, span_of_play()))?;
+    let watched =
+        watched(test_cpus, Duration::from_millis(4), |_| ping_pong::play(test_cpus.disturbed, span_of_play()))?;
     let rate = watched.outcome.switches / began.elapsed().as_secs().max(1);
     println!("{rate} switches a second, {} late events, lost: {:?}", watched.events.len(), watched.snapshot.lost);
     let (mut explained_ns, mut true_ns, mut merged) = (0, 0, 0);

@@ -65,7 +65,7 @@ hotplug() {
             expect 0 "$backend: a CPU goes and comes back"
             [ "$(grep -c '^{' out)" = 14 ] || wrong "$backend: not a line a second"
             # Seconds of latency.
-            grep -qE '"latency_ns":[2-9][0-9]{9}|"latency_ns":[0-9]{11}' out && wrong "$backend: a CPU that was gone is told as a section"
+            grep -qE '"latency_ns":[2-9][0-9]{9}|"latency_ns":[0-9]{11}' out && wrong "$backend: a CPU that was gone is reported as a section"
             # An emulated CPU that stops may hide delays from the tracer, but not each time.
             grep -q '"task":"irq_test:' out && break
         done

@@ -337,7 +337,7 @@ impl<'a> Machine<'a> {
         }
         let stuck_in = stuck_cpu_part(&console).map(|part| part.unwrap_or_default().to_owned());
         if !is_fault && records.is_empty() && stuck_in.is_some() {
-            println!("{}: another try: a CPU did not get on before any part had begun", self.kernel);
+            println!("{}: another try: a CPU did not get on before any part had started", self.kernel);
             self.faults += 1;
             ensure!(self.faults <= MAX_FAULTS, "no part begins");
             return Ok(Boot { records, interrupted, is_fault: true, stuck_in });
@@ -348,7 +348,7 @@ impl<'a> Machine<'a> {
         if status == NO_ANSWER && !is_fault && stuck_in.is_none() && !may_end {
             bail!("the kernel {} ends in {interrupted:?}\n{console}", self.kernel);
         }
-        ensure!(is_fault || !records.is_empty(), "no part has begun on {}: status {status}\n{console}", self.kernel);
+        ensure!(is_fault || !records.is_empty(), "no part has started on {}: status {status}\n{console}", self.kernel);
         Ok(Boot { records, interrupted, is_fault, stuck_in })
     }
 }

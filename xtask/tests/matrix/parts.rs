@@ -249,7 +249,7 @@ fn all_sources_measure(said: &str) -> Result<()> {
     let list = |name: &str| overview[name].as_array().cloned().unwrap_or_default();
     let names = |of: &[Value]| of.iter().filter_map(|of| of["source"].as_str().map(str::to_owned)).collect::<Vec<_>>();
     let (measured, unmeasured) = (names(&list("sources")), names(&list("unmeasured")));
-    println!("{measured:?}, not measured: {:?}, weaker: {:?}", list("unmeasured"), list("weaker"));
+    println!("{measured:?}, not measured: {:?}, limitations: {:?}", list("unmeasured"), list("weaker"));
     for source in ["wq", "irqsoff", "offcpu", "timerlat"] {
         ensure!(measured.iter().any(|name| name == source), "{source} does not measure");
     }
@@ -368,7 +368,7 @@ fn timerlat_keeps_its_schedule(said: &str, expected: &Expected) -> Result<()> {
     }
     // Only where programs may be at the exit of a function; the tracer's own samples are always taken there.
     let tells_ran = !said.contains("latency until it runs: false");
-    ensure!(tells_ran, "a thread's latency ends when it has the CPU");
+    ensure!(tells_ran, "a thread's latency does not end when it runs");
     // Emulated CPUs are never idle and in time; and disturbances are compared however often they stop.
     let disturbances =
         expected.cannot_disturb.iter().copied().filter(|reason| [NO_IRQS_OFF, NO_TIMER].contains(reason));

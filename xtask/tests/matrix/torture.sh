@@ -61,7 +61,7 @@ each() {
         times=$((times + 1))
         wait_for_its_end
         [ $status = 0 ] || wrong "$what: status $status"
-        grep -q '^{' out || wrong "$what: it told nothing"
+        grep -q '^{' out || wrong "$what: it printed nothing"
         if grep -q panicked err; then
             wrong "$what: it panicked"
             panics=$((panics + 1))
@@ -73,7 +73,7 @@ each() {
         # Seconds of latency: nothing here is that late except what was offline or asleep, or what waits for an emulated
         # CPU's work.
         late=$(grep -oE '"latency_ns":([4-9][0-9]{9}|[0-9]{11})[^{}]*([{]"kind":"[a-z_]*"|[}])' out | grep -v '"running"$' | cut -c 1-300)
-        [ -z "$late" ] || wrong "$what: what was away is told as late: $late"
+        [ -z "$late" ] || wrong "$what: what was away is reported as late: $late"
         echo "$what: $(grep -oE '"(latency_ns|max_ns)":[0-9]+' out | grep -oE '[0-9]+' | sort -n | tail -n 1) ns at most"
     done
 }

@@ -10,7 +10,7 @@ use whylate_model::{Cause, CauseKind};
 use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{self, Kind};
 
-use super::late::stay_on;
+use super::late::pin_to;
 
 /// Disturbs a CPU; returns the span of each disturbance on CLOCK_MONOTONIC.
 pub fn disturb(kind: Kind, cpu: u32, length_ns: u64, times: u64, every_ns: u64) -> Result<Vec<Range<u64>>> {
@@ -35,7 +35,7 @@ pub fn while_loaded<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let load = thread::Builder::new().name("test-load".to_owned()).spawn_scoped(scope, || {
-            stay_on(cpu)?;
+            pin_to(cpu)?;
             rustix::process::setpriority_process(None, 10)?;
             while !over.load(Ordering::Relaxed) {
                 std::hint::spin_loop();

@@ -22,20 +22,20 @@ const MAKES_VICTIMS: &str = "/proc/sys/vm/stat_refresh";
 
 /// The CPU of the tool and the observers, and the disturbed one.
 #[derive(Clone, Copy)]
-pub struct Cpus {
+pub struct TestCpus {
     pub tool: u32,
     pub disturbed: u32,
 }
 
-impl Cpus {
+impl TestCpus {
     /// Returns `None`, and prints why, on a machine with a single CPU.
-    pub fn find() -> Option<Cpus> {
+    pub fn find() -> Option<TestCpus> {
         // Read once, as the measuring thread is pinned from then on and the test may run again.
         static USABLE: OnceLock<CpuSet> = OnceLock::new();
         let usable = USABLE.get_or_init(|| sched_getaffinity(None).expect("the affinity is readable"));
         let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| usable.is_set(cpu)).map(|cpu| cpu as u32);
         match (cpus.next(), cpus.next_back()) {
-            (Some(tool), Some(disturbed)) => Some(Cpus { tool, disturbed }),
+            (Some(tool), Some(disturbed)) => Some(TestCpus { tool, disturbed }),
             _ => {
                 println!("skipped: this needs two CPUs");
                 None
@@ -44,7 +44,7 @@ impl Cpus {
     }
 }
 
-pub fn stay_on(cpu: u32) -> Result<()> {
+pub fn pin_to(cpu: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu as usize);
     Ok(sched_setaffinity(None, &set)?)
@@ -60,7 +60,7 @@ pub struct Watched<T> {
 /// Explains all items that wait longer than `explain_over` on the disturbed CPU, while items keep being queued there
 /// from the other CPU. `act` gets the number of late items so far.
 pub fn watched<T: Send>(
-    places: Cpus,
+    test_cpus: TestCpus,
     explain_over: Duration,
     act: impl FnOnce(&AtomicUsize) -> Result<T> + Send,
 ) -> Result<Watched<T>> {
@@ -70,7 +70,7 @@ pub fn watched<T: Send>(
         phases: true,
         ..WqOptions::default()
     };
-    stay_on(places.tool)?;
+    pin_to(test_cpus.tool)?;
     let mut source = patching(|| options.attach(&Session::of_one()))?;
     let mut events = Vec::new();
     let seen = AtomicUsize::new(0);
@@ -86,7 +86,7 @@ pub fn watched<T: Send>(
         let act = scope.spawn(|| act(&seen));
         let mut drain = |wait| {
             source.drain_late(wait, &mut |event| {
-                if event.cpu == places.disturbed {
+                if event.cpu == test_cpus.disturbed {
                     seen.fetch_add(usize::from(event.labels["handler"] == VICTIM), Ordering::Relaxed);
                     events.push(event);
                 }

@@ -59,7 +59,7 @@ pub fn wanted_events() -> usize {
 pub const WRONG_BY_CHANCE: f64 = 0.02;
 
 /// Returns the difference that has to be small: the largest, or the median on an emulator.
-pub fn judged(mut differences_ns: Vec<u64>) -> u64 {
+pub fn largest_or_median(mut differences_ns: Vec<u64>) -> u64 {
     differences_ns.sort_unstable();
     let index = if is_emulated() { differences_ns.len() / 2 } else { differences_ns.len().saturating_sub(1) };
     differences_ns.get(index).copied().unwrap_or(0)

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use io_uring::{IoUring, opcode, types};
 
-use super::late::stay_on;
+use super::late::pin_to;
 
 /// Read non-blocking, so that the submission thread carries out the request at once instead of passing it to a worker.
 const RANDOM: &str = "/dev/urandom";
@@ -43,7 +43,7 @@ impl Paced {
         let over = Arc::new(AtomicBool::new(false));
         let is_over = Arc::clone(&over);
         let thread = thread::Builder::new().name("test-app".to_owned()).spawn(move || {
-            stay_on(app_cpu)?;
+            pin_to(app_cpu)?;
             submit(&mut ring, requests, period, &is_over)
         })?;
         Ok(Paced { over, thread: Some(thread), tid })

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use whylate_sources::clock::monotonic_ns;
 
-use super::urgent::be_urgent_on;
+use super::urgent::become_fifo_on;
 
 /// Length and period of bursts: other threads need their share.
 const BURST: Duration = Duration::from_millis(6);
@@ -39,7 +39,7 @@ pub fn play(cpu: u32, time: Duration) -> Result<Played> {
 }
 
 fn ask(cpu: u32, time: Duration, mut from: PipeReader, mut to: PipeWriter) -> Result<Played> {
-    be_urgent_on(cpu, PRIORITY)?;
+    become_fifo_on(cpu, PRIORITY)?;
     let began = Instant::now();
     let mut played = Played { switches: 0, bursts: Vec::new() };
     while began.elapsed() < time {
@@ -57,7 +57,7 @@ fn ask(cpu: u32, time: Duration, mut from: PipeReader, mut to: PipeWriter) -> Re
 }
 
 fn answer(cpu: u32, mut from: PipeReader, mut to: PipeWriter) -> Result<()> {
-    be_urgent_on(cpu, PRIORITY)?;
+    become_fifo_on(cpu, PRIORITY)?;
     while from.read(&mut [0])? == 1 {
         // The other one may have ended.
         let _ = to.write_all(&[1]);

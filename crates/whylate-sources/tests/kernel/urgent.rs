@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use super::is_emulated;
-use super::late::stay_on;
+use super::late::pin_to;
 
 /// Above the kernel's threads of normal priority, and below those that must always run.
 const PRIORITY: i32 = 90;
@@ -19,14 +19,14 @@ const PRIORITY: i32 = 90;
 const AT_MOST: Duration = Duration::from_secs(2);
 
 /// Pins the calling thread to this CPU as SCHED_FIFO.
-pub fn be_urgent_on(cpu: u32, priority: i32) -> Result<()> {
-    stay_on(cpu)?;
+pub fn become_fifo_on(cpu: u32, priority: i32) -> Result<()> {
+    pin_to(cpu)?;
     schedule_as(libc::SCHED_FIFO, priority).context("cannot become a real-time thread")
 }
 
 /// Pins the calling thread to this CPU as SCHED_IDLE.
-pub fn be_idle_on(cpu: u32) -> Result<()> {
-    stay_on(cpu)?;
+pub fn become_idle_on(cpu: u32) -> Result<()> {
+    pin_to(cpu)?;
     schedule_as(libc::SCHED_IDLE, 0).context("cannot give way to other threads")
 }
 
@@ -49,7 +49,7 @@ pub fn patching<T>(patch: impl FnOnce() -> T) -> T {
     }
     let before = sched_getaffinity(None).expect("the affinity is readable");
     let here = sched_getcpu();
-    stay_on(here as u32).expect("a thread may stay where it is");
+    pin_to(here as u32).expect("a thread may stay where it is");
     let (over, ready) = (AtomicBool::new(false), AtomicUsize::new(0));
     let others: Vec<u32> =
         (0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu) && cpu != here).map(|cpu| cpu as u32).collect();
@@ -57,7 +57,7 @@ pub fn patching<T>(patch: impl FnOnce() -> T) -> T {
         for &cpu in &others {
             let (over, ready) = (&over, &ready);
             scope.spawn(move || {
-                be_urgent_on(cpu, PRIORITY).expect("root may have real-time threads");
+                become_fifo_on(cpu, PRIORITY).expect("root may have real-time threads");
                 ready.fetch_add(1, Ordering::Relaxed);
                 let began = Instant::now();
                 while !over.load(Ordering::Relaxed) && began.elapsed() < AT_MOST {

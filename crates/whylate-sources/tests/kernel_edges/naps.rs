@@ -30,7 +30,7 @@ const WORK: Duration = Duration::from_millis(3);
 /// Maximum share of waits that end by another waker than the intended one: others take locks, or send signals.
 const MAX_OTHER_WAKERS: f64 = 0.02;
 
-/// What a thread waited in a span of time.
+/// Waits of a thread in a span of time.
 #[derive(Debug)]
 struct Waited {
     tid: u32,

@@ -188,7 +188,7 @@ fn cgroup_freeze_names_process_that_thawed_it() -> Result<()> {
 
 const NAPS: &str = "WHYLATE_NAPS";
 
-/// The process of the test below: a thread naps for 5 ms at a time.
+/// Runs in the process of the test below: a thread naps for 5 ms at a time.
 #[test]
 fn naps_process() {
     if std::env::var_os(NAPS).is_none() {

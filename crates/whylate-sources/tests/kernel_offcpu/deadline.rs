@@ -53,7 +53,7 @@ fn become_deadline_thread() -> std::io::Result<()> {
     if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Not a test by itself: the process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn deadline_process() {
     let Ok(kind) = std::env::var(KIND) else { return };

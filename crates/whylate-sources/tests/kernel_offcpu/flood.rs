@@ -9,7 +9,7 @@ use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Attached, Measuring, Session, Source as _, Threads};
 
 use crate::kernel::chance::in_rounds;
-use crate::kernel::late::Cpus;
+use crate::kernel::late::TestCpus;
 use crate::kernel::ping_pong;
 use crate::kernel::turn::turn_to_measure;
 
@@ -22,10 +22,10 @@ const MAX_PER_SECOND: u64 = 250_000 / 64;
 
 /// Starts a process with threads that switch to each other on one CPU once its input ends: each wait for that CPU
 /// counts as late.
-fn start(places: Cpus) -> Result<(Child, Measuring<dyn Attached>)> {
+fn start(test_cpus: TestCpus) -> Result<(Child, Measuring<dyn Attached>)> {
     let process = Command::new(std::env::current_exe()?)
         .args(["--exact", "flood::flooding_process", "--nocapture", "--test-threads=1"])
-        .env(FLOODS, places.disturbed.to_string())
+        .env(FLOODS, test_cpus.disturbed.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
@@ -41,8 +41,8 @@ fn switches_of(process: Child) -> Result<u64> {
     Ok(switches.context("the process has ended early")??)
 }
 
-fn flood(places: Cpus) -> Result<()> {
-    let (mut process, mut source) = start(places)?;
+fn flood(test_cpus: TestCpus) -> Result<()> {
+    let (mut process, mut source) = start(test_cpus)?;
     // It begins when its input ends.
     drop(process.stdin.take());
     let (mut explained, mut explained_ns) = (0, 0);
@@ -70,17 +70,17 @@ fn flood(places: Cpus) -> Result<()> {
 
 #[test]
 fn late_events_beyond_budget_count_without_causes() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     if crate::is_emulated() {
         println!("skipped: an emulated CPU is too slow for a flood");
         return Ok(());
     }
-    in_rounds(|| flood(places))
+    in_rounds(|| flood(test_cpus))
 }
 
 /// Without a reader: the ring buffer is full before the budget is used up.
-fn flood_unread(places: Cpus) -> Result<()> {
-    let (mut process, mut source) = start(places)?;
+fn flood_unread(test_cpus: TestCpus) -> Result<()> {
+    let (mut process, mut source) = start(test_cpus)?;
     drop(process.stdin.take());
     let switches = switches_of(process)?;
     let snapshot = source.snapshot()?;
@@ -101,15 +101,15 @@ fn flood_unread(places: Cpus) -> Result<()> {
 
 #[test]
 fn late_events_without_room_cost_no_budget() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     if crate::is_emulated() {
         println!("skipped: an emulated CPU is too slow for a flood");
         return Ok(());
     }
-    in_rounds(|| flood_unread(places))
+    in_rounds(|| flood_unread(test_cpus))
 }
 
-/// Not a test by itself: the process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn flooding_process() -> Result<()> {
     let Ok(cpu) = std::env::var(FLOODS) else { return Ok(()) };

@@ -14,9 +14,9 @@ use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
 
 use crate::kernel::chance::in_rounds;
-use crate::kernel::late::{Cpus, stay_on};
+use crate::kernel::late::{TestCpus, pin_to};
 use crate::kernel::turn::turn_to_measure;
-use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::urgent::become_fifo_on;
 
 /// Environment: the CPU of the process, and the CPU of the thread that wakes it, if any.
 const CPU: &str = "WHYLATE_HALF_ASLEEP";
@@ -36,7 +36,7 @@ fn be_woken_from(cpu: u32) {
     unsafe { libc::signal(libc::SIGUSR1, do_nothing as *const () as libc::sighandler_t) };
     let (process, tid) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero().get());
     thread::spawn(move || {
-        let _ = stay_on(cpu);
+        let _ = pin_to(cpu);
         loop {
             sleep(Duration::from_millis(1));
             // SAFETY: it takes numbers only.
@@ -45,7 +45,7 @@ fn be_woken_from(cpu: u32) {
     });
 }
 
-/// Not a test by itself: the process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn half_asleep_process() {
     let cpu_of = |name| std::env::var(name).ok().and_then(|cpu| cpu.parse().ok());
@@ -68,7 +68,7 @@ fn half_asleep_process() {
     }
     let hog = thread::Builder::new().name("test-hog".to_owned());
     let spawned = hog.spawn(move || {
-        if be_urgent_on(cpu, 90).is_err() {
+        if become_fifo_on(cpu, 90).is_err() {
             std::process::exit(1);
         }
         loop {
@@ -79,7 +79,7 @@ fn half_asleep_process() {
             }
         }
     });
-    if spawned.is_err() || stay_on(cpu).is_err() {
+    if spawned.is_err() || pin_to(cpu).is_err() {
         return;
     }
     loop {
@@ -103,12 +103,12 @@ const WHOLE_NS: u64 = 4_800_000;
 
 /// Checks that most waits behind the hog are reported; with `is_woken` also that each starts when the thread is
 /// preempted, not at a later wakeup.
-fn check(places: Cpus, is_woken: bool) -> Result<()> {
+fn check(test_cpus: TestCpus, is_woken: bool) -> Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--exact", "half_asleep::half_asleep_process", "--test-threads=1"]);
-    command.env(CPU, places.disturbed.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
+    command.env(CPU, test_cpus.disturbed.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
     if is_woken {
-        command.env(WAKER, places.tool.to_string());
+        command.env(WAKER, test_cpus.tool.to_string());
     }
     let process = Running(command.spawn()?);
     let threads = Threads::of(process.0.id());
@@ -133,7 +133,7 @@ fn check(places: Cpus, is_woken: bool) -> Result<()> {
 
 #[test]
 fn thread_preempted_while_blocking_is_runnable() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
-    check(places, false)?;
-    check(places, true)
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    check(test_cpus, false)?;
+    check(test_cpus, true)
 }

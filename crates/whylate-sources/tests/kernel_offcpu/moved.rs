@@ -18,9 +18,9 @@ use whylate_sources::{Session, Source as _, Threads};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::is_emulated;
-use crate::kernel::late::{Cpus, stay_on};
+use crate::kernel::late::{TestCpus, pin_to};
 use crate::kernel::turn::turn_to_measure;
-use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::urgent::become_fifo_on;
 
 /// Environment: the CPU to which the thread is migrated, and the one from which.
 const TO: &str = "WHYLATE_MOVED_TO";
@@ -62,14 +62,14 @@ fn is_within(time_ns: u64, range: &RangeInclusive<u64>, slack_ns: u64) -> bool {
     (range.start().saturating_sub(slack_ns)..=range.end() + slack_ns).contains(&time_ns)
 }
 
-fn ensure_reported(truth: &Truth, events: &[LateEvent], places: Cpus) -> Result<()> {
+fn ensure_reported(truth: &Truth, events: &[LateEvent], test_cpus: TestCpus) -> Result<()> {
     let reported: Vec<&LateEvent> = events.iter().filter(|event| truth.is_of(event)).collect();
     let [event] = reported.as_slice() else { bail!("reported {} times", reported.len()) };
     let Some(Evidence::Runnable(seen)) = event.evidence.as_deref() else { bail!("it has no evidence") };
     let (moved_ns, from) = seen.moved.context("its migration is not reported")?;
     ensure!(is_within(seen.runnable_ns, &truth.woken, SLACK_NS), "it was woken at {}", seen.runnable_ns);
-    ensure!(is_within(moved_ns, &truth.moved, 0) && from == places.disturbed, "moved at {moved_ns} from CPU {from}");
-    ensure!(is_within(seen.running_ns, &truth.ran_ns, SLACK_NS) && event.cpu == places.tool, "ran on {}", event.cpu);
+    ensure!(is_within(moved_ns, &truth.moved, 0) && from == test_cpus.disturbed, "moved at {moved_ns} from CPU {from}");
+    ensure!(is_within(seen.running_ns, &truth.ran_ns, SLACK_NS) && event.cpu == test_cpus.tool, "ran on {}", event.cpu);
     let woken_by = event.labels.get("woken_by").map_or("", String::as_str);
     ensure!(woken_by.starts_with("test-mover:"), "it was woken by {woken_by}");
     ensure!(event.latency_ns == seen.running_ns - seen.runnable_ns, "it waited for {} ns", event.latency_ns);
@@ -90,7 +90,7 @@ fn ensure_reported(truth: &Truth, events: &[LateEvent], places: Cpus) -> Result<
 
 #[test]
 fn migrated_thread_waits_since_its_wakeup() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let options = OffcpuOptions {
         backend: Some("sample".to_owned()),
         threads: Threads { name: Some(THREAD.to_owned()), ..Threads::default() },
@@ -102,8 +102,8 @@ fn migrated_thread_waits_since_its_wakeup() -> Result<()> {
         let mut source = options.attach(&Session::of_one())?;
         let output = Command::new(std::env::current_exe()?)
             .args(["--exact", "moved::moved_process", "--nocapture", "--test-threads=1"])
-            .env(TO, places.tool.to_string())
-            .env(FROM, places.disturbed.to_string())
+            .env(TO, test_cpus.tool.to_string())
+            .env(FROM, test_cpus.disturbed.to_string())
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
             .output()?;
@@ -114,7 +114,7 @@ fn migrated_thread_waits_since_its_wakeup() -> Result<()> {
         ensure!(truths.len() == ROUNDS, "it was moved {} times", truths.len());
         let mut wrong = Vec::new();
         for truth in &truths {
-            if let Err(error) = ensure_reported(truth, &events, places) {
+            if let Err(error) = ensure_reported(truth, &events, test_cpus) {
                 println!("wrong: {error:#}: {truth:?}");
                 wrong.push(error);
             }
@@ -128,7 +128,7 @@ fn migrated_thread_waits_since_its_wakeup() -> Result<()> {
     })
 }
 
-/// The other process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn moved_process() -> Result<()> {
     let (Ok(to), Ok(from)) = (std::env::var(TO), std::env::var(FROM)) else { return Ok(()) };
@@ -160,19 +160,19 @@ struct Shared {
 
 /// Reads the clock on each wakeup, and returns to the first CPU by itself.
 fn wait_to_be_moved(from: u32, mut reader: PipeReader, shared: &Shared) {
-    stay_on(from).expect("a thread may be pinned");
+    pin_to(from).expect("a thread may be pinned");
     shared.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
     let mut byte = [0];
     while reader.read(&mut byte).is_ok_and(|read| read == 1) {
         shared.ran_ns.store(monotonic_ns(), Ordering::Release);
-        stay_on(from).expect("a thread may be pinned");
+        pin_to(from).expect("a thread may be pinned");
         shared.ran.fetch_add(1, Ordering::Release);
     }
 }
 
 /// Occupies the first CPU at real-time priority while `wanted` is set.
 fn keep_busy(cpu: u32, shared: &Shared) {
-    be_urgent_on(cpu, 50).expect("root may have real-time threads");
+    become_fifo_on(cpu, 50).expect("root may have real-time threads");
     while !shared.over.load(Ordering::Acquire) {
         while shared.wanted.load(Ordering::Acquire) {
             shared.is_busy.store(true, Ordering::Release);
@@ -211,7 +211,7 @@ fn spin_until(time_ns: u64) {
 
 /// Wakes the thread on the first CPU and migrates it to the second, while each is occupied in turn.
 fn move_it(to: u32, mut writer: PipeWriter, shared: &Shared) -> Result<()> {
-    be_urgent_on(to, 50)?;
+    become_fifo_on(to, 50)?;
     let mut cpu = CpuSet::new();
     cpu.set(to as usize);
     let each_ns = EACH.as_nanos() as u64;

@@ -17,9 +17,9 @@ use whylate_sources::{Session, Source as _};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::is_emulated;
-use crate::kernel::late::{Cpus, stay_on};
+use crate::kernel::late::{TestCpus, pin_to};
 use crate::kernel::turn::turn_to_measure;
-use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::urgent::become_fifo_on;
 
 const LATE_NS: u64 = 3_000_000;
 const PRETENDS: &str = "WHYLATE_PRETENDS";
@@ -61,21 +61,21 @@ fn until_over(over: &AtomicBool, mut act: impl FnMut() -> Result<()>) -> Result<
 
 /// Returns the late waits beside a hog: of workers for writeback and for other items, and of a process that pretends to
 /// be one.
-fn beside_a_hog(places: Cpus, file: &Path) -> Result<Vec<LateEvent>> {
-    let _unbound = UnboundOn::cpu(places.disturbed)?;
+fn beside_a_hog(test_cpus: TestCpus, file: &Path) -> Result<Vec<LateEvent>> {
+    let _unbound = UnboundOn::cpu(test_cpus.disturbed)?;
     let options = OffcpuOptions { explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
     let over = AtomicBool::new(false);
     let mut process = Command::new(std::env::current_exe()?)
         .args(["--exact", "roles::pretending_process", "--test-threads=1"])
-        .env(PRETENDS, places.disturbed.to_string())
+        .env(PRETENDS, test_cpus.disturbed.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()?;
     let mut events = Vec::new();
     thread::scope(|scope| {
         let hog = scope.spawn(|| {
-            be_urgent_on(places.disturbed, 40)?;
+            become_fifo_on(test_cpus.disturbed, 40)?;
             until_over(&over, || {
                 let began = Instant::now();
                 while began.elapsed() < SPINS {
@@ -86,7 +86,7 @@ fn beside_a_hog(places: Cpus, file: &Path) -> Result<Vec<LateEvent>> {
             })
         });
         let items = scope.spawn(|| {
-            stay_on(places.tool)?;
+            pin_to(test_cpus.tool)?;
             until_over(&over, || {
                 let _ = fs::read("/proc/sys/vm/stat_refresh");
                 thread::sleep(Duration::from_millis(5));
@@ -94,7 +94,7 @@ fn beside_a_hog(places: Cpus, file: &Path) -> Result<Vec<LateEvent>> {
             })
         });
         let writer = scope.spawn(|| {
-            stay_on(places.tool)?;
+            pin_to(test_cpus.tool)?;
             let content = vec![7_u8; DIRTY_BYTES];
             until_over(&over, || {
                 File::create(file)?.write_all(&content)?;
@@ -116,14 +116,14 @@ fn beside_a_hog(places: Cpus, file: &Path) -> Result<Vec<LateEvent>> {
 
 #[test]
 fn role_does_not_depend_on_thread_name() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     if is_emulated() {
         println!("skipped: what writes back has no disk here");
         return Ok(());
     }
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     in_rounds(|| {
-        let events = beside_a_hog(places, &directory.path().join("dirty"))?;
+        let events = beside_a_hog(test_cpus, &directory.path().join("dirty"))?;
         let label = |event: &LateEvent, name: &str| event.labels.get(name).cloned().unwrap_or_default();
         let (mut pretending, mut with_item, mut without) = (0, 0, 0);
         for event in &events {
@@ -143,11 +143,11 @@ fn role_does_not_depend_on_thread_name() -> Result<()> {
     })
 }
 
-/// Not a test by itself: the process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn pretending_process() {
     let Ok(cpu) = std::env::var(PRETENDS) else { return };
-    stay_on(cpu.parse().expect("a number")).expect("a thread may be pinned");
+    pin_to(cpu.parse().expect("a number")).expect("a thread may be pinned");
     set_name(NAME).expect("any name will do");
     loop {
         std::hint::spin_loop();

@@ -14,7 +14,7 @@ use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
 
 use crate::kernel::chance::{Unjudged, in_rounds};
-use crate::kernel::late::Cpus;
+use crate::kernel::late::TestCpus;
 use crate::kernel::turn::turn_to_measure;
 
 /// The process's quota per 100 ms: it is throttled in most periods, even on a shared CPU.
@@ -117,13 +117,13 @@ impl Drop for Spinner {
 
 #[test]
 fn throttled_wait_is_attributed_to_quota_on_busy_cpu() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
     };
-    let other = Spinner::start(places.disturbed)?;
-    let throttled = Spinner::start(places.disturbed)?;
+    let other = Spinner::start(test_cpus.disturbed)?;
+    let throttled = Spinner::start(test_cpus.disturbed)?;
     fs::write(cgroup.0.join("cgroup.procs"), throttled.0.id().to_string())?;
     let options = OffcpuOptions {
         threads: Threads::of(throttled.0.id()),
@@ -166,7 +166,7 @@ const SLEEPS: &str = "WHYLATE_SLEEPS";
 /// Long enough that the cgroup is throttled at the wakeup: only the spinner uses up the quota, and sooner.
 const ASLEEP: Duration = Duration::from_millis(35);
 
-/// Not a test by itself: the process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn sleeping_process() {
     while std::env::var_os(SLEEPS).is_some() {
@@ -176,17 +176,17 @@ fn sleeping_process() {
 
 #[test]
 fn wakeup_in_throttled_cgroup_waits_for_quota() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
     };
     // Another thread runs whenever the cgroup is throttled, so that an idle CPU gives nothing away here.
-    let innocent = Spinner::with_script("renice -n 19 $$ >/dev/null; while :; do :; done", places.disturbed)?;
-    let spinner = Spinner::start(places.disturbed)?;
+    let innocent = Spinner::with_script("renice -n 19 $$ >/dev/null; while :; do :; done", test_cpus.disturbed)?;
+    let spinner = Spinner::start(test_cpus.disturbed)?;
     let program = std::env::current_exe()?;
     let script = format!("{SLEEPS}=1 exec '{}' --exact throttled::sleeping_process >/dev/null", program.display());
-    let sleeper = Spinner::with_script(&script, places.disturbed)?;
+    let sleeper = Spinner::with_script(&script, test_cpus.disturbed)?;
     for child in [&spinner, &sleeper] {
         fs::write(cgroup.0.join("cgroup.procs"), child.0.id().to_string())?;
     }
@@ -218,7 +218,7 @@ const OF_OTHERS: f64 = 0.4;
 /// Up to 6.17 throttling applies to a cgroup's queue, with all threads that wait in it.
 #[test]
 fn queued_threads_are_throttled_with_their_cgroup() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
@@ -226,10 +226,10 @@ fn queued_threads_are_throttled_with_their_cgroup() -> Result<()> {
     // At ticks of a slow machine it overruns its quota, but by less than the next period's quota.
     cgroup.limit([20_000, 100_000])?;
     // It runs whenever the cgroup is throttled, and hardly ever else.
-    let innocent = Spinner::with_script("renice -n 19 $$ >/dev/null; while :; do :; done", places.disturbed)?;
+    let innocent = Spinner::with_script("renice -n 19 $$ >/dev/null; while :; do :; done", test_cpus.disturbed)?;
     let mut inside = Vec::new();
     for _ in 0..3 {
-        let spinner = Spinner::start(places.disturbed)?;
+        let spinner = Spinner::start(test_cpus.disturbed)?;
         fs::write(cgroup.0.join("cgroup.procs"), spinner.0.id().to_string())?;
         inside.push(spinner);
     }
@@ -271,7 +271,7 @@ const REAL_TIME_US: [u32; 2] = [20_000, 100_000];
 
 #[test]
 fn real_time_limit_is_attributed() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
@@ -283,7 +283,7 @@ fn real_time_limit_is_attributed() -> Result<()> {
         return Ok(());
     }
     fs::write(cgroup.0.join("cpu.rt_runtime_us"), runtime_us)?;
-    let spinner = Spinner::start(places.disturbed)?;
+    let spinner = Spinner::start(test_cpus.disturbed)?;
     fs::write(cgroup.0.join("cgroup.procs"), spinner.0.id().to_string())?;
     // A thread that becomes real-time while throttled stays marked as throttled by the quota (6.18).
     sleep(Duration::from_millis(50));
@@ -327,13 +327,13 @@ fn idle_s(cpu: u32) -> Result<f64> {
 
 #[test]
 fn throttled_waits_blame_no_other_thread() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
     };
     cgroup.limit(ALONE_US)?;
-    let throttled = Spinner::start(places.disturbed)?;
+    let throttled = Spinner::start(test_cpus.disturbed)?;
     fs::write(cgroup.0.join("cgroup.procs"), throttled.0.id().to_string())?;
     let options = OffcpuOptions {
         threads: Threads::of(throttled.0.id()),
@@ -343,7 +343,7 @@ fn throttled_waits_blame_no_other_thread() -> Result<()> {
     in_rounds(|| {
         let mut source = options.attach(&Session::of_one())?;
         let mut events: Vec<LateEvent> = Vec::new();
-        let (began, idle_before_s) = (Instant::now(), idle_s(places.disturbed)?);
+        let (began, idle_before_s) = (Instant::now(), idle_s(test_cpus.disturbed)?);
         for _ in 0..60 {
             source.drain_late(Duration::from_millis(100), &mut |event| events.push(event))?;
             if events.len() >= 100 {
@@ -352,7 +352,7 @@ fn throttled_waits_blame_no_other_thread() -> Result<()> {
             sleep(Duration::from_millis(50));
         }
         // A cgroup that waits for other threads does not use its quota up.
-        let idle = (idle_s(places.disturbed)? - idle_before_s) / began.elapsed().as_secs_f64();
+        let idle = (idle_s(test_cpus.disturbed)? - idle_before_s) / began.elapsed().as_secs_f64();
         if idle < LEFT_IDLE {
             return Err(
                 Unjudged(format!("others have this CPU: it is idle for {:.0} % of the time", idle * 100.0)).into()
@@ -376,14 +376,14 @@ fn throttled_waits_blame_no_other_thread() -> Result<()> {
 
 #[test]
 fn culprits_and_victims_have_their_cgroups() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Cpus::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
     };
     // A quota that never runs out.
     cgroup.limit([100_000, 100_000])?;
-    let (inside, outside) = (Spinner::start(places.disturbed)?, Spinner::start(places.disturbed)?);
+    let (inside, outside) = (Spinner::start(test_cpus.disturbed)?, Spinner::start(test_cpus.disturbed)?);
     fs::write(cgroup.0.join("cgroup.procs"), inside.0.id().to_string())?;
     let options = OffcpuOptions { explain_over_ns: Some(1_000_000), ..OffcpuOptions::default() };
     let called = |spinner: &Spinner| format!("sh:{}", spinner.0.id());

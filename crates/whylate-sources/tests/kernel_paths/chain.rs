@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::Result;
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
-use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::late::pin_to;
+use crate::kernel::urgent::become_fifo_on;
 use crate::peers::{burn, cpu_ns, cpus, report_round, rounds, tid};
 
 const COMPUTES_NS: u64 = 8_000_000;
@@ -58,7 +58,7 @@ pub fn play() -> Result<()> {
     thread::scope(|scope| {
         let (wait_until, is_now) = (&wait_until, &is_now);
         let bully = move || -> Result<()> {
-            be_urgent_on(there, PRIORITY)?;
+            become_fifo_on(there, PRIORITY)?;
             for () in disturbed {
                 let began_ns = monotonic_ns();
                 while monotonic_ns() < began_ns + KEPT_NS {
@@ -69,7 +69,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let server = move || -> Result<()> {
-            stay_on(there)?;
+            pin_to(there)?;
             while *wait_until(&[Turn::Servers, Turn::Over]) == Turn::Servers {
                 let began_ns = cpu_ns();
                 burn(COMPUTES_NS);
@@ -86,7 +86,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let client = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for _ in 0..rounds() {
                 let began_ns = monotonic_ns();
                 is_now(Turn::Servers);

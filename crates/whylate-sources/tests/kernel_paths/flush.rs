@@ -9,8 +9,8 @@ use std::thread;
 use anyhow::{Result, ensure};
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
-use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::late::pin_to;
+use crate::kernel::urgent::become_fifo_on;
 use crate::peers::{BURNT_NS, PAUSE, cpus, report_round, rounds, skip, tid};
 
 const PRIORITY: i32 = 10;
@@ -64,7 +64,7 @@ pub fn play() -> Result<()> {
     let (started, has_started) = channel::<()>();
     thread::scope(|scope| {
         let bully = move || -> Result<()> {
-            be_urgent_on(there, PRIORITY)?;
+            become_fifo_on(there, PRIORITY)?;
             for () in begins {
                 let _page = NewPage::get()?;
                 let until_ns = monotonic_ns() + BURNT_NS;
@@ -77,7 +77,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let client = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for _ in 0..rounds() {
                 begin.send(())?;
                 has_started.recv()?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
+use crate::kernel::late::pin_to;
 use crate::peers::{burn, cpu_ns, cpus, report_round, rounds, tid, until_asleep};
 
 /// CPU time of each holder with the lock.
@@ -33,7 +33,7 @@ pub fn play() -> Result<()> {
             let (lock, ended, report, enlist) = (&lock, &ended, report.clone(), enlist.clone());
             let mut write = write.try_clone()?;
             let hold = move || -> Result<()> {
-                stay_on(there)?;
+                pin_to(there)?;
                 enlist.send(tid())?;
                 for () in its_turn {
                     let held = lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -55,7 +55,7 @@ pub fn play() -> Result<()> {
         let (started, has_started) = channel::<()>();
         let (lock, ended) = (&lock, &ended);
         let first = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for client in begins {
                 let held = lock.lock().unwrap_or_else(PoisonError::into_inner);
                 for turn in &turns {
@@ -72,7 +72,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let client = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for _ in 0..rounds() {
                 ended.store(0, Ordering::SeqCst);
                 begin.send(tid())?;

@@ -9,7 +9,7 @@ use anyhow::Result;
 use rustix::process::setpriority_process;
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
+use crate::kernel::late::pin_to;
 use crate::peers::{cpus, report_round, rounds, tid};
 
 pub const NAME: &str = "innocent";
@@ -24,7 +24,7 @@ pub fn play() -> Result<()> {
     thread::scope(|scope| {
         for cpu in [one, other] {
             let spin = move || -> Result<()> {
-                stay_on(cpu)?;
+                pin_to(cpu)?;
                 // On Linux this affects only the calling thread, which gives way.
                 setpriority_process(None, 19)?;
                 while !over.load(Ordering::Relaxed) {

@@ -13,7 +13,7 @@ use rustix::thread::{CpuSet, gettid, sched_getaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
+use crate::kernel::late::pin_to;
 
 const WHAT: &str = "WHYLATE_PEERS";
 const READY: &str = "peers are there";
@@ -215,7 +215,7 @@ pub fn play(
     let (report, reported): (Sender<(u32, Worked)>, Receiver<_>) = channel();
     thread::scope(|scope| {
         let server = move || -> Result<()> {
-            stay_on(there)?;
+            pin_to(there)?;
             for client in asked {
                 let before_ns = cpu_ns();
                 serve(&|| {
@@ -231,7 +231,7 @@ pub fn play(
             Ok(())
         };
         let client = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for _ in 0..rounds() {
                 ask.send(tid())?;
                 answered.recv()?;

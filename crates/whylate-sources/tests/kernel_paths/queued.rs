@@ -15,8 +15,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::inject::work::{self, Plan};
 
-use crate::kernel::late::stay_on;
-use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::late::pin_to;
+use crate::kernel::urgent::become_fifo_on;
 use crate::peers::{BURNT_NS, PAUSE, burn, cpu_ns, cpus, report_round, rounds, skip, tid, until_asleep};
 
 const PRIORITY: i32 = 10;
@@ -90,18 +90,18 @@ pub fn play() -> Result<()> {
         let others = scope.spawn(move || work::run(&many, over));
         let server = move || -> Result<()> {
             for client in asked {
-                be_urgent_on(here, PRIORITY)?;
+                become_fifo_on(here, PRIORITY)?;
                 let before_ns = cpu_ns();
                 until_asleep(std::process::id(), client);
                 burn(BURNT_NS);
-                stay_on(there)?;
+                pin_to(there)?;
                 aio.sync()?;
                 report.send((tid(), BURNT_NS, cpu_ns() - before_ns))?;
             }
             Ok(())
         };
         let client = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for _ in 0..rounds() {
                 ask.send(tid())?;
                 let began_ns = monotonic_ns();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Result;
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::urgent::become_fifo_on;
 use crate::peers::{PAUSE, burn, cpu_ns, cpus, report_round, rounds, tid, until_asleep};
 
 /// CPU time of the first holder.
@@ -47,7 +47,7 @@ pub fn play() -> Result<()> {
     thread::scope(|scope| {
         let (lock, held, waiter_tid) = (&lock, &held, &waiter_tid);
         let holder = move || -> Result<()> {
-            be_urgent_on(there, ORDINARY)?;
+            become_fifo_on(there, ORDINARY)?;
             for client in asked {
                 let guard = held();
                 let before_ns = cpu_ns();
@@ -70,7 +70,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let waiter = move || -> Result<()> {
-            be_urgent_on(here, ORDINARY)?;
+            become_fifo_on(here, ORDINARY)?;
             for () in entered {
                 waiter_tid.store(tid(), Ordering::SeqCst);
                 drop(held());
@@ -79,7 +79,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let thief = move || -> Result<()> {
-            be_urgent_on(here, HIGHER)?;
+            become_fifo_on(here, HIGHER)?;
             for () in lurks {
                 lurking.send(())?;
                 let guard = loop {
@@ -107,7 +107,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let client = move || -> Result<()> {
-            be_urgent_on(here, ORDINARY)?;
+            become_fifo_on(here, ORDINARY)?;
             for _ in 0..rounds() {
                 ask.send(tid())?;
                 let began_ns = monotonic_ns();

@@ -18,7 +18,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{FlockOperation, flock};
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
+use crate::kernel::late::pin_to;
 use crate::peers::{self, BURNT_NS, burn, cpus, report_round, rounds, skip, tid, until_asleep};
 
 /// A way that the machine lacks is skipped with a message.
@@ -239,7 +239,7 @@ fn children(kind: &str, flags: i32) -> Result<()> {
     let (here, there) = cpus()?;
     let kind = kind.to_owned();
     let client = move || -> Result<()> {
-        stay_on(here)?;
+        pin_to(here)?;
         let parent = (std::process::id(), tid());
         for _ in 0..rounds() {
             let began_ns = monotonic_ns();
@@ -248,7 +248,7 @@ fn children(kind: &str, flags: i32) -> Result<()> {
             if child == 0 {
                 // SAFETY: a name that ends with a zero.
                 unsafe { libc::prctl(libc::PR_SET_NAME, c"server".as_ptr()) };
-                let is_there = stay_on(there).is_ok();
+                let is_there = pin_to(there).is_ok();
                 until_asleep(parent.0, parent.1);
                 burn(BURNT_NS);
                 // SAFETY: ends the process at once.
