@@ -181,9 +181,9 @@ fn markdown(analyses: &Analyses, rounds: u32) -> String {
         let stops = of.iter().flatten().count();
         let last = of.iter().flatten().next_back().map_or_else(
             || "no analysis".to_owned(),
-            |analyses| {
-                let named = analyses.named.first().map_or("nobody", String::as_str);
-                format!("{} {:.1} % of {:.1} ms: {named}", analyses.part, analyses.percent, analyses.latency_us / 1e3)
+            |analysis| {
+                let named = analysis.named.first().map_or("nobody", String::as_str);
+                format!("{} {:.1} % of {:.1} ms: {named}", analysis.part, analysis.percent, analysis.latency_us / 1e3)
             },
         );
         text += &format!(
