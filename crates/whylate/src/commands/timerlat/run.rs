@@ -99,7 +99,7 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
     let mut lead_ns = None;
     let mut next = played.next_snapshot(TIMERLAT.name)?;
     if next.is_none() {
-        played.tell_missing();
+        played.report_missing();
         return Err(nothing_in_span(played.name()));
     }
     while let Some(mut snapshot) = next {
