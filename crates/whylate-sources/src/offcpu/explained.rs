@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where threads wait, and who had the CPU while one that could run waited for it.
+//! The source with late events: which CPU occupants delayed threads that waited on a run queue.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::runnable::{Waits, Wanted};
 use crate::session::Session;
 use crate::source::{AttachError, Attached};
 
-/// The source, with late events.
+/// The attached source, with late events.
 pub(super) struct Explained {
     waits: Waits,
     meter: Meter,
     attached: Box<dyn Attached>,
-    weaker: Option<String>,
+    limitations: Option<String>,
 }
 
 impl Explained {
@@ -37,9 +37,9 @@ impl Explained {
             user_threads: options.kernel_threads != KernelThreads::Only,
         };
         let waits = Waits::attach(&wanted, session)?;
-        let weaker: Vec<&str> = attached.weaker().into_iter().chain(waits.weaker()).collect();
-        let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
-        Ok(Explained { waits, meter: Meter::default(), attached, weaker })
+        let limitations: Vec<&str> = attached.weaker().into_iter().chain(waits.weaker()).collect();
+        let limitations = (!limitations.is_empty()).then(|| limitations.join("; "));
+        Ok(Explained { waits, meter: Meter::default(), attached, limitations })
     }
 }
 
@@ -59,6 +59,6 @@ impl Attached for Explained {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.weaker.as_deref()
+        self.limitations.as_deref()
     }
 }
