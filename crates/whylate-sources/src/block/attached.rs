@@ -264,7 +264,7 @@ impl Attached for AttachedBlock {
             }
             statistics += account.statistics();
         }
-        self.meter.tell(statistics, &mut snapshot);
+        self.meter.report(statistics, &mut snapshot);
         Ok(snapshot)
     }
 
@@ -346,8 +346,8 @@ fn cpus_of(late: &done_request, usual_device_ns: u64, account: Option<&Account>,
     Cpus {
         usual_device_ns,
         interrupted: interrupted
-            .and_then(|cpu| account.lately_late(cpu, before, INTERVALS_BEFORE_SIGNAL, names.symbols())),
-        ended_on: account.lately(late.cpu, signaled_ns..late.completed_ns, MAX_INTERVALS_UNTIL_DONE, names.symbols()),
+            .and_then(|cpu| account.recent_if_irq_late(cpu, before, INTERVALS_BEFORE_SIGNAL, names.symbols())),
+        ended_on: account.recent_intervals(late.cpu, signaled_ns..late.completed_ns, MAX_INTERVALS_UNTIL_DONE, names.symbols()),
     }
 }
 

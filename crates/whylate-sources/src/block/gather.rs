@@ -15,7 +15,7 @@ use super::names::{RequestNames, operation_name};
 use super::skel::BlockSkel;
 use super::skel::types::{block_key, bucket_page, distribution, distribution_kind, request_facts, series};
 use crate::attach;
-use crate::distribution::{Distributions, Places};
+use crate::distribution::{DistributionOffsets, Distributions};
 use crate::elements::Elements;
 use crate::mapped::MappedArray;
 use crate::source::AttachError;
@@ -55,7 +55,7 @@ impl SeriesCounts {
         let elements = Elements::new(series.context("cannot map the series")?, key, limit, &maps.series_by_key);
         let kinds = KINDS.map(|(kind, name)| {
             let at = offset_of!(series, distributions) + kind.0 as usize * size_of::<distribution>();
-            let places = Places {
+            let places = DistributionOffsets {
                 sum_ns: at + offset_of!(distribution, sum_ns),
                 max_ns: at + offset_of!(distribution, max_ns),
                 inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),

@@ -134,7 +134,7 @@ impl RequestNames {
 
     /// Returns the path of a cgroup; `None` if unknown.
     pub fn cgroup(&mut self, number: u64) -> Option<String> {
-        if number == 0 { None } else { self.cgroups.told(number) }
+        if number == 0 { None } else { self.cgroups.path_or_placeholder(number) }
     }
 }
 

@@ -228,7 +228,7 @@ impl Attached for AttachedOffcpu {
         }
         *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
         snapshot.lost.insert("holders_unmet".to_owned(), unseen_holders);
-        self.meter.tell(interval.statistics, &mut snapshot);
+        self.meter.report(interval.statistics, &mut snapshot);
         self.met = interval.met;
         let rate_hz = match self.rate_hz {
             _ if self.backend == TRACE => 0.0,

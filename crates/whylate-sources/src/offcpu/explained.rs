@@ -7,7 +7,7 @@ use whylate_model::{LateEvent, Snapshot};
 
 use super::{KernelThreads, OffcpuOptions};
 use crate::attach::Meter;
-use crate::runnable::{Waits, Wanted};
+use crate::runnable::{WaitSelection, Waits};
 use crate::session::Session;
 use crate::source::{AttachError, Attached};
 
@@ -26,7 +26,7 @@ impl Explained {
         session: &Session,
         explain_over_ns: u64,
     ) -> Result<Self, AttachError> {
-        let wanted = Wanted {
+        let wanted = WaitSelection {
             explain_over_ns,
             explain_sleeps_over_ns: options.explain_sleeps_over_ns,
             idle: options.idle,
@@ -46,11 +46,11 @@ impl Explained {
 impl Attached for Explained {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.attached.snapshot()?;
-        self.meter.tell(self.waits.statistics(), &mut snapshot);
+        self.meter.report(self.waits.statistics(), &mut snapshot);
         for (reason, count) in self.waits.take_lost() {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
-        self.waits.tell_unexplained(&mut snapshot);
+        self.waits.report_unexplained(&mut snapshot);
         Ok(snapshot)
     }
 

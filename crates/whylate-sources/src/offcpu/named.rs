@@ -159,7 +159,7 @@ impl StackNamer {
             }
         });
         let process = interval.processes.get(&place.key.process);
-        let stack = stack_of(place, both, process, self.cgroups.told(place.key.cgroup), &self.classes);
+        let stack = stack_of(place, both, process, self.cgroups.path_or_placeholder(place.key.cgroup), &self.classes);
         CachedStack { memory: memory_of(place, interval).map(|of| of.cloned()), stack: Stack { waker, ..stack } }
     }
 }

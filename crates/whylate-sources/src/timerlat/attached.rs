@@ -170,9 +170,9 @@ impl Attached for AttachedTimerlat {
         if let Some(programs) = &mut self.programs {
             if let Some(account) = &mut programs.account {
                 snapshot.lost.extend(account.take_lost().into_iter().map(|(reason, count)| (reason.to_owned(), count)));
-                account.tell_unexplained(&mut snapshot);
+                account.report_unexplained(&mut snapshot);
             }
-            self.meter.tell(programs.statistics(), &mut snapshot);
+            self.meter.report(programs.statistics(), &mut snapshot);
         }
         Ok(snapshot)
     }

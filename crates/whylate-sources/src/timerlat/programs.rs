@@ -16,7 +16,7 @@ use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
 use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Called, Step, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
+use crate::occupancy::{Account, Step, StepGuard, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
 use crate::pid_namespace;
 use crate::records::Records;
 use crate::session::Session;
@@ -29,7 +29,7 @@ const LATE_BYTES: u32 = 4 << 20;
 /// The attached programs, detached on drop.
 pub(super) struct Programs {
     _links: Vec<Link>,
-    _called: Option<Called>,
+    _called: Option<StepGuard>,
     /// Timestamps where the thread runs; without it, thread latency ends at the switch-in.
     ran: Option<Ran>,
     /// Late events, if causes are wanted.
@@ -68,7 +68,7 @@ impl Programs {
         }
         let map = MappedArray::new(skeleton.maps.activation_by_cpu.as_fd(), entries as usize, size_of::<activation>())
             .context("cannot map the activations")?;
-        let records = options.explains().then(|| Records::of(&skeleton.maps.late_activations)).transpose()?;
+        let records = options.explains().then(|| Records::new(&skeleton.maps.late_activations)).transpose()?;
         // Causes cover the time until the switch-in, so the latency ends there too.
         let sees_ran = !of_tracer && !options.explains();
         let ran = sees_ran.then(|| Ran::attach(skeleton.maps.activation_by_cpu.as_fd(), entries)).transpose();

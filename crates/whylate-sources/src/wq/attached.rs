@@ -249,13 +249,13 @@ impl Attached for AttachedWq {
             for (reason, count) in account.take_lost() {
                 snapshot.lost.insert(reason.to_owned(), count);
             }
-            account.tell_unexplained(&mut snapshot);
+            account.report_unexplained(&mut snapshot);
         }
         let mut statistics = attach::statistics(loaded_programs(&self.skeleton));
         if let Some(account) = &self.account {
             statistics += account.statistics();
         }
-        self.meter.tell(statistics, &mut snapshot);
+        self.meter.report(statistics, &mut snapshot);
         Ok(snapshot)
     }
 

@@ -16,7 +16,7 @@ use super::skel::types::{
 use super::unfinished::{Counts, Unfinished};
 use super::{By, WqOptions};
 use crate::attach;
-use crate::distribution::Places;
+use crate::distribution::DistributionOffsets;
 use crate::mapped::MappedArray;
 use crate::source::AttachError;
 
@@ -134,7 +134,7 @@ impl SeriesCounts {
         self.excess_ns.retain(|&(series, _), _| series != id);
         for kind in 0..KINDS {
             let at = offset_of!(series, distributions) + kind * size_of::<distribution>();
-            let places = Places {
+            let places = DistributionOffsets {
                 sum_ns: at + offset_of!(distribution, sum_ns),
                 max_ns: at + offset_of!(distribution, max_ns),
                 inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),

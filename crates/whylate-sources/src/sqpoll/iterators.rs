@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reading the iterators: all submission threads, and the rings of their processes.
+//! Reads the BPF iterators: all submission threads, and the rings of their processes.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -22,28 +22,28 @@ unsafe impl PlainData for ring_record {}
 #[allow(unsafe_code)]
 unsafe impl PlainData for sq_thread {}
 
-/// What the iterators wrote.
+/// Records that the iterators wrote.
 #[derive(Default)]
 pub(super) struct Records {
     pub threads: Vec<thread_record>,
-    /// Each ring once.
+    /// Rings, each once.
     pub rings: Vec<ring_record>,
-    /// Threads that are gone, each told once.
+    /// Threads that have exited, each returned once.
     pub ended: Vec<sq_thread>,
-    /// Threads that are gone without having been seen ending.
+    /// Number of threads that exited unseen.
     pub unseen: u64,
-    /// Processes whose rings could not be looked at.
+    /// Number of processes whose rings could not be read.
     pub unread: u64,
 }
 
-/// Looks at all threads, or at those of one process.
-pub(super) fn look(programs: &Programs, pid: Option<u32>) -> anyhow::Result<Records> {
+/// Reads all threads, or those of one process.
+pub(super) fn read_all(programs: &Programs, pid: Option<u32>) -> anyhow::Result<Records> {
     let mut records = Records::default();
     let mut bytes = Vec::new();
     let mut threads = Iter::new(&programs.threads).context("cannot look at all threads")?;
     threads.read_to_end(&mut bytes).context("cannot look at all threads")?;
     records.take(&bytes)?;
-    // Which of them are there counts for all processes; the rest is of those that are asked for.
+    // Exits are detected for all processes; the rest is filtered.
     records.find_ended(programs)?;
     records.threads.retain(|record| pid.is_none_or(|pid| record.thread.own_tgid == pid));
     records.ended.retain(|thread| pid.is_none_or(|pid| thread.own_tgid == pid));
@@ -51,13 +51,13 @@ pub(super) fn look(programs: &Programs, pid: Option<u32>) -> anyhow::Result<Reco
     for process in processes {
         match attach::iterate_over_process(programs.skeleton.progs.look_at_rings.as_fd(), process) {
             Ok(bytes) => records.take(&bytes)?,
-            // One that is gone meanwhile has no rings.
+            // The process has exited and has no rings.
             Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
             Err(_) => records.unread += 1,
         }
     }
     let mut known = BTreeSet::new();
-    // A descriptor rather than a registered ring, and of several the first.
+    // Prefer a descriptor to a registered ring, and the first of several.
     records.rings.sort_by_key(|ring| (ring.is_registered, ring.tgid, ring.fd));
     records.rings.retain(|ring| known.insert((ring.ring, ring.inode)));
     Ok(records)
@@ -86,7 +86,7 @@ impl Records {
 
     fn find_ended(&mut self, programs: &Programs) -> anyhow::Result<()> {
         let map = &programs.skeleton.maps.sq_thread_by_identity;
-        let there: BTreeSet<(u32, u64)> =
+        let present: BTreeSet<(u32, u64)> =
             self.threads.iter().map(|record| (record.thread.tid, record.thread.born_ns)).collect();
         for key in map.keys().collect::<Vec<_>>() {
             let Some(thread) =
@@ -95,12 +95,13 @@ impl Records {
                 continue;
             };
             let is_own = thread.own_tid != 0;
-            // One of another namespace is in no look.
-            if thread.ended_ns == 0 && (!is_own || there.contains(&(thread.tid, thread.born_ns)) || is_there(&thread)) {
+            // A thread of another PID namespace is in no read.
+            if thread.ended_ns == 0 && (!is_own || present.contains(&(thread.tid, thread.born_ns)) || is_there(&thread))
+            {
                 continue;
             }
             if !is_own {
-                // Nobody asks for it.
+                // Not reported here.
             } else if thread.ended_ns > 0 {
                 self.ended.push(thread);
             } else {
@@ -113,7 +114,7 @@ impl Records {
     }
 }
 
-/// It may have come after the iterator went by.
+/// Tests whether the thread exists: it may have started after the iterator passed.
 fn is_there(thread: &sq_thread) -> bool {
     std::path::Path::new(&format!("/proc/{}/task/{}", thread.own_tgid, thread.own_tid)).exists()
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Looks into sections with interrupts off, by NMIs: a CPU whose timer is overdue has its present stack taken. On
-//! machines with a PMU alone, on x86, where its interrupt is an NMI.
+//! Takes stacks inside sections with interrupts off, by NMIs, on CPUs whose timer is overdue. Needs x86 with a PMU,
+//! whose interrupt is an NMI there.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -9,20 +9,20 @@ use anyhow::Context as _;
 use crate::perf_event::{count_kernel_cycles, run_at};
 use crate::source::AttachError;
 
-/// Of the kernel's code on a CPU, from one look to the next: 2 ms at 4 GHz. A look tells from when the timer is overdue
-/// on: a section that takes a period of the timer and `from_ns` more is looked into, others by chance.
+/// Kernel cycles between two samples on a CPU: 2 ms at 4 GHz. A sample counts only while the timer is overdue: a
+/// section that is longer than the timer's period plus `from_ns` is always sampled, others by chance.
 const CYCLES: u64 = 8_000_000;
 
-/// One event on each CPU, until it is dropped; none where nobody looks.
+/// One perf event on each CPU until dropped; none if sampling is off.
 #[derive(Debug, Default)]
-pub(super) struct Looks {
+pub(super) struct NmiSampler {
     events: Vec<(u32, OwnedFd)>,
-    /// They are timers, which come in where interrupts are on: for tests alone.
+    /// Whether the events are timers, which come in with interrupts on. For tests only.
     are_timers: bool,
 }
 
-impl Looks {
-    /// They begin with [`start`](Self::start). The error is why there can be none here.
+impl NmiSampler {
+    /// Opens the events; [`start`](Self::start) starts sampling. The error says why sampling is impossible here.
     pub(super) fn open(cpus: &[u32]) -> Result<Self, String> {
         if !cfg!(target_arch = "x86_64") {
             return Err("only on x86 is the cycle counter's interrupt sure to be an NMI".to_owned());
@@ -34,25 +34,25 @@ impl Looks {
             }
             _ => format!("the cycle counter cannot be used for it (perf_event_open: {error})"),
         })?;
-        Ok(Looks { events, are_timers: false })
+        Ok(NmiSampler { events, are_timers: false })
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// They take a stack only where interrupts are off.
-    pub(super) fn prove(&self) -> bool {
+    /// Whether stacks are taken only with interrupts off.
+    pub(super) fn requires_irqs_off(&self) -> bool {
         !self.are_timers
     }
 
-    /// From now on this program runs at each.
+    /// Runs the program at each event from now on.
     pub(super) fn start(&self, program: BorrowedFd<'_>) -> Result<(), AttachError> {
         let attach = |(_, event): &(u32, OwnedFd)| run_at(event, program);
         Ok(self.events.iter().try_for_each(attach).context("cannot have a program look into sections")?)
     }
 
-    /// On a CPU that was offline and has lost its event. Whether nothing is missing there now.
+    /// Reopens the event of a CPU that was offline. Returns whether the CPU is sampled as before.
     pub(super) fn restart(&mut self, cpu: u32, program: BorrowedFd<'_>) -> bool {
         let Some(lost) = self.events.iter_mut().find(|(of, _)| *of == cpu) else { return true };
         let event = count_kernel_cycles(cpu, CYCLES).and_then(|event| run_at(&event, program).map(|()| event));
@@ -60,8 +60,8 @@ impl Looks {
     }
 }
 
-/// Without a PMU: the same program, at timers, which come in where interrupts are on. So a timer that is held back
-/// stands for one that is late, and what is proven of a section is left out.
+/// Tests for machines without a PMU: the same program, run at timers, which come in with interrupts on. A timer that is
+/// held back stands in for a late one, and the check for disabled interrupts is off.
 #[cfg(test)]
 mod tests {
     use std::fs::File;
@@ -83,17 +83,17 @@ mod tests {
     use whylate_model::LateEvent;
 
     const MS_NS: u64 = 1_000_000;
-    /// Of the timers that look: they and the heartbeat become due in any order.
-    const EVERY_NS: u64 = 700_000;
-    /// Overdue by less is in time: a hypervisor makes timers late.
+    /// Period of the sampling timers: they and the heartbeat become due in any order.
+    const SAMPLE_PERIOD_NS: u64 = 700_000;
+    /// Lateness below this is in time: a hypervisor makes timers late.
     const FROM_NS: u64 = 40 * MS_NS;
 
-    fn timers(cpu: u32, prove: bool) -> Looks {
-        let event = start_timer(EVERY_THREAD, cpu as libc::c_int, EVERY_NS).expect("a timer");
-        Looks { events: vec![(cpu, event)], are_timers: !prove }
+    fn timers(cpu: u32, requires_irqs_off: bool) -> NmiSampler {
+        let event = start_timer(EVERY_THREAD, cpu as libc::c_int, SAMPLE_PERIOD_NS).expect("a timer");
+        NmiSampler { events: vec![(cpu, event)], are_timers: !requires_irqs_off }
     }
 
-    fn attached(cpu: u32, from_ns: u64, prove: bool) -> AttachedTicks {
+    fn attached(cpu: u32, from_ns: u64, requires_irqs_off: bool) -> AttachedTicks {
         let options = IrqsoffOptions {
             cpus: vec![cpu],
             period_ns: Some(MS_NS),
@@ -101,10 +101,11 @@ mod tests {
             late_over_ns: Some(from_ns),
             ..IrqsoffOptions::default()
         };
-        AttachedTicks::with_looks(&options, &Session::of_one(), vec![cpu], Ok(timers(cpu, prove))).expect("it attaches")
+        AttachedTicks::with_sampler(&options, &Session::of_one(), vec![cpu], Ok(timers(cpu, requires_irqs_off)))
+            .expect("it attaches")
     }
 
-    /// `None`, and a line that says why, where programs cannot be loaded.
+    /// Returns the CPU to test, or `None` after printing why programs cannot be loaded.
     fn cpu() -> Option<u32> {
         if !rustix::process::geteuid().is_root() || crate::attach::require_btf().is_err() {
             println!("skipped: needs root and a kernel with BTF");
@@ -113,15 +114,15 @@ mod tests {
         cpus::online().expect("there are CPUs").last().copied()
     }
 
-    fn stay_on(cpu: u32) {
+    fn pin_to(cpu: u32) {
         let mut here = CpuSet::new();
         here.set(cpu as usize);
         sched_setaffinity(None, &here).expect("it is online");
     }
 
-    /// While a thread reads zeroes on the CPU: nearly all its time is spent in `read()` in the kernel.
+    /// Runs `act` while a thread reads zeroes on the CPU, nearly all the time in `read()` in the kernel.
     fn while_reading<T>(cpu: u32, act: impl FnOnce() -> T) -> T {
-        /// Has the reader end, also where `act` panics: the scope waits for it.
+        /// Ends the reader, also if `act` panics: the scope waits for it.
         struct Ended<'a>(&'a AtomicBool);
         impl Drop for Ended<'_> {
             fn drop(&mut self) {
@@ -132,7 +133,7 @@ mod tests {
         thread::scope(|scope| {
             let _ended = Ended(&over);
             scope.spawn(|| {
-                stay_on(cpu);
+                pin_to(cpu);
                 let mut zeroes = File::open("/dev/zero").expect("it is there");
                 let mut buffer = vec![1; 1 << 20];
                 while !over.load(Ordering::Relaxed) {
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_that_is_overdue_has_the_stack_taken_once() {
+    fn overdue_timer_is_sampled_once() {
         let Some(cpu) = cpu() else { return };
         let mut source = attached(cpu, FROM_NS, false);
         while_reading(cpu, || {
@@ -159,7 +160,7 @@ mod tests {
             assert!(source.programs.ticks(cpu) > 100, "its timer beats");
             let mut before = source.programs.inside(cpu, &mut source.symbols);
             assert_eq!(before.0, 0, "a stack was taken although the timer was in time: {before:?}");
-            // Whoever else is busy on that CPU may have it at that moment.
+            // Another busy thread may run on that CPU just then.
             let taken = (0..20).find_map(|_| {
                 source.heartbeats.hold_back(true).expect("held back");
                 wait_for(2_000, || source.programs.inside_due_ns(cpu) != before.0);
@@ -175,7 +176,7 @@ mod tests {
                 None
             });
             let (due_ns, stack) = taken.expect("the thread that reads is never seen");
-            // Many times as long as it takes to look again.
+            // Many times the sampling period.
             thread::sleep(Duration::from_millis(100));
             assert_eq!(source.programs.inside(cpu, &mut source.symbols), (due_ns, stack), "it is taken once");
             source.heartbeats.hold_back(false).expect("it goes on");
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn no_stack_is_taken_where_interrupts_are_on() {
+    fn takes_no_stack_with_interrupts_on() {
         let Some(cpu) = cpu() else { return };
         let source = attached(cpu, FROM_NS, true);
         while_reading(cpu, || {
@@ -194,10 +195,10 @@ mod tests {
         assert_eq!(source.programs.inside_due_ns(cpu), 0);
     }
 
-    /// A timer that looks and the heartbeat are both overdue after a section. Where the former comes in first, its
-    /// program takes the stack that both interrupt, and the section's late event has to tell it.
+    /// A sampling timer and the heartbeat are both overdue after a section. If the former comes in first, its program
+    /// takes the stack that both interrupt, and the section's late event has to contain it.
     #[test]
-    fn a_stack_that_was_taken_is_told_with_the_late_event() {
+    fn late_event_contains_sampled_stack() {
         let Some(cpu) = cpu() else { return };
         let mut source = attached(cpu, MS_NS, false);
         let plan = Plan { kind: Kind::IrqsOff, length_ns: 5 * MS_NS, times: 40, every_ns: 17_137_000, cpu: Some(cpu) };
@@ -215,10 +216,10 @@ mod tests {
             event.labels.get("function").is_some_and(|function| function == "bpf_local_irq_restore")
         };
         let sections: Vec<&LateEvent> = events.iter().filter(is_ours).collect();
-        let told: Vec<&&LateEvent> = sections.iter().filter(|event| !event.inside.is_empty()).collect();
-        println!("{made} made, {} seen, {} with a stack inside", sections.len(), told.len());
-        assert!(told.len() * 5 >= made, "the timer that looks comes in first in a fourth of the cases or more");
-        for event in told {
+        let sampled: Vec<&&LateEvent> = sections.iter().filter(|event| !event.inside.is_empty()).collect();
+        println!("{made} made, {} seen, {} with a stack inside", sections.len(), sampled.len());
+        assert!(sampled.len() * 5 >= made, "the timer that looks comes in first in a fourth of the cases or more");
+        for event in sampled {
             assert_eq!(event.inside.first(), event.stack.first(), "both interrupt the same code");
         }
     }

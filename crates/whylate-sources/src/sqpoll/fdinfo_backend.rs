@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The backend `fdinfo`: threads, schedstat and fdinfo in `/proc`.
+//! Backend `fdinfo`: comm, schedstat and fdinfo in `/proc`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -12,54 +12,54 @@ use anyhow::Context as _;
 use whylate_model::sqpoll::{Counters, SqThread};
 
 use super::fdinfo::{self, RingText};
-use super::seen::{Look, Seen, SeenRing};
+use super::states::{RingState, ThreadState, ThreadStates};
 use crate::clock;
 
-/// How a submission thread's name begins (5.12).
+/// Prefix of a submission thread's name (5.12).
 pub(super) const NAME: &str = "iou-sqp-";
-/// Where a descriptor of a ring leads.
+/// Link target of a ring's descriptor.
 const RING: &str = "anon_inode:[io_uring]";
-/// Between two tries to read a ring that is busy; each is twice as long as the one before.
+/// Pause between two reads of a busy ring; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_micros(250);
 const TRIES: u32 = 8;
-/// By ticks, times are this far off.
+/// Error of times that are counted by ticks.
 const TICKS_NS: u64 = 20_000_000;
 
 #[derive(Debug)]
-pub(super) struct OfProc {
+pub(super) struct FdinfoBackend {
     pid: Option<u32>,
-    /// Rings that stayed busy at every try, or told of no thread where one is left without a ring.
+    /// Rings that stayed busy at every read, or reported no thread while a thread is left without a ring.
     busy: u64,
-    /// Processes whose descriptors may not be read, since that was last told.
+    /// Processes whose descriptors may not be read, since the last report.
     denied: HashSet<u32>,
-    /// Rings, by process and inode, that have never told of a submission thread: without one, most probably.
+    /// Rings, by process and inode, that have never reported a submission thread: they most probably have none.
     without: HashSet<(u32, u64)>,
     has_work_times: Option<bool>,
-    /// Work is counted by the system time of the whole process, as some kernels from 6.9 to 6.17 do.
+    /// Whether work is counted by the system time of the whole process, as some kernels from 6.9 to 6.17 do.
     is_of_process: bool,
 }
 
-/// What one descriptor of a ring tells.
-enum Told {
+/// Result of reading a ring's descriptor.
+enum RingRead {
     Ring(RingText),
-    /// A ring (by its inode) without a submission thread, or one that does not tell of it.
+    /// A ring (by its inode) that reports no submission thread.
     NoThread(Option<u64>),
-    /// It is known, gone or busy.
+    /// Known already, closed or busy.
     Nothing,
 }
 
-/// What the scheduler tells of a thread.
+/// Scheduler statistics of a thread.
 struct Scheduled {
     running_ns: u64,
     waited_ns: u64,
     cpu: u32,
-    /// In ticks of user space since boot.
+    /// Start time, in USER_HZ ticks since boot.
     born: u64,
 }
 
-impl OfProc {
+impl FdinfoBackend {
     pub(super) fn new(pid: Option<u32>) -> Self {
-        OfProc {
+        FdinfoBackend {
             pid,
             busy: 0,
             denied: HashSet::new(),
@@ -86,25 +86,25 @@ impl OfProc {
         [("busy_rings", std::mem::take(&mut self.busy)), ("unread_processes", unread)]
     }
 
-    pub(super) fn look(&mut self) -> anyhow::Result<Look> {
+    pub(super) fn read(&mut self) -> anyhow::Result<ThreadStates> {
         let processes = match self.pid {
             Some(pid) => vec![pid],
             None => numbers(Path::new("/proc")).context("cannot list processes")?,
         };
-        let mut look = Look::new();
+        let mut states = ThreadStates::new();
         for pid in processes {
-            // One that is gone meanwhile has no threads.
+            // A process that has exited has no threads.
             let tasks = numbers(Path::new(&format!("/proc/{pid}/task"))).unwrap_or_default();
             let is_sq_thread = |&&tid: &&u32| read(pid, tid, "comm").is_some_and(|name| name.starts_with(NAME));
             let threads: Vec<u32> = tasks.iter().filter(is_sq_thread).copied().collect();
             if !threads.is_empty() {
-                self.look_at_process(pid, &tasks, &threads, &mut look);
+                self.read_process(pid, &tasks, &threads, &mut states);
             }
         }
-        Ok(look)
+        Ok(states)
     }
 
-    fn look_at_process(&mut self, pid: u32, tasks: &[u32], threads: &[u32], look: &mut Look) {
+    fn read_process(&mut self, pid: u32, tasks: &[u32], threads: &[u32], states: &mut ThreadStates) {
         let (mut rings, silent) = self.rings(pid);
         let mut without_ring = false;
         let is_named = rings.iter().any(|(_, ring)| ring.thread.is_some_and(|tid| threads.contains(&tid)));
@@ -113,7 +113,7 @@ impl OfProc {
             let of_thread = |ring: &RingText| thread_of(ring, tasks, threads, is_named) == Some(tid);
             let ours: Vec<(u32, RingText)> = rings.extract_if(.., |(_, ring)| of_thread(ring)).collect();
             without_ring |= ours.is_empty();
-            // All rings of a thread print the same times, of which one is read at the same moment as the scheduler's.
+            // All rings of a thread print the same times; one is read together with the scheduler's.
             let times = ours.first().and_then(|(fd, ring)| self.times(pid, *fd, ring));
             let Some(scheduled) = scheduled(pid, tid) else { continue };
             let at_ns = clock::monotonic_ns();
@@ -133,7 +133,7 @@ impl OfProc {
                 behind_ns: BTreeMap::new(),
                 throttled_ns: BTreeMap::new(),
             };
-            let seen = Seen {
+            let seen = ThreadState {
                 process: process.trim_end().to_owned(),
                 cpu: Some(scheduled.cpu),
                 idle_ms: None,
@@ -142,16 +142,17 @@ impl OfProc {
                 has_ended: false,
                 rings: ours.iter().map(|(fd, ring)| ring_of(*fd, ring)).collect(),
             };
-            look.insert(SqThread { pid, tid, born: scheduled.born }, seen);
+            states.insert(SqThread { pid, tid, born: scheduled.born }, seen);
         }
         if without_ring {
-            // Before 6.7 only a sleeping thread's ring tells of it; its number there is of the first PID namespace.
+            // Before 6.7 a ring names its thread only while that sleeps, by its TID in the initial PID namespace.
             self.busy += silent + rings.len() as u64;
             self.without.retain(|(of, _)| *of != pid);
         }
     }
 
-    /// Each ring of a process once, by its first descriptor; how many tell of no submission thread, and may have none.
+    /// Returns each ring of a process once, by its first descriptor, and the number of rings that name no submission
+    /// thread.
     fn rings(&mut self, pid: u32) -> (Vec<(u32, RingText)>, u64) {
         let mut rings: Vec<(u32, RingText)> = Vec::new();
         let mut silent = HashSet::new();
@@ -168,16 +169,16 @@ impl OfProc {
             match leads_to {
                 Ok(path) if path.as_os_str() == RING => {}
                 Ok(_) => continue,
-                // Their own user may list them, and needs more to see where they lead.
+                // The process's own user may list descriptors, but needs more privileges to read their targets.
                 Err(error) => {
                     self.note_if_denied(pid, &error);
                     continue;
                 }
             }
             match self.ring(pid, fd, &rings) {
-                Told::Ring(ring) => rings.push((fd, ring)),
-                Told::NoThread(inode) => drop(silent.insert(inode)),
-                Told::Nothing => {}
+                RingRead::Ring(ring) => rings.push((fd, ring)),
+                RingRead::NoThread(inode) => drop(silent.insert(inode)),
+                RingRead::Nothing => {}
             }
         }
         (rings, silent.len() as u64)
@@ -189,9 +190,9 @@ impl OfProc {
         }
     }
 
-    /// Work and total time of a ring that has told of them, at this moment.
-    fn times(&mut self, pid: u32, fd: u32, told: &RingText) -> Option<(u64, u64)> {
-        told.work_us?;
+    /// Reads work and total time of a ring that has reported them, now.
+    fn times(&mut self, pid: u32, fd: u32, reported: &RingText) -> Option<(u64, u64)> {
+        reported.work_us?;
         let mut pause = FIRST_PAUSE;
         for _ in 0..TRIES {
             let ring = fdinfo::parse(&fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")).ok()?);
@@ -206,22 +207,23 @@ impl OfProc {
     }
 
     /// Reads a ring until it is not busy.
-    fn ring(&mut self, pid: u32, fd: u32, known: &[(u32, RingText)]) -> Told {
+    fn ring(&mut self, pid: u32, fd: u32, known: &[(u32, RingText)]) -> RingRead {
         let mut pause = FIRST_PAUSE;
         let mut inode = None;
         let mut is_busy = false;
         for _ in 0..TRIES {
-            let Ok(text) = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")) else { return Told::Nothing };
+            let Ok(text) = fs::read_to_string(format!("/proc/{pid}/fdinfo/{fd}")) else { return RingRead::Nothing };
             let ring = fdinfo::parse(&text);
             inode = ring.inode;
             if inode.is_some() && known.iter().any(|(_, other)| other.inode == inode) {
-                return Told::Nothing;
+                return RingRead::Nothing;
             }
             if ring.thread.is_some() {
                 self.without.remove(&(pid, inode.unwrap_or(0)));
-                return Told::Ring(ring);
+                return RingRead::Ring(ring);
             }
-            // From 6.15 on, a ring that is busy prints nothing; before, as one without a submission thread does always.
+            // From 6.15 on, a busy ring prints nothing; before, it prints what a ring without a submission thread
+            // always prints.
             is_busy = ring.sq_head.is_none();
             if !is_busy && self.without.contains(&(pid, inode.unwrap_or(0))) {
                 break;
@@ -231,16 +233,16 @@ impl OfProc {
         }
         if is_busy {
             self.busy += 1;
-            return Told::Nothing;
+            return RingRead::Nothing;
         }
         self.without.insert((pid, inode.unwrap_or(0)));
-        Told::NoThread(inode)
+        RingRead::NoThread(inode)
     }
 }
 
-/// Whose ring it is. Its number is that of the first PID namespace, and the creator's until the thread has first run. A
-/// ring of the parent, or another process, has a thread of that one: where one ring names a thread of this process
-/// (`is_named`), numbers are those of this namespace.
+/// Returns the thread of a ring. The ring has its TID in the initial PID namespace, and the creator's until the thread
+/// has first run. A ring inherited from the parent, or another process, has a thread of that one: if a ring names a
+/// thread of this process (`is_named`), TIDs are those of this namespace.
 fn thread_of(ring: &RingText, tasks: &[u32], threads: &[u32], is_named: bool) -> Option<u32> {
     let tid = ring.thread?;
     match threads {
@@ -254,8 +256,8 @@ fn is_sq_thread_elsewhere(tid: u32) -> bool {
     fs::read_to_string(format!("/proc/{tid}/comm")).is_ok_and(|name| name.starts_with(NAME))
 }
 
-fn ring_of(fd: u32, ring: &RingText) -> SeenRing {
-    SeenRing {
+fn ring_of(fd: u32, ring: &RingText) -> RingState {
+    RingState {
         key: (0, ring.inode.unwrap_or(u64::from(fd))),
         name: format!("fd {fd}"),
         sq_head: ring.sq_head,
@@ -284,7 +286,7 @@ fn scheduled(pid: u32, tid: u32) -> Option<Scheduled> {
     })
 }
 
-/// Ticks of user space since boot, which counts suspended time too, as a moment on CLOCK_MONOTONIC.
+/// Converts USER_HZ ticks since boot, which include suspended time, to CLOCK_MONOTONIC.
 fn monotonic_ns_of(born: u64) -> u64 {
     let ticks_a_second = rustix::param::clock_ticks_per_second().max(1);
     let born_ns = born.saturating_mul(1_000_000_000 / ticks_a_second);
@@ -292,8 +294,8 @@ fn monotonic_ns_of(born: u64) -> u64 {
     born_ns.saturating_sub(suspended_ns)
 }
 
-pub(crate) fn numbers(folder: &Path) -> std::io::Result<Vec<u32>> {
-    let entries = fs::read_dir(folder)?;
+pub(crate) fn numbers(directory: &Path) -> std::io::Result<Vec<u32>> {
+    let entries = fs::read_dir(directory)?;
     Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
 }
 
@@ -306,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_the_creator_is_no_submission_thread() {
+    fn creators_tid_is_not_a_submission_thread() {
         let (tasks, threads) = ([10, 11, 12], [12]);
         assert_eq!(thread_of(&ring(Some(12)), &tasks, &threads, true), Some(12));
         assert_eq!(thread_of(&ring(Some(11)), &tasks, &threads, true), None);
@@ -314,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_another_namespace_is_the_only_thread_of_the_process() {
+    fn tid_of_other_namespace_maps_to_only_thread() {
         assert_eq!(thread_of(&ring(Some(4_000_711)), &[10, 12], &[12], false), Some(12));
         // Its own ring names it, so the other one is its parent's.
         assert_eq!(thread_of(&ring(Some(4_000_711)), &[10, 12], &[12], true), None);
@@ -322,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn this_thread_has_run() {
+    fn reads_schedstat_of_own_thread() {
         let pid = std::process::id();
         let scheduled = scheduled(pid, pid).expect("every process has a first thread");
         assert!(scheduled.running_ns > 0);

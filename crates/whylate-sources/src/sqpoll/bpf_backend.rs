@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The backend `bpf`: from the records of the programs to what was seen.
+//! Backend `bpf`: converts the programs' records into thread states.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -8,10 +8,10 @@ use whylate_model::sqpoll::{Counters, SqThread};
 use whylate_model::thread::called;
 
 use super::SqpollOptions;
-use super::look::{self, Records};
+use super::iterators::{self, Records};
 use super::programs::{Programs, Way};
-use super::seen::{Look, Seen, SeenRing};
 use super::skel::types::{ring_record, sq_lost, sq_thread, thread_record, uring_setup};
+use super::states::{RingState, ThreadState, ThreadStates};
 use crate::attach::text;
 use crate::cgroups::Cgroups;
 use crate::runnable;
@@ -19,31 +19,31 @@ use crate::session::Session;
 use crate::source::AttachError;
 use crate::symbols::KernelSymbols;
 
-/// What the kernel's tick can be.
+/// Possible tick rates of kernels.
 const TICKS_A_SECOND: [u64; 4] = [100, 250, 300, 1000];
-/// From which distance on two looks tell it.
-const APART_NS: u64 = 90_000_000;
+/// Minimum distance of two reads from which the tick rate is derived.
+const MIN_DISTANCE_NS: u64 = 90_000_000;
 
-pub(super) struct OfKernel {
+pub(super) struct BpfBackend {
     pub programs: Programs,
     pid: Option<u32>,
     keep_evidence: bool,
     symbols: KernelSymbols,
-    /// When, and how many ticks had been counted.
+    /// Timestamp and tick count of the first read.
     first: Option<(u64, u64)>,
     ticks_a_second: Option<u64>,
-    /// Of threads that ended unseen.
+    /// Threads that exited unseen.
     unseen: u64,
-    /// Of processes whose rings could not be looked at.
+    /// Processes whose rings could not be read.
     unread: u64,
-    /// Names of processes whose threads may end.
+    /// Process names of the threads at the last read, in case they exit.
     processes: BTreeMap<u32, String>,
     cgroups: Cgroups,
 }
 
-impl OfKernel {
+impl BpfBackend {
     pub(super) fn attach(options: &SqpollOptions, session: &Session) -> Result<Self, AttachError> {
-        Ok(OfKernel {
+        Ok(BpfBackend {
             programs: Programs::attach(options, session)?,
             pid: options.threads.process,
             keep_evidence: options.keep_evidence,
@@ -61,12 +61,12 @@ impl OfKernel {
         self.programs.way
     }
 
-    pub(super) fn look(&mut self) -> anyhow::Result<Look> {
-        let records = look::look(&self.programs, self.pid)?;
+    pub(super) fn read(&mut self) -> anyhow::Result<ThreadStates> {
+        let records = iterators::read_all(&self.programs, self.pid)?;
         self.learn_tick(&records);
         self.unseen += records.unseen;
         self.unread += records.unread;
-        let seen = look_of(&records, &self.processes, self.ticks_a_second, &mut self.cgroups);
+        let seen = thread_states(&records, &self.processes, self.ticks_a_second, &mut self.cgroups);
         self.processes = records.threads.iter().map(|record| (record.thread.own_tgid, text(&record.process))).collect();
         Ok(seen)
     }
@@ -84,7 +84,7 @@ impl OfKernel {
         ]
     }
 
-    /// The next late event that has come in; those that make no sense are left out and counted.
+    /// Returns the next late event. Invalid records are skipped and counted.
     pub(super) fn take_late(&mut self) -> Option<whylate_model::LateEvent> {
         loop {
             let record = self.programs.take_record()?;
@@ -107,22 +107,22 @@ impl OfKernel {
             return;
         };
         let (then_ns, before) = *self.first.get_or_insert((now_ns, jiffies));
-        let apart_ns = now_ns.saturating_sub(then_ns);
-        if self.ticks_a_second.is_none() && apart_ns >= APART_NS {
-            let rate = u128::from(jiffies.wrapping_sub(before)) * 1_000_000_000 / u128::from(apart_ns);
+        let distance_ns = now_ns.saturating_sub(then_ns);
+        if self.ticks_a_second.is_none() && distance_ns >= MIN_DISTANCE_NS {
+            let rate = u128::from(jiffies.wrapping_sub(before)) * 1_000_000_000 / u128::from(distance_ns);
             self.ticks_a_second = TICKS_A_SECOND.into_iter().min_by_key(|&ticks| u128::from(ticks).abs_diff(rate));
         }
     }
 }
 
-/// What records tell; of threads that have ended, only what their processes were called is known.
-pub(super) fn look_of(
+/// Converts records into thread states. For exited threads, only the name of their process is known.
+pub(super) fn thread_states(
     records: &Records,
     processes: &BTreeMap<u32, String>,
     ticks_a_second: Option<u64>,
     cgroups: &mut Cgroups,
-) -> Look {
-    let mut seen = Look::new();
+) -> ThreadStates {
+    let mut seen = ThreadStates::new();
     for thread in &records.ended {
         let process = processes.get(&thread.own_tgid).cloned().unwrap_or_else(|| "?".to_owned());
         seen.insert(identity(thread), ended(thread, process, cgroups));
@@ -132,7 +132,7 @@ pub(super) fn look_of(
         let idle_jiffies = rings.first().map(|ring| u64::from(ring.idle_jiffies));
         seen.insert(
             identity(&record.thread),
-            Seen {
+            ThreadState {
                 process: text(&record.process),
                 cpu: Some(record.cpu),
                 idle_ms: idle_jiffies.and_then(|jiffies| Some(jiffies * 1000 / ticks_a_second?)),
@@ -150,7 +150,7 @@ fn identity(thread: &sq_thread) -> SqThread {
     SqThread { pid: thread.own_tgid, tid: thread.own_tid, born: thread.born_ns }
 }
 
-/// As of the moment of the record: what goes on then belongs to what it has been so far.
+/// Counters as of the record's timestamp: the current on-CPU time counts as what the round has been so far.
 fn counters(record: &thread_record, cgroups: &mut Cgroups) -> Counters {
     let thread = &record.thread;
     let mut open_ns = thread.round_ns;
@@ -170,7 +170,7 @@ fn counters(record: &thread_record, cgroups: &mut Cgroups) -> Counters {
     }
 }
 
-fn ended(thread: &sq_thread, process: String, cgroups: &mut Cgroups) -> Seen {
+fn ended(thread: &sq_thread, process: String, cgroups: &mut Cgroups) -> ThreadState {
     let counters = Counters {
         at_ns: thread.ended_ns,
         running_ns: thread.working_ns.saturating_add(thread.spinning_ns),
@@ -181,10 +181,10 @@ fn ended(thread: &sq_thread, process: String, cgroups: &mut Cgroups) -> Seen {
         behind_ns: behind(thread),
         throttled_ns: throttled(thread, cgroups),
     };
-    Seen { process, zero_ns: thread.known_since_ns, counters, has_ended: true, ..Seen::default() }
+    ThreadState { process, zero_ns: thread.known_since_ns, counters, has_ended: true, ..ThreadState::default() }
 }
 
-/// Of the scheduler's count, what came since the thread is known, but for what it slept.
+/// Run delay since the thread is known, without the part that it slept.
 fn starved_ns(thread: &sq_thread, run_delay_ns: u64) -> u64 {
     run_delay_ns.saturating_sub(thread.first_run_delay_ns).saturating_sub(thread.slept_delay_ns)
 }
@@ -198,13 +198,13 @@ fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
     behind
 }
 
-/// By whose quota.
+/// Throttled time by the cgroup with the quota.
 fn throttled(thread: &sq_thread, cgroups: &mut Cgroups) -> BTreeMap<String, u64> {
     let is_throttled = thread.throttled_ns > 0;
-    is_throttled.then(|| (cgroups.called(thread.quota_cgroup), thread.throttled_ns)).into_iter().collect()
+    is_throttled.then(|| (cgroups.label(thread.quota_cgroup), thread.throttled_ns)).into_iter().collect()
 }
 
-fn ring_of(ring: &ring_record) -> SeenRing {
+fn ring_of(ring: &ring_record) -> RingState {
     let kind = if ring.is_registered != 0 { "registered" } else { "fd" };
     let has = |flag: uring_setup| ring.flags & flag.0 != 0;
     let kinds = [
@@ -212,7 +212,7 @@ fn ring_of(ring: &ring_record) -> SeenRing {
         (has(uring_setup::IORING_SETUP_ATTACH_WQ), "attached"),
         (ring.polls_network != 0, "napi"),
     ];
-    SeenRing {
+    RingState {
         key: (ring.ring, ring.inode),
         name: format!("{kind} {}", ring.fd),
         sq_head: Some(ring.sq_head),
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_that_cannot_be_end_at_the_largest_number() {
+    fn saturates_on_impossible_counters() {
         let mut thread =
             sq_thread { working_ns: u64::MAX, spinning_ns: 1, first_run_delay_ns: 1, ..sq_thread::default() };
         (thread.slept_delay_ns, thread.round_ns) = (u64::MAX, 1);

@@ -1,54 +1,54 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What one look saw of the submission threads, and what has happened between two looks.
+//! States of the submission threads at one read, and the series of the time between two reads.
 
 use std::collections::HashMap;
 
 use whylate_model::Series;
 use whylate_model::sqpoll::{Counters, SqThread, Usage, labels};
 
-/// A thread at one moment.
+/// State of a thread at one read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Seen {
-    /// The name of its process.
+pub(super) struct ThreadState {
+    /// Name of its process.
     pub process: String,
-    /// The CPU that it has or had last.
+    /// The CPU on which it runs or ran last.
     pub cpu: Option<u32>,
-    /// For how long it spins before it sleeps.
+    /// How long it spins before it sleeps, in milliseconds.
     pub idle_ms: Option<u64>,
     /// When its counters were 0 (CLOCK_MONOTONIC).
     pub zero_ns: u64,
     pub counters: Counters,
-    /// It has ended since, and this is what it was at its end.
+    /// Whether it has exited since; this is its final state then.
     pub has_ended: bool,
-    pub rings: Vec<SeenRing>,
+    pub rings: Vec<RingState>,
 }
 
-/// A ring at one moment.
+/// State of a ring at one read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct SeenRing {
-    /// Which one it is, however many descriptors it has.
+pub(super) struct RingState {
+    /// Identifies the ring, however many descriptors it has.
     pub key: (u64, u64),
-    /// What people call it: a descriptor of the process.
+    /// Display name: a descriptor of the process.
     pub name: String,
-    /// How many requests the thread has taken, modulo 2^32; `None` where it could not be read.
+    /// Number of requests that the thread has taken, modulo 2^32; `None` if it could not be read.
     pub sq_head: Option<u32>,
-    /// How many have been put into it.
+    /// Number of requests submitted to the ring, modulo 2^32.
     pub sq_tail: u32,
     pub sq_entries: u32,
-    /// What it was set up with, of what matters here.
+    /// Relevant setup flags.
     pub kinds: Vec<&'static str>,
 }
 
-pub(super) type Look = HashMap<SqThread, Seen>;
+pub(super) type ThreadStates = HashMap<SqThread, ThreadState>;
 
-/// The series of the time between two looks, by process and thread.
-pub(super) fn series(before: &Look, after: &Look, interval_ns: u64) -> Vec<Series> {
-    let mut threads: Vec<(&SqThread, &Seen)> = after.iter().collect();
+/// Makes the series of the time between two reads, by process and thread.
+pub(super) fn series(before: &ThreadStates, after: &ThreadStates, interval_ns: u64) -> Vec<Series> {
+    let mut threads: Vec<(&SqThread, &ThreadState)> = after.iter().collect();
     threads.sort_by_key(|&(thread, _)| thread);
-    threads.into_iter().flat_map(|(thread, now)| of_thread(thread, before.get(thread), now, interval_ns)).collect()
+    threads.into_iter().flat_map(|(thread, now)| thread_series(thread, before.get(thread), now, interval_ns)).collect()
 }
 
-fn of_thread(thread: &SqThread, before: Option<&Seen>, now: &Seen, interval_ns: u64) -> Vec<Series> {
+fn thread_series(thread: &SqThread, before: Option<&ThreadState>, now: &ThreadState, interval_ns: u64) -> Vec<Series> {
     let counters = &now.counters;
     let zero = Counters {
         at_ns: now.zero_ns,
@@ -70,12 +70,12 @@ fn of_thread(thread: &SqThread, before: Option<&Seen>, now: &Seen, interval_ns: 
         put("idle_ms", idle_ms as f64);
     }
     put("rings", now.rings.len() as f64);
-    // One look takes a while, and threads that were there at both are told from one to the other.
+    // A read takes a while; threads in both are measured from one read to the next.
     let present = usage.duration_ns as f64 / interval_ns.max(1) as f64;
     if (before.is_none() || now.has_ended) && present < 0.99 {
         put("present", present);
     }
-    let rings = now.rings.iter().map(|ring| of_ring(&whole, ring, before, usage.duration_ns));
+    let rings = now.rings.iter().map(|ring| ring_series(&whole, ring, before, usage.duration_ns));
     let by = |name: &str, (who, share): &(String, f64)| {
         let mut series = Series { labels: whole.labels.clone(), ..Series::default() };
         series.labels.insert("by".to_owned(), who.clone());
@@ -88,7 +88,7 @@ fn of_thread(thread: &SqThread, before: Option<&Seen>, now: &Seen, interval_ns: 
     std::iter::once(whole).chain(parts).collect()
 }
 
-fn of_ring(whole: &Series, ring: &SeenRing, before: Option<&Seen>, duration_ns: u64) -> Series {
+fn ring_series(whole: &Series, ring: &RingState, before: Option<&ThreadState>, duration_ns: u64) -> Series {
     let mut series = Series { labels: whole.labels.clone(), ..Series::default() };
     series.labels.insert("ring".to_owned(), ring.name.clone());
     series.values.insert("entries".to_owned(), f64::from(ring.sq_entries));
@@ -96,7 +96,7 @@ fn of_ring(whole: &Series, ring: &SeenRing, before: Option<&Seen>, duration_ns: 
     if let Some(head) = ring.sq_head {
         series.values.insert("pending".to_owned(), f64::from(ring.sq_tail.wrapping_sub(head)));
         let was = match before {
-            // Those of a thread that is new have begun at 0. Others may have been busy at the last look.
+            // Rings of a new thread started at 0. Other rings may have been busy at the last read.
             None => Some(0),
             Some(seen) => seen.rings.iter().find(|other| other.key == ring.key).and_then(|ring| ring.sq_head),
         };
@@ -114,8 +114,8 @@ mod tests {
 
     const THREAD: SqThread = SqThread { pid: 10, tid: 11, born: 5 };
 
-    fn seen(at_ns: u64, running_ns: u64, head: u32) -> Seen {
-        Seen {
+    fn seen(at_ns: u64, running_ns: u64, head: u32) -> ThreadState {
+        ThreadState {
             process: "app".to_owned(),
             zero_ns: 100,
             counters: Counters {
@@ -125,7 +125,7 @@ mod tests {
                 sqes: Some(7),
                 ..Counters::default()
             },
-            rings: vec![SeenRing {
+            rings: vec![RingState {
                 key: (1, 1),
                 name: "fd 3".to_owned(),
                 sq_head: Some(head),
@@ -133,17 +133,17 @@ mod tests {
                 sq_entries: 8,
                 kinds: vec!["iopoll"],
             }],
-            ..Seen::default()
+            ..ThreadState::default()
         }
     }
 
-    fn between(before: Option<Seen>, after: Seen) -> Vec<Series> {
-        let look = |seen: Option<Seen>| seen.into_iter().map(|seen| (THREAD, seen)).collect::<Look>();
+    fn between(before: Option<ThreadState>, after: ThreadState) -> Vec<Series> {
+        let look = |seen: Option<ThreadState>| seen.into_iter().map(|seen| (THREAD, seen)).collect::<ThreadStates>();
         series(&look(before), &look(Some(after)), 1_000)
     }
 
     #[test]
-    fn a_thread_that_came_meanwhile_is_measured_from_then_on() {
+    fn new_thread_is_measured_from_its_start() {
         let series = between(None, seen(600, 250, 4));
         assert_eq!(series[0].values["working"], 0.25);
         assert_eq!(series[0].values["present"], 0.5);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_rings_wrap_around() {
+    fn handles_wraparound_of_ring_heads() {
         let series = between(Some(seen(1_000, 0, u32::MAX - 3)), seen(2_000, 0, 6));
         assert_eq!(series[1].labels["ring"], "fd 3");
         assert_eq!((series[1].values["pending"], series[1].values["sqes_per_s"]), (2.0, 10.0 * 1e6));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_that_was_busy_at_the_last_look_has_no_rate() {
+    fn ring_busy_at_last_read_has_no_rate() {
         let mut busy = seen(1_000, 0, 1);
         busy.rings.clear();
         let series = between(Some(busy), seen(2_000, 0, 3_197_153));
@@ -167,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_was_there_at_both_looks_was_there_all_the_time() {
+    fn thread_in_both_reads_is_fully_present() {
         assert!(!between(Some(seen(1_000, 0, 1)), seen(1_500, 0, 1))[0].values.contains_key("present"));
-        let ended = Seen { has_ended: true, ..seen(1_500, 0, 1) };
+        let ended = ThreadState { has_ended: true, ..seen(1_500, 0, 1) };
         assert_eq!(between(Some(seen(1_000, 0, 1)), ended)[0].values["present"], 0.5);
     }
 
     #[test]
-    fn a_ring_that_could_not_be_read_has_no_figures() {
+    fn unreadable_ring_has_no_counters() {
         let mut blind = seen(2_000, 0, 6);
         blind.rings[0].sq_head = None;
         let series = between(Some(seen(1_000, 0, 1)), blind);
