@@ -347,7 +347,12 @@ fn cpus_of(late: &done_request, usual_device_ns: u64, account: Option<&Account>,
         usual_device_ns,
         interrupted: interrupted
             .and_then(|cpu| account.recent_if_irq_late(cpu, before, INTERVALS_BEFORE_SIGNAL, names.symbols())),
-        ended_on: account.recent_intervals(late.cpu, signaled_ns..late.completed_ns, MAX_INTERVALS_UNTIL_DONE, names.symbols()),
+        ended_on: account.recent_intervals(
+            late.cpu,
+            signaled_ns..late.completed_ns,
+            MAX_INTERVALS_UNTIL_DONE,
+            names.symbols(),
+        ),
     }
 }
 
