@@ -31,7 +31,7 @@ fn direct_file() -> Result<Option<File>> {
     (0..BLOCKS).try_for_each(|number| file.write_all_at(&[7; BLOCK], (number * BLOCK) as u64))?;
     file.sync_all()?;
     if fcntl_setfl(&file, fcntl_getfl(&file)? | OFlags::DIRECT).is_err() {
-        println!("skipped: the file system of the build directory has no direct I/O");
+        println!("skipped: the file system of the build folder has no direct I/O");
         return Ok(None);
     }
     Ok(Some(file))
