@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which waits for others are late: those that somebody here held up, not those of threads that had nothing to do.
+//! Decides which waits for others are late: those with activity on this machine, and not those for idle threads.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use super::{Path, PathSegment};
 use crate::CauseKind;
 
 impl Path {
-    /// Whether it is a wait for others of at least so long, of which at least half went into what somebody did or could
-    /// not do: worked, wanted a CPU, used a disk. Of a wait for a lock it does not matter what its holder did.
+    /// Returns whether the path is a wait for others of at least `over_ns`, at least half of which is attributed to
+    /// activity: running, waiting for a CPU, block I/O. For a lock it does not matter what the holder did.
     pub fn is_held_up(&self, over_ns: u64, is_for_lock: bool) -> bool {
-        // The rest is its own wait for a CPU.
+        // The rest is the thread's own wait for a CPU.
         let within = || self.segments.iter().filter(|segment| segment.depth > 0);
         let whole_ns: u64 = within().map(|segment| segment.ns).sum();
         let by_somebody_ns: u64 = within().filter(|segment| !is_nobodys(segment.kind)).map(|segment| segment.ns).sum();
         whole_ns >= over_ns && (is_for_lock || by_somebody_ns >= whole_ns - by_somebody_ns)
     }
 
-    /// Whoever slept, or waited with a timeout, for at least half of a wait for others of at least so long: another thread
-    /// than the one that waited.
+    /// Returns the thread, other than the waiter itself, that slept or waited with a timeout for at least half of a
+    /// wait for others of at least `over_ns`.
     pub fn sleeper(&self, over_ns: u64) -> Option<&str> {
         let whole_ns: u64 = self.segments.iter().filter(|segment| segment.depth > 0).map(|segment| segment.ns).sum();
         let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
@@ -32,12 +32,12 @@ impl Path {
     }
 }
 
-/// It slept, or waited with a timeout; a timer of the kernel's own makes nobody a sleeper.
+/// Returns whether the thread slept or waited with a timeout. Waiting for one of the kernel's own timers is no sleep.
 fn is_a_sleep(segment: &PathSegment) -> bool {
     segment.kind == CauseKind::Timer && segment.timer.is_none_or(TimerKind::is_own)
 }
 
-/// Nobody of this machine is known to have done anything.
+/// Returns whether time of this kind is attributed to no activity on this machine.
 fn is_nobodys(kind: CauseKind) -> bool {
     use CauseKind::{Interrupt, Network, Outside, Rcu, Timer, Unknown};
     matches!(kind, Timer | Network | Interrupt | Rcu | Outside | Unknown)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The past of all CPUs from text that others have recorded: ftrace's files `trace` and `trace_pipe`, `trace-cmd
+//! Imports the scheduling timeline from text traces of other tools: ftrace's files `trace` and `trace_pipe`, `trace-cmd
 //! report`, `perf script` and `perf sched script`.
 //!
-//! What a trace does not tell is unknown. Lines that cannot be read, and events that the trace says are missing, are
-//! counted; after missing events nothing is known of a CPU until its next one.
+//! What a trace does not record is unknown. Unreadable lines, and events that the trace reports as missing, are
+//! counted; after missing events nothing is known of a CPU until its next event.
 
 mod answer;
 mod fields;
@@ -27,74 +27,75 @@ use crate::ftrace::{
 };
 use crate::paste::{Lines, PasteError};
 
-/// No machine has more CPUs; a damaged file may name more.
+/// Maximum number of CPUs. No machine has more; a damaged file may name more.
 const CPUS: usize = 8 << 10;
-/// Each takes up to some 250 bytes of memory.
+/// Maximum number of events. Each takes up to some 250 bytes of memory.
 const EVENTS: u64 = 8 << 20;
-/// Between two events of perf there is a stack at most. What has none for so long may have no end either.
+/// Maximum number of bytes without an event. Between two events of perf there is at most a stack; a longer gap may have
+/// no end.
 const WITHOUT_EVENT: u64 = 64 << 20;
-/// No kernel has more functions of work items.
+/// Maximum number of work item functions. No kernel has more.
 const HANDLERS: usize = 64 << 10;
-/// What the kernel shows of a thread whose name it has forgotten.
+/// What the kernel prints for a thread whose `comm` is no longer cached.
 const FORGOTTEN: &str = "<...>";
 
-/// Why a file told nothing.
+/// Why a file cannot be imported.
 #[derive(Debug, Error)]
 pub enum ImportError {
-    /// It cannot be read, or not be made out what was done to its lines.
+    /// The file cannot be read, or it is unclear how its lines were altered.
     #[error(transparent)]
     Paste(#[from] PasteError),
-    /// It is of `trace-cmd`.
+    /// The file is a `trace.dat` of trace-cmd.
     #[error("this is a trace.dat: import the output of `trace-cmd report -i` on it")]
     TraceDat,
-    /// It is of perf.
+    /// The file is a `perf.data`.
     #[error("this is a perf.data: import the output of `perf script --show-lost-events -i` on it")]
     PerfData,
-    /// It is compressed.
+    /// The file is compressed.
     #[error("this is compressed: decompress it first")]
     Compressed,
-    /// It would take too much memory.
+    /// The file has too many events for memory.
     #[error("it has more than {EVENTS} events: cut it to the time that matters")]
     TooLong,
-    /// Its events have no CPU number.
+    /// The events have no CPU number.
     #[error("{NO_CPU}")]
     NoCpu,
-    /// Its stamps are in a unit that is not known.
+    /// The timestamps are in an unknown unit.
     #[error("{NO_POINT}")]
     NoPoint,
-    /// No event tells who had a CPU.
+    /// No event tells which thread was on a CPU.
     #[error("no event in it tells who had a CPU: record sched_switch and sched_waking, and interrupts too")]
     NoSwitches,
     /// No line is an event.
     #[error("no line in it is an event: give the text output of trace_pipe, `trace-cmd report` or `perf script`")]
     NotATrace,
-    /// It goes on and on with something else.
+    /// A long run of lines has no event.
     #[error("{} MiB in a row contain no trace event: give the text output of trace_pipe, `trace-cmd report` or `perf script`", WITHOUT_EVENT >> 20)]
     NoEvents,
-    /// There is no such thread.
+    /// The trace has no such thread.
     #[error("it has no thread {0}: leave out --pid and --comm, or name one that is in it")]
     NoSuchThread(String),
 }
 
-/// What a file has told.
+/// An imported trace.
 #[derive(Debug)]
 pub struct Trace {
     past: Recorded,
     lives: Lives,
     handlers: Vec<Box<str>>,
-    /// When its first event was.
+    /// Time of the first event.
     pub begin_ns: u64,
-    /// When its last one was.
+    /// Time of the last event.
     pub end_ns: u64,
-    /// What could not be used, by the reason.
+    /// Number of lines and events that could not be used, by reason.
     pub lost: BTreeMap<&'static str, u64>,
-    /// What it does not tell of, and what follows from that.
+    /// Limitations: kinds of events that are not recorded, and the consequence.
     pub weaker: Vec<&'static str>,
-    /// What was done to its lines, and has been undone.
+    /// Alterations of the lines that were undone.
     pub undone: Vec<String>,
 }
 
-/// Which events there are.
+/// Kinds of events that the trace has.
 #[derive(Debug, Default)]
 struct Kinds {
     wakings: bool,
@@ -109,7 +110,7 @@ struct Reader {
     lives: Lives,
     numbers: HashMap<Box<str>, u64>,
     handlers: Vec<Box<str>>,
-    /// Of each CPU whose last event was that a timer's function runs, the timer.
+    /// For each CPU whose last event was the expiry of a timer, its kind.
     timers: Vec<Option<TimerKind>>,
     kinds: Kinds,
     has_switches: bool,
@@ -127,7 +128,7 @@ impl Trace {
     /// Reads a file to its end.
     ///
     /// # Errors
-    /// When it cannot be read, or does not tell who had the CPUs.
+    /// Fails if the file cannot be read, or does not tell which threads were on the CPUs.
     pub fn read(mut input: impl BufRead) -> Result<Self, ImportError> {
         let start = input.fill_buf().map_err(PasteError::Io)?;
         if start.starts_with(TRACE_DAT) {
@@ -163,12 +164,12 @@ impl Trace {
         reader.end()
     }
 
-    /// Who had each CPU, and how.
+    /// Returns the scheduling timeline.
     pub fn history(&self) -> &Recorded {
         &self.past
     }
 
-    /// Its threads, in the order in which they are first told of.
+    /// Returns the threads, in the order of their first mention.
     pub fn lives(&self) -> &[Life] {
         &self.lives.all
     }
@@ -176,7 +177,7 @@ impl Trace {
 
 impl Reader {
     fn line(&mut self, text: &str) {
-        // A line of perf has a space before the thread's number, and one of ftrace a dash.
+        // In a line of perf a space precedes the TID, in one of ftrace a dash.
         if let Some(line) = Line::parse_perf(text).or_else(|| Line::parse(text)).filter(Line::is_credible) {
             self.event(&line);
         } else if let Some(gap) = Gap::parse(text) {
@@ -206,7 +207,7 @@ impl Reader {
             return self.lose("cpus_full", 1);
         }
         if line.time_ns < self.last_ns {
-            // It is put at the end of what came before it in the file.
+            // The event is moved to the end of those that precede it in the file.
             self.lose("out_of_order", 1);
         }
         self.last_ns = self.last_ns.max(line.time_ns);
@@ -231,7 +232,7 @@ impl Reader {
                     self.renumber(cpu, tid, old_tid);
                 }
                 _ => {
-                    // Before its event, the thread that executes a program has its new number already.
+                    // A thread that executes a program has its new TID already before the event.
                     if let Some(old_tid) = self.builder.holder(cpu)
                         && old_tid != tid
                         && old_tid != 0
@@ -250,7 +251,7 @@ impl Reader {
         }
     }
 
-    /// A thread's name where the line has none, or the start of one.
+    /// Returns a thread's name if the line has none, or only its start.
     fn name_of(&mut self, tid: u32, start: &str) -> Name {
         let known = self.lives.present(tid, self.last_ns).name();
         if start == FORGOTTEN || known.text().starts_with(start) { known } else { Name::of(start) }
@@ -295,7 +296,8 @@ impl Reader {
                 self.kinds.wakings = true;
                 self.waking(cpu, line, tid)
             }
-            // Without the event of a waking its end tells as much, but for who it was where it ended on another CPU.
+            // Without `sched_waking`, `sched_wakeup` has the same information, except for the waker if it happens on
+            // another CPU.
             Said::Awake(tid) if !self.kinds.wakings => self.waking(cpu, line, tid),
             Said::Awake(tid) => Event::Awake(tid),
             Said::Moved(tid, from_cpu) => Event::Moved(tid, from_cpu),
@@ -332,7 +334,7 @@ impl Reader {
         self.context(cpu, line).map_or(Event::Waking(tid), |by| Event::WakingBy(tid, by))
     }
 
-    /// In what a thread is woken is told by the flags, where there are any.
+    /// Returns the context in which a thread is woken, from the line's flags if it has any.
     fn context(&self, cpu: usize, line: &Line<'_>) -> Option<Waker> {
         if let Some(timer) = self.timers[cpu] {
             return Some(Waker::Timer(timer));
@@ -348,7 +350,7 @@ impl Reader {
         if let Some(&number) = self.numbers.get(function) {
             return number;
         }
-        // One more stands for all that there is no room for.
+        // One further entry stands for all functions without room.
         let function = if self.handlers.len() < HANDLERS { function } else { "(others)" };
         let next = self.handlers.len() as u64;
         let number = *self.numbers.entry(function.into()).or_insert(next);
@@ -387,7 +389,7 @@ impl Reader {
         if !self.kinds.requests {
             weaker.push("no block events: waits for disks are shown as waits for interrupts");
         }
-        // Whoever got a CPU with the last event has it.
+        // The thread switched in by the last event is still on the CPU.
         let mut past = self.builder.finish(end_ns.saturating_add(1));
         let Reader { lives, handlers, lost, undone, .. } = self;
         if !tells_interrupts {
@@ -397,7 +399,7 @@ impl Reader {
     }
 }
 
-/// Whether an event that matters here can be read.
+/// Returns whether an event that matters here can be read.
 pub(crate) fn is_readable(event: &str, text: &str) -> bool {
     said(event, text).is_some()
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A path as an outline: which of its parts lie within which wait.
+//! Groups the segments of a path by the waits that enclose them.
 
 use super::PathSegment;
 
 /// A piece of a path at some depth.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// A part that lies within no further wait.
+    /// A segment within no further wait.
     Own(&'a PathSegment),
-    /// A wait, and all parts within it.
+    /// A wait and all segments within it.
     Wait {
-        /// A part that tells who waited, and in what; one of a wait within it where it has none of its own.
+        /// A segment with the waiter and what it waited in; one of a nested wait if the wait has no segment of its own.
         outer: &'a PathSegment,
-        /// All of them, at least one.
+        /// All segments of the wait, at least one.
         within: &'a [PathSegment],
     },
 }
 
-/// The pieces of a path, or of what lies within one of its waits, at this depth, in order.
+/// Returns the pieces of a path, or of the inside of one of its waits, at this depth, in order.
 pub fn pieces(path: &[PathSegment], depth: u32) -> impl Iterator<Item = Piece<'_>> {
     let mut left = path;
     std::iter::from_fn(move || {
@@ -29,7 +29,7 @@ pub fn pieces(path: &[PathSegment], depth: u32) -> impl Iterator<Item = Piece<'_
         let is_outer = |segment: &&PathSegment| segment.depth == depth + 1;
         let run = left.iter().position(|segment| segment.depth <= depth).unwrap_or(left.len());
         let outer = left[..run].iter().find(is_outer).unwrap_or(first);
-        // Where one wait follows another without a part in between, its own parts tell.
+        // If two waits are adjacent, their own segments separate them.
         let is_other = |segment: &PathSegment| is_outer(&segment) && segment.wait() != outer.wait();
         let end = left[..run].iter().position(is_other).unwrap_or(run);
         let (within, rest) = left.split_at(end);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Paths of many waits in one: what is alike in all of them once.
+//! Sums the paths of many waits: equal parts are added up.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,28 +7,28 @@ use super::PathSegment;
 use super::outline::{Piece, pieces};
 use crate::thread::without_number;
 
-/// So many parts are kept apart.
+/// Maximum number of distinct parts.
 const PARTS: usize = 2_000;
-/// So many more are told without the waits that they lie within, by names alone.
+/// Maximum number of further parts, kept without their enclosing waits and aggregated by name.
 const LOOSE: usize = 200;
-/// From here on threads are looked for that can be told together.
+/// Number of parts from which threads of one name are aggregated.
 const MANY_PARTS: usize = 200;
-/// So many threads of one name are told apart.
+/// Maximum number of threads of one name that are listed one by one.
 const FEW: usize = 8;
 
-/// Paths, added up.
+/// Sums of paths.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
     outermost: Parts,
-    /// How many parts are kept apart in all.
+    /// Number of distinct parts.
     parts: usize,
-    /// Names that so many threads have that their numbers tell nothing.
+    /// Names shared by more than `FEW` threads, which are listed without TIDs.
     shared: HashSet<String>,
-    /// How many parts were left when they were last looked for.
+    /// Number of parts after names were last aggregated.
     looked_at: usize,
 }
 
-/// Parts at one depth, and the waits that they stand beside.
+/// Parts at one depth, and the waits nested at that depth.
 #[derive(Debug, Default)]
 struct Parts {
     own: Vec<PathSegment>,
@@ -53,7 +53,7 @@ impl Sums {
         }
     }
 
-    /// What has been added up. After a wait's own parts come those of the waits within it.
+    /// Returns the sums. The parts of nested waits follow a wait's own parts.
     pub fn finish(mut self) -> Vec<PathSegment> {
         self.share_names();
         self.outermost.flat(0)
@@ -65,7 +65,7 @@ impl Sums {
         loose.into_iter().for_each(|segment| self.outermost.add_loose(segment, &mut self.parts));
     }
 
-    /// Where one name has become that of many threads, they are told together.
+    /// Aggregates the threads of each name that more than `FEW` threads share.
     fn share_names(&mut self) {
         let mut threads: HashMap<String, HashSet<String>> = HashMap::new();
         self.outermost.each(&mut |part| {
@@ -80,7 +80,7 @@ impl Sums {
         self.shared.extend(threads.into_keys());
         self.parts = 0;
         let Parts { own, waits } = std::mem::take(&mut self.outermost);
-        // Loose parts come last: they must not take the room of the others.
+        // Loose parts come last, so that they do not take the room of the others.
         for parts in [Parts { own: Vec::new(), waits }, Parts { own, waits: Vec::new() }] {
             let path: Vec<PathSegment> = parts.flat(0).into_iter().map(|part| self.without_numbers(part)).collect();
             self.take(&path);
@@ -95,15 +95,14 @@ impl Sums {
     }
 }
 
-/// The threads that a part names, but for submitters.
+/// Returns the labels of the threads that a part names, without submitters.
 fn names_of(part: &PathSegment) -> impl Iterator<Item = &str> {
     let who = part.is_a_threads().then_some(&part.who);
     who.into_iter().chain(&part.ready).chain(&part.waiter).map(String::as_str)
 }
 
 impl Parts {
-    /// Adds parts: those that are alike in all they tell, and in the waits that they lie within, become one. What has no
-    /// room is handed back.
+    /// Adds parts: equal parts within equal waits become one. Appends the parts without room to `loose`.
     fn add(&mut self, path: &[PathSegment], depth: u32, parts: &mut usize, loose: &mut Vec<PathSegment>) {
         for piece in pieces(path, depth) {
             match piece {
@@ -159,7 +158,8 @@ impl Parts {
         self.waits.iter().for_each(|wait| wait.within.each(visit));
     }
 
-    /// Each wait begins with a part of its own, which may be empty: it tells who waited, and in what.
+    /// Flattens the tree. Each wait begins with a part of its own, possibly empty, which has the waiter and what it
+    /// waited in.
     fn flat(self, depth: u32) -> Vec<PathSegment> {
         let mut flat = self.own;
         for Wait { waiter, via, within } in self.waits {
@@ -172,7 +172,7 @@ impl Parts {
     }
 }
 
-/// Adds a part to the one that it is like.
+/// Adds a segment to an equal one; returns whether there was one.
 fn add_to_like(parts: &mut [PathSegment], segment: &PathSegment) -> bool {
     let told = |of: &PathSegment| (of.kind, of.depth);
     let is_like = |known: &&mut PathSegment| {
@@ -222,7 +222,7 @@ mod tests {
         sums.add(vec![part(1, "server", 1, "client", "read"), part(2, "jbd2", 2, "server", "fsync")]);
         sums.add(vec![part(4, "server", 1, "client", "write"), part(8, "jbd2", 2, "server", "fsync")]);
         sums.add(vec![part(16, "jbd2", 2, "server", "fsync"), part(32, "server", 1, "client", "read")]);
-        // A wait of which no part is its own.
+        // A wait without a part of its own.
         sums.add(vec![part(64, "jbd2", 2, "other", "fsync")]);
         let sums = sums.finish();
         assert_eq!((sums[4].waiter.as_deref(), sums[4].depth), (Some("other"), 1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Histories with known answers, and random ones.
+//! Timelines with known paths, and random ones.
 
 mod budgets;
 mod every_cursor;
@@ -17,7 +17,7 @@ use super::{Asked, Found, Names, Path, PathSegment, walk};
 use crate::wait::Stop;
 use crate::{CauseKind, Cgroup};
 
-/// A history in units of a millisecond, in which thread 5 is called `t5`.
+/// Builds a timeline in milliseconds, in which thread 5 is called `t5`.
 struct Told {
     builder: Builder,
     running: Vec<u32>,
@@ -48,7 +48,7 @@ impl Told {
         self.at(ms, cpu, Event::Switch { from, from_name: name(from), exit, to, to_name: name(to) })
     }
 
-    /// Whoever has the CPU falls asleep.
+    /// Switches from the current thread, which blocks, to `to`.
     fn sleeps(&mut self, ms: u64, cpu: usize, to: u32) -> &mut Self {
         self.switch(ms, cpu, Exit::Blocked(Blocked { syscall: Some(202), ..Blocked::default() }), to)
     }
@@ -68,7 +68,7 @@ impl Told {
 
 struct Plain;
 
-/// A thread that is still there when the path is told.
+/// A thread that still exists when the path is built.
 const PRESENT: u32 = 60;
 
 impl Names for Plain {
@@ -124,7 +124,7 @@ fn asked(tid: u32, from_ms: u64, to_ms: u64) -> Asked {
 
 fn told(past: Recorded, asked: Asked) -> Vec<(u64, CauseKind, String, u32)> {
     let of = |segment: PathSegment| ((segment.ns + MS / 2) / MS, segment.kind, segment.who, segment.depth);
-    // Events of the same time are nanoseconds apart.
+    // Events at the same time are nanoseconds apart.
     path_of(past, asked).segments.into_iter().map(of).filter(|segment| segment.0 > 0).collect()
 }
 
@@ -135,7 +135,7 @@ fn segment(ms: u64, kind: CauseKind, who: &str, depth: u32) -> (u64, CauseKind, 
 #[test]
 fn thousands_of_threads_keep_their_name() {
     let (of_each, all) = (MS, 3_000);
-    // Each wakes the next one just before its end.
+    // Each thread wakes the next one just before its end.
     let slice = |number: u64| Slice {
         start_ns: 1 + number * of_each,
         end_ns: 1 + (number + 1) * of_each,
@@ -188,7 +188,7 @@ fn while_a_quota_is_used_up_nobody_else_is_to_blame_and_threads_have_their_cgrou
         cgroup,
         ..Slice::default()
     };
-    // t5 uses its quota up at 2 ms; it is refilled at 8 ms.
+    // t5 uses up its quota at 2 ms; it is refilled at 8 ms.
     let entry = Entry::Preempted { at_ns: 1 + 2 * MS };
     let throttled = Slice { throttled_ns: 6 * MS, ..slice(5, 10, 12, entry, Some(77)) };
     let past = Recorded {
@@ -225,7 +225,7 @@ fn until_a_thread_is_moved_its_former_cpu_is_to_blame() {
         Entry::Preempted { at_ns: 1 + 2 * MS },
     ];
     for entry in [woken, lost] {
-        // t5 is in the run queue of CPU 1, behind t7, until CPU 0 takes it at 9 ms.
+        // t5 is in the run queue of CPU 1, behind t7, until it migrates to CPU 0 at 9 ms.
         let first = Slice { exit: Exit::Preempted, ..slice(5, 0, 2, Entry::GoesOn) };
         let moved = Some(Move { at_ns: 1 + 9 * MS, from_cpu: 1 });
         let cpus = vec![
@@ -249,7 +249,7 @@ fn until_a_thread_is_moved_its_former_cpu_is_to_blame() {
 fn what_follows_the_end_does_not_matter() {
     let mut history = Told::new(1);
     history.switch(0, 0, Exit::Preempted, 5).sleeps(1, 0, 6).wakes(9, 0, 5).sleeps(9, 0, 5);
-    // It loses its CPU just after the end, and has it back at once.
+    // The thread is preempted just after the end, and switched in again at once.
     history.preempted(12, 0, 7).sleeps(12, 0, 5).sleeps(13, 0, 0);
     let asked = Asked { to_ns: 12 * MS, ..asked(5, 0, 12) };
     let path = told(history.past(14), asked);
@@ -274,7 +274,7 @@ fn who_submitted_a_request_before_the_wait_is_asked_for_its_name() {
 fn a_wait_for_a_server_is_what_the_server_did() {
     use CauseKind::{Disk, DiskQueue, Irq, Running, Thread};
     let mut history = Told::new(2);
-    // t1 asks t2, which works, waits for the disk, and is kept from its CPU by t3.
+    // t1 waits for t2, which runs, waits for the disk, and then for its CPU, occupied by t3.
     history.preempted(0, 0, 1).wakes(2, 0, 2).preempted(2, 1, 2).sleeps(3, 0, 0);
     history.at(9, 1, Event::RequestBegins(8, 77, Operation::Write)).sleeps(10, 1, 0);
     history.at(11, 1, Event::RequestIssued(8, 77, Operation::Write));
@@ -305,7 +305,7 @@ fn a_wait_ends_where_its_thread_fell_asleep() {
     let mut history = Told::new(2);
     history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(3, 0, 0).wakes(7, 1, 1).preempted(8, 0, 1);
     let past = history.past(9);
-    // Also where it is asked about a later part alone.
+    // The same for a query that covers only a later part.
     for (from_ms, expected_ms) in [(0, (3, 5)), (4, (4, 4))] {
         let (mut past, mut found, mut began_ns) = (past.clone(), Found::default(), None);
         let asked = Asked { is_wait: true, ..asked(1, from_ms, 8) };
@@ -331,7 +331,7 @@ fn a_wait_may_end_before_its_thread_is_seen_to_get_its_cpu() {
 
 #[test]
 fn what_a_thread_waits_for_afterwards_does_not_matter() {
-    // It is preempted right after the end of what is asked about.
+    // The thread is preempted right after the end of the query.
     let mut history = Told::new(1);
     history.preempted(0, 0, 1).preempted(5, 0, 2).preempted(6, 0, 1);
     let asked = Asked { to_ns: 1 + 5 * MS - MS / 2, ..asked(1, 1, 5) };
@@ -341,7 +341,7 @@ fn what_a_thread_waits_for_afterwards_does_not_matter() {
 #[test]
 fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
     use CauseKind::{Disk, Interrupt, Network, Rcu, Timer};
-    // t9 is busy where the interrupt comes in that wakes t1.
+    // t9 is running when the interrupt arrives that wakes t1.
     let woken_in = |events: &[Event]| {
         let mut history = Told::new(2);
         history.preempted(0, 0, 1).preempted(0, 1, 9).at(1, 0, Event::RequestIssued(8, 5, Operation::Read));
@@ -361,7 +361,7 @@ fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
     assert_eq!(woken_in(&[Event::Softirq(3)]), (Network, "network".to_owned()));
     assert_eq!(woken_in(&[Event::Softirq(9)]), (Rcu, "grace period".to_owned()));
     assert_eq!(woken_in(&[Event::Softirq(1)]), (Timer, "timer".to_owned()));
-    // A timer's function tells what it was for, also where what it has sent comes in.
+    // The timer's function tells its kind, also where a packet that it sent is received.
     let expires = Event::TimerExpires;
     let journal = "commit interval of the journal";
     assert_eq!(woken_in(&[Event::Softirq(1), expires(TimerKind::JournalInterval)]), (Timer, journal.to_owned()));
@@ -376,7 +376,7 @@ fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
         [Event::Softirq(1), expires(TimerKind::Wakeup), Event::SoftirqRaised(3), Event::SoftirqEnds, Event::Softirq(3)];
     assert_eq!(woken_in(&wakes).0, Network);
     assert_eq!(woken_in(&[Event::Softirq(6)]), (Interrupt, "tasklet".to_owned()));
-    // What a thread sends over loopback comes in below it.
+    // What a thread sends over loopback is received in a softirq nested on it.
     assert_eq!(woken_in(&[Event::SoftirqRaised(3), Event::Softirq(3)]).0, CauseKind::Running);
 }
 
@@ -394,7 +394,7 @@ fn a_request_of_which_nothing_is_known_is_no_disks() {
 #[test]
 fn a_lock_that_is_handed_on_is_each_holders_doing() {
     use CauseKind::{Running, Thread};
-    // t1 waits for a lock that t2, t3 and t4 have one after the other; t4 is kept from the CPU by t5.
+    // t1 waits for a lock that t2, t3 and t4 hold one after the other; t4 waits for its CPU, occupied by t5.
     let mut history = Told::new(3);
     history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(1, 0, 0);
     history.wakes(11, 1, 3).preempted(11, 2, 3).wakes(31, 2, 4).sleeps(31, 2, 5).preempted(36, 2, 4);
@@ -405,14 +405,14 @@ fn a_lock_that_is_handed_on_is_each_holders_doing() {
         segment(5, Thread, "t5:5", 1),
         segment(30, Running, "t4:4", 1),
     ];
-    // t3 and t4 were never seen to fall asleep: they are still within their waits at the beginning.
+    // The switch-out of t3 and t4 was never recorded: they are still within their waits at the start.
     assert_eq!(told(history.past(67), asked(1, 1, 66)), expected);
 }
 
 #[test]
 fn a_command_is_its_critical_path() {
     use CauseKind::{Running, Thread, Timer};
-    // t1 makes t2 and t3 and waits for both; t3 takes longer, as it sleeps for 40 ms, and then has t2's result.
+    // t1 creates t2 and t3 and waits for both; t3 takes longer, as it sleeps for 40 ms, and then waits for t2's result.
     let mut history = Told::new(2);
     history.preempted(0, 0, 1).at(5, 0, Event::New(2)).at(6, 0, Event::New(3)).sleeps(10, 0, 3);
     history.preempted(5, 1, 2).switch(20, 1, Exit::Dead, 0).sleeps(20, 0, 0);
@@ -470,7 +470,7 @@ fn interrupts_that_a_thread_keeps_off_are_told_as_such() {
     assert_eq!(kinds, [(2, Thread), (5, IrqsOff), (1, CauseKind::Irq)]);
 }
 
-/// Any slices: they overlap, lack some, and say what cannot be.
+/// Arbitrary slices: they overlap, have gaps, and are inconsistent.
 pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
     let holder = prop_oneof![
         Just(Holder::Nobody),
@@ -520,7 +520,7 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
             is_member,
             throttled_ns,
             cgroup,
-            // Of a thread that was woken alone.
+            // Only set for a thread that was woken.
             stopped: stop.filter(|_| matches!(entry, Entry::Woken { .. })),
             ..Slice::default()
         },
@@ -554,7 +554,7 @@ fn a_long_conversation_is_folded_and_adds_up() {
     history.preempted(0, 0, 1).sleeps(1, 0, 0).preempted(1, 1, 2);
     let mut ms = 1;
     for _ in 0..5_000 {
-        // t2 asks t3, which answers.
+        // t2 waits for t3, which answers.
         history.wakes(ms + 1, 1, 3).preempted(ms + 1, 0, 3).sleeps(ms + 2, 1, 0);
         history.wakes(ms + 4, 0, 2).preempted(ms + 4, 1, 2).sleeps(ms + 5, 0, 0);
         ms += 5;

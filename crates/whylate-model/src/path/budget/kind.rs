@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Waits of one kind, in sums.
+//! Sums of the waits of one kind.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,10 +11,11 @@ use super::{EndedBy, Latencies, Waits};
 use crate::CauseKind;
 use crate::wait::Stop;
 
-/// So many parts are kept apart by thread; beyond that, by name. So many names more are kept, then they are others.
+/// Maximum number of parts by thread; beyond that, they are aggregated by name. At most as many names again; the rest
+/// is merged.
 const PARTS: usize = 4_096;
 
-/// A thread, or all of a name.
+/// A thread, or all threads of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Called {
     Thread(u32, Name),
@@ -36,7 +37,7 @@ impl Called {
     }
 }
 
-/// A part of waits that have no waits in them.
+/// A part of waits without nested waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Part {
     pub waiter: Called,
@@ -46,7 +47,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// All of a short wait for a disk, whenever its request began.
+    /// Returns the only part of a short wait for a disk, without the request's times.
     pub fn of_request(waiter: Called, request: Request) -> Self {
         let Request { device, operation, submitter, .. } = request;
         let who = match request == Request::default() {
@@ -56,7 +57,7 @@ impl Part {
         Part { waiter, kind: CauseKind::Disk, who, ready: None }
     }
 
-    /// One of the parts of a wait, which may tell the name of the thread that could run.
+    /// Returns a part of a wait. The name of the runnable thread is taken from the wait's other parts.
     pub fn of(waiter: Called, part: &Segment, parts: &[Segment]) -> Self {
         let name = |tid: u32| {
             let named = parts.iter().find_map(|part| match part.who {
@@ -74,7 +75,7 @@ impl Part {
         Part { waiter: by_name(self.waiter), who: self.who.by_name(), ready: self.ready.map(by_name), ..self }
     }
 
-    /// The threads that it names.
+    /// Returns the threads that the part names.
     fn named(&self) -> impl Iterator<Item = (u32, Name)> {
         let who = if let Party::Thread { tid, name, .. } = self.who { Some(Called::Thread(tid, name)) } else { None };
         [Some(self.waiter), self.ready, who].into_iter().flatten().filter_map(|called| match called {
@@ -83,7 +84,7 @@ impl Part {
         })
     }
 
-    /// In words; `threads` holds the names of those that may have submitted a request.
+    /// Returns the part as text; `threads` has the names of submitters.
     fn segment(
         self,
         ns: u64,
@@ -116,23 +117,23 @@ impl Part {
     }
 }
 
-/// Waits in one system call that were ended alike.
+/// Sums of waits in one system call that ended the same way.
 #[derive(Debug, Default)]
 pub(super) struct Kind {
-    /// The name of the kind is that of the call.
+    /// The kind is named after the system call.
     pub has_via: bool,
-    /// What had stopped the threads.
+    /// Why the threads were stopped, if they were.
     pub stop: Option<Stop>,
     pub ns: u64,
     pub latencies: Latencies,
-    /// Those with waits in them.
+    /// Waits with nested waits.
     pub sums: Sums,
     parts: HashMap<Part, u64>,
     is_by_name: bool,
 }
 
 impl Kind {
-    /// Adds a part of a wait that has no waits in it.
+    /// Adds a part of a wait without nested waits.
     pub fn add_part(&mut self, part: Part, ns: u64) {
         let mut part = if self.is_by_name { part.by_name() } else { part };
         if self.parts.len() >= 2 * PARTS && !self.parts.contains_key(&part) {
@@ -147,10 +148,10 @@ impl Kind {
         }
     }
 
-    /// What there is to tell of them.
+    /// Returns the sums as text.
     pub fn finish(mut self, via: String, ended_by: EndedBy, names: &mut dyn Names) -> Waits {
         let mut parts: Vec<(Part, u64)> = self.parts.into_iter().collect();
-        // Requests of one disk have one key, and so have texts of one length: they come in the same order in each run too.
+        // Requests of one disk have equal keys, and so have texts of equal length: `who` makes the order deterministic.
         parts.sort_by_cached_key(|&(Part { waiter, kind, who, ready }, _)| (waiter, kind, who.key(), ready, who));
         let threads: BTreeMap<u32, Name> = parts.iter().flat_map(|(part, _)| part.named()).collect();
         for (part, ns) in parts {

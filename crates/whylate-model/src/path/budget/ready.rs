@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who had the CPUs that threads waited for, in bounded memory, however often they did.
+//! Sums which actors occupied the CPUs that threads waited for, in bounded memory.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -8,37 +8,37 @@ use super::super::history::Name;
 use super::super::{Finding, Found, Names, OTHERS, Party, PathSegment, Segment};
 use crate::CauseKind;
 
-/// More threads of one name than that are told by their name.
+/// Number of threads of one name above which they share one sum.
 const MANY: usize = 64;
-/// So many parts are kept of all threads together.
+/// Maximum number of parts of all threads together.
 const PARTS: usize = 1 << 16;
-/// Of each thread as many at least and at most.
+/// Minimum and maximum number of parts of each thread.
 const PARTS_OF_THREAD: (usize, usize) = (16, 400);
 
-/// After some were summed up, so many times as many parts come in before that is done again.
+/// After merging, number of parts, in multiples of the room, that are added before parts are merged again.
 const CLOSED: usize = 64;
 
-/// What happened, the thread that waited, and how long.
+/// Kind, actor, TID of the waiter, and duration in nanoseconds.
 type Part = ((CauseKind, Party, u32), u64);
 
-/// The waits for a CPU of one thread, or of all threads of one name where these are many, in sums.
+/// Sums of the waits for a CPU of one thread, or of all threads of one name if they are many.
 #[derive(Debug)]
 pub(super) struct Ready {
-    /// The name of the threads, where it is more than one.
+    /// Name of the threads, if they are many.
     shared: Option<Name>,
     parts: Vec<Part>,
-    /// The thread's own, and of those whose part it may be.
+    /// Names of the thread, and of those in its parts.
     names: Vec<(u32, Name)>,
-    /// The thread that was named last.
+    /// TID of the thread that was named last.
     named: Option<u32>,
     room: usize,
-    /// For so many parts more, those that are new have no room of their own.
+    /// Number of further parts for which new actors are merged instead of getting an entry.
     closed: usize,
 }
 
 impl Ready {
-    /// Makes empty sums for each thread, given their names, and returns them with the place of each thread's: those of
-    /// many threads of one name are the same.
+    /// Creates empty sums for threads, given their names, and returns them with each thread's index. Many threads of
+    /// one name share one.
     pub fn for_threads(names: &[Option<Name>]) -> (Vec<Self>, Vec<usize>) {
         let mut threads: HashMap<Name, usize> = HashMap::new();
         names.iter().flatten().for_each(|&name| *threads.entry(name).or_default() += 1);
@@ -59,7 +59,7 @@ impl Ready {
         (sums, places)
     }
 
-    /// Adds what happened for so long while thread `ready` waited for a CPU.
+    /// Adds time while thread `ready` waited for a CPU.
     pub fn add(&mut self, kind: CauseKind, who: Party, ready: u32, ns: u64) {
         let is_one_of_them = self.shared.is_some() && who.named().map(|(name, _)| name) == self.shared;
         let who = if is_one_of_them { who.by_name() } else { who };
@@ -76,7 +76,7 @@ impl Ready {
         let (kind, who, ready) = what;
         if let Some(place) = self.parts.iter().position(|part| part.0 == what) {
             self.parts[place].1 += ns;
-            // Those that come often are found soon.
+            // Moves frequent parts to the front.
             self.parts.swap(place, place / 2);
         } else if self.closed > 0 && who != who.by_name() {
             self.add_part(((kind, who.by_name(), ready), ns));
@@ -87,7 +87,7 @@ impl Ready {
         }
     }
 
-    /// The name of a thread: the last that it had counts, which is found first.
+    /// Sets a thread's name. Names come newest first, and the newest counts.
     pub fn name(&mut self, tid: u32, name: Name) {
         if self.shared.is_some() || self.named.replace(tid) == Some(tid) {
             return;
@@ -98,7 +98,7 @@ impl Ready {
         }
     }
 
-    /// Makes room: threads of one name become one in the smaller half, and the smallest of what is left is others'.
+    /// Makes room: merges the smaller half of the parts by thread name, and the smallest of these without names.
     fn sum_up_small(&mut self) {
         let mut parts = std::mem::take(&mut self.parts);
         sort(&mut parts);
@@ -112,14 +112,14 @@ impl Ready {
         }
     }
 
-    /// In words, the largest first.
+    /// Returns the sums as text, largest first.
     pub fn finish(self, names: &mut dyn Names) -> Vec<PathSegment> {
         let mut parts = self.parts;
         sort(&mut parts);
         let mut found = Found::default();
         self.names.into_iter().for_each(|(tid, name)| found.name(tid, name));
         let mut to_ns = parts.iter().map(|&(_, ns)| ns).sum::<u64>();
-        // The latest comes first there.
+        // `Found` takes findings newest first.
         for ((kind, who, ready), ns) in parts.into_iter().rev() {
             let from_ns = to_ns - ns;
             found.add(Finding::Segment(Segment { from_ns, to_ns, kind, who, ready: Some(ready), hop: None }));
@@ -133,7 +133,7 @@ impl Ready {
     }
 }
 
-/// The largest first, and always in the same order.
+/// Sorts parts, largest first, in deterministic order.
 fn sort(parts: &mut [Part]) {
     parts.sort_by_cached_key(|&((kind, who, ready), ns)| (Reverse(ns), kind, who.key(), ready));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Many parts of a path in few: those that are alike become one.
+//! Folds a path of many parts: equal parts are summed.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -11,7 +11,7 @@ use crate::late::CauseKind;
 use crate::wait::Stop;
 
 impl Found {
-    /// Makes one of parts that are alike, and of waits of one thread for the same one within the same wait.
+    /// Sums equal parts, and merges waits of one thread for the same waker within the same wait.
     pub(super) fn fold(&mut self, innermost: Option<usize>) {
         self.is_folded = true;
         let mut waits: Vec<Wait> = Vec::new();
@@ -39,7 +39,7 @@ impl Found {
                 }
             }
         }
-        // Only those that are still open are named again.
+        // Only waits that are still open can be referred to again.
         let innermost = self.open.iter().rposition(|&(_, wait)| Some(wait) == innermost);
         self.open.truncate(innermost.map_or(0, |innermost| innermost + 1));
         self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = places[*wait]);
@@ -53,10 +53,10 @@ impl Found {
         self.forget_names(latest);
     }
 
-    /// Those of which no part is told any more.
+    /// Drops waits without parts.
     fn forget_waits(&mut self) {
         let mut is_used = vec![false; self.waits.len()];
-        // The first one is what was asked about.
+        // The first wait is that of the query.
         is_used.iter_mut().take(1).for_each(|first| *first = true);
         let named_again = self.open.iter().chain(&self.unmet).map(|&(_, wait)| wait);
         for wait in self.parts.iter().filter_map(|part| part.wait).chain(named_again) {
@@ -75,7 +75,7 @@ impl Found {
         self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = places[*wait]);
     }
 
-    /// Those of threads that no part is about, but for the latest.
+    /// Drops names of threads without parts, except those of the latest part.
     fn forget_names(&mut self, latest: Option<Part>) {
         let of_part = |part: &Part| {
             let who = match part.who {
@@ -91,8 +91,7 @@ impl Found {
         self.cgroups.retain(|tid, _| used.contains(tid));
     }
 
-    /// Where even different parts are too many, threads of one name become one in the smallest; beyond that these lose
-    /// their names.
+    /// If there are too many distinct parts, merges the smallest by thread name; beyond that, without names.
     fn sum_up_small(&mut self) {
         let mut by_size: Vec<usize> = (0..self.parts.len()).collect();
         by_size.sort_by_key(|&place| Reverse(self.parts[place].ns));
@@ -124,13 +123,13 @@ impl Found {
 }
 
 impl Wait {
-    /// Whether it is one of the same thread that was ended alike, within the same wait.
+    /// Returns whether both are waits of one thread, ended by the same waker, within the same wait.
     pub(super) fn is_like(&self, other: &Wait) -> bool {
         let key = |wait: &Wait| (wait.within, wait.tid, ended_by(wait.by), wait.stop);
         key(self) == key(other)
     }
 
-    /// What had stopped the thread, if anything did.
+    /// Returns why the thread was stopped, if it was.
     pub(super) fn stopped(&self) -> Option<Stop> {
         self.stop.or_else(|| self.asleep.and_then(|(_, blocked)| blocked.stop))
     }
@@ -149,7 +148,7 @@ impl Part {
 }
 
 impl Party {
-    /// What threads that are alike have in common.
+    /// Returns the name and membership, by which threads are merged.
     pub(in super::super) fn named(&self) -> Option<(Name, bool)> {
         match *self {
             Party::Thread { name, is_member, .. } | Party::Program { name, is_member } => Some((name, is_member)),
@@ -157,7 +156,7 @@ impl Party {
         }
     }
 
-    /// The same for those that are alike.
+    /// Returns a hash key, equal for equal actors.
     pub(in super::super) fn key(&self) -> u64 {
         match *self {
             Party::Thread { tid, .. } => u64::from(tid),
@@ -175,7 +174,7 @@ impl Party {
     }
 }
 
-/// The same for waits that end alike.
+/// Returns a key, equal for wakers that are merged.
 fn ended_by(by: Option<Waker>) -> u64 {
     match by {
         None => 0,
@@ -194,7 +193,7 @@ mod tests {
     use super::super::super::{Finding, Hop, Segment};
     use super::*;
 
-    /// As of a build that runs for hours: each process waits once for another one, and once for a CPU.
+    /// As of a build that runs for hours: each process waits once for another process, and once for a CPU.
     #[test]
     fn what_is_kept_does_not_grow_with_the_number_of_threads() {
         let mut found = Found::default();
@@ -210,7 +209,7 @@ mod tests {
             found.add(Finding::Hop(Hop { number, within: None, tid, woken_ns: 0, by, stop: None }));
             add(&mut found, 10, CauseKind::Running, waker, None, Some(number));
             add(&mut found, 5, CauseKind::Running, tid, None, None);
-            // The earlier, the longer: those are told one by one.
+            // Earlier parts are longer, so that they are listed one by one.
             add(&mut found, 20 + u64::from(number), CauseKind::Thread, waker, Some(tid), None);
             assert!(found.waits.len() <= 3 * SEGMENTS && found.names.len() <= 4 * SEGMENTS);
         }

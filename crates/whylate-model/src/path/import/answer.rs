@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a trace tells of a command, and of a thread's waits.
+//! Explains a command, and the waits of a thread, from a trace.
 
 use std::cmp::Reverse;
 
@@ -9,75 +9,75 @@ use crate::path::history::{Blocked, Entry, Exit, Name, Slice};
 use crate::path::{Asked, Found, Names, Path, walk};
 use crate::{Cgroup, thread};
 
-/// What perf calls a thread that is about to become the command.
+/// Name that perf gives to a thread that is about to execute the command.
 const PERF_EXEC: &str = "perf-exec";
 
-/// Whose path is wanted.
+/// Selects the thread to explain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted<'a> {
-    /// That of the thread which the trace seems to be about.
+    /// The thread that the trace seems to be about.
     Any,
-    /// That of the thread with this number.
+    /// The thread with this TID.
     Pid(u32),
-    /// That of one that has this name.
+    /// A thread of this name.
     Comm(&'a str),
 }
 
-/// Why it is this thread's path.
+/// Why a thread was selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyThis {
-    /// It was asked for; so many others would have done as well.
+    /// It was requested; the field is the number of other matching threads.
     Asked(usize),
-    /// It is the first one that became another program.
+    /// It is the first thread that executed a program.
     FirstExec,
-    /// It had the CPUs longest.
+    /// It ran longest.
     RanLongest,
 }
 
 /// How a path ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With the thread itself.
+    /// The thread exits.
     Exit,
-    /// The trace ends first; this thread of the command was the last one to have a CPU.
+    /// The trace ends first; this thread of the command was the last one on a CPU.
     StillThere(String),
 }
 
-/// A command's path.
+/// The path of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Command {
-    /// Its first thread, as it is called.
+    /// Label of its first thread.
     pub name: String,
-    /// Why it is this one.
+    /// Why this thread was selected.
     pub why: WhyThis,
-    /// When its path begins.
+    /// Start of the path.
     pub from_ns: u64,
-    /// Whether that is its birth; otherwise the trace begins then.
+    /// Whether the path starts with the creation of the thread; otherwise, with the trace.
     pub is_born: bool,
-    /// When it ends.
+    /// End of the path.
     pub to_ns: u64,
-    /// With what.
+    /// How the path ends.
     pub end: End,
-    /// What it was doing, or waited for.
+    /// The elapsed time, explained.
     pub explained: Explained,
 }
 
-/// One wait of a thread.
+/// A wait of a thread.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LateWait {
-    /// When the thread fell asleep.
+    /// Time of the switch-out.
     pub from_ns: u64,
-    /// When it had a CPU again.
+    /// Time of the switch-in.
     pub to_ns: u64,
-    /// What it waited for.
+    /// The path of the wait.
     pub path: Path,
 }
 
 impl Trace {
-    /// The path of a command, from its birth to its end.
+    /// Returns the path of a command, from its creation to its exit.
     ///
     /// # Errors
-    /// When there is no such thread.
+    /// Fails if there is no such thread.
     pub fn command(&mut self, wanted: Wanted<'_>) -> Result<Command, ImportError> {
         let (chosen, why) = self.choose(wanted)?;
         let (first, last) = self.lives.whole(chosen);
@@ -96,7 +96,7 @@ impl Trace {
         Ok(Command { name: called(life), why, from_ns, is_born: begun.born_ns.is_some(), to_ns, end, explained })
     }
 
-    /// The waits of a thread that were at least so long, the longest first, and of these at most so many.
+    /// Returns the waits of a thread that took at least `over_ns`, longest first, at most `worst`.
     pub fn late_waits(&self, tid: u32, over_ns: u64, worst: usize) -> Vec<LateWait> {
         let mut own: Vec<&Slice> =
             self.past.cpus.iter().flatten().filter(|slice| slice.holder.tid() == Some(tid)).collect();
@@ -157,7 +157,7 @@ fn called(life: &Life) -> String {
     thread::called(&life.name().text(), life.tid)
 }
 
-/// Names as a trace tells them. Devices have none there.
+/// Resolves names from a trace, which has none of devices.
 struct Told<'a> {
     handlers: &'a [Box<str>],
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the text of an event says, as the kernel prints it, and as trace-cmd does with its plugins.
+//! Parses the text of an event, as the kernel prints it, and as trace-cmd does with its plugins.
 
 use crate::ftrace::LONGEST_COMM;
 use crate::path::history::{Blocked, Exit, Operation};
@@ -7,7 +7,7 @@ use crate::path::timer::TimerKind;
 use crate::text::function;
 use crate::wait::Stop;
 
-/// What an event says of its CPU.
+/// A parsed event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Said<'a> {
     Switch {
@@ -19,11 +19,11 @@ pub(super) enum Said<'a> {
     },
     Waking(u32),
     Awake(u32),
-    /// A thread is made.
+    /// A thread is created.
     New(u32, &'a str),
-    /// `sched_migrate_task`: a thread, and the CPU in whose run queue it was.
+    /// `sched_migrate_task`: the thread, and the CPU that it leaves.
     Moved(u32, u32),
-    /// By the path of the program, with the number that the thread has and the one that it had.
+    /// The path of the program, and the thread's new and old TID.
     Exec {
         path: &'a str,
         tid: u32,
@@ -36,9 +36,9 @@ pub(super) enum Said<'a> {
     SoftirqRaised(u8),
     TimerExpires(TimerKind),
     TimerEnds,
-    /// A work item's address, or a number that stands for it.
+    /// A work item's address, or a hash of it.
     Queued(u64),
-    /// The same, if it is told, and its function.
+    /// A work item's address, if printed, and its function.
     Work(Option<u64>, &'a str),
     WorkEnds,
     Request {
@@ -47,11 +47,11 @@ pub(super) enum Said<'a> {
         operation: Operation,
         stage: Stage,
     },
-    /// Nothing that matters here.
+    /// An event that does not matter here.
     Other,
 }
 
-/// How far a request is.
+/// The state of a block I/O request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Begun,
@@ -59,7 +59,7 @@ pub(super) enum Stage {
     Done,
 }
 
-/// Interrupts that have no number, on x86 and on Arm.
+/// Interrupt vectors without a number, on x86 and on Arm.
 const VECTORS: [&str; 12] = [
     "local_timer",
     "reschedule",
@@ -75,7 +75,7 @@ const VECTORS: [&str; 12] = [
     "ipi",
 ];
 
-/// `None` where an event that matters cannot be read.
+/// Parses an event; `None` if an event that matters cannot be read.
 pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
     Some(match event {
         "sched_switch" => switch(text)?,
@@ -129,7 +129,7 @@ fn item(text: &str) -> Option<u64> {
 }
 
 /// `prev_comm=a prev_pid=1 prev_prio=120 prev_state=S ==> next_comm=b next_pid=2 next_prio=120`, or with trace-cmd's
-/// plugin `a:1 [120] S ==> b:2 [120]`. Names may hold anything, so what follows them is looked for from the end.
+/// plugin `a:1 [120] S ==> b:2 [120]`. Names may contain anything, so the fields are searched from the end.
 fn switch(text: &str) -> Option<Said<'_>> {
     if let Some(rest) = text.strip_prefix("prev_comm=") {
         let (rest, to) = rest.rsplit_once(" next_pid=")?;
@@ -160,16 +160,16 @@ fn thread(text: &str) -> Option<(u32, &str)> {
     Some((number(tid)?, comm(name)?))
 }
 
-/// A thread's name. A longer text has more than one event in it.
+/// Checks a thread's name. A longer text contains more than one event.
 fn comm(name: &str) -> Option<&str> {
     Some(name).filter(|name| name.chars().nth(LONGEST_COMM).is_none())
 }
 
-/// What a thread's state says of how it leaves its CPU.
+/// Returns how a thread is switched out, from its state.
 fn exit(state: &str) -> Option<Exit> {
     let blocked = |is_uninterruptible| Exit::Blocked(Blocked { is_uninterruptible, ..Blocked::default() });
     let stopped = |stop| Exit::Blocked(Blocked { stop: Some(stop), ..Blocked::default() });
-    // Others may follow it, such as `|K` and `+`.
+    // Flags may follow, such as `|K` and `+`.
     Some(match state.bytes().next()? {
         b'R' => Exit::Preempted,
         b'Z' | b'X' | b'x' => Exit::Dead,
@@ -185,7 +185,7 @@ fn softirq(text: &str) -> Option<u8> {
     number(word(text.split_once("vec=")?.1)?)
 }
 
-/// `254,0 WS 4096 () 1234 + 8 none,0,0 [comm]`; a request that is done has no size.
+/// `254,0 WS 4096 () 1234 + 8 none,0,0 [comm]`; a completed request has no size.
 fn request(text: &str, stage: Stage) -> Option<Said<'_>> {
     let (head, tail) = text.split_once(" (")?;
     let (_, tail) = tail.split_once(") ")?;
@@ -195,7 +195,7 @@ fn request(text: &str, stage: Stage) -> Option<Said<'_>> {
     let what = words.next()?.as_bytes();
     let size_bytes: Option<u64> = words.next().and_then(number);
     let operation = match what {
-        // One that first has the device write its memory out is that alone where it carries nothing.
+        // A write with a preflush is only a flush if it carries no data.
         [b'F', b'F', ..] | [b'F'] => Operation::Flush,
         [b'F', b'W', ..] if size_bytes == Some(0) => Operation::Flush,
         [b'W', ..] | [b'F', b'W', ..] => Operation::Write,
@@ -240,7 +240,7 @@ mod tests {
         let expected = Said::Switch { from: 12, from_name: "a prev_pid=7", exit: ASLEEP, to: 0, to_name: "swapper/1" };
         let kernel = "prev_comm=a prev_pid=7 prev_pid=12 prev_prio=120 prev_state=S ==> next_comm=swapper/1 next_pid=0 next_prio=120";
         assert_eq!(said("sched_switch", kernel), Some(expected));
-        // Two events whose lines were joined.
+        // Two events with joined lines.
         assert_eq!(said("sched_switch", &format!("{kernel} job 7 [000] 1.5: sched:sched_switch: {kernel}")), None);
         assert_eq!(said("sched_switch", "a prev_pid=7:12 [120] S ==> swapper/1:0 [120]"), Some(expected));
         let exit = |state: &str| {

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The threads of a trace, from birth to death: numbers are used again.
+//! The threads of a trace, from creation to exit: TIDs are reused.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::path::history::{Entry, Name, Recorded, Waker};
 
-/// So many names of a thread are known.
+/// Maximum number of names of a thread.
 const NAMES: usize = 8;
 
-/// A thread, as far as a trace tells.
+/// A thread, as far as a trace shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Life {
-    /// Its number.
+    /// TID.
     pub tid: u32,
-    /// What it was called, one after the other.
+    /// Names of the thread, in order of time.
     pub names: Vec<Name>,
-    /// When it was made.
+    /// Time of its creation.
     pub born_ns: Option<u64>,
-    /// When it ended.
+    /// Time of its exit.
     pub died_ns: Option<u64>,
-    /// When it first became another program.
+    /// Time at which it first executed a program.
     pub exec_ns: Option<u64>,
-    /// When it is first told of.
+    /// Time of its first mention.
     pub first_ns: u64,
-    /// How long it had a CPU, interrupts included.
+    /// Total time on a CPU, interrupts included.
     pub ran_ns: u64,
-    /// Who made it, by its place; or what it was before it got another number.
+    /// Index of the creator; or of the same thread before it took over another TID.
     parent: Option<usize>,
-    /// It has another number from then on, as that thread.
+    /// Index of the same thread after it took over another TID.
     next: Option<usize>,
     since_ns: Option<u64>,
 }
 
 impl Life {
-    /// Its last name.
+    /// Returns the last name.
     pub fn name(&self) -> Name {
         self.names.last().copied().unwrap_or_default()
     }
@@ -45,13 +45,13 @@ impl Life {
     }
 }
 
-/// All of them.
+/// All threads of a trace.
 #[derive(Debug, Default)]
 pub(super) struct Lives {
     pub all: Vec<Life>,
-    /// The last of each number.
+    /// Index of the last thread of each TID.
     present: HashMap<u32, usize>,
-    /// Numbers of threads that have ended.
+    /// TIDs of threads that have exited.
     ended: HashSet<u32>,
 }
 
@@ -69,7 +69,7 @@ impl Lives {
         })
     }
 
-    /// A fork and the first wakeup tell of the same birth.
+    /// Records the creation of a thread. The fork and the first wakeup both report it.
     pub fn born(&mut self, tid: u32, name: Name, parent: u32, at_ns: u64) {
         let parent = self.place(parent, at_ns);
         let is_told = self.present.get(&tid).is_some_and(|&place| {
@@ -109,16 +109,17 @@ impl Lives {
         life.exec_ns.get_or_insert(at_ns);
     }
 
-    /// Whether the thread of this number has ended, and no other one has got it.
+    /// Returns whether the thread with this TID has exited and the TID was not reused.
     pub fn has_ended(&self, tid: u32) -> bool {
         self.ended.contains(&tid)
     }
 
-    /// A thread other than the first executes a program: it gets the number of the first one, which has ended.
+    /// Records that a thread other than the first executes a program: it takes over the TID of the first one, which has
+    /// exited.
     pub fn renumbered(&mut self, tid: u32, old_tid: u32, at_ns: u64) {
         let old = self.place(old_tid, at_ns);
         self.present.remove(&old_tid);
-        // The end of the first thread may not have been seen.
+        // The exit of the first thread may not be recorded.
         if let Some(place) = self.present.remove(&tid) {
             self.all[place].died_ns.get_or_insert(at_ns);
         }
@@ -135,8 +136,8 @@ impl Lives {
         self.all[next].call(name);
     }
 
-    /// The thread with which the command of a thread begins, and the one with which it ends. A thread that gets the
-    /// number of the first one of its process is its command from then on, and the first one was before.
+    /// Returns the threads with which the command of a thread begins and ends. A thread that takes over the TID of its
+    /// process's first thread is the command from then on; before, the first thread was.
     pub fn whole(&self, place: usize) -> (usize, usize) {
         let (mut first, mut last) = (place, place);
         while let Some(next) = self.all[last].next {
@@ -144,7 +145,7 @@ impl Lives {
         }
         while let Some(before) = self.all[first].parent.filter(|&before| self.all[before].next == Some(first)) {
             let tid = self.all[first].tid;
-            // All of its process came from the first thread, as far as that was seen.
+            // All threads of the process descend from the first one, as far as recorded.
             let mut leader = self.all[before].parent;
             while let Some(place) = leader.filter(|&place| self.all[place].tid != tid) {
                 leader = self.all[place].parent;
@@ -154,11 +155,11 @@ impl Lives {
         (first, last)
     }
 
-    /// Marks what these threads did, and those that they have made, and so on.
+    /// Marks the slices of a thread and of its descendants as the command's.
     pub fn mark(&self, past: &mut Recorded, root: usize) {
         let mut is_member = vec![false; self.all.len()];
         let mut by_tid: HashMap<u32, Vec<usize>> = HashMap::new();
-        // Who makes a thread was told of before it.
+        // A creator is mentioned before the threads that it creates.
         for (place, life) in self.all.iter().enumerate() {
             is_member[place] = place == root || life.parent.is_some_and(|parent| is_member[parent]);
             by_tid.entry(life.tid).or_default().push(place);
@@ -173,8 +174,8 @@ impl Lives {
         past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(is_own));
     }
 
-    /// Where interrupts are not told of, a waking may be one by an interrupt, and the thread that seems to have woken
-    /// another one innocent. It is believed where the two wake each other, or are of one family.
+    /// Drops unreliable wakers. Without interrupt events, a recorded waker may only be the interrupted thread. It is
+    /// kept if the two threads wake each other or have a common ancestor.
     pub fn doubt(&self, past: &mut Recorded) {
         let mut tops: Vec<usize> = Vec::with_capacity(self.all.len());
         let mut by_tid = HashMap::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Traces of each form, with their answers.
+//! Imports traces of each format and checks the results.
 
 use proptest::prelude::*;
 
@@ -19,11 +19,11 @@ const TRACEFS: &str = include_str!("../../../tests/traces/tracefs.txt");
 const PERF_SCRIPT: &str = include_str!("../../../tests/traces/perf-script.txt");
 const PERF_SCHED: &str = include_str!("../../../tests/traces/perf-sched.txt");
 
-/// A thread at a moment, its event and what that says.
+/// Thread, event and text of a line, with its time.
 type Said<'a> = (&'a str, u32, u32, &'a str, u64, &'a str, &'a str);
 
-/// `sh` makes `client` and waits for it. That asks `server`, which sleeps for 5 ms, and is kept from its CPU for 2 ms
-/// by `hog`. All of it at 1 s and so many microseconds.
+/// `sh` creates `client` and waits for it. `client` sends a request to `server`, which sleeps for 5 ms, and then waits
+/// 2 ms for its CPU, occupied by `hog`. All times are 1 s plus the given microseconds.
 const ASKED: [Said<'static>; 17] = [
     ("sh", 10, 0, ".....", 0, "sched_process_fork", "comm=sh pid=10 child_comm=sh child_pid=11"),
     ("sh", 10, 0, "d..2.", 1, "sched_wakeup_new", "comm=sh pid=11 prio=120 target_cpu=000"),
@@ -92,7 +92,7 @@ fn read(text: &str) -> Trace {
     Trace::read(text.as_bytes()).expect("a trace")
 }
 
-/// Parts of at least 100 us in microseconds.
+/// Returns the parts of at least 100 us, in microseconds.
 fn told(path: &crate::path::Path) -> Vec<(u64, CauseKind, String)> {
     let segments = path.segments.iter().map(|segment| ((segment.ns + 500) / 1_000, segment.kind, segment.who.clone()));
     segments.filter(|segment| segment.0 >= 100).collect()
@@ -129,7 +129,7 @@ fn a_trace_of_each_form_has_the_same_answer() {
         ];
         assert_eq!(told(&path_of(&command)), expected, "{form:?}");
         assert_eq!(path_of(&command).total_ns(), command.to_ns - command.from_ns);
-        // The same wait alone.
+        // Only this wait.
         let waits = trace.late_waits(11, 1_000_000, 3);
         assert_eq!(waits.len(), 1);
         assert_eq!(told(&waits[0].path), expected[3..7]);
@@ -144,7 +144,7 @@ fn timers_of_traces_are_told_by_their_functions() {
         ("timer_expire_entry", "commit_timeout", "commit interval of the journal"),
         ("timer_expire_entry", "tcp_write_timer", "TCP retransmission"),
         ("timer_expire_entry", "tcp_delack_timer", "TCP's delayed acknowledgement"),
-        // Of a trace, the system call that the thread waited in is not known.
+        // A trace does not have the system call that the thread waited in.
         ("timer_expire_entry", "process_timeout", "timer"),
         ("hrtimer_expire_entry", "hrtimer_wakeup", "timer"),
     ] {
@@ -195,7 +195,7 @@ fn who_is_asked_for_is_found() {
         let error = command(wanted).expect_err("there is none").to_string();
         assert_eq!(error, format!("it has no thread {who}: leave out --pid and --comm, or name one that is in it"));
     }
-    // Without an exec, it is who has run longest.
+    // Without an exec, the thread that ran longest is selected.
     let said: Vec<_> = ASKED.into_iter().filter(|said| said.5 != "sched_process_exec").collect();
     let any = read(&written(Form::Tracefs, &said)).command(Wanted::Any).expect("one");
     assert_eq!((any.name.as_str(), any.why), ("hog:30", WhyThis::RanLongest));
@@ -220,7 +220,7 @@ fn without_interrupts_an_innocent_thread_is_not_blamed() {
                 .all(|segment| segment.kind != CauseKind::Running || segment.who != "hog:30")
         );
     }
-    // The flags tell that it was an interrupt.
+    // The flags show that it was an interrupt.
     let command = read(&written(Form::Tracefs, &said)).command(Wanted::Any).expect("a command");
     assert!(
         told(&path_of(&command)).contains(&part(5_000, CauseKind::Interrupt, "interrupt")),
@@ -232,7 +232,7 @@ fn without_interrupts_an_innocent_thread_is_not_blamed() {
 #[test]
 fn lost_events_make_a_gap_that_nobody_fills() {
     let text = written(Form::Tracefs, &ASKED);
-    // CPU 1 loses what the hog's timer did, and more.
+    // CPU 1 loses the events of the hog's timer, and more.
     let is_lost = |line: &str| line.contains("hog-30");
     let mut lines: Vec<&str> = text.lines().collect();
     let at = lines.iter().position(|line| is_lost(line)).expect("the hog");
@@ -259,7 +259,7 @@ fn what_cannot_be_read_is_counted() {
     text += "          sh-10 [000] d..2. 0.900000: sched_stat_runtime: a\n sh-1 [99999] d..1 2.000000: any: a\n";
     let trace = read(&text);
     let lost = trace.lost.iter().map(|(&reason, &count)| (reason, count)).collect::<Vec<_>>();
-    // A thread that had left the CPU is back there, in lines that nobody has written.
+    // A thread that was switched out is on the CPU again, without a line for the switch.
     assert_eq!(lost, [("cpus_full", 1), ("out_of_order", 1), ("unreadable", 2), ("unseen_switches", 1)]);
     let error = |text: &[u8]| Trace::read(text).expect_err("no trace").to_string();
     assert!(error(b"hello").starts_with("no line in it is an event"));
@@ -276,7 +276,7 @@ fn what_cannot_be_read_is_counted() {
 fn what_events_lack_is_named() {
     let text = written(Form::Tracefs, &ASKED);
     let error = |text: &str| Trace::read(text.as_bytes()).expect_err("no trace").to_string();
-    // Clocks that count nanoseconds or cycles.
+    // Clocks in nanoseconds or cycles.
     assert!(
         error(&text.replace("1.0", "10")).starts_with("its stamps have no decimal point"),
         "{}",
@@ -313,7 +313,7 @@ fn a_name_that_the_latency_format_cuts_is_known_from_elsewhere() {
     assert_eq!(names, ["containerd-shim"]);
 }
 
-/// Of a process with a first thread 100 and another one, 101, which executes a program.
+/// A process with a first thread 100 and another one, 101, which executes a program.
 const EXEC: &str = "\
     svc-100 [001] d..2. 10.000000: sched_switch: prev_comm=svc prev_pid=100 prev_prio=120 prev_state=S ==> next_comm=swapper/1 next_pid=0 next_prio=120
  <idle>-0 [000] d..2. 10.000100: sched_switch: prev_comm=swapper/0 prev_pid=0 prev_prio=120 prev_state=R ==> next_comm=loader next_pid=101 next_prio=120
@@ -326,7 +326,7 @@ const EXEC: &str = "\
 IN-BETWEEN   tool-100 [000] ..... 10.030400: sched_process_exec: filename=/usr/bin/tool pid=100 old_pid=101
    tool-100 [000] d..2. 10.060400: sched_switch: prev_comm=tool prev_pid=100 prev_prio=120 prev_state=Z ==> next_comm=swapper/0 next_pid=0 next_prio=120
 ";
-/// It is preempted once it has its new number, before the event.
+/// The thread is preempted once it has its new TID, before the event.
 const PREEMPTED: &str = "\
  loader-100 [000] d..2. 10.025000: sched_switch: prev_comm=loader prev_pid=100 prev_prio=120 prev_state=R ==> next_comm=hog next_pid=30 next_prio=120
     hog-30 [000] d..2. 10.026000: sched_switch: prev_comm=hog prev_pid=30 prev_prio=120 prev_state=S ==> next_comm=loader next_pid=100 next_prio=120
@@ -394,7 +394,7 @@ fn a_waking_before_its_thread_is_off_the_cpu_counts_where_it_takes_effect_after(
         told(&waits.first().expect("a wait").path)
     };
     assert_eq!(switched(false), [part(3_000, CauseKind::Thread, "c:3")]);
-    // It was for the thread as it ran, so who has ended its wait was not seen.
+    // The thread was woken while it ran, so the waker of its wait is not recorded.
     assert_eq!(switched(true), [part(3_000, CauseKind::Unknown, "its waking was not seen")]);
 }
 
@@ -417,7 +417,7 @@ fn real_traces_tell_of_the_sleep_in_them() {
 
 #[test]
 fn what_perf_sched_records_is_read() {
-    // Of `sh -c 'sleep 0.02 | cat'`; it does not tell of timers and programs.
+    // A trace of `sh -c 'sleep 0.02 | cat'` without timers and programs.
     let mut trace = read(PERF_SCHED);
     assert_eq!((trace.lost.clone(), trace.weaker.len()), (BTreeMap::new(), 2));
     let command = trace.command(Wanted::Any).expect("a command");
@@ -429,7 +429,7 @@ fn what_perf_sched_records_is_read() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Lines are left out, come twice, or in another order.
+    /// Removes, repeats or reorders lines.
     #[test]
     fn whatever_a_trace_lacks_its_paths_add_up(order in prop::collection::vec(0_usize..250, 0..300), is_sorted in any::<bool>()) {
         let lines: Vec<&str> = TRACEFS.lines().collect();

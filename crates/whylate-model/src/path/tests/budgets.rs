@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads did with their time, of histories with known answers.
+//! Budgets of timelines with known answers.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::super::budget::{Budget, EndedBy, Known, budget};
 use super::super::history::{Name, Request};
 use super::*;
 
-/// Threads 1, 2 and 4 are a server, 3 is its client; all of them wait as it begins.
+/// Threads 1, 2 and 4 are a server, 3 is its client; all are blocked at the start.
 fn of_a_server() -> Budget {
     let mut told = Told::new(1);
     told.preempted(10, 0, 3).wakes(20, 0, 1).sleeps(20, 0, 1);
@@ -21,7 +21,7 @@ fn of_a_server() -> Budget {
     budget(&mut past, &[of(1), of(2), of(4)], &known, &(), &mut Plain)
 }
 
-/// Events of the same time are nanoseconds apart.
+/// Events at the same time are nanoseconds apart.
 fn in_ms(ns: u64) -> u64 {
     (ns + MS / 2) / MS
 }
@@ -36,7 +36,7 @@ fn waits_are_told_apart_by_who_ended_them() {
         ("accept", Some(EndedBy::NotOver), 100),
         ("call202", Some(EndedBy::Own), 10),
         ("call202", Some(EndedBy::NotOver), 110),
-        // What it waits in was seen where it began to look, or not.
+        // What the thread waits in is known from the start of the span, or not.
         ("poll", Some(EndedBy::Others), 20),
         ("waits that began earlier", Some(EndedBy::Own), 30),
     ];
@@ -50,7 +50,7 @@ fn a_thread_that_never_had_a_cpu_is_called_by_the_name_it_has() {
     let accept = seen.waits.iter().find(|waits| waits.via == "accept").expect("it waits all the time");
     let told = &accept.path[0];
     assert_eq!((told.waiter.as_deref(), told.via.as_deref()), (Some("server:4"), Some("accept")));
-    // Of waits that are not over nothing is told.
+    // Waits that are not over have no path.
     assert_eq!(seen.longest.len(), 3);
 }
 
@@ -100,7 +100,7 @@ fn short_waits_for_a_disk_are_told_as_such() {
     assert_eq!((part.kind, part.who.as_str(), part.ns), (CauseKind::Disk, "disk8 (read by t1:1)", waits.ns));
 }
 
-/// As of page faults that a thread serves, which waits itself: each wait takes 30 us.
+/// As of page faults served by a thread that waits itself: each wait takes 30 us.
 #[test]
 fn short_waits_with_waits_in_them_are_told_by_who_had_the_time() {
     const US: u64 = 1_000;
@@ -134,7 +134,7 @@ fn short_waits_with_waits_in_them_are_told_by_who_had_the_time() {
     let asked = Asked { tid: 1, from_ns: 1, to_ns: 1 + 5_010 * US, is_wait: false, is_command: false };
     let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain);
     let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
-    // Whoever is woken has its CPU a microsecond later.
+    // The wakee is switched in a microsecond later.
     assert_eq!((waits.via.as_str(), waits.ns), ("page fault", 100 * 29 * US));
     let mut parts: Vec<_> = waits.path.iter().map(|part| (part.kind, part.who.as_str(), part.ns / US)).collect();
     parts.sort_unstable_by_key(|&(_, who, us)| (us, who));
@@ -145,7 +145,7 @@ fn short_waits_with_waits_in_them_are_told_by_who_had_the_time() {
 
 #[test]
 fn a_worker_whose_time_is_all_its_items_has_a_name_too() {
-    // Thread 9 had preempted the worker in the midst of an item, which thread 1 waits for.
+    // Thread 9 preempted the worker within an item that thread 1 waits for.
     let slice = |from_ms: u64, to_ms: u64, holder, tid, entry| {
         let (start_ns, end_ns) = (1 + from_ms * MS, 1 + to_ms * MS);
         Slice { start_ns, end_ns, holder, name: name(tid), entry, exit: Exit::Preempted, ..Slice::default() }
@@ -183,7 +183,7 @@ fn a_server_that_was_asleep_when_its_client_began_to_wait_is_named_with_its_syst
         seen.waits.iter().find(|waits| waits.ended_by == Some(EndedBy::Others)).expect("it waits for the server");
     let nap = waits.path.iter().find(of_server).expect("the server naps");
     assert_eq!((in_ms(nap.ns), nap.kind, nap.via.as_deref()), (30, CauseKind::Timer, Some("call202")));
-    // The same of that wait alone.
+    // Only that wait.
     let path = path_of(past.clone(), asked(false, 75));
     assert_eq!(path.segments.iter().find(of_server).and_then(|nap| nap.via.as_deref()), Some("call202"));
     let mut found = Found::default();
@@ -210,7 +210,7 @@ fn short_waits_for_a_disk_are_told_by_what_they_were_for() {
         holder: Holder::Idle,
         ..Slice::default()
     };
-    // It faults 100 times, and each time waits 40 us for a page.
+    // The thread faults 100 times, and waits 40 us for a page each time.
     let slices = (0..100_u64).flat_map(|round| {
         let at_us = round * 50;
         let request = super::super::history::Request {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Shapes that other programs' critical paths are tested with, and programs whose answer follows from their sleeps.
+//! Shapes from the tests of other critical-path tools, and programs whose path follows from their sleeps.
 
 use super::*;
 use CauseKind::{Disk, Interrupt, Network, Running, Thread, Timer, Unknown, Work};
 
-/// Threads 1, 2 and 3 have CPUs 0, 1 and 2, in so many milliseconds.
+/// Threads 1, 2 and 3 run on CPUs 0, 1 and 2; times are in milliseconds.
 struct Program(Told);
 
-/// Events of the same time are nanoseconds apart: it ends after the last of them.
+/// Events at the same time are nanoseconds apart: ends the query after the last of them.
 fn up_to(asked: Asked) -> Asked {
     Asked { to_ns: asked.to_ns + 1_000, ..asked }
 }
@@ -26,13 +26,13 @@ impl Program {
         self
     }
 
-    /// One that runs ends another one's wait.
+    /// A running thread wakes another one.
     fn wakes(&mut self, ms: u64, by: u32, tid: u32) -> &mut Self {
         self.0.wakes(ms, by as usize - 1, tid).preempted(ms, tid as usize - 1, tid);
         self
     }
 
-    /// An interrupt comes in on the fourth CPU, and ends the wait.
+    /// An interrupt on the fourth CPU wakes the thread.
     fn interrupt(&mut self, ms: u64, events: &[Event], tid: u32) -> &mut Self {
         for &event in events {
             self.0.at(ms, 3, event);
@@ -57,7 +57,7 @@ impl Program {
         told(self.0.past(to_ms + 1), up_to(asked(tid, from_ms, to_ms)))
     }
 
-    /// The path of 1, to whose command all of them belong.
+    /// Returns the path of thread 1; all threads belong to its command.
     fn command(&mut self, to_ms: u64) -> Vec<(u64, CauseKind, String, u32)> {
         let mut past = self.0.past(to_ms + 1);
         past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));
@@ -65,7 +65,7 @@ impl Program {
     }
 }
 
-/// What a thread sends over loopback comes in through a softirq on top of it.
+/// What a thread sends over loopback is received in a softirq nested on it.
 #[test]
 fn a_commands_thread_that_wakes_another_one_over_loopback_is_followed_as_its_own() {
     let sent = [Event::SoftirqRaised(3), Event::Softirq(3)];
@@ -75,7 +75,7 @@ fn a_commands_thread_that_wakes_another_one_over_loopback_is_followed_as_its_own
         program.0.at(6, 1, event);
     });
     program.0.wakes(6, 1, 1).at(6, 1, Event::SoftirqEnds).preempted(6, 0, 1);
-    // Before it fell asleep the path is its waker's.
+    // Before its switch-out, the path is its waker's.
     assert_eq!(program.command(8), [segment(6, Running, "t2:2", 0), segment(2, Running, "t1:1", 0)]);
 }
 
@@ -88,14 +88,14 @@ fn a_work_item_leads_to_who_queued_it_whoever_woke_its_worker() {
     program.wakes(9, 3, 1);
     let expected = [segment(2, Running, "t2:2", 1), segment(2, Work, "handler80", 1), segment(3, Work, "handler90", 1)];
     assert_eq!(program.wait(1, 2, 9), expected);
-    // Whoever queued it has slept until it was queued, and its worker is woken for it.
+    // The queuer slept until it queued the item, and the worker is woken for it.
     let mut program = Program::new();
     program.waits(1, 3).waits(2, 2).waits(3, 1).timer(5, 2);
     program.0.at(7, 1, Event::Queued(9, None));
     program.wakes(7, 2, 3).0.at(7, 2, Event::Work(Some(9), 90));
     let expected = [segment(2, Timer, "timer", 2), segment(2, Running, "t2:2", 1), segment(2, Work, "handler90", 1)];
     assert_eq!(program.wakes(9, 3, 1).wait(1, 3, 9), expected);
-    // A timer has queued it.
+    // A timer queued the item.
     let mut program = Program::new();
     program.0.at(1, 2, Event::Work(Some(8), 80));
     program.waits(3, 1).0.at(5, 3, Event::Irq(Name::of("local_timer"))).at(5, 3, Event::TimerExpires(TimerKind::Other));
@@ -105,12 +105,12 @@ fn a_work_item_leads_to_who_queued_it_whoever_woke_its_worker() {
     assert_eq!(program.wakes(9, 3, 1).wait(1, 3, 9), expected);
 }
 
-/// A worker that sleeps in an item has another one woken for the next. What that one waits for goes back to before it
-/// was queued, whoever queued the items that come in between.
+/// A worker that sleeps in an item has another worker woken for the next. The wait of that one goes back to before its
+/// item was queued, whichever thread queued the items in between.
 #[test]
 fn an_item_within_the_wait_for_another_one_ends_with_that_ones_queuer() {
     let mut program = Program::new();
-    // 4 is a worker that has nothing to do. 3 is another one, and begins late what was queued long ago.
+    // Worker 4 is idle. Worker 3 starts late on an item that was queued long ago.
     program.0.preempted(0, 3, 4).sleeps(1, 3, 0).at(1, 1, Event::Queued(8, None));
     program.waits(2, 1).0.at(4, 1, Event::Queued(9, None)).at(5, 2, Event::Work(Some(8), 80));
     program.0.wakes(7, 2, 4).preempted(7, 3, 4).at(7, 3, Event::Work(Some(9), 90));
@@ -124,7 +124,7 @@ fn an_item_within_the_wait_for_another_one_ends_with_that_ones_queuer() {
     assert_eq!(program.wait(1, 2, 9), expected);
 }
 
-/// The same timer may have queued an item, and have woken its worker in the middle of the one before.
+/// The same timer may have queued an item, and have woken its worker within the item before.
 #[test]
 fn a_worker_that_sleeps_in_an_item_is_not_woken_for_the_next_one() {
     let mut program = Program::new();
@@ -137,7 +137,7 @@ fn a_worker_that_sleeps_in_an_item_is_not_woken_for_the_next_one() {
     timer(&mut program, 4, Event::Queued(9, None));
     program.waits(5, 3);
     timer(&mut program, 6, Event::Waking(3));
-    // As an ordered workqueue has it, the item goes on before the next one begins.
+    // As in an ordered workqueue, the item goes on before the next one starts.
     program.0.preempted(6, 2, 3).at(8, 2, Event::Work(Some(9), 90));
     let expected = [
         segment(2, Timer, "timer", 2),
@@ -149,7 +149,7 @@ fn a_worker_that_sleeps_in_an_item_is_not_woken_for_the_next_one() {
     assert_eq!(program.wakes(9, 3, 1).wait(1, 2, 9), expected);
 }
 
-/// What a wait ends with is its own, wherever the thread that queued an item was.
+/// The end of a wait is the waiter's own, wherever the queuer of an item was.
 #[test]
 fn a_thread_that_queues_an_item_and_waits_for_it_is_not_followed_to_before_its_wait() {
     let mut program = Program::new();
@@ -212,7 +212,7 @@ fn an_interrupt_ends_a_wait_by_its_kind() {
         (&done, Disk, "disk8 (write by t1:1)"),
         (&[Event::Softirq(3)], Network, "network"),
         (&[irq], Interrupt, "nvme0"),
-        // The idle thread wakes nobody, so it is one that is not told of.
+        // The idle task wakes no thread, so an interrupt without an event did.
         (&[], Interrupt, "interrupt"),
     ];
     for (events, kind, who) in cases {
@@ -220,7 +220,7 @@ fn an_interrupt_ends_a_wait_by_its_kind() {
         program.0.at(2, 0, Event::RequestIssued(8, 5, Operation::Write));
         program.waits(2, 1).interrupt(5, events, 1);
         assert_eq!(program.wait(1, 2, 5), [segment(3, kind, who, 1)]);
-        // The same below a wait for a thread.
+        // The same within a wait for a thread.
         let mut program = Program::new();
         program.0.at(2, 0, Event::RequestIssued(8, 5, Operation::Write));
         program.waits(1, 2).waits(2, 1).interrupt(5, events, 2).wakes(6, 2, 1);
@@ -255,7 +255,7 @@ fn sleeps_within_waits_are_each_told() {
     program.timer(400, 3).wakes(400, 3, 2).wakes(400, 2, 1);
     let sleeps = |parts: [(u64, u32); 2]| parts.map(|(ms, depth)| segment(ms, Timer, "timer", depth));
     let past = program.0.past(401);
-    // One wait goes back to who waited, where that began.
+    // A wait returns to the switch-out of its waiter.
     assert_eq!(told(past.clone(), up_to(asked(1, 100, 400))), sleeps([(100, 2), (200, 3)]));
     // A command's path does not: all of it is the longest sleep.
     let mut past = past;
@@ -266,7 +266,7 @@ fn sleeps_within_waits_are_each_told() {
 
 #[test]
 fn of_parallel_children_the_longest_is_the_path() {
-    // 2 computes for 30 ms and 3 for 50, of which it sleeps for 20.
+    // 2 runs for 30 ms and 3 for 50, of which it sleeps for 20.
     let mut program = Program::new();
     program.waits(0, 1).waits(20, 3).wakes(30, 2, 1).waits(30, 1).waits(30, 2).timer(40, 3).wakes(50, 3, 1);
     let expected = [
@@ -280,7 +280,7 @@ fn of_parallel_children_the_longest_is_the_path() {
 
 #[test]
 fn at_a_barrier_the_slowest_of_each_round_is_the_path() {
-    // In round n thread n works for 10 ms, and the others for 2.
+    // In round n thread n runs for 10 ms, and the others for 2.
     let mut program = Program::new();
     for (round, slowest) in [(0, 1), (10, 2), (20, 3)] {
         let others: Vec<u32> = (1..=3).filter(|&tid| tid != slowest).collect();
@@ -297,7 +297,7 @@ fn at_a_barrier_the_slowest_of_each_round_is_the_path() {
 
 #[test]
 fn the_slower_end_of_a_pipe_is_the_path_of_the_other_one() {
-    // 1 produces in 2 ms what 2 consumes in 8, or the other way round: whoever is faster waits for the slower one.
+    // 1 produces in 2 ms what 2 consumes in 8, or the other way round: the faster thread waits for the slower one.
     for (faster, slower) in [(1, 2), (2, 1)] {
         let mut program = Program::new();
         for round in 0..5 {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that were stopped: who let them go on is told, and not what they were doing.
+//! Stopped threads: the thread that resumed them is named, and not its activity.
 
 use std::collections::BTreeMap;
 
 use super::super::budget::{EndedBy, Known, budget};
 use super::*;
 
-/// Thread 1 is stopped from 10 to 30 ms, and thread 2 lets it go on; what the kernel says of the stop is `exit`.
+/// Thread 1 is stopped from 10 to 30 ms, and thread 2 resumes it; the kernel reports the stop as `exit`.
 fn stopped(exit: Exit) -> Told {
     let mut told = Told::new(2);
     told.preempted(0, 0, 1).preempted(0, 1, 2);
@@ -36,7 +36,7 @@ fn a_thread_that_was_stopped_is_told_by_who_let_it_go_on() {
 
 #[test]
 fn what_the_one_did_that_let_it_go_on_did_not_stop_it() {
-    // Thread 2 sleeps meanwhile, as a shell does that stops a process for a while.
+    // Thread 2 sleeps during the stop, as a shell does that stops a process for a while.
     let mut history = Told::new(2);
     history.preempted(0, 0, 1).preempted(0, 1, 2);
     history.switch(10, 0, stop(Stop::Signal), 0).sleeps(11, 1, 0);
@@ -69,7 +69,7 @@ fn a_thread_that_is_stopped_does_not_sleep_by_choice() {
         budget(&mut history.past(100), &[of(1)], &BTreeMap::from([(1, known)]), &(), &mut Plain)
     };
     let napper = Known { name: name(1), waits_in: Some("clock_nanosleep".to_owned()), ..Known::default() };
-    // It has not run since before anybody looked.
+    // The thread has not run since before the start of the span.
     let asleep = budget_of(&mut Told::new(1), napper.clone());
     assert_eq!((in_ms(asleep.own_sleep_ns), asleep.waits.len()), (100, 0));
     let tracer = Some((7, Name::of("gdb")));
@@ -82,7 +82,7 @@ fn a_thread_that_is_stopped_does_not_sleep_by_choice() {
         let part = &waits.path[0];
         assert_eq!((part.kind, part.who.as_str(), part.stop), (CauseKind::Stopped, who, Some(stop)));
     }
-    // It was stopped and let go on meanwhile: who did that is told.
+    // The thread was stopped and resumed within the span: the thread that resumed it is named.
     let mut history = stopped(stop(Stop::Signal));
     let seen = budget_of(&mut history, Known { name: name(1), ..Known::default() });
     let waits = seen.waits.iter().find(|waits| waits.via == Stop::Signal.words()).expect("it was stopped");
@@ -91,7 +91,7 @@ fn a_thread_that_is_stopped_does_not_sleep_by_choice() {
     assert_eq!((seen.own_sleep_ns, waits.ended_by, part.stop), (0, Some(EndedBy::Others), Some(Stop::Signal)));
 }
 
-/// Events of the same time are nanoseconds apart.
+/// Events at the same time are nanoseconds apart.
 fn in_ms(ns: u64) -> u64 {
     (ns + MS / 2) / MS
 }
