@@ -14,9 +14,9 @@ use crate::thread::by_name;
 use crate::{CauseKind, Cgroup, LateEvent};
 
 /// Maximum number of distinct culprits; later ones are counted together.
-const CULPRITS: usize = 10_000;
+const MAX_CULPRITS: usize = 10_000;
 /// Maximum number of distinct victims of one culprit.
-const VICTIMS: usize = 1_000;
+const MAX_VICTIMS: usize = 1_000;
 /// Row label for culprits beyond the maximum number.
 pub const BEYOND: &str = "those beyond the first 10,000";
 
@@ -152,7 +152,7 @@ impl Culprits {
                 Some(known) if cause.cgroup.is_none() || known.cgroup == cause.cgroup => {}
                 Some(known) => known.cgroup.clone_from(&cause.cgroup),
                 // There are only a few reasons for unknown time.
-                None if cause.kind == CauseKind::Unknown || self.count < CULPRITS => {
+                None if cause.kind == CauseKind::Unknown || self.count < MAX_CULPRITS => {
                     self.count += 1;
                     of_kind
                         .insert(who.clone().into_owned(), Delays { cgroup: cause.cgroup.clone(), ..Delays::default() });
@@ -161,7 +161,7 @@ impl Culprits {
             }
             if self.by == By::Name
                 && let Some(delays) = of_kind.get_mut(&*who)
-                && delays.called.len() < VICTIMS
+                && delays.called.len() < MAX_VICTIMS
                 && !delays.called.contains(&cause.who)
             {
                 delays.called.insert(cause.who.clone());
@@ -227,8 +227,8 @@ impl Culprits {
             return number;
         }
         // Names beyond the limit share an ID.
-        let number = self.subjects.len().min(CULPRITS) as u32;
-        if self.subjects.len() < CULPRITS {
+        let number = self.subjects.len().min(MAX_CULPRITS) as u32;
+        if self.subjects.len() < MAX_CULPRITS {
             self.subjects.insert(subject.to_owned(), number);
         }
         number
@@ -243,7 +243,7 @@ impl Delay {
         self.events += 1;
         self.total_ns = self.total_ns.saturating_add(ns);
         self.worst_ns = self.worst_ns.max(ns);
-        if self.subjects.len() < VICTIMS {
+        if self.subjects.len() < MAX_VICTIMS {
             self.subjects.insert(subject);
         }
     }
@@ -319,7 +319,7 @@ mod tests {
             event.causes.push(in_cgroup(path, Cause::new(CauseKind::Thread, who, ns)));
             event.latency_ns += ns;
         }
-        let told = |by| {
+        let ranked = |by| {
             let mut culprits = Culprits::by(by);
             culprits.add(&WQ, &event);
             let first = culprits.take();
@@ -329,8 +329,8 @@ mod tests {
             first.culprits.into_iter().map(|culprit| (culprit.who, culprit.total_ns)).collect::<Vec<_>>()
         };
         let named = |list: &[(&str, u64)]| list.iter().map(|&(who, ns)| (who.to_owned(), ns)).collect::<Vec<_>>();
-        assert_eq!(told(By::Cgroup), named(&[("/pod2", 50), ("/pod1 (itself)", 10), ("nvme0q1", 5)]));
-        assert_eq!(told(By::Culprit), named(&[("c:3", 30), ("b:2", 20), ("a:1", 10), ("nvme0q1", 5)]));
+        assert_eq!(ranked(By::Cgroup), named(&[("/pod2", 50), ("/pod1 (itself)", 10), ("nvme0q1", 5)]));
+        assert_eq!(ranked(By::Culprit), named(&[("c:3", 30), ("b:2", 20), ("a:1", 10), ("nvme0q1", 5)]));
     }
 
     #[test]
@@ -341,8 +341,8 @@ mod tests {
         culprits
             .add(&WQ, &late("b", &[(CauseKind::Thread, "dd:2", 5), off("dd:2", 4), off("kworker/0:1-events:9", 3)]));
         culprits.add(&WQ, &late("b", &[off("kworker/1:2-events:8", 7), (CauseKind::Work, "f:1", 1)]));
-        let told = culprits.take().culprits.into_iter();
-        let told: Vec<_> = told.map(|of| (of.who, of.alike, of.total_ns, of.victims[0].events)).collect();
+        let ranked = culprits.take().culprits.into_iter();
+        let ranked: Vec<_> = ranked.map(|of| (of.who, of.alike, of.total_ns, of.victims[0].events)).collect();
         let expected = [
             ("dd", 2, 35, 2),
             ("kworker/1:2-events:8", 0, 7, 1),
@@ -350,11 +350,11 @@ mod tests {
             ("kworker/0:1-events:9", 0, 3, 1),
             ("f:1", 0, 1, 1),
         ];
-        assert_eq!(told, expected.map(|(who, alike, ns, events)| (who.to_owned(), alike, ns, events)));
+        assert_eq!(ranked, expected.map(|(who, alike, ns, events)| (who.to_owned(), alike, ns, events)));
     }
 
     #[test]
-    fn what_does_not_tell_a_cgroup_takes_none_away() {
+    fn cause_without_cgroup_keeps_known_cgroup() {
         let mut culprits = Culprits::default();
         for cgroup in [Some(Cgroup::of("/a")), None] {
             let cause = Cause { cgroup, ..Cause::new(CauseKind::Thread, "sh:1", 7) };
@@ -364,28 +364,28 @@ mod tests {
     }
 
     #[test]
-    fn more_culprits_than_there_is_room_for_are_counted_together() {
+    fn culprits_beyond_limit_are_merged() {
         let mut culprits = Culprits::default();
-        for number in 0..CULPRITS as u64 + 5 {
+        for number in 0..MAX_CULPRITS as u64 + 5 {
             culprits.add(&WQ, &late(&format!("handler{number}"), &[(CauseKind::Thread, &format!("sh:{number}"), 7)]));
         }
         culprits.add(&WQ, &late("a", &[(CauseKind::Thread, "sh:0", 7)]));
         culprits.add(&WQ, &late("a", &[(CauseKind::Unknown, "not recorded", 3)]));
         let ranking = culprits.take();
-        assert_eq!((ranking.culprits.len(), ranking.unknown.total_ns), (CULPRITS + 2, 3));
+        assert_eq!((ranking.culprits.len(), ranking.unknown.total_ns), (MAX_CULPRITS + 2, 3));
         let [others, first, ..] = &ranking.culprits[..] else { panic!("there are more") };
         assert_eq!((others.who.as_str(), others.victims[0].events, others.total_ns), (BEYOND, 5, 35));
         assert_eq!((first.who.as_str(), first.victims[0].events), ("sh:0", 2));
-        let told: u64 = ranking.culprits.iter().map(|culprit| culprit.total_ns).sum();
-        assert_eq!(told, ranking.latency_ns);
+        let caused_ns: u64 = ranking.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        assert_eq!(caused_ns, ranking.latency_ns);
     }
 
     #[test]
-    fn victims_of_one_culprit_are_told_apart_up_to_a_limit() {
+    fn distinct_victims_are_counted_up_to_limit() {
         let mut culprits = Culprits::default();
-        for number in 0..VICTIMS + 9 {
+        for number in 0..MAX_VICTIMS + 9 {
             culprits.add(&WQ, &late(&format!("handler{number}"), &[(CauseKind::Work, "hog", 1)]));
         }
-        assert_eq!(culprits.take().culprits[0].victims[0].subjects, VICTIMS as u64);
+        assert_eq!(culprits.take().culprits[0].victims[0].subjects, MAX_VICTIMS as u64);
     }
 }

@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_json() {
+    fn name_matches_json() {
         use CauseKind::{
             Disk, DiskQueue, IdleExit, Interrupt, Irq, IrqsOff, MaxActive, Network, Nmi, Outside, PreemptOff, Rcu,
             Running, Softirq, Steal, Stopped, Thread, Throttled, Timer, Unknown, Wakeup, Work,

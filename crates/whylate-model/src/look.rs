@@ -18,9 +18,9 @@ use crate::units::rfc3339;
 use crate::{LateEvent, Snapshot, Worst};
 
 /// Maximum number of worst events.
-const WORST: usize = 5;
+const MAX_WORST: usize = 5;
 /// Maximum number of worst events of one source, so that one source cannot hide the others.
-const WORST_OF_SOURCE: usize = 3;
+const MAX_WORST_OF_SOURCE: usize = 3;
 
 /// The overview: everything that all sources found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -183,8 +183,8 @@ impl Look {
 }
 
 /// Number of pairs of waiter and sleeper that are shown, and maximum that are counted separately.
-const SLEEPERS: usize = 3;
-const MOST_SLEEPERS: usize = 1_000;
+const SHOWN_SLEEPERS: usize = 3;
+const MAX_SLEEPERS: usize = 1_000;
 
 /// Collects late events as they arrive.
 #[derive(Debug, Default)]
@@ -193,15 +193,15 @@ pub struct Gatherer {
     cards: Vec<&'static Card>,
     culprits: Culprits,
     worst: BTreeMap<String, Option<Worst>>,
-    late: BTreeMap<String, Lates>,
-    held_up: BTreeMap<String, Lates>,
+    late: BTreeMap<String, LateCounts>,
+    held_up: BTreeMap<String, LateCounts>,
     /// Number and total of waits by source, waiter and sleeper.
     for_sleepers: BTreeMap<(String, String, String), (u64, u64)>,
 }
 
 /// Counters of the late events of one source.
 #[derive(Clone, Copy, Debug, Default)]
-struct Lates {
+struct LateCounts {
     count: u64,
     total_ns: u64,
     max_ns: u64,
@@ -235,7 +235,7 @@ impl Gatherer {
         let source = card.name;
         if let Some(sleeper) = event.labels.get(SLEEPER) {
             let mut pair = (source.to_owned(), event.subject.clone(), sleeper.clone());
-            if self.for_sleepers.len() >= MOST_SLEEPERS && !self.for_sleepers.contains_key(&pair) {
+            if self.for_sleepers.len() >= MAX_SLEEPERS && !self.for_sleepers.contains_key(&pair) {
                 pair = (source.to_owned(), "others".to_owned(), "others".to_owned());
             }
             let (waits, total_ns) = self.for_sleepers.entry(pair).or_default();
@@ -250,7 +250,7 @@ impl Gatherer {
         lates.max_ns = lates.max_ns.max(event.latency_ns);
         self.culprits.add(card, event);
         let worst = self.worst.entry(source.to_owned()).or_default();
-        Some(worst.get_or_insert_with(|| Worst::new(WORST_OF_SOURCE)))
+        Some(worst.get_or_insert_with(|| Worst::new(MAX_WORST_OF_SOURCE)))
     }
 
     /// Returns the overview over the snapshots of all sources that measured.
@@ -264,7 +264,7 @@ impl Gatherer {
         let mut sources: Vec<Headline> = found
             .iter()
             .map(|found| {
-                let of = |lates: &BTreeMap<String, Lates>| lates.get(found.card.name).copied().unwrap_or_default();
+                let of = |lates: &BTreeMap<String, LateCounts>| lates.get(found.card.name).copied().unwrap_or_default();
                 found.headline(of(&self.late), of(&self.held_up))
             })
             .collect();
@@ -280,7 +280,7 @@ impl Gatherer {
                 })
                 .collect();
             held_up.for_sleepers.sort_by_key(|pair| Reverse(pair.total_ns));
-            held_up.for_sleepers.truncate(SLEEPERS);
+            held_up.for_sleepers.truncate(SHOWN_SLEEPERS);
         }
         sources.sort_by_key(|headline| (!headline.is_late, Reverse(headline.late_ns)));
         let mut worst: Vec<Sighting> = self
@@ -292,7 +292,7 @@ impl Gatherer {
             })
             .collect();
         worst.sort_by_key(|sighting| Reverse(sighting.event.latency_ns));
-        worst.truncate(WORST);
+        worst.truncate(MAX_WORST);
         Look {
             schema: crate::snapshot::SCHEMA,
             host: found.first().map(|found| found.host.clone()).unwrap_or_default(),
@@ -371,8 +371,8 @@ mod tests {
             gatherer.add(&TIMERLAT, late(causes.iter().map(|cause| cause.2).sum(), &causes));
         }
         let look = gatherer.finish(&[snapshot(&TIMERLAT, "thread", &[], &[9_000_000])], Vec::new());
-        let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
-        assert_eq!(told, look.sources[0].late_ns);
+        let caused_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        assert_eq!(caused_ns, look.sources[0].late_ns);
     }
 
     #[test]
@@ -390,7 +390,7 @@ mod tests {
 
     /// A source that only its card describes goes through overview, ranking and JSON.
     #[test]
-    fn a_source_is_its_card() {
+    fn source_is_described_by_its_card() {
         static MADE_UP: Card = Card {
             events: Some(Judged { of: "letters in a bag", late_from_ns: 7_000, next: "whylate post --why {from}" }),
             ..Card::new(
@@ -419,17 +419,20 @@ mod tests {
         alone.add(&MADE_UP, letter);
         assert_eq!(alone.finish(&[snapshot(&MADE_UP, "days", &[], &[])], Vec::new()).sources[0].late, 1);
         let look = gatherer.finish(&[snapshot(&MADE_UP, "days", &[], &[100, 200])], Vec::new());
-        let told: Look =
+        let restored: Look =
             serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
-        assert_eq!((&told.sources, &told.worst, &told.culprits), (&look.sources, &look.worst, &look.culprits));
-        let row = &told.sources[0];
+        assert_eq!(
+            (&restored.sources, &restored.worst, &restored.culprits),
+            (&look.sources, &look.worst, &look.culprits)
+        );
+        let row = &restored.sources[0];
         assert_eq!((row.source.as_str(), row.of.as_str(), row.count, row.late), ("post", "letters", 2, 1));
         assert_eq!(row.late_of.as_ref().map(|of| of.next.as_str()), Some("whylate post --why 7.00us"));
-        assert_eq!((told.worst[0].event.subject.as_str(), told.culprits[0].total_ns), ("to Ann", 8_000));
+        assert_eq!((restored.worst[0].event.subject.as_str(), restored.culprits[0].total_ns), ("to Ann", 8_000));
     }
 
     #[test]
-    fn a_wait_counts_once_whatever_the_thread_calls_itself() {
+    fn wait_counts_once_for_any_comm() {
         let wait = |thread: &str, labels: &[(&str, &str)]| {
             let labels = labels.iter().copied().chain([("thread", thread)]);
             LateEvent {
@@ -450,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_others_are_judged_by_a_limit_of_their_own() {
+    fn waits_for_others_have_their_own_threshold() {
         let held_up = |ms: u64| {
             let event = late(ms * 1_000_000, &[(CauseKind::Running, "server:7", ms * 1_000_000)]);
             LateEvent { path: vec![PathSegment { ns: event.latency_ns, depth: 1, ..PathSegment::default() }], ..event }
@@ -466,12 +469,12 @@ mod tests {
         let held_up = offcpu.held_up.as_ref().expect("it follows waits");
         assert_eq!((held_up.late, held_up.late_ns, held_up.max_ns), (2, 350_000_000, 250_000_000));
         assert_eq!(held_up.next, "whylate offcpu --why 100ms -d 10s");
-        let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
-        assert_eq!((told, look.culprits[0].who.as_str()), (offcpu.late_ns, "server:7"));
+        let caused_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        assert_eq!((caused_ns, look.culprits[0].who.as_str()), (offcpu.late_ns, "server:7"));
     }
 
     #[test]
-    fn whoever_is_still_asleep_at_the_end_is_named_and_counted() {
+    fn sleepers_at_end_are_named_and_counted() {
         let sleeper = |tid: u32, asleep_ns| Sleeper {
             who: format!("a:{tid}"),
             process: None,
@@ -518,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_threads_that_sleep_are_not_late_and_are_told_by_both() {
+    fn waits_for_sleepers_are_not_late_and_listed_by_pair() {
         let wait = |who: &str, sleeper: &str, ms: u64| LateEvent {
             subject: who.to_owned(),
             labels: [(SLEEPER.to_owned(), sleeper.to_owned())].into(),
@@ -534,8 +537,8 @@ mod tests {
         let [offcpu] = &look.sources[..] else { panic!("{look:?}") };
         assert!(!offcpu.is_late && look.culprits.is_empty() && look.worst.is_empty());
         let pairs = &offcpu.held_up.as_ref().expect("it follows waits").for_sleepers;
-        let told: Vec<_> = pairs.iter().map(|pair| (&*pair.who, &*pair.sleeper, pair.waits, pair.total_ns)).collect();
-        assert_eq!(told[..2], [("b:2", "y:8", 1, 500_000_000), ("a:1", "x:7", 2, 400_000_000)]);
-        assert_eq!(told.len(), SLEEPERS);
+        let ranked: Vec<_> = pairs.iter().map(|pair| (&*pair.who, &*pair.sleeper, pair.waits, pair.total_ns)).collect();
+        assert_eq!(ranked[..2], [("b:2", "y:8", 1, 500_000_000), ("a:1", "x:7", 2, 400_000_000)]);
+        assert_eq!(ranked.len(), SHOWN_SLEEPERS);
     }
 }

@@ -32,7 +32,7 @@ pub enum Merging {
 pub const PRESENT: &str = "present";
 
 /// Maximum number of distinct series in a merged snapshot, and of stacks.
-const MOST: usize = 1 << 18;
+const MAX_ENTRIES: usize = 1 << 18;
 
 /// Merges the snapshots of one source, in the order of their spans. Late events are left to the caller: there may be
 /// many.
@@ -122,33 +122,33 @@ fn add(sum: &mut Snapshot, next: &Snapshot) {
             None => drop(sum.lost.insert(reason.clone(), *count)),
         }
     }
-    let beyond = add_series(sum, &next.series, spans) + add_stacks(sum, &next.stacks);
-    if beyond > 0 {
-        *sum.lost.entry("merged_full".to_owned()).or_default() += beyond;
+    let dropped = add_series(sum, &next.series, spans) + add_stacks(sum, &next.stacks);
+    if dropped > 0 {
+        *sum.lost.entry("merged_full".to_owned()).or_default() += dropped;
     }
 }
 
 /// Returns the number of series without room.
 fn add_series(sum: &mut Snapshot, next: &[Series], spans: (u64, u64)) -> u64 {
     let merging = named(&sum.source).map_or(sum_all as fn(&str) -> Merging, |card: &Card| card.merging);
-    let mut places: Option<Places> = None;
+    let mut index: Option<SeriesIndex> = None;
     let mut later: Vec<Option<&Series>> = vec![None; sum.series.len()];
-    let (mut beyond, mut expected) = (0, 0);
+    let (mut dropped, mut expected) = (0, 0);
     for series in next {
         // Most snapshots have the same series as the one before, in the same order.
         let is_expected = sum.series.get(expected).is_some_and(|next| next.labels == series.labels);
         let known = match is_expected {
             true => Some(expected),
-            false => places.get_or_insert_with(|| Places::of(&sum.series)).place(&sum.series, &series.labels),
+            false => index.get_or_insert_with(|| SeriesIndex::new(&sum.series)).find(&sum.series, &series.labels),
         };
         expected = known.map_or(expected, |at| at + 1);
         match known {
             Some(at) if later[at].is_none() => later[at] = Some(series),
             // The snapshot has two series with equal labels.
             Some(at) => sum.series[at].absorb(series),
-            None if sum.series.len() >= MOST => beyond += 1,
+            None if sum.series.len() >= MAX_ENTRIES => dropped += 1,
             None => {
-                places.iter_mut().for_each(|places| places.add(sum.series.len(), &series.labels));
+                index.iter_mut().for_each(|index| index.add(sum.series.len(), &series.labels));
                 let mut new = Series { labels: series.labels.clone(), ..Series::default() };
                 if has_presence(merging) {
                     // The subject did not exist before.
@@ -160,29 +160,29 @@ fn add_series(sum: &mut Snapshot, next: &[Series], spans: (u64, u64)) -> u64 {
         }
     }
     for (series, later) in sum.series.iter_mut().zip(later) {
-        follow(series, later, spans, merging);
+        merge_next(series, later, spans, merging);
     }
-    beyond
+    dropped
 }
 
 /// Positions of series. Labels are hashed and not kept: a snapshot has hundreds, and a day of snapshots is merged.
-struct Places {
+struct SeriesIndex {
     hasher: RandomState,
     by_hash: HashMap<u64, Vec<usize>>,
 }
 
-impl Places {
-    fn of(series: &[Series]) -> Self {
-        let mut places = Places { hasher: RandomState::new(), by_hash: HashMap::new() };
-        series.iter().enumerate().for_each(|(at, series)| places.add(at, &series.labels));
-        places
+impl SeriesIndex {
+    fn new(series: &[Series]) -> Self {
+        let mut index = SeriesIndex { hasher: RandomState::new(), by_hash: HashMap::new() };
+        series.iter().enumerate().for_each(|(at, series)| index.add(at, &series.labels));
+        index
     }
 
     fn add(&mut self, at: usize, labels: &Labels) {
         self.by_hash.entry(self.hasher.hash_one(labels)).or_default().push(at);
     }
 
-    fn place(&self, series: &[Series], labels: &Labels) -> Option<usize> {
+    fn find(&self, series: &[Series], labels: &Labels) -> Option<usize> {
         let alike = self.by_hash.get(&self.hasher.hash_one(labels))?;
         alike.iter().copied().find(|&at| series[at].labels == *labels)
     }
@@ -197,7 +197,7 @@ fn add_stacks(sum: &mut Snapshot, next: &[Stack]) -> u64 {
         stack.waits_for = None;
         known.entry(stack.place_hash()).or_default().push(at);
     }
-    let mut beyond = 0;
+    let mut dropped = 0;
     for stack in next {
         let alike = known.entry(stack.place_hash()).or_default();
         match alike.iter().copied().find(|&at| sum.stacks[at].is_same_place(stack)) {
@@ -209,14 +209,14 @@ fn add_stacks(sum: &mut Snapshot, next: &[Stack]) -> u64 {
                 into.age.merge(&stack.age);
                 into.waits_for = stack.waits_for.clone().or(into.waits_for.take());
             }
-            None if sum.stacks.len() >= MOST => beyond += 1,
+            None if sum.stacks.len() >= MAX_ENTRIES => dropped += 1,
             None => {
                 alike.push(sum.stacks.len());
                 sum.stacks.push(stack.clone());
             }
         }
     }
-    beyond
+    dropped
 }
 
 /// Merges all figures as sums, for an unknown source.
@@ -230,7 +230,7 @@ fn has_presence(merging: fn(&str) -> Merging) -> bool {
 }
 
 /// Merges the series of the next span, if it has one.
-fn follow(series: &mut Series, later: Option<&Series>, spans: (u64, u64), merging: fn(&str) -> Merging) {
+fn merge_next(series: &mut Series, later: Option<&Series>, spans: (u64, u64), merging: fn(&str) -> Merging) {
     let presence = |of: &Series, span_ns: u64| of.values.get(PRESENT).copied().unwrap_or(1.0) * span_ns as f64;
     let was_there = presence(series, spans.0);
     let is_there = later.map_or(0.0, |later| presence(later, spans.1));
@@ -393,7 +393,7 @@ mod tests {
         }
     }
 
-    fn of(source: &str, duration_ns: u64, values: &[(&str, f64)]) -> Snapshot {
+    fn snapshot_of(source: &str, duration_ns: u64, values: &[(&str, f64)]) -> Snapshot {
         let mut snapshot = Snapshot::new(source, "made", "host", 0);
         snapshot.duration_ns = duration_ns;
         let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
@@ -402,20 +402,23 @@ mod tests {
     }
 
     #[test]
-    fn averages_weigh_as_much_as_their_spans() {
+    fn averages_are_weighted_by_span() {
         let [sqpoll, irqsoff, wq] = ["sqpoll", "irqsoff", "wq"];
-        let share = merged([of(irqsoff, 1_000, &[("share", 0.1)]), of(irqsoff, 3_000, &[("share", 0.5)])]);
+        let share =
+            merged([snapshot_of(irqsoff, 1_000, &[("share", 0.1)]), snapshot_of(irqsoff, 3_000, &[("share", 0.5)])]);
         assert!((share.series[0].values["share"] - 0.4).abs() < 1e-12);
-        let gone =
-            merged([of(irqsoff, 1_000, &[("share", 0.4)]), Snapshot { series: Vec::new(), ..of(irqsoff, 3_000, &[]) }]);
+        let gone = merged([
+            snapshot_of(irqsoff, 1_000, &[("share", 0.4)]),
+            Snapshot { series: Vec::new(), ..snapshot_of(irqsoff, 3_000, &[]) },
+        ]);
         assert!((gone.series[0].values["share"] - 0.1).abs() < 1e-12);
         // A thread that worked half of its time, and existed for a quarter of the span.
-        let worked = of(sqpoll, 1_000, &[("working", 0.5), ("spinning", 0.5)]);
-        let left = merged([worked, Snapshot { series: Vec::new(), ..of(sqpoll, 3_000, &[]) }]);
+        let worked = snapshot_of(sqpoll, 1_000, &[("working", 0.5), ("spinning", 0.5)]);
+        let left = merged([worked, Snapshot { series: Vec::new(), ..snapshot_of(sqpoll, 3_000, &[]) }]);
         let values = &left.series[0].values;
         assert_eq!((values["working"], values[PRESENT]), (0.5, 0.25));
         // Items that are gone are not counted.
-        let queued = merged([of(wq, 1_000, &[("queued", 3.0)]), of(wq, 1_000, &[])]);
+        let queued = merged([snapshot_of(wq, 1_000, &[("queued", 3.0)]), snapshot_of(wq, 1_000, &[])]);
         assert!(queued.series[0].values.is_empty());
     }
 }

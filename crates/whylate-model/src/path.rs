@@ -5,8 +5,8 @@
 //! [`walk()`] goes back through it and follows one thread at a time. While the thread is on a CPU, it is charged
 //! itself. While it is runnable, the actor on its CPU is charged. Where it was woken, a *hop* (wakeup edge) leads to
 //! the waker, until the walk reaches the switch-out with which the wait began. [`Found`] collects the findings of one
-//! wait as a [`Path`], in order of time and as text, whose segments add up to the wait. [`command`] does so for a whole
-//! command, whose threads [`members`] knows.
+//! wait as a [`Path`], in order of time and as text; its segments add up to the wait. [`command`] does so for the
+//! threads of a whole command, which [`members`] knows.
 //!
 //! Timelines are built from [`events`], kept compressed ([`packed`]), or read from other tools' traces ([`import`]).
 

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_commas_are_not_taken_for_several_names() {
+    fn commas_in_names_are_escaped() {
         let of = |workqueues: &[&str]| {
             let mut snapshot = Snapshot::new("wq", "fentry", "host", 0);
             snapshot.series = workqueues.iter().map(|workqueue| series("a", workqueue, &[1])).collect();
@@ -239,8 +239,8 @@ mod tests {
         };
         assert_eq!(of(&["x", "y", "x"]), "x,y");
         assert_eq!(of(&["x,y", "x"]), r"x\,y,x");
-        let told = [&["x,y"][..], &["x", "y"], &[r"x\", "y"], &[r"x\,y"], &["x,y", "x,y"]].map(of);
-        assert_eq!(told, [r"x\,y", "x,y", r"x\\,y", r"x\\\,y", r"x\,y"]);
+        let joined = [&["x,y"][..], &["x", "y"], &[r"x\", "y"], &[r"x\,y"], &["x,y", "x,y"]].map(of);
+        assert_eq!(joined, [r"x\,y", "x,y", r"x\\,y", r"x\\\,y", r"x\,y"]);
         let mut snapshot = Snapshot::new("wq", "fentry", "host", 0);
         snapshot.series = vec![series("a,b", "x", &[1]), series("a,b", "y", &[1])];
         assert_eq!(

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Headline, HeldUp, LateOf, Lates, Unmeasured};
+use super::{Headline, HeldUp, LateCounts, LateOf, Unmeasured};
 use crate::recording::Measured;
 use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::{Card, Judged, Remark};
@@ -180,7 +180,7 @@ impl<'a> Found<'a> {
         sure.max(self.sleepers.len() as u64).max(u64::from(!figures.is_empty() && figures.max_ns() >= late_from_ns))
     }
 
-    pub(super) fn headline(&self, lates: Lates, held_up: Lates) -> Headline {
+    pub(super) fn headline(&self, lates: LateCounts, held_up: LateCounts) -> Headline {
         let Found { card, unexplained, remark, .. } = self;
         let late = lates.count + unexplained.events;
         let figures = self.figures();

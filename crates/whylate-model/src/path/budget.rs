@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use self::kind::{Called, Kind, Part};
+use self::kind::{Kind, ThreadLabel, WaitPart};
 use self::latencies::Latencies;
 use self::ready::Ready;
-use self::waits::Open;
+use self::waits::OpenWait;
 use super::command::LongWait;
 use super::history::{Name, Waker};
 use super::sums::Sums;
@@ -24,11 +24,11 @@ use crate::Histogram;
 use crate::wait::{Stop, is_sleep};
 
 /// Maximum number of waits listed one by one.
-const LONGEST: usize = 5;
+const MAX_LONGEST: usize = 5;
 /// Maximum number of waits, of all threads, kept until the starts of their nested waits are found.
-const KEPT: usize = 1024;
+const MAX_KEPT: usize = 1024;
 /// Minimum duration from which the nesting of waits is kept; of shorter waits with nested waits, only the parts are.
-const FOLLOWED_NS: u64 = 50_000;
+const MIN_NESTED_NS: u64 = 50_000;
 
 /// The time budget of threads in a span of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -118,16 +118,16 @@ struct Gatherer<'a> {
     budget: Budget,
     waits: BTreeMap<(String, EndedBy), Kind>,
     /// The wait of each thread that is being walked back.
-    open: Vec<Option<Open>>,
-    /// Explained waits of each thread with nested waits whose starts are not found, newest first; `kept` counts all.
-    unmet: Vec<VecDeque<Open>>,
+    open: Vec<Option<OpenWait>>,
+    /// Explained waits of each thread that lack starts of nested waits, newest first; `kept` counts all.
+    unmet: Vec<VecDeque<OpenWait>>,
     kept: usize,
     /// Current wait of each thread for a CPU, in nanoseconds.
     ready_ns: Vec<u64>,
     ready_latencies: Latencies,
     ready: Vec<Ready>,
     /// Index into `ready` for each thread.
-    ready_places: Vec<usize>,
+    ready_indexes: Vec<usize>,
     from_ns: u64,
 }
 
@@ -142,7 +142,7 @@ pub fn budget(
 ) -> Budget {
     let known: Vec<Option<&Known>> = asked.iter().map(|asked| known.get(&asked.tid)).collect();
     let thread_names: Vec<Option<Name>> = known.iter().map(|known| known.map(|known| known.name)).collect();
-    let (ready, ready_places) = Ready::for_threads(&thread_names);
+    let (ready, ready_indexes) = Ready::for_threads(&thread_names);
     let mut gatherer = Gatherer {
         names,
         asked,
@@ -156,7 +156,7 @@ pub fn budget(
         ready_ns: vec![0; asked.len()],
         ready_latencies: Latencies::default(),
         ready,
-        ready_places,
+        ready_indexes,
         from_ns: asked.iter().map(|asked| asked.from_ns).min().unwrap_or(0),
     };
     walk_for_sums(past, asked, limits, &mut |number, finding| gatherer.add(number, finding));
@@ -169,7 +169,7 @@ impl Gatherer<'_> {
             Finding::Hop(hop) if hop.within.is_none() => {
                 self.close(number);
                 self.close_ready(number);
-                self.open[number] = Some(Open::new(hop));
+                self.open[number] = Some(OpenWait::new(hop));
                 return;
             }
             Finding::Segment(segment) if segment.hop.is_none() => {
@@ -193,10 +193,10 @@ impl Gatherer<'_> {
         self.budget.total_ns += ns;
         if let Some(ready) = segment.ready {
             self.ready_ns[number] += ns;
-            self.ready[self.ready_places[number]].add(segment.kind, segment.who, ready, ns);
+            self.ready[self.ready_indexes[number]].add(segment.kind, segment.who, ready, ns);
         } else {
             if let Party::Thread { tid, name, .. } = segment.who {
-                self.ready[self.ready_places[number]].name(tid, name);
+                self.ready[self.ready_indexes[number]].name(tid, name);
             }
             self.close_ready(number);
             self.budget.on_cpu_ns += ns;
@@ -211,7 +211,7 @@ impl Gatherer<'_> {
         }
     }
 
-    fn ended_by(&self, number: usize, open: &Open) -> EndedBy {
+    fn ended_by(&self, number: usize, open: &OpenWait) -> EndedBy {
         match open.hop.by {
             Some(Waker::Thread(tid) | Waker::Parent(tid)) if self.own.contains(&tid) => EndedBy::Own,
             Some(Waker::Thread(_) | Waker::Parent(_)) => EndedBy::Others,
@@ -232,7 +232,7 @@ impl Gatherer<'_> {
     /// Adds the start of a nested wait to an explained wait.
     fn meet(&mut self, number: usize, hop: u32, finding: Finding) {
         let unmet = &mut self.unmet[number];
-        let has = |open: &Open| (open.hop.number..=open.last_hop).contains(&hop);
+        let has = |open: &OpenWait| (open.hop.number..=open.last_hop).contains(&hop);
         let Some(at) = unmet.iter().rposition(has) else { return };
         unmet[at].add(finding);
         unmet[at].unmet = unmet[at].unmet.saturating_sub(1);
@@ -244,7 +244,7 @@ impl Gatherer<'_> {
 
     fn close(&mut self, number: usize) {
         let Some(open) = self.open[number].take().filter(|open| open.ns > 0) else { return };
-        if open.unmet > 0 && self.kept < KEPT {
+        if open.unmet > 0 && self.kept < MAX_KEPT {
             self.kept += 1;
             self.unmet[number].push_back(open);
         } else {
@@ -252,12 +252,12 @@ impl Gatherer<'_> {
         }
     }
 
-    fn count(&mut self, number: usize, mut open: Open) {
+    fn count(&mut self, number: usize, mut open: OpenWait) {
         let ended_by = self.ended_by(number, &open);
         let asked = self.asked[number];
         let known = self.known[number];
         let name = known.map(|known| known.name);
-        // If the switch-out precedes the recording, the state found at its start tells what the thread waited in.
+        // If the switch-out precedes the recording, the state found at its start shows what the thread waited in.
         let blocked = open.blocked();
         let began_earlier = blocked.is_none() && open.from_ns == asked.from_ns;
         let stop = open.stop().or_else(|| {
@@ -273,7 +273,7 @@ impl Gatherer<'_> {
         let in_call = known.filter(|_| began_earlier).and_then(|known| known.waits_in.as_ref());
         let waits_in = stopped.as_ref().or(in_call);
         let (ns, from_ns) = (open.ns, open.from_ns);
-        let is_short = ns < FOLLOWED_NS;
+        let is_short = ns < MIN_NESTED_NS;
         let is_flat = is_short || open.parts().is_some();
         let mut via = is_flat.then(|| waits_in.cloned().or_else(|| open.waits_in(self.names))).flatten();
         // An uninterruptible sleep is not the sleep of the call itself: the cgroup may be over its memory limit.
@@ -282,20 +282,21 @@ impl Gatherer<'_> {
             self.budget.own_sleep_ns += ns;
             return;
         }
-        let waiter = Called::Thread(asked.tid, open.name().or(name).unwrap_or_default());
+        let waiter = ThreadLabel::Thread(asked.tid, open.name().or(name).unwrap_or_default());
         let parts = match (open.parts(), open.hop.by) {
-            (Some(parts), _) => {
-                parts.iter().map(|part| (Part::of(waiter, part, parts), part.to_ns - part.from_ns)).collect()
-            }
-            (None, Some(Waker::Disk(request))) if is_short => vec![(Part::of_request(waiter, request), ns)],
+            (Some(parts), _) => parts
+                .iter()
+                .map(|part| (WaitPart::from_segment(waiter, part, parts), part.to_ns - part.from_ns))
+                .collect(),
+            (None, Some(Waker::Disk(request))) if is_short => vec![(WaitPart::from_request(waiter, request), ns)],
             (None, _) if is_short => open.flat(waiter),
             (None, _) => Vec::new(),
         };
         // A wait that is not over has no waker, and idle threads would fill the list.
         let longest = &self.budget.longest;
-        let is_long = longest.len() < LONGEST || longest.last().is_some_and(|last| last.ns < ns);
-        let is_told = is_long && !is_short && ended_by != EndedBy::NotOver;
-        let path = if is_told || !is_flat { open.path(name, waits_in, stop, self.names) } else { Vec::new() };
+        let is_long = longest.len() < MAX_LONGEST || longest.last().is_some_and(|last| last.ns < ns);
+        let is_listed = is_long && !is_short && ended_by != EndedBy::NotOver;
+        let path = if is_listed || !is_flat { open.path(name, waits_in, stop, self.names) } else { Vec::new() };
         if !is_flat {
             via = path.iter().find(|segment| segment.depth == 1).and_then(|segment| segment.via.clone());
             if may_be_own && is_own_sleep(via.as_ref(), ended_by) {
@@ -303,11 +304,11 @@ impl Gatherer<'_> {
                 return;
             }
         }
-        if is_told {
+        if is_listed {
             let wait = LongWait { after_ns: from_ns.saturating_sub(self.from_ns), ns, path: path.clone() };
             self.budget.longest.push(wait);
             self.budget.longest.sort_by_key(|wait| Reverse(wait.ns));
-            self.budget.longest.truncate(LONGEST);
+            self.budget.longest.truncate(MAX_LONGEST);
         }
         let has_via = via.is_some();
         let is_kernel = blocked.map_or(known.is_some_and(|known| known.is_kernel), |blocked| blocked.is_kernel);

@@ -9,7 +9,7 @@ use super::found::{Found, Names, PathSegment};
 use super::{Asked, Finding, Limits, Past, walk};
 
 /// Maximum number of waits listed one by one.
-const LONGEST: usize = 5;
+const MAX_LONGEST: usize = 5;
 
 /// A command's elapsed time, explained.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -36,7 +36,7 @@ pub struct LongWait {
 }
 
 /// A wait that is being walked back.
-struct Open {
+struct OpenWait {
     found: Found,
     ns: u64,
     from_ns: u64,
@@ -45,19 +45,19 @@ struct Open {
 /// Explains the elapsed time of a command from its start to its end.
 pub fn explain(past: &mut dyn Past, asked: Asked, limits: &dyn Limits, names: &mut dyn Names) -> Explained {
     let mut found = Found::default();
-    let mut longest: Vec<Open> = Vec::new();
-    let mut open: Option<Open> = None;
-    let mut keep = |wait: Option<Open>| {
+    let mut longest: Vec<OpenWait> = Vec::new();
+    let mut open: Option<OpenWait> = None;
+    let mut keep = |wait: Option<OpenWait>| {
         let Some(wait) = wait else { return };
         longest.push(wait);
         longest.sort_by_key(|wait| Reverse(wait.ns));
-        longest.truncate(LONGEST);
+        longest.truncate(MAX_LONGEST);
     };
     walk(past, &[asked], limits, &mut |_, finding| {
         found.add(finding);
         match finding {
             Finding::Hop(hop) if hop.within.is_none() => {
-                keep(open.replace(Open { found: Found::default(), ns: 0, from_ns: 0 }));
+                keep(open.replace(OpenWait { found: Found::default(), ns: 0, from_ns: 0 }));
             }
             Finding::Segment(segment) if segment.hop.is_none() => keep(open.take()),
             Finding::Segment(segment) => {

@@ -6,7 +6,7 @@
 //! the walk goes on with the waker, until it reaches the switch-out of the waiter.
 
 use super::history::{Blocked, Entry, Exit, Holder, Move, Request, Slice, Waker};
-use super::holding::tell_holder;
+use super::holding::emit_slice_segments;
 use super::items::{Item, Items};
 use super::rewind::{Change, Rewind};
 use super::{Asked, Finding, Hop, Limits, Party, Segment};
@@ -16,9 +16,9 @@ use crate::{CauseKind, thread};
 /// Maximum depth of nested waits that are followed.
 pub(crate) const DEEPEST: usize = 64;
 /// TID of no thread.
-const NOBODY: u32 = u32::MAX;
-/// Maximum number of threads whose switch-out is looked for at a time, to know what they waited in.
-const UNMET: usize = 64;
+const NO_THREAD: u32 = u32::MAX;
+/// Maximum number of switch-outs looked for at a time, to know what the threads waited in.
+const MAX_UNMET: usize = 64;
 
 pub(super) const NOT_RECORDED: &str = "not recorded";
 pub(super) const OVERWRITTEN: &str = "unknown (its request was overwritten)";
@@ -62,9 +62,9 @@ enum Mode {
     Done,
 }
 
-/// The CPU whose changes a cursor has to see.
+/// The CPU that a cursor watches for changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum WatchedCpu {
     /// Each change of this CPU.
     Running(usize),
     /// All changes of this CPU together, at the end of the thread's wait for it.
@@ -117,7 +117,7 @@ pub(super) struct Cursor {
     /// TID of the thread that is followed.
     tid: u32,
     frames: Vec<Frame>,
-    /// Waits whose time is explained, but whose beginning has not been found.
+    /// Explained waits without a known beginning.
     unmet: Vec<Frame>,
     /// Time down to which the beginnings of `unmet` are looked for.
     unmet_until_ns: u64,
@@ -205,7 +205,7 @@ impl Cursor {
         of_mode.max(self.items.due_ns().unwrap_or(0)).max(self.asked.from_ns)
     }
 
-    /// Returns the threads whose context switches concern the cursor, besides those of the CPU that it runs on.
+    /// Returns the threads that the cursor watches for context switches, besides those of the CPU that it runs on.
     pub fn tids(&self) -> impl Iterator<Item = u32> {
         // What a thread does on a CPU itself while it waits for it differs from what others do there.
         let is_followed = self.is_at_end() || matches!(self.mode, Mode::Ready { .. });
@@ -215,13 +215,13 @@ impl Cursor {
         [self.asked.tid].into_iter().chain(waits).chain(followed)
     }
 
-    /// Returns the CPU whose changes concern the cursor.
-    pub fn place(&self, reached_ns: u64) -> Option<Place> {
+    /// Returns the CPU that the cursor watches for changes.
+    pub fn place(&self, reached_ns: u64) -> Option<WatchedCpu> {
         match self.mode {
             _ if !self.has_begun(reached_ns) => None,
             // A wait for a CPU is explained as a whole once it is passed, except for the last part.
-            Mode::Ready { cpu, .. } if !self.is_at_end() => Some(Place::Ready(cpu)),
-            Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(Place::Running(cpu)),
+            Mode::Ready { cpu, .. } if !self.is_at_end() => Some(WatchedCpu::Ready(cpu)),
+            Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(WatchedCpu::Running(cpu)),
             _ => None,
         }
     }
@@ -315,8 +315,8 @@ impl Cursor {
     /// Stops following the waits from `first` on; their threads are still asleep.
     fn leave(&mut self, first: usize, found: &mut dyn FnMut(Finding)) {
         for frame in self.frames.drain(first.min(self.frames.len())..) {
-            let is_new = frame.tid != NOBODY && self.unmet.iter().all(|unmet| unmet.tid != frame.tid);
-            if is_new && self.unmet.len() < UNMET {
+            let is_new = frame.tid != NO_THREAD && self.unmet.iter().all(|unmet| unmet.tid != frame.tid);
+            if is_new && self.unmet.len() < MAX_UNMET {
                 self.unmet.push(frame);
                 found(Finding::Unmet { hop: frame.hop });
             }
@@ -368,7 +368,7 @@ impl Cursor {
         }
     }
 
-    /// Returns the CPU whose lane the current time is attributed by.
+    /// Returns the CPU to which the current time is attributed.
     fn lane(&self) -> Option<usize> {
         match self.mode {
             Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(cpu),
@@ -506,7 +506,7 @@ impl Cursor {
         self.push(woken, self.tid, found);
         if let Some(stop) = woken.stop {
             // The activity of others did not cause the wait; the thread that stopped it did.
-            self.mode = Mode::Leaf { kind: CauseKind::Stopped, who: released_by(rewind, woken, stop) };
+            self.mode = Mode::Leaf { kind: CauseKind::Stopped, who: resumed_by(rewind, woken, stop) };
         } else if self.frames.len() > DEEPEST {
             self.mode = unknown("too many waits within waits");
         } else {
@@ -521,7 +521,7 @@ impl Cursor {
         if queuer.is_err() {
             // The wait is the item's and not the worker's, so it does not end where the worker ran before.
             self.tid = item.tid;
-            self.push(item.queued, NOBODY, found);
+            self.push(item.queued, NO_THREAD, found);
         }
         self.go_on_with(queuer, found);
     }
@@ -563,45 +563,45 @@ impl Cursor {
         self.now_ns = from_ns;
         let hop = self.frames.last().map(|frame| frame.hop);
         let ready = matches!(self.mode, Mode::Ready { .. }).then_some(self.tid);
-        let mut tell = |from_ns, to_ns, kind, who| {
+        let mut emit = |from_ns, to_ns, kind, who| {
             if from_ns < to_ns {
                 found(Finding::Segment(Segment { from_ns, to_ns, kind, who, ready, hop }));
             }
         };
         match self.mode {
-            Mode::Running { cpu } => tell_holder(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut tell),
+            Mode::Running { cpu } => emit_slice_segments(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut emit),
             Mode::Ready { cpu, limit, .. } => {
                 let limit_ns = limit.map_or(0, |(until_ns, _)| until_ns);
                 // Until the end of a limit, no other actor is charged.
-                let of_limit = |from_ns, to_ns, tell: &mut dyn FnMut(u64, u64, CauseKind, Party)| {
+                let of_limit = |from_ns, to_ns, emit: &mut dyn FnMut(u64, u64, CauseKind, Party)| {
                     if let Some((_, by)) = limit {
-                        tell(from_ns, to_ns, CauseKind::Throttled, by);
+                        emit(from_ns, to_ns, CauseKind::Throttled, by);
                     }
                 };
                 let free_ns = limit_ns.clamp(from_ns, to_ns);
                 if let Some(sum) = rewind.sum(cpu, free_ns, to_ns, self.tid) {
                     let mut end_ns = to_ns;
                     for &(kind, who, ns) in sum.parts() {
-                        tell(end_ns - ns, end_ns, kind, who);
+                        emit(end_ns - ns, end_ns, kind, who);
                         end_ns -= ns;
                     }
-                    of_limit(from_ns, free_ns, &mut tell);
+                    of_limit(from_ns, free_ns, &mut emit);
                 } else {
                     for lane in rewind.passed(cpu, from_ns, to_ns) {
                         let from_ns = lane.slice.start_ns.max(from_ns);
                         let to_ns = lane.slice.end_ns.min(to_ns);
                         let free_ns = limit_ns.clamp(from_ns, to_ns);
-                        tell_holder(lane, cpu, free_ns, to_ns, Some(self.tid), &mut tell);
-                        of_limit(from_ns, free_ns, &mut tell);
+                        emit_slice_segments(lane, cpu, free_ns, to_ns, Some(self.tid), &mut emit);
+                        of_limit(from_ns, free_ns, &mut emit);
                     }
                 }
             }
-            Mode::Leaf { kind, who } => tell(from_ns, to_ns, kind, who),
+            Mode::Leaf { kind, who } => emit(from_ns, to_ns, kind, who),
             Mode::Disk { request, is_issued } => {
                 let kind = if is_issued { CauseKind::Disk } else { CauseKind::DiskQueue };
-                tell(from_ns, to_ns, kind, Party::Disk(request));
+                emit(from_ns, to_ns, kind, Party::Disk(request));
             }
-            Mode::Before | Mode::Done => tell(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
+            Mode::Before | Mode::Done => emit(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
         }
     }
 }
@@ -611,7 +611,7 @@ fn unknown(why: &'static str) -> Mode {
 }
 
 /// Returns the thread that resumed a stopped thread.
-pub(super) fn released_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Party {
+pub(super) fn resumed_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Party {
     let Some(Waker::Thread(tid)) = woken.by else { return Party::Text(stop.who()) };
     let slice = rewind.cpu_of(tid).and_then(|cpu| rewind.lanes.get(cpu)).map(|lane| lane.slice);
     match slice {

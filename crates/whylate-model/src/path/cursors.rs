@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
-use super::cursor::{Cursor, Place};
+use super::cursor::{Cursor, WatchedCpu};
 use super::rewind::{Change, Rewind};
 use super::{Finding, Limits};
 
@@ -23,7 +23,7 @@ impl Bound {
 }
 
 /// Maximum number of stale entries in `due`, beyond four for each cursor.
-const STALE: usize = 4_096;
+const MAX_STALE: usize = 4_096;
 
 /// All cursors that have been added and are not done.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(super) struct Cursors {
     by_tid: HashMap<u32, BTreeSet<u32>>,
     /// Numbers of the cursors that each change of a CPU concerns.
     running: Vec<Vec<u32>>,
-    /// Numbers of the cursors whose thread waits for a CPU; they take in its changes at the end of the wait.
+    /// Numbers of the cursors that wait for a CPU; they take in its changes at the end of the wait.
     ready: Vec<Vec<u32>>,
     /// Times at which cursors have something to do without a context switch; may have stale entries.
     due: BinaryHeap<(u64, u32)>,
@@ -57,13 +57,13 @@ struct Entry {
     /// Index of the query.
     index: usize,
     /// Maximum `cut` with which the thread is still followed to its wakers.
-    stays: u32,
+    max_cut: u32,
     cursor: Cursor,
     /// Entries of this cursor in `by_tid`, `due`, and in `running` or `ready`, with its position there.
     tids: Vec<u32>,
     /// `None` after the time was reached.
     due_ns: Option<u64>,
-    place: Option<(Place, usize)>,
+    place: Option<(WatchedCpu, usize)>,
 }
 
 impl Entry {
@@ -102,9 +102,9 @@ impl Cursors {
         // The cursor certainly has something to do at its start, which is entered once.
         self.due.push((cursor.start_ns(), number));
         // Spreads consecutive TIDs (Knuth's multiplicative hash).
-        let stays = tid.wrapping_mul(0x9e37_79b1).leading_zeros();
-        cursor.set_cut(stays < self.cut);
-        self.entries.push(Some(Entry { index, stays, cursor, tids: Vec::new(), due_ns: None, place: None }));
+        let max_cut = tid.wrapping_mul(0x9e37_79b1).leading_zeros();
+        cursor.set_cut(max_cut < self.cut);
+        self.entries.push(Some(Entry { index, max_cut, cursor, tids: Vec::new(), due_ns: None, place: None }));
         self.count += 1;
     }
 
@@ -145,7 +145,7 @@ impl Cursors {
 
     /// Removes stale times, if they are many.
     fn forget_stale(&mut self) {
-        if self.due.len() <= STALE + 4 * self.count {
+        if self.due.len() <= MAX_STALE + 4 * self.count {
             return;
         }
         let entries = &self.entries;
@@ -170,7 +170,7 @@ impl Cursors {
         self.cut = cut;
         for number in 0..self.entries.len() as u32 {
             let Some(entry) = &mut self.entries[number as usize] else { continue };
-            let (index, is_cut) = (entry.index, entry.stays < cut);
+            let (index, is_cut) = (entry.index, entry.max_cut < cut);
             entry.cursor.set_cut(is_cut);
             if is_cut && entry.cursor.cut_short(rewind, reached_ns, &mut |finding| found(index, finding)) {
                 found(index, Finding::NotFollowed);
@@ -250,14 +250,14 @@ impl Cursors {
         entry.tids.into_iter().for_each(|tid| forget(&mut self.by_tid, tid, number));
     }
 
-    fn at(&mut self, place: Place) -> &mut Vec<u32> {
+    fn at(&mut self, place: WatchedCpu) -> &mut Vec<u32> {
         match place {
-            Place::Running(cpu) => &mut self.running[cpu],
-            Place::Ready(cpu) => &mut self.ready[cpu],
+            WatchedCpu::Running(cpu) => &mut self.running[cpu],
+            WatchedCpu::Ready(cpu) => &mut self.ready[cpu],
         }
     }
 
-    fn take(&mut self, number: u32, place: Option<Place>, rewind: &mut Rewind<'_>) {
+    fn take(&mut self, number: u32, place: Option<WatchedCpu>, rewind: &mut Rewind<'_>) {
         let Some(place) = place else { return };
         let there = self.at(place);
         there.push(number);
@@ -265,7 +265,7 @@ impl Cursors {
         if let Some(entry) = &mut self.entries[number as usize] {
             entry.place = Some((place, position));
         }
-        if let Place::Ready(cpu) = place {
+        if let WatchedCpu::Ready(cpu) = place {
             rewind.passed_mut(cpu).begin_wait();
         }
     }
@@ -279,7 +279,7 @@ impl Cursors {
         if let Some(moved) = moved.and_then(|moved| self.entries[moved as usize].as_mut()) {
             moved.place = Some((place, position));
         }
-        if let Place::Ready(cpu) = place {
+        if let WatchedCpu::Ready(cpu) = place {
             rewind.passed_mut(cpu).end_wait();
         }
     }

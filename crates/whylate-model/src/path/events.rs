@@ -25,7 +25,7 @@ pub enum Event {
     },
     /// `sched_waking`: the current actor of the CPU wakes a thread.
     Waking(u32),
-    /// `sched_waking` in an interrupt or softirq whose entry may not be recorded, with the context as far as it is
+    /// `sched_waking` in an interrupt or softirq without a recorded entry, with the context as far as it is
     /// known.
     WakingBy(u32, Waker),
     /// `sched_wakeup`: a thread becomes runnable.
@@ -81,8 +81,8 @@ const RCU: u8 = 9;
 const IN_IRQ: usize = 0;
 const IN_SOFTIRQ: usize = 1;
 /// Maximum number of outstanding requests, and of queued items that no worker has started.
-const REQUESTS: usize = 1 << 16;
-const ITEMS: usize = 1 << 16;
+const MAX_REQUESTS: usize = 1 << 16;
+const MAX_ITEMS: usize = 1 << 16;
 
 #[derive(Clone, Debug, Default)]
 struct Cpu {
@@ -140,7 +140,7 @@ pub struct Builder {
     has_wakeups: bool,
     /// Number of context switches that were not recorded: a thread was on a CPU while another one was seen taking it.
     pub unseen_switches: u64,
-    /// Number of items whose queuer was dropped.
+    /// Number of items that lost their queuer.
     pub queuers_lost: u64,
 }
 
@@ -148,7 +148,7 @@ impl Builder {
     /// Adds an event of a CPU, after all that were added before, and returns its time. Events at the same time are
     /// spread, each a nanosecond after the previous one.
     pub fn add(&mut self, cpu: usize, at_ns: u64, event: Event) -> u64 {
-        let at_ns = self.moment(cpu, at_ns);
+        let at_ns = self.advance_to(cpu, at_ns);
         match event {
             Event::Switch { from, from_name, exit, to, to_name } => {
                 self.switch(cpu, at_ns, (from, from_name, exit), (to, to_name));
@@ -235,7 +235,7 @@ impl Builder {
             }
             Event::Queued(item, by) => {
                 // Cancelled items are never removed.
-                if self.queued.len() >= ITEMS {
+                if self.queued.len() >= MAX_ITEMS {
                     self.queuers_lost += self.queued.drain().len() as u64;
                 }
                 let by = by.map_or_else(|| self.waker(cpu), |by| self.waker_in(cpu, by));
@@ -283,7 +283,7 @@ impl Builder {
         if self.cpus.get(cpu).is_some_and(|state| state.since_ns.is_some() && state.tid == tid) {
             return;
         }
-        let at_ns = self.moment(cpu, at_ns);
+        let at_ns = self.advance_to(cpu, at_ns);
         if self.cpus[cpu].since_ns.is_some() {
             self.unseen_switches += 1;
             self.lose(cpu);
@@ -299,7 +299,7 @@ impl Builder {
         self.cpus.get(cpu).filter(|state| state.since_ns.is_some()).map(|state| state.tid)
     }
 
-    fn moment(&mut self, cpu: usize, at_ns: u64) -> u64 {
+    fn advance_to(&mut self, cpu: usize, at_ns: u64) -> u64 {
         while self.cpus.len() <= cpu {
             self.cpus.push(Cpu::default());
             self.past.cpus.push(Vec::new());
@@ -426,7 +426,7 @@ impl Builder {
     }
 
     fn begin_request(&mut self, cpu: usize, at_ns: u64, device: u32, sector: u64, operation: Operation) {
-        if self.requests.len() >= REQUESTS && !self.requests.contains_key(&(device, sector)) {
+        if self.requests.len() >= MAX_REQUESTS && !self.requests.contains_key(&(device, sector)) {
             return;
         }
         let submitter = self.cpus[cpu].tid;

@@ -17,13 +17,13 @@ use crate::wait::Stop;
 use crate::{Cgroup, thread};
 
 /// Number of segments kept in order; if there are more, equal ones are summed (folded).
-const SEGMENTS: usize = 400;
+const MAX_SEGMENTS: usize = 400;
 /// After folding, number of summed parts that each new part is compared with before the next fold.
-const FIRST: usize = 64;
-/// Maximum number of waits whose beginning may be found later.
-const UNMET: usize = 256;
+const COMPARED: usize = 64;
+/// Maximum number of waits that may get their beginning later.
+const MAX_UNMET: usize = 256;
 
-/// Label of merged segments whose actors are no longer known.
+/// Label of merged segments with unknown actors.
 pub const OTHERS: &str = "others";
 
 /// A segment of a path, as text.
@@ -35,7 +35,7 @@ pub struct PathSegment {
     pub kind: CauseKind,
     /// Actor that the time is attributed to.
     pub who: String,
-    /// The runnable thread, if the segment tells who occupied the CPU that it waited for.
+    /// The runnable thread, if the segment shows the actor on the CPU that it waited for.
     #[serde(rename = "for", default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<String>,
     /// What the waiter waited in: a system call, or what its stack shows.
@@ -172,7 +172,7 @@ impl Path {
 
 /// A part, while findings are collected.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct PathPart {
     ns: u64,
     kind: CauseKind,
     who: Party,
@@ -196,11 +196,11 @@ struct Wait {
 /// Builds the path of one wait from findings. Memory is bounded, however long the wait is.
 #[derive(Debug, Default)]
 pub struct Found {
-    parts: Vec<Part>,
+    parts: Vec<PathPart>,
     waits: Vec<Wait>,
     /// Open waits, outermost first, with the numbers of their hops.
     open: Vec<(u32, usize)>,
-    /// Waits no longer open whose beginning may still be found, with the numbers of their hops.
+    /// Waits no longer open that may still get their beginning, with the numbers of their hops.
     unmet: Vec<(u32, usize)>,
     /// TID of the thread that was named last.
     named: Option<u32>,
@@ -225,7 +225,7 @@ impl Found {
                 self.unmet.retain(|&(number, _)| number != hop);
             }
             Finding::Unmet { hop } => {
-                let wait = self.wait_of(hop).filter(|_| self.unmet.len() < UNMET);
+                let wait = self.wait_of(hop).filter(|_| self.unmet.len() < MAX_UNMET);
                 self.unmet.extend(wait.map(|wait| (hop, wait)));
             }
             Finding::NotFollowed => {}
@@ -234,7 +234,7 @@ impl Found {
 
     /// Sets a thread's name, unless one is known: findings come newest first, and the newest name counts.
     pub fn name(&mut self, tid: u32, name: Name) {
-        if self.names.len() < SEGMENTS * 4 {
+        if self.names.len() < MAX_SEGMENTS * 4 {
             self.names.entry(tid).or_insert(name);
         }
     }
@@ -265,7 +265,7 @@ impl Found {
         }
         let wait = Wait { within: self.open.last().map(|&(_, wait)| wait), tid, woken_ns, by, stop, asleep: None };
         let known =
-            if self.is_folded { self.waits.iter().take(FIRST).position(|known| known.is_like(&wait)) } else { None };
+            if self.is_folded { self.waits.iter().take(COMPARED).position(|known| known.is_like(&wait)) } else { None };
         self.open.push((number, known.unwrap_or(self.waits.len())));
         if known.is_none() {
             self.waits.push(wait);
@@ -284,29 +284,29 @@ impl Found {
             self.named = Some(tid);
         }
         let wait = hop.and_then(|number| self.wait_of(number));
-        let part = Part { ns: to_ns - from_ns, kind, who, ready, wait };
+        let part = PathPart { ns: to_ns - from_ns, kind, who, ready, wait };
         let like = match self.parts.last_mut() {
             Some(last) if last.is_like(&part) => Some(last),
-            _ if self.is_folded => self.parts.iter_mut().take(FIRST).find(|known| known.is_like(&part)),
+            _ if self.is_folded => self.parts.iter_mut().take(COMPARED).find(|known| known.is_like(&part)),
             _ => None,
         };
         match like {
             Some(like) => like.ns += part.ns,
             None => self.parts.push(part),
         }
-        if self.parts.len() >= 2 * SEGMENTS {
+        if self.parts.len() >= 2 * MAX_SEGMENTS {
             self.fold(wait);
         }
     }
 
     /// Looks up threads that never ran in the window but are named in it: waiters and I/O submitters.
-    fn learn_names(&mut self, names: &mut dyn Names) {
+    fn resolve_names(&mut self, names: &mut dyn Names) {
         for wait in &self.waits {
             if let Some((name, _)) = wait.asleep {
                 self.names.entry(wait.tid).or_insert(name);
             }
         }
-        let of_part = |part: &Part| {
+        let of_part = |part: &PathPart| {
             let submitter = if let Party::Disk(request) = part.who { Some(request.submitter) } else { None };
             [part.ready, submitter.filter(|&tid| tid != 0)]
         };
@@ -321,7 +321,7 @@ impl Found {
         if self.is_folded {
             self.fold(None);
         }
-        self.learn_names(names);
+        self.resolve_names(names);
         let waits: Vec<(Option<String>, Vec<String>)> = self
             .waits
             .iter()
@@ -342,10 +342,10 @@ impl Found {
         let called = |tid: u32| thread::called(&self.names.get(&tid).copied().unwrap_or_default().text(), tid);
         self.parts.reverse();
         // That the thread was stopped may be known even if the thread that resumed it is not.
-        let stopped = |part: &Part| part.wait.and_then(|wait| self.waits[wait].stopped());
+        let stopped = |part: &PathPart| part.wait.and_then(|wait| self.waits[wait].stopped());
         let segments = self.parts.iter().map(|part| match stopped(part) {
             Some(stop) if part.kind == CauseKind::Unknown => {
-                Part { kind: CauseKind::Stopped, who: Party::Text(stop.who()), ..*part }
+                PathPart { kind: CauseKind::Stopped, who: Party::Text(stop.who()), ..*part }
             }
             _ => *part,
         });
@@ -401,7 +401,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sleep_is_laid_to_whoever_slept() {
+    fn sleep_attributed_to_sleeper() {
         let sleep = |ns, kind, waiter: &str, via: &str| PathSegment {
             ns,
             kind: CauseKind::Timer,
@@ -422,9 +422,10 @@ mod tests {
             others,
         ];
         let causes = Path { segments, is_folded: false }.causes();
-        let told: Vec<_> = causes.iter().map(|cause| (cause.who.as_str(), cause.ns, cause.cgroup.is_some())).collect();
+        let blamed: Vec<_> =
+            causes.iter().map(|cause| (cause.who.as_str(), cause.ns, cause.cgroup.is_some())).collect();
         assert_eq!(
-            told,
+            blamed,
             [
                 ("sleep:5823", 75, true),
                 ("holder:7", 10, false),

@@ -9,13 +9,13 @@ use crate::CauseKind;
 
 /// Emits the segments of a part of a slice, as seen by the runnable thread `ready`, or by the running thread itself.
 /// Steal time is known only for the whole slice; it is spread evenly, and put at the end of the part.
-pub(super) fn tell_holder(
+pub(super) fn emit_slice_segments(
     lane: &Lane,
     cpu: usize,
     from_ns: u64,
     to_ns: u64,
     ready: Option<u32>,
-    tell: &mut dyn FnMut(u64, u64, CauseKind, Party),
+    emit: &mut dyn FnMut(u64, u64, CauseKind, Party),
 ) {
     let slice = &lane.slice;
     let (ns, whole_ns) = (to_ns.saturating_sub(from_ns), slice.end_ns.saturating_sub(slice.start_ns));
@@ -25,7 +25,7 @@ pub(super) fn tell_holder(
         steal_ns => (u128::from(steal_ns) * u128::from(ns)).checked_div(u128::from(whole_ns)).unwrap_or(0),
     };
     let own_end_ns = to_ns - u64::try_from(steal_ns).unwrap_or(u64::MAX).min(ns);
-    tell(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
+    emit(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
     let name = slice.name;
     let (kind, who) = match slice.holder {
         Holder::Irq { .. } => (CauseKind::Irq, Party::Interrupt(name)),
@@ -45,6 +45,6 @@ pub(super) fn tell_holder(
     // For the running thread itself, time with interrupts off is its own work.
     let keeps_off = ready.is_some() && slice.holder.tid().is_some();
     let off_ns = if keeps_off { lane.irqs_off_ns.clamp(from_ns, own_end_ns) } else { own_end_ns };
-    tell(off_ns, own_end_ns, CauseKind::IrqsOff, who);
-    tell(from_ns, off_ns, kind, who);
+    emit(off_ns, own_end_ns, CauseKind::IrqsOff, who);
+    emit(from_ns, off_ns, kind, who);
 }

@@ -17,7 +17,7 @@ use thiserror::Error;
 pub use self::answer::{Command, End, LateWait, Wanted, WhyThis};
 pub use self::lives::Life;
 
-use self::fields::{Said, Stage, said};
+use self::fields::{Stage, TraceEvent, parse_event};
 use self::lives::Lives;
 use super::events::{Builder, Event};
 use super::history::{Exit, Name, Recorded, Waker};
@@ -36,7 +36,7 @@ const EVENTS: u64 = 8 << 20;
 const WITHOUT_EVENT: u64 = 64 << 20;
 /// Maximum number of work item functions. No kernel has more.
 const HANDLERS: usize = 64 << 10;
-/// What the kernel prints for a thread whose `comm` is no longer cached.
+/// What the kernel prints for a thread without a cached `comm`.
 const FORGOTTEN: &str = "<...>";
 
 /// Why a file cannot be imported.
@@ -63,7 +63,7 @@ pub enum ImportError {
     /// The timestamps are in an unknown unit.
     #[error("{NO_POINT}")]
     NoPoint,
-    /// No event tells which thread was on a CPU.
+    /// No event shows which thread was on a CPU.
     #[error("no event in it tells who had a CPU: record sched_switch and sched_waking, and interrupts too")]
     NoSwitches,
     /// No line is an event.
@@ -110,7 +110,7 @@ struct Reader {
     lives: Lives,
     numbers: HashMap<Box<str>, u64>,
     handlers: Vec<Box<str>>,
-    /// For each CPU whose last event was the expiry of a timer, its kind.
+    /// Kind of the timer that expired with the last event of each CPU, if one did.
     timers: Vec<Option<TimerKind>>,
     kinds: Kinds,
     has_switches: bool,
@@ -128,7 +128,7 @@ impl Trace {
     /// Reads a file to its end.
     ///
     /// # Errors
-    /// Fails if the file cannot be read, or does not tell which threads were on the CPUs.
+    /// Fails if the file cannot be read, or does not show which threads were on the CPUs.
     pub fn read(mut input: impl BufRead) -> Result<Self, ImportError> {
         let start = input.fill_buf().map_err(PasteError::Io)?;
         if start.starts_with(TRACE_DAT) {
@@ -212,21 +212,21 @@ impl Reader {
         }
         self.last_ns = self.last_ns.max(line.time_ns);
         self.begin_ns.get_or_insert(self.last_ns);
-        let Some(said) = said(line.event, line.text).filter(|_| has_end(line.event, line.text)) else {
+        let Some(parsed) = parse_event(line.event, line.text).filter(|_| has_end(line.event, line.text)) else {
             return self.lose("unreadable", 1);
         };
         if self.timers.len() <= cpu {
             self.timers.resize(cpu + 1, None);
         }
-        let (tid, name) = match said {
-            Said::Switch { from, from_name, .. } => (from, from_name),
+        let (tid, name) = match parsed {
+            TraceEvent::Switch { from, from_name, .. } => (from, from_name),
             _ => (line.tid, line.comm),
         };
         if tid != GONE {
             let is_name_known = name != FORGOTTEN && !(line.is_cut && name == line.comm);
             let name = if is_name_known { Name::of(name) } else { self.name_of(tid, name) };
-            match said {
-                Said::Exec { tid, old_tid, .. } if tid != old_tid && self.builder.holder(cpu) != Some(tid) => {
+            match parsed {
+                TraceEvent::Exec { tid, old_tid, .. } if tid != old_tid && self.builder.holder(cpu) != Some(tid) => {
                     let old_name = self.lives.present(old_tid, self.last_ns).name();
                     self.builder.seen(cpu, self.last_ns, old_tid, old_name);
                     self.renumber(cpu, tid, old_tid);
@@ -245,9 +245,9 @@ impl Reader {
                 }
             }
         }
-        self.take(cpu, line, said);
-        if !matches!(said, Said::Waking(_) | Said::Awake(_)) {
-            self.timers[cpu] = if let Said::TimerExpires(timer) = said { Some(timer) } else { None };
+        self.take(cpu, line, parsed);
+        if !matches!(parsed, TraceEvent::Waking(_) | TraceEvent::Awake(_)) {
+            self.timers[cpu] = if let TraceEvent::TimerExpires(timer) = parsed { Some(timer) } else { None };
         }
     }
 
@@ -267,65 +267,65 @@ impl Reader {
         self.end_ns
     }
 
-    fn take(&mut self, cpu: usize, line: &Line<'_>, said: Said<'_>) {
+    fn take(&mut self, cpu: usize, line: &Line<'_>, parsed: TraceEvent<'_>) {
         self.kinds.flags |= !line.flags.is_empty();
-        let event = match said {
-            Said::Switch { from, from_name, exit, to, to_name } => {
+        let event = match parsed {
+            TraceEvent::Switch { from, from_name, exit, to, to_name } => {
                 self.has_switches = true;
                 let (from_name, to_name) = (Name::of(from_name), Name::of(to_name));
                 let event = Event::Switch { from, from_name, exit, to, to_name };
                 let at_ns = self.add(cpu, event);
                 if from != 0 {
-                    self.lives.leaves(from, from_name, at_ns, exit == Exit::Dead);
+                    self.lives.switched_out(from, from_name, at_ns, exit == Exit::Dead);
                 }
                 if to != 0 {
-                    self.lives.comes(to, to_name, at_ns);
+                    self.lives.switched_in(to, to_name, at_ns);
                 }
                 return;
             }
-            Said::New(tid, name) => {
+            TraceEvent::New(tid, name) => {
                 let at_ns = self.add(cpu, Event::New(tid));
                 return self.lives.born(tid, Name::of(name), line.tid, at_ns);
             }
-            Said::Exec { path, .. } => {
+            TraceEvent::Exec { path, .. } => {
                 let name = Name::of(path.rsplit_once('/').map_or(path, |(_, name)| name));
                 let at_ns = self.add(cpu, Event::Exec(name));
                 return self.lives.exec(line.tid, name, at_ns);
             }
-            Said::Waking(tid) => {
+            TraceEvent::Waking(tid) => {
                 self.kinds.wakings = true;
                 self.waking(cpu, line, tid)
             }
             // Without `sched_waking`, `sched_wakeup` has the same information, except for the waker if it happens on
             // another CPU.
-            Said::Awake(tid) if !self.kinds.wakings => self.waking(cpu, line, tid),
-            Said::Awake(tid) => Event::Awake(tid),
-            Said::Moved(tid, from_cpu) => Event::Moved(tid, from_cpu),
-            Said::Irq(name) => {
+            TraceEvent::Awake(tid) if !self.kinds.wakings => self.waking(cpu, line, tid),
+            TraceEvent::Awake(tid) => Event::Awake(tid),
+            TraceEvent::Moved(tid, from_cpu) => Event::Moved(tid, from_cpu),
+            TraceEvent::Irq(name) => {
                 self.kinds.interrupts = true;
                 Event::Irq(Name::of(name))
             }
-            Said::IrqEnds => Event::IrqEnds,
-            Said::Softirq(number) => {
+            TraceEvent::IrqEnds => Event::IrqEnds,
+            TraceEvent::Softirq(number) => {
                 self.kinds.interrupts = true;
                 Event::Softirq(number)
             }
-            Said::SoftirqEnds => Event::SoftirqEnds,
-            Said::SoftirqRaised(number) => Event::SoftirqRaised(number),
-            Said::TimerExpires(timer) => Event::TimerExpires(timer),
-            Said::TimerEnds => Event::TimerEnds,
-            Said::Queued(item) => Event::Queued(item, self.context(cpu, line)),
-            Said::Work(item, function) => Event::Work(item, self.handler(function)),
-            Said::WorkEnds => Event::WorkEnds,
-            Said::Request { device, sector, operation, stage } => {
+            TraceEvent::SoftirqEnds => Event::SoftirqEnds,
+            TraceEvent::SoftirqRaised(number) => Event::SoftirqRaised(number),
+            TraceEvent::TimerExpires(timer) => Event::TimerExpires(timer),
+            TraceEvent::TimerEnds => Event::TimerEnds,
+            TraceEvent::Queued(item) => Event::Queued(item, self.context(cpu, line)),
+            TraceEvent::Work(item, function) => Event::Work(item, self.handler(function)),
+            TraceEvent::WorkEnds => Event::WorkEnds,
+            TraceEvent::Request { device, sector, operation, stage } => {
                 self.kinds.requests = true;
                 match stage {
-                    Stage::Begun => Event::RequestBegins(device, sector, operation),
+                    Stage::Created => Event::RequestBegins(device, sector, operation),
                     Stage::Issued => Event::RequestIssued(device, sector, operation),
                     Stage::Done => Event::RequestDone(device, sector),
                 }
             }
-            Said::Other => return,
+            TraceEvent::Other => return,
         };
         self.add(cpu, event);
     }
@@ -393,7 +393,7 @@ impl Reader {
         let mut past = self.builder.finish(end_ns.saturating_add(1));
         let Reader { lives, handlers, lost, undone, .. } = self;
         if !tells_interrupts {
-            lives.doubt(&mut past);
+            lives.drop_unreliable_wakers(&mut past);
         }
         Ok(Trace { past, lives, handlers, begin_ns, end_ns, lost, weaker, undone })
     }
@@ -401,7 +401,7 @@ impl Reader {
 
 /// Returns whether an event that matters here can be read.
 pub(crate) fn is_readable(event: &str, text: &str) -> bool {
-    said(event, text).is_some()
+    parse_event(event, text).is_some()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::history::{Entry, Past, Slice, Waker};
 
 /// Maximum number of births; threads created later belong to no command.
-const BIRTHS: usize = 4 << 20;
+const MAX_BIRTHS: usize = 4 << 20;
 
 /// The creation of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,7 +32,7 @@ impl Births {
         else {
             return;
         };
-        if self.births.len() < BIRTHS {
+        if self.births.len() < MAX_BIRTHS {
             let is_in_parents_process = slice.is_in_parents_process;
             self.births.push(Birth { at_ns, tid, parent, is_in_parents_process });
         } else {
@@ -115,7 +115,7 @@ impl Members {
     }
 }
 
-/// A timeline whose slices are marked as the command's.
+/// A timeline that marks the slices of the command.
 pub struct Marked<'a> {
     /// The timeline.
     pub past: &'a mut dyn Past,
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn children_of_children_belong_to_it_whatever_their_order() {
+    fn descendants_are_members_in_any_order_of_births() {
         let mut births = Births::default();
         // TID 7 belongs to a thread that is no member, then to a grandchild, then to no member again.
         for (at_ns, tid, parent) in [(30, 7, 6), (1, 1, 99), (20, 6, 5), (10, 5, 1), (5, 7, 2), (40, 7, 2), (25, 9, 2)]
@@ -154,13 +154,13 @@ mod tests {
         let members = births.descendants_of(1);
         assert!(members.has(1, 0) && members.has(5, 10) && members.has(6, 21));
         assert!(!members.has(5, 9) && !members.has(9, 100) && !members.has(2, 100));
-        let told: Vec<bool> = [6, 30, 39, 40, 90].map(|at_ns| members.has(7, at_ns)).into();
-        assert_eq!(told, [false, true, true, false, false]);
+        let is_member_at: Vec<bool> = [6, 30, 39, 40, 90].map(|at_ns| members.has(7, at_ns)).into();
+        assert_eq!(is_member_at, [false, true, true, false, false]);
         assert_eq!(members.count(), 4);
     }
 
     #[test]
-    fn a_number_that_another_thread_of_its_process_takes_over_begins_anew() {
+    fn tid_taken_over_by_exec_starts_new_life() {
         let mut births = Births::default();
         let thread = |slice| Slice { is_in_parents_process: true, ..slice };
         for slice in [birth(10, 5, 1), thread(birth(20, 6, 5)), thread(birth(40, 5, 6)), birth(30, 7, 5)] {
@@ -173,10 +173,10 @@ mod tests {
     }
 
     #[test]
-    fn threads_belong_to_processes_and_those_to_whoever_made_them() {
+    fn maps_threads_to_processes_and_processes_to_parents() {
         let mut births = Births::default();
         let thread = |slice| Slice { is_in_parents_process: true, ..slice };
-        // The first thread creates process 5, whose second thread creates process 7; 9 is no member.
+        // The first thread creates process 5, and its second thread creates process 7; 9 is no member.
         for slice in
             [birth(10, 5, 1), thread(birth(20, 6, 5)), birth(30, 7, 6), thread(birth(40, 8, 7)), birth(50, 9, 2)]
         {

@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_ends_where_another_one_begins() {
+    fn wait_piece_ends_where_next_begins() {
         let part =
             |depth, waiter: &str| PathSegment { depth, waiter: Some(waiter.to_owned()), ..PathSegment::default() };
         let path = [
@@ -59,8 +59,8 @@ mod tests {
             Piece::Own(segment) => (segment.waiter.clone().unwrap_or_default(), 0),
             Piece::Wait { outer, within } => (outer.waiter.clone().unwrap_or_default(), within.len()),
         };
-        let told: Vec<(String, usize)> = pieces(&path, 0).map(of).collect();
+        let grouped: Vec<(String, usize)> = pieces(&path, 0).map(of).collect();
         let expected = [("client", 3), ("other", 2), ("", 0), ("server", 1)];
-        assert_eq!(told, expected.map(|(waiter, parts)| (waiter.to_owned(), parts)));
+        assert_eq!(grouped, expected.map(|(waiter, parts)| (waiter.to_owned(), parts)));
     }
 }

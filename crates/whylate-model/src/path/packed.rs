@@ -9,21 +9,21 @@ use super::timer::TimerKind;
 use crate::wait::Stop;
 
 /// Number of slices in a block.
-const BLOCK: usize = 4_096;
+const BLOCK_SLICES: usize = 4_096;
 /// Maximum size of a packed slice in bytes.
-const SLICE_BYTES: usize = 128;
+const MAX_SLICE_BYTES: usize = 128;
 
 /// Storage of a block.
 #[derive(Debug)]
-enum Place {
+enum Storage {
     Memory(Vec<u8>),
     File { at: u64, bytes: usize },
 }
 
 /// Timeline of one CPU.
 #[derive(Debug, Default)]
-struct Lane {
-    blocks: Vec<Place>,
+struct CpuBlocks {
+    blocks: Vec<Storage>,
     /// Slices not packed yet, in order of time.
     loose: Vec<Slice>,
 }
@@ -31,7 +31,7 @@ struct Lane {
 /// Timeline of all CPUs. Blocks beyond a memory limit spill into a file; without one, the oldest are dropped.
 #[derive(Debug)]
 pub struct Packed<F> {
-    lanes: Vec<Lane>,
+    lanes: Vec<CpuBlocks>,
     file: Option<F>,
     end: u64,
     in_memory_bytes: usize,
@@ -43,7 +43,7 @@ pub struct Packed<F> {
 impl<F: Read + Write + Seek> Packed<F> {
     /// Creates an empty timeline of `cpus` CPUs.
     pub fn new(cpus: usize, limit_bytes: usize, file: Option<F>) -> Self {
-        let lanes = (0..cpus).map(|_| Lane::default()).collect();
+        let lanes = (0..cpus).map(|_| CpuBlocks::default()).collect();
         Packed { lanes, file, end: 0, in_memory_bytes: 0, limit_bytes, given_up: 0, error: None }
     }
 
@@ -51,7 +51,7 @@ impl<F: Read + Write + Seek> Packed<F> {
     pub fn push(&mut self, cpu: usize, slice: Slice) {
         let Some(lane) = self.lanes.get_mut(cpu) else { return };
         lane.loose.push(slice);
-        if lane.loose.len() < BLOCK {
+        if lane.loose.len() < BLOCK_SLICES {
             return;
         }
         let bytes = pack(&lane.loose);
@@ -61,15 +61,15 @@ impl<F: Read + Write + Seek> Packed<F> {
         {
             let written = file.seek(SeekFrom::Start(self.end)).and_then(|_| file.write_all(&bytes));
             if written.is_ok() {
-                lane.blocks.push(Place::File { at: self.end, bytes: bytes.len() });
+                lane.blocks.push(Storage::File { at: self.end, bytes: bytes.len() });
                 self.end += bytes.len() as u64;
                 return;
             }
             self.give_up_file();
         }
         self.in_memory_bytes += bytes.len();
-        self.lanes[cpu].blocks.push(Place::Memory(bytes));
-        self.forget_oldest();
+        self.lanes[cpu].blocks.push(Storage::Memory(bytes));
+        self.evict_oldest();
     }
 
     /// Discards spilled blocks and releases the spill file.
@@ -77,8 +77,8 @@ impl<F: Read + Write + Seek> Packed<F> {
         self.file = None;
         for lane in &mut self.lanes {
             let before = lane.blocks.len();
-            lane.blocks.retain(|place| matches!(place, Place::Memory(_)));
-            self.given_up += ((before - lane.blocks.len()) * BLOCK) as u64;
+            lane.blocks.retain(|place| matches!(place, Storage::Memory(_)));
+            self.given_up += ((before - lane.blocks.len()) * BLOCK_SLICES) as u64;
         }
     }
 
@@ -103,14 +103,14 @@ impl<F: Read + Write + Seek> Packed<F> {
     }
 
     /// Drops oldest blocks of the CPU with most blocks until memory is within the limit.
-    fn forget_oldest(&mut self) {
+    fn evict_oldest(&mut self) {
         while self.in_memory_bytes > self.limit_bytes {
             let Some(lane) = self.lanes.iter_mut().max_by_key(|lane| lane.blocks.len()) else { return };
             if lane.blocks.is_empty() {
                 return;
             }
-            self.given_up += BLOCK as u64;
-            if let Place::Memory(bytes) = lane.blocks.remove(0) {
+            self.given_up += BLOCK_SLICES as u64;
+            if let Storage::Memory(bytes) = lane.blocks.remove(0) {
                 self.in_memory_bytes -= bytes.len();
             }
         }
@@ -119,16 +119,16 @@ impl<F: Read + Write + Seek> Packed<F> {
     fn take_block(&mut self, cpu: usize) -> Option<io::Result<Vec<Slice>>> {
         let place = self.lanes.get_mut(cpu)?.blocks.pop()?;
         Some(match (place, &mut self.file) {
-            (Place::Memory(bytes), _) => {
+            (Storage::Memory(bytes), _) => {
                 self.in_memory_bytes -= bytes.len();
                 unpack(&bytes)
             }
-            (Place::File { at, bytes }, Some(file)) => {
+            (Storage::File { at, bytes }, Some(file)) => {
                 let mut buffer = vec![0; bytes];
                 let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut buffer));
                 read.and_then(|()| unpack(&buffer))
             }
-            (Place::File { .. }, None) => Err(io::ErrorKind::NotFound.into()),
+            (Storage::File { .. }, None) => Err(io::ErrorKind::NotFound.into()),
         })
     }
 }
@@ -343,7 +343,7 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let mut from = Reader(bytes);
     let count = from.number()?;
-    if count > BLOCK as u64 || bytes.len() > BLOCK * SLICE_BYTES {
+    if count > BLOCK_SLICES as u64 || bytes.len() > BLOCK_SLICES * MAX_SLICE_BYTES {
         return Err(invalid());
     }
     let mut slices: Vec<Slice> = Vec::with_capacity(count as usize);
@@ -457,12 +457,12 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
         #[test]
-        fn what_is_unpacked_is_what_was_packed(slices in prop::collection::vec(any_slice(), 0..60)) {
+        fn pack_and_unpack_round_trip(slices in prop::collection::vec(any_slice(), 0..60)) {
             prop_assert_eq!(unpack(&pack(&slices)).expect("it was packed"), slices);
         }
 
         #[test]
-        fn garbage_is_an_error_and_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn garbage_is_an_error_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let _ = unpack(&bytes);
         }
     }
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_in_memory_is_in_the_file() {
+    fn spills_blocks_beyond_memory_limit() {
         let mut packed = Packed::new(1, 100_000, Some(Cursor::new(Vec::new())));
         numbered(100_000).for_each(|slice| packed.push(0, slice));
         assert!(packed.in_memory_bytes <= 100_000 && packed.in_file_bytes() > 100_000);
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_the_oldest_is_given_up() {
+    fn without_spill_file_evicts_oldest_block() {
         let mut packed = Packed::<Cursor<Vec<u8>>>::new(1, 100_000, None);
         numbered(100_000).for_each(|slice| packed.push(0, slice));
         let back: Vec<Slice> = std::iter::from_fn(|| packed.previous(0)).collect();
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_full_is_given_up_and_the_latest_is_kept() {
+    fn drops_spill_file_when_disk_full_and_keeps_newest() {
         let mut packed = Packed::new(1, 100_000, Some(Full(Cursor::new(Vec::new()), 150_000)));
         numbered(100_000).for_each(|slice| packed.push(0, slice));
         assert!(packed.file().is_none() && packed.in_memory_bytes <= 100_000);

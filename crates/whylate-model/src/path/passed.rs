@@ -2,7 +2,7 @@
 //! Keeps what a CPU did while threads wait for it, newest first. Each thread takes it in at once, at the end of its
 //! wait, and as sums if it is much.
 
-use super::holding::tell_holder;
+use super::holding::emit_slice_segments;
 use super::rewind::Lane;
 use super::{OTHERS, Party};
 use crate::CauseKind;
@@ -14,12 +14,12 @@ pub(super) const SUMMED_FROM: usize = 64;
 /// Maximum number of lanes that are summed one by one, if they have few actors.
 const FEW_LANES: usize = 512;
 /// Maximum number of few actors.
-const FEW_HOLDERS: usize = 16;
+const FEW_ACTORS: usize = 16;
 /// Maximum number of distinct actors in prefix sums. If there are more, threads are merged by name; if these are more,
 /// the rest is merged.
-const HOLDERS: usize = 64;
+const MAX_ACTORS: usize = 64;
 /// TID of no thread.
-const NOBODY: u32 = u32::MAX;
+const NO_THREAD: u32 = u32::MAX;
 
 /// Actors on a CPU with their total time.
 #[derive(Clone, Debug, Default)]
@@ -98,7 +98,7 @@ impl Passed {
         if has_sums && self.lanes.len().is_multiple_of(BLOCK) {
             let mut block = Sum::default();
             for lane in &self.lanes[self.lanes.len() - BLOCK..] {
-                each_part(lane, cpu, 0, u64::MAX, NOBODY, &mut |kind, who, ns| block.add(kind, who, ns));
+                each_part(lane, cpu, 0, u64::MAX, NO_THREAD, &mut |kind, who, ns| block.add(kind, who, ns));
             }
             self.totals.push(self.totals.last().cloned().unwrap_or_default());
             block.parts.into_iter().for_each(|(kind, who, ns)| self.add_total(kind, who, ns));
@@ -109,11 +109,11 @@ impl Passed {
     fn add_total(&mut self, kind: CauseKind, who: Party, ns: u64) {
         let who = if self.is_by_name { who.by_name() } else { who };
         let place = self.known.iter().position(|&known| known == (kind, who));
-        if place.is_none() && self.known.len() >= HOLDERS && who != Party::Text(OTHERS) {
+        if place.is_none() && self.known.len() >= MAX_ACTORS && who != Party::Text(OTHERS) {
             if self.is_by_name {
                 return self.add_total(kind, Party::Text(OTHERS), ns);
             }
-            self.unite();
+            self.merge_by_name();
             return self.add_total(kind, who, ns);
         }
         let place = place.unwrap_or_else(|| {
@@ -127,21 +127,21 @@ impl Passed {
     }
 
     /// Merges threads by name.
-    fn unite(&mut self) {
+    fn merge_by_name(&mut self) {
         self.is_by_name = true;
         let mut known: Vec<(CauseKind, Party)> = Vec::new();
         let mut places = Vec::with_capacity(self.known.len());
         for &(kind, who) in &self.known {
-            let united = (kind, who.by_name());
-            places.push(known.iter().position(|&other| other == united).unwrap_or_else(|| {
-                known.push(united);
+            let merged = (kind, who.by_name());
+            places.push(known.iter().position(|&other| other == merged).unwrap_or_else(|| {
+                known.push(merged);
                 known.len() - 1
             }));
         }
         for totals in &mut self.totals {
-            let mut united = vec![0; known.len()];
-            totals.iter().zip(&places).for_each(|(ns, &place)| united[place] += ns);
-            *totals = united;
+            let mut merged = vec![0; known.len()];
+            totals.iter().zip(&places).for_each(|(ns, &place)| merged[place] += ns);
+            *totals = merged;
         }
         self.known = known;
     }
@@ -168,7 +168,7 @@ impl Passed {
         if within.len() < FEW_LANES {
             let are_few = self.lanes[within.clone()].iter().chain([before]).all(|lane| {
                 each_part(lane, cpu, from_ns, to_ns, ready, &mut |kind, who, ns| sum.add(kind, who, ns));
-                sum.parts.len() <= FEW_HOLDERS
+                sum.parts.len() <= FEW_ACTORS
             });
             if are_few {
                 return Some(sum);
@@ -205,7 +205,7 @@ fn each_part(
     each: &mut dyn FnMut(CauseKind, Party, u64),
 ) {
     let (from_ns, to_ns) = (lane.slice.start_ns.max(from_ns), lane.slice.end_ns.min(to_ns));
-    tell_holder(lane, cpu, from_ns, to_ns, Some(ready), &mut |from_ns, to_ns, kind, who| {
+    emit_slice_segments(lane, cpu, from_ns, to_ns, Some(ready), &mut |from_ns, to_ns, kind, who| {
         if from_ns < to_ns {
             each(kind, who, to_ns - from_ns);
         }

@@ -8,9 +8,9 @@ use super::history::{Exit, Holder, Past, Slice};
 use super::passed::{Passed, Sum};
 
 /// Maximum number of passed lanes kept in total, while threads wait for their CPUs.
-const PASSED: usize = 1 << 16;
+const MAX_PASSED: usize = 1 << 16;
 /// Minimum number of them for each CPU, on machines with many CPUs.
-const PASSED_OF_CPU: usize = 1 << 10;
+const MIN_PASSED_OF_CPU: usize = 1 << 10;
 
 /// State of one CPU at the current time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,7 +61,7 @@ impl<'a> Rewind<'a> {
             waiting: vec![None; cpus],
             tids: vec![None; cpus],
             passed: (0..cpus).map(|_| Passed::default()).collect(),
-            room: (PASSED / cpus.max(1)).max(PASSED_OF_CPU),
+            room: (MAX_PASSED / cpus.max(1)).max(MIN_PASSED_OF_CPU),
             has_sums,
         };
         for cpu in 0..cpus {

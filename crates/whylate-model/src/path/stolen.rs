@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_slice_is_too_short_for_was_stolen_before_it() {
+    fn steal_beyond_slice_length_moves_to_earlier_slices() {
         let slice =
             |start_ns, end_ns, holder, steal_ns| Slice { start_ns, end_ns, holder, steal_ns, ..Slice::default() };
         let (own, irq) = (Holder::Thread(5), Holder::Irq { late_ns: 0 });

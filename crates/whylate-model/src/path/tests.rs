@@ -18,7 +18,7 @@ use crate::wait::Stop;
 use crate::{CauseKind, Cgroup};
 
 /// Builds a timeline in milliseconds, in which thread 5 is called `t5`.
-struct Told {
+struct Scenario {
     builder: Builder,
     running: Vec<u32>,
 }
@@ -29,13 +29,13 @@ fn name(tid: u32) -> Name {
     Name::of(&format!("t{tid}"))
 }
 
-impl Told {
+impl Scenario {
     fn new(cpus: usize) -> Self {
-        let mut told = Told { builder: Builder::default(), running: vec![0; cpus] };
+        let mut scenario = Scenario { builder: Builder::default(), running: vec![0; cpus] };
         for cpu in 0..cpus {
-            told.switch(0, cpu, Exit::Preempted, 0);
+            scenario.switch(0, cpu, Exit::Preempted, 0);
         }
-        told
+        scenario
     }
 
     fn at(&mut self, ms: u64, cpu: usize, event: Event) -> &mut Self {
@@ -122,7 +122,7 @@ fn asked(tid: u32, from_ms: u64, to_ms: u64) -> Asked {
     Asked { tid, from_ns: 1 + from_ms * MS, to_ns: 1 + to_ms * MS + 1_000, is_wait: false, is_command: false }
 }
 
-fn told(past: Recorded, asked: Asked) -> Vec<(u64, CauseKind, String, u32)> {
+fn segments_of(past: Recorded, asked: Asked) -> Vec<(u64, CauseKind, String, u32)> {
     let of = |segment: PathSegment| ((segment.ns + MS / 2) / MS, segment.kind, segment.who, segment.depth);
     // Events at the same time are nanoseconds apart.
     path_of(past, asked).segments.into_iter().map(of).filter(|segment| segment.0 > 0).collect()
@@ -133,7 +133,7 @@ fn segment(ms: u64, kind: CauseKind, who: &str, depth: u32) -> (u64, CauseKind, 
 }
 
 #[test]
-fn thousands_of_threads_keep_their_name() {
+fn thousands_of_threads_keep_their_names() {
     let (of_each, all) = (MS, 3_000);
     // Each thread wakes the next one just before its end.
     let slice = |number: u64| Slice {
@@ -156,7 +156,7 @@ fn thousands_of_threads_keep_their_name() {
 }
 
 #[test]
-fn a_parent_that_was_not_seen_is_met_again() {
+fn unseen_parent_is_found_again() {
     let slice = |tid, from_ms, to_ms, entry| Slice {
         start_ns: 1 + from_ms * MS,
         end_ns: 1 + to_ms * MS,
@@ -167,7 +167,7 @@ fn a_parent_that_was_not_seen_is_met_again() {
     };
     let entry = Entry::Woken { at_ns: 1 + 3 * MS, by: Waker::Parent(5), cpu: 0 };
     let past = Recorded { cpus: vec![vec![slice(5, 0, 2, Entry::GoesOn), slice(6, 4, 8, entry)]] };
-    let path = told(past, asked(6, 0, 8));
+    let path = segments_of(past, asked(6, 0, 8));
     let of_parent = segment(2, CauseKind::Running, "t5:5", 0);
     let unseen = [
         segment(1, CauseKind::Unknown, "who made it was not seen", 1),
@@ -178,7 +178,7 @@ fn a_parent_that_was_not_seen_is_met_again() {
 }
 
 #[test]
-fn while_a_quota_is_used_up_nobody_else_is_to_blame_and_threads_have_their_cgroups() {
+fn throttled_time_is_attributed_to_quota_with_cgroups() {
     let slice = |tid, from_ms, to_ms, entry, cgroup| Slice {
         start_ns: 1 + from_ms * MS,
         end_ns: 1 + to_ms * MS,
@@ -204,14 +204,14 @@ fn while_a_quota_is_used_up_nobody_else_is_to_blame_and_threads_have_their_cgrou
         segment(2, CauseKind::Thread, "t6:6", 0),
         segment(2, CauseKind::Running, "t5:5", 0),
     ];
-    assert_eq!(told(past.clone(), asked(5, 0, 12)), expected);
+    assert_eq!(segments_of(past.clone(), asked(5, 0, 12)), expected);
     let causes = path_of(past, asked(5, 0, 12)).causes();
     let cgroups: Vec<_> = causes.iter().map(|cause| (&*cause.who, cause.cgroup.as_ref().map(|of| &*of.path))).collect();
     assert_eq!(cgroups[..3], [("quota77", None), ("t5:5", Some("/77")), ("t6:6", None)]);
 }
 
 #[test]
-fn until_a_thread_is_moved_its_former_cpu_is_to_blame() {
+fn before_migration_previous_cpu_is_blamed() {
     let slice = |tid, from_ms, to_ms, entry| Slice {
         start_ns: 1 + from_ms * MS,
         end_ns: 1 + to_ms * MS,
@@ -241,39 +241,39 @@ fn until_a_thread_is_moved_its_former_cpu_is_to_blame() {
             segment(1, CauseKind::Thread, "t6:6", 0),
             segment(2, CauseKind::Running, "t5:5", 0),
         ];
-        assert_eq!(told(Recorded { cpus }, asked(5, 0, 12))[1..], expected, "{entry:?}");
+        assert_eq!(segments_of(Recorded { cpus }, asked(5, 0, 12))[1..], expected, "{entry:?}");
     }
 }
 
 #[test]
-fn what_follows_the_end_does_not_matter() {
-    let mut history = Told::new(1);
+fn events_after_query_end_are_ignored() {
+    let mut history = Scenario::new(1);
     history.switch(0, 0, Exit::Preempted, 5).sleeps(1, 0, 6).wakes(9, 0, 5).sleeps(9, 0, 5);
     // The thread is preempted just after the end, and switched in again at once.
     history.preempted(12, 0, 7).sleeps(12, 0, 5).sleeps(13, 0, 0);
     let asked = Asked { to_ns: 12 * MS, ..asked(5, 0, 12) };
-    let path = told(history.past(14), asked);
+    let path = segments_of(history.past(14), asked);
     let running = |ms, who, depth| segment(ms, CauseKind::Running, who, depth);
     assert_eq!(path, [running(1, "t5:5", 0), running(8, "t6:6", 1), running(3, "t5:5", 0)]);
 }
 
 #[test]
-fn who_submitted_a_request_before_the_wait_is_asked_for_its_name() {
+fn looks_up_name_of_earlier_submitter() {
     for (submitter, called) in [(PRESENT, "t60:60"), (61, "thread 61")] {
-        let mut history = Told::new(2);
+        let mut history = Scenario::new(2);
         history.preempted(0, 1, submitter).at(1, 1, Event::RequestBegins(8, 77, Operation::Write)).sleeps(2, 1, 0);
         history.at(2, 1, Event::RequestIssued(8, 77, Operation::Write)).preempted(3, 0, 1).sleeps(5, 0, 0);
         history.at(9, 1, Event::Irq(Name::of("nvme"))).at(9, 1, Event::RequestDone(8, 77)).wakes(9, 1, 1);
         history.preempted(9, 0, 1);
-        let path = told(history.past(10), asked(1, 5, 9));
+        let path = segments_of(history.past(10), asked(1, 5, 9));
         assert_eq!(path, [segment(4, CauseKind::Disk, &format!("disk8 (write by {called})"), 1)]);
     }
 }
 
 #[test]
-fn a_wait_for_a_server_is_what_the_server_did() {
+fn wait_for_server_follows_its_work() {
     use CauseKind::{Disk, DiskQueue, Irq, Running, Thread};
-    let mut history = Told::new(2);
+    let mut history = Scenario::new(2);
     // t1 waits for t2, which runs, waits for the disk, and then for its CPU, occupied by t3.
     history.preempted(0, 0, 1).wakes(2, 0, 2).preempted(2, 1, 2).sleeps(3, 0, 0);
     history.at(9, 1, Event::RequestBegins(8, 77, Operation::Write)).sleeps(10, 1, 0);
@@ -289,7 +289,7 @@ fn a_wait_for_a_server_is_what_the_server_did() {
         segment(1, Running, "t2:2", 1),
     ];
     let past = history.past(30);
-    assert_eq!(told(past.clone(), asked(1, 3, 29)), expected);
+    assert_eq!(segments_of(past.clone(), asked(1, 3, 29)), expected);
     let path = path_of(past, asked(1, 3, 29));
     let of =
         |kind| path.segments.iter().find(|segment| segment.kind == kind && segment.ns > MS / 2).expect("it is there");
@@ -301,11 +301,11 @@ fn a_wait_for_a_server_is_what_the_server_did() {
 }
 
 #[test]
-fn a_wait_ends_where_its_thread_fell_asleep() {
-    let mut history = Told::new(2);
+fn wait_begins_at_switch_out_of_waiter() {
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(3, 0, 0).wakes(7, 1, 1).preempted(8, 0, 1);
     let past = history.past(9);
-    // The same for a query that covers only a later part.
+    // Likewise in a query that covers only a later part.
     for (from_ms, expected_ms) in [(0, (3, 5)), (4, (4, 4))] {
         let (mut past, mut found, mut began_ns) = (past.clone(), Found::default(), None);
         let asked = Asked { is_wait: true, ..asked(1, from_ms, 8) };
@@ -322,37 +322,37 @@ fn a_wait_ends_where_its_thread_fell_asleep() {
 }
 
 #[test]
-fn a_wait_may_end_before_its_thread_is_seen_to_get_its_cpu() {
-    let mut history = Told::new(2);
+fn wait_may_end_before_recorded_switch_in() {
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(3, 0, 3).wakes(7, 1, 1).preempted(13, 0, 1);
     let expected = [segment(4, CauseKind::Running, "t2:2", 1), segment(1, CauseKind::Thread, "t3:3", 0)];
-    assert_eq!(told(history.past(14), asked(1, 3, 8)), expected);
+    assert_eq!(segments_of(history.past(14), asked(1, 3, 8)), expected);
 }
 
 #[test]
-fn what_a_thread_waits_for_afterwards_does_not_matter() {
+fn later_wait_of_thread_is_ignored() {
     // The thread is preempted right after the end of the query.
-    let mut history = Told::new(1);
+    let mut history = Scenario::new(1);
     history.preempted(0, 0, 1).preempted(5, 0, 2).preempted(6, 0, 1);
     let asked = Asked { to_ns: 1 + 5 * MS - MS / 2, ..asked(1, 1, 5) };
-    assert_eq!(told(history.past(7), asked), [segment(4, CauseKind::Running, "t1:1", 0)]);
+    assert_eq!(segments_of(history.past(7), asked), [segment(4, CauseKind::Running, "t1:1", 0)]);
 }
 
 #[test]
-fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
+fn interrupt_is_not_attributed_to_interrupted_thread() {
     use CauseKind::{Disk, Interrupt, Network, Rcu, Timer};
     // t9 is running when the interrupt arrives that wakes t1.
     let woken_in = |events: &[Event]| {
-        let mut history = Told::new(2);
+        let mut history = Scenario::new(2);
         history.preempted(0, 0, 1).preempted(0, 1, 9).at(1, 0, Event::RequestIssued(8, 5, Operation::Read));
         history.sleeps(1, 0, 0);
         for &event in events {
             history.at(6, 1, event);
         }
         history.wakes(6, 1, 1).preempted(7, 0, 1);
-        let told = told(history.past(8), asked(1, 1, 7));
-        assert_eq!((told.len(), told[1].1), (2, CauseKind::IdleExit), "{told:?}");
-        (told[0].1, told[0].2.clone())
+        let segments = segments_of(history.past(8), asked(1, 1, 7));
+        assert_eq!((segments.len(), segments[1].1), (2, CauseKind::IdleExit), "{segments:?}");
+        (segments[0].1, segments[0].2.clone())
     };
     let irq = Event::Irq(Name::of("eth0"));
     assert_eq!(woken_in(&[irq]), (Interrupt, "eth0".to_owned()));
@@ -361,7 +361,7 @@ fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
     assert_eq!(woken_in(&[Event::Softirq(3)]), (Network, "network".to_owned()));
     assert_eq!(woken_in(&[Event::Softirq(9)]), (Rcu, "grace period".to_owned()));
     assert_eq!(woken_in(&[Event::Softirq(1)]), (Timer, "timer".to_owned()));
-    // The timer's function tells its kind, also where a packet that it sent is received.
+    // The timer's function determines its kind, also where a packet that it sent is received.
     let expires = Event::TimerExpires;
     let journal = "commit interval of the journal";
     assert_eq!(woken_in(&[Event::Softirq(1), expires(TimerKind::JournalInterval)]), (Timer, journal.to_owned()));
@@ -381,21 +381,21 @@ fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
 }
 
 #[test]
-fn a_request_of_which_nothing_is_known_is_no_disks() {
-    let mut history = Told::new(2);
+fn overwritten_request_has_no_disk() {
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).sleeps(1, 0, 0).at(6, 1, Event::RequestDone(8, 5)).wakes(6, 1, 1).preempted(7, 0, 1);
     let mut past = history.past(8);
     let woken = past.cpus[0].iter_mut().find(|slice| matches!(slice.entry, Entry::Woken { .. })).expect("it is woken");
     woken.entry = Entry::Woken { at_ns: 1 + 6 * MS, by: Waker::Disk(super::history::Request::default()), cpu: 1 };
-    let told = told(past, asked(1, 1, 7));
-    assert_eq!(told[0], segment(5, CauseKind::Disk, "unknown (its request was overwritten)", 1));
+    let segments = segments_of(past, asked(1, 1, 7));
+    assert_eq!(segments[0], segment(5, CauseKind::Disk, "unknown (its request was overwritten)", 1));
 }
 
 #[test]
-fn a_lock_that_is_handed_on_is_each_holders_doing() {
+fn lock_wait_follows_each_holder() {
     use CauseKind::{Running, Thread};
     // t1 waits for a lock that t2, t3 and t4 hold one after the other; t4 waits for its CPU, occupied by t5.
-    let mut history = Told::new(3);
+    let mut history = Scenario::new(3);
     history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(1, 0, 0);
     history.wakes(11, 1, 3).preempted(11, 2, 3).wakes(31, 2, 4).sleeps(31, 2, 5).preempted(36, 2, 4);
     history.wakes(66, 2, 1).preempted(66, 0, 1);
@@ -406,14 +406,14 @@ fn a_lock_that_is_handed_on_is_each_holders_doing() {
         segment(30, Running, "t4:4", 1),
     ];
     // The switch-out of t3 and t4 was never recorded: they are still within their waits at the start.
-    assert_eq!(told(history.past(67), asked(1, 1, 66)), expected);
+    assert_eq!(segments_of(history.past(67), asked(1, 1, 66)), expected);
 }
 
 #[test]
 fn a_command_is_its_critical_path() {
     use CauseKind::{Running, Thread, Timer};
-    // t1 creates t2 and t3 and waits for both; t3 takes longer, as it sleeps for 40 ms, and then waits for t2's result.
-    let mut history = Told::new(2);
+    // t1 creates t2 and t3 and waits for both; t2 exits earlier than t3, which sleeps for 40 ms.
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).at(5, 0, Event::New(2)).at(6, 0, Event::New(3)).sleeps(10, 0, 3);
     history.preempted(5, 1, 2).switch(20, 1, Exit::Dead, 0).sleeps(20, 0, 0);
     history
@@ -432,31 +432,31 @@ fn a_command_is_its_critical_path() {
         segment(20, Running, "t3:3", 0),
         segment(10, Running, "t1:1", 0),
     ];
-    assert_eq!(told(past, asked), expected);
+    assert_eq!(segments_of(past, asked), expected);
 }
 
 #[test]
-fn what_is_not_known_is_unknown() {
+fn unrecorded_time_is_unknown() {
     use CauseKind::{Running, Unknown};
-    let mut history = Told::new(2);
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).sleeps(1, 0, 0).preempted(5, 1, 2).wakes(9, 1, 1).preempted(9, 0, 1);
     let mut past = history.past(10);
     // The waker's CPU was overwritten up to the middle of its run.
     past.cpus[1].retain(|slice| slice.start_ns > 4 * MS);
     assert_eq!(
-        told(past.clone(), asked(1, 1, 9)),
+        segments_of(past.clone(), asked(1, 1, 9)),
         [segment(4, Unknown, "its waking was not seen", 2), segment(4, Running, "t2:2", 1)]
     );
     past.cpus[1].clear();
-    assert_eq!(told(past.clone(), asked(1, 1, 9)), [segment(8, Unknown, "its waker was not seen", 1)]);
+    assert_eq!(segments_of(past.clone(), asked(1, 1, 9)), [segment(8, Unknown, "its waker was not seen", 1)]);
     past.cpus[0].clear();
-    assert_eq!(told(past, asked(1, 1, 9)), [segment(8, Unknown, "not over yet", 1)]);
+    assert_eq!(segments_of(past, asked(1, 1, 9)), [segment(8, Unknown, "not over yet", 1)]);
 }
 
 #[test]
-fn interrupts_that_a_thread_keeps_off_are_told_as_such() {
+fn attributes_irqs_off_time_to_thread() {
     use CauseKind::{IrqsOff, Thread};
-    let mut history = Told::new(1);
+    let mut history = Scenario::new(1);
     history.preempted(0, 0, 2).wakes(1, 0, 1).preempted(9, 0, 1);
     let mut past = history.past(10);
     let [.., thread, _] = &mut past.cpus[0][..] else { panic!("slices") };
@@ -465,8 +465,8 @@ fn interrupts_that_a_thread_keeps_off_are_told_as_such() {
     let at = past.cpus[0].len() - 1;
     let irq = Slice { start_ns, end_ns, holder: Holder::Irq { late_ns: 5 * MS }, ..Slice::default() };
     past.cpus[0].insert(at, irq);
-    let told = told(past, Asked { from_ns: 1 + MS, ..asked(1, 1, 9) });
-    let kinds: Vec<_> = told.iter().map(|segment| (segment.0, segment.1)).collect();
+    let segments = segments_of(past, Asked { from_ns: 1 + MS, ..asked(1, 1, 9) });
+    let kinds: Vec<_> = segments.iter().map(|segment| (segment.0, segment.1)).collect();
     assert_eq!(kinds, [(2, Thread), (5, IrqsOff), (1, CauseKind::Irq)]);
 }
 
@@ -531,7 +531,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn whatever_the_past_says_the_path_adds_up(
+    fn path_adds_up_for_arbitrary_timeline(
         cpus in prop::collection::vec(prop::collection::vec(any_slice(), 0..40), 1..4),
         (from_ns, to_ns) in (0_u64..450, 0_u64..450),
         tid in 1_u32..6,
@@ -550,7 +550,7 @@ proptest! {
 
 #[test]
 fn a_long_conversation_is_folded_and_adds_up() {
-    let mut history = Told::new(2);
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).sleeps(1, 0, 0).preempted(1, 1, 2);
     let mut ms = 1;
     for _ in 0..5_000 {
@@ -563,6 +563,6 @@ fn a_long_conversation_is_folded_and_adds_up() {
     let path = path_of(history.past(ms + 1), asked(1, 1, ms));
     assert!(path.is_folded && path.segments.len() < 20, "{}", path.segments.len());
     let causes = path.causes();
-    let told: Vec<_> = causes[..2].iter().map(|cause| (cause.who.as_str(), (cause.ns + MS / 2) / MS)).collect();
-    assert_eq!(told, [("t2:2", 15_000), ("t3:3", 10_000)]);
+    let segments: Vec<_> = causes[..2].iter().map(|cause| (cause.who.as_str(), (cause.ns + MS / 2) / MS)).collect();
+    assert_eq!(segments, [("t2:2", 15_000), ("t3:3", 10_000)]);
 }

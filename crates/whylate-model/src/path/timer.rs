@@ -30,7 +30,7 @@ pub enum TimerKind {
     DirtyThrottling,
 }
 
-/// Label of a timer whose purpose is unknown.
+/// Label of a timer of unknown purpose.
 const TIMER: &str = "timer";
 const TIMEOUT: &str = "timeout of the wait";
 /// Prefixes of culprits that are timers of a program, before the system call.
@@ -110,10 +110,10 @@ impl TimerKind {
 
     /// Returns whether the label of a culprit names a timer, and not the thread that slept.
     pub fn is_mechanism(culprit: &str) -> bool {
-        let is_told = |kind: TimerKind| kind.told(None) == culprit;
+        let has_label = |kind: TimerKind| kind.told(None) == culprit;
         culprit == TIMEOUT
             || IN_CALL.iter().any(|begin| culprit.starts_with(begin))
-            || Self::ALL.into_iter().any(is_told)
+            || Self::ALL.into_iter().any(has_label)
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_has_a_number() {
+    fn kinds_round_trip_through_numbers() {
         for (number, kind) in (0..).zip(TimerKind::ALL) {
             assert_eq!((kind as u8, TimerKind::from_number(number)), (number, Some(kind)));
         }
@@ -130,21 +130,21 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_is_told_by_its_function_and_by_what_it_ended() {
-        let told = |function: &str, via| TimerKind::of(function).told(via);
-        assert_eq!(told("tcp_delack_timer", Some("recvfrom")), "TCP's delayed acknowledgement");
-        assert_eq!(told("tcp_write_timer", Some("recvfrom")), "TCP retransmission");
+    fn timer_label_depends_on_function_and_wait() {
+        let label = |function: &str, via| TimerKind::of(function).told(via);
+        assert_eq!(label("tcp_delack_timer", Some("recvfrom")), "TCP's delayed acknowledgement");
+        assert_eq!(label("tcp_write_timer", Some("recvfrom")), "TCP retransmission");
         for function in ["hrtimer_wakeup", "process_timeout"] {
-            assert_eq!(told(function, Some("clock_nanosleep")), "timer");
-            assert_eq!(told(function, Some("poll")), "timeout of the wait");
-            // A kernel thread, or a wait whose switch-out was not recorded.
-            assert_eq!(told(function, None), "timer");
+            assert_eq!(label(function, Some("clock_nanosleep")), "timer");
+            assert_eq!(label(function, Some("poll")), "timeout of the wait");
+            // A kernel thread, or a wait without a recorded switch-out.
+            assert_eq!(label(function, None), "timer");
         }
-        assert_eq!(told("it_real_fn", Some("read")), "timer");
+        assert_eq!(label("it_real_fn", Some("read")), "timer");
     }
 
     #[test]
-    fn whoever_slept_is_to_blame_and_no_one_else_for_a_timer_of_the_kernel() {
+    fn culprit_of_sleep_is_sleeper_and_of_kernel_timer_the_timer() {
         let of = |kind: TimerKind, via| kind.culprit(via, Some("sleep:7"));
         for (kind, via, who) in [
             (TimerKind::Wakeup, Some("clock_nanosleep"), "sleep:7"),

@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_past_that_is_stopped_has_no_earlier_times() {
+    fn stopped_timeline_ends_there() {
         let slice = |at| Slice { start_ns: at, end_ns: at + 1, holder: Holder::Idle, ..Slice::default() };
         let slices = 10 * u64::from(STEP);
         let past = Recorded { cpus: vec![(0..slices).map(slice).collect()] };

@@ -38,14 +38,14 @@ mod tests {
         let named =
             |(place, &depth): (usize, &u32)| PathSegment { who: place.to_string(), depth, ..Default::default() };
         let path: Vec<PathSegment> = depths.iter().enumerate().map(named).collect();
-        let told = |waits: Vec<Option<&PathSegment>>| {
+        let labels = |waits: Vec<Option<&PathSegment>>| {
             waits.into_iter().map(|wait| wait.map_or("?", |wait| &wait.who).to_owned()).collect::<String>()
         };
-        within(&path).into_iter().map(told).collect()
+        within(&path).into_iter().map(labels).collect()
     }
 
     #[test]
-    fn a_wait_is_known_by_what_follows_within_it_or_else_by_what_came_before() {
+    fn wait_is_represented_by_next_or_else_previous_segment() {
         // The second wait had started already when the first thread blocked.
         assert_eq!(waits(&[2, 1, 0]), ["10", "1", ""]);
         assert_eq!(waits(&[1, 2, 3, 2, 1]), ["0", "41", "432", "43", "4"]);

@@ -9,11 +9,11 @@ use super::super::{Finding, Found, Names, OTHERS, Party, PathSegment, Segment};
 use crate::CauseKind;
 
 /// Number of threads of one name above which they share one sum.
-const MANY: usize = 64;
+const MAX_SEPARATE_THREADS: usize = 64;
 /// Maximum number of parts of all threads together.
-const PARTS: usize = 1 << 16;
+const MAX_PARTS: usize = 1 << 16;
 /// Minimum and maximum number of parts of each thread.
-const PARTS_OF_THREAD: (usize, usize) = (16, 400);
+const THREAD_PARTS_RANGE: (usize, usize) = (16, 400);
 
 /// After merging, number of parts, in multiples of the room, that are added before parts are merged again.
 const CLOSED: usize = 64;
@@ -42,7 +42,7 @@ impl Ready {
     pub fn for_threads(names: &[Option<Name>]) -> (Vec<Self>, Vec<usize>) {
         let mut threads: HashMap<Name, usize> = HashMap::new();
         names.iter().flatten().for_each(|&name| *threads.entry(name).or_default() += 1);
-        threads.retain(|_, threads| *threads > MANY);
+        threads.retain(|_, threads| *threads > MAX_SEPARATE_THREADS);
         let (mut sums, mut shared_places) = (Vec::new(), HashMap::new());
         let mut new = |shared| {
             sums.push(Ready { shared, parts: Vec::new(), names: Vec::new(), named: None, room: 0, closed: 0 });
@@ -53,8 +53,8 @@ impl Ready {
             None => new(None),
         };
         let places = names.iter().map(place).collect();
-        let (least, most) = PARTS_OF_THREAD;
-        let room = (PARTS / sums.len().max(1)).clamp(least, most);
+        let (least, most) = THREAD_PARTS_RANGE;
+        let room = (MAX_PARTS / sums.len().max(1)).clamp(least, most);
         sums.iter_mut().for_each(|sums| sums.room = room);
         (sums, places)
     }
@@ -67,7 +67,7 @@ impl Ready {
         self.closed = self.closed.saturating_sub(1);
         self.add_part(((kind, who, ready), ns));
         if self.parts.len() > self.room {
-            self.sum_up_small();
+            self.merge_small();
             self.closed = CLOSED * self.room;
         }
     }
@@ -99,7 +99,7 @@ impl Ready {
     }
 
     /// Makes room: merges the smaller half of the parts by thread name, and the smallest of these without names.
-    fn sum_up_small(&mut self) {
+    fn merge_small(&mut self) {
         let mut parts = std::mem::take(&mut self.parts);
         sort(&mut parts);
         for (place, ((kind, who, ready), ns)) in parts.into_iter().enumerate() {
@@ -147,26 +147,27 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_of_one_name_have_one_sum_and_others_their_own() {
+    fn many_threads_of_one_name_share_one_sum() {
         let of = |name: &str, count| std::iter::repeat_n(Some(Name::of(name)), count);
-        let names: Vec<_> = of("pool", MANY + 1).chain(of("few", MANY)).chain([None, None]).collect();
+        let names: Vec<_> =
+            of("pool", MAX_SEPARATE_THREADS + 1).chain(of("few", MAX_SEPARATE_THREADS)).chain([None, None]).collect();
         let (sums, places) = Ready::for_threads(&names);
-        let (of_pool, others) = places.split_at(MANY + 1);
+        let (of_pool, others) = places.split_at(MAX_SEPARATE_THREADS + 1);
         assert!(of_pool.iter().all(|&place| place == of_pool[0] && sums[place].shared == Some(Name::of("pool"))));
-        assert_eq!(sums.len(), 1 + MANY + 2);
+        assert_eq!(sums.len(), 1 + MAX_SEPARATE_THREADS + 2);
         let apart: std::collections::BTreeSet<_> = others.iter().collect();
-        assert_eq!(apart.len(), MANY + 2);
+        assert_eq!(apart.len(), MAX_SEPARATE_THREADS + 2);
     }
 
     #[test]
-    fn threads_of_the_shared_name_are_one_holder_and_others_keep_their_numbers() {
-        let (mut sums, _) = Ready::for_threads(&vec![Some(Name::of("pool")); MANY + 1]);
-        for tid in 0..=MANY as u32 {
+    fn threads_of_shared_name_are_merged_and_others_keep_tids() {
+        let (mut sums, _) = Ready::for_threads(&vec![Some(Name::of("pool")); MAX_SEPARATE_THREADS + 1]);
+        for tid in 0..=MAX_SEPARATE_THREADS as u32 {
             sums[0].add(CauseKind::Thread, thread(tid + 1, "pool"), tid, 10);
             sums[0].add(CauseKind::Wakeup, thread(tid, "pool"), tid, 1);
             sums[0].add(CauseKind::Thread, thread(900, "hog"), tid, 100);
         }
-        let all = MANY as u64 + 1;
+        let all = MAX_SEPARATE_THREADS as u64 + 1;
         let mut parts: Vec<_> = sums[0].parts.iter().map(|&((kind, who, _), ns)| (ns, kind, who)).collect();
         parts.sort_by_key(|&(ns, ..)| Reverse(ns));
         let pool = Party::Program { name: Name::of("pool"), is_member: false };

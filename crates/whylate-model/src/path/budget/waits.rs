@@ -3,16 +3,16 @@
 
 use super::super::history::{Blocked, Name, Request};
 use super::super::{Finding, Found, Hop, Names, Party, PathSegment, Segment};
-use super::kind::{Called, Part};
+use super::kind::{ThreadLabel, WaitPart};
 use crate::CauseKind;
 use crate::wait::Stop;
 
 /// Maximum number of parts of a wait without nested waits.
-const PARTS: usize = 32;
+const MAX_PARTS: usize = 32;
 
 /// A wait that is being walked back.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct OpenWait {
     pub hop: Hop,
     pub ns: u64,
     pub from_ns: u64,
@@ -20,7 +20,7 @@ pub(super) struct Open {
     asleep: Option<(Name, Blocked)>,
     /// Number of the last nested wait.
     pub last_hop: u32,
-    /// Number of nested waits whose start is not found yet.
+    /// Number of nested waits without a known start.
     pub unmet: u32,
     /// Parts, newest first, as long as they are few and there is no nested wait.
     parts: Vec<Segment>,
@@ -28,10 +28,19 @@ pub(super) struct Open {
     found: Option<Box<Found>>,
 }
 
-impl Open {
+impl OpenWait {
     /// Starts with the hop that ended the wait.
     pub fn new(hop: Hop) -> Self {
-        Open { hop, ns: 0, from_ns: 0, asleep: None, last_hop: hop.number, unmet: 0, parts: Vec::new(), found: None }
+        OpenWait {
+            hop,
+            ns: 0,
+            from_ns: 0,
+            asleep: None,
+            last_hop: hop.number,
+            unmet: 0,
+            parts: Vec::new(),
+            found: None,
+        }
     }
 
     /// Adds a finding within the wait.
@@ -70,10 +79,10 @@ impl Open {
             who => who,
         };
         let segment = Segment { who, ..segment };
-        let told = |part: &Segment| (part.kind, part.who, part.ready);
-        let has_room = self.parts.len() < PARTS;
+        let key = |part: &Segment| (part.kind, part.who, part.ready);
+        let has_room = self.parts.len() < MAX_PARTS;
         match self.parts.last_mut() {
-            Some(last) if told(last) == told(&segment) => last.from_ns = segment.from_ns,
+            Some(last) if key(last) == key(&segment) => last.from_ns = segment.from_ns,
             _ if has_room => self.parts.push(segment),
             _ => return false,
         }
@@ -130,10 +139,10 @@ impl Open {
     }
 
     /// Returns all parts without their nesting, if there are nested waits.
-    pub fn flat(&self, waiter: Called) -> Vec<(Part, u64)> {
+    pub fn flat(&self, waiter: ThreadLabel) -> Vec<(WaitPart, u64)> {
         let parts = self.found.iter().flat_map(|found| found.flat());
-        let called = |(tid, name)| Called::Thread(tid, name);
-        parts.map(|(kind, who, ready, ns)| (Part { waiter, kind, who, ready: ready.map(called) }, ns)).collect()
+        let called = |(tid, name)| ThreadLabel::Thread(tid, name);
+        parts.map(|(kind, who, ready, ns)| (WaitPart { waiter, kind, who, ready: ready.map(called) }, ns)).collect()
     }
 
     /// Returns the path of the wait. `waits_in` replaces what the thread waited in, if given.

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::super::Party;
 use super::super::history::{Name, Waker};
-use super::{Found, OTHERS, Part, SEGMENTS, Wait};
+use super::{Found, MAX_SEGMENTS, OTHERS, PathPart, Wait};
 use crate::late::CauseKind;
 use crate::wait::Stop;
 
@@ -26,10 +26,10 @@ impl Found {
             waits[place].asleep = waits[place].asleep.or(wait.asleep);
             places.push(place);
         }
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<PathPart> = Vec::new();
         let mut alike: HashMap<_, Vec<usize>> = HashMap::new();
         for part in &self.parts {
-            let part = Part { wait: part.wait.map(|wait| places[wait]), ..*part };
+            let part = PathPart { wait: part.wait.map(|wait| places[wait]), ..*part };
             let same = alike.entry((part.wait, part.kind, part.who.key(), part.ready)).or_default();
             match same.iter().find(|&&place| parts[place].is_like(&part)) {
                 Some(&place) => parts[place].ns += part.ns,
@@ -46,15 +46,15 @@ impl Found {
         self.named = None;
         (self.waits, self.parts) = (waits, parts);
         let latest = self.parts.last().copied();
-        if self.parts.len() > SEGMENTS {
-            self.sum_up_small();
+        if self.parts.len() > MAX_SEGMENTS {
+            self.merge_small();
         }
-        self.forget_waits();
-        self.forget_names(latest);
+        self.drop_unused_waits();
+        self.drop_unused_names(latest);
     }
 
     /// Drops waits without parts.
-    fn forget_waits(&mut self) {
+    fn drop_unused_waits(&mut self) {
         let mut is_used = vec![false; self.waits.len()];
         // The first wait is that of the query.
         is_used.iter_mut().take(1).for_each(|first| *first = true);
@@ -76,8 +76,8 @@ impl Found {
     }
 
     /// Drops names of threads without parts, except those of the latest part.
-    fn forget_names(&mut self, latest: Option<Part>) {
-        let of_part = |part: &Part| {
+    fn drop_unused_names(&mut self, latest: Option<PathPart>) {
+        let of_part = |part: &PathPart| {
             let who = match part.who {
                 Party::Thread { tid, .. } => Some(tid),
                 Party::Disk(request) => Some(request.submitter),
@@ -92,23 +92,23 @@ impl Found {
     }
 
     /// If there are too many distinct parts, merges the smallest by thread name; beyond that, without names.
-    fn sum_up_small(&mut self) {
+    fn merge_small(&mut self) {
         let mut by_size: Vec<usize> = (0..self.parts.len()).collect();
         by_size.sort_by_key(|&place| Reverse(self.parts[place].ns));
-        let mut small: Vec<Part> = Vec::new();
+        let mut small: Vec<PathPart> = Vec::new();
         let mut places: HashMap<(CauseKind, Option<(Name, bool)>), usize> = HashMap::new();
         let mut is_small = vec![false; self.parts.len()];
-        for &place in &by_size[SEGMENTS / 2..] {
+        for &place in &by_size[MAX_SEGMENTS / 2..] {
             is_small[place] = true;
             let part = self.parts[place];
             let named = part
                 .who
                 .named()
-                .filter(|&named| places.len() < SEGMENTS / 4 || places.contains_key(&(part.kind, Some(named))));
+                .filter(|&named| places.len() < MAX_SEGMENTS / 4 || places.contains_key(&(part.kind, Some(named))));
             let sum = *places.entry((part.kind, named)).or_insert_with(|| {
                 let program = |(name, is_member)| Party::Program { name, is_member };
                 let who = named.map_or(Party::Text(OTHERS), program);
-                small.push(Part { ns: 0, who, ready: None, wait: None, ..part });
+                small.push(PathPart { ns: 0, who, ready: None, wait: None, ..part });
                 small.len() - 1
             });
             small[sum].ns += part.ns;
@@ -135,8 +135,8 @@ impl Wait {
     }
 }
 
-impl Part {
-    pub(super) fn is_like(&self, other: &Part) -> bool {
+impl PathPart {
+    pub(super) fn is_like(&self, other: &PathPart) -> bool {
         let who = match (self.who, other.who) {
             (Party::Disk(one), Party::Disk(other)) => {
                 (one.device, one.operation, one.submitter) == (other.device, other.operation, other.submitter)
@@ -195,7 +195,7 @@ mod tests {
 
     /// As of a build that runs for hours: each process waits once for another process, and once for a CPU.
     #[test]
-    fn what_is_kept_does_not_grow_with_the_number_of_threads() {
+    fn memory_does_not_grow_with_number_of_threads() {
         let mut found = Found::default();
         let mut now_ns = 1 << 40;
         let mut add = |found: &mut Found, ns: u64, kind, tid: u32, ready, hop| {
@@ -211,10 +211,10 @@ mod tests {
             add(&mut found, 5, CauseKind::Running, tid, None, None);
             // Earlier parts are longer, so that they are listed one by one.
             add(&mut found, 20 + u64::from(number), CauseKind::Thread, waker, Some(tid), None);
-            assert!(found.waits.len() <= 3 * SEGMENTS && found.names.len() <= 4 * SEGMENTS);
+            assert!(found.waits.len() <= 3 * MAX_SEGMENTS && found.names.len() <= 4 * MAX_SEGMENTS);
         }
         found.fold(None);
-        assert!(found.waits.len() <= SEGMENTS, "{} waits", found.waits.len());
+        assert!(found.waits.len() <= MAX_SEGMENTS, "{} waits", found.waits.len());
         let ready: Vec<u32> = found.parts.iter().filter_map(|part| part.ready).collect();
         assert!(ready.len() > 100 && ready.iter().all(|tid| found.names.contains_key(tid)));
     }

@@ -80,20 +80,20 @@ impl Trace {
     /// Fails if there is no such thread.
     pub fn command(&mut self, wanted: Wanted<'_>) -> Result<Command, ImportError> {
         let (chosen, why) = self.choose(wanted)?;
-        let (first, last) = self.lives.whole(chosen);
+        let (first, last) = self.lives.first_and_last(chosen);
         self.lives.mark(&mut self.past, first);
-        let (life, begun) = (&self.lives.all[last], &self.lives.all[first]);
+        let (life, first_life) = (&self.lives.all[last], &self.lives.all[first]);
         let last = || self.past.cpus.iter().flatten().filter(|slice| slice.is_member).max_by_key(|slice| slice.end_ns);
         let (tid, to_ns, end) = match (life.died_ns, last()) {
             (Some(died_ns), _) => (life.tid, died_ns, End::Exit),
             (None, Some(last)) => (last.holder.tid().unwrap_or(life.tid), last.end_ns, End::StillThere(last.called())),
             (None, None) => return Err(ImportError::NoSuchThread(format!("{}, with a CPU", called(life)))),
         };
-        let from_ns = begun.born_ns.unwrap_or(self.begin_ns);
+        let from_ns = first_life.born_ns.unwrap_or(self.begin_ns);
         let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
-        let names = &mut Told { handlers: &self.handlers };
+        let names = &mut TraceNames { handlers: &self.handlers };
         let explained = explain(&mut self.past.backwards(), asked, &(), names);
-        Ok(Command { name: called(life), why, from_ns, is_born: begun.born_ns.is_some(), to_ns, end, explained })
+        Ok(Command { name: called(life), why, from_ns, is_born: first_life.born_ns.is_some(), to_ns, end, explained })
     }
 
     /// Returns the waits of a thread that took at least `over_ns`, longest first, at most `worst`.
@@ -116,14 +116,14 @@ impl Trace {
         let mut waits: Vec<Asked> = waits.filter(|asked| length(asked) >= over_ns).collect();
         waits.sort_by_key(|asked| Reverse(length(asked)));
         waits.truncate(worst);
-        let told = |(asked, path): (&Asked, Path)| LateWait { from_ns: asked.from_ns, to_ns: asked.to_ns, path };
-        waits.iter().zip(self.paths(&waits)).map(told).collect()
+        let late_wait = |(asked, path): (&Asked, Path)| LateWait { from_ns: asked.from_ns, to_ns: asked.to_ns, path };
+        waits.iter().zip(self.paths(&waits)).map(late_wait).collect()
     }
 
     fn paths(&self, asked: &[Asked]) -> Vec<Path> {
         let mut found: Vec<Found> = asked.iter().map(|_| Found::default()).collect();
         walk(&mut self.past.backwards(), asked, &(), &mut |index, finding| found[index].add(finding));
-        found.into_iter().map(|found| found.finish(&mut Told { handlers: &self.handlers })).collect()
+        found.into_iter().map(|found| found.finish(&mut TraceNames { handlers: &self.handlers })).collect()
     }
 
     fn choose(&self, wanted: Wanted<'_>) -> Result<(usize, WhyThis), ImportError> {
@@ -158,11 +158,11 @@ fn called(life: &Life) -> String {
 }
 
 /// Resolves names from a trace, which has none of devices.
-struct Told<'a> {
+struct TraceNames<'a> {
     handlers: &'a [Box<str>],
 }
 
-impl Names for Told<'_> {
+impl Names for TraceNames<'_> {
     fn handler(&mut self, number: u64) -> String {
         let name = usize::try_from(number).ok().and_then(|number| self.handlers.get(number));
         name.map_or_else(String::new, |name| name.to_string())

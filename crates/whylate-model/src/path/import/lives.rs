@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use crate::path::history::{Entry, Name, Recorded, Waker};
 
 /// Maximum number of names of a thread.
-const NAMES: usize = 8;
+const MAX_NAMES: usize = 8;
 
 /// A thread, as far as a trace shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,8 +38,8 @@ impl Life {
         self.names.last().copied().unwrap_or_default()
     }
 
-    fn call(&mut self, name: Name) {
-        if self.names.last() != Some(&name) && name != Name::default() && self.names.len() < NAMES {
+    fn set_name(&mut self, name: Name) {
+        if self.names.last() != Some(&name) && name != Name::default() && self.names.len() < MAX_NAMES {
             self.names.push(name);
         }
     }
@@ -72,23 +72,23 @@ impl Lives {
     /// Records the creation of a thread. The fork and the first wakeup both report it.
     pub fn born(&mut self, tid: u32, name: Name, parent: u32, at_ns: u64) {
         let parent = self.place(parent, at_ns);
-        let is_told = self.present.get(&tid).is_some_and(|&place| {
+        let is_recorded = self.present.get(&tid).is_some_and(|&place| {
             let life = &self.all[place];
             life.born_ns.is_some() && life.ran_ns == 0 && life.since_ns.is_none() && life.died_ns.is_none()
         });
-        if !is_told {
+        if !is_recorded {
             self.ended.remove(&tid);
             self.present.insert(tid, self.all.len());
             self.all.push(Life { tid, first_ns: at_ns, parent: Some(parent), ..Life::default() });
         }
         let life = self.present(tid, at_ns);
         life.born_ns = Some(at_ns);
-        life.call(name);
+        life.set_name(name);
     }
 
-    pub fn leaves(&mut self, tid: u32, name: Name, at_ns: u64, is_dead: bool) {
+    pub fn switched_out(&mut self, tid: u32, name: Name, at_ns: u64, is_dead: bool) {
         let life = self.present(tid, at_ns);
-        life.call(name);
+        life.set_name(name);
         life.ran_ns += life.since_ns.take().map_or(0, |since_ns| at_ns.saturating_sub(since_ns));
         if is_dead {
             life.died_ns = Some(at_ns);
@@ -97,15 +97,15 @@ impl Lives {
         }
     }
 
-    pub fn comes(&mut self, tid: u32, name: Name, at_ns: u64) {
+    pub fn switched_in(&mut self, tid: u32, name: Name, at_ns: u64) {
         let life = self.present(tid, at_ns);
-        life.call(name);
+        life.set_name(name);
         life.since_ns = Some(at_ns);
     }
 
     pub fn exec(&mut self, tid: u32, name: Name, at_ns: u64) {
         let life = self.present(tid, at_ns);
-        life.call(name);
+        life.set_name(name);
         life.exec_ns.get_or_insert(at_ns);
     }
 
@@ -133,12 +133,12 @@ impl Lives {
         let life = Life { tid, first_ns: at_ns, ran_ns, since_ns: Some(at_ns), parent: Some(old), ..Life::default() };
         self.present.insert(tid, next);
         self.all.push(life);
-        self.all[next].call(name);
+        self.all[next].set_name(name);
     }
 
     /// Returns the threads with which the command of a thread begins and ends. A thread that takes over the TID of its
     /// process's first thread is the command from then on; before, the first thread was.
-    pub fn whole(&self, place: usize) -> (usize, usize) {
+    pub fn first_and_last(&self, place: usize) -> (usize, usize) {
         let (mut first, mut last) = (place, place);
         while let Some(next) = self.all[last].next {
             last = next;
@@ -176,7 +176,7 @@ impl Lives {
 
     /// Drops unreliable wakers. Without interrupt events, a recorded waker may only be the interrupted thread. It is
     /// kept if the two threads wake each other or have a common ancestor.
-    pub fn doubt(&self, past: &mut Recorded) {
+    pub fn drop_unreliable_wakers(&self, past: &mut Recorded) {
         let mut tops: Vec<usize> = Vec::with_capacity(self.all.len());
         let mut by_tid = HashMap::new();
         for (place, life) in self.all.iter().enumerate() {

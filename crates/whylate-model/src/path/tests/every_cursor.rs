@@ -6,7 +6,7 @@
 //! thread is on a CPU, it is charged itself; while it is runnable, the actor on its CPU is charged; where it was woken,
 //! the walk goes on with the waker, until it reaches the switch-out of the waiter.
 
-use super::super::cursor::{DEEPEST, Woken, released_by};
+use super::super::cursor::{DEEPEST, Woken, resumed_by};
 use super::super::history::{Entry, Exit, Holder, Move, Request, Slice, Waker};
 use super::super::items::{Item, Items};
 use super::super::rewind::{Change, Lane, Rewind};
@@ -17,7 +17,7 @@ use crate::{CauseKind, thread};
 const SLACK_NS: u64 = 20_000_000;
 
 /// TID of no thread.
-const NOBODY: u32 = u32::MAX;
+const NO_THREAD: u32 = u32::MAX;
 
 const NOT_RECORDED: &str = "not recorded";
 
@@ -112,8 +112,8 @@ pub fn walk_every(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, fou
         }
         let change = rewind.next();
         for (index, cursor) in &mut cursors {
-            let mut told = |finding| found(*index, finding);
-            cursor.go_back(&rewind, reached_ns, change.as_ref(), limits, &mut told);
+            let mut report = |finding| found(*index, finding);
+            cursor.go_back(&rewind, reached_ns, change.as_ref(), limits, &mut report);
         }
         cursors.retain(|(_, cursor)| !matches!(cursor.mode, Mode::Done));
         match change {
@@ -231,7 +231,7 @@ impl Cursor {
         }
     }
 
-    /// Returns the CPU whose lane the current time is attributed by.
+    /// Returns the CPU to which the current time is attributed.
     fn lane(&self) -> Option<usize> {
         match self.mode {
             Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(cpu),
@@ -362,7 +362,7 @@ impl Cursor {
         }
         self.push(woken, self.tid, found);
         if let Some(stop) = woken.stop {
-            self.mode = Mode::Leaf { kind: CauseKind::Stopped, who: released_by(rewind, woken, stop) };
+            self.mode = Mode::Leaf { kind: CauseKind::Stopped, who: resumed_by(rewind, woken, stop) };
         } else if self.frames.len() > DEEPEST {
             self.mode = unknown("too many waits within waits");
         } else {
@@ -377,7 +377,7 @@ impl Cursor {
         if queuer.is_err() {
             // The wait is the item's and not the worker's, so it does not end where the worker ran before.
             self.tid = item.tid;
-            self.push(item.queued, NOBODY, found);
+            self.push(item.queued, NO_THREAD, found);
         }
         self.go_on_with(queuer);
     }
@@ -415,27 +415,27 @@ impl Cursor {
         self.now_ns = from_ns;
         let hop = self.frames.last().map(|frame| frame.hop);
         let ready = matches!(self.mode, Mode::Ready { .. }).then_some(self.tid);
-        let mut tell = |from_ns, to_ns, kind, who| {
+        let mut emit = |from_ns, to_ns, kind, who| {
             if from_ns < to_ns {
                 found(Finding::Segment(Segment { from_ns, to_ns, kind, who, ready, hop }));
             }
         };
         match self.mode {
-            Mode::Running { cpu } => tell_holder(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut tell),
+            Mode::Running { cpu } => emit_slice_segments(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut emit),
             Mode::Ready { cpu, limit, .. } => {
                 // Until the end of a limit, no other actor is charged.
                 let free_ns = limit.map_or(0, |(until_ns, _)| until_ns).clamp(from_ns, to_ns);
-                tell_holder(&rewind.lanes[cpu], cpu, free_ns, to_ns, Some(self.tid), &mut tell);
+                emit_slice_segments(&rewind.lanes[cpu], cpu, free_ns, to_ns, Some(self.tid), &mut emit);
                 if let Some((_, by)) = limit {
-                    tell(from_ns, free_ns, CauseKind::Throttled, by);
+                    emit(from_ns, free_ns, CauseKind::Throttled, by);
                 }
             }
-            Mode::Leaf { kind, who } => tell(from_ns, to_ns, kind, who),
+            Mode::Leaf { kind, who } => emit(from_ns, to_ns, kind, who),
             Mode::Disk { request, is_issued } => {
                 let kind = if is_issued { CauseKind::Disk } else { CauseKind::DiskQueue };
-                tell(from_ns, to_ns, kind, Party::Disk(request));
+                emit(from_ns, to_ns, kind, Party::Disk(request));
             }
-            Mode::Before | Mode::Done => tell(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
+            Mode::Before | Mode::Done => emit(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
         }
     }
 }
@@ -479,19 +479,19 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
 
 /// Emits the segments of a part of a slice, as seen by the runnable thread `ready`, or by the running thread itself.
 /// Steal time is known only for the whole slice; it is spread evenly, and put at the end of the part.
-fn tell_holder(
+fn emit_slice_segments(
     lane: &Lane,
     cpu: usize,
     from_ns: u64,
     to_ns: u64,
     ready: Option<u32>,
-    tell: &mut dyn FnMut(u64, u64, CauseKind, Party),
+    emit: &mut dyn FnMut(u64, u64, CauseKind, Party),
 ) {
     let slice = &lane.slice;
     let (ns, whole_ns) = (to_ns.saturating_sub(from_ns), slice.end_ns.saturating_sub(slice.start_ns));
     let steal_ns = (u128::from(slice.steal_ns) * u128::from(ns)).checked_div(u128::from(whole_ns)).unwrap_or(0);
     let own_end_ns = to_ns - u64::try_from(steal_ns).unwrap_or(u64::MAX).min(ns);
-    tell(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
+    emit(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
     let name = slice.name;
     let (kind, who) = match slice.holder {
         Holder::Irq { .. } => (CauseKind::Irq, Party::Interrupt(name)),
@@ -511,6 +511,6 @@ fn tell_holder(
     // For the running thread itself, time with interrupts off is its own work.
     let keeps_off = ready.is_some() && slice.holder.tid().is_some();
     let off_ns = if keeps_off { lane.irqs_off_ns.clamp(from_ns, own_end_ns) } else { own_end_ns };
-    tell(off_ns, own_end_ns, CauseKind::IrqsOff, who);
-    tell(from_ns, off_ns, kind, who);
+    emit(off_ns, own_end_ns, CauseKind::IrqsOff, who);
+    emit(from_ns, off_ns, kind, who);
 }

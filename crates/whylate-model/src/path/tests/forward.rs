@@ -39,7 +39,7 @@ struct Answer {
     parts: Parts,
 }
 
-/// A machine whose threads follow a script.
+/// A machine with threads that follow a script.
 struct Machine {
     history: Builder,
     /// Thread on each CPU.
@@ -194,12 +194,12 @@ impl Machine {
     }
 
     /// Performs one step, given the time since the previous one in nanoseconds.
-    fn step(&mut self, (after_ns, cpu, what, whom): (u64, usize, u8, usize)) {
+    fn step(&mut self, (after_ns, cpu, what, wakee): (u64, usize, u8, usize)) {
         self.now_ns += after_ns;
         let cpu = cpu % self.cpus.len();
         let asleep: Vec<u32> =
             self.threads.iter().filter(|(_, one)| matches!(one.state, State::Sleeps(_))).map(|(&tid, _)| tid).collect();
-        let sleeper = (!asleep.is_empty()).then(|| asleep[whom % asleep.len()]);
+        let sleeper = (!asleep.is_empty()).then(|| asleep[wakee % asleep.len()]);
         let is_idle = self.cpus[cpu] == 0;
         match (what, sleeper) {
             _ if is_idle && !self.can_run.is_empty() => self.switch(cpu, Exit::Preempted),
@@ -243,7 +243,7 @@ proptest! {
 
     /// Exact to the nanosecond, as nothing is missing.
     #[test]
-    fn told_forward_and_backward_each_label_has_the_same_time(
+    fn walk_matches_forward_oracle(
         cpus in 1_usize..4,
         steps in prop::collection::vec((1_u64..1_000, 0_usize..3, 0_u8..11, 0_usize..THREADS), 1..300),
     ) {

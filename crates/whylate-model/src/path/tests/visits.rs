@@ -35,7 +35,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
     #[test]
-    fn walks_find_the_same_as_if_each_change_were_shown_to_each(
+    fn indexed_walk_matches_unindexed_walk(
         cpus in prop::collection::vec(prop::collection::vec(any_slice(), 0..40), 1..4),
         asked in prop::collection::vec(any_asked(), 0..12),
         is_sorted in any::<bool>(),
@@ -105,7 +105,7 @@ const ASLEEP: Exit = Exit::Blocked(Blocked {
 });
 
 #[test]
-fn threads_that_sleep_cost_nothing_at_the_changes_of_others() {
+fn sleeping_threads_are_not_visited_for_others() {
     // 1 and 2 take turns, and 3 to 1,000 sleep all the time.
     let past = in_turn(20_000, |turn| {
         (1 + (turn % 2) as u32, Entry::Preempted { at_ns: (turn * 10).saturating_sub(9) }, Exit::Preempted)
@@ -115,7 +115,7 @@ fn threads_that_sleep_cost_nothing_at_the_changes_of_others() {
 }
 
 #[test]
-fn a_thread_that_sleeps_and_runs_costs_as_much_as_it_does_so() {
+fn visits_grow_with_threads_own_switches() {
     // Each of 1,000 threads runs 20 times, woken by a timer just before.
     let woken = |turn: u64| Entry::Woken { at_ns: turn * 10 - 3, by: Waker::Timer(TimerKind::default()), cpu: 0 };
     let past = in_turn(20_000, |turn| {
@@ -126,7 +126,7 @@ fn a_thread_that_sleeps_and_runs_costs_as_much_as_it_does_so() {
 }
 
 #[test]
-fn threads_that_wait_for_a_cpu_cost_as_much_as_they_get_it() {
+fn runnable_threads_are_visited_once_per_run_slice() {
     // 1,000 threads that never sleep: between two turns of each lie those of all others.
     let lost = |turn: u64| Entry::Preempted { at_ns: (1 + turn * 10).saturating_sub(9_990) };
     let past = in_turn(20_000, |turn| (1 + (turn % 1_000) as u32, lost(turn), Exit::Preempted));
@@ -151,7 +151,7 @@ fn of_one_waker(threads: u64, turns: u64) -> Recorded {
 }
 
 #[test]
-fn where_many_follow_one_thread_only_some_do_and_the_rest_is_told_as_such() {
+fn work_bound_reports_unfollowed_waits() {
     let past = of_one_waker(500, 20_000);
     let asked = over_all(&past, 2..=500);
     let (all, exact) = visits(&past, &asked, Bound::None);
@@ -222,7 +222,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn sums_of_long_waits_for_a_cpu_are_those_of_their_parts(
+    fn summed_runqueue_waits_match_exact_ones(
         cpus in prop::collection::vec(
             prop::collection::vec((0_u32..104, 1_u64..40, prop::option::of((0_u64..30_000, any::<bool>()))), 0..1_500),
             1..3,
