@@ -216,7 +216,7 @@ impl Cursor {
     }
 
     /// Returns the CPU that the cursor watches for changes.
-    pub fn place(&self, reached_ns: u64) -> Option<WatchedCpu> {
+    pub fn watched_cpu(&self, reached_ns: u64) -> Option<WatchedCpu> {
         match self.mode {
             _ if !self.has_begun(reached_ns) => None,
             // A wait for a CPU is explained as a whole once it is passed, except for the last part.
@@ -233,7 +233,7 @@ impl Cursor {
     }
 
     /// Explains the time after `reached_ns`, which is the time of `change`. Does nothing if nothing happens to the
-    /// followed thread and to nothing that [`Cursor::wake_ns`], [`Cursor::tids`] and [`Cursor::place`] name.
+    /// followed thread and to nothing that [`Cursor::wake_ns`], [`Cursor::tids`] and [`Cursor::watched_cpu`] name.
     pub fn go_back(
         &mut self,
         rewind: &Rewind<'_>,

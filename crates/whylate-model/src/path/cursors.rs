@@ -63,7 +63,7 @@ struct Entry {
     tids: Vec<u32>,
     /// `None` after the time was reached.
     due_ns: Option<u64>,
-    place: Option<(WatchedCpu, usize)>,
+    watched: Option<(WatchedCpu, usize)>,
 }
 
 impl Entry {
@@ -104,7 +104,7 @@ impl Cursors {
         // Spreads consecutive TIDs (Knuth's multiplicative hash).
         let max_cut = tid.wrapping_mul(0x9e37_79b1).leading_zeros();
         cursor.set_cut(max_cut < self.cut);
-        self.entries.push(Some(Entry { index, max_cut, cursor, tids: Vec::new(), due_ns: None, place: None }));
+        self.entries.push(Some(Entry { index, max_cut, cursor, tids: Vec::new(), due_ns: None, watched: None }));
         self.count += 1;
     }
 
@@ -236,10 +236,10 @@ impl Cursors {
             }
             entry.tids.push(tid);
         }
-        let place = entry.cursor.place(reached_ns);
-        if place != entry.place.map(|(place, _)| place) {
+        let watched = entry.cursor.watched_cpu(reached_ns);
+        if watched != entry.watched.map(|(watched, _)| watched) {
             self.leave(number, rewind);
-            self.take(number, place, rewind);
+            self.take(number, watched, rewind);
         }
     }
 
@@ -250,36 +250,36 @@ impl Cursors {
         entry.tids.into_iter().for_each(|tid| forget(&mut self.by_tid, tid, number));
     }
 
-    fn at(&mut self, place: WatchedCpu) -> &mut Vec<u32> {
-        match place {
+    fn at(&mut self, watched: WatchedCpu) -> &mut Vec<u32> {
+        match watched {
             WatchedCpu::Running(cpu) => &mut self.running[cpu],
             WatchedCpu::Ready(cpu) => &mut self.ready[cpu],
         }
     }
 
-    fn take(&mut self, number: u32, place: Option<WatchedCpu>, rewind: &mut Rewind<'_>) {
-        let Some(place) = place else { return };
-        let there = self.at(place);
+    fn take(&mut self, number: u32, watched: Option<WatchedCpu>, rewind: &mut Rewind<'_>) {
+        let Some(watched) = watched else { return };
+        let there = self.at(watched);
         there.push(number);
         let position = there.len() - 1;
         if let Some(entry) = &mut self.entries[number as usize] {
-            entry.place = Some((place, position));
+            entry.watched = Some((watched, position));
         }
-        if let WatchedCpu::Ready(cpu) = place {
+        if let WatchedCpu::Ready(cpu) = watched {
             rewind.passed_mut(cpu).begin_wait();
         }
     }
 
     fn leave(&mut self, number: u32, rewind: &mut Rewind<'_>) {
-        let taken = self.entries[number as usize].as_mut().and_then(|entry| entry.place.take());
-        let Some((place, position)) = taken else { return };
-        let there = self.at(place);
+        let taken = self.entries[number as usize].as_mut().and_then(|entry| entry.watched.take());
+        let Some((watched, position)) = taken else { return };
+        let there = self.at(watched);
         there.swap_remove(position);
         let moved = there.get(position).copied();
         if let Some(moved) = moved.and_then(|moved| self.entries[moved as usize].as_mut()) {
-            moved.place = Some((place, position));
+            moved.watched = Some((watched, position));
         }
-        if let WatchedCpu::Ready(cpu) = place {
+        if let WatchedCpu::Ready(cpu) = watched {
             rewind.passed_mut(cpu).end_wait();
         }
     }

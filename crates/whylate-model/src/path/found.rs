@@ -151,14 +151,14 @@ impl Path {
     /// Returns the sums of the segments by culprit, largest first.
     pub fn causes(&self) -> Vec<Cause> {
         let mut sums: Vec<Cause> = Vec::new();
-        let mut places: HashMap<(CauseKind, Cow<'_, str>), usize> = HashMap::new();
+        let mut indexes: HashMap<(CauseKind, Cow<'_, str>), usize> = HashMap::new();
         for segment in &self.segments {
             let (who, cgroup) = segment.culprit();
-            let place = *places.entry((segment.kind, who)).or_insert_with_key(|(kind, who)| {
+            let index = *indexes.entry((segment.kind, who)).or_insert_with_key(|(kind, who)| {
                 sums.push(Cause { cgroup: cgroup.cloned(), ..Cause::new(*kind, who.as_ref(), 0) });
                 sums.len() - 1
             });
-            sums[place].ns += segment.ns;
+            sums[index].ns += segment.ns;
         }
         sums.sort_by(|a, b| (Reverse(a.ns), a.kind, &a.who).cmp(&(Reverse(b.ns), b.kind, &b.who)));
         sums

@@ -4,13 +4,13 @@
 use super::Party;
 use super::cursor::NOT_RECORDED;
 use super::history::Holder;
-use super::rewind::Lane;
+use super::rewind::CpuState;
 use crate::CauseKind;
 
 /// Emits the segments of a part of a slice, as seen by the runnable thread `ready`, or by the running thread itself.
 /// Steal time is known only for the whole slice; it is spread evenly, and put at the end of the part.
 pub(super) fn emit_slice_segments(
-    lane: &Lane,
+    lane: &CpuState,
     cpu: usize,
     from_ns: u64,
     to_ns: u64,

@@ -46,11 +46,11 @@ impl Items {
     /// Takes the item at this depth, if its queuer also woke the worker.
     pub fn take_woken_for(&mut self, depth: usize, woken: Woken) -> Option<Item> {
         let is_it = |item: &Item| item.depth == depth && (item.queued.by, item.queued.cpu) == (woken.by, woken.cpu);
-        let place = self.0.iter().position(is_it)?;
-        self.take(place)
+        let index = self.0.iter().position(is_it)?;
+        self.take(index)
     }
 
-    fn take(&mut self, place: usize) -> Option<Item> {
-        self.0.drain(place..).next()
+    fn take(&mut self, index: usize) -> Option<Item> {
+        self.0.drain(index..).next()
     }
 }

@@ -77,7 +77,7 @@ impl<F: Read + Write + Seek> Packed<F> {
         self.file = None;
         for lane in &mut self.lanes {
             let before = lane.blocks.len();
-            lane.blocks.retain(|place| matches!(place, Storage::Memory(_)));
+            lane.blocks.retain(|block| matches!(block, Storage::Memory(_)));
             self.given_up += ((before - lane.blocks.len()) * BLOCK_SLICES) as u64;
         }
     }
@@ -117,8 +117,8 @@ impl<F: Read + Write + Seek> Packed<F> {
     }
 
     fn take_block(&mut self, cpu: usize) -> Option<io::Result<Vec<Slice>>> {
-        let place = self.lanes.get_mut(cpu)?.blocks.pop()?;
-        Some(match (place, &mut self.file) {
+        let block = self.lanes.get_mut(cpu)?.blocks.pop()?;
+        Some(match (block, &mut self.file) {
             (Storage::Memory(bytes), _) => {
                 self.in_memory_bytes -= bytes.len();
                 unpack(&bytes)

@@ -3,7 +3,7 @@
 //! wait, and as sums if it is much.
 
 use super::holding::emit_slice_segments;
-use super::rewind::Lane;
+use super::rewind::CpuState;
 use super::{OTHERS, Party};
 use crate::CauseKind;
 
@@ -51,7 +51,7 @@ impl Party {
 /// The passed lanes of one CPU.
 #[derive(Debug, Default)]
 pub(super) struct Passed {
-    lanes: Vec<Lane>,
+    lanes: Vec<CpuState>,
     /// Kinds and actors in the lanes.
     known: Vec<(CauseKind, Party)>,
     /// Threads are merged by name.
@@ -90,7 +90,7 @@ impl Passed {
     }
 
     /// Adds the next earlier lane if a thread waits for the CPU, with prefix sums if `has_sums`.
-    pub fn push(&mut self, cpu: usize, lane: Lane, has_sums: bool) {
+    pub fn push(&mut self, cpu: usize, lane: CpuState, has_sums: bool) {
         if self.threads == 0 {
             return;
         }
@@ -108,21 +108,21 @@ impl Passed {
     /// Adds to the totals of the last block.
     fn add_total(&mut self, kind: CauseKind, who: Party, ns: u64) {
         let who = if self.is_by_name { who.by_name() } else { who };
-        let place = self.known.iter().position(|&known| known == (kind, who));
-        if place.is_none() && self.known.len() >= MAX_ACTORS && who != Party::Text(OTHERS) {
+        let index = self.known.iter().position(|&known| known == (kind, who));
+        if index.is_none() && self.known.len() >= MAX_ACTORS && who != Party::Text(OTHERS) {
             if self.is_by_name {
                 return self.add_total(kind, Party::Text(OTHERS), ns);
             }
             self.merge_by_name();
             return self.add_total(kind, who, ns);
         }
-        let place = place.unwrap_or_else(|| {
+        let index = index.unwrap_or_else(|| {
             self.known.push((kind, who));
             self.known.len() - 1
         });
         if let Some(totals) = self.totals.last_mut() {
             totals.resize(self.known.len(), 0);
-            totals[place] += ns;
+            totals[index] += ns;
         }
     }
 
@@ -130,17 +130,17 @@ impl Passed {
     fn merge_by_name(&mut self) {
         self.is_by_name = true;
         let mut known: Vec<(CauseKind, Party)> = Vec::new();
-        let mut places = Vec::with_capacity(self.known.len());
+        let mut indexes = Vec::with_capacity(self.known.len());
         for &(kind, who) in &self.known {
             let merged = (kind, who.by_name());
-            places.push(known.iter().position(|&other| other == merged).unwrap_or_else(|| {
+            indexes.push(known.iter().position(|&other| other == merged).unwrap_or_else(|| {
                 known.push(merged);
                 known.len() - 1
             }));
         }
         for totals in &mut self.totals {
             let mut merged = vec![0; known.len()];
-            totals.iter().zip(&places).for_each(|(ns, &place)| merged[place] += ns);
+            totals.iter().zip(&indexes).for_each(|(ns, &index)| merged[index] += ns);
             *totals = merged;
         }
         self.known = known;
@@ -154,12 +154,12 @@ impl Passed {
     }
 
     /// Returns the lanes that overlap a time, newest first.
-    pub fn lanes(&self, from_ns: u64, to_ns: u64) -> &[Lane] {
+    pub fn lanes(&self, from_ns: u64, to_ns: u64) -> &[CpuState] {
         &self.lanes[self.within(from_ns, to_ns)]
     }
 
     /// Returns the sums for a thread that waited for the CPU, including the lane before them; `None` if they are few.
-    pub fn sum(&self, cpu: usize, before: &Lane, from_ns: u64, to_ns: u64, ready: u32) -> Option<Sum> {
+    pub fn sum(&self, cpu: usize, before: &CpuState, from_ns: u64, to_ns: u64, ready: u32) -> Option<Sum> {
         let within = self.within(from_ns, to_ns);
         if within.len() < SUMMED_FROM {
             return None;
@@ -184,9 +184,9 @@ impl Passed {
             });
         }
         let until = &self.totals[last - 1];
-        for (place, &(kind, who)) in self.known[..until.len()].iter().enumerate() {
-            let earlier = first.checked_sub(1).and_then(|block| self.totals[block].get(place));
-            let ns = until[place] - earlier.copied().unwrap_or(0);
+        for (index, &(kind, who)) in self.known[..until.len()].iter().enumerate() {
+            let earlier = first.checked_sub(1).and_then(|block| self.totals[block].get(index));
+            let ns = until[index] - earlier.copied().unwrap_or(0);
             if ns > 0 {
                 sum.add(kind, who, ns);
             }
@@ -197,7 +197,7 @@ impl Passed {
 
 /// Reports the parts of a lane within a time.
 fn each_part(
-    lane: &Lane,
+    lane: &CpuState,
     cpu: usize,
     from_ns: u64,
     to_ns: u64,

@@ -14,7 +14,7 @@ const MIN_PASSED_OF_CPU: usize = 1 << 10;
 
 /// State of one CPU at the current time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lane {
+pub(super) struct CpuState {
     /// Slice at the current time.
     pub slice: Slice,
     /// Time since which interrupts are known to be off, until the slice ends.
@@ -35,7 +35,7 @@ pub(super) struct Change {
 /// Timelines of all CPUs, with the position that was reached.
 pub(super) struct Rewind<'a> {
     past: &'a mut dyn Past,
-    pub lanes: Vec<Lane>,
+    pub lanes: Vec<CpuState>,
     /// Start of each lane's slice, newest first.
     changes: BinaryHeap<(u64, Reverse<usize>)>,
     /// The slice before each lane's slice; set if there is a gap between the two.
@@ -56,7 +56,7 @@ impl<'a> Rewind<'a> {
         let cpus = past.cpus();
         let mut rewind = Rewind {
             past,
-            lanes: vec![Lane::default(); cpus],
+            lanes: vec![CpuState::default(); cpus],
             changes: BinaryHeap::with_capacity(cpus),
             waiting: vec![None; cpus],
             tids: vec![None; cpus],
@@ -103,7 +103,7 @@ impl<'a> Rewind<'a> {
     }
 
     /// Returns the lanes of a CPU that overlap a time in which a thread waits for it, newest first.
-    pub fn passed(&self, cpu: usize, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Lane> {
+    pub fn passed(&self, cpu: usize, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &CpuState> {
         self.passed[cpu].lanes(from_ns, to_ns).iter().chain([&self.lanes[cpu]])
     }
 

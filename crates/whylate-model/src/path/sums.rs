@@ -118,8 +118,8 @@ impl Parts {
                     }
                 }
                 Piece::Wait { outer, within } => {
-                    let place = self.waits.iter().position(|wait| (&wait.waiter, &wait.via) == outer.wait());
-                    let at = match place {
+                    let index = self.waits.iter().position(|wait| (&wait.waiter, &wait.via) == outer.wait());
+                    let at = match index {
                         Some(at) => at,
                         None if *parts < MAX_PARTS => {
                             let PathSegment { waiter, via, .. } = outer.clone();

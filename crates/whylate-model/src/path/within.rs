@@ -10,9 +10,9 @@ pub fn within(path: &[PathSegment]) -> Vec<Vec<Option<&PathSegment>>> {
     // The wakee continues after a wait, so the segment that follows within the same wait takes precedence.
     let mut around = vec![Vec::new(); path.len()];
     let mut open = Vec::new();
-    for (place, segment) in path.iter().enumerate().rev() {
+    for (index, segment) in path.iter().enumerate().rev() {
         enter(&mut open, segment);
-        around[place].clone_from(&open);
+        around[index].clone_from(&open);
     }
     open.clear();
     for (around, segment) in around.iter_mut().zip(path) {
@@ -36,7 +36,7 @@ mod tests {
 
     fn waits(depths: &[u32]) -> Vec<String> {
         let named =
-            |(place, &depth): (usize, &u32)| PathSegment { who: place.to_string(), depth, ..Default::default() };
+            |(index, &depth): (usize, &u32)| PathSegment { who: index.to_string(), depth, ..Default::default() };
         let path: Vec<PathSegment> = depths.iter().enumerate().map(named).collect();
         let labels = |waits: Vec<Option<&PathSegment>>| {
             waits.into_iter().map(|wait| wait.map_or("?", |wait| &wait.who).to_owned()).collect::<String>()

@@ -43,20 +43,20 @@ impl Ready {
         let mut threads: HashMap<Name, usize> = HashMap::new();
         names.iter().flatten().for_each(|&name| *threads.entry(name).or_default() += 1);
         threads.retain(|_, threads| *threads > MAX_SEPARATE_THREADS);
-        let (mut sums, mut shared_places) = (Vec::new(), HashMap::new());
+        let (mut sums, mut shared_indexes) = (Vec::new(), HashMap::new());
         let mut new = |shared| {
             sums.push(Ready { shared, parts: Vec::new(), names: Vec::new(), named: None, room: 0, closed: 0 });
             sums.len() - 1
         };
-        let place = |name: &Option<Name>| match name.filter(|name| threads.contains_key(name)) {
-            Some(name) => *shared_places.entry(name).or_insert_with(|| new(Some(name))),
+        let index = |name: &Option<Name>| match name.filter(|name| threads.contains_key(name)) {
+            Some(name) => *shared_indexes.entry(name).or_insert_with(|| new(Some(name))),
             None => new(None),
         };
-        let places = names.iter().map(place).collect();
+        let indexes = names.iter().map(index).collect();
         let (least, most) = THREAD_PARTS_RANGE;
         let room = (MAX_PARTS / sums.len().max(1)).clamp(least, most);
         sums.iter_mut().for_each(|sums| sums.room = room);
-        (sums, places)
+        (sums, indexes)
     }
 
     /// Adds time while thread `ready` waited for a CPU.
@@ -74,10 +74,10 @@ impl Ready {
 
     fn add_part(&mut self, (what, ns): Part) {
         let (kind, who, ready) = what;
-        if let Some(place) = self.parts.iter().position(|part| part.0 == what) {
-            self.parts[place].1 += ns;
+        if let Some(index) = self.parts.iter().position(|part| part.0 == what) {
+            self.parts[index].1 += ns;
             // Moves frequent parts to the front.
-            self.parts.swap(place, place / 2);
+            self.parts.swap(index, index / 2);
         } else if self.closed > 0 && who != who.by_name() {
             self.add_part(((kind, who.by_name(), ready), ns));
         } else if self.closed > 0 && self.parts.len() >= self.room && who != Party::Text(OTHERS) {
@@ -102,9 +102,9 @@ impl Ready {
     fn merge_small(&mut self) {
         let mut parts = std::mem::take(&mut self.parts);
         sort(&mut parts);
-        for (place, ((kind, who, ready), ns)) in parts.into_iter().enumerate() {
-            let who = match place {
-                _ if place < self.room / 2 => who,
+        for (index, ((kind, who, ready), ns)) in parts.into_iter().enumerate() {
+            let who = match index {
+                _ if index < self.room / 2 => who,
                 _ if self.parts.len() < self.room * 3 / 4 => who.by_name(),
                 _ => Party::Text(OTHERS),
             };
@@ -151,9 +151,9 @@ mod tests {
         let of = |name: &str, count| std::iter::repeat_n(Some(Name::of(name)), count);
         let names: Vec<_> =
             of("pool", MAX_SEPARATE_THREADS + 1).chain(of("few", MAX_SEPARATE_THREADS)).chain([None, None]).collect();
-        let (sums, places) = Ready::for_threads(&names);
-        let (of_pool, others) = places.split_at(MAX_SEPARATE_THREADS + 1);
-        assert!(of_pool.iter().all(|&place| place == of_pool[0] && sums[place].shared == Some(Name::of("pool"))));
+        let (sums, indexes) = Ready::for_threads(&names);
+        let (of_pool, others) = indexes.split_at(MAX_SEPARATE_THREADS + 1);
+        assert!(of_pool.iter().all(|&index| index == of_pool[0] && sums[index].shared == Some(Name::of("pool"))));
         assert_eq!(sums.len(), 1 + MAX_SEPARATE_THREADS + 2);
         let apart: std::collections::BTreeSet<_> = others.iter().collect();
         assert_eq!(apart.len(), MAX_SEPARATE_THREADS + 2);

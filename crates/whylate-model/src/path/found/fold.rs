@@ -15,24 +15,24 @@ impl Found {
     pub(super) fn fold(&mut self, innermost: Option<usize>) {
         self.is_folded = true;
         let mut waits: Vec<Wait> = Vec::new();
-        let mut places = Vec::with_capacity(self.waits.len());
+        let mut indexes = Vec::with_capacity(self.waits.len());
         let mut known: HashMap<(Option<usize>, u32, u64, Option<Stop>), usize> = HashMap::new();
         for wait in &self.waits {
-            let within = wait.within.map(|within: usize| places[within]);
-            let place = *known.entry((within, wait.tid, ended_by(wait.by), wait.stop)).or_insert_with(|| {
+            let within = wait.within.map(|within: usize| indexes[within]);
+            let index = *known.entry((within, wait.tid, ended_by(wait.by), wait.stop)).or_insert_with(|| {
                 waits.push(Wait { within, ..wait.clone() });
                 waits.len() - 1
             });
-            waits[place].asleep = waits[place].asleep.or(wait.asleep);
-            places.push(place);
+            waits[index].asleep = waits[index].asleep.or(wait.asleep);
+            indexes.push(index);
         }
         let mut parts: Vec<PathPart> = Vec::new();
         let mut alike: HashMap<_, Vec<usize>> = HashMap::new();
         for part in &self.parts {
-            let part = PathPart { wait: part.wait.map(|wait| places[wait]), ..*part };
+            let part = PathPart { wait: part.wait.map(|wait| indexes[wait]), ..*part };
             let same = alike.entry((part.wait, part.kind, part.who.key(), part.ready)).or_default();
-            match same.iter().find(|&&place| parts[place].is_like(&part)) {
-                Some(&place) => parts[place].ns += part.ns,
+            match same.iter().find(|&&index| parts[index].is_like(&part)) {
+                Some(&index) => parts[index].ns += part.ns,
                 None => {
                     same.push(parts.len());
                     parts.push(part);
@@ -42,7 +42,7 @@ impl Found {
         // Only waits that are still open can be referred to again.
         let innermost = self.open.iter().rposition(|&(_, wait)| Some(wait) == innermost);
         self.open.truncate(innermost.map_or(0, |innermost| innermost + 1));
-        self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = places[*wait]);
+        self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = indexes[*wait]);
         self.named = None;
         (self.waits, self.parts) = (waits, parts);
         let latest = self.parts.last().copied();
@@ -67,12 +67,12 @@ impl Found {
             }
         }
         let mut kept = 0;
-        let places: Vec<usize> = is_used.iter().map(|&is_used| (kept, kept += usize::from(is_used)).0).collect();
+        let indexes: Vec<usize> = is_used.iter().map(|&is_used| (kept, kept += usize::from(is_used)).0).collect();
         let mut at = 0;
         self.waits.retain(|_| (is_used[at], at += 1).0);
-        self.waits.iter_mut().for_each(|wait| wait.within = wait.within.map(|within| places[within]));
-        self.parts.iter_mut().for_each(|part| part.wait = part.wait.map(|wait| places[wait]));
-        self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = places[*wait]);
+        self.waits.iter_mut().for_each(|wait| wait.within = wait.within.map(|within| indexes[within]));
+        self.parts.iter_mut().for_each(|part| part.wait = part.wait.map(|wait| indexes[wait]));
+        self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = indexes[*wait]);
     }
 
     /// Drops names of threads without parts, except those of the latest part.
@@ -94,18 +94,18 @@ impl Found {
     /// If there are too many distinct parts, merges the smallest by thread name; beyond that, without names.
     fn merge_small(&mut self) {
         let mut by_size: Vec<usize> = (0..self.parts.len()).collect();
-        by_size.sort_by_key(|&place| Reverse(self.parts[place].ns));
+        by_size.sort_by_key(|&index| Reverse(self.parts[index].ns));
         let mut small: Vec<PathPart> = Vec::new();
-        let mut places: HashMap<(CauseKind, Option<(Name, bool)>), usize> = HashMap::new();
+        let mut indexes: HashMap<(CauseKind, Option<(Name, bool)>), usize> = HashMap::new();
         let mut is_small = vec![false; self.parts.len()];
-        for &place in &by_size[MAX_SEGMENTS / 2..] {
-            is_small[place] = true;
-            let part = self.parts[place];
+        for &index in &by_size[MAX_SEGMENTS / 2..] {
+            is_small[index] = true;
+            let part = self.parts[index];
             let named = part
                 .who
                 .named()
-                .filter(|&named| places.len() < MAX_SEGMENTS / 4 || places.contains_key(&(part.kind, Some(named))));
-            let sum = *places.entry((part.kind, named)).or_insert_with(|| {
+                .filter(|&named| indexes.len() < MAX_SEGMENTS / 4 || indexes.contains_key(&(part.kind, Some(named))));
+            let sum = *indexes.entry((part.kind, named)).or_insert_with(|| {
                 let program = |(name, is_member)| Party::Program { name, is_member };
                 let who = named.map_or(Party::Text(OTHERS), program);
                 small.push(PathPart { ns: 0, who, ready: None, wait: None, ..part });
@@ -113,10 +113,10 @@ impl Found {
             });
             small[sum].ns += part.ns;
         }
-        let mut place = 0;
+        let mut index = 0;
         self.parts.retain(|_| {
-            place += 1;
-            !is_small[place - 1]
+            index += 1;
+            !is_small[index - 1]
         });
         self.parts.extend(small);
     }

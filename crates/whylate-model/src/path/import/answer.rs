@@ -131,8 +131,8 @@ impl Trace {
         let longest = |candidates: Vec<(usize, &Life)>| {
             let why = WhyThis::Asked(candidates.len().saturating_sub(1));
             let span = |life: &Life| life.died_ns.unwrap_or(self.end_ns).saturating_sub(life.first_ns);
-            let key = |(place, life): &(usize, &Life)| (life.exec_ns.is_some(), span(life), Reverse(*place));
-            candidates.into_iter().max_by_key(key).map(|(place, _)| (place, why))
+            let key = |(index, life): &(usize, &Life)| (life.exec_ns.is_some(), span(life), Reverse(*index));
+            candidates.into_iter().max_by_key(key).map(|(index, _)| (index, why))
         };
         let (chosen, named) = match wanted {
             Wanted::Pid(pid) => (longest(threads().filter(|(_, life)| life.tid == pid).collect()), pid.to_string()),
@@ -141,12 +141,12 @@ impl Trace {
                 (longest(threads().filter(|(_, life)| life.names.contains(&name)).collect()), format!("called {comm}"))
             }
             Wanted::Any => {
-                let first_exec = threads().filter_map(|(place, life)| Some((life.exec_ns?, place))).min();
+                let first_exec = threads().filter_map(|(index, life)| Some((life.exec_ns?, index))).min();
                 let of_perf = || threads().find(|(_, life)| life.names.contains(&Name::of(PERF_EXEC)));
-                let first = first_exec.map(|(_, place)| place).or_else(|| of_perf().map(|(place, _)| place));
-                let ran = || threads().max_by_key(|(place, life)| (life.ran_ns, Reverse(*place)));
-                let chosen = first.map(|place| (place, WhyThis::FirstExec));
-                (chosen.or_else(|| ran().map(|(place, _)| (place, WhyThis::RanLongest))), "that ran".to_owned())
+                let first = first_exec.map(|(_, index)| index).or_else(|| of_perf().map(|(index, _)| index));
+                let ran = || threads().max_by_key(|(index, life)| (life.ran_ns, Reverse(*index)));
+                let chosen = first.map(|index| (index, WhyThis::FirstExec));
+                (chosen.or_else(|| ran().map(|(index, _)| (index, WhyThis::RanLongest))), "that ran".to_owned())
             }
         };
         chosen.ok_or(ImportError::NoSuchThread(named))

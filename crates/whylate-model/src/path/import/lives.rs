@@ -57,11 +57,11 @@ pub(super) struct Lives {
 
 impl Lives {
     pub fn present(&mut self, tid: u32, at_ns: u64) -> &mut Life {
-        let place = self.place(tid, at_ns);
-        &mut self.all[place]
+        let index = self.index_of(tid, at_ns);
+        &mut self.all[index]
     }
 
-    fn place(&mut self, tid: u32, at_ns: u64) -> usize {
+    fn index_of(&mut self, tid: u32, at_ns: u64) -> usize {
         *self.present.entry(tid).or_insert_with(|| {
             self.ended.remove(&tid);
             self.all.push(Life { tid, first_ns: at_ns, ..Life::default() });
@@ -71,9 +71,9 @@ impl Lives {
 
     /// Records the creation of a thread. The fork and the first wakeup both report it.
     pub fn born(&mut self, tid: u32, name: Name, parent: u32, at_ns: u64) {
-        let parent = self.place(parent, at_ns);
-        let is_recorded = self.present.get(&tid).is_some_and(|&place| {
-            let life = &self.all[place];
+        let parent = self.index_of(parent, at_ns);
+        let is_recorded = self.present.get(&tid).is_some_and(|&index| {
+            let life = &self.all[index];
             life.born_ns.is_some() && life.ran_ns == 0 && life.since_ns.is_none() && life.died_ns.is_none()
         });
         if !is_recorded {
@@ -117,11 +117,11 @@ impl Lives {
     /// Records that a thread other than the first executes a program: it takes over the TID of the first one, which has
     /// exited.
     pub fn renumbered(&mut self, tid: u32, old_tid: u32, at_ns: u64) {
-        let old = self.place(old_tid, at_ns);
+        let old = self.index_of(old_tid, at_ns);
         self.present.remove(&old_tid);
         // The exit of the first thread may not be recorded.
-        if let Some(place) = self.present.remove(&tid) {
-            self.all[place].died_ns.get_or_insert(at_ns);
+        if let Some(index) = self.present.remove(&tid) {
+            self.all[index].died_ns.get_or_insert(at_ns);
         }
         self.ended.remove(&tid);
         let next = self.all.len();
@@ -138,8 +138,8 @@ impl Lives {
 
     /// Returns the threads with which the command of a thread begins and ends. A thread that takes over the TID of its
     /// process's first thread is the command from then on; before, the first thread was.
-    pub fn first_and_last(&self, place: usize) -> (usize, usize) {
-        let (mut first, mut last) = (place, place);
+    pub fn first_and_last(&self, index: usize) -> (usize, usize) {
+        let (mut first, mut last) = (index, index);
         while let Some(next) = self.all[last].next {
             last = next;
         }
@@ -147,8 +147,8 @@ impl Lives {
             let tid = self.all[first].tid;
             // All threads of the process descend from the first one, as far as recorded.
             let mut leader = self.all[before].parent;
-            while let Some(place) = leader.filter(|&place| self.all[place].tid != tid) {
-                leader = self.all[place].parent;
+            while let Some(index) = leader.filter(|&index| self.all[index].tid != tid) {
+                leader = self.all[index].parent;
             }
             first = leader.unwrap_or(before);
         }
@@ -160,16 +160,16 @@ impl Lives {
         let mut is_member = vec![false; self.all.len()];
         let mut by_tid: HashMap<u32, Vec<usize>> = HashMap::new();
         // A creator is mentioned before the threads that it creates.
-        for (place, life) in self.all.iter().enumerate() {
-            is_member[place] = place == root || life.parent.is_some_and(|parent| is_member[parent]);
-            by_tid.entry(life.tid).or_default().push(place);
+        for (index, life) in self.all.iter().enumerate() {
+            is_member[index] = index == root || life.parent.is_some_and(|parent| is_member[parent]);
+            by_tid.entry(life.tid).or_default().push(index);
         }
         let is_own = |tid: u32, at_ns: u64| {
             let own = by_tid.get(&tid).and_then(|lives| {
-                let later = lives.partition_point(|&place| self.all[place].first_ns <= at_ns);
+                let later = lives.partition_point(|&index| self.all[index].first_ns <= at_ns);
                 lives.get(later.saturating_sub(1))
             });
-            own.is_some_and(|&place| is_member[place])
+            own.is_some_and(|&index| is_member[index])
         };
         past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(is_own));
     }
@@ -179,9 +179,9 @@ impl Lives {
     pub fn drop_unreliable_wakers(&self, past: &mut Recorded) {
         let mut tops: Vec<usize> = Vec::with_capacity(self.all.len());
         let mut by_tid = HashMap::new();
-        for (place, life) in self.all.iter().enumerate() {
-            tops.push(life.parent.map_or(place, |parent| tops[parent]));
-            by_tid.insert(life.tid, tops[place]);
+        for (index, life) in self.all.iter().enumerate() {
+            tops.push(life.parent.map_or(index, |parent| tops[parent]));
+            by_tid.insert(life.tid, tops[index]);
         }
         let mut wakings: HashSet<(u32, u32)> = HashSet::new();
         let woken_by = |entry: &Entry| match *entry {

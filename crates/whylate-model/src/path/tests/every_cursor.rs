@@ -9,7 +9,7 @@
 use super::super::cursor::{DEEPEST, Woken, resumed_by};
 use super::super::history::{Entry, Exit, Holder, Move, Request, Slice, Waker};
 use super::super::items::{Item, Items};
-use super::super::rewind::{Change, Lane, Rewind};
+use super::super::rewind::{Change, CpuState, Rewind};
 use super::super::{Asked, Finding, Hop, Limits, Party, Past, Segment};
 use crate::{CauseKind, thread};
 
@@ -480,7 +480,7 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
 /// Emits the segments of a part of a slice, as seen by the runnable thread `ready`, or by the running thread itself.
 /// Steal time is known only for the whole slice; it is spread evenly, and put at the end of the part.
 fn emit_slice_segments(
-    lane: &Lane,
+    lane: &CpuState,
     cpu: usize,
     from_ns: u64,
     to_ns: u64,
