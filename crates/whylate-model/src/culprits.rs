@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who caused how much delay, over many late events of one source or several.
+//! Ranks culprits by the delay that they caused, over the late events of one source or several.
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -13,103 +13,103 @@ use crate::sources::Card;
 use crate::thread::by_name;
 use crate::{CauseKind, Cgroup, LateEvent};
 
-/// How many culprits are told apart; those that come later are counted together.
-const CULPRITS: usize = 10_000;
-/// How many of one culprit's victims are told apart.
-const VICTIMS: usize = 1_000;
-/// Whom those are told as that were too many to be told apart.
+/// Maximum number of distinct culprits; later ones are counted together.
+const MAX_CULPRITS: usize = 10_000;
+/// Maximum number of distinct victims of one culprit.
+const MAX_VICTIMS: usize = 1_000;
+/// Row label for culprits beyond the maximum number.
 pub const BEYOND: &str = "those beyond the first 10,000";
 
-/// Whom delays are added up by.
+/// How delays are aggregated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
-    /// Each thread, work item, interrupt ...
+    /// By thread, work item, interrupt and so on.
     #[default]
     Culprit,
-    /// The cgroup of the threads; what is in none stands for itself.
+    /// By cgroup; a culprit without one stands for itself.
     Cgroup,
-    /// Threads of one name together.
+    /// By thread name.
     Name,
 }
 
-/// Adds up what each culprit did. Memory is bounded.
+/// Adds up the delay of each culprit. Memory is bounded.
 #[derive(Debug, Default)]
 pub struct Culprits {
     by: By,
-    /// By kind and then by name, so that a name is looked up without being copied; then by the source that told it.
+    /// Delays by kind and then by label, so that a label is looked up without being copied.
     delays: HashMap<CauseKind, HashMap<String, Delays>>,
     count: usize,
     unknown: Delay,
-    /// Numbers stand for the names of victims, which are the same few again and again.
+    /// IDs of victims' names, which are few and recur.
     subjects: HashMap<String, u32>,
     events: u64,
     latency_ns: u64,
     unexplained: Unexplained,
 }
 
-/// Who made others late. One disturbance that several sources see is one culprit with several victims.
+/// A culprit: what made others late. One disturbance that several sources see is one culprit with several victims.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Culprit {
-    /// How.
+    /// Kind of delay.
     pub kind: CauseKind,
-    /// Its name, or the path of its cgroup where delays are added up by that.
+    /// Label of the culprit, or the path of its cgroup if delays are aggregated by cgroup.
     pub who: String,
-    /// How many threads have that name, where delays are added up by it and there are several; 0 otherwise.
+    /// Number of threads of this name if delays are aggregated by name and there are several; 0 otherwise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub alike: u64,
-    /// A thread's cgroup: the last one that it was seen in.
+    /// Cgroup in which the thread was seen last.
     #[serde(flatten)]
     pub cgroup: Option<Cgroup>,
-    /// The delay that it caused, over all victims.
+    /// Delay that it caused over all victims, in nanoseconds.
     pub total_ns: u64,
-    /// Whom it delayed, the source first whose events it delayed most.
+    /// Victims by source, sorted by total delay, largest first.
     pub victims: Vec<Victims>,
 }
 
-/// What a culprit did to the events of one source.
+/// Delay that a culprit caused to the events of one source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Victims {
     /// The source's name.
     pub source: String,
-    /// How many late events had to wait for it.
+    /// Number of late events that it delayed.
     pub events: u64,
-    /// How many different ones these were of (handlers, threads); no more than 1,000 are told apart.
+    /// Number of distinct victims (handlers, threads), counted up to 1,000.
     #[serde(default)]
     pub subjects: u64,
-    /// How long in all.
+    /// Total delay in nanoseconds.
     pub total_ns: u64,
-    /// The longest of one event.
+    /// Longest delay of one event in nanoseconds.
     pub worst_ns: u64,
 }
 
-/// Culprits in order.
+/// A ranking of culprits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranking {
-    /// How many late events were explained.
+    /// Number of late events that were explained.
     pub events: u64,
-    /// How long these waited in all: what culprits caused adds up to it.
+    /// Total latency of these events, to which the delays of the culprits add up.
     pub latency_ns: u64,
-    /// By the delay they caused, largest first. What is unknown stands there by its reason, and [`BEYOND`].
+    /// Culprits, sorted by delay, largest first. Unknown time has an entry for each reason, and [`BEYOND`].
     pub culprits: Vec<Culprit>,
-    /// What is unknown, for whatever reason.
+    /// All unknown time.
     pub unknown: Victims,
-    /// Late events of which the ranking says nothing.
+    /// Late events that the ranking does not cover.
     pub unexplained: Unexplained,
 }
 
 impl Ranking {
-    /// Nothing was late.
+    /// Returns whether nothing was late.
     pub fn is_empty(&self) -> bool {
         self.events == 0 && self.unexplained.is_none()
     }
 }
 
-/// What one culprit did.
+/// Delays of one culprit.
 #[derive(Debug, Default)]
 struct Delays {
     by_source: BTreeMap<&'static str, Delay>,
     cgroup: Option<Cgroup>,
-    /// Those of one name, by what they are called; empty where delays are not added up by it.
+    /// Labels of threads of one name; empty unless delays are aggregated by name.
     called: BTreeSet<String>,
 }
 
@@ -122,12 +122,12 @@ struct Delay {
 }
 
 impl Culprits {
-    /// Delays are added up by that.
+    /// Creates an empty ranking that aggregates by `by`.
     pub fn by(by: By) -> Self {
         Culprits { by, ..Culprits::default() }
     }
 
-    /// Adds the causes of one event of that source; an event without causes was not explained and does not count.
+    /// Adds the causes of one event of a source. An event without causes was not explained and does not count.
     pub fn add(&mut self, card: &Card, event: &LateEvent) {
         if event.causes.is_empty() {
             return;
@@ -151,8 +151,8 @@ impl Culprits {
             match of_kind.get_mut(&*who) {
                 Some(known) if cause.cgroup.is_none() || known.cgroup == cause.cgroup => {}
                 Some(known) => known.cgroup.clone_from(&cause.cgroup),
-                // Why something is unknown is one of a few reasons.
-                None if cause.kind == CauseKind::Unknown || self.count < CULPRITS => {
+                // There are only a few reasons for unknown time.
+                None if cause.kind == CauseKind::Unknown || self.count < MAX_CULPRITS => {
                     self.count += 1;
                     of_kind
                         .insert(who.clone().into_owned(), Delays { cgroup: cause.cgroup.clone(), ..Delays::default() });
@@ -161,7 +161,7 @@ impl Culprits {
             }
             if self.by == By::Name
                 && let Some(delays) = of_kind.get_mut(&*who)
-                && delays.called.len() < VICTIMS
+                && delays.called.len() < MAX_VICTIMS
                 && !delays.called.contains(&cause.who)
             {
                 delays.called.insert(cause.who.clone());
@@ -174,7 +174,7 @@ impl Culprits {
         }
         for ((kind, who), ns) in by_whom {
             let of_kind = self.delays.entry(kind).or_default();
-            // Only BEYOND can be new.
+            // Only `BEYOND` can be new.
             if !of_kind.contains_key(&*who) {
                 of_kind.insert(who.clone().into_owned(), Delays::default());
             }
@@ -184,13 +184,13 @@ impl Culprits {
         self.unknown.add(unknown_ns, subject);
     }
 
-    /// Adds late events that nobody explains.
+    /// Adds late events that are not explained.
     pub fn add_unexplained(&mut self, unexplained: Unexplained) {
         self.unexplained.events += unexplained.events;
         self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(unexplained.total_ns);
     }
 
-    /// Everything added since the previous call, ranked.
+    /// Returns the ranking of everything added since the previous call.
     pub fn take(&mut self) -> Ranking {
         let taken = std::mem::replace(self, Culprits::by(self.by));
         let by_name =
@@ -198,7 +198,7 @@ impl Culprits {
         let mut culprits: Vec<Culprit> = by_name
             .map(|(kind, (who, delays))| {
                 let Delays { by_source, cgroup, called } = delays;
-                // One that is alone keeps its number.
+                // A single thread keeps its TID.
                 let alike = if called.len() > 1 { called.len() as u64 } else { 0 };
                 let who = called.into_iter().next().filter(|_| alike == 0).unwrap_or(who);
                 let mut victims: Vec<Victims> = by_source.iter().map(|(source, delay)| delay.victims(source)).collect();
@@ -226,9 +226,9 @@ impl Culprits {
         if let Some(&number) = self.subjects.get(subject) {
             return number;
         }
-        // Names beyond the limit share a number.
-        let number = self.subjects.len().min(CULPRITS) as u32;
-        if self.subjects.len() < CULPRITS {
+        // Names beyond the limit share an ID.
+        let number = self.subjects.len().min(MAX_CULPRITS) as u32;
+        if self.subjects.len() < MAX_CULPRITS {
             self.subjects.insert(subject.to_owned(), number);
         }
         number
@@ -243,7 +243,7 @@ impl Delay {
         self.events += 1;
         self.total_ns = self.total_ns.saturating_add(ns);
         self.worst_ns = self.worst_ns.max(ns);
-        if self.subjects.len() < VICTIMS {
+        if self.subjects.len() < MAX_VICTIMS {
             self.subjects.insert(subject);
         }
     }
@@ -319,18 +319,18 @@ mod tests {
             event.causes.push(in_cgroup(path, Cause::new(CauseKind::Thread, who, ns)));
             event.latency_ns += ns;
         }
-        let told = |by| {
+        let ranked = |by| {
             let mut culprits = Culprits::by(by);
             culprits.add(&WQ, &event);
             let first = culprits.take();
-            // Nothing is left, and the next span goes by the same.
+            // The buffer is empty, and the next span is aggregated the same way.
             culprits.add(&WQ, &event);
             assert_eq!(culprits.take(), first);
             first.culprits.into_iter().map(|culprit| (culprit.who, culprit.total_ns)).collect::<Vec<_>>()
         };
         let named = |list: &[(&str, u64)]| list.iter().map(|&(who, ns)| (who.to_owned(), ns)).collect::<Vec<_>>();
-        assert_eq!(told(By::Cgroup), named(&[("/pod2", 50), ("/pod1 (itself)", 10), ("nvme0q1", 5)]));
-        assert_eq!(told(By::Culprit), named(&[("c:3", 30), ("b:2", 20), ("a:1", 10), ("nvme0q1", 5)]));
+        assert_eq!(ranked(By::Cgroup), named(&[("/pod2", 50), ("/pod1 (itself)", 10), ("nvme0q1", 5)]));
+        assert_eq!(ranked(By::Culprit), named(&[("c:3", 30), ("b:2", 20), ("a:1", 10), ("nvme0q1", 5)]));
     }
 
     #[test]
@@ -341,8 +341,8 @@ mod tests {
         culprits
             .add(&WQ, &late("b", &[(CauseKind::Thread, "dd:2", 5), off("dd:2", 4), off("kworker/0:1-events:9", 3)]));
         culprits.add(&WQ, &late("b", &[off("kworker/1:2-events:8", 7), (CauseKind::Work, "f:1", 1)]));
-        let told = culprits.take().culprits.into_iter();
-        let told: Vec<_> = told.map(|of| (of.who, of.alike, of.total_ns, of.victims[0].events)).collect();
+        let ranked = culprits.take().culprits.into_iter();
+        let ranked: Vec<_> = ranked.map(|of| (of.who, of.alike, of.total_ns, of.victims[0].events)).collect();
         let expected = [
             ("dd", 2, 35, 2),
             ("kworker/1:2-events:8", 0, 7, 1),
@@ -350,11 +350,11 @@ mod tests {
             ("kworker/0:1-events:9", 0, 3, 1),
             ("f:1", 0, 1, 1),
         ];
-        assert_eq!(told, expected.map(|(who, alike, ns, events)| (who.to_owned(), alike, ns, events)));
+        assert_eq!(ranked, expected.map(|(who, alike, ns, events)| (who.to_owned(), alike, ns, events)));
     }
 
     #[test]
-    fn what_does_not_tell_a_cgroup_takes_none_away() {
+    fn cause_without_cgroup_keeps_known_cgroup() {
         let mut culprits = Culprits::default();
         for cgroup in [Some(Cgroup::of("/a")), None] {
             let cause = Cause { cgroup, ..Cause::new(CauseKind::Thread, "sh:1", 7) };
@@ -364,28 +364,28 @@ mod tests {
     }
 
     #[test]
-    fn more_culprits_than_there_is_room_for_are_counted_together() {
+    fn culprits_beyond_limit_are_merged() {
         let mut culprits = Culprits::default();
-        for number in 0..CULPRITS as u64 + 5 {
+        for number in 0..MAX_CULPRITS as u64 + 5 {
             culprits.add(&WQ, &late(&format!("handler{number}"), &[(CauseKind::Thread, &format!("sh:{number}"), 7)]));
         }
         culprits.add(&WQ, &late("a", &[(CauseKind::Thread, "sh:0", 7)]));
         culprits.add(&WQ, &late("a", &[(CauseKind::Unknown, "not recorded", 3)]));
         let ranking = culprits.take();
-        assert_eq!((ranking.culprits.len(), ranking.unknown.total_ns), (CULPRITS + 2, 3));
+        assert_eq!((ranking.culprits.len(), ranking.unknown.total_ns), (MAX_CULPRITS + 2, 3));
         let [others, first, ..] = &ranking.culprits[..] else { panic!("there are more") };
         assert_eq!((others.who.as_str(), others.victims[0].events, others.total_ns), (BEYOND, 5, 35));
         assert_eq!((first.who.as_str(), first.victims[0].events), ("sh:0", 2));
-        let told: u64 = ranking.culprits.iter().map(|culprit| culprit.total_ns).sum();
-        assert_eq!(told, ranking.latency_ns);
+        let caused_ns: u64 = ranking.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        assert_eq!(caused_ns, ranking.latency_ns);
     }
 
     #[test]
-    fn victims_of_one_culprit_are_told_apart_up_to_a_limit() {
+    fn distinct_victims_are_counted_up_to_limit() {
         let mut culprits = Culprits::default();
-        for number in 0..VICTIMS + 9 {
+        for number in 0..MAX_VICTIMS + 9 {
             culprits.add(&WQ, &late(&format!("handler{number}"), &[(CauseKind::Work, "hog", 1)]));
         }
-        assert_eq!(culprits.take().culprits[0].victims[0].subjects, VICTIMS as u64);
+        assert_eq!(culprits.take().culprits[0].victims[0].subjects, MAX_VICTIMS as u64);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One latency over the user's threshold.
+//! A late event: a latency over the user's threshold.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,90 +8,91 @@ use crate::cgroup::Cgroup;
 use crate::path::PathSegment;
 use crate::snapshot::Labels;
 
-/// Something that waited longer than the user allows.
+/// A wait longer than the user's threshold.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LateEvent {
-    /// What was late, in a word: `ext4_end_io_rsv_work`, `CPU 3`, `postgres:4711`.
+    /// What was late: `ext4_end_io_rsv_work`, `CPU 3`, `postgres:4711`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub subject: String,
-    /// What waited, e.g. `handler` and `workqueue`, and who asked for it.
+    /// Labels of the waiter, e.g. `handler` and `workqueue`, and of its requester.
     pub labels: Labels,
     /// When the wait ended, in nanoseconds since 1970 (UTC).
     #[serde(rename = "at", with = "crate::units::rfc3339")]
     pub at_unix_ns: u64,
-    /// The same on CLOCK_MONOTONIC of the machine that measures, which nobody can set; in JSON it has no meaning.
+    /// End of the wait on CLOCK_MONOTONIC of the measuring machine, which cannot be set; not in JSON, where it has no
+    /// meaning.
     #[serde(skip)]
     pub at_ns: u64,
-    /// How long it waited.
+    /// Latency in nanoseconds.
     pub latency_ns: u64,
-    /// How long it waited at most, where `latency_ns` is only what it waited at least.
+    /// Upper bound of the latency, if `latency_ns` is a lower bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most_ns: Option<u64>,
-    /// Where it was served.
+    /// CPU on which the wait ended.
     pub cpu: u32,
     /// The named parts of the wait in order; they add up to `latency_ns`. Empty where the source has no parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<(String, u64)>,
-    /// The kernel stack of whoever asked for the work, innermost first; empty unless asked for.
+    /// Kernel stack of the thread that requested the work, innermost first; empty unless requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
-    /// The kernel stack that was found while it waited, innermost first, where a source can look.
+    /// Kernel stack sampled during the wait, innermost first, if the source can sample it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inside: Vec<String>,
-    /// What made it wait; they add up to `latency_ns`. Empty unless `--why` asks.
+    /// Causes of the wait, which add up to `latency_ns`. Empty unless `--why` asks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub causes: Vec<Cause>,
-    /// The wait in order of time, along who ended it: these add up to `latency_ns` as well, and `causes` are their sums.
-    /// Empty where the source follows no paths.
+    /// The wait in order of time, along its wakers: the segments add up to `latency_ns` as well, and `causes` are their
+    /// sums. Empty if the source follows no paths.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub path: Vec<PathSegment>,
-    /// What the causes were told from; kept only where it is asked for.
+    /// Evidence from which the causes were derived; only if requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evidence: Option<Box<Evidence>>,
 }
 
-/// The label that says what a thread is to the kernel, whatever it calls itself; most are nothing special.
+/// Label: role of a thread in the kernel, whatever its `comm` is; most threads have none.
 pub const ROLE: &str = "role";
-/// The label of a long wait that is not late, as another thread slept or waited with a timeout meanwhile, which may be by
-/// design: that thread.
+/// Label of a long wait that is not late because another thread slept or waited with a timeout, possibly by design:
+/// that thread.
 pub const SLEEPER: &str = "sleeper";
-/// The label that says which cgroup a thread that was late is in.
+/// Label: cgroup of the thread that was late.
 pub const CGROUP: &str = "cgroup";
-/// [`ROLE`] of a worker of workqueues; with the label `handler` where it has an item.
+/// [`ROLE`] of a workqueue worker; with the label `handler` if it executes an item.
 pub const WORKER: &str = "worker";
-/// [`ROLE`] of a submission thread of io_uring.
+/// [`ROLE`] of an io_uring submission thread.
 pub const SUBMISSION_THREAD: &str = "submission_thread";
 
-/// The subject of an event in which an interrupt or a timer of a CPU was late.
+/// Returns the subject of an event in which an interrupt or timer of a CPU was late.
 pub fn cpu_subject(cpu: u32) -> String {
     format!("CPU {cpu}")
 }
 
-/// A part of a late event's time and who had it.
+/// A part of a late event's time and the actor it is attributed to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cause {
-    /// What kind of delay it is.
+    /// Kind of delay.
     pub kind: CauseKind,
-    /// Who caused it, e.g. `dd:4242` or a handler's name.
+    /// Actor that caused the delay, e.g. `dd:4242` or a handler's name.
     pub who: String,
-    /// The time it took.
+    /// Duration in nanoseconds.
     pub ns: u64,
-    /// The stack of whoever caused it, innermost first, where known.
+    /// Stack of the culprit, innermost first, if known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
-    /// The cgroup of the thread that caused it, where one did and it is known.
+    /// Cgroup of the culprit, if it is a thread and the cgroup is known.
     #[serde(flatten)]
     pub cgroup: Option<Cgroup>,
 }
 
 impl Cause {
-    /// Without a stack or a cgroup.
+    /// Creates a cause without a stack or a cgroup.
     pub fn new(kind: CauseKind, who: impl Into<String>, ns: u64) -> Self {
         Cause { kind, who: who.into(), ns, stack: Vec::new(), cgroup: None }
     }
 }
 
-/// The kinds of delay that whylate tells apart.
+/// Kinds of delay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CauseKind {
@@ -105,46 +106,46 @@ pub enum CauseKind {
     Softirq,
     /// A non-maskable interrupt ran.
     Nmi,
-    /// Another thread had the CPU.
+    /// Another thread occupied the CPU.
     Thread,
-    /// Another work item had the worker.
+    /// The worker executed another work item.
     Work,
-    /// The workqueue had its maximum of items active.
+    /// The workqueue had its maximum number of active items (`max_active`).
     MaxActive,
     /// The CPU came out of an idle state.
     IdleExit,
-    /// The wakeup itself took long.
+    /// The wakeup itself was slow.
     Wakeup,
-    /// The hypervisor ran something else.
+    /// The hypervisor did not run the vCPU (steal).
     Steal,
     /// CPU bandwidth control kept the thread from every CPU: its cgroup had used up its quota (`cpu.max`).
     Throttled,
-    /// The one that was waited for did its own work (paths alone).
+    /// The thread that was waited for ran (paths only).
     Running,
-    /// A request was at its device (paths alone, as all that follow).
+    /// A block I/O request was at its device (paths only, as all that follow).
     Disk,
-    /// A request waited for its device.
+    /// A block I/O request was queued for its device.
     DiskQueue,
-    /// A timer was not due yet: a sleep by design, or a timeout.
+    /// A timer had not expired yet: a sleep by design, or a timeout.
     Timer,
-    /// Something was to come over the network.
+    /// The thread waited for the network.
     Network,
-    /// An interrupt was to come.
+    /// The thread waited for an interrupt.
     Interrupt,
-    /// An RCU grace period was to end.
+    /// The thread waited for an RCU grace period.
     Rcu,
-    /// Somebody beyond this machine or PID namespace was waited for.
+    /// The thread waited for something outside this machine or PID namespace.
     Outside,
     /// The thread was stopped: by a signal, a tracer, or a freezer.
     Stopped,
-    /// It cannot be told apart; or a newer version told of a kind that this one does not know.
+    /// The cause is unknown, or of a kind added in a newer version.
     #[default]
     #[serde(other)]
     Unknown,
 }
 
 impl CauseKind {
-    /// Its name in JSON.
+    /// Returns the name in JSON.
     pub fn name(self) -> &'static str {
         match self {
             CauseKind::IrqsOff => "irqs_off",
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_of_json() {
+    fn name_matches_json() {
         use CauseKind::{
             Disk, DiskQueue, IdleExit, Interrupt, Irq, IrqsOff, MaxActive, Network, Nmi, Outside, PreemptOff, Rcu,
             Running, Softirq, Steal, Stopped, Thread, Throttled, Timer, Unknown, Wakeup, Work,

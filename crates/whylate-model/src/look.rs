@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One look at a machine: what each source found, whether that is late, and who made others late, over all sources.
+//! The overview of a machine: what each source found, whether it is late, and the culprits over all sources.
 
 mod found;
 
@@ -17,104 +17,103 @@ use crate::sources::Card;
 use crate::units::rfc3339;
 use crate::{LateEvent, Snapshot, Worst};
 
-/// How many of the worst events are kept.
-const WORST: usize = 5;
-/// Of each source no more than this, so that one cannot hide the others.
-const WORST_OF_SOURCE: usize = 3;
+/// Maximum number of worst events.
+const MAX_WORST: usize = 5;
+/// Maximum number of worst events of one source, so that one source cannot hide the others.
+const MAX_WORST_OF_SOURCE: usize = 3;
 
-/// Everything that one look has found.
+/// The overview: everything that all sources found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Look {
-    /// Version of this form.
+    /// Version of this JSON format.
     pub schema: u32,
     /// The machine's host name.
     pub host: String,
-    /// The PID namespace whose numbers threads have, by its inode; `None` where it is the machine's first one.
+    /// The PID namespace of the TIDs, by its inode; `None` for the initial namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid_namespace: Option<u32>,
-    /// When it began, in nanoseconds since 1970 (UTC).
+    /// Start, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "rfc3339")]
     pub start_unix_ns: u64,
-    /// How long it was.
+    /// Duration in nanoseconds.
     pub duration_ns: u64,
-    /// What each source found, the one first whose victims lost most.
+    /// Results of each source, sorted by the time that victims lost, largest first.
     pub sources: Vec<Headline>,
     /// The worst events of all sources, longest first.
     pub worst: Vec<Sighting>,
-    /// Who made others late, by the delay they caused.
+    /// Culprits, by the delay that they caused.
     pub culprits: Vec<Culprit>,
-    /// What the account of the CPUs that explains them has lost, by reason.
+    /// What the CPU trace that explains late events has lost, by reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost: BTreeMap<String, u64>,
     /// What could not be measured.
     pub unmeasured: Vec<Unmeasured>,
-    /// What is told less well here than it could be.
+    /// Limitations: what is reported in less detail here than elsewhere.
     #[serde(default)]
     pub weaker: Vec<Unmeasured>,
 }
 
-/// What one source found.
+/// Result of one source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Headline {
     /// The source's name.
     pub source: String,
-    /// How it measured.
+    /// Backend that measured.
     pub backend: String,
-    /// What the figures are of.
+    /// What the figures measure.
     pub of: String,
-    /// How many there were.
+    /// Number of measured values.
     pub count: u64,
-    /// Their distribution.
+    /// Median in nanoseconds.
     pub p50_ns: u64,
-    /// The same.
+    /// 99th percentile in nanoseconds.
     pub p99_ns: u64,
-    /// The same.
+    /// Maximum in nanoseconds.
     pub max_ns: u64,
-    /// From where on one is late.
+    /// Threshold in nanoseconds from which a value is late.
     pub late_from_ns: u64,
-    /// How many were, whether they were explained or came too fast for that. Where there is [`Headline::late_of`], how
-    /// many of those.
+    /// Number of late events, explained or not. If [`Headline::late_of`] is set, it counts those instead.
     pub late: u64,
-    /// How many of the figures are late, at least: those in the limit's own bucket are not known.
+    /// Lower bound of the number of late values: those in the threshold's own bucket are not counted.
     #[serde(default)]
     pub late_figures: u64,
-    /// Threads that are still in uninterruptible sleep, and have been for so long that it is late, the longest first.
+    /// Threads that are still in uninterruptible sleep and over the threshold, longest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sleepers: Vec<Sleeper>,
-    /// What `late` and `late_ns` count, where that is something else than the figures are of.
+    /// What `late` and `late_ns` count, if this differs from what the figures measure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_of: Option<LateOf>,
-    /// How long these were in all, and those of [`Headline::held_up`].
+    /// Total time of these late events and those of [`Headline::held_up`].
     pub late_ns: u64,
-    /// Waits for others that somebody held up, where the source follows those.
+    /// Waits for others that were held up, if the source follows waits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_up: Option<HeldUp>,
-    /// Those of them that came too fast to be explained: culprits stand for the others.
+    /// Late events that came too fast to be explained; culprits cover only the others.
     #[serde(default, skip_serializing_if = "Unexplained::is_none")]
     pub unexplained: Unexplained,
-    /// Whether any was.
+    /// Whether the source saw anything late.
     pub is_late: bool,
-    /// What else there is to say.
+    /// Further remark.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub remark: String,
-    /// The command that tells more of them.
+    /// Command that shows more.
     #[serde(default)]
     pub next: String,
-    /// Events that could not be counted, by reason; those that did not occur are left out.
+    /// Events that could not be counted, by reason; zero counts are left out.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost: BTreeMap<String, u64>,
 }
 
-/// What a source judges beside what its figures are of: only what is late of it is seen.
+/// Events that a source judges besides its figures: only late ones are seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LateOf {
-    /// What it is.
+    /// What the events are.
     pub of: String,
-    /// From where on one is late.
+    /// Threshold in nanoseconds from which an event is late.
     pub late_from_ns: u64,
-    /// The longest that was late; 0 where none was.
+    /// Longest late event in nanoseconds; 0 if none.
     pub max_ns: u64,
-    /// The command that tells more of them.
+    /// Command that shows more.
     #[serde(default)]
     pub next: String,
 }
@@ -122,57 +121,58 @@ pub struct LateOf {
 /// Waits for others that were late.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldUp {
-    /// What they are.
+    /// What the waits are.
     pub of: String,
-    /// From where on one is late.
+    /// Threshold in nanoseconds from which a wait is late.
     pub late_from_ns: u64,
-    /// How many were.
+    /// Number of late waits.
     pub late: u64,
-    /// How long they were in all.
+    /// Total of late waits in nanoseconds.
     pub late_ns: u64,
-    /// The longest; 0 where none was late.
+    /// Longest late wait in nanoseconds; 0 if none.
     pub max_ns: u64,
-    /// The command that tells more of them.
+    /// Command that shows more.
     pub next: String,
-    /// Beside them, waits of that length for threads that slept, which may be by design: those with the longest in all.
+    /// Waits over the threshold for threads that slept, possibly by design; not in the counts above. Largest totals
+    /// first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub for_sleepers: Vec<ForSleeper>,
 }
 
-/// Waits of one thread for another one that slept.
+/// Waits of one thread for another that slept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForSleeper {
-    /// Who waited.
+    /// Waiter.
     pub who: String,
-    /// For whom.
+    /// Sleeping thread.
     pub sleeper: String,
-    /// How often.
+    /// Number of waits.
     pub waits: u64,
-    /// How long in all.
+    /// Total in nanoseconds.
     pub total_ns: u64,
 }
 
-/// A late event and whose it is.
+/// A late event and its source.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sighting {
     /// The source's name.
     pub source: String,
-    /// What it saw.
+    /// The late event.
     #[serde(flatten)]
     pub event: LateEvent,
 }
 
-/// A source that did not measure, or less well than elsewhere.
+/// A source that did not measure, or with limitations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Unmeasured {
     /// The source's name.
     pub source: String,
-    /// Why.
+    /// Reason.
     pub reason: String,
 }
 
 impl Look {
-    /// Late events of all sources of which the culprits say nothing.
+    /// Returns the late events of all sources that the culprits do not cover.
     pub fn unexplained(&self) -> Unexplained {
         let each = self.sources.iter().map(|headline| headline.unexplained);
         each.fold(Unexplained::default(), |sum, of| Unexplained {
@@ -182,53 +182,52 @@ impl Look {
     }
 }
 
-/// How many pairs of a waiting and a sleeping thread are shown, and how many are told apart.
-const SLEEPERS: usize = 3;
-const MOST_SLEEPERS: usize = 1_000;
+/// Number of pairs of waiter and sleeper that are shown, and maximum that are counted separately.
+const SHOWN_SLEEPERS: usize = 3;
+const MAX_SLEEPERS: usize = 1_000;
 
-/// Takes late events in as they come.
+/// Collects late events as they arrive.
 #[derive(Debug, Default)]
 pub struct Gatherer {
-    /// The sources that measure.
+    /// Sources of the overview.
     cards: Vec<&'static Card>,
     culprits: Culprits,
     worst: BTreeMap<String, Option<Worst>>,
-    late: BTreeMap<String, Lates>,
-    held_up: BTreeMap<String, Lates>,
-    /// By the source, who waited and who slept.
+    late: BTreeMap<String, LateCounts>,
+    held_up: BTreeMap<String, LateCounts>,
+    /// Number and total of waits by source, waiter and sleeper.
     for_sleepers: BTreeMap<(String, String, String), (u64, u64)>,
 }
 
-/// Late events of one source.
+/// Counters of the late events of one source.
 #[derive(Clone, Copy, Debug, Default)]
-struct Lates {
+struct LateCounts {
     count: u64,
     total_ns: u64,
     max_ns: u64,
 }
 
 impl Gatherer {
-    /// Of a look in which these sources explain what is late; who made them late is added up by that.
+    /// Creates a collector for an overview with these sources; culprits are aggregated by `by`.
     pub fn of(cards: Vec<&'static Card>, by: By) -> Self {
         Gatherer { cards, culprits: Culprits::by(by), ..Gatherer::default() }
     }
 
-    /// Adds a late event of that source. One below the source's limit is none; one that another source of this look
-    /// tells as well counts there.
+    /// Adds a late event, unless it is below the card's threshold or another selected source reports it too.
     pub fn add(&mut self, card: &Card, event: LateEvent) {
         if let Some(worst) = self.count(card, &event) {
             worst.add(event);
         }
     }
 
-    /// The same of an event that is kept elsewhere.
+    /// Adds a late event that the caller keeps.
     pub fn add_kept(&mut self, card: &Card, event: &LateEvent) {
         if let Some(worst) = self.count(card, event).filter(|worst| worst.takes(event.latency_ns)) {
             worst.add(event.clone());
         }
     }
 
-    /// Counts it, and tells where it may be among the worst; `None` where it does not count.
+    /// Counts an event and returns the list of worst events that it may enter; `None` if it does not count.
     fn count(&mut self, card: &Card, event: &LateEvent) -> Option<&mut Worst> {
         if !card.judges_late(event, &self.cards) {
             return None;
@@ -236,7 +235,7 @@ impl Gatherer {
         let source = card.name;
         if let Some(sleeper) = event.labels.get(SLEEPER) {
             let mut pair = (source.to_owned(), event.subject.clone(), sleeper.clone());
-            if self.for_sleepers.len() >= MOST_SLEEPERS && !self.for_sleepers.contains_key(&pair) {
+            if self.for_sleepers.len() >= MAX_SLEEPERS && !self.for_sleepers.contains_key(&pair) {
                 pair = (source.to_owned(), "others".to_owned(), "others".to_owned());
             }
             let (waits, total_ns) = self.for_sleepers.entry(pair).or_default();
@@ -251,21 +250,21 @@ impl Gatherer {
         lates.max_ns = lates.max_ns.max(event.latency_ns);
         self.culprits.add(card, event);
         let worst = self.worst.entry(source.to_owned()).or_default();
-        Some(worst.get_or_insert_with(|| Worst::new(WORST_OF_SOURCE)))
+        Some(worst.get_or_insert_with(|| Worst::new(MAX_WORST_OF_SOURCE)))
     }
 
-    /// The look over the snapshots of all sources that measured.
+    /// Returns the overview over the snapshots of all sources that measured.
     pub fn finish(self, snapshots: &[(&Card, Snapshot)], unmeasured: Vec<Unmeasured>) -> Look {
         let found: Vec<Found<'_>> = snapshots.iter().map(|(card, snapshot)| Found::of(card, snapshot)).collect();
         self.finish_with(&found, unmeasured)
     }
 
-    /// The same of what they found.
+    /// Returns the overview over the results of all sources.
     pub fn finish_with(mut self, found: &[Found<'_>], unmeasured: Vec<Unmeasured>) -> Look {
         let mut sources: Vec<Headline> = found
             .iter()
             .map(|found| {
-                let of = |lates: &BTreeMap<String, Lates>| lates.get(found.card.name).copied().unwrap_or_default();
+                let of = |lates: &BTreeMap<String, LateCounts>| lates.get(found.card.name).copied().unwrap_or_default();
                 found.headline(of(&self.late), of(&self.held_up))
             })
             .collect();
@@ -281,7 +280,7 @@ impl Gatherer {
                 })
                 .collect();
             held_up.for_sleepers.sort_by_key(|pair| Reverse(pair.total_ns));
-            held_up.for_sleepers.truncate(SLEEPERS);
+            held_up.for_sleepers.truncate(SHOWN_SLEEPERS);
         }
         sources.sort_by_key(|headline| (!headline.is_late, Reverse(headline.late_ns)));
         let mut worst: Vec<Sighting> = self
@@ -293,7 +292,7 @@ impl Gatherer {
             })
             .collect();
         worst.sort_by_key(|sighting| Reverse(sighting.event.latency_ns));
-        worst.truncate(WORST);
+        worst.truncate(MAX_WORST);
         Look {
             schema: crate::snapshot::SCHEMA,
             host: found.first().map(|found| found.host.clone()).unwrap_or_default(),
@@ -341,7 +340,7 @@ mod tests {
             .add(&WQ, late(20_000_000, &[(hog.0, hog.1, 19_000_000), (CauseKind::Unknown, "not recorded", 1_000_000)]));
         gatherer.add(&TIMERLAT, late(12_000_000, &[(hog.0, hog.1, 7_000_000), (hog.0, hog.1, 5_000_000)]));
         gatherer.add(&TIMERLAT, late(6_000_000, &[(hog.0, hog.1, 6_000_000)]));
-        // Not as long as its source's limit.
+        // Below its source's threshold.
         gatherer.add(&WQ, late(9_000_000, &[(CauseKind::Work, "other", 9_000_000)]));
         let snapshots = [
             snapshot(&IRQSOFF, "length", &[("kind", "irqs_off")], &[200_000]),
@@ -372,8 +371,8 @@ mod tests {
             gatherer.add(&TIMERLAT, late(causes.iter().map(|cause| cause.2).sum(), &causes));
         }
         let look = gatherer.finish(&[snapshot(&TIMERLAT, "thread", &[], &[9_000_000])], Vec::new());
-        let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
-        assert_eq!(told, look.sources[0].late_ns);
+        let caused_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        assert_eq!(caused_ns, look.sources[0].late_ns);
     }
 
     #[test]
@@ -389,9 +388,9 @@ mod tests {
         assert_eq!((late_of.late_from_ns, late_of.max_ns), (20_000_000, 90_000_000));
     }
 
-    /// A source that nobody but its card knows goes through look, ranking and JSON.
+    /// A source that only its card describes goes through overview, ranking and JSON.
     #[test]
-    fn a_source_is_its_card() {
+    fn source_is_described_by_its_card() {
         static MADE_UP: Card = Card {
             events: Some(Judged { of: "letters in a bag", late_from_ns: 7_000, next: "whylate post --why {from}" }),
             ..Card::new(
@@ -415,22 +414,25 @@ mod tests {
         gatherer.add(&MADE_UP, late(6_999, &[(CauseKind::Thread, "fog:1", 6_999)]));
         letter.labels.insert("registered".to_owned(), "yes".to_owned());
         gatherer.add(&MADE_UP, letter.clone());
-        // Where nobody else is there to tell it, it counts.
+        // No other source reports it, so it counts.
         let mut alone = Gatherer::of(vec![&MADE_UP], By::Culprit);
         alone.add(&MADE_UP, letter);
         assert_eq!(alone.finish(&[snapshot(&MADE_UP, "days", &[], &[])], Vec::new()).sources[0].late, 1);
         let look = gatherer.finish(&[snapshot(&MADE_UP, "days", &[], &[100, 200])], Vec::new());
-        let told: Look =
+        let restored: Look =
             serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
-        assert_eq!((&told.sources, &told.worst, &told.culprits), (&look.sources, &look.worst, &look.culprits));
-        let row = &told.sources[0];
+        assert_eq!(
+            (&restored.sources, &restored.worst, &restored.culprits),
+            (&look.sources, &look.worst, &look.culprits)
+        );
+        let row = &restored.sources[0];
         assert_eq!((row.source.as_str(), row.of.as_str(), row.count, row.late), ("post", "letters", 2, 1));
         assert_eq!(row.late_of.as_ref().map(|of| of.next.as_str()), Some("whylate post --why 7.00us"));
-        assert_eq!((told.worst[0].event.subject.as_str(), told.culprits[0].total_ns), ("to Ann", 8_000));
+        assert_eq!((restored.worst[0].event.subject.as_str(), restored.culprits[0].total_ns), ("to Ann", 8_000));
     }
 
     #[test]
-    fn a_wait_counts_once_whatever_the_thread_calls_itself() {
+    fn wait_counts_once_for_any_comm() {
         let wait = |thread: &str, labels: &[(&str, &str)]| {
             let labels = labels.iter().copied().chain([("thread", thread)]);
             LateEvent {
@@ -451,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_others_are_judged_by_a_limit_of_their_own() {
+    fn waits_for_others_have_their_own_threshold() {
         let held_up = |ms: u64| {
             let event = late(ms * 1_000_000, &[(CauseKind::Running, "server:7", ms * 1_000_000)]);
             LateEvent { path: vec![PathSegment { ns: event.latency_ns, depth: 1, ..PathSegment::default() }], ..event }
@@ -467,12 +469,12 @@ mod tests {
         let held_up = offcpu.held_up.as_ref().expect("it follows waits");
         assert_eq!((held_up.late, held_up.late_ns, held_up.max_ns), (2, 350_000_000, 250_000_000));
         assert_eq!(held_up.next, "whylate offcpu --why 100ms -d 10s");
-        let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
-        assert_eq!((told, look.culprits[0].who.as_str()), (offcpu.late_ns, "server:7"));
+        let caused_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        assert_eq!((caused_ns, look.culprits[0].who.as_str()), (offcpu.late_ns, "server:7"));
     }
 
     #[test]
-    fn whoever_is_still_asleep_at_the_end_is_named_and_counted() {
+    fn sleepers_at_end_are_named_and_counted() {
         let sleeper = |tid: u32, asleep_ns| Sleeper {
             who: format!("a:{tid}"),
             process: None,
@@ -500,7 +502,7 @@ mod tests {
         let none = || part(&[5_000_000], Vec::new());
         assert_eq!(look(vec![none(), late()]), (true, 2, Some("a:9".to_owned())));
         assert_eq!(look(vec![late(), none()]), (false, 0, None));
-        // As of a recording of before.
+        // From an old recording.
         assert_eq!(look(vec![part(&[1_010_000_000], Vec::new())]), (true, 1, None));
     }
 
@@ -508,7 +510,7 @@ mod tests {
     fn nothing_late_is_normal() {
         let look = Gatherer::default().finish(&[snapshot(&WQ, "latency", &[], &[5_000, 90_000])], Vec::new());
         assert!(!look.sources[0].is_late && look.culprits.is_empty() && look.worst.is_empty());
-        // A submission thread that had to wait is late, whatever nobody explained.
+        // A submission thread that had to wait is late, even without explained events.
         let mut starved = Snapshot::new(SQPOLL.name, "bpf", "host", 7);
         starved.series.push(Series { values: [("starved".to_owned(), 0.4)].into(), ..Series::default() });
         let look = Gatherer::default().finish(&[(&SQPOLL, starved)], Vec::new());
@@ -519,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_threads_that_sleep_are_not_late_and_are_told_by_both() {
+    fn waits_for_sleepers_are_not_late_and_listed_by_pair() {
         let wait = |who: &str, sleeper: &str, ms: u64| LateEvent {
             subject: who.to_owned(),
             labels: [(SLEEPER.to_owned(), sleeper.to_owned())].into(),
@@ -535,8 +537,8 @@ mod tests {
         let [offcpu] = &look.sources[..] else { panic!("{look:?}") };
         assert!(!offcpu.is_late && look.culprits.is_empty() && look.worst.is_empty());
         let pairs = &offcpu.held_up.as_ref().expect("it follows waits").for_sleepers;
-        let told: Vec<_> = pairs.iter().map(|pair| (&*pair.who, &*pair.sleeper, pair.waits, pair.total_ns)).collect();
-        assert_eq!(told[..2], [("b:2", "y:8", 1, 500_000_000), ("a:1", "x:7", 2, 400_000_000)]);
-        assert_eq!(told.len(), SLEEPERS);
+        let ranked: Vec<_> = pairs.iter().map(|pair| (&*pair.who, &*pair.sleeper, pair.waits, pair.total_ns)).collect();
+        assert_eq!(ranked[..2], [("b:2", "y:8", 1, 500_000_000), ("a:1", "x:7", 2, 400_000_000)]);
+        assert_eq!(ranked.len(), SHOWN_SLEEPERS);
     }
 }

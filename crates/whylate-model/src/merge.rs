@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Snapshots of following spans as one: what a source would have told had it been asked once.
+//! Merges the snapshots of consecutive spans into one, as if the source had been read once.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -8,61 +8,62 @@ use crate::snapshot::{Labels, Series, Snapshot};
 use crate::sources::{Card, named};
 use crate::stack::Stack;
 
-/// What becomes of a figure when two spans become one.
+/// How a figure is merged when two spans are.
 #[derive(Clone, Copy, Debug)]
 pub enum Merging {
-    /// It counts what happened: both are added.
+    /// A counter: both are added.
     Sum,
-    /// It is the largest of its kind.
+    /// A maximum.
     Max,
-    /// It tells how things are at the end of a span: the later one holds, and nothing where that has none.
+    /// A gauge at the end of a span: the later one holds; dropped if the later span has none.
     Latest,
-    /// It is known from when it was last told on.
+    /// A gauge that stays known after it was last reported.
     LastKnown,
-    /// It is an average over the span, 0 where there is none: each weighs as much as its span is long.
+    /// An average over the span, 0 if absent, weighted by the length of the span.
     OverSpan,
-    /// The same over the time for which the subject of the series was there: a share of the span that its figure
-    /// `present` tells; all of it where that is not told.
+    /// An average over the time for which the subject of the series existed: the share of the span in its figure
+    /// `present`; all of it if there is none.
     OverPresence,
-    /// It follows from others of the merged series.
+    /// Derived from other figures of the merged series.
     Derived(fn(&Series) -> Option<f64>),
 }
 
-/// The figure that says for what share of the span the subject of a series was there.
+/// The figure for the share of the span in which the subject of a series existed.
 pub const PRESENT: &str = "present";
 
-/// So many series are told apart in what was merged, and so many stacks.
-const MOST: usize = 1 << 18;
+/// Maximum number of distinct series in a merged snapshot, and of stacks.
+const MAX_ENTRIES: usize = 1 << 18;
 
-/// Adds up the snapshots of one source, in the order of their spans. Late events are the caller's: there may be many.
+/// Merges the snapshots of one source, in the order of their spans. Late events are left to the caller: there may be
+/// many.
 ///
-/// Merging is associative: (a + b) + c is a + (b + c), but for the last digits of averages. So neighbours that are sums of
-/// equally many are added first, and a snapshot is gone through no more often than there are bits in their number.
+/// Merging is associative: (a + b) + c is a + (b + c), except for the last digits of averages. So neighbors that are
+/// sums of equally many snapshots are merged first, and each snapshot is visited at most log2(n) times.
 #[derive(Debug, Default)]
 pub struct Merger {
-    /// Each is a sum of two to the power of its first field.
+    /// Sums of 2^n snapshots, where n is the first field.
     sums: Vec<(u32, Snapshot)>,
 }
 
 impl Merger {
-    /// How long the snapshots that were added are in all.
+    /// Returns the total duration of the snapshots that were added.
     pub fn duration_ns(&self) -> u64 {
         self.sums.iter().fold(0, |all, (_, sum)| all.saturating_add(sum.duration_ns))
     }
 
-    /// How many series it keeps, which are most of its memory.
+    /// Returns the number of series, which take most of the memory.
     pub fn series(&self) -> usize {
         self.sums.iter().map(|(_, sum)| sum.series.len()).sum()
     }
 
-    /// Adds the snapshot of the span that follows; its late events are left out.
+    /// Adds the snapshot of the next span, without its late events.
     pub fn add(&mut self, next: Snapshot) {
         if !self.add_to_one(&next) {
             self.sums.push((0, Snapshot { late: Vec::new(), ..next }));
         }
     }
 
-    /// The same for whoever keeps the snapshot.
+    /// Adds a copy of the snapshot of the next span, without its late events.
     pub fn add_copy(&mut self, next: &Snapshot) {
         if !self.add_to_one(next) {
             let mut copy = next.clone();
@@ -71,7 +72,7 @@ impl Merger {
         }
     }
 
-    /// Adds it to the one before, where that is alone.
+    /// Adds the snapshot to the previous one, if that is a single one.
     fn add_to_one(&mut self, next: &Snapshot) -> bool {
         let Some((power, one)) = self.sums.last_mut().filter(|(power, _)| *power == 0) else { return false };
         *power = 1;
@@ -93,7 +94,7 @@ impl Merger {
         }
     }
 
-    /// What was added, and begins anew; `None` for nothing.
+    /// Returns the merged snapshot and resets the merger; `None` if nothing was added.
     pub fn take(&mut self) -> Option<Snapshot> {
         while self.sums.len() > 1 {
             self.add_last_two();
@@ -102,7 +103,7 @@ impl Merger {
     }
 }
 
-/// Adds the snapshot of the span that follows.
+/// Adds the snapshot of the next span.
 fn add(sum: &mut Snapshot, next: &Snapshot) {
     let spans = (sum.duration_ns, next.duration_ns);
     sum.duration_ns = sum.duration_ns.saturating_add(next.duration_ns);
@@ -121,36 +122,36 @@ fn add(sum: &mut Snapshot, next: &Snapshot) {
             None => drop(sum.lost.insert(reason.clone(), *count)),
         }
     }
-    let beyond = add_series(sum, &next.series, spans) + add_stacks(sum, &next.stacks);
-    if beyond > 0 {
-        *sum.lost.entry("merged_full".to_owned()).or_default() += beyond;
+    let dropped = add_series(sum, &next.series, spans) + add_stacks(sum, &next.stacks);
+    if dropped > 0 {
+        *sum.lost.entry("merged_full".to_owned()).or_default() += dropped;
     }
 }
 
-/// Returns how many there was no room for.
+/// Returns the number of series without room.
 fn add_series(sum: &mut Snapshot, next: &[Series], spans: (u64, u64)) -> u64 {
     let merging = named(&sum.source).map_or(sum_all as fn(&str) -> Merging, |card: &Card| card.merging);
-    let mut places: Option<Places> = None;
+    let mut index: Option<SeriesIndex> = None;
     let mut later: Vec<Option<&Series>> = vec![None; sum.series.len()];
-    let (mut beyond, mut expected) = (0, 0);
+    let (mut dropped, mut expected) = (0, 0);
     for series in next {
         // Most snapshots have the same series as the one before, in the same order.
         let is_expected = sum.series.get(expected).is_some_and(|next| next.labels == series.labels);
         let known = match is_expected {
             true => Some(expected),
-            false => places.get_or_insert_with(|| Places::of(&sum.series)).place(&sum.series, &series.labels),
+            false => index.get_or_insert_with(|| SeriesIndex::new(&sum.series)).find(&sum.series, &series.labels),
         };
         expected = known.map_or(expected, |at| at + 1);
         match known {
             Some(at) if later[at].is_none() => later[at] = Some(series),
-            // Two of one name in one snapshot.
+            // The snapshot has two series with equal labels.
             Some(at) => sum.series[at].absorb(series),
-            None if sum.series.len() >= MOST => beyond += 1,
+            None if sum.series.len() >= MAX_ENTRIES => dropped += 1,
             None => {
-                places.iter_mut().for_each(|places| places.add(sum.series.len(), &series.labels));
+                index.iter_mut().for_each(|index| index.add(sum.series.len(), &series.labels));
                 let mut new = Series { labels: series.labels.clone(), ..Series::default() };
                 if has_presence(merging) {
-                    // It was not there in what came before.
+                    // The subject did not exist before.
                     new.values.insert(PRESENT.to_owned(), 0.0);
                 }
                 sum.series.push(new);
@@ -159,44 +160,44 @@ fn add_series(sum: &mut Snapshot, next: &[Series], spans: (u64, u64)) -> u64 {
         }
     }
     for (series, later) in sum.series.iter_mut().zip(later) {
-        follow(series, later, spans, merging);
+        merge_next(series, later, spans, merging);
     }
-    beyond
+    dropped
 }
 
-/// Where series stand. Labels are hashed and not kept: a snapshot has hundreds, and a day of them is merged.
-struct Places {
+/// Positions of series. Labels are hashed and not kept: a snapshot has hundreds, and a day of snapshots is merged.
+struct SeriesIndex {
     hasher: RandomState,
     by_hash: HashMap<u64, Vec<usize>>,
 }
 
-impl Places {
-    fn of(series: &[Series]) -> Self {
-        let mut places = Places { hasher: RandomState::new(), by_hash: HashMap::new() };
-        series.iter().enumerate().for_each(|(at, series)| places.add(at, &series.labels));
-        places
+impl SeriesIndex {
+    fn new(series: &[Series]) -> Self {
+        let mut index = SeriesIndex { hasher: RandomState::new(), by_hash: HashMap::new() };
+        series.iter().enumerate().for_each(|(at, series)| index.add(at, &series.labels));
+        index
     }
 
     fn add(&mut self, at: usize, labels: &Labels) {
         self.by_hash.entry(self.hasher.hash_one(labels)).or_default().push(at);
     }
 
-    fn place(&self, series: &[Series], labels: &Labels) -> Option<usize> {
+    fn find(&self, series: &[Series], labels: &Labels) -> Option<usize> {
         let alike = self.by_hash.get(&self.hasher.hash_one(labels))?;
         alike.iter().copied().find(|&at| series[at].labels == *labels)
     }
 }
 
-/// Returns how many there was no room for.
+/// Returns the number of stacks without room.
 fn add_stacks(sum: &mut Snapshot, next: &[Stack]) -> u64 {
     let mut known: HashMap<u64, Vec<usize>> = HashMap::new();
     for (at, stack) in sum.stacks.iter_mut().enumerate() {
-        // Those are of who is there at the end.
+        // Ages and holders are those of the threads at the end.
         stack.age = crate::Histogram::default();
         stack.waits_for = None;
         known.entry(stack.place_hash()).or_default().push(at);
     }
-    let mut beyond = 0;
+    let mut dropped = 0;
     for stack in next {
         let alike = known.entry(stack.place_hash()).or_default();
         match alike.iter().copied().find(|&at| sum.stacks[at].is_same_place(stack)) {
@@ -208,28 +209,28 @@ fn add_stacks(sum: &mut Snapshot, next: &[Stack]) -> u64 {
                 into.age.merge(&stack.age);
                 into.waits_for = stack.waits_for.clone().or(into.waits_for.take());
             }
-            None if sum.stacks.len() >= MOST => beyond += 1,
+            None if sum.stacks.len() >= MAX_ENTRIES => dropped += 1,
             None => {
                 alike.push(sum.stacks.len());
                 sum.stacks.push(stack.clone());
             }
         }
     }
-    beyond
+    dropped
 }
 
-/// Of a source that is not known.
+/// Merges all figures as sums, for an unknown source.
 pub fn sum_all(_name: &str) -> Merging {
     Merging::Sum
 }
 
-/// Whether the source tells for how long the subjects of its series are there.
+/// Returns whether the source reports for how long the subjects of its series exist.
 fn has_presence(merging: fn(&str) -> Merging) -> bool {
     matches!(merging(PRESENT), Merging::OverPresence)
 }
 
-/// Adds what a series was in the span that followed, if it was there.
-fn follow(series: &mut Series, later: Option<&Series>, spans: (u64, u64), merging: fn(&str) -> Merging) {
+/// Merges the series of the next span, if it has one.
+fn merge_next(series: &mut Series, later: Option<&Series>, spans: (u64, u64), merging: fn(&str) -> Merging) {
     let presence = |of: &Series, span_ns: u64| of.values.get(PRESENT).copied().unwrap_or(1.0) * span_ns as f64;
     let was_there = presence(series, spans.0);
     let is_there = later.map_or(0.0, |later| presence(later, spans.1));
@@ -244,7 +245,7 @@ fn follow(series: &mut Series, later: Option<&Series>, spans: (u64, u64), mergin
     for (name, steps) in &later.steps {
         series.steps.entry(name.clone()).or_default().merge(steps);
     }
-    // Nothing follows from nothing.
+    // Without figures there is nothing to merge.
     if series.values.is_empty() && later.values.is_empty() && !has_presence(merging) {
         return;
     }
@@ -260,7 +261,7 @@ fn follow(series: &mut Series, later: Option<&Series>, spans: (u64, u64), mergin
             Merging::LastKnown => is.or(was),
             Merging::OverSpan => averaged(spans.0 as f64, spans.1 as f64),
             Merging::OverPresence => averaged(was_there, is_there),
-            // That has to wait for the others.
+            // Derived after the others.
             Merging::Derived(_) => was.or(is),
         }
     };
@@ -352,10 +353,10 @@ mod tests {
         let series = prop::collection::vec(series(), 0..4);
         let stacks = prop::collection::vec(stack(), 0..4);
         (series, stacks, 1u64..5_000_000_000, 0u64..9).prop_map(move |(mut series, mut stacks, duration_ns, lost)| {
-            // A source tells of each once.
+            // A source reports each series once.
             series.sort_by(|a, b| a.labels.cmp(&b.labels));
             series.dedup_by(|a, b| a.labels == b.labels);
-            // What follows from other figures is there wherever it follows, and nowhere else.
+            // A derived figure exists wherever it can be derived, and nowhere else.
             let merging = named(source).map_or(sum_all as fn(&str) -> Merging, |card| card.merging);
             for series in &mut series {
                 for name in NAMES {
@@ -392,7 +393,7 @@ mod tests {
         }
     }
 
-    fn of(source: &str, duration_ns: u64, values: &[(&str, f64)]) -> Snapshot {
+    fn snapshot_of(source: &str, duration_ns: u64, values: &[(&str, f64)]) -> Snapshot {
         let mut snapshot = Snapshot::new(source, "made", "host", 0);
         snapshot.duration_ns = duration_ns;
         let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
@@ -401,20 +402,23 @@ mod tests {
     }
 
     #[test]
-    fn averages_weigh_as_much_as_their_spans() {
+    fn averages_are_weighted_by_span() {
         let [sqpoll, irqsoff, wq] = ["sqpoll", "irqsoff", "wq"];
-        let share = merged([of(irqsoff, 1_000, &[("share", 0.1)]), of(irqsoff, 3_000, &[("share", 0.5)])]);
+        let share =
+            merged([snapshot_of(irqsoff, 1_000, &[("share", 0.1)]), snapshot_of(irqsoff, 3_000, &[("share", 0.5)])]);
         assert!((share.series[0].values["share"] - 0.4).abs() < 1e-12);
-        let gone =
-            merged([of(irqsoff, 1_000, &[("share", 0.4)]), Snapshot { series: Vec::new(), ..of(irqsoff, 3_000, &[]) }]);
+        let gone = merged([
+            snapshot_of(irqsoff, 1_000, &[("share", 0.4)]),
+            Snapshot { series: Vec::new(), ..snapshot_of(irqsoff, 3_000, &[]) },
+        ]);
         assert!((gone.series[0].values["share"] - 0.1).abs() < 1e-12);
-        // A thread that worked half of its time, and was there for a quarter.
-        let worked = of(sqpoll, 1_000, &[("working", 0.5), ("spinning", 0.5)]);
-        let left = merged([worked, Snapshot { series: Vec::new(), ..of(sqpoll, 3_000, &[]) }]);
+        // A thread that worked half of its time, and existed for a quarter of the span.
+        let worked = snapshot_of(sqpoll, 1_000, &[("working", 0.5), ("spinning", 0.5)]);
+        let left = merged([worked, Snapshot { series: Vec::new(), ..snapshot_of(sqpoll, 3_000, &[]) }]);
         let values = &left.series[0].values;
         assert_eq!((values["working"], values[PRESENT]), (0.5, 0.25));
-        // Items that are not there any more are not counted.
-        let queued = merged([of(wq, 1_000, &[("queued", 3.0)]), of(wq, 1_000, &[])]);
+        // Items that are gone are not counted.
+        let queued = merged([snapshot_of(wq, 1_000, &[("queued", 3.0)]), snapshot_of(wq, 1_000, &[])]);
         assert!(queued.series[0].values.is_empty());
     }
 }

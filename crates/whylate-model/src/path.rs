@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Paths: a wait followed back along who ended it, until every nanosecond of it is somebody's.
+//! Paths: a wait followed back through its wakers, until every nanosecond of it is attributed.
 //!
-//! A [`Past`] hands out what is known of all CPUs, from its end backwards: who had each, how it came by it, and how it left.
-//! [`walk()`] goes back through it. It follows one thread at a time: while that has a CPU, the time is its own; while it
-//! could run, the time belongs to whoever had its CPU; and where it was woken, a *hop* leads to whoever woke it, until the
-//! walk comes to where the one that waited fell asleep. [`Found`] puts the findings of one wait together, in order of time
-//! and in words, as a [`Path`], whose segments add up to the wait. [`command`] does so for a whole command, whose threads
-//! [`members`] knows.
+//! A [`Past`] is a per-CPU scheduling timeline, read backwards: run slices with their switch-in and switch-out.
+//! [`walk()`] goes back through it and follows one thread at a time. While the thread is on a CPU, it is charged
+//! itself. While it is runnable, the actor on its CPU is charged. Where it was woken, a *hop* (wakeup edge) leads to
+//! the waker, until the walk reaches the switch-out with which the wait began. [`Found`] collects the findings of one
+//! wait as a [`Path`], in order of time and as text; its segments add up to the wait. [`command`] does so for the
+//! threads of a whole command, which [`members`] knows.
 //!
-//! Pasts are built of [`events`], kept in little memory ([`packed`]), or read from traces of others ([`import`]).
+//! Timelines are built from [`events`], kept compressed ([`packed`]), or read from other tools' traces ([`import`]).
 
 pub mod budget;
 pub mod command;
@@ -45,137 +45,138 @@ use timer::TimerKind;
 use crate::CauseKind;
 use crate::wait::Stop;
 
-/// What is to be explained: what a thread did, or waited for, in a span of time.
+/// A query: what a thread did, or waited for, in a span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// The thread, by its number as it is shown.
+    /// TID as shown.
     pub tid: u32,
-    /// From when on.
+    /// Start of the span (CLOCK_MONOTONIC).
     pub from_ns: u64,
-    /// Up to when. The thread has a CPU then, or has just got one.
+    /// End of the span (CLOCK_MONOTONIC). The thread is on a CPU then, or is being switched in.
     pub to_ns: u64,
-    /// It is the thread's last wait, and ends where it fell asleep, which need not be known; `from_ns` is a bound.
+    /// Explains only the thread's last wait, back to its switch-out, which need not be recorded; `from_ns` is a lower
+    /// bound.
     pub is_wait: bool,
-    /// It is a command's: where a thread of the command woke it, the walk goes on with that one and does not come back.
-    /// Otherwise it comes back to each thread where that fell asleep.
+    /// Explains a command: if a thread of the command woke the thread, the walk goes on with the waker and does not
+    /// return. Otherwise the walk returns to each waiting thread at its switch-out.
     pub is_command: bool,
 }
 
-/// What a walk finds, the latest first.
+/// A result of a walk, reported newest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// A part of the time. Each one ends where the one before it begins.
+    /// A part of the time. Each segment ends where the one reported before it begins.
     Segment(Segment),
-    /// A wait is followed to who ended it. Segments that follow are within it, until it is told where it began.
+    /// A wakeup edge to the waker. The segments that follow belong to the wait until its beginning is reported.
     Hop(Hop),
-    /// The name of a thread that may be told of without a part of its own.
+    /// The name of a thread that may be mentioned without a segment of its own.
     Called {
-        /// Its number, as it is shown.
+        /// TID as shown.
         tid: u32,
-        /// Its name.
+        /// Name of the thread.
         name: Name,
     },
-    /// Where a wait began.
+    /// The beginning of a wait: its switch-out.
     Asleep {
-        /// Which one.
+        /// [`Hop::number`] of the wait.
         hop: u32,
-        /// The thread's name then.
+        /// The thread's name at the switch-out.
         name: Name,
-        /// In what it waits.
+        /// What the thread waits in.
         blocked: Blocked,
-        /// When.
+        /// Time of the switch-out (CLOCK_MONOTONIC).
         at_ns: u64,
     },
     /// A nested wait started before the wait around it: its start may be found later.
     Unmet {
-        /// Which one.
+        /// [`Hop::number`] of the nested wait.
         hop: u32,
     },
-    /// A wait is not followed any further, because there are too many: the rest of it is nobody's.
+    /// A wait is followed no further, because there are too many; the rest of it is unattributed.
     NotFollowed,
 }
 
-/// A part of a path, and whose it is.
+/// A part of a path and the actor it is attributed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// When it began.
+    /// Start (CLOCK_MONOTONIC).
     pub from_ns: u64,
-    /// When it ended.
+    /// End (CLOCK_MONOTONIC).
     pub to_ns: u64,
-    /// What happened.
+    /// Kind of delay or work.
     pub kind: CauseKind,
-    /// To or by whom.
+    /// Actor that the time is attributed to.
     pub who: Party,
-    /// The thread that could run meanwhile, where that is what it is about.
+    /// The runnable thread, if the segment is a wait for a CPU.
     pub ready: Option<u32>,
-    /// The innermost wait that it belongs to.
+    /// [`Hop::number`] of the innermost wait that the segment belongs to.
     pub hop: Option<u32>,
 }
 
-/// A wait on the path.
+/// A wait on the path, with the wakeup edge that ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// Its number on this path, counted from its end.
+    /// Number of the wait on this path, counted from the end of the path.
     pub number: u32,
-    /// The wait that it is a part of.
+    /// Number of the enclosing wait.
     pub within: Option<u32>,
-    /// Who waited.
+    /// TID of the waiter.
     pub tid: u32,
-    /// When it was woken.
+    /// Time of the wakeup (CLOCK_MONOTONIC).
     pub woken_ns: u64,
-    /// By whom; `None` where that was not seen.
+    /// Waker; `None` if the wakeup was not recorded.
     pub by: Option<Waker>,
-    /// What had stopped it until then.
+    /// Why the thread was stopped until the wakeup, if it was.
     pub stop: Option<Stop>,
 }
 
-/// Who or what a segment is of.
+/// The actor that a segment is attributed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Party {
     /// A thread.
     Thread {
-        /// Its number, as it is shown.
+        /// TID as shown.
         tid: u32,
-        /// Its name.
+        /// Name of the thread.
         name: Name,
-        /// Its cgroup, as in [`history::Slice::cgroup`].
+        /// Cgroup ID, as in [`history::Slice::cgroup`].
         cgroup: Option<u64>,
-        /// It belongs to the command that is explained.
+        /// The thread belongs to the command that is explained.
         is_member: bool,
     },
-    /// Threads of one name, where there are too many to tell them apart.
+    /// All threads of one name, where they are too many to be listed one by one.
     Program {
-        /// Their name.
+        /// Name of the threads.
         name: Name,
-        /// They belong to the command that is explained.
+        /// The threads belong to the command that is explained.
         is_member: bool,
     },
-    /// A work item, by its function as in [`history::Holder::Work`].
+    /// A work item, by the ID of its function as in [`history::Holder::Work`].
     Work(u64),
     /// An interrupt or softirq.
     Interrupt(Name),
     /// An idle CPU.
     Cpu(u32),
-    /// A request of a disk.
+    /// A block I/O request.
     Disk(Request),
-    /// What limits a thread, by its number in [`Limits`].
+    /// A limit on a thread, by its ID in [`Limits`].
     Limit(u32),
-    /// The quota of a thread's cgroup, or of one above it, as in [`history::Slice::cgroup`].
+    /// CPU quota of the cgroup, or of an ancestor of it; the ID is as in [`history::Slice::cgroup`].
     Quota(Option<u64>),
-    /// A timer, which is told by what the thread waited in.
+    /// A timer, named by what the thread waited in.
     Timer(TimerKind),
-    /// In words.
+    /// Fixed text.
     Text(&'static str),
 }
 
-/// Threads that were not allowed to run.
+/// Source of the times in which threads were not allowed to run.
 pub trait Limits {
-    /// For a thread that got a CPU then: up to when it was not allowed to have one, and by whom, as a number that
-    /// [`Names`] knows.
+    /// Returns the time until which a thread that was switched in at `running_ns` was not allowed to run, and the ID of
+    /// the limit, which [`Names`] resolves.
     fn of(&self, tid: u32, running_ns: u64) -> Option<(u64, u32)>;
 }
 
-/// Nobody limits anybody.
+/// No limits.
 impl Limits for () {
     fn of(&self, _tid: u32, _running_ns: u64) -> Option<(u64, u32)> {
         None

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What one source saw in one span of time.
+//! A snapshot: what one source saw in one span of time.
 
 use std::collections::BTreeMap;
 
@@ -7,32 +7,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Histogram, LateEvent, Stack, Steps, WaitClass};
 
-/// The version of the JSON form; a reader refuses a higher one.
+/// Version of the JSON format; a reader refuses a higher one.
 pub const SCHEMA: u32 = 1;
 
-/// Names and values that tell one series from another, e.g. `handler` = `vmstat_update`.
+/// Names and values that identify a series, e.g. `handler` = `vmstat_update`.
 pub type Labels = BTreeMap<String, String>;
 
 /// Everything one source saw since its previous snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Version of this form, [`SCHEMA`].
+    /// Version of this format, [`SCHEMA`].
     pub schema: u32,
     /// The source's name, e.g. `wq`.
     pub source: String,
-    /// Which of the source's ways to measure was used.
+    /// Backend of the source that measured.
     pub backend: String,
     /// The machine's host name.
     pub host: String,
-    /// The PID namespace whose numbers threads have, by its inode; `None` where it is the machine's first one.
+    /// The PID namespace of the TIDs, by its inode; `None` for the initial namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid_namespace: Option<u32>,
-    /// When the span began, in nanoseconds since 1970 (UTC).
+    /// Start of the span, in nanoseconds since 1970 (UTC).
     #[serde(rename = "start", with = "crate::units::rfc3339")]
     pub start_unix_ns: u64,
-    /// How long the span is.
+    /// Duration of the span in nanoseconds.
     pub duration_ns: u64,
-    /// When it ended on CLOCK_MONOTONIC of the machine that measures, which nobody can set; in JSON it has no meaning.
+    /// End of the span on CLOCK_MONOTONIC of the measuring machine, which cannot be set; not in JSON, where it has no
+    /// meaning.
     #[serde(skip)]
     pub ended_ns: u64,
     /// Distributions and figures by label.
@@ -40,30 +41,30 @@ pub struct Snapshot {
     /// Call stacks with their weights.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stacks: Vec<Stack>,
-    /// Latencies over the threshold, where one was given.
+    /// Late events, if a threshold was given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub late: Vec<LateEvent>,
-    /// Threads that have been in uninterruptible sleep for long when the span ends, the longest first.
+    /// Threads in long uninterruptible sleep at the end of the span, longest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uninterruptible: Vec<Sleeper>,
-    /// Where causes are asked for, late events that have none: they came too fast.
+    /// Late events without causes, which came too fast, if causes are requested.
     #[serde(default, skip_serializing_if = "Unexplained::is_none")]
     pub unexplained: Unexplained,
     /// Events that could not be counted, by reason. Reasons that did not occur may be zero or absent.
     pub lost: BTreeMap<String, u64>,
-    /// What measuring cost.
+    /// Cost of measuring.
     pub probe: Probe,
 }
 
 /// The distributions and figures of one label set.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// What the figures are about.
+    /// Labels of the figures' subject.
     pub labels: Labels,
     /// Distributions by name, e.g. `latency`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub histograms: BTreeMap<String, Histogram>,
-    /// Counts by equal steps by name, where they are asked for.
+    /// Counts in equal steps by name, if requested.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub steps: BTreeMap<String, Steps>,
     /// Single figures by name; shares are fractions from 0 to 1.
@@ -71,20 +72,20 @@ pub struct Series {
     pub values: BTreeMap<String, f64>,
 }
 
-/// A thread that is still asleep.
+/// A thread in uninterruptible sleep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sleeper {
     /// `name:tid`.
     pub who: String,
-    /// Its process, also `name:pid`, if that has another name.
+    /// Label of its process, `name:pid`, if the name differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-    /// How long it has been asleep.
+    /// Time asleep so far, in nanoseconds.
     pub asleep_ns: u64,
-    /// The innermost kernel function on its stack, if that is known.
+    /// Innermost kernel function on its stack, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_in: Option<String>,
-    /// What it waits for.
+    /// What the thread waits for.
     pub class: WaitClass,
 }
 
@@ -93,38 +94,39 @@ pub struct Sleeper {
 /// Both are zero unless the kernel counts (`sysctl kernel.bpf_stats_enabled=1`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probe {
-    /// Time spent in them.
+    /// Run time in nanoseconds.
     pub run_ns: u64,
-    /// How often they ran.
+    /// Number of runs.
     pub runs: u64,
 }
 
-/// Late events without causes: no ranking of culprits speaks of them.
+/// Late events without causes, which no ranking of culprits covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unexplained {
-    /// How many.
+    /// Number of events.
     pub events: u64,
-    /// How late they were in all, in nanoseconds.
+    /// Total latency in nanoseconds.
     pub total_ns: u64,
 }
 
 impl Unexplained {
-    /// All have causes.
+    /// Returns whether all events have causes.
     pub fn is_none(&self) -> bool {
         self.events == 0
     }
 
-    /// Of what share of the late time causes tell, in percent, where these explain so much; `None` for all of it.
+    /// Returns the share of the late time that causes explain, in percent, given `explained_ns`; `None` if it is all of
+    /// it.
     pub fn explained_percent(&self, explained_ns: u64) -> Option<f64> {
         let all_ns = explained_ns.saturating_add(self.total_ns);
-        // What is nearly all is not all.
+        // Almost all is not shown as all.
         let percent = || (explained_ns as f64 * 100.0 / all_ns.max(1) as f64).min(99.9);
         (!self.is_none()).then(percent)
     }
 }
 
 impl Snapshot {
-    /// An empty snapshot of `source`, to be filled.
+    /// Creates an empty snapshot of `source`.
     pub fn new(source: &str, backend: &str, host: &str, start_unix_ns: u64) -> Self {
         Snapshot {
             schema: SCHEMA,
@@ -145,7 +147,7 @@ impl Snapshot {
         }
     }
 
-    /// The series merged by one label: all series with the same value of `label` become one, sorted by that value.
+    /// Merges the series by one label: all series with the same value of `label` become one, sorted by that value.
     /// Their other labels list each value once, separated by commas; a comma within a value has a backslash before it.
     pub fn merged_by(&self, label: &str) -> Vec<Series> {
         let mut merged: BTreeMap<&str, (Series, BTreeMap<&str, Vec<&str>>)> = BTreeMap::new();
@@ -170,7 +172,7 @@ impl Snapshot {
         series.collect()
     }
 
-    /// The distribution `name` over all series.
+    /// Returns the distribution `name` over all series.
     pub fn total(&self, name: &str) -> Histogram {
         let mut total = Histogram::default();
         for histogram in self.series.iter().filter_map(|series| series.histograms.get(name)) {
@@ -180,14 +182,15 @@ impl Snapshot {
     }
 }
 
-/// Values in one text that tells them apart whatever they hold.
+/// Joins values to one text, with separators escaped.
 fn list(values: &[&str]) -> String {
     let escaped: Vec<String> = values.iter().map(|value| value.replace('\\', "\\\\").replace(',', "\\,")).collect();
     escaped.join(",")
 }
 
 impl Series {
-    /// Adds the figures of `other`; of those named `oldest_…` and of `period_ns` it takes the larger. Its labels stay.
+    /// Adds the figures of `other`; takes the larger of those named `oldest_…` and of `period_ns`. Keeps its own
+    /// labels.
     pub fn absorb(&mut self, other: &Series) {
         for (name, histogram) in &other.histograms {
             self.histograms.entry(name.clone()).or_default().merge(histogram);
@@ -228,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn names_with_commas_are_not_taken_for_several_names() {
+    fn commas_in_names_are_escaped() {
         let of = |workqueues: &[&str]| {
             let mut snapshot = Snapshot::new("wq", "fentry", "host", 0);
             snapshot.series = workqueues.iter().map(|workqueue| series("a", workqueue, &[1])).collect();
@@ -236,8 +239,8 @@ mod tests {
         };
         assert_eq!(of(&["x", "y", "x"]), "x,y");
         assert_eq!(of(&["x,y", "x"]), r"x\,y,x");
-        let told = [&["x,y"][..], &["x", "y"], &[r"x\", "y"], &[r"x\,y"], &["x,y", "x,y"]].map(of);
-        assert_eq!(told, [r"x\,y", "x,y", r"x\\,y", r"x\\\,y", r"x\,y"]);
+        let joined = [&["x,y"][..], &["x", "y"], &[r"x\", "y"], &[r"x\,y"], &["x,y", "x,y"]].map(of);
+        assert_eq!(joined, [r"x\,y", "x,y", r"x\\,y", r"x\\\,y", r"x\,y"]);
         let mut snapshot = Snapshot::new("wq", "fentry", "host", 0);
         snapshot.series = vec![series("a,b", "x", &[1]), series("a,b", "y", &[1])];
         assert_eq!(

@@ -1,45 +1,45 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What one source found, of a whole span at once or of its parts one after the other.
+//! Results of one source, of a whole span at once or of its parts one after the other.
 
 use std::collections::BTreeMap;
 
-use super::{Headline, HeldUp, LateOf, Lates, Unmeasured};
+use super::{Headline, HeldUp, LateCounts, LateOf, Unmeasured};
 use crate::recording::Measured;
 use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::{Card, Judged, Remark};
 use crate::units::format_ns;
 use crate::{Histogram, Snapshot};
 
-/// What one source found in a span, as far as a look tells of it.
+/// Summary of one source over a span, for the overview.
 #[derive(Clone, Debug)]
 pub struct Found<'a> {
     /// The source.
     pub card: &'a Card,
-    /// How it measured.
+    /// Backend that measured.
     pub backend: String,
     /// The machine's host name.
     pub host: String,
-    /// As of the snapshot.
+    /// PID namespace, as in the snapshot.
     pub pid_namespace: Option<u32>,
-    /// When the span began, in nanoseconds since 1970 (UTC).
+    /// Start of the span, in nanoseconds since 1970 (UTC).
     pub start_unix_ns: u64,
-    /// How long it is.
+    /// Duration of the span in nanoseconds.
     pub duration_ns: u64,
-    /// The figures that add up over time.
+    /// Values that add up over time.
     figures: Histogram,
-    /// Those of who waits at the end.
+    /// Values of the waiters at the end.
     at_end: Histogram,
     remark: Remark,
     unexplained: Unexplained,
     lost: BTreeMap<String, u64>,
-    /// Who is still asleep at the end, and has been for so long that it is late.
+    /// Threads still in uninterruptible sleep and over the threshold at the end.
     sleepers: Vec<Sleeper>,
-    /// There was something to measure.
+    /// Whether there was anything to measure.
     has_series: bool,
 }
 
 impl<'a> Found<'a> {
-    /// What a snapshot of the whole span has.
+    /// Summarizes the snapshot of a whole span.
     pub fn of(card: &'a Card, snapshot: &Snapshot) -> Self {
         let Snapshot { backend, host, lost, .. } = snapshot;
         Found {
@@ -59,9 +59,9 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// The same of a part of the span, to which those that follow are added.
+    /// Summarizes the snapshot of a part of the span; [`Found::add`] adds those that follow.
     pub fn of_part(card: &'a Card, snapshot: &mut Snapshot) -> Self {
-        // Stacks tell of who waits at their end, and series of what happened.
+        // Stacks show the waiters at the end, and series what happened.
         let stacks = std::mem::take(&mut snapshot.stacks);
         let found = Found::of(card, snapshot);
         let series = std::mem::take(&mut snapshot.series);
@@ -71,7 +71,7 @@ impl<'a> Found<'a> {
         Found { at_end, ..found }
     }
 
-    /// Adds what the same source found in the part that follows.
+    /// Adds the summary of the next part.
     pub fn add(&mut self, later: &Found<'_>) {
         self.duration_ns = self.duration_ns.saturating_add(later.duration_ns);
         self.figures.merge(&later.figures);
@@ -87,27 +87,28 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// What there is to say beside figures.
+    /// Returns the remark besides the figures.
     pub fn remark(&self) -> &Remark {
         &self.remark
     }
 
-    /// Whether there is something to say beside figures, which follows from the snapshot of the whole span alone.
+    /// Returns whether there is a remark, which can only be derived from the snapshot of the whole span.
     pub fn has_remark(&self) -> bool {
         !self.remark.text.is_empty()
     }
 
-    /// Says of the whole span what its snapshot has.
+    /// Replaces the remark with that of the whole span's snapshot.
     pub fn remark_on(&mut self, snapshot: &Snapshot) {
         self.remark = (self.card.remark)(snapshot);
     }
 
-    /// Whether it had nothing at all to measure.
+    /// Returns whether there was nothing to measure.
     pub fn is_nothing(&self) -> bool {
         !self.has_series && self.lost.is_empty()
     }
 
-    /// Takes those out that had nothing at all to measure, of which a recording says why: they are none that measured.
+    /// Removes the sources that had nothing to measure and for which the recording has a reason; returns them with the
+    /// reason.
     pub fn set_aside(all: &mut Vec<Found<'_>>, measured: &[Measured]) -> Vec<Unmeasured> {
         let mut aside = Vec::new();
         all.retain(|of| {
@@ -120,9 +121,9 @@ impl<'a> Found<'a> {
         aside
     }
 
-    /// How many bytes it takes in memory, or somewhat more.
+    /// Returns an upper bound of its memory in bytes.
     pub fn heap_bytes(&self) -> usize {
-        // Each text is a piece of memory of its own, and a map has nodes with room for eleven.
+        // Each text is an allocation of its own, and a map has nodes with room for eleven entries.
         let text = |text: &String| if text.is_empty() { 0 } else { text.len() + 32 };
         let texts = [&self.backend, &self.host, &self.remark.text].map(text).iter().sum::<usize>();
         let lost = self.lost.keys().map(text).sum::<usize>() + self.lost.len().div_ceil(6) * 11 * 40;
@@ -134,52 +135,52 @@ impl<'a> Found<'a> {
         size_of::<Self>() + texts + lost + buckets + self.sleepers.iter().map(of_sleeper).sum::<usize>()
     }
 
-    /// The largest of its figures; `None` where there are none.
+    /// Returns the maximum of the values; `None` if there are none.
     pub fn max_ns(&self) -> Option<u64> {
         let has_any = !self.figures.is_empty() || !self.at_end.is_empty();
         has_any.then(|| self.figures.max_ns().max(self.at_end.max_ns()))
     }
 
-    /// Those of its figures that add up over time.
+    /// Returns the values that add up over time.
     pub fn adding(&self) -> &Histogram {
         &self.figures
     }
 
-    /// Those of who waits at its end: those of the part that follows take their place.
+    /// Returns the values of the waiters at the end; those of the next part replace them.
     pub fn at_end(&self) -> &Histogram {
         &self.at_end
     }
 
-    /// Late events that came too fast to be explained.
+    /// Returns the late events that came too fast to be explained.
     pub fn unexplained(&self) -> Unexplained {
         self.unexplained
     }
 
-    /// Events that could not be counted, by reason.
+    /// Returns the number of events that could not be counted, by reason.
     pub fn lost(&self) -> &BTreeMap<String, u64> {
         &self.lost
     }
 
-    /// Whether there was something to measure.
+    /// Returns whether there was anything to measure.
     pub fn has_series(&self) -> bool {
         self.has_series
     }
 
-    /// All of its figures.
+    /// Returns all values.
     pub fn figures(&self) -> Histogram {
         let mut figures = self.figures.clone();
         figures.merge(&self.at_end);
         figures
     }
 
-    /// How many of these are late, at least: a bucket that begins below the limit may have some.
+    /// Returns a lower bound of the number of late values: a bucket that begins below the threshold may have some too.
     fn late_figures(&self, figures: &Histogram) -> u64 {
         let late_from_ns = self.card.judged.late_from_ns;
         let sure: u64 = figures.iter().filter(|(ns, _)| *ns.start() >= late_from_ns).map(|(_, count)| count).sum();
         sure.max(self.sleepers.len() as u64).max(u64::from(!figures.is_empty() && figures.max_ns() >= late_from_ns))
     }
 
-    pub(super) fn headline(&self, lates: Lates, held_up: Lates) -> Headline {
+    pub(super) fn headline(&self, lates: LateCounts, held_up: LateCounts) -> Headline {
         let Found { card, unexplained, remark, .. } = self;
         let late = lates.count + unexplained.events;
         let figures = self.figures();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads did with their time: a budget that adds up, with each kind of wait followed to what it ends in.
+//! Budgets of threads: what they did with their time, with each kind of wait followed to its cause.
 
 mod kind;
 mod latencies;
@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use self::kind::{Called, Kind, Part};
+use self::kind::{Kind, ThreadLabel, WaitPart};
 use self::latencies::Latencies;
 use self::ready::Ready;
-use self::waits::Open;
+use self::waits::OpenWait;
 use super::command::LongWait;
 use super::history::{Name, Waker};
 use super::sums::Sums;
@@ -23,115 +23,116 @@ use super::{Asked, Finding, Limits, Names, Party, Past, PathSegment, Segment};
 use crate::Histogram;
 use crate::wait::{Stop, is_sleep};
 
-/// So many waits are told one by one.
-const LONGEST: usize = 5;
-/// The maximum number of waits, of all threads, kept until the starts of their nested waits are found.
-const KEPT: usize = 1024;
-/// Of shorter waits with nested waits, the parts are kept, and not which of them lies in which wait.
-const FOLLOWED_NS: u64 = 50_000;
+/// Maximum number of waits listed one by one.
+const MAX_LONGEST: usize = 5;
+/// Maximum number of waits, of all threads, kept until the starts of their nested waits are found.
+const MAX_KEPT: usize = 1024;
+/// Minimum duration from which the nesting of waits is kept; of shorter waits with nested waits, only the parts are.
+const MIN_NESTED_NS: u64 = 50_000;
 
-/// What some threads did in a span of time.
+/// The time budget of threads in a span of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Budget {
-    /// How many threads.
+    /// Number of threads.
     pub threads: u64,
-    /// Their time in all: what follows adds up to it.
+    /// Total time of the threads, to which the following fields add up.
     pub total_ns: u64,
-    /// They had a CPU, or an interrupt on top of them.
+    /// Time on a CPU, interrupts included.
     pub on_cpu_ns: u64,
-    /// They slept for as long as they wanted to.
+    /// Time slept by design: as long as the thread asked for.
     pub own_sleep_ns: u64,
-    /// They could run.
+    /// Waits for a CPU.
     pub ready: Waits,
-    /// Other waits, the longest in all first.
+    /// Other waits, sorted by total time, largest first.
     pub waits: Vec<Waits>,
-    /// The longest of these waits that are over, the longest first.
+    /// Longest completed waits, longest first.
     pub longest: Vec<LongWait>,
-    /// How many waits were not followed to who ended them, or not all the way, because there were too many.
+    /// Number of waits that were not followed to their wakers, or not all the way, because there were too many.
     #[serde(default)]
     pub not_followed: u64,
 }
 
-/// Who or what ended a wait.
+/// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndedBy {
-    /// Another thread of those that were asked for.
+    /// Another one of the queried threads.
     Own,
     /// Any other thread.
     Others,
-    /// A disk.
+    /// Completion of a block I/O request.
     Disk,
     /// A timer.
     Timer,
-    /// A packet from elsewhere.
+    /// A packet from the network.
     Network,
     /// Any other interrupt.
     Interrupt,
-    /// It is not over at the end.
+    /// The wait continues at the end of the span.
     NotOver,
-    /// That was not seen.
+    /// The wakeup was not recorded.
     Unseen,
 }
 
-/// What is known of a thread besides what is recorded of it.
+/// State of a thread from outside the recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Known {
-    /// Its name.
+    /// Name of the thread.
     pub name: Name,
-    /// The system call that it waits in as the look begins.
+    /// System call that the thread waits in at the start of the span.
     pub waits_in: Option<String>,
-    /// It waits outside of system calls as the look begins.
+    /// The thread waits outside of system calls at the start of the span.
     pub is_outside_calls: bool,
-    /// It is a thread of the kernel.
+    /// The thread is a kernel thread.
     pub is_kernel: bool,
-    /// What keeps it stopped as the look ends.
+    /// Why the thread is stopped at the end of the span.
     pub stop: Option<Stop>,
-    /// The thread that traces it then.
+    /// TID and name of its tracer at the end of the span.
     pub tracer: Option<(u32, Name)>,
 }
 
 /// Waits of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Waits {
-    /// In what the threads waited.
+    /// What the threads waited in.
     pub via: String,
-    /// Who or what ended these waits; not of waits for a CPU.
+    /// What ended these waits; `None` for waits for a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_by: Option<EndedBy>,
-    /// How long in all.
+    /// Total time in nanoseconds.
     pub ns: u64,
-    /// How long each took.
+    /// Distribution of the durations.
     pub latency: Histogram,
-    /// What they consist of, as far as they were followed.
+    /// Segments of the waits, as far as they were followed.
     pub path: Vec<PathSegment>,
 }
 
-/// Gathers what walks find.
+/// Collects the findings of walks.
 struct Gatherer<'a> {
     names: &'a mut dyn Names,
     asked: &'a [Asked],
-    /// What is known of each.
+    /// State of each thread from outside the recording.
     known: Vec<Option<&'a Known>>,
-    /// The numbers of those that are asked for.
+    /// TIDs of the queried threads.
     own: HashSet<u32>,
     budget: Budget,
     waits: BTreeMap<(String, EndedBy), Kind>,
-    /// Of each thread, the wait that is being gone back through.
-    open: Vec<Option<Open>>,
-    /// Those that are explained, but for where waits within them began, the latest first; how many there are of all threads.
-    unmet: Vec<VecDeque<Open>>,
+    /// The wait of each thread that is being walked back.
+    open: Vec<Option<OpenWait>>,
+    /// Explained waits of each thread that lack starts of nested waits, newest first; `kept` counts all.
+    unmet: Vec<VecDeque<OpenWait>>,
     kept: usize,
-    /// Of each thread, how long it could run without a break.
+    /// Current wait of each thread for a CPU, in nanoseconds.
     ready_ns: Vec<u64>,
     ready_latencies: Latencies,
     ready: Vec<Ready>,
-    /// Of each thread, which of these are its own.
-    ready_places: Vec<usize>,
+    /// Index into `ready` for each thread.
+    ready_indexes: Vec<usize>,
     from_ns: u64,
 }
 
-/// Tells what threads did; each of `asked` is a thread and when it lived, and `known` what is known of some at that time.
+/// Returns the budget of threads. Each of `asked` is a thread and its lifetime; `known` has state from outside the
+/// recording.
 pub fn budget(
     past: &mut dyn Past,
     asked: &[Asked],
@@ -141,7 +142,7 @@ pub fn budget(
 ) -> Budget {
     let known: Vec<Option<&Known>> = asked.iter().map(|asked| known.get(&asked.tid)).collect();
     let thread_names: Vec<Option<Name>> = known.iter().map(|known| known.map(|known| known.name)).collect();
-    let (ready, ready_places) = Ready::for_threads(&thread_names);
+    let (ready, ready_indexes) = Ready::for_threads(&thread_names);
     let mut gatherer = Gatherer {
         names,
         asked,
@@ -155,7 +156,7 @@ pub fn budget(
         ready_ns: vec![0; asked.len()],
         ready_latencies: Latencies::default(),
         ready,
-        ready_places,
+        ready_indexes,
         from_ns: asked.iter().map(|asked| asked.from_ns).min().unwrap_or(0),
     };
     walk_for_sums(past, asked, limits, &mut |number, finding| gatherer.add(number, finding));
@@ -168,7 +169,7 @@ impl Gatherer<'_> {
             Finding::Hop(hop) if hop.within.is_none() => {
                 self.close(number);
                 self.close_ready(number);
-                self.open[number] = Some(Open::new(hop));
+                self.open[number] = Some(OpenWait::new(hop));
                 return;
             }
             Finding::Segment(segment) if segment.hop.is_none() => {
@@ -186,16 +187,16 @@ impl Gatherer<'_> {
         }
     }
 
-    /// What the thread did itself, or could have done.
+    /// Adds time in which the thread ran or was runnable.
     fn add_own(&mut self, number: usize, segment: Segment) {
         let ns = segment.to_ns - segment.from_ns;
         self.budget.total_ns += ns;
         if let Some(ready) = segment.ready {
             self.ready_ns[number] += ns;
-            self.ready[self.ready_places[number]].add(segment.kind, segment.who, ready, ns);
+            self.ready[self.ready_indexes[number]].add(segment.kind, segment.who, ready, ns);
         } else {
             if let Party::Thread { tid, name, .. } = segment.who {
-                self.ready[self.ready_places[number]].name(tid, name);
+                self.ready[self.ready_indexes[number]].name(tid, name);
             }
             self.close_ready(number);
             self.budget.on_cpu_ns += ns;
@@ -210,7 +211,7 @@ impl Gatherer<'_> {
         }
     }
 
-    fn ended_by(&self, number: usize, open: &Open) -> EndedBy {
+    fn ended_by(&self, number: usize, open: &OpenWait) -> EndedBy {
         match open.hop.by {
             Some(Waker::Thread(tid) | Waker::Parent(tid)) if self.own.contains(&tid) => EndedBy::Own,
             Some(Waker::Thread(_) | Waker::Parent(_)) => EndedBy::Others,
@@ -223,15 +224,15 @@ impl Gatherer<'_> {
         }
     }
 
-    /// Whether a wait is none of the one that is being gone back through.
+    /// Returns whether a hop is not within the wait that is being walked back.
     fn is_earlier(&self, number: usize, hop: u32) -> bool {
         self.open[number].as_ref().is_none_or(|open| hop < open.hop.number)
     }
 
-    /// It is found where a wait began within one that is explained.
+    /// Adds the start of a nested wait to an explained wait.
     fn meet(&mut self, number: usize, hop: u32, finding: Finding) {
         let unmet = &mut self.unmet[number];
-        let has = |open: &Open| (open.hop.number..=open.last_hop).contains(&hop);
+        let has = |open: &OpenWait| (open.hop.number..=open.last_hop).contains(&hop);
         let Some(at) = unmet.iter().rposition(has) else { return };
         unmet[at].add(finding);
         unmet[at].unmet = unmet[at].unmet.saturating_sub(1);
@@ -243,7 +244,7 @@ impl Gatherer<'_> {
 
     fn close(&mut self, number: usize) {
         let Some(open) = self.open[number].take().filter(|open| open.ns > 0) else { return };
-        if open.unmet > 0 && self.kept < KEPT {
+        if open.unmet > 0 && self.kept < MAX_KEPT {
             self.kept += 1;
             self.unmet[number].push_back(open);
         } else {
@@ -251,16 +252,17 @@ impl Gatherer<'_> {
         }
     }
 
-    fn count(&mut self, number: usize, mut open: Open) {
+    fn count(&mut self, number: usize, mut open: OpenWait) {
         let ended_by = self.ended_by(number, &open);
         let asked = self.asked[number];
         let known = self.known[number];
         let name = known.map(|known| known.name);
-        // Where it fell asleep before anybody looked, what it was found in then is what it waited in.
+        // If the switch-out precedes the recording, the state found at its start shows what the thread waited in.
         let blocked = open.blocked();
         let began_earlier = blocked.is_none() && open.from_ns == asked.from_ns;
         let stop = open.stop().or_else(|| {
-            // Of a wait that is not over. A freezer stops a thread without waking it; all else it has to do itself.
+            // Only for a wait that is not over. A freezer stops a sleeping thread without waking it; for any other stop
+            // the thread has to run.
             let is_still = |stop: &Stop| ended_by == EndedBy::NotOver && (began_earlier || *stop == Stop::Freezer);
             known.and_then(|known| known.stop).filter(is_still)
         });
@@ -271,29 +273,30 @@ impl Gatherer<'_> {
         let in_call = known.filter(|_| began_earlier).and_then(|known| known.waits_in.as_ref());
         let waits_in = stopped.as_ref().or(in_call);
         let (ns, from_ns) = (open.ns, open.from_ns);
-        let is_short = ns < FOLLOWED_NS;
+        let is_short = ns < MIN_NESTED_NS;
         let is_flat = is_short || open.parts().is_some();
         let mut via = is_flat.then(|| waits_in.cloned().or_else(|| open.waits_in(self.names))).flatten();
-        // Whoever lets no signal wake it does not sleep in the call itself: its cgroup may use too much memory.
+        // An uninterruptible sleep is not the sleep of the call itself: the cgroup may be over its memory limit.
         let may_be_own = !blocked.is_some_and(|blocked| blocked.is_uninterruptible);
         if may_be_own && is_own_sleep(via.as_ref(), ended_by) {
             self.budget.own_sleep_ns += ns;
             return;
         }
-        let waiter = Called::Thread(asked.tid, open.name().or(name).unwrap_or_default());
+        let waiter = ThreadLabel::Thread(asked.tid, open.name().or(name).unwrap_or_default());
         let parts = match (open.parts(), open.hop.by) {
-            (Some(parts), _) => {
-                parts.iter().map(|part| (Part::of(waiter, part, parts), part.to_ns - part.from_ns)).collect()
-            }
-            (None, Some(Waker::Disk(request))) if is_short => vec![(Part::of_request(waiter, request), ns)],
+            (Some(parts), _) => parts
+                .iter()
+                .map(|part| (WaitPart::from_segment(waiter, part, parts), part.to_ns - part.from_ns))
+                .collect(),
+            (None, Some(Waker::Disk(request))) if is_short => vec![(WaitPart::from_request(waiter, request), ns)],
             (None, _) if is_short => open.flat(waiter),
             (None, _) => Vec::new(),
         };
-        // What is not over has nothing to tell, and whatever is idle all the time would be all that is told.
+        // A wait that is not over has no waker, and idle threads would fill the list.
         let longest = &self.budget.longest;
-        let is_long = longest.len() < LONGEST || longest.last().is_some_and(|last| last.ns < ns);
-        let is_told = is_long && !is_short && ended_by != EndedBy::NotOver;
-        let path = if is_told || !is_flat { open.path(name, waits_in, stop, self.names) } else { Vec::new() };
+        let is_long = longest.len() < MAX_LONGEST || longest.last().is_some_and(|last| last.ns < ns);
+        let is_listed = is_long && !is_short && ended_by != EndedBy::NotOver;
+        let path = if is_listed || !is_flat { open.path(name, waits_in, stop, self.names) } else { Vec::new() };
         if !is_flat {
             via = path.iter().find(|segment| segment.depth == 1).and_then(|segment| segment.via.clone());
             if may_be_own && is_own_sleep(via.as_ref(), ended_by) {
@@ -301,11 +304,11 @@ impl Gatherer<'_> {
                 return;
             }
         }
-        if is_told {
+        if is_listed {
             let wait = LongWait { after_ns: from_ns.saturating_sub(self.from_ns), ns, path: path.clone() };
             self.budget.longest.push(wait);
             self.budget.longest.sort_by_key(|wait| Reverse(wait.ns));
-            self.budget.longest.truncate(LONGEST);
+            self.budget.longest.truncate(MAX_LONGEST);
         }
         let has_via = via.is_some();
         let is_kernel = blocked.map_or(known.is_some_and(|known| known.is_kernel), |blocked| blocked.is_kernel);
@@ -348,7 +351,7 @@ impl Gatherer<'_> {
     }
 }
 
-/// Whether it is a sleep that lasts as long as the thread wanted.
+/// Returns whether a wait is a sleep for as long as the thread asked for.
 fn is_own_sleep(via: Option<&String>, ended_by: EndedBy) -> bool {
     matches!(ended_by, EndedBy::Timer | EndedBy::NotOver) && via.is_some_and(|via| is_sleep(via))
 }

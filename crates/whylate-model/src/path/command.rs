@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a command's elapsed time went into: its path, and the longest of the waits on it.
+//! Explains a command's elapsed time: its critical path, and the longest waits on it.
 
 use std::cmp::Reverse;
 
@@ -8,56 +8,56 @@ use serde::{Deserialize, Serialize};
 use super::found::{Found, Names, PathSegment};
 use super::{Asked, Finding, Limits, Past, walk};
 
-/// So many waits are told one by one.
-const LONGEST: usize = 5;
+/// Maximum number of waits listed one by one.
+const MAX_LONGEST: usize = 5;
 
 /// A command's elapsed time, explained.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Explained {
-    /// The elapsed time.
+    /// Elapsed time in nanoseconds.
     pub elapsed_ns: u64,
-    /// The critical path, in order of time: the parts add up to the elapsed time.
+    /// Critical path, in order of time: the segments add up to the elapsed time.
     pub path: Vec<PathSegment>,
-    /// Parts that are alike stand together, as there were too many to keep their order.
+    /// Equal parts are summed, because there were too many to keep their order.
     pub is_folded: bool,
-    /// The longest waits of threads of the command for somebody else, the longest first.
+    /// Longest waits of the command's threads for other actors, longest first.
     pub longest: Vec<LongWait>,
 }
 
 /// One wait on the path.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LongWait {
-    /// When it began, since the command did.
+    /// Start of the wait, since the start of the command.
     pub after_ns: u64,
-    /// How long it took.
+    /// Duration in nanoseconds.
     pub ns: u64,
-    /// What it consists of.
+    /// Path of the wait.
     pub path: Vec<PathSegment>,
 }
 
-/// A wait that is being gone back through.
-struct Open {
+/// A wait that is being walked back.
+struct OpenWait {
     found: Found,
     ns: u64,
     from_ns: u64,
 }
 
-/// Explains what whoever has begun a command waited for, from its beginning to its end.
+/// Explains the elapsed time of a command from its start to its end.
 pub fn explain(past: &mut dyn Past, asked: Asked, limits: &dyn Limits, names: &mut dyn Names) -> Explained {
     let mut found = Found::default();
-    let mut longest: Vec<Open> = Vec::new();
-    let mut open: Option<Open> = None;
-    let mut keep = |wait: Option<Open>| {
+    let mut longest: Vec<OpenWait> = Vec::new();
+    let mut open: Option<OpenWait> = None;
+    let mut keep = |wait: Option<OpenWait>| {
         let Some(wait) = wait else { return };
         longest.push(wait);
         longest.sort_by_key(|wait| Reverse(wait.ns));
-        longest.truncate(LONGEST);
+        longest.truncate(MAX_LONGEST);
     };
     walk(past, &[asked], limits, &mut |_, finding| {
         found.add(finding);
         match finding {
             Finding::Hop(hop) if hop.within.is_none() => {
-                keep(open.replace(Open { found: Found::default(), ns: 0, from_ns: 0 }));
+                keep(open.replace(OpenWait { found: Found::default(), ns: 0, from_ns: 0 }));
             }
             Finding::Segment(segment) if segment.hop.is_none() => keep(open.take()),
             Finding::Segment(segment) => {

@@ -1,60 +1,60 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One walk back from the end of a wait, along who ended it.
+//! One walk back from the end of a wait, along its wakers.
 //!
-//! It goes strictly back in time, so it ends without looking for circles. At each moment it follows one thread: while
-//! that has a CPU the time is its own, while it could run the time belongs to whoever had its CPU, and where it was
-//! woken the walk goes on with whoever woke it, until it comes to where the thread that waited fell asleep.
+//! The walk goes strictly back in time, so it needs no cycle detection. It follows one thread at a time: while the
+//! thread is on a CPU, it is charged itself; while it is runnable, the actor on its CPU is charged; where it was woken,
+//! the walk goes on with the waker, until it reaches the switch-out of the waiter.
 
 use super::history::{Blocked, Entry, Exit, Holder, Move, Request, Slice, Waker};
-use super::holding::tell_holder;
+use super::holding::emit_slice_segments;
 use super::items::{Item, Items};
 use super::rewind::{Change, Rewind};
 use super::{Asked, Finding, Hop, Limits, Party, Segment};
 use crate::wait::Stop;
 use crate::{CauseKind, thread};
 
-/// Waits within waits are followed so deep.
+/// Maximum depth of nested waits that are followed.
 pub(crate) const DEEPEST: usize = 64;
-/// The number of no thread.
-const NOBODY: u32 = u32::MAX;
-/// So many threads are looked for at a time, to know in what they waited.
-const UNMET: usize = 64;
+/// TID of no thread.
+const NO_THREAD: u32 = u32::MAX;
+/// Maximum number of switch-outs looked for at a time, to know what the threads waited in.
+const MAX_UNMET: usize = 64;
 
 pub(super) const NOT_RECORDED: &str = "not recorded";
 pub(super) const OVERWRITTEN: &str = "unknown (its request was overwritten)";
 const NOT_FOLLOWED: &str = "not followed (too many waits)";
 
-/// A wait that was followed to who ended it.
+/// A wait that was followed to its waker.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     tid: u32,
     hop: u32,
 }
 
-/// Where a walk is.
+/// What a walk is following.
 #[derive(Clone, Copy, Debug)]
 enum Mode {
-    /// It has not begun.
+    /// The walk has not started.
     Before,
-    /// The thread has this CPU, or an interrupt on top of it.
+    /// The thread is on this CPU, possibly below an interrupt.
     Running {
         cpu: usize,
     },
-    /// The thread could run, and waits for this CPU.
+    /// The thread is runnable and waits for this CPU.
     Ready {
         cpu: usize,
         since: Since,
-        /// It was in another run queue before.
+        /// The migration from another run queue, if there was one.
         moved: Option<Move>,
-        /// Up to when it was not allowed to run, and for whom.
+        /// Time until which the thread was not allowed to run, and the limit.
         limit: Option<(u64, Party)>,
     },
-    /// Nobody can be followed until the innermost thread that waits falls asleep.
+    /// No thread can be followed until the innermost waiter's switch-out.
     Leaf {
         kind: CauseKind,
         who: Party,
     },
-    /// A request is at its device, or waits for it.
+    /// A block I/O request is at its device (`is_issued`), or queued for it.
     Disk {
         request: Request,
         is_issued: bool,
@@ -62,20 +62,20 @@ enum Mode {
     Done,
 }
 
-/// The CPU whose changes matter to a cursor.
+/// The CPU that a cursor watches for changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// Each of them.
+pub(super) enum WatchedCpu {
+    /// Each change of this CPU.
     Running(usize),
-    /// All of them at once, when a thread has waited for it.
+    /// All changes of this CPU together, at the end of the thread's wait for it.
     Ready(usize),
 }
 
-/// Since when a thread could run.
+/// Since when a thread has been runnable.
 #[derive(Clone, Copy, Debug)]
 enum Since {
     Woken(Woken),
-    /// It lost its CPU then.
+    /// The thread lost its CPU at this time.
     Lost(u64),
 }
 
@@ -97,33 +97,33 @@ impl Since {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Woken {
     pub at_ns: u64,
-    /// `None`: that was not seen.
+    /// Waker; `None` if the wakeup was not recorded.
     pub by: Option<Waker>,
     pub cpu: u32,
     pub is_of_member: bool,
-    /// It slept in the middle of a work item.
+    /// The worker slept in the middle of a work item.
     pub is_within_item: bool,
-    /// What had stopped it until then.
+    /// Why the thread was stopped until the wakeup, if it was.
     pub stop: Option<Stop>,
 }
 
-/// One walk.
+/// The state of one walk.
 #[derive(Debug)]
 pub(super) struct Cursor {
     asked: Asked,
-    /// What has been explained begins here.
+    /// Start of what has been explained.
     now_ns: u64,
     mode: Mode,
-    /// The thread that is followed.
+    /// TID of the thread that is followed.
     tid: u32,
     frames: Vec<Frame>,
-    /// Waits whose time is explained, but not where they began.
+    /// Explained waits without a known beginning.
     unmet: Vec<Frame>,
-    /// They are looked for up to there.
+    /// Time down to which the beginnings of `unmet` are looked for.
     unmet_until_ns: u64,
     hops: u32,
     items: Items,
-    /// Whoever ends a wait of its thread is not followed any further.
+    /// Waits of the thread are not followed to their wakers.
     is_cut: bool,
 }
 
@@ -144,12 +144,12 @@ impl Cursor {
         }
     }
 
-    /// From now on, waits of its thread are not followed any further, or they are again.
+    /// Stops following, or follows again, waits of the thread to their wakers.
     pub fn set_cut(&mut self, is_cut: bool) {
         self.is_cut = is_cut;
     }
 
-    /// Whether it follows who ended a wait of its thread.
+    /// Returns whether the cursor is following a wait of its thread to the waker.
     pub fn follows(&self) -> bool {
         match self.mode {
             Mode::Leaf { .. } => self.frames.len() > 1,
@@ -157,7 +157,7 @@ impl Cursor {
         }
     }
 
-    /// Gives up following the wait of its thread at `reached_ns`, and returns whether it followed one.
+    /// Stops following the current wait of its thread at `reached_ns`; returns whether there was one.
     pub fn cut_short(&mut self, rewind: &Rewind<'_>, reached_ns: u64, found: &mut dyn FnMut(Finding)) -> bool {
         if !self.follows() || !self.has_begun(reached_ns) {
             return false;
@@ -169,27 +169,27 @@ impl Cursor {
         true
     }
 
-    /// Whether all of its time is explained, and nothing is looked for any more.
+    /// Returns whether all time is explained and no beginning of a wait is looked for.
     pub fn is_done(&self) -> bool {
         matches!(self.mode, Mode::Done) && self.unmet.is_empty()
     }
 
-    /// Its end lies before `reached_ns`.
+    /// Returns whether the end of the query lies after `reached_ns`.
     fn has_begun(&self, reached_ns: u64) -> bool {
         reached_ns < self.asked.to_ns
     }
 
-    /// Nothing is explained yet: the first lane that is found with its thread is where it runs.
+    /// Returns whether nothing is explained yet: the first lane found with the thread is where it runs.
     fn is_at_end(&self) -> bool {
         self.now_ns == self.asked.to_ns && self.hops == 0
     }
 
-    /// Where the time begins that is to be explained.
+    /// Returns the start of the time to explain.
     pub fn start_ns(&self) -> u64 {
         self.asked.from_ns
     }
 
-    /// The time at which [`Cursor::go_back`] has something to do even if no CPU changes hands.
+    /// Returns the time at which [`Cursor::go_back`] has something to do even without a context switch.
     pub fn wake_ns(&self, reached_ns: u64) -> u64 {
         if !self.has_begun(reached_ns) {
             return self.asked.to_ns.saturating_sub(1);
@@ -198,42 +198,42 @@ impl Cursor {
             return self.unmet_until_ns;
         }
         let of_mode = match self.mode {
-            // It is not due where a CPU changes hands at the same time.
+            // If a context switch happens at this time, the cursor acts there instead.
             Mode::Ready { since: Since::Lost(at_ns), moved: None, .. } => at_ns.saturating_sub(1),
             _ => self.due_of_mode_ns().unwrap_or(0),
         };
         of_mode.max(self.items.due_ns().unwrap_or(0)).max(self.asked.from_ns)
     }
 
-    /// The threads whose changes of CPU matter to it, apart from those of the CPU that it runs on.
+    /// Returns the threads that the cursor watches for context switches, besides those of the CPU that it runs on.
     pub fn tids(&self) -> impl Iterator<Item = u32> {
-        // What a thread that waits for a CPU does there itself meanwhile is told apart from what others do.
+        // What a thread does on a CPU itself while it waits for it differs from what others do there.
         let is_followed = self.is_at_end() || matches!(self.mode, Mode::Ready { .. });
         let followed = is_followed.then_some(self.tid);
-        // Those that stay come first.
+        // Threads that stay in the list come first.
         let waits = self.unmet.iter().chain(&self.frames).map(|frame| frame.tid);
         [self.asked.tid].into_iter().chain(waits).chain(followed)
     }
 
-    /// The CPU whose changes matter to it.
-    pub fn place(&self, reached_ns: u64) -> Option<Place> {
+    /// Returns the CPU that the cursor watches for changes.
+    pub fn watched_cpu(&self, reached_ns: u64) -> Option<WatchedCpu> {
         match self.mode {
             _ if !self.has_begun(reached_ns) => None,
-            // What the thread waited for is explained once it has the wait behind it, but for the last part.
-            Mode::Ready { cpu, .. } if !self.is_at_end() => Some(Place::Ready(cpu)),
-            Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(Place::Running(cpu)),
+            // A wait for a CPU is explained as a whole once it is passed, except for the last part.
+            Mode::Ready { cpu, .. } if !self.is_at_end() => Some(WatchedCpu::Ready(cpu)),
+            Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(WatchedCpu::Running(cpu)),
             _ => None,
         }
     }
 
-    /// Whether a change decides where its thread runs at its end, once the change is passed.
+    /// Returns whether the change, once passed, decides where the thread runs at its end.
     pub fn is_settled_by(&self, change: &Change, reached_ns: u64) -> bool {
         let holders = [change.before.holder, change.after.holder];
         self.has_begun(reached_ns) && self.is_at_end() && holders.iter().any(|holder| holder.tid() == Some(self.tid))
     }
 
-    /// Explains what lies after `reached_ns`, at which `change` is. Where nothing happens to the thread that is followed,
-    /// and nothing that [`Cursor::wake_ns`], [`Cursor::tids`] and [`Cursor::place`] name, it does nothing.
+    /// Explains the time after `reached_ns`, which is the time of `change`. Does nothing if nothing happens to the
+    /// followed thread and to nothing that [`Cursor::wake_ns`], [`Cursor::tids`] and [`Cursor::watched_cpu`] name.
     pub fn go_back(
         &mut self,
         rewind: &Rewind<'_>,
@@ -243,7 +243,8 @@ impl Cursor {
         found: &mut dyn FnMut(Finding),
     ) {
         if !self.has_begun(reached_ns) {
-            // As yet only how it got its CPU matters: the last of these that is met is the one, if it waited by then.
+            // Only the switch-in matters until then: the earliest one after the end counts, if the thread was waiting
+            // at the end.
             if let Some(change) = change.filter(|change| change.after.holder.tid() == Some(self.asked.tid)) {
                 self.enter(change, limits, found);
                 self.items = Items::default();
@@ -270,7 +271,7 @@ impl Cursor {
             }
         }
         let until_ns = reached_ns.max(self.asked.from_ns);
-        // What happens between two changes: wakings, and the phases of requests.
+        // Events between two changes: wakeups, and the phases of requests.
         while let Some(at_ns) = self.due_ns(reached_ns).filter(|&at_ns| at_ns >= until_ns && at_ns > self.asked.from_ns)
         {
             self.explain(rewind, at_ns, found);
@@ -286,7 +287,7 @@ impl Cursor {
             && let Exit::Blocked(blocked) = change.before.exit
         {
             let Slice { name, .. } = change.before;
-            // The bound may come after the beginning.
+            // `from_ns` may be later than the switch-out.
             found(Finding::Asleep { hop: self.frames[index].hop, name, blocked, at_ns: until_ns });
         }
         match change {
@@ -296,14 +297,14 @@ impl Cursor {
                 self.explain(rewind, self.asked.from_ns, found);
                 self.mode = Mode::Done;
             }
-            // This is where the wait began.
+            // The beginning of the wait.
             Some(_) if asleep == Some(0) && self.asked.is_wait => self.end(asleep, found),
             Some(change) => self.pass(change, asleep, is_back, limits, found),
         }
     }
 
-    /// All of its time is explained. Where the waits began that are followed, but for one that begins here, is looked for in as
-    /// much time again.
+    /// Ends the walk: all time is explained. The beginnings of the open waits, except the one that begins here, are
+    /// looked for in as much time again.
     fn end(&mut self, asleep: Option<usize>, found: &mut dyn FnMut(Finding)) {
         self.mode = Mode::Done;
         asleep.map(|index| self.frames.remove(index));
@@ -311,18 +312,18 @@ impl Cursor {
         self.unmet_until_ns = self.now_ns.saturating_sub(self.asked.to_ns - self.now_ns);
     }
 
-    /// Follows these waits no more, from that one on, whose threads are asleep.
+    /// Stops following the waits from `first` on; their threads are still asleep.
     fn leave(&mut self, first: usize, found: &mut dyn FnMut(Finding)) {
         for frame in self.frames.drain(first.min(self.frames.len())..) {
-            let is_new = frame.tid != NOBODY && self.unmet.iter().all(|unmet| unmet.tid != frame.tid);
-            if is_new && self.unmet.len() < UNMET {
+            let is_new = frame.tid != NO_THREAD && self.unmet.iter().all(|unmet| unmet.tid != frame.tid);
+            if is_new && self.unmet.len() < MAX_UNMET {
                 self.unmet.push(frame);
                 found(Finding::Unmet { hop: frame.hop });
             }
         }
     }
 
-    /// Finds where a wait began, if that is a change.
+    /// Reports the beginning of a wait, if the change is the switch-out of its thread.
     fn meet(&mut self, change: &Change, found: &mut dyn FnMut(Finding)) {
         let Slice { holder, name, exit, end_ns, .. } = change.before;
         let is_it = |frame: &Frame| holder.tid() == Some(frame.tid) && end_ns == change.at_ns;
@@ -333,7 +334,7 @@ impl Cursor {
         }
     }
 
-    /// Goes back to before a change, up to which all is explained that it matters for.
+    /// Moves to before a change; all time that it matters for is explained.
     fn pass(
         &mut self,
         change: &Change,
@@ -367,7 +368,7 @@ impl Cursor {
         }
     }
 
-    /// The CPU that tells whose the present time is.
+    /// Returns the CPU to which the current time is attributed.
     fn lane(&self) -> Option<usize> {
         match self.mode {
             Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(cpu),
@@ -375,10 +376,10 @@ impl Cursor {
         }
     }
 
-    /// The next moment at which something happens to what is followed, whatever the CPUs do.
+    /// Returns the next time at which something happens to the followed thread without a context switch.
     fn due_ns(&self, reached_ns: u64) -> Option<u64> {
         let of_mode = match self.mode {
-            // Where its CPU changed hands then, it is met there.
+            // If the context switch was recorded at this time, it is handled there.
             Mode::Ready { since: Since::Lost(at_ns), moved: None, .. } if at_ns <= reached_ns => None,
             _ => self.due_of_mode_ns(),
         };
@@ -395,7 +396,7 @@ impl Cursor {
         }
     }
 
-    /// The item that is due: its worker may have been woken for it, just after it was queued.
+    /// Takes the item that is due. Its worker may have been woken for it, just after it was queued.
     fn take_item_due(&mut self) -> Option<Item> {
         let due = self.items.take_due(self.now_ns);
         due.or_else(|| match self.mode {
@@ -413,7 +414,7 @@ impl Cursor {
         match self.mode {
             Mode::Ready { cpu, since, limit, moved: Some(Move { from_cpu, .. }) } => {
                 let before = from_cpu as usize;
-                // Of a CPU without events nothing is known.
+                // Nothing is known of a CPU without events.
                 let cpu = if before < rewind.lanes.len() { before } else { cpu };
                 self.mode = Mode::Ready { cpu, since, limit, moved: None };
             }
@@ -425,20 +426,20 @@ impl Cursor {
         }
     }
 
-    /// Which of the waits that are followed begins where this slice ends: its thread has a CPU then, so it does not wait
-    /// any more, even where it was not seen to fall asleep.
+    /// Returns the open wait that begins where this slice ends: its thread is on a CPU then, so it does not wait, even
+    /// if its switch-out was not recorded.
     fn frame_that_begins(&self, before: &Slice, at_ns: u64) -> Option<usize> {
         let tid = before.holder.tid()?;
         self.frames.iter().position(|frame| frame.tid == tid).filter(|_| before.end_ns == at_ns)
     }
 
-    /// The thread cannot be followed further, until it is met again.
+    /// Loses the thread until it is met again; the reason is `why`.
     fn lose(&mut self, why: &'static str, found: &mut dyn FnMut(Finding)) {
         self.push(Woken { at_ns: self.now_ns, ..Woken::default() }, self.tid, found);
         self.mode = unknown(why);
     }
 
-    /// The thread that is followed waits for whoever is followed from now on, until it is met as `tid`.
+    /// Opens a wait of the followed thread for the one that is followed next, until `tid` is met.
     fn push(&mut self, woken: Woken, tid: u32, found: &mut dyn FnMut(Finding)) {
         let (number, within) = (self.hops, self.frames.last().map(|frame| frame.hop));
         let Woken { at_ns: woken_ns, by, stop, .. } = woken;
@@ -447,16 +448,16 @@ impl Cursor {
         self.hops += 1;
     }
 
-    /// Whether the thread that could run lost its CPU where this slice ends.
+    /// Returns whether the runnable thread lost its CPU where this slice ends.
     fn is_back(&self, before: &Slice) -> bool {
         let waits = matches!(self.mode, Mode::Ready { since: Since::Lost(_), .. });
         waits && before.holder.tid() == Some(self.tid) && before.exit != Exit::GoesOn
     }
 
-    /// The thread that is followed got its CPU here.
+    /// Handles the switch-in of the followed thread.
     fn enter(&mut self, change: &Change, limits: &dyn Limits, found: &mut dyn FnMut(Finding)) {
         if let Holder::Work { tid, .. } = change.after.holder {
-            // Its time is the item's, which tells no name for its wait before.
+            // The time is the item's, so no segment names the worker, which is named for its wait before.
             found(Finding::Called { tid, name: change.after.name });
         }
         let Slice { throttled_ns, cgroup, moved, .. } = change.after;
@@ -485,12 +486,12 @@ impl Cursor {
         };
     }
 
-    /// Goes on with whoever woke the thread.
+    /// Goes on with the waker of the thread.
     fn follow(&mut self, rewind: &Rewind<'_>, woken: Woken, found: &mut dyn FnMut(Finding)) {
         let waker = waker_of(rewind, woken);
         if let Ok((tid, cpu)) = waker {
             let is_of_command = self.asked.is_command && self.frames.is_empty() && woken.is_of_member;
-            // What is new has not waited.
+            // A new thread has not waited.
             if is_of_command || matches!(woken.by, Some(Waker::Parent(_))) {
                 (self.tid, self.mode) = (tid, Mode::Running { cpu });
                 return;
@@ -504,8 +505,8 @@ impl Cursor {
         }
         self.push(woken, self.tid, found);
         if let Some(stop) = woken.stop {
-            // What others did meanwhile did not keep it: whoever stopped it did.
-            self.mode = Mode::Leaf { kind: CauseKind::Stopped, who: released_by(rewind, woken, stop) };
+            // The activity of others did not cause the wait; the thread that stopped it did.
+            self.mode = Mode::Leaf { kind: CauseKind::Stopped, who: resumed_by(rewind, woken, stop) };
         } else if self.frames.len() > DEEPEST {
             self.mode = unknown("too many waits within waits");
         } else {
@@ -513,14 +514,14 @@ impl Cursor {
         }
     }
 
-    /// Before an item there was whoever queued it, whatever its worker did.
+    /// Goes on with the queuer of an item, whatever the worker did before.
     fn follow_queuer(&mut self, rewind: &Rewind<'_>, item: Item, found: &mut dyn FnMut(Finding)) {
         self.frames.truncate(item.depth);
         let queuer = waker_of(rewind, item.queued);
         if queuer.is_err() {
-            // It is the item's wait and not its worker's, so what that did before does not end it.
+            // The wait is the item's and not the worker's, so it does not end where the worker ran before.
             self.tid = item.tid;
-            self.push(item.queued, NOBODY, found);
+            self.push(item.queued, NO_THREAD, found);
         }
         self.go_on_with(queuer, found);
     }
@@ -539,11 +540,11 @@ impl Cursor {
         };
     }
 
-    /// Before a request there was whoever made it.
+    /// Goes on with the submitter of a request.
     fn follow_submitter(&mut self, rewind: &Rewind<'_>, request: Request) {
         let waits_itself = self.frames.iter().any(|frame| frame.tid == request.submitter);
         self.mode = match rewind.cpu_of(request.submitter) {
-            // The walk comes back to where it fell asleep.
+            // The walk returns to the switch-out of the submitter.
             _ if waits_itself => Mode::Leaf { kind: CauseKind::DiskQueue, who: Party::Disk(request) },
             Some(cpu) => {
                 self.tid = request.submitter;
@@ -553,7 +554,7 @@ impl Cursor {
         };
     }
 
-    /// Hands out the time from `from_ns` up to now.
+    /// Reports the time from `from_ns` up to now.
     fn explain(&mut self, rewind: &Rewind<'_>, from_ns: u64, found: &mut dyn FnMut(Finding)) {
         let to_ns = self.now_ns;
         if from_ns >= to_ns {
@@ -562,45 +563,45 @@ impl Cursor {
         self.now_ns = from_ns;
         let hop = self.frames.last().map(|frame| frame.hop);
         let ready = matches!(self.mode, Mode::Ready { .. }).then_some(self.tid);
-        let mut tell = |from_ns, to_ns, kind, who| {
+        let mut emit = |from_ns, to_ns, kind, who| {
             if from_ns < to_ns {
                 found(Finding::Segment(Segment { from_ns, to_ns, kind, who, ready, hop }));
             }
         };
         match self.mode {
-            Mode::Running { cpu } => tell_holder(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut tell),
+            Mode::Running { cpu } => emit_slice_segments(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut emit),
             Mode::Ready { cpu, limit, .. } => {
                 let limit_ns = limit.map_or(0, |(until_ns, _)| until_ns);
-                // Up to the end of a limit nobody else is to blame.
-                let of_limit = |from_ns, to_ns, tell: &mut dyn FnMut(u64, u64, CauseKind, Party)| {
+                // Until the end of a limit, no other actor is charged.
+                let of_limit = |from_ns, to_ns, emit: &mut dyn FnMut(u64, u64, CauseKind, Party)| {
                     if let Some((_, by)) = limit {
-                        tell(from_ns, to_ns, CauseKind::Throttled, by);
+                        emit(from_ns, to_ns, CauseKind::Throttled, by);
                     }
                 };
                 let free_ns = limit_ns.clamp(from_ns, to_ns);
                 if let Some(sum) = rewind.sum(cpu, free_ns, to_ns, self.tid) {
                     let mut end_ns = to_ns;
                     for &(kind, who, ns) in sum.parts() {
-                        tell(end_ns - ns, end_ns, kind, who);
+                        emit(end_ns - ns, end_ns, kind, who);
                         end_ns -= ns;
                     }
-                    of_limit(from_ns, free_ns, &mut tell);
+                    of_limit(from_ns, free_ns, &mut emit);
                 } else {
                     for lane in rewind.passed(cpu, from_ns, to_ns) {
                         let from_ns = lane.slice.start_ns.max(from_ns);
                         let to_ns = lane.slice.end_ns.min(to_ns);
                         let free_ns = limit_ns.clamp(from_ns, to_ns);
-                        tell_holder(lane, cpu, free_ns, to_ns, Some(self.tid), &mut tell);
-                        of_limit(from_ns, free_ns, &mut tell);
+                        emit_slice_segments(lane, cpu, free_ns, to_ns, Some(self.tid), &mut emit);
+                        of_limit(from_ns, free_ns, &mut emit);
                     }
                 }
             }
-            Mode::Leaf { kind, who } => tell(from_ns, to_ns, kind, who),
+            Mode::Leaf { kind, who } => emit(from_ns, to_ns, kind, who),
             Mode::Disk { request, is_issued } => {
                 let kind = if is_issued { CauseKind::Disk } else { CauseKind::DiskQueue };
-                tell(from_ns, to_ns, kind, Party::Disk(request));
+                emit(from_ns, to_ns, kind, Party::Disk(request));
             }
-            Mode::Before | Mode::Done => tell(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
+            Mode::Before | Mode::Done => emit(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
         }
     }
 }
@@ -609,8 +610,8 @@ fn unknown(why: &'static str) -> Mode {
     Mode::Leaf { kind: CauseKind::Unknown, who: Party::Text(why) }
 }
 
-/// Who let a thread go on that was stopped.
-pub(super) fn released_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Party {
+/// Returns the thread that resumed a stopped thread.
+pub(super) fn resumed_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Party {
     let Some(Waker::Thread(tid)) = woken.by else { return Party::Text(stop.who()) };
     let slice = rewind.cpu_of(tid).and_then(|cpu| rewind.lanes.get(cpu)).map(|lane| lane.slice);
     match slice {
@@ -620,7 +621,7 @@ pub(super) fn released_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Part
     }
 }
 
-/// The thread that woke another one and its CPU, or what else the walk goes on with.
+/// Returns the waker and its CPU, or the mode in which the walk goes on.
 #[expect(clippy::result_large_err, reason = "where the walk goes on is no error")]
 fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
     let waking_cpu = woken.cpu as usize;
@@ -630,7 +631,7 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
     match woken.by {
         Some(by @ (Waker::Thread(tid) | Waker::Parent(tid))) => {
             let is_outside = tid & thread::OUTSIDE != 0;
-            // A thread that sends through a softirq of its own is below it.
+            // The thread below the softirq sends through it.
             match rewind.cpu_of(tid).or_else(|| is_interrupt.then_some(waking_cpu)) {
                 Some(cpu) if !is_outside || matches!(by, Waker::Parent(_)) => Ok((tid, cpu)),
                 _ if is_outside => leaf(CauseKind::Outside, Party::Text("outside this PID namespace")),
@@ -641,7 +642,7 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
         Some(Waker::Timer(of)) => leaf(CauseKind::Timer, Party::Timer(of)),
         Some(Waker::Network) => leaf(CauseKind::Network, Party::Text("network")),
         Some(Waker::Rcu) => leaf(CauseKind::Rcu, Party::Text("grace period")),
-        // When it came into being is not known either.
+        // The time of its creation is unknown too.
         Some(Waker::Disk(request)) if request == Request::default() => leaf(CauseKind::Disk, Party::Text(OVERWRITTEN)),
         Some(Waker::Disk(request)) => Err(Mode::Disk { request, is_issued: true }),
         Some(Waker::Irq | Waker::Softirq) => {

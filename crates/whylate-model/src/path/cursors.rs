@@ -1,69 +1,69 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Walks by what can change them, so that a change costs as much as it matters, however many walks there are.
+//! Indexes walks by what can change them, so that the cost of a change does not depend on the number of walks.
 
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
-use super::cursor::{Cursor, Place};
+use super::cursor::{Cursor, WatchedCpu};
 use super::rewind::{Change, Rewind};
 use super::{Finding, Limits};
 
-/// How much work walks may be.
+/// Limit on the work of walks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bound {
-    /// As much as there is to follow.
+    /// No limit.
     None,
-    /// So many visits and findings for each change, and so many more, of walks that follow who ended a wait: where it is
-    /// more, only those of some threads do.
+    /// Limit on the visits and findings of walks that are following a waker: a rate for each change, and a burst. If it
+    /// is exceeded, only some threads are followed.
     Work { of_change: u64, more: u64 },
 }
 
 impl Bound {
-    /// That of sums.
+    /// Limit for walks of which only sums are wanted.
     pub const OF_SUMS: Bound = Bound::Work { of_change: 8, more: 1 << 20 };
 }
 
-/// The maximum number of times kept at which no cursor has anything to do any more, beyond four for each cursor.
-const STALE: usize = 4_096;
+/// Maximum number of stale entries in `due`, beyond four for each cursor.
+const MAX_STALE: usize = 4_096;
 
-/// All cursors of a walk that have begun and are not done.
+/// All cursors that have been added and are not done.
 #[derive(Debug)]
 pub(super) struct Cursors {
-    /// By number, in the order in which they were added.
+    /// Cursors by number, in the order in which they were added.
     entries: Vec<Option<Entry>>,
     count: usize,
-    /// Of a thread, the cursors that its changes of CPU matter to.
+    /// Numbers of the cursors that the context switches of a thread concern.
     by_tid: HashMap<u32, BTreeSet<u32>>,
-    /// Of each CPU, the cursors that each of its changes matters to.
+    /// Numbers of the cursors that each change of a CPU concerns.
     running: Vec<Vec<u32>>,
-    /// Of each CPU, the cursors whose thread waits for it, which take in its changes at the end of the wait.
+    /// Numbers of the cursors that wait for a CPU; they take in its changes at the end of the wait.
     ready: Vec<Vec<u32>>,
-    /// When each cursor has something to do, whatever the CPUs do; also when one was to have that has not any more.
+    /// Times at which cursors have something to do without a context switch; may have stale entries.
     due: BinaryHeap<(u64, u32)>,
-    /// Those that the next change matters to, whatever it is.
+    /// Cursors that the next change concerns, whatever it is.
     next: Vec<u32>,
-    /// Those that were visited last.
+    /// Cursors that were visited last.
     visited: Vec<u32>,
-    /// How many visits there were.
+    /// Number of visits.
     pub visits: u64,
     bound: Bound,
-    /// How much work is left.
+    /// Work that is left.
     left: u64,
-    /// Of the walks, one of 2 to the power of this is followed to who ended its waits.
+    /// One of 2^`cut` threads is followed to its wakers.
     cut: u32,
 }
 
 #[derive(Debug)]
 struct Entry {
-    /// Which of the walks it is.
+    /// Index of the query.
     index: usize,
-    /// By how many halvings of the threads it is still followed to who ended its waits.
-    stays: u32,
+    /// Maximum `cut` with which the thread is still followed to its wakers.
+    max_cut: u32,
     cursor: Cursor,
-    /// What is noted of it in `by_tid`, `due`, and in `running` or `ready`, with its position there.
+    /// Entries of this cursor in `by_tid`, `due`, and in `running` or `ready`, with its position there.
     tids: Vec<u32>,
-    /// `None` once it was due.
+    /// `None` after the time was reached.
     due_ns: Option<u64>,
-    place: Option<(Place, usize)>,
+    watched: Option<(WatchedCpu, usize)>,
 }
 
 impl Entry {
@@ -73,7 +73,7 @@ impl Entry {
 }
 
 impl Cursors {
-    /// None yet, on so many CPUs.
+    /// Creates an empty index for `cpus` CPUs.
     pub fn new(cpus: usize, bound: Bound) -> Self {
         Cursors {
             entries: Vec::new(),
@@ -95,21 +95,21 @@ impl Cursors {
         self.count == 0
     }
 
-    /// Adds one, which is visited at the next change.
+    /// Adds a cursor, which is visited at the next change.
     pub fn add(&mut self, index: usize, mut cursor: Cursor, tid: u32) {
         let number = self.entries.len() as u32;
         self.next.push(number);
-        // Where its time begins it has something to do for certain, which is noted once.
+        // The cursor certainly has something to do at its start, which is entered once.
         self.due.push((cursor.start_ns(), number));
-        // Spreads numbers that follow each other (Knuth's multiplicative hash).
-        let stays = tid.wrapping_mul(0x9e37_79b1).leading_zeros();
-        cursor.set_cut(stays < self.cut);
-        self.entries.push(Some(Entry { index, stays, cursor, tids: Vec::new(), due_ns: None, place: None }));
+        // Spreads consecutive TIDs (Knuth's multiplicative hash).
+        let max_cut = tid.wrapping_mul(0x9e37_79b1).leading_zeros();
+        cursor.set_cut(max_cut < self.cut);
+        self.entries.push(Some(Entry { index, max_cut, cursor, tids: Vec::new(), due_ns: None, watched: None }));
         self.count += 1;
     }
 
-    /// Has all cursors go back to a change that it matters to, or that have something to do before it. Without a change,
-    /// which is the end of what is known, these are all of them.
+    /// Visits the cursors that a change concerns, or that have something to do before it. Without a change, at the
+    /// start of the timeline, visits all.
     pub fn visit(
         &mut self,
         rewind: &mut Rewind<'_>,
@@ -124,7 +124,7 @@ impl Cursors {
         for &number in &visited {
             let Some(entry) = &mut self.entries[number as usize] else { continue };
             self.visits += 1;
-            // What a thread does itself is always told.
+            // The thread's own time is always reported.
             let counts = u64::from(entry.cursor.follows());
             let index = entry.index;
             work += counts;
@@ -139,13 +139,13 @@ impl Cursors {
         }
         self.spend(work, rewind, reached_ns, found);
         self.forget_stale();
-        // Its memory is used again.
+        // Reuses its memory.
         self.visited = visited;
     }
 
-    /// Forgets times at which no cursor has anything to do any more, where they are many.
+    /// Removes stale times, if they are many.
     fn forget_stale(&mut self) {
-        if self.due.len() <= STALE + 4 * self.count {
+        if self.due.len() <= MAX_STALE + 4 * self.count {
             return;
         }
         let entries = &self.entries;
@@ -153,8 +153,8 @@ impl Cursors {
             .retain(|&(due_ns, number)| entries[number as usize].as_ref().is_some_and(|entry| entry.is_due(due_ns)));
     }
 
-    /// Takes work from what is left. Where none is, waits of half as many threads are followed from now on,
-    /// and where there are plenty, of twice as many.
+    /// Charges work. If none is left, waits of half as many threads are followed from now on; if plenty is left, of
+    /// twice as many.
     fn spend(&mut self, work: u64, rewind: &mut Rewind<'_>, reached_ns: u64, found: &mut dyn FnMut(usize, Finding)) {
         let Bound::Work { of_change, more } = self.bound else { return };
         self.left = (self.left + of_change).saturating_sub(work).min(more);
@@ -170,7 +170,7 @@ impl Cursors {
         self.cut = cut;
         for number in 0..self.entries.len() as u32 {
             let Some(entry) = &mut self.entries[number as usize] else { continue };
-            let (index, is_cut) = (entry.index, entry.stays < cut);
+            let (index, is_cut) = (entry.index, entry.max_cut < cut);
             entry.cursor.set_cut(is_cut);
             if is_cut && entry.cursor.cut_short(rewind, reached_ns, &mut |finding| found(index, finding)) {
                 found(index, Finding::NotFollowed);
@@ -179,7 +179,7 @@ impl Cursors {
         }
     }
 
-    /// Those that have something to do, in the order in which they were added.
+    /// Returns the cursors that have something to do, in the order in which they were added.
     fn concerned(&mut self, reached_ns: u64, change: Option<&Change>, is_full: bool) -> Vec<u32> {
         let mut concerned = std::mem::take(&mut self.visited);
         concerned.clear();
@@ -209,7 +209,7 @@ impl Cursors {
         concerned
     }
 
-    /// Notes what can change a cursor from now on.
+    /// Updates the index entries of a cursor.
     fn note(&mut self, number: u32, rewind: &mut Rewind<'_>, reached_ns: u64, change: Option<&Change>) {
         let Some(entry) = self.entries.get_mut(number as usize).and_then(Option::as_mut) else { return };
         if entry.cursor.is_done() {
@@ -236,10 +236,10 @@ impl Cursors {
             }
             entry.tids.push(tid);
         }
-        let place = entry.cursor.place(reached_ns);
-        if place != entry.place.map(|(place, _)| place) {
+        let watched = entry.cursor.watched_cpu(reached_ns);
+        if watched != entry.watched.map(|(watched, _)| watched) {
             self.leave(number, rewind);
-            self.take(number, place, rewind);
+            self.take(number, watched, rewind);
         }
     }
 
@@ -250,42 +250,42 @@ impl Cursors {
         entry.tids.into_iter().for_each(|tid| forget(&mut self.by_tid, tid, number));
     }
 
-    fn at(&mut self, place: Place) -> &mut Vec<u32> {
-        match place {
-            Place::Running(cpu) => &mut self.running[cpu],
-            Place::Ready(cpu) => &mut self.ready[cpu],
+    fn at(&mut self, watched: WatchedCpu) -> &mut Vec<u32> {
+        match watched {
+            WatchedCpu::Running(cpu) => &mut self.running[cpu],
+            WatchedCpu::Ready(cpu) => &mut self.ready[cpu],
         }
     }
 
-    fn take(&mut self, number: u32, place: Option<Place>, rewind: &mut Rewind<'_>) {
-        let Some(place) = place else { return };
-        let there = self.at(place);
+    fn take(&mut self, number: u32, watched: Option<WatchedCpu>, rewind: &mut Rewind<'_>) {
+        let Some(watched) = watched else { return };
+        let there = self.at(watched);
         there.push(number);
         let position = there.len() - 1;
         if let Some(entry) = &mut self.entries[number as usize] {
-            entry.place = Some((place, position));
+            entry.watched = Some((watched, position));
         }
-        if let Place::Ready(cpu) = place {
+        if let WatchedCpu::Ready(cpu) = watched {
             rewind.passed_mut(cpu).begin_wait();
         }
     }
 
     fn leave(&mut self, number: u32, rewind: &mut Rewind<'_>) {
-        let taken = self.entries[number as usize].as_mut().and_then(|entry| entry.place.take());
-        let Some((place, position)) = taken else { return };
-        let there = self.at(place);
+        let taken = self.entries[number as usize].as_mut().and_then(|entry| entry.watched.take());
+        let Some((watched, position)) = taken else { return };
+        let there = self.at(watched);
         there.swap_remove(position);
         let moved = there.get(position).copied();
         if let Some(moved) = moved.and_then(|moved| self.entries[moved as usize].as_mut()) {
-            moved.place = Some((place, position));
+            moved.watched = Some((watched, position));
         }
-        if let Place::Ready(cpu) = place {
+        if let WatchedCpu::Ready(cpu) = watched {
             rewind.passed_mut(cpu).end_wait();
         }
     }
 }
 
-/// A thread's changes do not matter to a cursor any more, if they did.
+/// Removes a cursor from the entries of a thread.
 fn forget(by_tid: &mut HashMap<u32, BTreeSet<u32>>, tid: u32, number: u32) {
     let Some(cursors) = by_tid.get_mut(&tid) else { return };
     cursors.remove(&number);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The past of all CPUs from the kernel's events in order of time, as others have recorded them.
+//! Builds the scheduling timeline from kernel events in order of time, as other tools have recorded them.
 
 use std::collections::HashMap;
 
@@ -7,67 +7,69 @@ use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Record
 use super::timer::TimerKind;
 use crate::wait::Stop;
 
-/// What happened on a CPU.
+/// An event on a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// `sched_switch`: a thread leaves the CPU, and another one gets it; 0 is idle.
+    /// `sched_switch`: a context switch; TID 0 is the idle task.
     Switch {
-        /// Who leaves.
+        /// TID switched out.
         from: u32,
-        /// Its name.
+        /// Name of the thread switched out.
         from_name: Name,
-        /// How it leaves.
+        /// How the thread is switched out.
         exit: Exit,
-        /// Who comes.
+        /// TID switched in.
         to: u32,
-        /// Its name.
+        /// Name of the thread switched in.
         to_name: Name,
     },
-    /// `sched_waking`: whoever has the CPU wakes a thread.
+    /// `sched_waking`: the current actor of the CPU wakes a thread.
     Waking(u32),
-    /// The same, in an interrupt or softirq of which no event may have told: in what, as far as that is known.
+    /// `sched_waking` in an interrupt or softirq without a recorded entry, with the context as far as it is
+    /// known.
     WakingBy(u32, Waker),
-    /// `sched_wakeup`: a thread can run.
+    /// `sched_wakeup`: a thread becomes runnable.
     Awake(u32),
-    /// `sched_migrate_task`: a thread leaves the run queue of this CPU for another one.
+    /// `sched_migrate_task`: a thread moves to another CPU's run queue; the second field is the CPU that it leaves.
     Moved(u32, u32),
-    /// `sched_wakeup_new`: a thread is made.
+    /// `sched_wakeup_new`: a thread is created.
     New(u32),
-    /// `sched_process_exec`: the thread that has the CPU is another program now.
+    /// `sched_process_exec`: the current thread executes another program.
     Exec(Name),
-    /// The thread that has the CPU gets the number of its process's first thread, which has ended: it executes a program.
+    /// The current thread takes over the TID of its process's first thread, which has exited, to execute a program.
     Renumbered(u32),
-    /// A hardware interrupt begins.
+    /// `irq_handler_entry`: a hardware interrupt handler starts.
     Irq(Name),
-    /// It ends.
+    /// The hardware interrupt handler ends.
     IrqEnds,
-    /// A softirq begins, by its number (include/linux/interrupt.h).
+    /// A softirq starts, by its number (include/linux/interrupt.h).
     Softirq(u8),
-    /// It ends.
+    /// The softirq ends.
     SoftirqEnds,
-    /// A softirq is to run on this CPU.
+    /// A softirq is raised on this CPU.
     SoftirqRaised(u8),
-    /// A timer's function runs, of this kind.
+    /// A timer's function starts, of this kind.
     TimerExpires(TimerKind),
-    /// It has run.
+    /// The timer's function ends.
     TimerEnds,
-    /// A work item is queued, by its address; in an interrupt or softirq of which no event may have told, in what.
+    /// A work item is queued, by its address; with the context if the entry of its interrupt or softirq may not be
+    /// recorded.
     Queued(u64, Option<Waker>),
-    /// A worker begins an item, by its address, if that is told, and the number of its function.
+    /// A worker starts an item, by its address, if recorded, and the ID of its function.
     Work(Option<u64>, u64),
-    /// It has done it.
+    /// The worker has finished the item.
     WorkEnds,
-    /// A request of a device at a sector comes into being.
+    /// A block I/O request is created or inserted: device, sector, operation.
     RequestBegins(u32, u64, Operation),
-    /// It is given to the device.
+    /// The request is issued to the device.
     RequestIssued(u32, u64, Operation),
-    /// It is done.
+    /// The request completes.
     RequestDone(u32, u64),
-    /// Events of this CPU are missing since the one before.
+    /// Events of this CPU are missing since the previous one.
     Lost,
 }
 
-/// Softirqs by their numbers (include/linux/interrupt.h).
+/// Names of softirqs by number (include/linux/interrupt.h).
 pub const SOFTIRQS: [&str; 10] =
     ["hi", "timer", "net_tx", "net_rx", "block", "irq_poll", "tasklet", "sched", "hrtimer", "rcu"];
 const TIMER: u8 = 1;
@@ -75,42 +77,42 @@ const NET_TX: u8 = 2;
 const NET_RX: u8 = 3;
 const HRTIMER: u8 = 8;
 const RCU: u8 = 9;
-/// The places of timers by what they run in.
+/// Indexes into `Cpu::timers`.
 const IN_IRQ: usize = 0;
 const IN_SOFTIRQ: usize = 1;
-/// How many requests that are not done yet are known, and how many items that nobody has begun.
-const REQUESTS: usize = 1 << 16;
-const ITEMS: usize = 1 << 16;
+/// Maximum number of outstanding requests, and of queued items that no worker has started.
+const MAX_REQUESTS: usize = 1 << 16;
+const MAX_ITEMS: usize = 1 << 16;
 
 #[derive(Clone, Debug, Default)]
 struct Cpu {
-    /// Since when it has had who has it; `None` where that is not known.
+    /// Start of the current slice; `None` if the actor is unknown.
     since_ns: Option<u64>,
-    /// When its last event was.
+    /// Time of the CPU's last event.
     seen_ns: u64,
     tid: u32,
     name: Name,
     entry: Entry,
     moved: Option<Move>,
-    /// What had stopped it until then.
+    /// Why the thread was stopped until it was switched in, if it was.
     stopped: Option<Stop>,
     handler: Option<u64>,
     irq: Option<Name>,
     softirq: Option<u8>,
-    /// A timer's function has run in the interrupt, and in the softirq: the latest.
+    /// Kind of the latest timer that ran in the current interrupt, and in the current softirq.
     timers: [Option<TimerKind>; 2],
-    /// The timer of the kernel's own that has sent what the network's softirq takes in.
+    /// The kernel's own timer that sent what the network softirq receives.
     sending_timer: Option<TimerKind>,
     done: Option<Request>,
-    /// Who has sent what the network's softirq takes in.
+    /// TID of the sender of what the network softirq receives.
     sender: Option<u32>,
 }
 
-/// How a thread came to be able to run.
+/// How a thread became runnable.
 #[derive(Clone, Copy, Debug)]
 struct Ready {
     entry: Entry,
-    /// It has been seen to be able to.
+    /// `sched_wakeup` was recorded.
     is_awake: bool,
     moved: Option<Move>,
 }
@@ -121,32 +123,32 @@ impl Ready {
     }
 }
 
-/// Makes slices of events.
+/// Builds slices from events.
 #[derive(Debug, Default)]
 pub struct Builder {
     cpus: Vec<Cpu>,
     ready: HashMap<u32, Ready>,
     requests: HashMap<(u32, u64), Request>,
-    /// How items came to be queued, by their addresses.
+    /// How items were queued, by their addresses.
     queued: HashMap<u64, Entry>,
-    /// The items in which workers are that have no CPU, by the workers' numbers.
+    /// Work item handlers of workers that were switched out within an item, by TID.
     interrupted: HashMap<u32, u64>,
-    /// What stops threads that have no CPU, by their numbers.
+    /// Why switched-out threads are stopped, by TID.
     stops: HashMap<u32, Stop>,
     past: Recorded,
     last_ns: u64,
     has_wakeups: bool,
-    /// Threads that have had a CPU while another one was seen taking it.
+    /// Number of context switches that were not recorded: a thread was on a CPU while another one was seen taking it.
     pub unseen_switches: u64,
-    /// Items of which it was given up who queued them.
+    /// Number of items that lost their queuer.
     pub queuers_lost: u64,
 }
 
 impl Builder {
-    /// Adds what happened on a CPU, after everything that was added before: of events that have the same time, each is a
-    /// nanosecond later than the one before it. When that makes it.
+    /// Adds an event of a CPU, after all that were added before, and returns its time. Events at the same time are
+    /// spread, each a nanosecond after the previous one.
     pub fn add(&mut self, cpu: usize, at_ns: u64, event: Event) -> u64 {
-        let at_ns = self.moment(cpu, at_ns);
+        let at_ns = self.advance_to(cpu, at_ns);
         match event {
             Event::Switch { from, from_name, exit, to, to_name } => {
                 self.switch(cpu, at_ns, (from, from_name, exit), (to, to_name));
@@ -166,7 +168,7 @@ impl Builder {
                 }
             }
             Event::Moved(tid, from_cpu) => {
-                // As it is woken it may get another run queue, and has been in none before.
+                // A thread may change its run queue while it is being woken; before, it was in none.
                 if let Some(ready) = self.ready.get_mut(&tid).filter(|ready| ready.is_awake) {
                     ready.moved = Some(Move { at_ns, from_cpu });
                 }
@@ -184,7 +186,7 @@ impl Builder {
                 self.ready.remove(&tid);
                 let state = &mut self.cpus[cpu];
                 let before = std::mem::replace(&mut state.tid, tid);
-                // Whoever follows the thread back goes on with the number that it had.
+                // A walk back goes on with the old TID.
                 state.entry = Entry::Woken { at_ns, by: Waker::Parent(before), cpu: cpu as u32 };
             }
             Event::Irq(name) => {
@@ -227,13 +229,13 @@ impl Builder {
             Event::TimerEnds => {
                 let state = &mut self.cpus[cpu];
                 if let Some(kind) = &mut state.timers[usize::from(state.irq.is_none())] {
-                    // What follows may be another one's doing.
+                    // A later wakeup may be another actor's.
                     *kind = TimerKind::Other;
                 }
             }
             Event::Queued(item, by) => {
-                // Those that were cancelled stay.
-                if self.queued.len() >= ITEMS {
+                // Cancelled items are never removed.
+                if self.queued.len() >= MAX_ITEMS {
                     self.queuers_lost += self.queued.drain().len() as u64;
                 }
                 let by = by.map_or_else(|| self.waker(cpu), |by| self.waker_in(cpu, by));
@@ -243,7 +245,7 @@ impl Builder {
                 self.end_slice(cpu, at_ns, Exit::GoesOn);
                 let state = &mut self.cpus[cpu];
                 state.handler = Some(handler);
-                // What flushes others is queued without an event.
+                // The item of a flush is queued without an event.
                 if let Some(entry) = item.and_then(|item| self.queued.remove(&item))
                     && state.irq.is_none()
                     && state.softirq.is_none()
@@ -275,13 +277,13 @@ impl Builder {
         at_ns
     }
 
-    /// Takes in that a thread is seen to have a CPU, just before what is added next. Where it cannot have had it ever
-    /// since the last event there, who had it meanwhile is not known.
+    /// Records that a thread is on a CPU just before the event added next. If it cannot have been there since the CPU's
+    /// last event, the CPU's actor in between is unknown.
     pub fn seen(&mut self, cpu: usize, at_ns: u64, tid: u32, name: Name) {
         if self.cpus.get(cpu).is_some_and(|state| state.since_ns.is_some() && state.tid == tid) {
             return;
         }
-        let at_ns = self.moment(cpu, at_ns);
+        let at_ns = self.advance_to(cpu, at_ns);
         if self.cpus[cpu].since_ns.is_some() {
             self.unseen_switches += 1;
             self.lose(cpu);
@@ -292,12 +294,12 @@ impl Builder {
         (state.since_ns, state.seen_ns) = (Some(at_ns), at_ns);
     }
 
-    /// The thread that is known to have a CPU.
+    /// Returns the TID of the thread known to be on a CPU.
     pub fn holder(&self, cpu: usize) -> Option<u32> {
         self.cpus.get(cpu).filter(|state| state.since_ns.is_some()).map(|state| state.tid)
     }
 
-    fn moment(&mut self, cpu: usize, at_ns: u64) -> u64 {
+    fn advance_to(&mut self, cpu: usize, at_ns: u64) -> u64 {
         while self.cpus.len() <= cpu {
             self.cpus.push(Cpu::default());
             self.past.cpus.push(Vec::new());
@@ -306,7 +308,7 @@ impl Builder {
         self.last_ns
     }
 
-    /// Since its last event nothing is known of a CPU. Whoever could run may have run there, and have fallen asleep.
+    /// Marks all since the CPU's last event as unknown. Any runnable thread may have run there and blocked again.
     fn lose(&mut self, cpu: usize) {
         if self.cpus[cpu].since_ns.is_some() {
             self.end_slice(cpu, self.cpus[cpu].seen_ns, Exit::GoesOn);
@@ -318,7 +320,7 @@ impl Builder {
         self.stops.clear();
     }
 
-    /// The past up to then.
+    /// Returns the timeline up to `at_ns`.
     pub fn finish(mut self, at_ns: u64) -> Recorded {
         for cpu in 0..self.cpus.len() {
             self.end_slice(cpu, at_ns, Exit::GoesOn);
@@ -344,8 +346,8 @@ impl Builder {
         }
         self.end_slice(cpu, at_ns, exit);
         let waking = self.ready.remove(&from);
-        // A waking that comes before its thread is off the CPU, and whose wakeup comes after that, is not one of the
-        // thread as it ran: it need not wait at all.
+        // If the waking precedes the switch-out, and its wakeup follows it, the thread was still running when it was
+        // woken: it need not wait at all.
         let is_woken = self.has_wakeups && waking.is_some_and(|ready| !ready.is_awake);
         if exit == Exit::Preempted || matches!(exit, Exit::Blocked(_)) && is_woken {
             self.ready.insert(from, Ready::new(Entry::Preempted { at_ns }, true));
@@ -390,7 +392,7 @@ impl Builder {
         }
     }
 
-    /// Who wakes a thread on this CPU now.
+    /// Returns the waker for a wakeup on this CPU now.
     fn waker(&self, cpu: usize) -> Waker {
         let state = &self.cpus[cpu];
         match (state.irq, state.softirq) {
@@ -406,13 +408,13 @@ impl Builder {
                 (None, None) => Waker::Network,
             },
             (None, Some(_)) => state.done.map_or(Waker::Softirq, Waker::Disk),
-            // The idle thread wakes nobody: an interrupt that is not told of does.
+            // The idle task wakes no thread: an interrupt that is not recorded does.
             (None, None) if state.tid == 0 => state.done.map_or(Waker::Irq, Waker::Disk),
             (None, None) => Waker::Thread(state.tid),
         }
     }
 
-    /// The same where it is known to be in an interrupt or a softirq.
+    /// Returns the waker for a wakeup known to be in an interrupt or softirq.
     fn waker_in(&self, cpu: usize, by: Waker) -> Waker {
         let state = &self.cpus[cpu];
         let is_told = state.irq.is_some() || state.softirq.is_some() && by == Waker::Softirq;
@@ -424,7 +426,7 @@ impl Builder {
     }
 
     fn begin_request(&mut self, cpu: usize, at_ns: u64, device: u32, sector: u64, operation: Operation) {
-        if self.requests.len() >= REQUESTS && !self.requests.contains_key(&(device, sector)) {
+        if self.requests.len() >= MAX_REQUESTS && !self.requests.contains_key(&(device, sector)) {
             return;
         }
         let submitter = self.cpus[cpu].tid;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a walk has found of one wait, put together in order of time and in words.
+//! Builds a path from the findings of a walk over one wait.
 
 mod fold;
 
@@ -16,90 +16,90 @@ use crate::late::{Cause, CauseKind};
 use crate::wait::Stop;
 use crate::{Cgroup, thread};
 
-/// So many segments are kept in order; beyond that, those that are alike become one.
-const SEGMENTS: usize = 400;
-/// Of those that are alike already, so many are compared with each that is new, before all are again.
-const FIRST: usize = 64;
-/// So many waits are known that may be found to have begun earlier.
-const UNMET: usize = 256;
+/// Number of segments kept in order; if there are more, equal ones are summed (folded).
+const MAX_SEGMENTS: usize = 400;
+/// After folding, number of summed parts that each new part is compared with before the next fold.
+const COMPARED: usize = 64;
+/// Maximum number of waits that may get their beginning later.
+const MAX_UNMET: usize = 256;
 
-/// Whose parts are that were summed up so far that nobody of them is known any more.
+/// Label of merged segments with unknown actors.
 pub const OTHERS: &str = "others";
 
-/// A part of a path, in words.
+/// A segment of a path, as text.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PathSegment {
-    /// How long it took.
+    /// Duration in nanoseconds.
     pub ns: u64,
-    /// What happened.
+    /// Kind of delay or work.
     pub kind: CauseKind,
-    /// To or by whom.
+    /// Actor that the time is attributed to.
     pub who: String,
-    /// Who could have run meanwhile, where it tells who had a CPU.
+    /// The runnable thread, if the segment shows the actor on the CPU that it waited for.
     #[serde(rename = "for", default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<String>,
-    /// In what the thread waited whose wait it is a part of: a system call, or what its stack tells.
+    /// What the waiter waited in: a system call, or what its stack shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<String>,
-    /// The thread that waited.
+    /// The waiter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiter: Option<String>,
-    /// Where it waited, innermost first, where that was seen.
+    /// Stack of the waiter, innermost frame first, if known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
-    /// What had stopped that thread, if anything did.
+    /// Why the waiter was stopped, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop: Option<Stop>,
-    /// How many waits it lies within.
+    /// Number of enclosing waits.
     pub depth: u32,
-    /// The thread that had the time belongs to the command whose path it is.
+    /// The thread that the time is attributed to belongs to the command of the path.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_member: bool,
-    /// The timer, where it is told in what the thread waited for it.
+    /// The timer, if it is named by what the waiter waited in.
     #[serde(skip)]
     pub timer: Option<TimerKind>,
-    /// The cgroup of the thread that had the time, for the causes that are made of it.
+    /// Cgroup of the thread that the time is attributed to, for the causes made from the segment.
     #[serde(skip)]
     pub cgroup: Option<Cgroup>,
-    /// That of the thread that waited.
+    /// Cgroup of the waiter.
     #[serde(skip)]
     pub cgroup_of_waiter: Option<Cgroup>,
 }
 
-/// What names stand for the numbers of a past.
+/// Resolves the IDs in a timeline to names.
 pub trait Names {
-    /// A work item's function.
+    /// Returns the name of a work item's function.
     fn handler(&mut self, number: u64) -> String;
-    /// A block device.
+    /// Returns the name of a block device.
     fn device(&mut self, device: u32) -> String;
-    /// A thread that was not met on the way, where that can be asked now.
+    /// Returns the name of a thread that was not met on the walk, if it can still be looked up.
     fn thread(&mut self, tid: u32) -> Option<Name>;
-    /// What limits a thread.
+    /// Returns the name of a limit on a thread.
     fn limit(&mut self, number: u32) -> String;
-    /// Whose quota limits threads of that cgroup.
+    /// Returns the owner of the CPU quota that limits threads of this cgroup.
     fn quota(&mut self, cgroup: u64) -> String;
-    /// A cgroup, where that is known.
+    /// Returns a cgroup, if known.
     fn cgroup(&mut self, number: u64) -> Option<Cgroup>;
-    /// What a thread waits in, that was woken then, with its stack where that is known.
+    /// Returns what a thread that was woken at `woken_ns` waited in, and its stack if known.
     fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>);
 }
 
-/// A whole path, from its beginning to its end.
+/// A whole path, from beginning to end.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Path {
-    /// They add up to the time that was asked about.
+    /// Segments, which add up to the time of the query.
     pub segments: Vec<PathSegment>,
-    /// Parts that are alike stand together, as there were too many to keep their order.
+    /// Equal parts are summed, because there were too many to keep their order.
     pub is_folded: bool,
 }
 
 impl PathSegment {
-    /// The same, with the names of threads made of how they are called: of whoever did it, could run, waited, or submitted
-    /// the request.
+    /// Returns the segment with `name` applied to all labels of threads: actor, runnable thread, waiter, and submitter
+    /// of the request.
     pub fn with_threads(self, name: &dyn Fn(&str) -> String) -> Self {
         let who = match self.kind {
             _ if self.is_a_threads() => name(&self.who),
-            // The submitter stands last, in brackets.
+            // The submitter comes last, in parentheses.
             CauseKind::Disk | CauseKind::DiskQueue => {
                 match self.who.strip_suffix(')').and_then(|who| who.rsplit_once(" by ")) {
                     Some((request, by)) => format!("{request} by {})", name(by)),
@@ -112,13 +112,13 @@ impl PathSegment {
         PathSegment { who, ready: named(self.ready), waiter: named(self.waiter), ..self }
     }
 
-    /// The same, knowing in what the thread waited.
+    /// Returns the segment with what the thread waited in.
     pub(super) fn waiting_in(self, via: Option<String>) -> Self {
         let who = self.timer.map_or(self.who, |of| of.told(via.as_deref()).to_owned());
         PathSegment { who, via, ..self }
     }
 
-    /// Who is to blame for it, with the cgroup of that thread. A sleep is laid to whoever slept.
+    /// Returns the culprit and the cgroup of its thread. A sleep is attributed to the thread that slept.
     fn culprit(&self) -> (Cow<'_, str>, Option<&Cgroup>) {
         if self.kind != CauseKind::Timer || self.who == OTHERS {
             return (self.who.as_str().into(), self.cgroup.as_ref());
@@ -128,19 +128,19 @@ impl PathSegment {
         (who.into(), self.cgroup_of_waiter.as_ref().filter(|_| timer.is_own()))
     }
 
-    /// The wait that it is a part of: who waited, and in what.
+    /// Returns the wait that the segment is a part of: waiter, and what it waited in.
     pub fn wait(&self) -> (&Option<String>, &Option<String>) {
         (&self.waiter, &self.via)
     }
 
-    /// Whether a thread did what is told.
+    /// Returns whether the time is attributed to a thread.
     pub(super) fn is_a_threads(&self) -> bool {
-        // Whoever stopped a thread is one where a number tells.
+        // If a thread stopped the waiter, the label has a TID.
         matches!(self.kind, CauseKind::Running | CauseKind::Thread | CauseKind::IrqsOff)
             || self.kind == CauseKind::Stopped && self.who.contains(':')
     }
 
-    /// Whether a thread waited for a CPU, even where parts were summed up and which one is not known any more.
+    /// Returns whether a thread waited for a CPU, even if parts were merged and the thread is no longer known.
     pub fn is_ready(&self) -> bool {
         use CauseKind::{IdleExit, IrqsOff, Thread, Throttled, Wakeup};
         self.ready.is_some() || matches!(self.kind, Thread | IrqsOff | IdleExit | Wakeup | Throttled)
@@ -148,31 +148,31 @@ impl PathSegment {
 }
 
 impl Path {
-    /// Sums of what it consists of, by who is to blame, the largest first.
+    /// Returns the sums of the segments by culprit, largest first.
     pub fn causes(&self) -> Vec<Cause> {
         let mut sums: Vec<Cause> = Vec::new();
-        let mut places: HashMap<(CauseKind, Cow<'_, str>), usize> = HashMap::new();
+        let mut indexes: HashMap<(CauseKind, Cow<'_, str>), usize> = HashMap::new();
         for segment in &self.segments {
             let (who, cgroup) = segment.culprit();
-            let place = *places.entry((segment.kind, who)).or_insert_with_key(|(kind, who)| {
+            let index = *indexes.entry((segment.kind, who)).or_insert_with_key(|(kind, who)| {
                 sums.push(Cause { cgroup: cgroup.cloned(), ..Cause::new(*kind, who.as_ref(), 0) });
                 sums.len() - 1
             });
-            sums[place].ns += segment.ns;
+            sums[index].ns += segment.ns;
         }
         sums.sort_by(|a, b| (Reverse(a.ns), a.kind, &a.who).cmp(&(Reverse(b.ns), b.kind, &b.who)));
         sums
     }
 
-    /// How long it is.
+    /// Returns the total duration in nanoseconds.
     pub fn total_ns(&self) -> u64 {
         self.segments.iter().map(|segment| segment.ns).sum()
     }
 }
 
-/// A part, while it is found.
+/// A part, while findings are collected.
 #[derive(Clone, Copy, Debug)]
-struct Part {
+struct PathPart {
     ns: u64,
     kind: CauseKind,
     who: Party,
@@ -180,38 +180,38 @@ struct Part {
     wait: Option<usize>,
 }
 
-/// A wait that others are parts of.
+/// A wait that contains parts or other waits.
 #[derive(Clone, Debug)]
 struct Wait {
     within: Option<usize>,
     tid: u32,
     woken_ns: u64,
     by: Option<Waker>,
-    /// What had stopped it when it was woken.
+    /// Why the thread was stopped when it was woken, if it was.
     stop: Option<Stop>,
-    /// Its name and what it waited in, as soon as it is known where it began.
+    /// The thread's name and what it waited in, once the beginning is found.
     asleep: Option<(Name, Blocked)>,
 }
 
-/// Takes in what a walk finds of one wait. Its memory is bounded, however long that is.
+/// Builds the path of one wait from findings. Memory is bounded, however long the wait is.
 #[derive(Debug, Default)]
 pub struct Found {
-    parts: Vec<Part>,
+    parts: Vec<PathPart>,
     waits: Vec<Wait>,
-    /// Waits that are open, the outermost first, with the numbers of their hops.
+    /// Open waits, outermost first, with the numbers of their hops.
     open: Vec<(u32, usize)>,
-    /// The same of those that are not open any more and may be found to have begun earlier.
+    /// Waits no longer open that may still get their beginning, with the numbers of their hops.
     unmet: Vec<(u32, usize)>,
-    /// The thread whose name was taken in last.
+    /// TID of the thread that was named last.
     named: Option<u32>,
     names: HashMap<u32, Name>,
-    /// Of the threads that have names.
+    /// Cgroup IDs of the threads in `names`.
     cgroups: HashMap<u32, u64>,
     is_folded: bool,
 }
 
 impl Found {
-    /// Takes one in.
+    /// Adds a finding.
     pub fn add(&mut self, finding: Finding) {
         match finding {
             Finding::Segment(segment) => self.add_segment(segment),
@@ -225,29 +225,28 @@ impl Found {
                 self.unmet.retain(|&(number, _)| number != hop);
             }
             Finding::Unmet { hop } => {
-                let wait = self.wait_of(hop).filter(|_| self.unmet.len() < UNMET);
+                let wait = self.wait_of(hop).filter(|_| self.unmet.len() < MAX_UNMET);
                 self.unmet.extend(wait.map(|wait| (hop, wait)));
             }
             Finding::NotFollowed => {}
         }
     }
 
-    /// A thread's name, where no other one is known yet: the last that it had counts.
+    /// Sets a thread's name, unless one is known: findings come newest first, and the newest name counts.
     pub fn name(&mut self, tid: u32, name: Name) {
-        if self.names.len() < SEGMENTS * 4 {
+        if self.names.len() < MAX_SEGMENTS * 4 {
             self.names.entry(tid).or_insert(name);
         }
     }
 
-    /// Each part of a wait that is the outermost, whatever wait within it it lies in: what happened, by whom, who could run
-    /// meanwhile, and for how long.
+    /// Returns the parts of the outermost wait without their nesting: kind, actor, runnable thread, and nanoseconds.
     pub(super) fn flat(&self) -> impl Iterator<Item = (CauseKind, Party, Option<(u32, Name)>, u64)> {
         self.parts.iter().map(|part| {
             let name = |tid: u32| self.names.get(&tid).copied().unwrap_or_default();
             let who = match part.who {
-                // What a timer was for is known by what its own wait was in.
+                // What a timer was for is known only from its own wait.
                 Party::Timer(of) if of.is_own() && part.wait != Some(0) => Party::Timer(TimerKind::Other),
-                // Requests that are alike are told as one, whenever they were.
+                // Requests that differ only in time are summed.
                 Party::Disk(request) => Party::Disk(Request { queued_ns: 0, issued_ns: 0, ..request }),
                 who => who,
             };
@@ -266,7 +265,7 @@ impl Found {
         }
         let wait = Wait { within: self.open.last().map(|&(_, wait)| wait), tid, woken_ns, by, stop, asleep: None };
         let known =
-            if self.is_folded { self.waits.iter().take(FIRST).position(|known| known.is_like(&wait)) } else { None };
+            if self.is_folded { self.waits.iter().take(COMPARED).position(|known| known.is_like(&wait)) } else { None };
         self.open.push((number, known.unwrap_or(self.waits.len())));
         if known.is_none() {
             self.waits.push(wait);
@@ -285,29 +284,29 @@ impl Found {
             self.named = Some(tid);
         }
         let wait = hop.and_then(|number| self.wait_of(number));
-        let part = Part { ns: to_ns - from_ns, kind, who, ready, wait };
+        let part = PathPart { ns: to_ns - from_ns, kind, who, ready, wait };
         let like = match self.parts.last_mut() {
             Some(last) if last.is_like(&part) => Some(last),
-            _ if self.is_folded => self.parts.iter_mut().take(FIRST).find(|known| known.is_like(&part)),
+            _ if self.is_folded => self.parts.iter_mut().take(COMPARED).find(|known| known.is_like(&part)),
             _ => None,
         };
         match like {
             Some(like) => like.ns += part.ns,
             None => self.parts.push(part),
         }
-        if self.parts.len() >= 2 * SEGMENTS {
+        if self.parts.len() >= 2 * MAX_SEGMENTS {
             self.fold(wait);
         }
     }
 
-    /// Names of threads that had no CPU in all that time and are told of: who waited, or submitted a request before.
-    fn learn_names(&mut self, names: &mut dyn Names) {
+    /// Looks up threads that never ran in the window but are named in it: waiters and I/O submitters.
+    fn resolve_names(&mut self, names: &mut dyn Names) {
         for wait in &self.waits {
             if let Some((name, _)) = wait.asleep {
                 self.names.entry(wait.tid).or_insert(name);
             }
         }
-        let of_part = |part: &Part| {
+        let of_part = |part: &PathPart| {
             let submitter = if let Party::Disk(request) = part.who { Some(request.submitter) } else { None };
             [part.ready, submitter.filter(|&tid| tid != 0)]
         };
@@ -317,12 +316,12 @@ impl Found {
         }
     }
 
-    /// In words, in order of time.
+    /// Returns the path in order of time.
     pub fn finish(mut self, names: &mut dyn Names) -> Path {
         if self.is_folded {
             self.fold(None);
         }
-        self.learn_names(names);
+        self.resolve_names(names);
         let waits: Vec<(Option<String>, Vec<String>)> = self
             .waits
             .iter()
@@ -342,11 +341,11 @@ impl Found {
         };
         let called = |tid: u32| thread::called(&self.names.get(&tid).copied().unwrap_or_default().text(), tid);
         self.parts.reverse();
-        // That it was stopped may be known while who let it go on is not.
-        let stopped = |part: &Part| part.wait.and_then(|wait| self.waits[wait].stopped());
+        // That the thread was stopped may be known even if the thread that resumed it is not.
+        let stopped = |part: &PathPart| part.wait.and_then(|wait| self.waits[wait].stopped());
         let segments = self.parts.iter().map(|part| match stopped(part) {
             Some(stop) if part.kind == CauseKind::Unknown => {
-                Part { kind: CauseKind::Stopped, who: Party::Text(stop.who()), ..*part }
+                PathPart { kind: CauseKind::Stopped, who: Party::Text(stop.who()), ..*part }
             }
             _ => *part,
         });
@@ -402,7 +401,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sleep_is_laid_to_whoever_slept() {
+    fn sleep_attributed_to_sleeper() {
         let sleep = |ns, kind, waiter: &str, via: &str| PathSegment {
             ns,
             kind: CauseKind::Timer,
@@ -423,9 +422,10 @@ mod tests {
             others,
         ];
         let causes = Path { segments, is_folded: false }.causes();
-        let told: Vec<_> = causes.iter().map(|cause| (cause.who.as_str(), cause.ns, cause.cgroup.is_some())).collect();
+        let blamed: Vec<_> =
+            causes.iter().map(|cause| (cause.who.as_str(), cause.ns, cause.cgroup.is_some())).collect();
         assert_eq!(
-            told,
+            blamed,
             [
                 ("sleep:5823", 75, true),
                 ("holder:7", 10, false),

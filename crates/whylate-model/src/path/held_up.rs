@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which waits for others are late: those that somebody here held up, not those of threads that had nothing to do.
+//! Decides which waits for others are late: those with activity on this machine, and not those for idle threads.
 
 use std::collections::BTreeMap;
 
@@ -8,22 +8,22 @@ use super::{Path, PathSegment};
 use crate::CauseKind;
 
 impl Path {
-    /// Whether it is a wait for others of at least so long, of which at least half went into what somebody did or could
-    /// not do: worked, wanted a CPU, used a disk. Of a wait for a lock it does not matter what its holder did.
+    /// Returns whether the path is a wait for others of at least `over_ns`, at least half of which is attributed to
+    /// activity: running, waiting for a CPU, block I/O. For a lock it does not matter what the holder did.
     pub fn is_held_up(&self, over_ns: u64, is_for_lock: bool) -> bool {
-        // The rest is its own wait for a CPU.
+        // The rest is the thread's own wait for a CPU.
         let within = || self.segments.iter().filter(|segment| segment.depth > 0);
         let whole_ns: u64 = within().map(|segment| segment.ns).sum();
-        let by_somebody_ns: u64 = within().filter(|segment| !is_nobodys(segment.kind)).map(|segment| segment.ns).sum();
-        whole_ns >= over_ns && (is_for_lock || by_somebody_ns >= whole_ns - by_somebody_ns)
+        let active_ns: u64 = within().filter(|segment| !is_unattributed(segment.kind)).map(|segment| segment.ns).sum();
+        whole_ns >= over_ns && (is_for_lock || active_ns >= whole_ns - active_ns)
     }
 
-    /// Whoever slept, or waited with a timeout, for at least half of a wait for others of at least so long: another thread
-    /// than the one that waited.
+    /// Returns the thread, other than the waiter itself, that slept or waited with a timeout for at least half of a
+    /// wait for others of at least `over_ns`.
     pub fn sleeper(&self, over_ns: u64) -> Option<&str> {
         let whole_ns: u64 = self.segments.iter().filter(|segment| segment.depth > 0).map(|segment| segment.ns).sum();
         let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
-        for segment in self.segments.iter().filter(|segment| is_a_sleep(segment) && segment.depth > 1) {
+        for segment in self.segments.iter().filter(|segment| is_sleep_segment(segment) && segment.depth > 1) {
             let Some(waiter) = segment.waiter.as_deref() else { continue };
             *sums.entry(waiter).or_default() += segment.ns;
         }
@@ -32,13 +32,13 @@ impl Path {
     }
 }
 
-/// It slept, or waited with a timeout; a timer of the kernel's own makes nobody a sleeper.
-fn is_a_sleep(segment: &PathSegment) -> bool {
+/// Returns whether the thread slept or waited with a timeout. Waiting for one of the kernel's own timers is no sleep.
+fn is_sleep_segment(segment: &PathSegment) -> bool {
     segment.kind == CauseKind::Timer && segment.timer.is_none_or(TimerKind::is_own)
 }
 
-/// Nobody of this machine is known to have done anything.
-fn is_nobodys(kind: CauseKind) -> bool {
+/// Returns whether time of this kind is attributed to no activity on this machine.
+fn is_unattributed(kind: CauseKind) -> bool {
     use CauseKind::{Interrupt, Network, Outside, Rcu, Timer, Unknown};
     matches!(kind, Timer | Network | Interrupt | Rcu | Outside | Unknown)
 }
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_did_holds_up_and_what_is_not_due_does_not() {
+    fn activity_counts_as_held_up_and_idle_waits_do_not() {
         use CauseKind::{
             Disk, DiskQueue, Interrupt, IrqsOff, Network, Outside, Rcu, Running, Thread, Throttled, Timer,
         };
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn its_own_wait_for_a_cpu_is_no_wait_for_others() {
+    fn own_runqueue_wait_is_no_wait_for_others() {
         use CauseKind::{Running, Thread, Timer};
         let beside = |ms| path(&[(ms, Running, "a", 1), (500, Thread, "b", 0)]);
         assert!(!beside(99).is_held_up(100 * MS_NS, true) && beside(100).is_held_up(100 * MS_NS, false));
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_sleeps_is_told_and_an_own_timeout_is_not() {
+    fn reports_sleeping_peer_but_not_own_timeout() {
         use CauseKind::{Running, Timer};
         let slept = |ms| path(&[(ms, Timer, "timer", 2), (40, Running, "peer:8", 1), (500, Running, "client:7", 0)]);
         assert_eq!((slept(60).sleeper(100 * MS_NS), slept(59).sleeper(100 * MS_NS)), (Some("waiter:2"), None));
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_a_timer_of_the_kernels_own_is_no_sleeper() {
+    fn waiter_for_kernel_timer_is_no_sleeper() {
         let mut path = path(&[(70, CauseKind::Timer, "TCP retransmission", 2), (10, CauseKind::Running, "peer:7", 1)]);
         path.segments[0].timer = Some(TimerKind::TcpRetransmission);
         assert_eq!(path.sleeper(MS_NS), None);

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is known of the past of all CPUs: who had each, how it came by it, and how it left.
+//! The scheduling timeline of all CPUs: run slices with switch-in and switch-out.
 
 use super::timer::TimerKind;
 use crate::thread;
 use crate::wait::Stop;
 
-/// A thread's or an interrupt's name, as the kernel keeps it: up to 15 bytes, then zeros.
+/// A `comm` as the kernel keeps it: up to 15 bytes, padded with zeros. Also the name of an interrupt or softirq.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(pub [u8; 16]);
 
 impl Name {
-    /// What fits of a name.
+    /// Copies the first 15 bytes of a name.
     pub fn of(name: &str) -> Self {
         let mut bytes = [0; 16];
         bytes.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
         Name(bytes)
     }
 
-    /// As text.
+    /// Returns the name as text.
     pub fn text(self) -> String {
         let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(self.0.len());
         String::from_utf8_lossy(&self.0[..end]).into_owned()
     }
 }
 
-/// Who has a CPU.
+/// The actor on a CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Holder {
     /// It was not recorded.
@@ -32,26 +32,26 @@ pub enum Holder {
     Nobody,
     /// The CPU is idle.
     Idle,
-    /// A thread, by its number as it is shown.
+    /// A thread, by its TID as shown.
     Thread(u32),
-    /// A worker with an item.
+    /// A kworker that executes a work item.
     Work {
-        /// The worker.
+        /// TID of the worker.
         tid: u32,
-        /// The item's function, by a number that [`super::Names`] knows.
+        /// ID of the item's function, which [`super::Names`] resolves.
         handler: u64,
     },
-    /// A hardware interrupt, on top of a thread.
+    /// A hardware interrupt, nested on a thread.
     Irq {
-        /// By how much it was late: for so long before it, at least, the CPU had interrupts off.
+        /// Minimum delay of the interrupt: interrupts were off on the CPU for at least this long before it.
         late_ns: u64,
     },
-    /// A softirq, on top of a thread.
+    /// A softirq, nested on a thread.
     Softirq,
 }
 
 impl Holder {
-    /// The thread's number, where it is one.
+    /// Returns the TID, if the actor is a thread.
     pub fn tid(self) -> Option<u32> {
         match self {
             Holder::Thread(tid) | Holder::Work { tid, .. } => Some(tid),
@@ -60,100 +60,100 @@ impl Holder {
     }
 }
 
-/// How a thread came by its CPU.
+/// How a run slice began (switch-in).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Entry {
-    /// It had it before: an interrupt came in between. Also of interrupts.
+    /// The same thread continues after an interrupt. Also used for interrupt slices.
     #[default]
     GoesOn,
-    /// It could run ever since it lost its last CPU.
+    /// The thread was preempted, and has been runnable since it lost its last CPU.
     Preempted {
-        /// When.
+        /// Time of the preemption.
         at_ns: u64,
     },
-    /// It was woken, or is new.
+    /// The thread was woken, or is new.
     Woken {
-        /// When, by whoever woke it.
+        /// Time of the wakeup, as the waker recorded it.
         at_ns: u64,
-        /// By whom.
+        /// Waker.
         by: Waker,
-        /// On which CPU that was.
+        /// CPU on which the wakeup happened.
         cpu: u32,
     },
-    /// It is a worker that had it before, and begins an item.
+    /// The worker was on the CPU already, and starts an item.
     Queued {
-        /// When that was queued, by whoever did it.
+        /// Time at which the item was queued, as the queuer recorded it.
         at_ns: u64,
-        /// By whom.
+        /// Queuer.
         by: Waker,
-        /// On which CPU that was.
+        /// CPU on which the item was queued.
         cpu: u32,
     },
-    /// How was not seen.
+    /// The switch-in was not recorded.
     Unseen,
 }
 
-/// A thread that could run was moved from one CPU's run queue to another's.
+/// A migration of a runnable thread between the run queues of two CPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// When, on CLOCK_MONOTONIC.
+    /// Time of the migration (CLOCK_MONOTONIC).
     pub at_ns: u64,
-    /// The CPU in whose run queue it was until then.
+    /// CPU of the previous run queue.
     pub from_cpu: u32,
 }
 
-/// Who ended a wait, or queued a work item.
+/// What ended a wait, or queued a work item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waker {
-    /// A thread, by its number.
+    /// A thread, by its TID.
     Thread(u32),
-    /// Nobody: the thread is new, and this one has made it.
+    /// Not a wakeup: the thread is new, and this parent created it.
     Parent(u32),
-    /// A timer, whose time had come.
+    /// A timer that expired.
     Timer(TimerKind),
-    /// A packet that came in from elsewhere.
+    /// A packet from the network.
     Network,
     /// The end of an RCU grace period.
     Rcu,
-    /// A softirq; whichever had the CPU then.
+    /// Any other softirq, the one that ran on the CPU at that time.
     Softirq,
-    /// A hardware interrupt; whichever had the CPU then.
+    /// Any other hardware interrupt, the one that ran on the CPU at that time.
     Irq,
-    /// The end of a request of a disk.
+    /// Completion of a block I/O request.
     Disk(Request),
 }
 
-/// A request of a block device that is done.
+/// A completed request of a block device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Request {
-    /// When it came into being.
+    /// Time at which the request was created or inserted.
     pub queued_ns: u64,
-    /// When it was given to the device.
+    /// Time at which the request was issued to the device.
     pub issued_ns: u64,
-    /// Major number << 20 | minor number.
+    /// Device number: major << 20 | minor.
     pub device: u32,
-    /// What it does to the disk.
+    /// Operation of the request.
     pub operation: Operation,
-    /// The thread that has submitted it, as it is shown; 0 where that is not known.
+    /// TID of the submitter as shown; 0 if unknown.
     pub submitter: u32,
 }
 
-/// What a request does.
+/// Operation of a block I/O request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Operation {
-    /// Reads.
+    /// Read.
     #[default]
     Read,
-    /// Writes.
+    /// Write.
     Write,
-    /// Has the device write its own memory out.
+    /// Flush of the device's write cache.
     Flush,
-    /// Discards, or anything else.
+    /// Discard, or any other.
     Other,
 }
 
 impl Operation {
-    /// In a word.
+    /// Returns the name of the operation.
     pub fn name(self) -> &'static str {
         match self {
             Operation::Read => "read",
@@ -164,78 +164,79 @@ impl Operation {
     }
 }
 
-/// How a thread left its CPU.
+/// How a run slice ended (switch-out).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exit {
-    /// It did not: an interrupt came in. Also of interrupts.
+    /// An interrupt came in and the thread continues. Also used for interrupt slices.
     #[default]
     GoesOn,
-    /// It could have gone on.
+    /// The thread was preempted and stays runnable.
     Preempted,
-    /// It waits.
+    /// The thread blocks.
     Blocked(Blocked),
-    /// It has ended.
+    /// The thread exited.
     Dead,
 }
 
-/// In what a thread waits, as far as that is known without its stack.
+/// What a thread waits in, as far as this is known without its stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Blocked {
-    /// The number of its system call.
+    /// Number of the system call.
     pub syscall: Option<u16>,
-    /// No signal wakes it.
+    /// The thread is in uninterruptible sleep.
     pub is_uninterruptible: bool,
-    /// The kernel counts the wait as one for a device.
+    /// The kernel counts the wait as I/O wait (`in_iowait`).
     pub in_iowait: bool,
-    /// It is a thread of the kernel.
+    /// The thread is a kernel thread.
     pub is_kernel: bool,
-    /// It was stopped, and does not wait for what it was doing.
+    /// The thread was stopped, rather than waiting in what it was doing.
     pub stop: Option<Stop>,
 }
 
 impl Blocked {
-    /// In what it waits outside of system calls, as far as that is known.
+    /// Returns what the thread waits in outside of system calls, if known.
     pub fn outside_calls(&self) -> Option<String> {
         let is_for_page = self.is_uninterruptible && self.in_iowait && !self.is_kernel && self.syscall.is_none();
         is_for_page.then(|| "page fault".to_owned())
     }
 }
 
-/// One holder of one CPU without a break.
+/// A run slice: one actor on one CPU without interruption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Slice {
-    /// When it began, on CLOCK_MONOTONIC as all times here.
+    /// Start on CLOCK_MONOTONIC, as all times here.
     pub start_ns: u64,
-    /// When the next one began.
+    /// End, which is the start of the next slice.
     pub end_ns: u64,
-    /// Who had the CPU.
+    /// Actor on the CPU.
     pub holder: Holder,
-    /// The thread's, the interrupt's or the softirq's name.
+    /// Name of the thread, interrupt or softirq.
     pub name: Name,
-    /// How it came by the CPU.
+    /// Switch-in.
     pub entry: Entry,
-    /// The last move while it waited for a CPU.
+    /// Last migration while the thread waited for a CPU.
     pub moved: Option<Move>,
-    /// For how long it was not allowed to run since it was woken or lost its last CPU, as its cgroup's quota was used up.
+    /// Time throttled by its cgroup's CPU quota since the thread was woken or preempted.
     pub throttled_ns: u64,
-    /// What kept it stopped until it was woken, if anything did.
+    /// Why the thread was stopped until it was woken, if it was.
     pub stopped: Option<Stop>,
-    /// The thread's cgroup, by a number that [`super::Names`] knows, where that is known.
+    /// Cgroup ID of the thread, which [`super::Names`] resolves, if known.
     pub cgroup: Option<u64>,
-    /// How it left it.
+    /// Switch-out.
     pub exit: Exit,
-    /// What the hypervisor took of it.
+    /// Time stolen by the hypervisor during the slice.
     pub steal_ns: u64,
-    /// The thread is new, and belongs to the process of whoever made it.
+    /// The thread is new, and belongs to its creator's process.
     pub is_in_parents_process: bool,
     /// The thread belongs to the command that is explained.
     pub is_member: bool,
-    /// So does whoever woke it, or made it; which need not be who has the waker's CPU, where a softirq is on top.
+    /// The waker or parent belongs to the command. It need not be the thread on the waker's CPU, where a softirq is
+    /// nested.
     pub is_of_member: bool,
 }
 
 impl Slice {
-    /// The same, knowing which threads belong to the command, by their number and when.
+    /// Returns the slice with the membership flags set; `is_member` takes a TID and a time.
     pub fn marked(self, is_member: impl Fn(u32, u64) -> bool) -> Self {
         let is_of_member = match self.entry {
             Entry::Woken { by: Waker::Thread(tid) | Waker::Parent(tid), at_ns, .. } => is_member(tid, at_ns),
@@ -245,31 +246,31 @@ impl Slice {
         Slice { is_member: own, is_of_member, ..self }
     }
 
-    /// The thread as it is named.
+    /// Returns the label of the thread (`name:tid`), or the name of another actor.
     pub fn called(&self) -> String {
         self.holder.tid().map_or_else(|| self.name.text(), |tid| thread::called(&self.name.text(), tid))
     }
 }
 
-/// The past of each CPU, from its end backwards.
+/// A per-CPU scheduling timeline that is read backwards.
 pub trait Past {
-    /// How many CPUs there are.
+    /// Returns the number of CPUs.
     fn cpus(&self) -> usize;
 
-    /// The slice before the one that was handed out last, and at first the last one; `None` where nothing is known of
-    /// earlier times.
+    /// Returns the slice before the one returned last for this CPU, starting with the newest; `None` if nothing earlier
+    /// is known.
     fn previous(&mut self, cpu: usize) -> Option<Slice>;
 }
 
-/// A past that is in memory.
+/// A timeline in memory.
 #[derive(Clone, Debug, Default)]
 pub struct Recorded {
-    /// Of each CPU, in order of time.
+    /// Slices of each CPU in order of time.
     pub cpus: Vec<Vec<Slice>>,
 }
 
 impl Recorded {
-    /// To be gone back through, without being used up.
+    /// Returns a reader of the timeline that does not consume it.
     pub fn backwards(&self) -> impl Past {
         Backwards { cpus: self.cpus.iter().map(Vec::as_slice).collect() }
     }

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the time of a CPU's slice is to a thread.
+//! Attributes the time of a run slice to an actor.
 
 use super::Party;
 use super::cursor::NOT_RECORDED;
 use super::history::Holder;
-use super::rewind::Lane;
+use super::rewind::CpuState;
 use crate::CauseKind;
 
-/// Whoever had a CPU during a part of a slice, to the thread `ready` that could have had it, or to itself. What the
-/// hypervisor took is not known more closely than for the whole slice, and is told last of the part.
-pub(super) fn tell_holder(
-    lane: &Lane,
+/// Emits the segments of a part of a slice, as seen by the runnable thread `ready`, or by the running thread itself.
+/// Steal time is known only for the whole slice; it is spread evenly, and put at the end of the part.
+pub(super) fn emit_slice_segments(
+    lane: &CpuState,
     cpu: usize,
     from_ns: u64,
     to_ns: u64,
     ready: Option<u32>,
-    tell: &mut dyn FnMut(u64, u64, CauseKind, Party),
+    emit: &mut dyn FnMut(u64, u64, CauseKind, Party),
 ) {
     let slice = &lane.slice;
     let (ns, whole_ns) = (to_ns.saturating_sub(from_ns), slice.end_ns.saturating_sub(slice.start_ns));
-    // A division of so many bits is as much work as all the rest.
+    // A 128-bit division costs as much as all the rest.
     let steal_ns = match slice.steal_ns {
         0 => 0,
         steal_ns => (u128::from(steal_ns) * u128::from(ns)).checked_div(u128::from(whole_ns)).unwrap_or(0),
     };
     let own_end_ns = to_ns - u64::try_from(steal_ns).unwrap_or(u64::MAX).min(ns);
-    tell(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
+    emit(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
     let name = slice.name;
     let (kind, who) = match slice.holder {
         Holder::Irq { .. } => (CauseKind::Irq, Party::Interrupt(name)),
@@ -42,9 +42,9 @@ pub(super) fn tell_holder(
         Holder::Idle => (CauseKind::IdleExit, Party::Cpu(cpu as u32)),
         Holder::Nobody => (CauseKind::Unknown, Party::Text(NOT_RECORDED)),
     };
-    // A thread's own interrupts that are off are its own work.
+    // For the running thread itself, time with interrupts off is its own work.
     let keeps_off = ready.is_some() && slice.holder.tid().is_some();
     let off_ns = if keeps_off { lane.irqs_off_ns.clamp(from_ns, own_end_ns) } else { own_end_ns };
-    tell(off_ns, own_end_ns, CauseKind::IrqsOff, who);
-    tell(from_ns, off_ns, kind, who);
+    emit(off_ns, own_end_ns, CauseKind::IrqsOff, who);
+    emit(from_ns, off_ns, kind, who);
 }

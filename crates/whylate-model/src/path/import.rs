@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The past of all CPUs from text that others have recorded: ftrace's files `trace` and `trace_pipe`, `trace-cmd
+//! Imports the scheduling timeline from text traces of other tools: ftrace's files `trace` and `trace_pipe`, `trace-cmd
 //! report`, `perf script` and `perf sched script`.
 //!
-//! What a trace does not tell is unknown. Lines that cannot be read, and events that the trace says are missing, are
-//! counted; after missing events nothing is known of a CPU until its next one.
+//! What a trace does not record is unknown. Unreadable lines, and events that the trace reports as missing, are
+//! counted; after missing events nothing is known of a CPU until its next event.
 
 mod answer;
 mod fields;
@@ -17,7 +17,7 @@ use thiserror::Error;
 pub use self::answer::{Command, End, LateWait, Wanted, WhyThis};
 pub use self::lives::Life;
 
-use self::fields::{Said, Stage, said};
+use self::fields::{Stage, TraceEvent, parse_event};
 use self::lives::Lives;
 use super::events::{Builder, Event};
 use super::history::{Exit, Name, Recorded, Waker};
@@ -27,74 +27,75 @@ use crate::ftrace::{
 };
 use crate::paste::{Lines, PasteError};
 
-/// No machine has more CPUs; a damaged file may name more.
+/// Maximum number of CPUs. No machine has more; a damaged file may name more.
 const CPUS: usize = 8 << 10;
-/// Each takes up to some 250 bytes of memory.
+/// Maximum number of events. Each takes up to some 250 bytes of memory.
 const EVENTS: u64 = 8 << 20;
-/// Between two events of perf there is a stack at most. What has none for so long may have no end either.
+/// Maximum number of bytes without an event. Between two events of perf there is at most a stack; a longer gap may have
+/// no end.
 const WITHOUT_EVENT: u64 = 64 << 20;
-/// No kernel has more functions of work items.
+/// Maximum number of work item functions. No kernel has more.
 const HANDLERS: usize = 64 << 10;
-/// What the kernel shows of a thread whose name it has forgotten.
+/// What the kernel prints for a thread without a cached `comm`.
 const FORGOTTEN: &str = "<...>";
 
-/// Why a file told nothing.
+/// Why a file cannot be imported.
 #[derive(Debug, Error)]
 pub enum ImportError {
-    /// It cannot be read, or not be made out what was done to its lines.
+    /// The file cannot be read, or it is unclear how its lines were altered.
     #[error(transparent)]
     Paste(#[from] PasteError),
-    /// It is of `trace-cmd`.
+    /// The file is a `trace.dat` of trace-cmd.
     #[error("this is a trace.dat: import the output of `trace-cmd report -i` on it")]
     TraceDat,
-    /// It is of perf.
+    /// The file is a `perf.data`.
     #[error("this is a perf.data: import the output of `perf script --show-lost-events -i` on it")]
     PerfData,
-    /// It is compressed.
+    /// The file is compressed.
     #[error("this is compressed: decompress it first")]
     Compressed,
-    /// It would take too much memory.
+    /// The file has too many events for memory.
     #[error("it has more than {EVENTS} events: cut it to the time that matters")]
     TooLong,
-    /// Its events have no CPU number.
+    /// The events have no CPU number.
     #[error("{NO_CPU}")]
     NoCpu,
-    /// Its stamps are in a unit that is not known.
+    /// The timestamps are in an unknown unit.
     #[error("{NO_POINT}")]
     NoPoint,
-    /// No event tells who had a CPU.
+    /// No event shows which thread was on a CPU.
     #[error("no event in it tells who had a CPU: record sched_switch and sched_waking, and interrupts too")]
     NoSwitches,
     /// No line is an event.
     #[error("no line in it is an event: give the text output of trace_pipe, `trace-cmd report` or `perf script`")]
     NotATrace,
-    /// It goes on and on with something else.
+    /// A long run of lines has no event.
     #[error("{} MiB in a row contain no trace event: give the text output of trace_pipe, `trace-cmd report` or `perf script`", WITHOUT_EVENT >> 20)]
     NoEvents,
-    /// There is no such thread.
+    /// The trace has no such thread.
     #[error("it has no thread {0}: leave out --pid and --comm, or name one that is in it")]
     NoSuchThread(String),
 }
 
-/// What a file has told.
+/// An imported trace.
 #[derive(Debug)]
 pub struct Trace {
     past: Recorded,
     lives: Lives,
     handlers: Vec<Box<str>>,
-    /// When its first event was.
+    /// Time of the first event.
     pub begin_ns: u64,
-    /// When its last one was.
+    /// Time of the last event.
     pub end_ns: u64,
-    /// What could not be used, by the reason.
+    /// Number of lines and events that could not be used, by reason.
     pub lost: BTreeMap<&'static str, u64>,
-    /// What it does not tell of, and what follows from that.
+    /// Limitations: kinds of events that are not recorded, and the consequence.
     pub weaker: Vec<&'static str>,
-    /// What was done to its lines, and has been undone.
+    /// Alterations of the lines that were undone.
     pub undone: Vec<String>,
 }
 
-/// Which events there are.
+/// Kinds of events that the trace has.
 #[derive(Debug, Default)]
 struct Kinds {
     wakings: bool,
@@ -109,7 +110,7 @@ struct Reader {
     lives: Lives,
     numbers: HashMap<Box<str>, u64>,
     handlers: Vec<Box<str>>,
-    /// Of each CPU whose last event was that a timer's function runs, the timer.
+    /// Kind of the timer that expired with the last event of each CPU, if one did.
     timers: Vec<Option<TimerKind>>,
     kinds: Kinds,
     has_switches: bool,
@@ -127,7 +128,7 @@ impl Trace {
     /// Reads a file to its end.
     ///
     /// # Errors
-    /// When it cannot be read, or does not tell who had the CPUs.
+    /// Fails if the file cannot be read, or does not show which threads were on the CPUs.
     pub fn read(mut input: impl BufRead) -> Result<Self, ImportError> {
         let start = input.fill_buf().map_err(PasteError::Io)?;
         if start.starts_with(TRACE_DAT) {
@@ -163,12 +164,12 @@ impl Trace {
         reader.end()
     }
 
-    /// Who had each CPU, and how.
+    /// Returns the scheduling timeline.
     pub fn history(&self) -> &Recorded {
         &self.past
     }
 
-    /// Its threads, in the order in which they are first told of.
+    /// Returns the threads, in the order of their first mention.
     pub fn lives(&self) -> &[Life] {
         &self.lives.all
     }
@@ -176,7 +177,7 @@ impl Trace {
 
 impl Reader {
     fn line(&mut self, text: &str) {
-        // A line of perf has a space before the thread's number, and one of ftrace a dash.
+        // In a line of perf a space precedes the TID, in one of ftrace a dash.
         if let Some(line) = Line::parse_perf(text).or_else(|| Line::parse(text)).filter(Line::is_credible) {
             self.event(&line);
         } else if let Some(gap) = Gap::parse(text) {
@@ -206,32 +207,32 @@ impl Reader {
             return self.lose("cpus_full", 1);
         }
         if line.time_ns < self.last_ns {
-            // It is put at the end of what came before it in the file.
+            // The event is moved to the end of those that precede it in the file.
             self.lose("out_of_order", 1);
         }
         self.last_ns = self.last_ns.max(line.time_ns);
         self.begin_ns.get_or_insert(self.last_ns);
-        let Some(said) = said(line.event, line.text).filter(|_| has_end(line.event, line.text)) else {
+        let Some(parsed) = parse_event(line.event, line.text).filter(|_| has_end(line.event, line.text)) else {
             return self.lose("unreadable", 1);
         };
         if self.timers.len() <= cpu {
             self.timers.resize(cpu + 1, None);
         }
-        let (tid, name) = match said {
-            Said::Switch { from, from_name, .. } => (from, from_name),
+        let (tid, name) = match parsed {
+            TraceEvent::Switch { from, from_name, .. } => (from, from_name),
             _ => (line.tid, line.comm),
         };
         if tid != GONE {
             let is_name_known = name != FORGOTTEN && !(line.is_cut && name == line.comm);
             let name = if is_name_known { Name::of(name) } else { self.name_of(tid, name) };
-            match said {
-                Said::Exec { tid, old_tid, .. } if tid != old_tid && self.builder.holder(cpu) != Some(tid) => {
+            match parsed {
+                TraceEvent::Exec { tid, old_tid, .. } if tid != old_tid && self.builder.holder(cpu) != Some(tid) => {
                     let old_name = self.lives.present(old_tid, self.last_ns).name();
                     self.builder.seen(cpu, self.last_ns, old_tid, old_name);
                     self.renumber(cpu, tid, old_tid);
                 }
                 _ => {
-                    // Before its event, the thread that executes a program has its new number already.
+                    // A thread that executes a program has its new TID already before the event.
                     if let Some(old_tid) = self.builder.holder(cpu)
                         && old_tid != tid
                         && old_tid != 0
@@ -244,13 +245,13 @@ impl Reader {
                 }
             }
         }
-        self.take(cpu, line, said);
-        if !matches!(said, Said::Waking(_) | Said::Awake(_)) {
-            self.timers[cpu] = if let Said::TimerExpires(timer) = said { Some(timer) } else { None };
+        self.take(cpu, line, parsed);
+        if !matches!(parsed, TraceEvent::Waking(_) | TraceEvent::Awake(_)) {
+            self.timers[cpu] = if let TraceEvent::TimerExpires(timer) = parsed { Some(timer) } else { None };
         }
     }
 
-    /// A thread's name where the line has none, or the start of one.
+    /// Returns a thread's name if the line has none, or only its start.
     fn name_of(&mut self, tid: u32, start: &str) -> Name {
         let known = self.lives.present(tid, self.last_ns).name();
         if start == FORGOTTEN || known.text().starts_with(start) { known } else { Name::of(start) }
@@ -266,64 +267,65 @@ impl Reader {
         self.end_ns
     }
 
-    fn take(&mut self, cpu: usize, line: &Line<'_>, said: Said<'_>) {
+    fn take(&mut self, cpu: usize, line: &Line<'_>, parsed: TraceEvent<'_>) {
         self.kinds.flags |= !line.flags.is_empty();
-        let event = match said {
-            Said::Switch { from, from_name, exit, to, to_name } => {
+        let event = match parsed {
+            TraceEvent::Switch { from, from_name, exit, to, to_name } => {
                 self.has_switches = true;
                 let (from_name, to_name) = (Name::of(from_name), Name::of(to_name));
                 let event = Event::Switch { from, from_name, exit, to, to_name };
                 let at_ns = self.add(cpu, event);
                 if from != 0 {
-                    self.lives.leaves(from, from_name, at_ns, exit == Exit::Dead);
+                    self.lives.switched_out(from, from_name, at_ns, exit == Exit::Dead);
                 }
                 if to != 0 {
-                    self.lives.comes(to, to_name, at_ns);
+                    self.lives.switched_in(to, to_name, at_ns);
                 }
                 return;
             }
-            Said::New(tid, name) => {
+            TraceEvent::New(tid, name) => {
                 let at_ns = self.add(cpu, Event::New(tid));
                 return self.lives.born(tid, Name::of(name), line.tid, at_ns);
             }
-            Said::Exec { path, .. } => {
+            TraceEvent::Exec { path, .. } => {
                 let name = Name::of(path.rsplit_once('/').map_or(path, |(_, name)| name));
                 let at_ns = self.add(cpu, Event::Exec(name));
                 return self.lives.exec(line.tid, name, at_ns);
             }
-            Said::Waking(tid) => {
+            TraceEvent::Waking(tid) => {
                 self.kinds.wakings = true;
                 self.waking(cpu, line, tid)
             }
-            // Without the event of a waking its end tells as much, but for who it was where it ended on another CPU.
-            Said::Awake(tid) if !self.kinds.wakings => self.waking(cpu, line, tid),
-            Said::Awake(tid) => Event::Awake(tid),
-            Said::Moved(tid, from_cpu) => Event::Moved(tid, from_cpu),
-            Said::Irq(name) => {
+            // Without `sched_waking`, `sched_wakeup` has the same information, except for the waker if it happens on
+            // another CPU.
+            TraceEvent::Awake(tid) if !self.kinds.wakings => self.waking(cpu, line, tid),
+            TraceEvent::Awake(tid) => Event::Awake(tid),
+            TraceEvent::Moved(tid, from_cpu) => Event::Moved(tid, from_cpu),
+            TraceEvent::Irq(name) => {
                 self.kinds.interrupts = true;
                 Event::Irq(Name::of(name))
             }
-            Said::IrqEnds => Event::IrqEnds,
-            Said::Softirq(number) => {
+            TraceEvent::IrqEnds => Event::IrqEnds,
+            TraceEvent::Softirq(number) => {
                 self.kinds.interrupts = true;
                 Event::Softirq(number)
             }
-            Said::SoftirqEnds => Event::SoftirqEnds,
-            Said::SoftirqRaised(number) => Event::SoftirqRaised(number),
-            Said::TimerExpires(timer) => Event::TimerExpires(timer),
-            Said::TimerEnds => Event::TimerEnds,
-            Said::Queued(item) => Event::Queued(item, self.context(cpu, line)),
-            Said::Work(item, function) => Event::Work(item, self.handler(function)),
-            Said::WorkEnds => Event::WorkEnds,
-            Said::Request { device, sector, operation, stage } => {
+            TraceEvent::SoftirqEnds => Event::SoftirqEnds,
+            TraceEvent::SoftirqRaised(number) => Event::SoftirqRaised(number),
+            TraceEvent::TimerExpires(timer) => Event::TimerExpires(timer),
+            TraceEvent::TimerEnds => Event::TimerEnds,
+            TraceEvent::Queued(item) => Event::Queued(item, self.context(cpu, line)),
+            TraceEvent::Work(item, function) => Event::Work(item, self.handler(function)),
+            TraceEvent::WorkEnds => Event::WorkEnds,
+            TraceEvent::Request { device, sector, operation, stage } => {
                 self.kinds.requests = true;
                 match stage {
-                    Stage::Begun => Event::RequestBegins(device, sector, operation),
+                    Stage::Created => Event::RequestBegins(device, sector, operation),
                     Stage::Issued => Event::RequestIssued(device, sector, operation),
                     Stage::Done => Event::RequestDone(device, sector),
                 }
             }
-            Said::Other => return,
+            TraceEvent::Other => return,
         };
         self.add(cpu, event);
     }
@@ -332,7 +334,7 @@ impl Reader {
         self.context(cpu, line).map_or(Event::Waking(tid), |by| Event::WakingBy(tid, by))
     }
 
-    /// In what a thread is woken is told by the flags, where there are any.
+    /// Returns the context in which a thread is woken, from the line's flags if it has any.
     fn context(&self, cpu: usize, line: &Line<'_>) -> Option<Waker> {
         if let Some(timer) = self.timers[cpu] {
             return Some(Waker::Timer(timer));
@@ -348,7 +350,7 @@ impl Reader {
         if let Some(&number) = self.numbers.get(function) {
             return number;
         }
-        // One more stands for all that there is no room for.
+        // One further entry stands for all functions without room.
         let function = if self.handlers.len() < HANDLERS { function } else { "(others)" };
         let next = self.handlers.len() as u64;
         let number = *self.numbers.entry(function.into()).or_insert(next);
@@ -387,19 +389,19 @@ impl Reader {
         if !self.kinds.requests {
             weaker.push("no block events: waits for disks are shown as waits for interrupts");
         }
-        // Whoever got a CPU with the last event has it.
+        // The thread switched in by the last event is still on the CPU.
         let mut past = self.builder.finish(end_ns.saturating_add(1));
         let Reader { lives, handlers, lost, undone, .. } = self;
         if !tells_interrupts {
-            lives.doubt(&mut past);
+            lives.drop_unreliable_wakers(&mut past);
         }
         Ok(Trace { past, lives, handlers, begin_ns, end_ns, lost, weaker, undone })
     }
 }
 
-/// Whether an event that matters here can be read.
+/// Returns whether an event that matters here can be read.
 pub(crate) fn is_readable(event: &str, text: &str) -> bool {
-    said(event, text).is_some()
+    parse_event(event, text).is_some()
 }
 
 #[cfg(test)]

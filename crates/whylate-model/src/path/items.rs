@@ -3,22 +3,23 @@
 
 use super::cursor::Woken;
 
-/// Before it was queued, its wait was whoever queued it, whatever its worker did then.
+/// A work item that a worker executes. Before it was queued, its wait is followed to the queuer, whatever the worker
+/// did.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub queued: Woken,
-    /// The worker is followed within so many waits.
+    /// Number of waits within which the worker is followed.
     pub depth: usize,
-    /// The worker.
+    /// TID of the worker.
     pub tid: u32,
 }
 
-/// Of each depth one: the last that the worker began, as earlier ones are what that waited for.
+/// Items by depth, at most one each: the last that the worker started; it waited for the earlier ones.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Items(Vec<Item>);
 
 impl Items {
-    /// Its worker begins it, and nothing deeper is followed.
+    /// Adds the item that the worker starts; items at greater depth are dropped.
     pub fn begin(&mut self, item: Item) {
         self.up_to(item.depth + 1);
         if self.0.last().is_none_or(|last| last.depth < item.depth) {
@@ -26,30 +27,30 @@ impl Items {
         }
     }
 
-    /// Nothing within so many waits or more is followed any more.
+    /// Drops the items at this depth or more.
     pub fn up_to(&mut self, depth: usize) {
         self.0.retain(|item| item.depth < depth);
     }
 
-    /// When the next one was queued that a walk back comes to.
+    /// Returns the next time, backwards, at which an item was queued.
     pub fn due_ns(&self) -> Option<u64> {
         self.0.iter().map(|item| item.queued.at_ns).max()
     }
 
-    /// The one that was queued at this moment or later; with it go those that were followed for its sake.
+    /// Takes the item that was queued at `now_ns` or later, with those at greater depth.
     pub fn take_due(&mut self, now_ns: u64) -> Option<Item> {
         let due = self.0.iter().position(|item| item.queued.at_ns >= now_ns)?;
         self.take(due)
     }
 
-    /// The one of this depth, if its worker was woken by whoever queued it.
+    /// Takes the item at this depth, if its queuer also woke the worker.
     pub fn take_woken_for(&mut self, depth: usize, woken: Woken) -> Option<Item> {
         let is_it = |item: &Item| item.depth == depth && (item.queued.by, item.queued.cpu) == (woken.by, woken.cpu);
-        let place = self.0.iter().position(is_it)?;
-        self.take(place)
+        let index = self.0.iter().position(is_it)?;
+        self.take(index)
     }
 
-    fn take(&mut self, place: usize) -> Option<Item> {
-        self.0.drain(place..).next()
+    fn take(&mut self, index: usize) -> Option<Item> {
+        self.0.drain(index..).next()
     }
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which threads belong to a command: those that descend from whoever began it.
+//! Determines which threads belong to a command: the descendants of its first thread.
 
 use std::collections::HashMap;
 
 use super::history::{Entry, Past, Slice, Waker};
 
-/// How many births are known; those that come later belong to nobody.
-const BIRTHS: usize = 4 << 20;
+/// Maximum number of births; threads created later belong to no command.
+const MAX_BIRTHS: usize = 4 << 20;
 
-/// A thread is made.
+/// The creation of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Birth {
     at_ns: u64,
@@ -17,22 +17,22 @@ struct Birth {
     is_in_parents_process: bool,
 }
 
-/// Births of threads, as their first slices tell them, in any order.
+/// Creations of threads, as seen in their first slices, in any order.
 #[derive(Clone, Debug, Default)]
 pub struct Births {
     births: Vec<Birth>,
-    /// Births that found no room.
+    /// Number of births without room.
     pub lost: u64,
 }
 
 impl Births {
-    /// Takes in what a slice tells.
+    /// Adds the birth that a slice shows, if any.
     pub fn add(&mut self, slice: &Slice) {
         let (Some(tid), Entry::Woken { at_ns, by: Waker::Parent(parent), .. }) = (slice.holder.tid(), slice.entry)
         else {
             return;
         };
-        if self.births.len() < BIRTHS {
+        if self.births.len() < MAX_BIRTHS {
             let is_in_parents_process = slice.is_in_parents_process;
             self.births.push(Birth { at_ns, tid, parent, is_in_parents_process });
         } else {
@@ -40,27 +40,27 @@ impl Births {
         }
     }
 
-    /// When the thread that has this number was made, where that was seen.
+    /// Returns when the last thread with this TID was created, if recorded.
     pub fn last_of(&self, tid: u32) -> Option<u64> {
         self.births.iter().filter(|birth| birth.tid == tid).map(|birth| birth.at_ns).max()
     }
 
-    /// When another thread of the process took its first one's number over to execute a program, where that was seen.
+    /// Returns when another thread of the process took over the TID of the first one to execute a program, if recorded.
     pub fn taken_over_ns(&self, process: u32) -> Option<u64> {
         let takes = self.births.iter().filter(|birth| birth.tid == process && birth.is_in_parents_process);
         takes.map(|birth| birth.at_ns).max()
     }
 
-    /// Those that descend from a thread, and itself.
+    /// Returns the descendants of a thread, and the thread itself.
     pub fn descendants_of(mut self, first: u32) -> Members {
         self.births.sort_unstable();
         let mut lives: HashMap<u32, Vec<(u64, bool)>> = HashMap::from([(first, vec![(0, true)])]);
         let (mut processes, mut parents) = (HashMap::from([(first, first)]), HashMap::new());
-        // It lives as long as anybody asks.
+        // The first thread is taken to live throughout.
         for Birth { at_ns, tid, parent, is_in_parents_process } in self.births.into_iter().filter(|it| it.tid != first)
         {
             let is_member = lives.get(&parent).and_then(|lives| lives.last()).is_some_and(|&(_, is_member)| is_member);
-            // Numbers are used again; of those that never were a member's nothing need be known.
+            // TIDs are reused; those that never were a member's are not needed.
             if is_member || lives.contains_key(&tid) {
                 lives.entry(tid).or_default().push((at_ns, is_member));
             }
@@ -78,29 +78,29 @@ impl Births {
     }
 }
 
-/// The threads of a command.
+/// Threads of a command.
 #[derive(Clone, Debug, Default)]
 pub struct Members {
-    /// Of each number, since when it has been a member's or another one's.
+    /// For each TID, the times from which it was a member's or another thread's.
     lives: HashMap<u32, Vec<(u64, bool)>>,
-    /// The process of each thread, by the number of its first thread; of numbers that were used again, the last one.
+    /// Process of each thread, by the TID of its first thread; the last one if the TID was reused.
     processes: HashMap<u32, u32>,
-    /// Of each process, whose thread has made it.
+    /// Parent process of each process.
     parents: HashMap<u32, u32>,
 }
 
 impl Members {
-    /// The process of a member, by the number of its first thread.
+    /// Returns the process of a member, by the TID of its first thread.
     pub fn process_of(&self, tid: u32) -> Option<u32> {
         self.processes.get(&tid).copied()
     }
 
-    /// The process that has made this one, where that is a member too.
+    /// Returns the parent process, if it is a member too.
     pub fn parent_of(&self, process: u32) -> Option<u32> {
         self.parents.get(&process).copied()
     }
 
-    /// Whether the thread that has this number then is one.
+    /// Returns whether the thread with this TID at `at_ns` is a member.
     pub fn has(&self, tid: u32, at_ns: u64) -> bool {
         let life = |lives: &Vec<(u64, bool)>| {
             let later = lives.partition_point(|&(born_ns, _)| born_ns <= at_ns);
@@ -109,17 +109,17 @@ impl Members {
         self.lives.get(&tid).is_some_and(life)
     }
 
-    /// How many lives of threads are known.
+    /// Returns the number of member threads.
     pub fn count(&self) -> usize {
         self.lives.values().flatten().filter(|(_, is_member)| *is_member).count()
     }
 }
 
-/// A past that says of each slice whether it is a member's.
+/// A timeline that marks the slices of the command.
 pub struct Marked<'a> {
-    /// The past.
+    /// The timeline.
     pub past: &'a mut dyn Past,
-    /// The members.
+    /// The threads of the command.
     pub members: &'a Members,
 }
 
@@ -144,9 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn children_of_children_belong_to_it_whatever_their_order() {
+    fn descendants_are_members_in_any_order_of_births() {
         let mut births = Births::default();
-        // 7 is first another one's, then a grandchild's, then another one's again.
+        // TID 7 belongs to a thread that is no member, then to a grandchild, then to no member again.
         for (at_ns, tid, parent) in [(30, 7, 6), (1, 1, 99), (20, 6, 5), (10, 5, 1), (5, 7, 2), (40, 7, 2), (25, 9, 2)]
         {
             births.add(&birth(at_ns, tid, parent));
@@ -154,13 +154,13 @@ mod tests {
         let members = births.descendants_of(1);
         assert!(members.has(1, 0) && members.has(5, 10) && members.has(6, 21));
         assert!(!members.has(5, 9) && !members.has(9, 100) && !members.has(2, 100));
-        let told: Vec<bool> = [6, 30, 39, 40, 90].map(|at_ns| members.has(7, at_ns)).into();
-        assert_eq!(told, [false, true, true, false, false]);
+        let is_member_at: Vec<bool> = [6, 30, 39, 40, 90].map(|at_ns| members.has(7, at_ns)).into();
+        assert_eq!(is_member_at, [false, true, true, false, false]);
         assert_eq!(members.count(), 4);
     }
 
     #[test]
-    fn a_number_that_another_thread_of_its_process_takes_over_begins_anew() {
+    fn tid_taken_over_by_exec_starts_new_life() {
         let mut births = Births::default();
         let thread = |slice| Slice { is_in_parents_process: true, ..slice };
         for slice in [birth(10, 5, 1), thread(birth(20, 6, 5)), thread(birth(40, 5, 6)), birth(30, 7, 5)] {
@@ -173,10 +173,10 @@ mod tests {
     }
 
     #[test]
-    fn threads_belong_to_processes_and_those_to_whoever_made_them() {
+    fn maps_threads_to_processes_and_processes_to_parents() {
         let mut births = Births::default();
         let thread = |slice| Slice { is_in_parents_process: true, ..slice };
-        // The first one makes process 5, that has another thread, which makes process 7; 9 is another one's.
+        // The first thread creates process 5, and its second thread creates process 7; 9 is no member.
         for slice in
             [birth(10, 5, 1), thread(birth(20, 6, 5)), birth(30, 7, 6), thread(birth(40, 8, 7)), birth(50, 9, 2)]
         {

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A path as an outline: which of its parts lie within which wait.
+//! Groups the segments of a path by the waits that enclose them.
 
 use super::PathSegment;
 
 /// A piece of a path at some depth.
 #[derive(Clone, Copy, Debug)]
 pub enum Piece<'a> {
-    /// A part that lies within no further wait.
+    /// A segment within no further wait.
     Own(&'a PathSegment),
-    /// A wait, and all parts within it.
+    /// A wait and all segments within it.
     Wait {
-        /// A part that tells who waited, and in what; one of a wait within it where it has none of its own.
+        /// A segment with the waiter and what it waited in; one of a nested wait if the wait has no segment of its own.
         outer: &'a PathSegment,
-        /// All of them, at least one.
+        /// All segments of the wait, at least one.
         within: &'a [PathSegment],
     },
 }
 
-/// The pieces of a path, or of what lies within one of its waits, at this depth, in order.
+/// Returns the pieces of a path, or of the inside of one of its waits, at this depth, in order.
 pub fn pieces(path: &[PathSegment], depth: u32) -> impl Iterator<Item = Piece<'_>> {
     let mut left = path;
     std::iter::from_fn(move || {
@@ -29,7 +29,7 @@ pub fn pieces(path: &[PathSegment], depth: u32) -> impl Iterator<Item = Piece<'_
         let is_outer = |segment: &&PathSegment| segment.depth == depth + 1;
         let run = left.iter().position(|segment| segment.depth <= depth).unwrap_or(left.len());
         let outer = left[..run].iter().find(is_outer).unwrap_or(first);
-        // Where one wait follows another without a part in between, its own parts tell.
+        // If two waits are adjacent, their own segments separate them.
         let is_other = |segment: &PathSegment| is_outer(&segment) && segment.wait() != outer.wait();
         let end = left[..run].iter().position(is_other).unwrap_or(run);
         let (within, rest) = left.split_at(end);
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_ends_where_another_one_begins() {
+    fn wait_piece_ends_where_next_begins() {
         let part =
             |depth, waiter: &str| PathSegment { depth, waiter: Some(waiter.to_owned()), ..PathSegment::default() };
         let path = [
@@ -59,8 +59,8 @@ mod tests {
             Piece::Own(segment) => (segment.waiter.clone().unwrap_or_default(), 0),
             Piece::Wait { outer, within } => (outer.waiter.clone().unwrap_or_default(), within.len()),
         };
-        let told: Vec<(String, usize)> = pieces(&path, 0).map(of).collect();
+        let grouped: Vec<(String, usize)> = pieces(&path, 0).map(of).collect();
         let expected = [("client", 3), ("other", 2), ("", 0), ("server", 1)];
-        assert_eq!(told, expected.map(|(waiter, parts)| (waiter.to_owned(), parts)));
+        assert_eq!(grouped, expected.map(|(waiter, parts)| (waiter.to_owned(), parts)));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A past of any length in little memory: blocks of slices, packed, which go into a file once they are many.
+//! A timeline of any length in little memory: slices in packed blocks, which spill into a file beyond a limit.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -8,30 +8,30 @@ use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Past, 
 use super::timer::TimerKind;
 use crate::wait::Stop;
 
-/// So many slices of one CPU are packed together.
-const BLOCK: usize = 4_096;
-/// A packed slice takes at most so many bytes.
-const SLICE_BYTES: usize = 128;
+/// Number of slices in a block.
+const BLOCK_SLICES: usize = 4_096;
+/// Maximum size of a packed slice in bytes.
+const MAX_SLICE_BYTES: usize = 128;
 
-/// Where a block is.
+/// Storage of a block.
 #[derive(Debug)]
-enum Place {
+enum Storage {
     Memory(Vec<u8>),
     File { at: u64, bytes: usize },
 }
 
-/// One CPU's past.
+/// Timeline of one CPU.
 #[derive(Debug, Default)]
-struct Lane {
-    blocks: Vec<Place>,
-    /// Not packed yet, in order of time.
+struct CpuBlocks {
+    blocks: Vec<Storage>,
+    /// Slices not packed yet, in order of time.
     loose: Vec<Slice>,
 }
 
-/// The past of all CPUs. What comes beyond a limit of memory goes into a file; without one, the oldest is given up.
+/// Timeline of all CPUs. Blocks beyond a memory limit spill into a file; without one, the oldest are dropped.
 #[derive(Debug)]
 pub struct Packed<F> {
-    lanes: Vec<Lane>,
+    lanes: Vec<CpuBlocks>,
     file: Option<F>,
     end: u64,
     in_memory_bytes: usize,
@@ -41,17 +41,17 @@ pub struct Packed<F> {
 }
 
 impl<F: Read + Write + Seek> Packed<F> {
-    /// Nothing is known yet of so many CPUs.
+    /// Creates an empty timeline of `cpus` CPUs.
     pub fn new(cpus: usize, limit_bytes: usize, file: Option<F>) -> Self {
-        let lanes = (0..cpus).map(|_| Lane::default()).collect();
+        let lanes = (0..cpus).map(|_| CpuBlocks::default()).collect();
         Packed { lanes, file, end: 0, in_memory_bytes: 0, limit_bytes, given_up: 0, error: None }
     }
 
-    /// Adds what comes after everything that was added of this CPU. A file that cannot be written is given up.
+    /// Adds the next slice of a CPU. Drops the spill file if it cannot be written.
     pub fn push(&mut self, cpu: usize, slice: Slice) {
         let Some(lane) = self.lanes.get_mut(cpu) else { return };
         lane.loose.push(slice);
-        if lane.loose.len() < BLOCK {
+        if lane.loose.len() < BLOCK_SLICES {
             return;
         }
         let bytes = pack(&lane.loose);
@@ -61,79 +61,79 @@ impl<F: Read + Write + Seek> Packed<F> {
         {
             let written = file.seek(SeekFrom::Start(self.end)).and_then(|_| file.write_all(&bytes));
             if written.is_ok() {
-                lane.blocks.push(Place::File { at: self.end, bytes: bytes.len() });
+                lane.blocks.push(Storage::File { at: self.end, bytes: bytes.len() });
                 self.end += bytes.len() as u64;
                 return;
             }
             self.give_up_file();
         }
         self.in_memory_bytes += bytes.len();
-        self.lanes[cpu].blocks.push(Place::Memory(bytes));
-        self.forget_oldest();
+        self.lanes[cpu].blocks.push(Storage::Memory(bytes));
+        self.evict_oldest();
     }
 
-    /// What has gone into the file is not known any more, and its room is others'.
+    /// Discards spilled blocks and releases the spill file.
     pub fn give_up_file(&mut self) {
         self.file = None;
         for lane in &mut self.lanes {
             let before = lane.blocks.len();
-            lane.blocks.retain(|place| matches!(place, Place::Memory(_)));
-            self.given_up += ((before - lane.blocks.len()) * BLOCK) as u64;
+            lane.blocks.retain(|block| matches!(block, Storage::Memory(_)));
+            self.given_up += ((before - lane.blocks.len()) * BLOCK_SLICES) as u64;
         }
     }
 
-    /// What it writes to.
+    /// Returns the spill file.
     pub fn file(&self) -> Option<&F> {
         self.file.as_ref()
     }
 
-    /// How many slices were given up for want of room.
+    /// Returns the number of slices that were dropped for lack of room.
     pub fn given_up(&self) -> u64 {
         self.given_up
     }
 
-    /// Why a block could not be read again, if one could not: nothing is known of what was before it.
+    /// Returns and clears the error of a block that could not be read back; all before this block is lost.
     pub fn take_error(&mut self) -> Option<io::Error> {
         self.error.take()
     }
 
-    /// How much has gone into the file.
+    /// Returns the number of bytes written to the spill file.
     pub fn in_file_bytes(&self) -> u64 {
         self.end
     }
 
-    /// Of the CPU that has most.
-    fn forget_oldest(&mut self) {
+    /// Drops oldest blocks of the CPU with most blocks until memory is within the limit.
+    fn evict_oldest(&mut self) {
         while self.in_memory_bytes > self.limit_bytes {
             let Some(lane) = self.lanes.iter_mut().max_by_key(|lane| lane.blocks.len()) else { return };
             if lane.blocks.is_empty() {
                 return;
             }
-            self.given_up += BLOCK as u64;
-            if let Place::Memory(bytes) = lane.blocks.remove(0) {
+            self.given_up += BLOCK_SLICES as u64;
+            if let Storage::Memory(bytes) = lane.blocks.remove(0) {
                 self.in_memory_bytes -= bytes.len();
             }
         }
     }
 
     fn take_block(&mut self, cpu: usize) -> Option<io::Result<Vec<Slice>>> {
-        let place = self.lanes.get_mut(cpu)?.blocks.pop()?;
-        Some(match (place, &mut self.file) {
-            (Place::Memory(bytes), _) => {
+        let block = self.lanes.get_mut(cpu)?.blocks.pop()?;
+        Some(match (block, &mut self.file) {
+            (Storage::Memory(bytes), _) => {
                 self.in_memory_bytes -= bytes.len();
                 unpack(&bytes)
             }
-            (Place::File { at, bytes }, Some(file)) => {
+            (Storage::File { at, bytes }, Some(file)) => {
                 let mut buffer = vec![0; bytes];
                 let read = file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut buffer));
                 read.and_then(|()| unpack(&buffer))
             }
-            (Place::File { .. }, None) => Err(io::ErrorKind::NotFound.into()),
+            (Storage::File { .. }, None) => Err(io::ErrorKind::NotFound.into()),
         })
     }
 }
 
-/// What is handed out is forgotten.
+/// Slices are dropped as they are returned.
 impl<F: Read + Write + Seek> Past for Packed<F> {
     fn cpus(&self) -> usize {
         self.lanes.len()
@@ -153,7 +153,7 @@ impl<F: Read + Write + Seek> Past for Packed<F> {
     }
 }
 
-/// Writes numbers in as few bytes as they need: seven bits in each.
+/// Writes integers as LEB128: seven bits in each byte.
 struct Writer(Vec<u8>);
 
 impl Writer {
@@ -165,7 +165,7 @@ impl Writer {
         self.0.push(number as u8);
     }
 
-    /// How far a time lies from another one, before or after.
+    /// Writes the signed distance between two times (zigzag).
     fn distance(&mut self, ns: u64, from_ns: u64) {
         let distance = ns.wrapping_sub(from_ns) as i64;
         self.number((distance << 1 ^ distance >> 63) as u64);
@@ -210,11 +210,11 @@ const HAS_STEAL: u8 = 1 << 5;
 const HAS_QUOTA: u8 = 1 << 4;
 const IS_MOVED: u8 = 1 << 3;
 const KIND: u8 = 7;
-/// Beside the kind of an entry.
+/// Flag besides the kind of an entry.
 const QUEUED: u8 = 1 << 7;
 const ENTRY_STOP_SHIFT: u8 = 4;
 const ENTRY_KIND: u8 = (1 << ENTRY_STOP_SHIFT) - 1;
-/// Beside how a thread left its CPU.
+/// Shift of the stop bits in the byte of a switch-out.
 const EXIT_STOP_SHIFT: u8 = 5;
 
 fn pack(slices: &[Slice]) -> Vec<u8> {
@@ -243,7 +243,7 @@ fn pack(slices: &[Slice]) -> Vec<u8> {
         to.distance(slice.end_ns, slice.start_ns);
         end_ns = slice.end_ns;
         numbers.into_iter().flatten().for_each(|number| to.number(number));
-        // A name stands where it comes first; then its number.
+        // A name is written in full at its first use, and as an index afterwards.
         let known = names.len() as u64;
         let number = *names.entry(slice.name).or_insert(known);
         to.number(number);
@@ -253,7 +253,7 @@ fn pack(slices: &[Slice]) -> Vec<u8> {
         if slice.steal_ns > 0 {
             to.number(slice.steal_ns);
         }
-        // Nothing else is told of cgroups.
+        // The cgroup is needed only for quotas.
         if slice.throttled_ns > 0 {
             to.number(slice.throttled_ns);
             to.number(slice.cgroup.map_or(0, |number| number.saturating_add(1)));
@@ -311,7 +311,7 @@ fn pack_entry(to: &mut Writer, slice: &Slice) {
     }
 }
 
-/// In two bits.
+/// Encodes a stop in two bits.
 fn pack_stop(stop: Option<Stop>) -> u8 {
     match stop {
         None => 0,
@@ -343,7 +343,7 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let mut from = Reader(bytes);
     let count = from.number()?;
-    if count > BLOCK as u64 || bytes.len() > BLOCK * SLICE_BYTES {
+    if count > BLOCK_SLICES as u64 || bytes.len() > BLOCK_SLICES * MAX_SLICE_BYTES {
         return Err(invalid());
     }
     let mut slices: Vec<Slice> = Vec::with_capacity(count as usize);
@@ -457,12 +457,12 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
         #[test]
-        fn what_is_unpacked_is_what_was_packed(slices in prop::collection::vec(any_slice(), 0..60)) {
+        fn pack_and_unpack_round_trip(slices in prop::collection::vec(any_slice(), 0..60)) {
             prop_assert_eq!(unpack(&pack(&slices)).expect("it was packed"), slices);
         }
 
         #[test]
-        fn garbage_is_an_error_and_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn garbage_is_an_error_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let _ = unpack(&bytes);
         }
     }
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_in_memory_is_in_the_file() {
+    fn spills_blocks_beyond_memory_limit() {
         let mut packed = Packed::new(1, 100_000, Some(Cursor::new(Vec::new())));
         numbered(100_000).for_each(|slice| packed.push(0, slice));
         assert!(packed.in_memory_bytes <= 100_000 && packed.in_file_bytes() > 100_000);
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_the_oldest_is_given_up() {
+    fn without_spill_file_evicts_oldest_block() {
         let mut packed = Packed::<Cursor<Vec<u8>>>::new(1, 100_000, None);
         numbered(100_000).for_each(|slice| packed.push(0, slice));
         let back: Vec<Slice> = std::iter::from_fn(|| packed.previous(0)).collect();
@@ -497,7 +497,7 @@ mod tests {
         assert_eq!(packed.given_up() + back.len() as u64, 100_000);
     }
 
-    /// Takes so many bytes.
+    /// Accepts at most this many bytes.
     struct Full(Cursor<Vec<u8>>, usize);
 
     impl Write for Full {
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_full_is_given_up_and_the_latest_is_kept() {
+    fn drops_spill_file_when_disk_full_and_keeps_newest() {
         let mut packed = Packed::new(1, 100_000, Some(Full(Cursor::new(Vec::new()), 150_000)));
         numbered(100_000).for_each(|slice| packed.push(0, slice));
         assert!(packed.file().is_none() && packed.in_memory_bytes <= 100_000);

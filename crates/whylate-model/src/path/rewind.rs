@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! All CPUs, run backwards: at any moment it is known who has each.
+//! Reads the timelines of all CPUs backwards in step, so that the actor on each CPU is known at any time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,65 +7,65 @@ use std::collections::BinaryHeap;
 use super::history::{Exit, Holder, Past, Slice};
 use super::passed::{Passed, Sum};
 
-/// How many lanes that were passed are kept in all, while threads wait for their CPUs.
-const PASSED: usize = 1 << 16;
-/// How many of each CPU, where CPUs are many.
-const PASSED_OF_CPU: usize = 1 << 10;
+/// Maximum number of passed lanes kept in total, while threads wait for their CPUs.
+const MAX_PASSED: usize = 1 << 16;
+/// Minimum number of them for each CPU, on machines with many CPUs.
+const MIN_PASSED_OF_CPU: usize = 1 << 10;
 
-/// One CPU at the present moment.
+/// State of one CPU at the current time.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Lane {
-    /// Who has it.
+pub(super) struct CpuState {
+    /// Slice at the current time.
     pub slice: Slice,
-    /// Since when interrupts are known to be off there, until its slice ends.
+    /// Time since which interrupts are known to be off, until the slice ends.
     pub irqs_off_ns: u64,
 }
 
-/// A CPU changes hands.
+/// A change of the actor on a CPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
     pub at_ns: u64,
     pub cpu: usize,
-    /// Who has it from then on.
+    /// Slice from then on.
     pub after: Slice,
-    /// Who had it until then.
+    /// Slice until then.
     pub before: Slice,
 }
 
-/// The past of all CPUs, as far as it has been gone back.
+/// Timelines of all CPUs, with the position that was reached.
 pub(super) struct Rewind<'a> {
     past: &'a mut dyn Past,
-    pub lanes: Vec<Lane>,
-    /// When each lane's slice began, the latest first.
+    pub lanes: Vec<CpuState>,
+    /// Start of each lane's slice, newest first.
     changes: BinaryHeap<(u64, Reverse<usize>)>,
-    /// Of each CPU, what comes before its lane's slice; kept where a gap lies in between.
+    /// The slice before each lane's slice; set if there is a gap between the two.
     waiting: Vec<Option<Slice>>,
-    /// The thread of each lane's slice.
+    /// TID of each lane's slice.
     tids: Vec<Option<u32>>,
-    /// Of each CPU, what was passed since a thread began to wait for it.
+    /// Lanes of each CPU that were passed since a thread started to wait for it.
     passed: Vec<Passed>,
-    /// How many lanes are kept of each CPU at most.
+    /// Maximum number of lanes kept of each CPU.
     room: usize,
-    /// Long waits for a CPU are told in sums.
+    /// Long waits for a CPU are summed.
     has_sums: bool,
 }
 
 impl<'a> Rewind<'a> {
-    /// At the end of what is known.
+    /// Starts at the newest recorded slices.
     pub fn new(past: &'a mut dyn Past, has_sums: bool) -> Self {
         let cpus = past.cpus();
         let mut rewind = Rewind {
             past,
-            lanes: vec![Lane::default(); cpus],
+            lanes: vec![CpuState::default(); cpus],
             changes: BinaryHeap::with_capacity(cpus),
             waiting: vec![None; cpus],
             tids: vec![None; cpus],
             passed: (0..cpus).map(|_| Passed::default()).collect(),
-            room: (PASSED / cpus.max(1)).max(PASSED_OF_CPU),
+            room: (MAX_PASSED / cpus.max(1)).max(MIN_PASSED_OF_CPU),
             has_sums,
         };
         for cpu in 0..cpus {
-            // After the end nothing is known.
+            // After the end of the timeline, the actors are unknown.
             rewind.lanes[cpu].slice.end_ns = u64::MAX;
             let before = rewind.before(cpu, u64::MAX);
             rewind.enter(cpu, before);
@@ -73,57 +73,58 @@ impl<'a> Rewind<'a> {
         rewind
     }
 
-    /// When a CPU last changed hands before the present moment; `None` where no more is known of any.
+    /// Returns the time of the next change backwards; `None` at the start of all timelines.
     pub fn next_ns(&self) -> Option<u64> {
         self.changes.peek().map(|&(at_ns, _)| at_ns)
     }
 
-    /// What changed then. The lanes still are as they were after it.
+    /// Takes the next change backwards. The lanes still show the state after it.
     pub fn next(&mut self) -> Option<Change> {
         let (at_ns, Reverse(cpu)) = self.changes.pop()?;
         let before = self.before(cpu, at_ns);
         Some(Change { at_ns, cpu, after: self.lanes[cpu].slice, before })
     }
 
-    /// Goes back to before a change.
+    /// Moves to before a change.
     pub fn pass(&mut self, change: &Change) {
         self.passed[change.cpu].push(change.cpu, self.lanes[change.cpu], self.has_sums);
         self.enter(change.cpu, change.before);
     }
 
-    /// What a CPU was passed doing while threads wait for it.
+    /// Returns the passed lanes of a CPU.
     pub fn passed_mut(&mut self, cpu: usize) -> &mut Passed {
         &mut self.passed[cpu]
     }
 
-    /// Whether no more lanes of this CPU are to be kept: whoever waits for it takes them in, and they are forgotten.
+    /// Returns whether there is no room for more passed lanes of this CPU: threads that wait for it must take them in
+    /// now.
     pub fn is_full(&self, cpu: usize) -> bool {
         self.passed[cpu].len() >= self.room
     }
 
-    /// The lanes of a CPU within a time since a thread began to wait for it, the latest first.
-    pub fn passed(&self, cpu: usize, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &Lane> {
+    /// Returns the lanes of a CPU that overlap a time in which a thread waits for it, newest first.
+    pub fn passed(&self, cpu: usize, from_ns: u64, to_ns: u64) -> impl Iterator<Item = &CpuState> {
         self.passed[cpu].lanes(from_ns, to_ns).iter().chain([&self.lanes[cpu]])
     }
 
-    /// What they were to the thread that waited, where they are many and sums are wanted.
+    /// Returns the sum of these lanes for the waiting thread, if they are many and sums are wanted.
     pub fn sum(&self, cpu: usize, from_ns: u64, to_ns: u64, ready: u32) -> Option<Sum> {
         let before = &self.lanes[cpu];
         self.has_sums.then(|| self.passed[cpu].sum(cpu, before, from_ns, to_ns, ready)).flatten()
     }
 
-    /// The CPU that this thread has, itself and not an interrupt on top of it.
+    /// Returns the CPU that this thread occupies, itself and not an interrupt nested on it.
     pub fn cpu_of(&self, tid: u32) -> Option<usize> {
         self.tids.iter().position(|&holder| holder == Some(tid))
     }
 
-    /// Who had the CPU up to `end_ns`, from when the slice began; nobody where nothing is known.
+    /// Returns the slice that ends at `end_ns`; one without an actor for a gap.
     fn before(&mut self, cpu: usize, end_ns: u64) -> Slice {
         loop {
             let Some(slice) = self.waiting[cpu].take().or_else(|| self.past.previous(cpu)) else {
                 return Slice { end_ns, ..Slice::default() };
             };
-            // Slices are disjoint, whatever they say.
+            // Slices are made disjoint, whatever was recorded.
             if slice.start_ns >= end_ns || slice.start_ns >= slice.end_ns {
                 continue;
             }
@@ -138,7 +139,7 @@ impl<'a> Rewind<'a> {
 
     fn enter(&mut self, cpu: usize, slice: Slice) {
         let lane = &mut self.lanes[cpu];
-        // Whoever gives the CPU up does so with interrupts on, so it was whoever the interrupt has found.
+        // A thread is switched out with interrupts on, so the interrupted thread had them off.
         lane.irqs_off_ns = match lane.slice.holder {
             Holder::Irq { late_ns } if late_ns > 0 && lane.slice.start_ns == slice.end_ns => {
                 slice.end_ns.saturating_sub(late_ns)

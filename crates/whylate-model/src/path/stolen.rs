@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Stolen time where it is told of the last slice of a stay alone.
+//! Spreads steal time where only the last slice of an on-CPU span has it.
 
 use super::history::{Holder, Past, Slice};
 
-/// Of one CPU that is gone back through, what was stolen before the slice that was met last.
+/// Steal time of one CPU, read backwards, that belongs to slices before the one read last.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stolen {
     left_ns: u64,
@@ -11,8 +11,8 @@ pub struct Stolen {
 }
 
 impl Stolen {
-    /// Without an exact steal clock, all that was stolen since a thread came is told at its last slice. What that is too
-    /// short for was stolen of those before it.
+    /// Moves steal time that exceeds the slice to the slices before it. Without an exact steal clock, all steal time
+    /// since a thread was switched in is reported with its last slice.
     pub fn spread(&mut self, slice: &mut Slice) {
         let tid = match slice.holder {
             Holder::Idle => Some(0),
@@ -26,16 +26,16 @@ impl Stolen {
     }
 }
 
-/// A past whose slices have no more stolen than they are long.
+/// A timeline in which no slice has more steal time than its length.
 #[derive(Debug)]
 pub struct Spread<P> {
-    /// The past, as it was recorded.
+    /// The timeline as recorded.
     pub past: P,
     lanes: Vec<Stolen>,
 }
 
 impl<P: Past> Spread<P> {
-    /// Of one that has not been gone back through.
+    /// Wraps a timeline that has not been read yet.
     pub fn new(past: P) -> Self {
         let lanes = vec![Stolen::default(); past.cpus()];
         Spread { past, lanes }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_slice_is_too_short_for_was_stolen_before_it() {
+    fn steal_beyond_slice_length_moves_to_earlier_slices() {
         let slice =
             |start_ns, end_ns, holder, steal_ns| Slice { start_ns, end_ns, holder, steal_ns, ..Slice::default() };
         let (own, irq) = (Holder::Thread(5), Holder::Irq { late_ns: 0 });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Paths of many waits in one: what is alike in all of them once.
+//! Sums the paths of many waits: equal parts are added up.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,28 +7,28 @@ use super::PathSegment;
 use super::outline::{Piece, pieces};
 use crate::thread::without_number;
 
-/// So many parts are kept apart.
-const PARTS: usize = 2_000;
-/// So many more are told without the waits that they lie within, by names alone.
-const LOOSE: usize = 200;
-/// From here on threads are looked for that can be told together.
-const MANY_PARTS: usize = 200;
-/// So many threads of one name are told apart.
-const FEW: usize = 8;
+/// Maximum number of distinct parts.
+const MAX_PARTS: usize = 2_000;
+/// Maximum number of further parts, kept without their enclosing waits and aggregated by name.
+const MAX_LOOSE: usize = 200;
+/// Number of parts from which threads of one name are aggregated.
+const AGGREGATE_FROM: usize = 200;
+/// Maximum number of threads of one name that are listed one by one.
+const MAX_LISTED_THREADS: usize = 8;
 
-/// Paths, added up.
+/// Sums of paths.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
     outermost: Parts,
-    /// How many parts are kept apart in all.
+    /// Number of distinct parts.
     parts: usize,
-    /// Names that so many threads have that their numbers tell nothing.
+    /// Names shared by more than `MAX_LISTED_THREADS` threads, which are listed without TIDs.
     shared: HashSet<String>,
-    /// How many parts were left when they were last looked for.
-    looked_at: usize,
+    /// Number of parts after names were last aggregated.
+    parts_after_aggregation: usize,
 }
 
-/// Parts at one depth, and the waits that they stand beside.
+/// Parts at one depth, and the waits nested at that depth.
 #[derive(Debug, Default)]
 struct Parts {
     own: Vec<PathSegment>,
@@ -45,17 +45,17 @@ struct Wait {
 impl Sums {
     /// Adds a path.
     pub fn add(&mut self, path: Vec<PathSegment>) {
-        let path: Vec<PathSegment> = path.into_iter().map(|segment| self.without_numbers(segment)).collect();
+        let path: Vec<PathSegment> = path.into_iter().map(|segment| self.strip_shared_tids(segment)).collect();
         self.take(&path);
-        if self.parts > MANY_PARTS.max(2 * self.looked_at) {
-            self.share_names();
-            self.looked_at = self.parts;
+        if self.parts > AGGREGATE_FROM.max(2 * self.parts_after_aggregation) {
+            self.aggregate_names();
+            self.parts_after_aggregation = self.parts;
         }
     }
 
-    /// What has been added up. After a wait's own parts come those of the waits within it.
+    /// Returns the sums. The parts of nested waits follow a wait's own parts.
     pub fn finish(mut self) -> Vec<PathSegment> {
-        self.share_names();
+        self.aggregate_names();
         self.outermost.flat(0)
     }
 
@@ -65,29 +65,29 @@ impl Sums {
         loose.into_iter().for_each(|segment| self.outermost.add_loose(segment, &mut self.parts));
     }
 
-    /// Where one name has become that of many threads, they are told together.
-    fn share_names(&mut self) {
+    /// Aggregates the threads of each name that more than `MAX_LISTED_THREADS` threads share.
+    fn aggregate_names(&mut self) {
         let mut threads: HashMap<String, HashSet<String>> = HashMap::new();
         self.outermost.each(&mut |part| {
             for called in names_of(part) {
                 threads.entry(without_number(called).to_owned()).or_default().insert(called.to_owned());
             }
         });
-        threads.retain(|_, threads| threads.len() > FEW);
+        threads.retain(|_, threads| threads.len() > MAX_LISTED_THREADS);
         if threads.is_empty() {
             return;
         }
         self.shared.extend(threads.into_keys());
         self.parts = 0;
         let Parts { own, waits } = std::mem::take(&mut self.outermost);
-        // Loose parts come last: they must not take the room of the others.
+        // Loose parts come last, so that they do not take the room of the others.
         for parts in [Parts { own: Vec::new(), waits }, Parts { own, waits: Vec::new() }] {
-            let path: Vec<PathSegment> = parts.flat(0).into_iter().map(|part| self.without_numbers(part)).collect();
+            let path: Vec<PathSegment> = parts.flat(0).into_iter().map(|part| self.strip_shared_tids(part)).collect();
             self.take(&path);
         }
     }
 
-    fn without_numbers(&self, segment: PathSegment) -> PathSegment {
+    fn strip_shared_tids(&self, segment: PathSegment) -> PathSegment {
         segment.with_threads(&|called| {
             let name = without_number(called);
             if self.shared.contains(name) { name } else { called }.to_owned()
@@ -95,22 +95,21 @@ impl Sums {
     }
 }
 
-/// The threads that a part names, but for submitters.
+/// Returns the labels of the threads that a part names, without submitters.
 fn names_of(part: &PathSegment) -> impl Iterator<Item = &str> {
     let who = part.is_a_threads().then_some(&part.who);
     who.into_iter().chain(&part.ready).chain(&part.waiter).map(String::as_str)
 }
 
 impl Parts {
-    /// Adds parts: those that are alike in all they tell, and in the waits that they lie within, become one. What has no
-    /// room is handed back.
+    /// Adds parts: equal parts within equal waits become one. Appends the parts without room to `loose`.
     fn add(&mut self, path: &[PathSegment], depth: u32, parts: &mut usize, loose: &mut Vec<PathSegment>) {
         for piece in pieces(path, depth) {
             match piece {
                 Piece::Own(segment) if segment.ns == 0 => {}
                 Piece::Own(segment) => {
-                    if !add_to_like(&mut self.own, segment) {
-                        if *parts < PARTS {
+                    if !add_to_equal(&mut self.own, segment) {
+                        if *parts < MAX_PARTS {
                             *parts += 1;
                             self.own.push(segment.clone());
                         } else {
@@ -119,10 +118,10 @@ impl Parts {
                     }
                 }
                 Piece::Wait { outer, within } => {
-                    let place = self.waits.iter().position(|wait| (&wait.waiter, &wait.via) == outer.wait());
-                    let at = match place {
+                    let index = self.waits.iter().position(|wait| (&wait.waiter, &wait.via) == outer.wait());
+                    let at = match index {
                         Some(at) => at,
-                        None if *parts < PARTS => {
+                        None if *parts < MAX_PARTS => {
                             let PathSegment { waiter, via, .. } = outer.clone();
                             self.waits.push(Wait { waiter, via, within: Parts::default() });
                             self.waits.len() - 1
@@ -148,8 +147,8 @@ impl Parts {
             ..PathSegment::default()
         };
         let others = PathSegment { ns: segment.ns, who: "others".to_owned(), ..PathSegment::default() };
-        if !add_to_like(&mut self.own, &loose) && !add_to_like(&mut self.own, &others) {
-            self.own.push(if *parts < PARTS + LOOSE { loose } else { others });
+        if !add_to_equal(&mut self.own, &loose) && !add_to_equal(&mut self.own, &others) {
+            self.own.push(if *parts < MAX_PARTS + MAX_LOOSE { loose } else { others });
             *parts += 1;
         }
     }
@@ -159,7 +158,8 @@ impl Parts {
         self.waits.iter().for_each(|wait| wait.within.each(visit));
     }
 
-    /// Each wait begins with a part of its own, which may be empty: it tells who waited, and in what.
+    /// Flattens the tree. Each wait begins with a part of its own, possibly empty, which has the waiter and what it
+    /// waited in.
     fn flat(self, depth: u32) -> Vec<PathSegment> {
         let mut flat = self.own;
         for Wait { waiter, via, within } in self.waits {
@@ -172,15 +172,15 @@ impl Parts {
     }
 }
 
-/// Adds a part to the one that it is like.
-fn add_to_like(parts: &mut [PathSegment], segment: &PathSegment) -> bool {
-    let told = |of: &PathSegment| (of.kind, of.depth);
-    let is_like = |known: &&mut PathSegment| {
-        told(known) == told(segment)
+/// Adds a segment to an equal one; returns whether there was one.
+fn add_to_equal(parts: &mut [PathSegment], segment: &PathSegment) -> bool {
+    let kind_and_depth = |of: &PathSegment| (of.kind, of.depth);
+    let is_equal = |known: &&mut PathSegment| {
+        kind_and_depth(known) == kind_and_depth(segment)
             && (&known.who, &known.ready, &known.via, &known.waiter)
                 == (&segment.who, &segment.ready, &segment.via, &segment.waiter)
     };
-    let known = parts.iter_mut().find(is_like);
+    let known = parts.iter_mut().find(is_equal);
     let is_known = known.is_some();
     known.into_iter().for_each(|known| known.ns += segment.ns);
     is_known
@@ -192,24 +192,24 @@ mod tests {
     use crate::CauseKind;
 
     #[test]
-    fn parts_that_are_alike_become_one_and_nothing_is_lost() {
+    fn equal_parts_are_summed_and_total_is_kept() {
         let part = |ns, who: &str, depth| PathSegment { ns, who: who.to_owned(), depth, ..PathSegment::default() };
         let mut sums = Sums::default();
         sums.add(vec![part(1, "a", 1), part(2, "b", 2), part(4, "a", 1)]);
         sums.add(vec![part(8, "b", 2), part(16, "c", 2), part(32, "a", 1)]);
         assert_eq!(sums.parts, 3);
-        let many = PARTS as u64 + 2 * LOOSE as u64;
+        let many = MAX_PARTS as u64 + 2 * MAX_LOOSE as u64;
         let path = (0..many).map(|number| part(1, &number.to_string(), 1)).collect();
         sums.add(path);
         let sums = sums.finish();
-        let told: Vec<(u64, &str)> = sums.iter().map(|part| (part.ns, part.who.as_str())).collect();
-        assert!([(37, "a"), (10, "b"), (16, "c")].iter().all(|part| told.contains(part)), "{told:?}");
+        let sums_by_part: Vec<(u64, &str)> = sums.iter().map(|part| (part.ns, part.who.as_str())).collect();
+        assert!([(37, "a"), (10, "b"), (16, "c")].iter().all(|part| sums_by_part.contains(part)), "{sums_by_part:?}");
         assert_eq!(sums.iter().map(|part| part.ns).sum::<u64>(), 63 + many);
-        assert!(sums.len() <= PARTS + LOOSE + 1);
+        assert!(sums.len() <= MAX_PARTS + MAX_LOOSE + 1);
     }
 
     #[test]
-    fn what_is_alike_within_different_waits_stays_there() {
+    fn equal_parts_of_different_waits_stay_separate() {
         let part = |ns, who: &str, depth, waiter: &str, via: &str| PathSegment {
             ns,
             who: who.to_owned(),
@@ -222,30 +222,30 @@ mod tests {
         sums.add(vec![part(1, "server", 1, "client", "read"), part(2, "jbd2", 2, "server", "fsync")]);
         sums.add(vec![part(4, "server", 1, "client", "write"), part(8, "jbd2", 2, "server", "fsync")]);
         sums.add(vec![part(16, "jbd2", 2, "server", "fsync"), part(32, "server", 1, "client", "read")]);
-        // A wait of which no part is its own.
+        // A wait without a part of its own.
         sums.add(vec![part(64, "jbd2", 2, "other", "fsync")]);
         let sums = sums.finish();
         assert_eq!((sums[4].waiter.as_deref(), sums[4].depth), (Some("other"), 1));
-        let told: Vec<(u64, String)> = sums.into_iter().map(|part| (part.ns, part.who)).collect();
+        let sums_by_part: Vec<(u64, String)> = sums.into_iter().map(|part| (part.ns, part.who)).collect();
         let expected = [(33, "server"), (18, "jbd2"), (4, "server"), (8, "jbd2"), (0, ""), (64, "jbd2")];
-        assert_eq!(told, expected.map(|(ns, who)| (ns, who.to_owned())));
+        assert_eq!(sums_by_part, expected.map(|(ns, who)| (ns, who.to_owned())));
     }
 
     #[test]
-    fn waits_of_ever_new_threads_take_no_room_for_ever() {
+    fn memory_is_bounded_with_ever_new_waiters() {
         let mut sums = Sums::default();
-        for number in 0..5 * PARTS {
+        for number in 0..5 * MAX_PARTS {
             let waiter = Some(format!("t{number}"));
             sums.add(vec![PathSegment { ns: 1, depth: 1, waiter, ..PathSegment::default() }]);
         }
-        assert!(sums.outermost.waits.len() <= PARTS);
+        assert!(sums.outermost.waits.len() <= MAX_PARTS);
         let sums = sums.finish();
-        assert_eq!(sums.iter().map(|part| part.ns).sum::<u64>(), 5 * PARTS as u64);
-        assert!(sums.len() <= PARTS + LOOSE + 1);
+        assert_eq!(sums.iter().map(|part| part.ns).sum::<u64>(), 5 * MAX_PARTS as u64);
+        assert!(sums.len() <= MAX_PARTS + MAX_LOOSE + 1);
     }
 
     #[test]
-    fn many_threads_of_one_name_are_told_together_and_few_are_not() {
+    fn many_threads_of_one_name_are_aggregated_and_few_are_not() {
         let part = |ns, kind, name: &str, tid: usize| PathSegment {
             ns,
             kind,
@@ -254,7 +254,7 @@ mod tests {
             ..PathSegment::default()
         };
         let (mut few, mut many) = (Sums::default(), Sums::default());
-        for (sums, threads) in [(&mut few, FEW), (&mut many, 3 * MANY_PARTS)] {
+        for (sums, threads) in [(&mut few, MAX_LISTED_THREADS), (&mut many, 3 * AGGREGATE_FROM)] {
             for tid in 1..=threads {
                 let disk = PathSegment {
                     ns: 4,
@@ -265,16 +265,16 @@ mod tests {
                 sums.add(vec![part(1, CauseKind::Thread, "client", tid), part(2, CauseKind::Irq, "eth0", 1), disk]);
             }
         }
-        let mut told: Vec<_> = many.finish().into_iter().map(|part| (part.ns, part.who, part.ready)).collect();
-        told.sort();
+        let mut sums_by_part: Vec<_> = many.finish().into_iter().map(|part| (part.ns, part.who, part.ready)).collect();
+        sums_by_part.sort();
         let client = Some("client".to_owned());
-        let of_each = 3 * MANY_PARTS as u64;
+        let of_each = 3 * AGGREGATE_FROM as u64;
         let expected = [
             (of_each, "client".to_owned(), client.clone()),
             (2 * of_each, "eth0:1".to_owned(), client),
             (4 * of_each, "vda (write by client)".to_owned(), None),
         ];
-        assert_eq!(told, expected);
-        assert_eq!(few.finish().len(), 2 * FEW + 1);
+        assert_eq!(sums_by_part, expected);
+        assert_eq!(few.finish().len(), 2 * MAX_LISTED_THREADS + 1);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Histories with known answers, and random ones.
+//! Timelines with known paths, and random ones.
 
 mod budgets;
 mod every_cursor;
@@ -17,8 +17,8 @@ use super::{Asked, Found, Names, Path, PathSegment, walk};
 use crate::wait::Stop;
 use crate::{CauseKind, Cgroup};
 
-/// A history in units of a millisecond, in which thread 5 is called `t5`.
-struct Told {
+/// Builds a timeline in milliseconds, in which thread 5 is called `t5`.
+struct Scenario {
     builder: Builder,
     running: Vec<u32>,
 }
@@ -29,13 +29,13 @@ fn name(tid: u32) -> Name {
     Name::of(&format!("t{tid}"))
 }
 
-impl Told {
+impl Scenario {
     fn new(cpus: usize) -> Self {
-        let mut told = Told { builder: Builder::default(), running: vec![0; cpus] };
+        let mut scenario = Scenario { builder: Builder::default(), running: vec![0; cpus] };
         for cpu in 0..cpus {
-            told.switch(0, cpu, Exit::Preempted, 0);
+            scenario.switch(0, cpu, Exit::Preempted, 0);
         }
-        told
+        scenario
     }
 
     fn at(&mut self, ms: u64, cpu: usize, event: Event) -> &mut Self {
@@ -48,7 +48,7 @@ impl Told {
         self.at(ms, cpu, Event::Switch { from, from_name: name(from), exit, to, to_name: name(to) })
     }
 
-    /// Whoever has the CPU falls asleep.
+    /// Switches from the current thread, which blocks, to `to`.
     fn sleeps(&mut self, ms: u64, cpu: usize, to: u32) -> &mut Self {
         self.switch(ms, cpu, Exit::Blocked(Blocked { syscall: Some(202), ..Blocked::default() }), to)
     }
@@ -68,7 +68,7 @@ impl Told {
 
 struct Plain;
 
-/// A thread that is still there when the path is told.
+/// A thread that still exists when the path is built.
 const PRESENT: u32 = 60;
 
 impl Names for Plain {
@@ -122,9 +122,9 @@ fn asked(tid: u32, from_ms: u64, to_ms: u64) -> Asked {
     Asked { tid, from_ns: 1 + from_ms * MS, to_ns: 1 + to_ms * MS + 1_000, is_wait: false, is_command: false }
 }
 
-fn told(past: Recorded, asked: Asked) -> Vec<(u64, CauseKind, String, u32)> {
+fn segments_of(past: Recorded, asked: Asked) -> Vec<(u64, CauseKind, String, u32)> {
     let of = |segment: PathSegment| ((segment.ns + MS / 2) / MS, segment.kind, segment.who, segment.depth);
-    // Events of the same time are nanoseconds apart.
+    // Events at the same time are nanoseconds apart.
     path_of(past, asked).segments.into_iter().map(of).filter(|segment| segment.0 > 0).collect()
 }
 
@@ -133,9 +133,9 @@ fn segment(ms: u64, kind: CauseKind, who: &str, depth: u32) -> (u64, CauseKind, 
 }
 
 #[test]
-fn thousands_of_threads_keep_their_name() {
+fn thousands_of_threads_keep_their_names() {
     let (of_each, all) = (MS, 3_000);
-    // Each wakes the next one just before its end.
+    // Each thread wakes the next one just before its end.
     let slice = |number: u64| Slice {
         start_ns: 1 + number * of_each,
         end_ns: 1 + (number + 1) * of_each,
@@ -156,7 +156,7 @@ fn thousands_of_threads_keep_their_name() {
 }
 
 #[test]
-fn a_parent_that_was_not_seen_is_met_again() {
+fn unseen_parent_is_found_again() {
     let slice = |tid, from_ms, to_ms, entry| Slice {
         start_ns: 1 + from_ms * MS,
         end_ns: 1 + to_ms * MS,
@@ -167,7 +167,7 @@ fn a_parent_that_was_not_seen_is_met_again() {
     };
     let entry = Entry::Woken { at_ns: 1 + 3 * MS, by: Waker::Parent(5), cpu: 0 };
     let past = Recorded { cpus: vec![vec![slice(5, 0, 2, Entry::GoesOn), slice(6, 4, 8, entry)]] };
-    let path = told(past, asked(6, 0, 8));
+    let path = segments_of(past, asked(6, 0, 8));
     let of_parent = segment(2, CauseKind::Running, "t5:5", 0);
     let unseen = [
         segment(1, CauseKind::Unknown, "who made it was not seen", 1),
@@ -178,7 +178,7 @@ fn a_parent_that_was_not_seen_is_met_again() {
 }
 
 #[test]
-fn while_a_quota_is_used_up_nobody_else_is_to_blame_and_threads_have_their_cgroups() {
+fn throttled_time_is_attributed_to_quota_with_cgroups() {
     let slice = |tid, from_ms, to_ms, entry, cgroup| Slice {
         start_ns: 1 + from_ms * MS,
         end_ns: 1 + to_ms * MS,
@@ -188,7 +188,7 @@ fn while_a_quota_is_used_up_nobody_else_is_to_blame_and_threads_have_their_cgrou
         cgroup,
         ..Slice::default()
     };
-    // t5 uses its quota up at 2 ms; it is refilled at 8 ms.
+    // t5 uses up its quota at 2 ms; it is refilled at 8 ms.
     let entry = Entry::Preempted { at_ns: 1 + 2 * MS };
     let throttled = Slice { throttled_ns: 6 * MS, ..slice(5, 10, 12, entry, Some(77)) };
     let past = Recorded {
@@ -204,14 +204,14 @@ fn while_a_quota_is_used_up_nobody_else_is_to_blame_and_threads_have_their_cgrou
         segment(2, CauseKind::Thread, "t6:6", 0),
         segment(2, CauseKind::Running, "t5:5", 0),
     ];
-    assert_eq!(told(past.clone(), asked(5, 0, 12)), expected);
+    assert_eq!(segments_of(past.clone(), asked(5, 0, 12)), expected);
     let causes = path_of(past, asked(5, 0, 12)).causes();
     let cgroups: Vec<_> = causes.iter().map(|cause| (&*cause.who, cause.cgroup.as_ref().map(|of| &*of.path))).collect();
     assert_eq!(cgroups[..3], [("quota77", None), ("t5:5", Some("/77")), ("t6:6", None)]);
 }
 
 #[test]
-fn until_a_thread_is_moved_its_former_cpu_is_to_blame() {
+fn before_migration_previous_cpu_is_blamed() {
     let slice = |tid, from_ms, to_ms, entry| Slice {
         start_ns: 1 + from_ms * MS,
         end_ns: 1 + to_ms * MS,
@@ -225,7 +225,7 @@ fn until_a_thread_is_moved_its_former_cpu_is_to_blame() {
         Entry::Preempted { at_ns: 1 + 2 * MS },
     ];
     for entry in [woken, lost] {
-        // t5 is in the run queue of CPU 1, behind t7, until CPU 0 takes it at 9 ms.
+        // t5 is in the run queue of CPU 1, behind t7, until it migrates to CPU 0 at 9 ms.
         let first = Slice { exit: Exit::Preempted, ..slice(5, 0, 2, Entry::GoesOn) };
         let moved = Some(Move { at_ns: 1 + 9 * MS, from_cpu: 1 });
         let cpus = vec![
@@ -241,40 +241,40 @@ fn until_a_thread_is_moved_its_former_cpu_is_to_blame() {
             segment(1, CauseKind::Thread, "t6:6", 0),
             segment(2, CauseKind::Running, "t5:5", 0),
         ];
-        assert_eq!(told(Recorded { cpus }, asked(5, 0, 12))[1..], expected, "{entry:?}");
+        assert_eq!(segments_of(Recorded { cpus }, asked(5, 0, 12))[1..], expected, "{entry:?}");
     }
 }
 
 #[test]
-fn what_follows_the_end_does_not_matter() {
-    let mut history = Told::new(1);
+fn events_after_query_end_are_ignored() {
+    let mut history = Scenario::new(1);
     history.switch(0, 0, Exit::Preempted, 5).sleeps(1, 0, 6).wakes(9, 0, 5).sleeps(9, 0, 5);
-    // It loses its CPU just after the end, and has it back at once.
+    // The thread is preempted just after the end, and switched in again at once.
     history.preempted(12, 0, 7).sleeps(12, 0, 5).sleeps(13, 0, 0);
     let asked = Asked { to_ns: 12 * MS, ..asked(5, 0, 12) };
-    let path = told(history.past(14), asked);
+    let path = segments_of(history.past(14), asked);
     let running = |ms, who, depth| segment(ms, CauseKind::Running, who, depth);
     assert_eq!(path, [running(1, "t5:5", 0), running(8, "t6:6", 1), running(3, "t5:5", 0)]);
 }
 
 #[test]
-fn who_submitted_a_request_before_the_wait_is_asked_for_its_name() {
+fn looks_up_name_of_earlier_submitter() {
     for (submitter, called) in [(PRESENT, "t60:60"), (61, "thread 61")] {
-        let mut history = Told::new(2);
+        let mut history = Scenario::new(2);
         history.preempted(0, 1, submitter).at(1, 1, Event::RequestBegins(8, 77, Operation::Write)).sleeps(2, 1, 0);
         history.at(2, 1, Event::RequestIssued(8, 77, Operation::Write)).preempted(3, 0, 1).sleeps(5, 0, 0);
         history.at(9, 1, Event::Irq(Name::of("nvme"))).at(9, 1, Event::RequestDone(8, 77)).wakes(9, 1, 1);
         history.preempted(9, 0, 1);
-        let path = told(history.past(10), asked(1, 5, 9));
+        let path = segments_of(history.past(10), asked(1, 5, 9));
         assert_eq!(path, [segment(4, CauseKind::Disk, &format!("disk8 (write by {called})"), 1)]);
     }
 }
 
 #[test]
-fn a_wait_for_a_server_is_what_the_server_did() {
+fn wait_for_server_follows_its_work() {
     use CauseKind::{Disk, DiskQueue, Irq, Running, Thread};
-    let mut history = Told::new(2);
-    // t1 asks t2, which works, waits for the disk, and is kept from its CPU by t3.
+    let mut history = Scenario::new(2);
+    // t1 waits for t2, which runs, waits for the disk, and then for its CPU, occupied by t3.
     history.preempted(0, 0, 1).wakes(2, 0, 2).preempted(2, 1, 2).sleeps(3, 0, 0);
     history.at(9, 1, Event::RequestBegins(8, 77, Operation::Write)).sleeps(10, 1, 0);
     history.at(11, 1, Event::RequestIssued(8, 77, Operation::Write));
@@ -289,7 +289,7 @@ fn a_wait_for_a_server_is_what_the_server_did() {
         segment(1, Running, "t2:2", 1),
     ];
     let past = history.past(30);
-    assert_eq!(told(past.clone(), asked(1, 3, 29)), expected);
+    assert_eq!(segments_of(past.clone(), asked(1, 3, 29)), expected);
     let path = path_of(past, asked(1, 3, 29));
     let of =
         |kind| path.segments.iter().find(|segment| segment.kind == kind && segment.ns > MS / 2).expect("it is there");
@@ -301,11 +301,11 @@ fn a_wait_for_a_server_is_what_the_server_did() {
 }
 
 #[test]
-fn a_wait_ends_where_its_thread_fell_asleep() {
-    let mut history = Told::new(2);
+fn wait_begins_at_switch_out_of_waiter() {
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(3, 0, 0).wakes(7, 1, 1).preempted(8, 0, 1);
     let past = history.past(9);
-    // Also where it is asked about a later part alone.
+    // Likewise in a query that covers only a later part.
     for (from_ms, expected_ms) in [(0, (3, 5)), (4, (4, 4))] {
         let (mut past, mut found, mut began_ns) = (past.clone(), Found::default(), None);
         let asked = Asked { is_wait: true, ..asked(1, from_ms, 8) };
@@ -322,37 +322,37 @@ fn a_wait_ends_where_its_thread_fell_asleep() {
 }
 
 #[test]
-fn a_wait_may_end_before_its_thread_is_seen_to_get_its_cpu() {
-    let mut history = Told::new(2);
+fn wait_may_end_before_recorded_switch_in() {
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(3, 0, 3).wakes(7, 1, 1).preempted(13, 0, 1);
     let expected = [segment(4, CauseKind::Running, "t2:2", 1), segment(1, CauseKind::Thread, "t3:3", 0)];
-    assert_eq!(told(history.past(14), asked(1, 3, 8)), expected);
+    assert_eq!(segments_of(history.past(14), asked(1, 3, 8)), expected);
 }
 
 #[test]
-fn what_a_thread_waits_for_afterwards_does_not_matter() {
-    // It is preempted right after the end of what is asked about.
-    let mut history = Told::new(1);
+fn later_wait_of_thread_is_ignored() {
+    // The thread is preempted right after the end of the query.
+    let mut history = Scenario::new(1);
     history.preempted(0, 0, 1).preempted(5, 0, 2).preempted(6, 0, 1);
     let asked = Asked { to_ns: 1 + 5 * MS - MS / 2, ..asked(1, 1, 5) };
-    assert_eq!(told(history.past(7), asked), [segment(4, CauseKind::Running, "t1:1", 0)]);
+    assert_eq!(segments_of(history.past(7), asked), [segment(4, CauseKind::Running, "t1:1", 0)]);
 }
 
 #[test]
-fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
+fn interrupt_is_not_attributed_to_interrupted_thread() {
     use CauseKind::{Disk, Interrupt, Network, Rcu, Timer};
-    // t9 is busy where the interrupt comes in that wakes t1.
+    // t9 is running when the interrupt arrives that wakes t1.
     let woken_in = |events: &[Event]| {
-        let mut history = Told::new(2);
+        let mut history = Scenario::new(2);
         history.preempted(0, 0, 1).preempted(0, 1, 9).at(1, 0, Event::RequestIssued(8, 5, Operation::Read));
         history.sleeps(1, 0, 0);
         for &event in events {
             history.at(6, 1, event);
         }
         history.wakes(6, 1, 1).preempted(7, 0, 1);
-        let told = told(history.past(8), asked(1, 1, 7));
-        assert_eq!((told.len(), told[1].1), (2, CauseKind::IdleExit), "{told:?}");
-        (told[0].1, told[0].2.clone())
+        let segments = segments_of(history.past(8), asked(1, 1, 7));
+        assert_eq!((segments.len(), segments[1].1), (2, CauseKind::IdleExit), "{segments:?}");
+        (segments[0].1, segments[0].2.clone())
     };
     let irq = Event::Irq(Name::of("eth0"));
     assert_eq!(woken_in(&[irq]), (Interrupt, "eth0".to_owned()));
@@ -361,7 +361,7 @@ fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
     assert_eq!(woken_in(&[Event::Softirq(3)]), (Network, "network".to_owned()));
     assert_eq!(woken_in(&[Event::Softirq(9)]), (Rcu, "grace period".to_owned()));
     assert_eq!(woken_in(&[Event::Softirq(1)]), (Timer, "timer".to_owned()));
-    // A timer's function tells what it was for, also where what it has sent comes in.
+    // The timer's function determines its kind, also where a packet that it sent is received.
     let expires = Event::TimerExpires;
     let journal = "commit interval of the journal";
     assert_eq!(woken_in(&[Event::Softirq(1), expires(TimerKind::JournalInterval)]), (Timer, journal.to_owned()));
@@ -376,26 +376,26 @@ fn an_interrupt_is_not_the_doing_of_whom_it_interrupts() {
         [Event::Softirq(1), expires(TimerKind::Wakeup), Event::SoftirqRaised(3), Event::SoftirqEnds, Event::Softirq(3)];
     assert_eq!(woken_in(&wakes).0, Network);
     assert_eq!(woken_in(&[Event::Softirq(6)]), (Interrupt, "tasklet".to_owned()));
-    // What a thread sends over loopback comes in below it.
+    // What a thread sends over loopback is received in a softirq nested on it.
     assert_eq!(woken_in(&[Event::SoftirqRaised(3), Event::Softirq(3)]).0, CauseKind::Running);
 }
 
 #[test]
-fn a_request_of_which_nothing_is_known_is_no_disks() {
-    let mut history = Told::new(2);
+fn overwritten_request_has_no_disk() {
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).sleeps(1, 0, 0).at(6, 1, Event::RequestDone(8, 5)).wakes(6, 1, 1).preempted(7, 0, 1);
     let mut past = history.past(8);
     let woken = past.cpus[0].iter_mut().find(|slice| matches!(slice.entry, Entry::Woken { .. })).expect("it is woken");
     woken.entry = Entry::Woken { at_ns: 1 + 6 * MS, by: Waker::Disk(super::history::Request::default()), cpu: 1 };
-    let told = told(past, asked(1, 1, 7));
-    assert_eq!(told[0], segment(5, CauseKind::Disk, "unknown (its request was overwritten)", 1));
+    let segments = segments_of(past, asked(1, 1, 7));
+    assert_eq!(segments[0], segment(5, CauseKind::Disk, "unknown (its request was overwritten)", 1));
 }
 
 #[test]
-fn a_lock_that_is_handed_on_is_each_holders_doing() {
+fn lock_wait_follows_each_holder() {
     use CauseKind::{Running, Thread};
-    // t1 waits for a lock that t2, t3 and t4 have one after the other; t4 is kept from the CPU by t5.
-    let mut history = Told::new(3);
+    // t1 waits for a lock that t2, t3 and t4 hold one after the other; t4 waits for its CPU, occupied by t5.
+    let mut history = Scenario::new(3);
     history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(1, 0, 0);
     history.wakes(11, 1, 3).preempted(11, 2, 3).wakes(31, 2, 4).sleeps(31, 2, 5).preempted(36, 2, 4);
     history.wakes(66, 2, 1).preempted(66, 0, 1);
@@ -405,15 +405,15 @@ fn a_lock_that_is_handed_on_is_each_holders_doing() {
         segment(5, Thread, "t5:5", 1),
         segment(30, Running, "t4:4", 1),
     ];
-    // t3 and t4 were never seen to fall asleep: they are still within their waits at the beginning.
-    assert_eq!(told(history.past(67), asked(1, 1, 66)), expected);
+    // The switch-out of t3 and t4 was never recorded: they are still within their waits at the start.
+    assert_eq!(segments_of(history.past(67), asked(1, 1, 66)), expected);
 }
 
 #[test]
 fn a_command_is_its_critical_path() {
     use CauseKind::{Running, Thread, Timer};
-    // t1 makes t2 and t3 and waits for both; t3 takes longer, as it sleeps for 40 ms, and then has t2's result.
-    let mut history = Told::new(2);
+    // t1 creates t2 and t3 and waits for both; t2 exits earlier than t3, which sleeps for 40 ms.
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).at(5, 0, Event::New(2)).at(6, 0, Event::New(3)).sleeps(10, 0, 3);
     history.preempted(5, 1, 2).switch(20, 1, Exit::Dead, 0).sleeps(20, 0, 0);
     history
@@ -432,31 +432,31 @@ fn a_command_is_its_critical_path() {
         segment(20, Running, "t3:3", 0),
         segment(10, Running, "t1:1", 0),
     ];
-    assert_eq!(told(past, asked), expected);
+    assert_eq!(segments_of(past, asked), expected);
 }
 
 #[test]
-fn what_is_not_known_is_unknown() {
+fn unrecorded_time_is_unknown() {
     use CauseKind::{Running, Unknown};
-    let mut history = Told::new(2);
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).sleeps(1, 0, 0).preempted(5, 1, 2).wakes(9, 1, 1).preempted(9, 0, 1);
     let mut past = history.past(10);
     // The waker's CPU was overwritten up to the middle of its run.
     past.cpus[1].retain(|slice| slice.start_ns > 4 * MS);
     assert_eq!(
-        told(past.clone(), asked(1, 1, 9)),
+        segments_of(past.clone(), asked(1, 1, 9)),
         [segment(4, Unknown, "its waking was not seen", 2), segment(4, Running, "t2:2", 1)]
     );
     past.cpus[1].clear();
-    assert_eq!(told(past.clone(), asked(1, 1, 9)), [segment(8, Unknown, "its waker was not seen", 1)]);
+    assert_eq!(segments_of(past.clone(), asked(1, 1, 9)), [segment(8, Unknown, "its waker was not seen", 1)]);
     past.cpus[0].clear();
-    assert_eq!(told(past, asked(1, 1, 9)), [segment(8, Unknown, "not over yet", 1)]);
+    assert_eq!(segments_of(past, asked(1, 1, 9)), [segment(8, Unknown, "not over yet", 1)]);
 }
 
 #[test]
-fn interrupts_that_a_thread_keeps_off_are_told_as_such() {
+fn attributes_irqs_off_time_to_thread() {
     use CauseKind::{IrqsOff, Thread};
-    let mut history = Told::new(1);
+    let mut history = Scenario::new(1);
     history.preempted(0, 0, 2).wakes(1, 0, 1).preempted(9, 0, 1);
     let mut past = history.past(10);
     let [.., thread, _] = &mut past.cpus[0][..] else { panic!("slices") };
@@ -465,12 +465,12 @@ fn interrupts_that_a_thread_keeps_off_are_told_as_such() {
     let at = past.cpus[0].len() - 1;
     let irq = Slice { start_ns, end_ns, holder: Holder::Irq { late_ns: 5 * MS }, ..Slice::default() };
     past.cpus[0].insert(at, irq);
-    let told = told(past, Asked { from_ns: 1 + MS, ..asked(1, 1, 9) });
-    let kinds: Vec<_> = told.iter().map(|segment| (segment.0, segment.1)).collect();
+    let segments = segments_of(past, Asked { from_ns: 1 + MS, ..asked(1, 1, 9) });
+    let kinds: Vec<_> = segments.iter().map(|segment| (segment.0, segment.1)).collect();
     assert_eq!(kinds, [(2, Thread), (5, IrqsOff), (1, CauseKind::Irq)]);
 }
 
-/// Any slices: they overlap, lack some, and say what cannot be.
+/// Arbitrary slices: they overlap, have gaps, and are inconsistent.
 pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
     let holder = prop_oneof![
         Just(Holder::Nobody),
@@ -520,7 +520,7 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
             is_member,
             throttled_ns,
             cgroup,
-            // Of a thread that was woken alone.
+            // Only set for a thread that was woken.
             stopped: stop.filter(|_| matches!(entry, Entry::Woken { .. })),
             ..Slice::default()
         },
@@ -531,7 +531,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn whatever_the_past_says_the_path_adds_up(
+    fn path_adds_up_for_arbitrary_timeline(
         cpus in prop::collection::vec(prop::collection::vec(any_slice(), 0..40), 1..4),
         (from_ns, to_ns) in (0_u64..450, 0_u64..450),
         tid in 1_u32..6,
@@ -550,11 +550,11 @@ proptest! {
 
 #[test]
 fn a_long_conversation_is_folded_and_adds_up() {
-    let mut history = Told::new(2);
+    let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).sleeps(1, 0, 0).preempted(1, 1, 2);
     let mut ms = 1;
     for _ in 0..5_000 {
-        // t2 asks t3, which answers.
+        // t2 waits for t3, which answers.
         history.wakes(ms + 1, 1, 3).preempted(ms + 1, 0, 3).sleeps(ms + 2, 1, 0);
         history.wakes(ms + 4, 0, 2).preempted(ms + 4, 1, 2).sleeps(ms + 5, 0, 0);
         ms += 5;
@@ -563,6 +563,6 @@ fn a_long_conversation_is_folded_and_adds_up() {
     let path = path_of(history.past(ms + 1), asked(1, 1, ms));
     assert!(path.is_folded && path.segments.len() < 20, "{}", path.segments.len());
     let causes = path.causes();
-    let told: Vec<_> = causes[..2].iter().map(|cause| (cause.who.as_str(), (cause.ns + MS / 2) / MS)).collect();
-    assert_eq!(told, [("t2:2", 15_000), ("t3:3", 10_000)]);
+    let segments: Vec<_> = causes[..2].iter().map(|cause| (cause.who.as_str(), (cause.ns + MS / 2) / MS)).collect();
+    assert_eq!(segments, [("t2:2", 15_000), ("t3:3", 10_000)]);
 }

@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a timer was for that ended a wait, by its function in the kernel.
+//! Classifies the timers that end waits, by their function in the kernel.
 
 use crate::wait::is_sleep;
 
-/// A kind of timer.
+/// Kind of a timer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum TimerKind {
-    /// Not known, or one of a program.
+    /// Unknown, or set by a program.
     #[default]
     Other,
-    /// It wakes the thread that has set it: a sleep, or a wait that has timed out.
+    /// Wakes the thread that set it: a sleep, or a timeout of a wait.
     Wakeup,
-    /// TCP kept an acknowledgement back, to send it with data.
+    /// TCP delays an acknowledgment, to send it with data.
     TcpDelayedAck,
-    /// TCP sends again what nobody has acknowledged.
+    /// TCP retransmits what was not acknowledged.
     TcpRetransmission,
-    /// TCP asks whether its peer is there.
+    /// TCP probes whether its peer is alive.
     TcpKeepalive,
-    /// TCP sends no faster.
+    /// TCP paces its transmissions.
     TcpPacing,
-    /// A file system's journal writes down what it has.
+    /// The journal of a file system commits.
     JournalInterval,
-    /// A work item was to be queued later.
+    /// A delayed work item is queued.
     DelayedWork,
-    /// A cgroup's disk requests were held back.
+    /// A cgroup's block I/O was throttled.
     DiskLimit,
-    /// A thread that had written much was held back until disks keep up.
+    /// A writer was throttled until disks keep up (`balance_dirty_pages`).
     DirtyThrottling,
 }
 
-/// The word for a timer of which no more is known.
+/// Label of a timer of unknown purpose.
 const TIMER: &str = "timer";
 const TIMEOUT: &str = "timeout of the wait";
-/// How names of culprits begin that are timers of a program, before the call that it waited in.
+/// Prefixes of culprits that are timers of a program, before the system call.
 const IN_CALL: [&str; 2] = ["timeout in ", "timer in "];
 
 impl TimerKind {
-    /// The kernel's functions of timers, with what they are for.
+    /// The kernel's timer functions and their kinds.
     pub const FUNCTIONS: [(&str, TimerKind); 11] = [
         ("hrtimer_wakeup", TimerKind::Wakeup),
         ("process_timeout", TimerKind::Wakeup),
@@ -65,23 +65,23 @@ impl TimerKind {
         TimerKind::DirtyThrottling,
     ];
 
-    /// By the function, as the kernel calls it.
+    /// Returns the kind of a kernel function.
     pub fn of(function: &str) -> Self {
         let known = Self::FUNCTIONS.iter().find(|(known, _)| *known == function);
         known.map_or_else(Self::default, |&(_, kind)| kind)
     }
 
-    /// The reverse of `as u8`; of a number that is none, `None`.
+    /// Reverses `as u8`; `None` if there is no such kind.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
     }
 
-    /// Whether it may be whoever waited that wanted to wait no longer, so that nobody else made it wait.
+    /// Returns whether the waiter itself may have set the timer, so that no other actor made it wait.
     pub fn is_own(self) -> bool {
         matches!(self, TimerKind::Other | TimerKind::Wakeup)
     }
 
-    /// What made the thread wait that waited in `via`, in words.
+    /// Returns the label of the timer for a thread that waited in `via`.
     pub fn told(self, via: Option<&str>) -> &'static str {
         match self {
             TimerKind::Wakeup if via.is_some_and(|via| !is_sleep(via)) => TIMEOUT,
@@ -97,8 +97,8 @@ impl TimerKind {
         }
     }
 
-    /// Who is to blame for a wait of thread `waiter` in `via`: that thread if it slept; otherwise the timer, by what it was
-    /// for, with the thread in brackets if it may have set it.
+    /// Returns the culprit of a wait of thread `waiter` in `via`: the thread if it slept; otherwise the timer's label,
+    /// with the thread in parentheses if it may have set the timer.
     pub fn culprit(self, via: Option<&str>, waiter: Option<&str>) -> String {
         let Some(waiter) = waiter.filter(|_| self.is_own()) else { return self.told(via).to_owned() };
         let [timeout, timer] = IN_CALL;
@@ -108,12 +108,12 @@ impl TimerKind {
         }
     }
 
-    /// Whether a culprit that delays by a timer is called by what the timer was for, and not the thread that slept.
+    /// Returns whether the label of a culprit names a timer, and not the thread that slept.
     pub fn is_mechanism(culprit: &str) -> bool {
-        let is_told = |kind: TimerKind| kind.told(None) == culprit;
+        let has_label = |kind: TimerKind| kind.told(None) == culprit;
         culprit == TIMEOUT
             || IN_CALL.iter().any(|begin| culprit.starts_with(begin))
-            || Self::ALL.into_iter().any(is_told)
+            || Self::ALL.into_iter().any(has_label)
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_has_a_number() {
+    fn kinds_round_trip_through_numbers() {
         for (number, kind) in (0..).zip(TimerKind::ALL) {
             assert_eq!((kind as u8, TimerKind::from_number(number)), (number, Some(kind)));
         }
@@ -130,21 +130,21 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_is_told_by_its_function_and_by_what_it_ended() {
-        let told = |function: &str, via| TimerKind::of(function).told(via);
-        assert_eq!(told("tcp_delack_timer", Some("recvfrom")), "TCP's delayed acknowledgement");
-        assert_eq!(told("tcp_write_timer", Some("recvfrom")), "TCP retransmission");
+    fn timer_label_depends_on_function_and_wait() {
+        let label = |function: &str, via| TimerKind::of(function).told(via);
+        assert_eq!(label("tcp_delack_timer", Some("recvfrom")), "TCP's delayed acknowledgement");
+        assert_eq!(label("tcp_write_timer", Some("recvfrom")), "TCP retransmission");
         for function in ["hrtimer_wakeup", "process_timeout"] {
-            assert_eq!(told(function, Some("clock_nanosleep")), "timer");
-            assert_eq!(told(function, Some("poll")), "timeout of the wait");
-            // A thread of the kernel, or a wait that began unseen.
-            assert_eq!(told(function, None), "timer");
+            assert_eq!(label(function, Some("clock_nanosleep")), "timer");
+            assert_eq!(label(function, Some("poll")), "timeout of the wait");
+            // A kernel thread, or a wait without a recorded switch-out.
+            assert_eq!(label(function, None), "timer");
         }
-        assert_eq!(told("it_real_fn", Some("read")), "timer");
+        assert_eq!(label("it_real_fn", Some("read")), "timer");
     }
 
     #[test]
-    fn whoever_slept_is_to_blame_and_no_one_else_for_a_timer_of_the_kernel() {
+    fn culprit_of_sleep_is_sleeper_and_of_kernel_timer_the_timer() {
         let of = |kind: TimerKind, via| kind.culprit(via, Some("sleep:7"));
         for (kind, via, who) in [
             (TimerKind::Wakeup, Some("clock_nanosleep"), "sleep:7"),
@@ -158,7 +158,7 @@ mod tests {
             assert_eq!(of(kind, via), who);
             assert_eq!(TimerKind::is_mechanism(who), who != "sleep:7", "{who}");
         }
-        // As in recordings of before.
+        // As in old recordings.
         assert!(TimerKind::is_mechanism("timer") && TimerKind::is_mechanism("timeout of the wait"));
         assert!(!TimerKind::is_mechanism("sleep"));
     }

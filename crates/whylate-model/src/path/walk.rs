@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Walks back through one past, all of them at once.
+//! Walks back through one timeline for many queries at once.
 
 use super::cursor::Cursor;
 use super::cursors::{Bound, Cursors};
 use super::rewind::Rewind;
 use super::{Asked, Finding, Limits, Past};
 
-/// Whoever asks may have seen a thread get its CPU so much earlier than the past tells, where a virtual CPU stops between.
+/// Tolerance between a caller's switch-in time and the timeline's: a vCPU may be descheduled between the two events.
 const SLACK_NS: u64 = 20_000_000;
 
-/// Walks back through the past for each of `asked`, and hands out what it finds of them, the latest first: the segments
-/// of each partition its time. What was handed out is not kept, so memory does not grow with time.
+/// Walks back through the timeline for each of `asked`, and reports findings newest first: the segments of each query
+/// partition its time. Nothing is kept after it was reported, so memory does not grow with time.
 pub fn walk(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, found: &mut dyn FnMut(usize, Finding)) {
     walk_within(past, asked, limits, Bound::None, found);
 }
 
-/// The same of many threads of which sums are wanted: the segments of a long wait for a CPU come in any order, one of each
-/// holder, and where walks have too much to do, only some of them are followed to who ended their waits
-/// ([`Finding::NotFollowed`]). So it takes as long as the past is, however many threads there are.
+/// Walks for many threads of which only sums are wanted. Segments of a long wait for a CPU come in any order, one for
+/// each actor. If the work exceeds the bound, only some threads are followed to their wakers
+/// ([`Finding::NotFollowed`]). The run time depends on the length of the timeline, not on the number of threads.
 pub(super) fn walk_for_sums(
     past: &mut dyn Past,
     asked: &[Asked],
@@ -27,7 +27,7 @@ pub(super) fn walk_for_sums(
     walk_within(past, asked, limits, Bound::OF_SUMS, found);
 }
 
-/// Returns how often a cursor was shown a change.
+/// Walks within `bound`, and returns how many times a cursor was visited.
 pub(super) fn walk_within(
     past: &mut dyn Past,
     asked: &[Asked],

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A past that is long: whoever goes back through it says how far that is, and may stop.
+//! Wraps a long timeline to report progress of a walk, and to stop it.
 
 use super::history::{Past, Slice};
 
-/// After so many slices it is asked whether to go on.
+/// Number of slices between two calls of the callback.
 const STEP: u32 = 4_096;
 
-/// A past, with a function that is called now and then with the time that was reached. Where that is false, nothing is
-/// known of earlier times.
+/// A timeline with a callback that is called every `STEP` slices with the time that was reached. If it returns false,
+/// the timeline ends there.
 pub struct Watched<'a, P> {
-    /// The past itself.
+    /// The wrapped timeline.
     pub past: P,
     goes_on: &'a mut dyn FnMut(u64) -> bool,
     slices: u32,
@@ -17,7 +17,7 @@ pub struct Watched<'a, P> {
 }
 
 impl<'a, P: Past> Watched<'a, P> {
-    /// Of one that has not been gone back through.
+    /// Wraps a timeline that has not been read yet.
     pub fn new(past: P, goes_on: &'a mut dyn FnMut(u64) -> bool) -> Self {
         Watched { past, goes_on, slices: 0, is_over: false }
     }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_past_that_is_stopped_has_no_earlier_times() {
+    fn stopped_timeline_ends_there() {
         let slice = |at| Slice { start_ns: at, end_ns: at + 1, holder: Holder::Idle, ..Slice::default() };
         let slices = 10 * u64::from(STEP);
         let past = Recorded { cpus: vec![(0..slices).map(slice).collect()] };

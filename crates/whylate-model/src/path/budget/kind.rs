@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Waits of one kind, in sums.
+//! Sums of the waits of one kind.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,53 +11,54 @@ use super::{EndedBy, Latencies, Waits};
 use crate::CauseKind;
 use crate::wait::Stop;
 
-/// So many parts are kept apart by thread; beyond that, by name. So many names more are kept, then they are others.
-const PARTS: usize = 4_096;
+/// Maximum number of parts by thread; beyond that, they are aggregated by name. At most as many names again; the rest
+/// is merged.
+const MAX_PARTS: usize = 4_096;
 
-/// A thread, or all of a name.
+/// A thread, or all threads of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Called {
+pub(super) enum ThreadLabel {
     Thread(u32, Name),
     Name(Name),
 }
 
-impl Called {
+impl ThreadLabel {
     fn name(self) -> Name {
         match self {
-            Called::Thread(_, name) | Called::Name(name) => name,
+            ThreadLabel::Thread(_, name) | ThreadLabel::Name(name) => name,
         }
     }
 
     fn tid(self) -> u32 {
         match self {
-            Called::Thread(tid, _) => tid,
-            Called::Name(_) => 0,
+            ThreadLabel::Thread(tid, _) => tid,
+            ThreadLabel::Name(_) => 0,
         }
     }
 }
 
-/// A part of waits that have no waits in them.
+/// A part of waits without nested waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Part {
-    pub waiter: Called,
+pub(super) struct WaitPart {
+    pub waiter: ThreadLabel,
     pub kind: CauseKind,
     pub who: Party,
-    pub ready: Option<Called>,
+    pub ready: Option<ThreadLabel>,
 }
 
-impl Part {
-    /// All of a short wait for a disk, whenever its request began.
-    pub fn of_request(waiter: Called, request: Request) -> Self {
+impl WaitPart {
+    /// Returns the only part of a short wait for a disk, without the request's times.
+    pub fn from_request(waiter: ThreadLabel, request: Request) -> Self {
         let Request { device, operation, submitter, .. } = request;
         let who = match request == Request::default() {
             true => Party::Text(OVERWRITTEN),
             false => Party::Disk(Request { device, operation, submitter, ..Request::default() }),
         };
-        Part { waiter, kind: CauseKind::Disk, who, ready: None }
+        WaitPart { waiter, kind: CauseKind::Disk, who, ready: None }
     }
 
-    /// One of the parts of a wait, which may tell the name of the thread that could run.
-    pub fn of(waiter: Called, part: &Segment, parts: &[Segment]) -> Self {
+    /// Returns a part of a wait. The name of the runnable thread is taken from the wait's other parts.
+    pub fn from_segment(waiter: ThreadLabel, part: &Segment, parts: &[Segment]) -> Self {
         let name = |tid: u32| {
             let named = parts.iter().find_map(|part| match part.who {
                 Party::Thread { tid: of, name, .. } if of == tid => Some(name),
@@ -65,25 +66,26 @@ impl Part {
             });
             named.unwrap_or_default()
         };
-        let ready = part.ready.map(|tid| Called::Thread(tid, name(tid)));
-        Part { waiter, kind: part.kind, who: part.who, ready }
+        let ready = part.ready.map(|tid| ThreadLabel::Thread(tid, name(tid)));
+        WaitPart { waiter, kind: part.kind, who: part.who, ready }
     }
 
     fn by_name(self) -> Self {
-        let by_name = |called: Called| Called::Name(called.name());
-        Part { waiter: by_name(self.waiter), who: self.who.by_name(), ready: self.ready.map(by_name), ..self }
+        let by_name = |called: ThreadLabel| ThreadLabel::Name(called.name());
+        WaitPart { waiter: by_name(self.waiter), who: self.who.by_name(), ready: self.ready.map(by_name), ..self }
     }
 
-    /// The threads that it names.
+    /// Returns the threads that the part names.
     fn named(&self) -> impl Iterator<Item = (u32, Name)> {
-        let who = if let Party::Thread { tid, name, .. } = self.who { Some(Called::Thread(tid, name)) } else { None };
+        let who =
+            if let Party::Thread { tid, name, .. } = self.who { Some(ThreadLabel::Thread(tid, name)) } else { None };
         [Some(self.waiter), self.ready, who].into_iter().flatten().filter_map(|called| match called {
-            Called::Thread(tid, name) if name != Name::default() => Some((tid, name)),
+            ThreadLabel::Thread(tid, name) if name != Name::default() => Some((tid, name)),
             _ => None,
         })
     }
 
-    /// In words; `threads` holds the names of those that may have submitted a request.
+    /// Returns the part as text; `threads` has the names of submitters.
     fn segment(
         self,
         ns: u64,
@@ -91,7 +93,7 @@ impl Part {
         threads: &BTreeMap<u32, Name>,
         names: &mut dyn Names,
     ) -> Option<PathSegment> {
-        let Part { waiter, kind, who, ready } = self;
+        let WaitPart { waiter, kind, who, ready } = self;
         let mut found = Found::default();
         let tid = waiter.tid();
         found.add(Finding::Hop(Hop { number: 0, within: None, tid, woken_ns: 0, by: None, stop: None }));
@@ -103,43 +105,44 @@ impl Part {
         {
             found.name(submitter, name);
         }
-        let ready_tid = ready.map(Called::tid);
+        let ready_tid = ready.map(ThreadLabel::tid);
         found.add(Finding::Segment(Segment { from_ns: 0, to_ns: ns, kind, who, ready: ready_tid, hop: Some(0) }));
         let mut segment = found.finish(names).segments.pop()?.waiting_in(via.cloned());
-        if let Called::Name(name) = waiter {
+        if let ThreadLabel::Name(name) = waiter {
             segment.waiter = Some(name.text());
         }
-        if let Some(Called::Name(name)) = ready {
+        if let Some(ThreadLabel::Name(name)) = ready {
             segment.ready = Some(name.text());
         }
         Some(segment)
     }
 }
 
-/// Waits in one system call that were ended alike.
+/// Sums of waits in one system call that ended the same way.
 #[derive(Debug, Default)]
 pub(super) struct Kind {
-    /// The name of the kind is that of the call.
+    /// The kind is named after the system call.
     pub has_via: bool,
-    /// What had stopped the threads.
+    /// Why the threads were stopped, if they were.
     pub stop: Option<Stop>,
     pub ns: u64,
     pub latencies: Latencies,
-    /// Those with waits in them.
+    /// Waits with nested waits.
     pub sums: Sums,
-    parts: HashMap<Part, u64>,
+    parts: HashMap<WaitPart, u64>,
     is_by_name: bool,
 }
 
 impl Kind {
-    /// Adds a part of a wait that has no waits in it.
-    pub fn add_part(&mut self, part: Part, ns: u64) {
+    /// Adds a part of a wait without nested waits.
+    pub fn add_part(&mut self, part: WaitPart, ns: u64) {
         let mut part = if self.is_by_name { part.by_name() } else { part };
-        if self.parts.len() >= 2 * PARTS && !self.parts.contains_key(&part) {
-            part = Part { waiter: Called::Name(Name::of(OTHERS)), who: Party::Text(OTHERS), ready: None, ..part };
+        if self.parts.len() >= 2 * MAX_PARTS && !self.parts.contains_key(&part) {
+            part =
+                WaitPart { waiter: ThreadLabel::Name(Name::of(OTHERS)), who: Party::Text(OTHERS), ready: None, ..part };
         }
         *self.parts.entry(part).or_default() += ns;
-        if self.parts.len() > PARTS && !self.is_by_name {
+        if self.parts.len() > MAX_PARTS && !self.is_by_name {
             self.is_by_name = true;
             for (part, ns) in std::mem::take(&mut self.parts) {
                 self.add_part(part, ns);
@@ -147,11 +150,11 @@ impl Kind {
         }
     }
 
-    /// What there is to tell of them.
+    /// Returns the sums as text.
     pub fn finish(mut self, via: String, ended_by: EndedBy, names: &mut dyn Names) -> Waits {
-        let mut parts: Vec<(Part, u64)> = self.parts.into_iter().collect();
-        // Requests of one disk have one key, and so have texts of one length: they come in the same order in each run too.
-        parts.sort_by_cached_key(|&(Part { waiter, kind, who, ready }, _)| (waiter, kind, who.key(), ready, who));
+        let mut parts: Vec<(WaitPart, u64)> = self.parts.into_iter().collect();
+        // Requests of one disk have equal keys, and so have texts of equal length: `who` makes the order deterministic.
+        parts.sort_by_cached_key(|&(WaitPart { waiter, kind, who, ready }, _)| (waiter, kind, who.key(), ready, who));
         let threads: BTreeMap<u32, Name> = parts.iter().flat_map(|(part, _)| part.named()).collect();
         for (part, ns) in parts {
             let segment = part.segment(ns, self.has_via.then_some(&via), &threads, names);

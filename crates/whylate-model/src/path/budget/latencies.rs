@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Latencies that become a histogram many at a time.
+//! Adds latencies to a histogram in batches.
 
 use crate::Histogram;
 
-/// How many are counted at once.
+/// Batch size.
 const AT_ONCE: usize = 1_024;
 
-/// Latencies, of which not all are counted yet.
+/// A histogram with a batch of latencies that are not counted yet.
 #[derive(Debug, Default)]
 pub(super) struct Latencies {
     counted: Histogram,
@@ -14,7 +14,7 @@ pub(super) struct Latencies {
 }
 
 impl Latencies {
-    /// Adds one.
+    /// Adds a latency in nanoseconds.
     pub fn add(&mut self, ns: u64) {
         self.loose.push(ns);
         if self.loose.len() >= AT_ONCE {
@@ -26,7 +26,7 @@ impl Latencies {
         self.counted.merge(&self.loose.drain(..).collect());
     }
 
-    /// All of them.
+    /// Returns the histogram of all latencies.
     pub fn finish(mut self) -> Histogram {
         self.count();
         self.counted

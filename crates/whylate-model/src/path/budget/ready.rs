@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who had the CPUs that threads waited for, in bounded memory, however often they did.
+//! Sums which actors occupied the CPUs that threads waited for, in bounded memory.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -8,58 +8,58 @@ use super::super::history::Name;
 use super::super::{Finding, Found, Names, OTHERS, Party, PathSegment, Segment};
 use crate::CauseKind;
 
-/// More threads of one name than that are told by their name.
-const MANY: usize = 64;
-/// So many parts are kept of all threads together.
-const PARTS: usize = 1 << 16;
-/// Of each thread as many at least and at most.
-const PARTS_OF_THREAD: (usize, usize) = (16, 400);
+/// Number of threads of one name above which they share one sum.
+const MAX_SEPARATE_THREADS: usize = 64;
+/// Maximum number of parts of all threads together.
+const MAX_PARTS: usize = 1 << 16;
+/// Minimum and maximum number of parts of each thread.
+const THREAD_PARTS_RANGE: (usize, usize) = (16, 400);
 
-/// After some were summed up, so many times as many parts come in before that is done again.
+/// After merging, number of parts, in multiples of the room, that are added before parts are merged again.
 const CLOSED: usize = 64;
 
-/// What happened, the thread that waited, and how long.
+/// Kind, actor, TID of the waiter, and duration in nanoseconds.
 type Part = ((CauseKind, Party, u32), u64);
 
-/// The waits for a CPU of one thread, or of all threads of one name where these are many, in sums.
+/// Sums of the waits for a CPU of one thread, or of all threads of one name if they are many.
 #[derive(Debug)]
 pub(super) struct Ready {
-    /// The name of the threads, where it is more than one.
+    /// Name of the threads, if they are many.
     shared: Option<Name>,
     parts: Vec<Part>,
-    /// The thread's own, and of those whose part it may be.
+    /// Names of the thread, and of those in its parts.
     names: Vec<(u32, Name)>,
-    /// The thread that was named last.
+    /// TID of the thread that was named last.
     named: Option<u32>,
     room: usize,
-    /// For so many parts more, those that are new have no room of their own.
+    /// Number of further parts for which new actors are merged instead of getting an entry.
     closed: usize,
 }
 
 impl Ready {
-    /// Makes empty sums for each thread, given their names, and returns them with the place of each thread's: those of
-    /// many threads of one name are the same.
+    /// Creates empty sums for threads, given their names, and returns them with each thread's index. Many threads of
+    /// one name share one.
     pub fn for_threads(names: &[Option<Name>]) -> (Vec<Self>, Vec<usize>) {
         let mut threads: HashMap<Name, usize> = HashMap::new();
         names.iter().flatten().for_each(|&name| *threads.entry(name).or_default() += 1);
-        threads.retain(|_, threads| *threads > MANY);
-        let (mut sums, mut shared_places) = (Vec::new(), HashMap::new());
+        threads.retain(|_, threads| *threads > MAX_SEPARATE_THREADS);
+        let (mut sums, mut shared_indexes) = (Vec::new(), HashMap::new());
         let mut new = |shared| {
             sums.push(Ready { shared, parts: Vec::new(), names: Vec::new(), named: None, room: 0, closed: 0 });
             sums.len() - 1
         };
-        let place = |name: &Option<Name>| match name.filter(|name| threads.contains_key(name)) {
-            Some(name) => *shared_places.entry(name).or_insert_with(|| new(Some(name))),
+        let index = |name: &Option<Name>| match name.filter(|name| threads.contains_key(name)) {
+            Some(name) => *shared_indexes.entry(name).or_insert_with(|| new(Some(name))),
             None => new(None),
         };
-        let places = names.iter().map(place).collect();
-        let (least, most) = PARTS_OF_THREAD;
-        let room = (PARTS / sums.len().max(1)).clamp(least, most);
+        let indexes = names.iter().map(index).collect();
+        let (least, most) = THREAD_PARTS_RANGE;
+        let room = (MAX_PARTS / sums.len().max(1)).clamp(least, most);
         sums.iter_mut().for_each(|sums| sums.room = room);
-        (sums, places)
+        (sums, indexes)
     }
 
-    /// Adds what happened for so long while thread `ready` waited for a CPU.
+    /// Adds time while thread `ready` waited for a CPU.
     pub fn add(&mut self, kind: CauseKind, who: Party, ready: u32, ns: u64) {
         let is_one_of_them = self.shared.is_some() && who.named().map(|(name, _)| name) == self.shared;
         let who = if is_one_of_them { who.by_name() } else { who };
@@ -67,17 +67,17 @@ impl Ready {
         self.closed = self.closed.saturating_sub(1);
         self.add_part(((kind, who, ready), ns));
         if self.parts.len() > self.room {
-            self.sum_up_small();
+            self.merge_small();
             self.closed = CLOSED * self.room;
         }
     }
 
     fn add_part(&mut self, (what, ns): Part) {
         let (kind, who, ready) = what;
-        if let Some(place) = self.parts.iter().position(|part| part.0 == what) {
-            self.parts[place].1 += ns;
-            // Those that come often are found soon.
-            self.parts.swap(place, place / 2);
+        if let Some(index) = self.parts.iter().position(|part| part.0 == what) {
+            self.parts[index].1 += ns;
+            // Moves frequent parts to the front.
+            self.parts.swap(index, index / 2);
         } else if self.closed > 0 && who != who.by_name() {
             self.add_part(((kind, who.by_name(), ready), ns));
         } else if self.closed > 0 && self.parts.len() >= self.room && who != Party::Text(OTHERS) {
@@ -87,7 +87,7 @@ impl Ready {
         }
     }
 
-    /// The name of a thread: the last that it had counts, which is found first.
+    /// Sets a thread's name. Names come newest first, and the newest counts.
     pub fn name(&mut self, tid: u32, name: Name) {
         if self.shared.is_some() || self.named.replace(tid) == Some(tid) {
             return;
@@ -98,13 +98,13 @@ impl Ready {
         }
     }
 
-    /// Makes room: threads of one name become one in the smaller half, and the smallest of what is left is others'.
-    fn sum_up_small(&mut self) {
+    /// Makes room: merges the smaller half of the parts by thread name, and the smallest of these without names.
+    fn merge_small(&mut self) {
         let mut parts = std::mem::take(&mut self.parts);
         sort(&mut parts);
-        for (place, ((kind, who, ready), ns)) in parts.into_iter().enumerate() {
-            let who = match place {
-                _ if place < self.room / 2 => who,
+        for (index, ((kind, who, ready), ns)) in parts.into_iter().enumerate() {
+            let who = match index {
+                _ if index < self.room / 2 => who,
                 _ if self.parts.len() < self.room * 3 / 4 => who.by_name(),
                 _ => Party::Text(OTHERS),
             };
@@ -112,14 +112,14 @@ impl Ready {
         }
     }
 
-    /// In words, the largest first.
+    /// Returns the sums as text, largest first.
     pub fn finish(self, names: &mut dyn Names) -> Vec<PathSegment> {
         let mut parts = self.parts;
         sort(&mut parts);
         let mut found = Found::default();
         self.names.into_iter().for_each(|(tid, name)| found.name(tid, name));
         let mut to_ns = parts.iter().map(|&(_, ns)| ns).sum::<u64>();
-        // The latest comes first there.
+        // `Found` takes findings newest first.
         for ((kind, who, ready), ns) in parts.into_iter().rev() {
             let from_ns = to_ns - ns;
             found.add(Finding::Segment(Segment { from_ns, to_ns, kind, who, ready: Some(ready), hop: None }));
@@ -133,7 +133,7 @@ impl Ready {
     }
 }
 
-/// The largest first, and always in the same order.
+/// Sorts parts, largest first, in deterministic order.
 fn sort(parts: &mut [Part]) {
     parts.sort_by_cached_key(|&((kind, who, ready), ns)| (Reverse(ns), kind, who.key(), ready));
 }
@@ -147,26 +147,27 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_of_one_name_have_one_sum_and_others_their_own() {
+    fn many_threads_of_one_name_share_one_sum() {
         let of = |name: &str, count| std::iter::repeat_n(Some(Name::of(name)), count);
-        let names: Vec<_> = of("pool", MANY + 1).chain(of("few", MANY)).chain([None, None]).collect();
-        let (sums, places) = Ready::for_threads(&names);
-        let (of_pool, others) = places.split_at(MANY + 1);
-        assert!(of_pool.iter().all(|&place| place == of_pool[0] && sums[place].shared == Some(Name::of("pool"))));
-        assert_eq!(sums.len(), 1 + MANY + 2);
+        let names: Vec<_> =
+            of("pool", MAX_SEPARATE_THREADS + 1).chain(of("few", MAX_SEPARATE_THREADS)).chain([None, None]).collect();
+        let (sums, indexes) = Ready::for_threads(&names);
+        let (of_pool, others) = indexes.split_at(MAX_SEPARATE_THREADS + 1);
+        assert!(of_pool.iter().all(|&index| index == of_pool[0] && sums[index].shared == Some(Name::of("pool"))));
+        assert_eq!(sums.len(), 1 + MAX_SEPARATE_THREADS + 2);
         let apart: std::collections::BTreeSet<_> = others.iter().collect();
-        assert_eq!(apart.len(), MANY + 2);
+        assert_eq!(apart.len(), MAX_SEPARATE_THREADS + 2);
     }
 
     #[test]
-    fn threads_of_the_shared_name_are_one_holder_and_others_keep_their_numbers() {
-        let (mut sums, _) = Ready::for_threads(&vec![Some(Name::of("pool")); MANY + 1]);
-        for tid in 0..=MANY as u32 {
+    fn threads_of_shared_name_are_merged_and_others_keep_tids() {
+        let (mut sums, _) = Ready::for_threads(&vec![Some(Name::of("pool")); MAX_SEPARATE_THREADS + 1]);
+        for tid in 0..=MAX_SEPARATE_THREADS as u32 {
             sums[0].add(CauseKind::Thread, thread(tid + 1, "pool"), tid, 10);
             sums[0].add(CauseKind::Wakeup, thread(tid, "pool"), tid, 1);
             sums[0].add(CauseKind::Thread, thread(900, "hog"), tid, 100);
         }
-        let all = MANY as u64 + 1;
+        let all = MAX_SEPARATE_THREADS as u64 + 1;
         let mut parts: Vec<_> = sums[0].parts.iter().map(|&((kind, who, _), ns)| (ns, kind, who)).collect();
         parts.sort_by_key(|&(ns, ..)| Reverse(ns));
         let pool = Party::Program { name: Name::of("pool"), is_member: false };

@@ -1,40 +1,49 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Waits that are gone back through.
+//! Waits that are being walked back.
 
 use super::super::history::{Blocked, Name, Request};
 use super::super::{Finding, Found, Hop, Names, Party, PathSegment, Segment};
-use super::kind::{Called, Part};
+use super::kind::{ThreadLabel, WaitPart};
 use crate::CauseKind;
 use crate::wait::Stop;
 
-/// A wait without waits in it has so many parts at most.
-const PARTS: usize = 32;
+/// Maximum number of parts of a wait without nested waits.
+const MAX_PARTS: usize = 32;
 
-/// A wait that is being gone back through.
+/// A wait that is being walked back.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(super) struct OpenWait {
     pub hop: Hop,
     pub ns: u64,
     pub from_ns: u64,
-    /// Where it began, with the thread's name then.
+    /// The thread's name and what it waited in, from its switch-out.
     asleep: Option<(Name, Blocked)>,
-    /// The last wait within it.
+    /// Number of the last nested wait.
     pub last_hop: u32,
-    /// How many waits within it are still to be found to have begun.
+    /// Number of nested waits without a known start.
     pub unmet: u32,
-    /// Its parts, the latest first, as long as they are few and no wait is in it.
+    /// Parts, newest first, as long as they are few and there is no nested wait.
     parts: Vec<Segment>,
-    /// What was found, once there is more.
+    /// All findings, once there are more.
     found: Option<Box<Found>>,
 }
 
-impl Open {
-    /// It ends with a hop.
+impl OpenWait {
+    /// Starts with the hop that ended the wait.
     pub fn new(hop: Hop) -> Self {
-        Open { hop, ns: 0, from_ns: 0, asleep: None, last_hop: hop.number, unmet: 0, parts: Vec::new(), found: None }
+        OpenWait {
+            hop,
+            ns: 0,
+            from_ns: 0,
+            asleep: None,
+            last_hop: hop.number,
+            unmet: 0,
+            parts: Vec::new(),
+            found: None,
+        }
     }
 
-    /// Takes in what is found within it.
+    /// Adds a finding within the wait.
     pub fn add(&mut self, finding: Finding) {
         match finding {
             Finding::Segment(segment) => {
@@ -59,21 +68,21 @@ impl Open {
         self.found().add(finding);
     }
 
-    /// Whether it is kept as one of few.
+    /// Adds a segment to `parts`; returns false if it does not fit.
     fn add_part(&mut self, segment: Segment) -> bool {
         if segment.hop != Some(self.hop.number) {
             return false;
         }
-        // Requests that are alike are told as one, whenever they were.
+        // Requests that differ only in time are summed.
         let who = match segment.who {
             Party::Disk(request) => Party::Disk(Request { queued_ns: 0, issued_ns: 0, ..request }),
             who => who,
         };
         let segment = Segment { who, ..segment };
-        let told = |part: &Segment| (part.kind, part.who, part.ready);
-        let has_room = self.parts.len() < PARTS;
+        let key = |part: &Segment| (part.kind, part.who, part.ready);
+        let has_room = self.parts.len() < MAX_PARTS;
         match self.parts.last_mut() {
-            Some(last) if told(last) == told(&segment) => last.from_ns = segment.from_ns,
+            Some(last) if key(last) == key(&segment) => last.from_ns = segment.from_ns,
             _ if has_room => self.parts.push(segment),
             _ => return false,
         }
@@ -92,27 +101,27 @@ impl Open {
         })
     }
 
-    /// All of its parts, where they are few and no wait is in it.
+    /// Returns all parts, if they are few and there is no nested wait.
     pub fn parts(&self) -> Option<&[Segment]> {
         self.found.is_none().then_some(&self.parts)
     }
 
-    /// In what it was, where it was seen to begin.
+    /// Returns what the thread waited in, if the switch-out was recorded.
     pub fn blocked(&self) -> Option<Blocked> {
         self.asleep.map(|(_, blocked)| blocked)
     }
 
-    /// The thread's name, where it was seen to begin.
+    /// Returns the thread's name, if the switch-out was recorded.
     pub fn name(&self) -> Option<Name> {
         self.asleep.map(|(name, _)| name)
     }
 
-    /// What had stopped the thread, where that was recorded.
+    /// Returns why the thread was stopped, if recorded.
     pub fn stop(&self) -> Option<Stop> {
         self.hop.stop.or_else(|| self.blocked()?.stop)
     }
 
-    /// What nobody is known for is of what keeps the thread stopped: its tracer, where that is the one.
+    /// Attributes unknown time to what keeps the thread stopped: its tracer, if that is the reason.
     pub fn is_stopped(&mut self, stop: Stop, tracer: Option<(u32, Name)>) {
         let who = match tracer.filter(|_| stop == Stop::Tracer) {
             Some((tid, name)) => Party::Thread { tid, name, cgroup: None, is_member: false },
@@ -123,20 +132,20 @@ impl Open {
         }
     }
 
-    /// In what it was, in words.
+    /// Returns what the thread waited in, as text.
     pub fn waits_in(&self, names: &mut dyn Names) -> Option<String> {
         let blocked = self.blocked().unwrap_or_default();
         names.waits_in(self.hop.tid, self.hop.woken_ns, &blocked).0.or_else(|| blocked.outside_calls())
     }
 
-    /// All of its parts, where waits are in it, without those.
-    pub fn flat(&self, waiter: Called) -> Vec<(Part, u64)> {
+    /// Returns all parts without their nesting, if there are nested waits.
+    pub fn flat(&self, waiter: ThreadLabel) -> Vec<(WaitPart, u64)> {
         let parts = self.found.iter().flat_map(|found| found.flat());
-        let called = |(tid, name)| Called::Thread(tid, name);
-        parts.map(|(kind, who, ready, ns)| (Part { waiter, kind, who, ready: ready.map(called) }, ns)).collect()
+        let called = |(tid, name)| ThreadLabel::Thread(tid, name);
+        parts.map(|(kind, who, ready, ns)| (WaitPart { waiter, kind, who, ready: ready.map(called) }, ns)).collect()
     }
 
-    /// What it consists of, in words. Where it is not known in what it was, that is in `waits_in`.
+    /// Returns the path of the wait. `waits_in` replaces what the thread waited in, if given.
     pub fn path(
         mut self,
         name: Option<Name>,

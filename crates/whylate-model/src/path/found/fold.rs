@@ -1,62 +1,62 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Many parts of a path in few: those that are alike become one.
+//! Folds a path of many parts: equal parts are summed.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use super::super::Party;
 use super::super::history::{Name, Waker};
-use super::{Found, OTHERS, Part, SEGMENTS, Wait};
+use super::{Found, MAX_SEGMENTS, OTHERS, PathPart, Wait};
 use crate::late::CauseKind;
 use crate::wait::Stop;
 
 impl Found {
-    /// Makes one of parts that are alike, and of waits of one thread for the same one within the same wait.
+    /// Sums equal parts, and merges waits of one thread for the same waker within the same wait.
     pub(super) fn fold(&mut self, innermost: Option<usize>) {
         self.is_folded = true;
         let mut waits: Vec<Wait> = Vec::new();
-        let mut places = Vec::with_capacity(self.waits.len());
+        let mut indexes = Vec::with_capacity(self.waits.len());
         let mut known: HashMap<(Option<usize>, u32, u64, Option<Stop>), usize> = HashMap::new();
         for wait in &self.waits {
-            let within = wait.within.map(|within: usize| places[within]);
-            let place = *known.entry((within, wait.tid, ended_by(wait.by), wait.stop)).or_insert_with(|| {
+            let within = wait.within.map(|within: usize| indexes[within]);
+            let index = *known.entry((within, wait.tid, ended_by(wait.by), wait.stop)).or_insert_with(|| {
                 waits.push(Wait { within, ..wait.clone() });
                 waits.len() - 1
             });
-            waits[place].asleep = waits[place].asleep.or(wait.asleep);
-            places.push(place);
+            waits[index].asleep = waits[index].asleep.or(wait.asleep);
+            indexes.push(index);
         }
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<PathPart> = Vec::new();
         let mut alike: HashMap<_, Vec<usize>> = HashMap::new();
         for part in &self.parts {
-            let part = Part { wait: part.wait.map(|wait| places[wait]), ..*part };
+            let part = PathPart { wait: part.wait.map(|wait| indexes[wait]), ..*part };
             let same = alike.entry((part.wait, part.kind, part.who.key(), part.ready)).or_default();
-            match same.iter().find(|&&place| parts[place].is_like(&part)) {
-                Some(&place) => parts[place].ns += part.ns,
+            match same.iter().find(|&&index| parts[index].is_like(&part)) {
+                Some(&index) => parts[index].ns += part.ns,
                 None => {
                     same.push(parts.len());
                     parts.push(part);
                 }
             }
         }
-        // Only those that are still open are named again.
+        // Only waits that are still open can be referred to again.
         let innermost = self.open.iter().rposition(|&(_, wait)| Some(wait) == innermost);
         self.open.truncate(innermost.map_or(0, |innermost| innermost + 1));
-        self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = places[*wait]);
+        self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = indexes[*wait]);
         self.named = None;
         (self.waits, self.parts) = (waits, parts);
         let latest = self.parts.last().copied();
-        if self.parts.len() > SEGMENTS {
-            self.sum_up_small();
+        if self.parts.len() > MAX_SEGMENTS {
+            self.merge_small();
         }
-        self.forget_waits();
-        self.forget_names(latest);
+        self.drop_unused_waits();
+        self.drop_unused_names(latest);
     }
 
-    /// Those of which no part is told any more.
-    fn forget_waits(&mut self) {
+    /// Drops waits without parts.
+    fn drop_unused_waits(&mut self) {
         let mut is_used = vec![false; self.waits.len()];
-        // The first one is what was asked about.
+        // The first wait is that of the query.
         is_used.iter_mut().take(1).for_each(|first| *first = true);
         let named_again = self.open.iter().chain(&self.unmet).map(|&(_, wait)| wait);
         for wait in self.parts.iter().filter_map(|part| part.wait).chain(named_again) {
@@ -67,17 +67,17 @@ impl Found {
             }
         }
         let mut kept = 0;
-        let places: Vec<usize> = is_used.iter().map(|&is_used| (kept, kept += usize::from(is_used)).0).collect();
+        let indexes: Vec<usize> = is_used.iter().map(|&is_used| (kept, kept += usize::from(is_used)).0).collect();
         let mut at = 0;
         self.waits.retain(|_| (is_used[at], at += 1).0);
-        self.waits.iter_mut().for_each(|wait| wait.within = wait.within.map(|within| places[within]));
-        self.parts.iter_mut().for_each(|part| part.wait = part.wait.map(|wait| places[wait]));
-        self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = places[*wait]);
+        self.waits.iter_mut().for_each(|wait| wait.within = wait.within.map(|within| indexes[within]));
+        self.parts.iter_mut().for_each(|part| part.wait = part.wait.map(|wait| indexes[wait]));
+        self.open.iter_mut().chain(&mut self.unmet).for_each(|(_, wait)| *wait = indexes[*wait]);
     }
 
-    /// Those of threads that no part is about, but for the latest.
-    fn forget_names(&mut self, latest: Option<Part>) {
-        let of_part = |part: &Part| {
+    /// Drops names of threads without parts, except those of the latest part.
+    fn drop_unused_names(&mut self, latest: Option<PathPart>) {
+        let of_part = |part: &PathPart| {
             let who = match part.who {
                 Party::Thread { tid, .. } => Some(tid),
                 Party::Disk(request) => Some(request.submitter),
@@ -91,53 +91,52 @@ impl Found {
         self.cgroups.retain(|tid, _| used.contains(tid));
     }
 
-    /// Where even different parts are too many, threads of one name become one in the smallest; beyond that these lose
-    /// their names.
-    fn sum_up_small(&mut self) {
+    /// If there are too many distinct parts, merges the smallest by thread name; beyond that, without names.
+    fn merge_small(&mut self) {
         let mut by_size: Vec<usize> = (0..self.parts.len()).collect();
-        by_size.sort_by_key(|&place| Reverse(self.parts[place].ns));
-        let mut small: Vec<Part> = Vec::new();
-        let mut places: HashMap<(CauseKind, Option<(Name, bool)>), usize> = HashMap::new();
+        by_size.sort_by_key(|&index| Reverse(self.parts[index].ns));
+        let mut small: Vec<PathPart> = Vec::new();
+        let mut indexes: HashMap<(CauseKind, Option<(Name, bool)>), usize> = HashMap::new();
         let mut is_small = vec![false; self.parts.len()];
-        for &place in &by_size[SEGMENTS / 2..] {
-            is_small[place] = true;
-            let part = self.parts[place];
+        for &index in &by_size[MAX_SEGMENTS / 2..] {
+            is_small[index] = true;
+            let part = self.parts[index];
             let named = part
                 .who
                 .named()
-                .filter(|&named| places.len() < SEGMENTS / 4 || places.contains_key(&(part.kind, Some(named))));
-            let sum = *places.entry((part.kind, named)).or_insert_with(|| {
+                .filter(|&named| indexes.len() < MAX_SEGMENTS / 4 || indexes.contains_key(&(part.kind, Some(named))));
+            let sum = *indexes.entry((part.kind, named)).or_insert_with(|| {
                 let program = |(name, is_member)| Party::Program { name, is_member };
                 let who = named.map_or(Party::Text(OTHERS), program);
-                small.push(Part { ns: 0, who, ready: None, wait: None, ..part });
+                small.push(PathPart { ns: 0, who, ready: None, wait: None, ..part });
                 small.len() - 1
             });
             small[sum].ns += part.ns;
         }
-        let mut place = 0;
+        let mut index = 0;
         self.parts.retain(|_| {
-            place += 1;
-            !is_small[place - 1]
+            index += 1;
+            !is_small[index - 1]
         });
         self.parts.extend(small);
     }
 }
 
 impl Wait {
-    /// Whether it is one of the same thread that was ended alike, within the same wait.
+    /// Returns whether both are waits of one thread, ended by the same waker, within the same wait.
     pub(super) fn is_like(&self, other: &Wait) -> bool {
         let key = |wait: &Wait| (wait.within, wait.tid, ended_by(wait.by), wait.stop);
         key(self) == key(other)
     }
 
-    /// What had stopped the thread, if anything did.
+    /// Returns why the thread was stopped, if it was.
     pub(super) fn stopped(&self) -> Option<Stop> {
         self.stop.or_else(|| self.asleep.and_then(|(_, blocked)| blocked.stop))
     }
 }
 
-impl Part {
-    pub(super) fn is_like(&self, other: &Part) -> bool {
+impl PathPart {
+    pub(super) fn is_like(&self, other: &PathPart) -> bool {
         let who = match (self.who, other.who) {
             (Party::Disk(one), Party::Disk(other)) => {
                 (one.device, one.operation, one.submitter) == (other.device, other.operation, other.submitter)
@@ -149,7 +148,7 @@ impl Part {
 }
 
 impl Party {
-    /// What threads that are alike have in common.
+    /// Returns the name and membership, by which threads are merged.
     pub(in super::super) fn named(&self) -> Option<(Name, bool)> {
         match *self {
             Party::Thread { name, is_member, .. } | Party::Program { name, is_member } => Some((name, is_member)),
@@ -157,7 +156,7 @@ impl Party {
         }
     }
 
-    /// The same for those that are alike.
+    /// Returns a hash key, equal for equal actors.
     pub(in super::super) fn key(&self) -> u64 {
         match *self {
             Party::Thread { tid, .. } => u64::from(tid),
@@ -175,7 +174,7 @@ impl Party {
     }
 }
 
-/// The same for waits that end alike.
+/// Returns a key, equal for wakers that are merged.
 fn ended_by(by: Option<Waker>) -> u64 {
     match by {
         None => 0,
@@ -194,9 +193,9 @@ mod tests {
     use super::super::super::{Finding, Hop, Segment};
     use super::*;
 
-    /// As of a build that runs for hours: each process waits once for another one, and once for a CPU.
+    /// As of a build that runs for hours: each process waits once for another process, and once for a CPU.
     #[test]
-    fn what_is_kept_does_not_grow_with_the_number_of_threads() {
+    fn memory_does_not_grow_with_number_of_threads() {
         let mut found = Found::default();
         let mut now_ns = 1 << 40;
         let mut add = |found: &mut Found, ns: u64, kind, tid: u32, ready, hop| {
@@ -210,12 +209,12 @@ mod tests {
             found.add(Finding::Hop(Hop { number, within: None, tid, woken_ns: 0, by, stop: None }));
             add(&mut found, 10, CauseKind::Running, waker, None, Some(number));
             add(&mut found, 5, CauseKind::Running, tid, None, None);
-            // The earlier, the longer: those are told one by one.
+            // Earlier parts are longer, so that they are listed one by one.
             add(&mut found, 20 + u64::from(number), CauseKind::Thread, waker, Some(tid), None);
-            assert!(found.waits.len() <= 3 * SEGMENTS && found.names.len() <= 4 * SEGMENTS);
+            assert!(found.waits.len() <= 3 * MAX_SEGMENTS && found.names.len() <= 4 * MAX_SEGMENTS);
         }
         found.fold(None);
-        assert!(found.waits.len() <= SEGMENTS, "{} waits", found.waits.len());
+        assert!(found.waits.len() <= MAX_SEGMENTS, "{} waits", found.waits.len());
         let ready: Vec<u32> = found.parts.iter().filter_map(|part| part.ready).collect();
         assert!(ready.len() > 100 && ready.iter().all(|tid| found.names.contains_key(tid)));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a trace tells of a command, and of a thread's waits.
+//! Explains a command, and the waits of a thread, from a trace.
 
 use std::cmp::Reverse;
 
@@ -9,94 +9,94 @@ use crate::path::history::{Blocked, Entry, Exit, Name, Slice};
 use crate::path::{Asked, Found, Names, Path, walk};
 use crate::{Cgroup, thread};
 
-/// What perf calls a thread that is about to become the command.
+/// Name that perf gives to a thread that is about to execute the command.
 const PERF_EXEC: &str = "perf-exec";
 
-/// Whose path is wanted.
+/// Selects the thread to explain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted<'a> {
-    /// That of the thread which the trace seems to be about.
+    /// The thread that the trace seems to be about.
     Any,
-    /// That of the thread with this number.
+    /// The thread with this TID.
     Pid(u32),
-    /// That of one that has this name.
+    /// A thread of this name.
     Comm(&'a str),
 }
 
-/// Why it is this thread's path.
+/// Why a thread was selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyThis {
-    /// It was asked for; so many others would have done as well.
+    /// It was requested; the field is the number of other matching threads.
     Asked(usize),
-    /// It is the first one that became another program.
+    /// It is the first thread that executed a program.
     FirstExec,
-    /// It had the CPUs longest.
+    /// It ran longest.
     RanLongest,
 }
 
 /// How a path ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With the thread itself.
+    /// The thread exits.
     Exit,
-    /// The trace ends first; this thread of the command was the last one to have a CPU.
+    /// The trace ends first; this thread of the command was the last one on a CPU.
     StillThere(String),
 }
 
-/// A command's path.
+/// The path of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Command {
-    /// Its first thread, as it is called.
+    /// Label of its first thread.
     pub name: String,
-    /// Why it is this one.
+    /// Why this thread was selected.
     pub why: WhyThis,
-    /// When its path begins.
+    /// Start of the path.
     pub from_ns: u64,
-    /// Whether that is its birth; otherwise the trace begins then.
+    /// Whether the path starts with the creation of the thread; otherwise, with the trace.
     pub is_born: bool,
-    /// When it ends.
+    /// End of the path.
     pub to_ns: u64,
-    /// With what.
+    /// How the path ends.
     pub end: End,
-    /// What it was doing, or waited for.
+    /// The elapsed time, explained.
     pub explained: Explained,
 }
 
-/// One wait of a thread.
+/// A wait of a thread.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LateWait {
-    /// When the thread fell asleep.
+    /// Time of the switch-out.
     pub from_ns: u64,
-    /// When it had a CPU again.
+    /// Time of the switch-in.
     pub to_ns: u64,
-    /// What it waited for.
+    /// The path of the wait.
     pub path: Path,
 }
 
 impl Trace {
-    /// The path of a command, from its birth to its end.
+    /// Returns the path of a command, from its creation to its exit.
     ///
     /// # Errors
-    /// When there is no such thread.
+    /// Fails if there is no such thread.
     pub fn command(&mut self, wanted: Wanted<'_>) -> Result<Command, ImportError> {
         let (chosen, why) = self.choose(wanted)?;
-        let (first, last) = self.lives.whole(chosen);
+        let (first, last) = self.lives.first_and_last(chosen);
         self.lives.mark(&mut self.past, first);
-        let (life, begun) = (&self.lives.all[last], &self.lives.all[first]);
+        let (life, first_life) = (&self.lives.all[last], &self.lives.all[first]);
         let last = || self.past.cpus.iter().flatten().filter(|slice| slice.is_member).max_by_key(|slice| slice.end_ns);
         let (tid, to_ns, end) = match (life.died_ns, last()) {
             (Some(died_ns), _) => (life.tid, died_ns, End::Exit),
             (None, Some(last)) => (last.holder.tid().unwrap_or(life.tid), last.end_ns, End::StillThere(last.called())),
             (None, None) => return Err(ImportError::NoSuchThread(format!("{}, with a CPU", called(life)))),
         };
-        let from_ns = begun.born_ns.unwrap_or(self.begin_ns);
+        let from_ns = first_life.born_ns.unwrap_or(self.begin_ns);
         let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
-        let names = &mut Told { handlers: &self.handlers };
+        let names = &mut TraceNames { handlers: &self.handlers };
         let explained = explain(&mut self.past.backwards(), asked, &(), names);
-        Ok(Command { name: called(life), why, from_ns, is_born: begun.born_ns.is_some(), to_ns, end, explained })
+        Ok(Command { name: called(life), why, from_ns, is_born: first_life.born_ns.is_some(), to_ns, end, explained })
     }
 
-    /// The waits of a thread that were at least so long, the longest first, and of these at most so many.
+    /// Returns the waits of a thread that took at least `over_ns`, longest first, at most `worst`.
     pub fn late_waits(&self, tid: u32, over_ns: u64, worst: usize) -> Vec<LateWait> {
         let mut own: Vec<&Slice> =
             self.past.cpus.iter().flatten().filter(|slice| slice.holder.tid() == Some(tid)).collect();
@@ -116,14 +116,14 @@ impl Trace {
         let mut waits: Vec<Asked> = waits.filter(|asked| length(asked) >= over_ns).collect();
         waits.sort_by_key(|asked| Reverse(length(asked)));
         waits.truncate(worst);
-        let told = |(asked, path): (&Asked, Path)| LateWait { from_ns: asked.from_ns, to_ns: asked.to_ns, path };
-        waits.iter().zip(self.paths(&waits)).map(told).collect()
+        let late_wait = |(asked, path): (&Asked, Path)| LateWait { from_ns: asked.from_ns, to_ns: asked.to_ns, path };
+        waits.iter().zip(self.paths(&waits)).map(late_wait).collect()
     }
 
     fn paths(&self, asked: &[Asked]) -> Vec<Path> {
         let mut found: Vec<Found> = asked.iter().map(|_| Found::default()).collect();
         walk(&mut self.past.backwards(), asked, &(), &mut |index, finding| found[index].add(finding));
-        found.into_iter().map(|found| found.finish(&mut Told { handlers: &self.handlers })).collect()
+        found.into_iter().map(|found| found.finish(&mut TraceNames { handlers: &self.handlers })).collect()
     }
 
     fn choose(&self, wanted: Wanted<'_>) -> Result<(usize, WhyThis), ImportError> {
@@ -131,8 +131,8 @@ impl Trace {
         let longest = |candidates: Vec<(usize, &Life)>| {
             let why = WhyThis::Asked(candidates.len().saturating_sub(1));
             let span = |life: &Life| life.died_ns.unwrap_or(self.end_ns).saturating_sub(life.first_ns);
-            let key = |(place, life): &(usize, &Life)| (life.exec_ns.is_some(), span(life), Reverse(*place));
-            candidates.into_iter().max_by_key(key).map(|(place, _)| (place, why))
+            let key = |(index, life): &(usize, &Life)| (life.exec_ns.is_some(), span(life), Reverse(*index));
+            candidates.into_iter().max_by_key(key).map(|(index, _)| (index, why))
         };
         let (chosen, named) = match wanted {
             Wanted::Pid(pid) => (longest(threads().filter(|(_, life)| life.tid == pid).collect()), pid.to_string()),
@@ -141,12 +141,12 @@ impl Trace {
                 (longest(threads().filter(|(_, life)| life.names.contains(&name)).collect()), format!("called {comm}"))
             }
             Wanted::Any => {
-                let first_exec = threads().filter_map(|(place, life)| Some((life.exec_ns?, place))).min();
+                let first_exec = threads().filter_map(|(index, life)| Some((life.exec_ns?, index))).min();
                 let of_perf = || threads().find(|(_, life)| life.names.contains(&Name::of(PERF_EXEC)));
-                let first = first_exec.map(|(_, place)| place).or_else(|| of_perf().map(|(place, _)| place));
-                let ran = || threads().max_by_key(|(place, life)| (life.ran_ns, Reverse(*place)));
-                let chosen = first.map(|place| (place, WhyThis::FirstExec));
-                (chosen.or_else(|| ran().map(|(place, _)| (place, WhyThis::RanLongest))), "that ran".to_owned())
+                let first = first_exec.map(|(_, index)| index).or_else(|| of_perf().map(|(index, _)| index));
+                let ran = || threads().max_by_key(|(index, life)| (life.ran_ns, Reverse(*index)));
+                let chosen = first.map(|index| (index, WhyThis::FirstExec));
+                (chosen.or_else(|| ran().map(|(index, _)| (index, WhyThis::RanLongest))), "that ran".to_owned())
             }
         };
         chosen.ok_or(ImportError::NoSuchThread(named))
@@ -157,12 +157,12 @@ fn called(life: &Life) -> String {
     thread::called(&life.name().text(), life.tid)
 }
 
-/// Names as a trace tells them. Devices have none there.
-struct Told<'a> {
+/// Resolves names from a trace, which has none of devices.
+struct TraceNames<'a> {
     handlers: &'a [Box<str>],
 }
 
-impl Names for Told<'_> {
+impl Names for TraceNames<'_> {
     fn handler(&mut self, number: u64) -> String {
         let name = usize::try_from(number).ok().and_then(|number| self.handlers.get(number));
         name.map_or_else(String::new, |name| name.to_string())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the text of an event says, as the kernel prints it, and as trace-cmd does with its plugins.
+//! Parses the text of an event, as the kernel prints it, and as trace-cmd does with its plugins.
 
 use crate::ftrace::LONGEST_COMM;
 use crate::path::history::{Blocked, Exit, Operation};
@@ -7,9 +7,9 @@ use crate::path::timer::TimerKind;
 use crate::text::function;
 use crate::wait::Stop;
 
-/// What an event says of its CPU.
+/// A parsed event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Said<'a> {
+pub(super) enum TraceEvent<'a> {
     Switch {
         from: u32,
         from_name: &'a str,
@@ -19,11 +19,11 @@ pub(super) enum Said<'a> {
     },
     Waking(u32),
     Awake(u32),
-    /// A thread is made.
+    /// A thread is created.
     New(u32, &'a str),
-    /// `sched_migrate_task`: a thread, and the CPU in whose run queue it was.
+    /// `sched_migrate_task`: the thread, and the CPU that it leaves.
     Moved(u32, u32),
-    /// By the path of the program, with the number that the thread has and the one that it had.
+    /// The path of the program, and the thread's new and old TID.
     Exec {
         path: &'a str,
         tid: u32,
@@ -36,9 +36,9 @@ pub(super) enum Said<'a> {
     SoftirqRaised(u8),
     TimerExpires(TimerKind),
     TimerEnds,
-    /// A work item's address, or a number that stands for it.
+    /// A work item's address, or a hash of it.
     Queued(u64),
-    /// The same, if it is told, and its function.
+    /// A work item's address, if printed, and its function.
     Work(Option<u64>, &'a str),
     WorkEnds,
     Request {
@@ -47,19 +47,19 @@ pub(super) enum Said<'a> {
         operation: Operation,
         stage: Stage,
     },
-    /// Nothing that matters here.
+    /// An event that does not matter here.
     Other,
 }
 
-/// How far a request is.
+/// The state of a block I/O request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    Begun,
+    Created,
     Issued,
     Done,
 }
 
-/// Interrupts that have no number, on x86 and on Arm.
+/// Interrupt vectors without a number, on x86 and on Arm.
 const VECTORS: [&str; 12] = [
     "local_timer",
     "reschedule",
@@ -75,50 +75,50 @@ const VECTORS: [&str; 12] = [
     "ipi",
 ];
 
-/// `None` where an event that matters cannot be read.
-pub(super) fn said<'a>(event: &'a str, text: &'a str) -> Option<Said<'a>> {
+/// Parses an event; `None` if an event that matters cannot be read.
+pub(super) fn parse_event<'a>(event: &'a str, text: &'a str) -> Option<TraceEvent<'a>> {
     Some(match event {
         "sched_switch" => switch(text)?,
-        "sched_waking" => Said::Waking(thread(text)?.0),
-        "sched_wakeup" => Said::Awake(thread(text)?.0),
+        "sched_waking" => TraceEvent::Waking(thread(text)?.0),
+        "sched_wakeup" => TraceEvent::Awake(thread(text)?.0),
         "sched_wakeup_new" => {
             let (tid, name) = thread(text)?;
-            Said::New(tid, name)
+            TraceEvent::New(tid, name)
         }
         "sched_process_fork" => {
-            Said::New(last_number(text, " child_pid=")?, between(text, " child_comm=", " child_pid=")?)
+            TraceEvent::New(last_number(text, " child_pid=")?, between(text, " child_comm=", " child_pid=")?)
         }
-        "sched_migrate_task" => Said::Moved(thread(text)?.0, last_number(text, " orig_cpu=")?),
+        "sched_migrate_task" => TraceEvent::Moved(thread(text)?.0, last_number(text, " orig_cpu=")?),
         "sched_process_exec" => {
             let tid = last_number(text, " pid=")?;
             let old_tid = last_number(text, " old_pid=").unwrap_or(tid);
-            Said::Exec { path: between(text, "filename=", " pid=")?, tid, old_tid }
+            TraceEvent::Exec { path: between(text, "filename=", " pid=")?, tid, old_tid }
         }
-        "irq_handler_entry" => Said::Irq(text.split_once("name=")?.1),
-        "irq_handler_exit" => Said::IrqEnds,
-        "softirq_entry" => Said::Softirq(softirq(text)?),
-        "softirq_exit" => Said::SoftirqEnds,
-        "softirq_raise" => Said::SoftirqRaised(softirq(text)?),
-        "hrtimer_expire_entry" | "timer_expire_entry" => Said::TimerExpires(timer(text)),
-        "hrtimer_expire_exit" | "timer_expire_exit" => Said::TimerEnds,
-        "workqueue_queue_work" => item(text).map_or(Said::Other, Said::Queued),
-        "workqueue_execute_start" => Said::Work(item(text), function(word(text.split_once("function ")?.1)?)),
-        "workqueue_execute_end" => Said::WorkEnds,
-        "block_io_start" | "block_rq_insert" => request(text, Stage::Begun)?,
+        "irq_handler_entry" => TraceEvent::Irq(text.split_once("name=")?.1),
+        "irq_handler_exit" => TraceEvent::IrqEnds,
+        "softirq_entry" => TraceEvent::Softirq(softirq(text)?),
+        "softirq_exit" => TraceEvent::SoftirqEnds,
+        "softirq_raise" => TraceEvent::SoftirqRaised(softirq(text)?),
+        "hrtimer_expire_entry" | "timer_expire_entry" => TraceEvent::TimerExpires(timer(text)),
+        "hrtimer_expire_exit" | "timer_expire_exit" => TraceEvent::TimerEnds,
+        "workqueue_queue_work" => item(text).map_or(TraceEvent::Other, TraceEvent::Queued),
+        "workqueue_execute_start" => TraceEvent::Work(item(text), function(word(text.split_once("function ")?.1)?)),
+        "workqueue_execute_end" => TraceEvent::WorkEnds,
+        "block_io_start" | "block_rq_insert" => request(text, Stage::Created)?,
         "block_rq_issue" => request(text, Stage::Issued)?,
         "block_rq_complete" => request(text, Stage::Done)?,
         _ => match event.rsplit_once('_') {
-            Some((vector, "entry")) if VECTORS.contains(&vector) => Said::Irq(vector),
-            Some((vector, "exit")) if VECTORS.contains(&vector) => Said::IrqEnds,
-            _ => Said::Other,
+            Some((vector, "entry")) if VECTORS.contains(&vector) => TraceEvent::Irq(vector),
+            Some((vector, "exit")) if VECTORS.contains(&vector) => TraceEvent::IrqEnds,
+            _ => TraceEvent::Other,
         },
     })
 }
 
 /// `hrtimer=00000000652fe2d8 function=hrtimer_wakeup now=1`, `timer=… function=process_timeout now=4295098624 baseclk=…`.
 fn timer(text: &str) -> TimerKind {
-    let told = text.split_once("function=").and_then(|(_, told)| word(told));
-    told.map_or(TimerKind::Other, |told| TimerKind::of(function(told)))
+    let name = text.split_once("function=").and_then(|(_, rest)| word(rest));
+    name.map_or(TimerKind::Other, |name| TimerKind::of(function(name)))
 }
 
 /// `work struct=00000000de996d5a function=…`, `work struct 0xffff888003a4c1c0: function …`.
@@ -129,14 +129,14 @@ fn item(text: &str) -> Option<u64> {
 }
 
 /// `prev_comm=a prev_pid=1 prev_prio=120 prev_state=S ==> next_comm=b next_pid=2 next_prio=120`, or with trace-cmd's
-/// plugin `a:1 [120] S ==> b:2 [120]`. Names may hold anything, so what follows them is looked for from the end.
-fn switch(text: &str) -> Option<Said<'_>> {
+/// plugin `a:1 [120] S ==> b:2 [120]`. Names may contain anything, so the fields are searched from the end.
+fn switch(text: &str) -> Option<TraceEvent<'_>> {
     if let Some(rest) = text.strip_prefix("prev_comm=") {
         let (rest, to) = rest.rsplit_once(" next_pid=")?;
         let (rest, to_name) = rest.rsplit_once(" ==> next_comm=").or_else(|| rest.rsplit_once(" next_comm="))?;
         let (from_name, rest) = rest.rsplit_once(" prev_pid=")?;
         let (_, state) = rest.split_once(" prev_state=")?;
-        return Some(Said::Switch {
+        return Some(TraceEvent::Switch {
             from: number(word(rest)?)?,
             from_name: comm(from_name)?,
             exit: exit(word(state)?)?,
@@ -147,7 +147,7 @@ fn switch(text: &str) -> Option<Said<'_>> {
     let (from, to) = text.rsplit_once(" ==> ")?;
     let (from, state) = from.rsplit_once(' ')?;
     let ((from, from_name), (to, to_name)) = (thread(from)?, thread(to)?);
-    Some(Said::Switch { from, from_name, exit: exit(state)?, to, to_name })
+    Some(TraceEvent::Switch { from, from_name, exit: exit(state)?, to, to_name })
 }
 
 /// A thread: `comm=a pid=1 prio=120 target_cpu=000`, or `a:1 [120] CPU:000`.
@@ -160,16 +160,16 @@ fn thread(text: &str) -> Option<(u32, &str)> {
     Some((number(tid)?, comm(name)?))
 }
 
-/// A thread's name. A longer text has more than one event in it.
+/// Checks a thread's name. A longer text contains more than one event.
 fn comm(name: &str) -> Option<&str> {
     Some(name).filter(|name| name.chars().nth(LONGEST_COMM).is_none())
 }
 
-/// What a thread's state says of how it leaves its CPU.
+/// Returns how a thread is switched out, from its state.
 fn exit(state: &str) -> Option<Exit> {
     let blocked = |is_uninterruptible| Exit::Blocked(Blocked { is_uninterruptible, ..Blocked::default() });
     let stopped = |stop| Exit::Blocked(Blocked { stop: Some(stop), ..Blocked::default() });
-    // Others may follow it, such as `|K` and `+`.
+    // Flags may follow, such as `|K` and `+`.
     Some(match state.bytes().next()? {
         b'R' => Exit::Preempted,
         b'Z' | b'X' | b'x' => Exit::Dead,
@@ -185,8 +185,8 @@ fn softirq(text: &str) -> Option<u8> {
     number(word(text.split_once("vec=")?.1)?)
 }
 
-/// `254,0 WS 4096 () 1234 + 8 none,0,0 [comm]`; a request that is done has no size.
-fn request(text: &str, stage: Stage) -> Option<Said<'_>> {
+/// `254,0 WS 4096 () 1234 + 8 none,0,0 [comm]`; a completed request has no size.
+fn request(text: &str, stage: Stage) -> Option<TraceEvent<'_>> {
     let (head, tail) = text.split_once(" (")?;
     let (_, tail) = tail.split_once(") ")?;
     let mut words = head.split_ascii_whitespace();
@@ -195,7 +195,7 @@ fn request(text: &str, stage: Stage) -> Option<Said<'_>> {
     let what = words.next()?.as_bytes();
     let size_bytes: Option<u64> = words.next().and_then(number);
     let operation = match what {
-        // One that first has the device write its memory out is that alone where it carries nothing.
+        // A write with a preflush is only a flush if it carries no data.
         [b'F', b'F', ..] | [b'F'] => Operation::Flush,
         [b'F', b'W', ..] if size_bytes == Some(0) => Operation::Flush,
         [b'W', ..] | [b'F', b'W', ..] => Operation::Write,
@@ -203,7 +203,7 @@ fn request(text: &str, stage: Stage) -> Option<Said<'_>> {
         _ => Operation::Other,
     };
     let device = (major < 1 << 12 && minor < 1 << 20).then_some(major << 20 | minor)?;
-    Some(Said::Request { device, sector: number(word(tail)?)?, operation, stage })
+    Some(TraceEvent::Request { device, sector: number(word(tail)?)?, operation, stage })
 }
 
 fn word(text: &str) -> Option<&str> {
@@ -236,19 +236,23 @@ mod tests {
     });
 
     #[test]
-    fn switches_of_the_kernel_and_of_trace_cmd_say_the_same() {
-        let expected = Said::Switch { from: 12, from_name: "a prev_pid=7", exit: ASLEEP, to: 0, to_name: "swapper/1" };
+    fn parses_switches_of_kernel_and_trace_cmd_alike() {
+        let expected =
+            TraceEvent::Switch { from: 12, from_name: "a prev_pid=7", exit: ASLEEP, to: 0, to_name: "swapper/1" };
         let kernel = "prev_comm=a prev_pid=7 prev_pid=12 prev_prio=120 prev_state=S ==> next_comm=swapper/1 next_pid=0 next_prio=120";
-        assert_eq!(said("sched_switch", kernel), Some(expected));
-        // Two events whose lines were joined.
-        assert_eq!(said("sched_switch", &format!("{kernel} job 7 [000] 1.5: sched:sched_switch: {kernel}")), None);
-        assert_eq!(said("sched_switch", "a prev_pid=7:12 [120] S ==> swapper/1:0 [120]"), Some(expected));
+        assert_eq!(parse_event("sched_switch", kernel), Some(expected));
+        // Two events with joined lines.
+        assert_eq!(
+            parse_event("sched_switch", &format!("{kernel} job 7 [000] 1.5: sched:sched_switch: {kernel}")),
+            None
+        );
+        assert_eq!(parse_event("sched_switch", "a prev_pid=7:12 [120] S ==> swapper/1:0 [120]"), Some(expected));
         let exit = |state: &str| {
             let text = format!(
                 "prev_comm=a prev_pid=1 prev_prio=120 prev_state={state} ==> next_comm=b next_pid=2 next_prio=120"
             );
-            said("sched_switch", &text).map(|said| match said {
-                Said::Switch { exit, .. } => exit,
+            parse_event("sched_switch", &text).map(|parsed| match parsed {
+                TraceEvent::Switch { exit, .. } => exit,
                 other => panic!("{other:?}"),
             })
         };
@@ -267,48 +271,66 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_read_whatever_they_are_called() {
-        assert_eq!(said("sched_waking", "comm=a pid=1 b pid=12 prio=120 target_cpu=001"), Some(Said::Waking(12)));
-        assert_eq!(said("sched_waking", "comm=a pid=12 prio=120 success=1 target_cpu=001"), Some(Said::Waking(12)));
-        assert_eq!(said("sched_wakeup", "kworker/0:1:12 [120] success=1 CPU:000"), Some(Said::Awake(12)));
-        assert_eq!(said("sched_wakeup_new", "comm=sh pid=13 prio=120 target_cpu=000"), Some(Said::New(13, "sh")));
-        let fork = said("sched_process_fork", "comm=a b pid=12 child_comm=a b child_pid=13");
-        assert_eq!(fork, Some(Said::New(13, "a b")));
-        let exec = said("sched_process_exec", "filename=/usr/bin/a b pid=12 old_pid=11");
-        assert_eq!(exec, Some(Said::Exec { path: "/usr/bin/a b", tid: 12, old_tid: 11 }));
+    fn parses_threads_with_any_name() {
+        assert_eq!(
+            parse_event("sched_waking", "comm=a pid=1 b pid=12 prio=120 target_cpu=001"),
+            Some(TraceEvent::Waking(12))
+        );
+        assert_eq!(
+            parse_event("sched_waking", "comm=a pid=12 prio=120 success=1 target_cpu=001"),
+            Some(TraceEvent::Waking(12))
+        );
+        assert_eq!(parse_event("sched_wakeup", "kworker/0:1:12 [120] success=1 CPU:000"), Some(TraceEvent::Awake(12)));
+        assert_eq!(
+            parse_event("sched_wakeup_new", "comm=sh pid=13 prio=120 target_cpu=000"),
+            Some(TraceEvent::New(13, "sh"))
+        );
+        let fork = parse_event("sched_process_fork", "comm=a b pid=12 child_comm=a b child_pid=13");
+        assert_eq!(fork, Some(TraceEvent::New(13, "a b")));
+        let exec = parse_event("sched_process_exec", "filename=/usr/bin/a b pid=12 old_pid=11");
+        assert_eq!(exec, Some(TraceEvent::Exec { path: "/usr/bin/a b", tid: 12, old_tid: 11 }));
     }
 
     #[test]
-    fn interrupts_and_work_have_names() {
-        assert_eq!(said("irq_handler_entry", "irq=36 name=virtio1-req.0"), Some(Said::Irq("virtio1-req.0")));
-        assert_eq!(said("local_timer_entry", "vector=236"), Some(Said::Irq("local_timer")));
-        assert_eq!(said("ipi_exit", "(Function call interrupts)"), Some(Said::IrqEnds));
-        assert_eq!(said("softirq_entry", "vec=9 [action=RCU]"), Some(Said::Softirq(9)));
+    fn parses_interrupts_timers_and_work_items() {
+        assert_eq!(
+            parse_event("irq_handler_entry", "irq=36 name=virtio1-req.0"),
+            Some(TraceEvent::Irq("virtio1-req.0"))
+        );
+        assert_eq!(parse_event("local_timer_entry", "vector=236"), Some(TraceEvent::Irq("local_timer")));
+        assert_eq!(parse_event("ipi_exit", "(Function call interrupts)"), Some(TraceEvent::IrqEnds));
+        assert_eq!(parse_event("softirq_entry", "vec=9 [action=RCU]"), Some(TraceEvent::Softirq(9)));
         let delack = "timer=00000000652fe2d8 function=tcp_delack_timer now=4295098624 baseclk=4295098624";
-        assert_eq!(said("timer_expire_entry", delack), Some(Said::TimerExpires(TimerKind::TcpDelayedAck)));
+        assert_eq!(parse_event("timer_expire_entry", delack), Some(TraceEvent::TimerExpires(TimerKind::TcpDelayedAck)));
         let sleep = "hrtimer=00000000652fe2d8 function=hrtimer_wakeup/0x0 now=1";
-        assert_eq!(said("hrtimer_expire_entry", sleep), Some(Said::TimerExpires(TimerKind::Wakeup)));
+        assert_eq!(parse_event("hrtimer_expire_entry", sleep), Some(TraceEvent::TimerExpires(TimerKind::Wakeup)));
         for text in ["hrtimer=00000000652fe2d8", "function=", "function=0xffffffff81000000 now=1"] {
-            assert_eq!(said("hrtimer_expire_entry", text), Some(Said::TimerExpires(TimerKind::Other)));
+            assert_eq!(parse_event("hrtimer_expire_entry", text), Some(TraceEvent::TimerExpires(TimerKind::Other)));
         }
         let work = "work struct 00000000de996d5a: function vmstat_update";
-        assert_eq!(said("workqueue_execute_start", work), Some(Said::Work(Some(0xde99_6d5a), "vmstat_update")));
+        assert_eq!(
+            parse_event("workqueue_execute_start", work),
+            Some(TraceEvent::Work(Some(0xde99_6d5a), "vmstat_update"))
+        );
         let old = "work struct 0xde996d5a: function vmstat_update/0x0";
-        assert_eq!(said("workqueue_execute_start", old), Some(Said::Work(Some(0xde99_6d5a), "vmstat_update")));
+        assert_eq!(
+            parse_event("workqueue_execute_start", old),
+            Some(TraceEvent::Work(Some(0xde99_6d5a), "vmstat_update"))
+        );
         let queued = "work struct=00000000de996d5a function=vmstat_update workqueue=mm_percpu_wq req_cpu=8192 cpu=0";
-        assert_eq!(said("workqueue_queue_work", queued), Some(Said::Queued(0xde99_6d5a)));
-        assert_eq!(said("sys_entry", "1"), Some(Said::Other));
+        assert_eq!(parse_event("workqueue_queue_work", queued), Some(TraceEvent::Queued(0xde99_6d5a)));
+        assert_eq!(parse_event("sys_entry", "1"), Some(TraceEvent::Other));
     }
 
     #[test]
-    fn requests_are_told_apart() {
-        let request = |event, text| match said(event, text) {
-            Some(Said::Request { device, sector, operation, stage }) => (device, sector, operation.name(), stage),
+    fn parses_block_requests() {
+        let request = |event, text| match parse_event(event, text) {
+            Some(TraceEvent::Request { device, sector, operation, stage }) => (device, sector, operation.name(), stage),
             other => panic!("{other:?}"),
         };
         let device = 254 << 20;
         let read = "254,0 RA 4096 () 172569504 + 8 be,0,6 [cargo]";
-        assert_eq!(request("block_io_start", read), (device, 172_569_504, "read", Stage::Begun));
+        assert_eq!(request("block_io_start", read), (device, 172_569_504, "read", Stage::Created));
         let flush = "254,0 FWS 0 () 0 + 0 none,0,0 [dd]";
         assert_eq!(request("block_rq_issue", flush), (device, 0, "flush", Stage::Issued));
         let done = "254,0 FF () 18446744073709551615 + 0 none,0,0 [0]";
@@ -318,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_hold_is_not_read() {
+    fn rejects_malformed_events() {
         for (event, text) in [
             ("sched_switch", ""),
             ("sched_switch", "prev_comm=a prev_pid=1 ==> next_comm=b next_pid=2"),
@@ -331,7 +353,7 @@ mod tests {
             ("block_rq_issue", "254,0 W"),
             ("block_rq_issue", "9999,0 W 4096 () 1 + 8 [x]"),
         ] {
-            assert_eq!(said(event, text), None, "{event}: {text}");
+            assert_eq!(parse_event(event, text), None, "{event}: {text}");
         }
     }
 }

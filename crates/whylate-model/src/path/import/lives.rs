@@ -1,67 +1,67 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The threads of a trace, from birth to death: numbers are used again.
+//! The threads of a trace, from creation to exit: TIDs are reused.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::path::history::{Entry, Name, Recorded, Waker};
 
-/// So many names of a thread are known.
-const NAMES: usize = 8;
+/// Maximum number of names of a thread.
+const MAX_NAMES: usize = 8;
 
-/// A thread, as far as a trace tells.
+/// A thread, as far as a trace shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Life {
-    /// Its number.
+    /// TID.
     pub tid: u32,
-    /// What it was called, one after the other.
+    /// Names of the thread, in order of time.
     pub names: Vec<Name>,
-    /// When it was made.
+    /// Time of its creation.
     pub born_ns: Option<u64>,
-    /// When it ended.
+    /// Time of its exit.
     pub died_ns: Option<u64>,
-    /// When it first became another program.
+    /// Time at which it first executed a program.
     pub exec_ns: Option<u64>,
-    /// When it is first told of.
+    /// Time of its first mention.
     pub first_ns: u64,
-    /// How long it had a CPU, interrupts included.
+    /// Total time on a CPU, interrupts included.
     pub ran_ns: u64,
-    /// Who made it, by its place; or what it was before it got another number.
+    /// Index of the creator; or of the same thread before it took over another TID.
     parent: Option<usize>,
-    /// It has another number from then on, as that thread.
+    /// Index of the same thread after it took over another TID.
     next: Option<usize>,
     since_ns: Option<u64>,
 }
 
 impl Life {
-    /// Its last name.
+    /// Returns the last name.
     pub fn name(&self) -> Name {
         self.names.last().copied().unwrap_or_default()
     }
 
-    fn call(&mut self, name: Name) {
-        if self.names.last() != Some(&name) && name != Name::default() && self.names.len() < NAMES {
+    fn set_name(&mut self, name: Name) {
+        if self.names.last() != Some(&name) && name != Name::default() && self.names.len() < MAX_NAMES {
             self.names.push(name);
         }
     }
 }
 
-/// All of them.
+/// All threads of a trace.
 #[derive(Debug, Default)]
 pub(super) struct Lives {
     pub all: Vec<Life>,
-    /// The last of each number.
+    /// Index of the last thread of each TID.
     present: HashMap<u32, usize>,
-    /// Numbers of threads that have ended.
+    /// TIDs of threads that have exited.
     ended: HashSet<u32>,
 }
 
 impl Lives {
     pub fn present(&mut self, tid: u32, at_ns: u64) -> &mut Life {
-        let place = self.place(tid, at_ns);
-        &mut self.all[place]
+        let index = self.index_of(tid, at_ns);
+        &mut self.all[index]
     }
 
-    fn place(&mut self, tid: u32, at_ns: u64) -> usize {
+    fn index_of(&mut self, tid: u32, at_ns: u64) -> usize {
         *self.present.entry(tid).or_insert_with(|| {
             self.ended.remove(&tid);
             self.all.push(Life { tid, first_ns: at_ns, ..Life::default() });
@@ -69,26 +69,26 @@ impl Lives {
         })
     }
 
-    /// A fork and the first wakeup tell of the same birth.
+    /// Records the creation of a thread. The fork and the first wakeup both report it.
     pub fn born(&mut self, tid: u32, name: Name, parent: u32, at_ns: u64) {
-        let parent = self.place(parent, at_ns);
-        let is_told = self.present.get(&tid).is_some_and(|&place| {
-            let life = &self.all[place];
+        let parent = self.index_of(parent, at_ns);
+        let is_recorded = self.present.get(&tid).is_some_and(|&index| {
+            let life = &self.all[index];
             life.born_ns.is_some() && life.ran_ns == 0 && life.since_ns.is_none() && life.died_ns.is_none()
         });
-        if !is_told {
+        if !is_recorded {
             self.ended.remove(&tid);
             self.present.insert(tid, self.all.len());
             self.all.push(Life { tid, first_ns: at_ns, parent: Some(parent), ..Life::default() });
         }
         let life = self.present(tid, at_ns);
         life.born_ns = Some(at_ns);
-        life.call(name);
+        life.set_name(name);
     }
 
-    pub fn leaves(&mut self, tid: u32, name: Name, at_ns: u64, is_dead: bool) {
+    pub fn switched_out(&mut self, tid: u32, name: Name, at_ns: u64, is_dead: bool) {
         let life = self.present(tid, at_ns);
-        life.call(name);
+        life.set_name(name);
         life.ran_ns += life.since_ns.take().map_or(0, |since_ns| at_ns.saturating_sub(since_ns));
         if is_dead {
             life.died_ns = Some(at_ns);
@@ -97,30 +97,31 @@ impl Lives {
         }
     }
 
-    pub fn comes(&mut self, tid: u32, name: Name, at_ns: u64) {
+    pub fn switched_in(&mut self, tid: u32, name: Name, at_ns: u64) {
         let life = self.present(tid, at_ns);
-        life.call(name);
+        life.set_name(name);
         life.since_ns = Some(at_ns);
     }
 
     pub fn exec(&mut self, tid: u32, name: Name, at_ns: u64) {
         let life = self.present(tid, at_ns);
-        life.call(name);
+        life.set_name(name);
         life.exec_ns.get_or_insert(at_ns);
     }
 
-    /// Whether the thread of this number has ended, and no other one has got it.
+    /// Returns whether the thread with this TID has exited and the TID was not reused.
     pub fn has_ended(&self, tid: u32) -> bool {
         self.ended.contains(&tid)
     }
 
-    /// A thread other than the first executes a program: it gets the number of the first one, which has ended.
+    /// Records that a thread other than the first executes a program: it takes over the TID of the first one, which has
+    /// exited.
     pub fn renumbered(&mut self, tid: u32, old_tid: u32, at_ns: u64) {
-        let old = self.place(old_tid, at_ns);
+        let old = self.index_of(old_tid, at_ns);
         self.present.remove(&old_tid);
-        // The end of the first thread may not have been seen.
-        if let Some(place) = self.present.remove(&tid) {
-            self.all[place].died_ns.get_or_insert(at_ns);
+        // The exit of the first thread may not be recorded.
+        if let Some(index) = self.present.remove(&tid) {
+            self.all[index].died_ns.get_or_insert(at_ns);
         }
         self.ended.remove(&tid);
         let next = self.all.len();
@@ -132,55 +133,55 @@ impl Lives {
         let life = Life { tid, first_ns: at_ns, ran_ns, since_ns: Some(at_ns), parent: Some(old), ..Life::default() };
         self.present.insert(tid, next);
         self.all.push(life);
-        self.all[next].call(name);
+        self.all[next].set_name(name);
     }
 
-    /// The thread with which the command of a thread begins, and the one with which it ends. A thread that gets the
-    /// number of the first one of its process is its command from then on, and the first one was before.
-    pub fn whole(&self, place: usize) -> (usize, usize) {
-        let (mut first, mut last) = (place, place);
+    /// Returns the threads with which the command of a thread begins and ends. A thread that takes over the TID of its
+    /// process's first thread is the command from then on; before, the first thread was.
+    pub fn first_and_last(&self, index: usize) -> (usize, usize) {
+        let (mut first, mut last) = (index, index);
         while let Some(next) = self.all[last].next {
             last = next;
         }
         while let Some(before) = self.all[first].parent.filter(|&before| self.all[before].next == Some(first)) {
             let tid = self.all[first].tid;
-            // All of its process came from the first thread, as far as that was seen.
+            // All threads of the process descend from the first one, as far as recorded.
             let mut leader = self.all[before].parent;
-            while let Some(place) = leader.filter(|&place| self.all[place].tid != tid) {
-                leader = self.all[place].parent;
+            while let Some(index) = leader.filter(|&index| self.all[index].tid != tid) {
+                leader = self.all[index].parent;
             }
             first = leader.unwrap_or(before);
         }
         (first, last)
     }
 
-    /// Marks what these threads did, and those that they have made, and so on.
+    /// Marks the slices of a thread and of its descendants as the command's.
     pub fn mark(&self, past: &mut Recorded, root: usize) {
         let mut is_member = vec![false; self.all.len()];
         let mut by_tid: HashMap<u32, Vec<usize>> = HashMap::new();
-        // Who makes a thread was told of before it.
-        for (place, life) in self.all.iter().enumerate() {
-            is_member[place] = place == root || life.parent.is_some_and(|parent| is_member[parent]);
-            by_tid.entry(life.tid).or_default().push(place);
+        // A creator is mentioned before the threads that it creates.
+        for (index, life) in self.all.iter().enumerate() {
+            is_member[index] = index == root || life.parent.is_some_and(|parent| is_member[parent]);
+            by_tid.entry(life.tid).or_default().push(index);
         }
         let is_own = |tid: u32, at_ns: u64| {
             let own = by_tid.get(&tid).and_then(|lives| {
-                let later = lives.partition_point(|&place| self.all[place].first_ns <= at_ns);
+                let later = lives.partition_point(|&index| self.all[index].first_ns <= at_ns);
                 lives.get(later.saturating_sub(1))
             });
-            own.is_some_and(|&place| is_member[place])
+            own.is_some_and(|&index| is_member[index])
         };
         past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(is_own));
     }
 
-    /// Where interrupts are not told of, a waking may be one by an interrupt, and the thread that seems to have woken
-    /// another one innocent. It is believed where the two wake each other, or are of one family.
-    pub fn doubt(&self, past: &mut Recorded) {
+    /// Drops unreliable wakers. Without interrupt events, a recorded waker may only be the interrupted thread. It is
+    /// kept if the two threads wake each other or have a common ancestor.
+    pub fn drop_unreliable_wakers(&self, past: &mut Recorded) {
         let mut tops: Vec<usize> = Vec::with_capacity(self.all.len());
         let mut by_tid = HashMap::new();
-        for (place, life) in self.all.iter().enumerate() {
-            tops.push(life.parent.map_or(place, |parent| tops[parent]));
-            by_tid.insert(life.tid, tops[place]);
+        for (index, life) in self.all.iter().enumerate() {
+            tops.push(life.parent.map_or(index, |parent| tops[parent]));
+            by_tid.insert(life.tid, tops[index]);
         }
         let mut wakings: HashSet<(u32, u32)> = HashSet::new();
         let woken_by = |entry: &Entry| match *entry {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Traces of each form, with their answers.
+//! Imports traces of each format and checks the results.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ use crate::CauseKind;
 use crate::path::command::Explained;
 
 #[test]
-fn what_is_no_trace_is_refused_though_it_has_no_end() {
+fn rejects_binary_and_unterminated_input() {
     let endless = std::io::BufReader::new(std::io::repeat(0));
     assert!(matches!(Trace::read(endless), Err(ImportError::Paste(PasteError::Binary))));
     let endless = std::io::BufReader::with_capacity(1 << 20, std::io::repeat(b'y'));
@@ -19,12 +19,12 @@ const TRACEFS: &str = include_str!("../../../tests/traces/tracefs.txt");
 const PERF_SCRIPT: &str = include_str!("../../../tests/traces/perf-script.txt");
 const PERF_SCHED: &str = include_str!("../../../tests/traces/perf-sched.txt");
 
-/// A thread at a moment, its event and what that says.
-type Said<'a> = (&'a str, u32, u32, &'a str, u64, &'a str, &'a str);
+/// Thread, event and text of a line, with its time.
+type LineFields<'a> = (&'a str, u32, u32, &'a str, u64, &'a str, &'a str);
 
-/// `sh` makes `client` and waits for it. That asks `server`, which sleeps for 5 ms, and is kept from its CPU for 2 ms
-/// by `hog`. All of it at 1 s and so many microseconds.
-const ASKED: [Said<'static>; 17] = [
+/// `sh` creates `client` and waits for it. `client` sends a request to `server`, which sleeps for 5 ms, and then waits
+/// 2 ms for its CPU, occupied by `hog`. All times are 1 s plus the given microseconds.
+const ASKED: [LineFields<'static>; 17] = [
     ("sh", 10, 0, ".....", 0, "sched_process_fork", "comm=sh pid=10 child_comm=sh child_pid=11"),
     ("sh", 10, 0, "d..2.", 1, "sched_wakeup_new", "comm=sh pid=11 prio=120 target_cpu=000"),
     ("sh", 10, 0, "d..2.", 1_000, "sched_switch", "sh:10 S sh:11"),
@@ -54,9 +54,9 @@ enum Form {
     Perf,
 }
 
-fn written(form: Form, said: &[Said<'_>]) -> String {
+fn written(form: Form, lines: &[LineFields<'_>]) -> String {
     let mut text = if form == Form::TraceCmd { "cpus=2\nCPU 1 is empty\n".to_owned() } else { String::new() };
-    for &(comm, tid, cpu, flags, us, event, says) in said {
+    for &(comm, tid, cpu, flags, us, event, says) in lines {
         let says = match says.split(' ').collect::<Vec<_>>()[..] {
             [from, state, to] if event == "sched_switch" => {
                 let ((from, from_tid), (to, to_tid)) =
@@ -92,8 +92,8 @@ fn read(text: &str) -> Trace {
     Trace::read(text.as_bytes()).expect("a trace")
 }
 
-/// Parts of at least 100 us in microseconds.
-fn told(path: &crate::path::Path) -> Vec<(u64, CauseKind, String)> {
+/// Returns the parts of at least 100 us, in microseconds.
+fn parts_of(path: &crate::path::Path) -> Vec<(u64, CauseKind, String)> {
     let segments = path.segments.iter().map(|segment| ((segment.ns + 500) / 1_000, segment.kind, segment.who.clone()));
     segments.filter(|segment| segment.0 >= 100).collect()
 }
@@ -108,7 +108,7 @@ fn part(us: u64, kind: CauseKind, who: &str) -> (u64, CauseKind, String) {
 }
 
 #[test]
-fn a_trace_of_each_form_has_the_same_answer() {
+fn all_formats_give_the_same_path() {
     use CauseKind::{Running, Thread, Timer};
     for form in [Form::Tracefs, Form::Latency, Form::FtraceDump, Form::WithoutFlags, Form::TraceCmd, Form::Perf] {
         let mut trace = read(&written(form, &ASKED));
@@ -127,35 +127,35 @@ fn a_trace_of_each_form_has_the_same_answer() {
             part(1_000, Running, "server:20"),
             part(1_000, Running, "client:11"),
         ];
-        assert_eq!(told(&path_of(&command)), expected, "{form:?}");
+        assert_eq!(parts_of(&path_of(&command)), expected, "{form:?}");
         assert_eq!(path_of(&command).total_ns(), command.to_ns - command.from_ns);
-        // The same wait alone.
+        // Only this wait.
         let waits = trace.late_waits(11, 1_000_000, 3);
         assert_eq!(waits.len(), 1);
-        assert_eq!(told(&waits[0].path), expected[3..7]);
+        assert_eq!(parts_of(&waits[0].path), expected[3..7]);
         assert_eq!(waits[0].path.total_ns(), waits[0].to_ns - waits[0].from_ns);
         assert_eq!(trace.late_waits(11, 10_000_000, 3), []);
     }
 }
 
 #[test]
-fn timers_of_traces_are_told_by_their_functions() {
+fn timers_are_labelled_by_function() {
     for (event, function, told_as) in [
         ("timer_expire_entry", "commit_timeout", "commit interval of the journal"),
         ("timer_expire_entry", "tcp_write_timer", "TCP retransmission"),
         ("timer_expire_entry", "tcp_delack_timer", "TCP's delayed acknowledgement"),
-        // Of a trace, the system call that the thread waited in is not known.
+        // A trace does not have the system call that the thread waited in.
         ("timer_expire_entry", "process_timeout", "timer"),
         ("hrtimer_expire_entry", "hrtimer_wakeup", "timer"),
     ] {
         let says = format!("timer=00000000652fe2d8 function={function} now=4295098624 baseclk=4295098624");
-        let said = ASKED.map(|said| match said.5 {
-            "hrtimer_expire_entry" => (said.0, said.1, said.2, said.3, said.4, event, says.as_str()),
-            _ => said,
+        let lines = ASKED.map(|line| match line.5 {
+            "hrtimer_expire_entry" => (line.0, line.1, line.2, line.3, line.4, event, says.as_str()),
+            _ => line,
         });
         for form in [Form::Tracefs, Form::TraceCmd, Form::Perf] {
-            let command = read(&written(form, &said)).command(Wanted::Any).expect("a command");
-            let parts = told(&path_of(&command));
+            let command = read(&written(form, &lines)).command(Wanted::Any).expect("a command");
+            let parts = parts_of(&path_of(&command));
             assert!(parts.contains(&part(5_000, CauseKind::Timer, told_as)), "{form:?}: {parts:?}");
         }
     }
@@ -163,7 +163,7 @@ fn timers_of_traces_are_told_by_their_functions() {
 
 #[test]
 fn a_wait_that_ends_with_the_last_event_is_followed() {
-    let ends = ASKED.iter().position(|said| said.6 == "swapper/0:0 R client:11").expect("the end of a wait");
+    let ends = ASKED.iter().position(|line| line.6 == "swapper/0:0 R client:11").expect("the end of a wait");
     let waits = read(&written(Form::Tracefs, &ASKED[..=ends])).late_waits(11, 1_000_000, 1);
     let expected = [
         part(900, CauseKind::Running, "server:20"),
@@ -171,11 +171,11 @@ fn a_wait_that_ends_with_the_last_event_is_followed() {
         part(2_000, CauseKind::Thread, "hog:30"),
         part(1_000, CauseKind::Running, "server:20"),
     ];
-    assert_eq!(told(&waits.first().expect("a wait").path), expected);
+    assert_eq!(parts_of(&waits.first().expect("a wait").path), expected);
 }
 
 #[test]
-fn the_last_moment_that_can_be_told_is_no_exception() {
+fn accepts_maximum_timestamp() {
     let text = "sh-1 [000] d..2. 18446744073.709551615: sched_switch: prev_comm=sh prev_pid=1 prev_prio=120 \
                 prev_state=S ==> next_comm=b next_pid=2 next_prio=120\n";
     let trace = read(text);
@@ -184,7 +184,7 @@ fn the_last_moment_that_can_be_told_is_no_exception() {
 }
 
 #[test]
-fn who_is_asked_for_is_found() {
+fn selects_thread_by_pid_comm_or_default() {
     let trace = written(Form::Tracefs, &ASKED);
     let command = |wanted| read(&trace).command(wanted);
     assert_eq!(command(Wanted::Comm("client")).expect("it").name, "client:11");
@@ -195,24 +195,24 @@ fn who_is_asked_for_is_found() {
         let error = command(wanted).expect_err("there is none").to_string();
         assert_eq!(error, format!("it has no thread {who}: leave out --pid and --comm, or name one that is in it"));
     }
-    // Without an exec, it is who has run longest.
-    let said: Vec<_> = ASKED.into_iter().filter(|said| said.5 != "sched_process_exec").collect();
-    let any = read(&written(Form::Tracefs, &said)).command(Wanted::Any).expect("one");
+    // Without an exec, the thread that ran longest is selected.
+    let lines: Vec<_> = ASKED.into_iter().filter(|line| line.5 != "sched_process_exec").collect();
+    let any = read(&written(Form::Tracefs, &lines)).command(Wanted::Any).expect("one");
     assert_eq!((any.name.as_str(), any.why), ("hog:30", WhyThis::RanLongest));
 }
 
 #[test]
-fn without_interrupts_an_innocent_thread_is_not_blamed() {
-    let said: Vec<_> = ASKED.into_iter().filter(|said| !said.5.contains("timer")).collect();
+fn drops_unreliable_wakers_without_interrupt_events() {
+    let lines: Vec<_> = ASKED.into_iter().filter(|line| !line.5.contains("timer")).collect();
     for form in [Form::WithoutFlags, Form::Perf] {
-        let mut trace = read(&written(form, &said));
+        let mut trace = read(&written(form, &lines));
         assert_eq!(
             trace.weaker[0],
             "no interrupts: a waker is believed only if the two threads wake each other, or have a common ancestor"
         );
         let command = trace.command(Wanted::Any).expect("a command");
         let unknown = part(7_000, CauseKind::Unknown, "its waking was not seen");
-        assert!(told(&path_of(&command)).contains(&unknown), "{:?}", told(&path_of(&command)));
+        assert!(parts_of(&path_of(&command)).contains(&unknown), "{:?}", parts_of(&path_of(&command)));
         assert!(
             path_of(&command)
                 .segments
@@ -220,19 +220,19 @@ fn without_interrupts_an_innocent_thread_is_not_blamed() {
                 .all(|segment| segment.kind != CauseKind::Running || segment.who != "hog:30")
         );
     }
-    // The flags tell that it was an interrupt.
-    let command = read(&written(Form::Tracefs, &said)).command(Wanted::Any).expect("a command");
+    // The flags show that it was an interrupt.
+    let command = read(&written(Form::Tracefs, &lines)).command(Wanted::Any).expect("a command");
     assert!(
-        told(&path_of(&command)).contains(&part(5_000, CauseKind::Interrupt, "interrupt")),
+        parts_of(&path_of(&command)).contains(&part(5_000, CauseKind::Interrupt, "interrupt")),
         "{:?}",
-        told(&path_of(&command))
+        parts_of(&path_of(&command))
     );
 }
 
 #[test]
-fn lost_events_make_a_gap_that_nobody_fills() {
+fn lost_events_leave_unattributed_gap() {
     let text = written(Form::Tracefs, &ASKED);
-    // CPU 1 loses what the hog's timer did, and more.
+    // CPU 1 loses the events of the hog's timer, and more.
     let is_lost = |line: &str| line.contains("hog-30");
     let mut lines: Vec<&str> = text.lines().collect();
     let at = lines.iter().position(|line| is_lost(line)).expect("the hog");
@@ -244,7 +244,7 @@ fn lost_events_make_a_gap_that_nobody_fills() {
         let unseen = if lost.is_some() { None } else { Some(1) };
         assert_eq!((trace.lost.get("events").copied(), trace.lost.get("unseen_switches").copied()), (lost, unseen));
         let command = trace.command(Wanted::Any).expect("a command");
-        let parts = told(&path_of(&command));
+        let parts = parts_of(&path_of(&command));
         assert_eq!(path_of(&command).total_ns(), command.to_ns - command.from_ns);
         assert!(parts.iter().all(|part| part.2 != "hog:30" && part.1 != CauseKind::Timer), "{gap}: {parts:?}");
         let unknown: u64 = parts.iter().filter(|part| part.1 == CauseKind::Unknown).map(|part| part.0).sum();
@@ -253,13 +253,13 @@ fn lost_events_make_a_gap_that_nobody_fills() {
 }
 
 #[test]
-fn what_cannot_be_read_is_counted() {
+fn counts_unreadable_lines() {
     let mut text = written(Form::Tracefs, &ASKED);
     text += "what is this\n# a heading\n\n          sh-10 [000] d..2. 1.020000: sched_switch: prev_comm=sh\n";
     text += "          sh-10 [000] d..2. 0.900000: sched_stat_runtime: a\n sh-1 [99999] d..1 2.000000: any: a\n";
     let trace = read(&text);
     let lost = trace.lost.iter().map(|(&reason, &count)| (reason, count)).collect::<Vec<_>>();
-    // A thread that had left the CPU is back there, in lines that nobody has written.
+    // A thread that was switched out is on the CPU again, without a line for the switch.
     assert_eq!(lost, [("cpus_full", 1), ("out_of_order", 1), ("unreadable", 2), ("unseen_switches", 1)]);
     let error = |text: &[u8]| Trace::read(text).expect_err("no trace").to_string();
     assert!(error(b"hello").starts_with("no line in it is an event"));
@@ -273,10 +273,10 @@ fn what_cannot_be_read_is_counted() {
 }
 
 #[test]
-fn what_events_lack_is_named() {
+fn reports_missing_cpu_and_time_unit() {
     let text = written(Form::Tracefs, &ASKED);
     let error = |text: &str| Trace::read(text.as_bytes()).expect_err("no trace").to_string();
-    // Clocks that count nanoseconds or cycles.
+    // Clocks in nanoseconds or cycles.
     assert!(
         error(&text.replace("1.0", "10")).starts_with("its stamps have no decimal point"),
         "{}",
@@ -304,7 +304,7 @@ fn traces_of_several_machines_are_refused_and_of_one_are_read() {
 }
 
 #[test]
-fn a_name_that_the_latency_format_cuts_is_known_from_elsewhere() {
+fn completes_name_cut_by_latency_format() {
     let text = "  <idle>-0       0d..2   5.000000: sched_switch: swapper/0:0 [120] R ==> containerd-shim:10 [120]\n\
                 containe-10      0d..3   5.001000: sched_waking: comm=other pid=11 prio=120 target_cpu=000\n\
                 containe-10      0d..2   5.002000: sched_switch: containerd-shim:10 [120] S ==> swapper/0:0 [120]\n";
@@ -313,7 +313,7 @@ fn a_name_that_the_latency_format_cuts_is_known_from_elsewhere() {
     assert_eq!(names, ["containerd-shim"]);
 }
 
-/// Of a process with a first thread 100 and another one, 101, which executes a program.
+/// A process with a first thread 100 and another one, 101, which executes a program.
 const EXEC: &str = "\
     svc-100 [001] d..2. 10.000000: sched_switch: prev_comm=svc prev_pid=100 prev_prio=120 prev_state=S ==> next_comm=swapper/1 next_pid=0 next_prio=120
  <idle>-0 [000] d..2. 10.000100: sched_switch: prev_comm=swapper/0 prev_pid=0 prev_prio=120 prev_state=R ==> next_comm=loader next_pid=101 next_prio=120
@@ -326,14 +326,14 @@ const EXEC: &str = "\
 IN-BETWEEN   tool-100 [000] ..... 10.030400: sched_process_exec: filename=/usr/bin/tool pid=100 old_pid=101
    tool-100 [000] d..2. 10.060400: sched_switch: prev_comm=tool prev_pid=100 prev_prio=120 prev_state=Z ==> next_comm=swapper/0 next_pid=0 next_prio=120
 ";
-/// It is preempted once it has its new number, before the event.
+/// The thread is preempted once it has its new TID, before the event.
 const PREEMPTED: &str = "\
  loader-100 [000] d..2. 10.025000: sched_switch: prev_comm=loader prev_pid=100 prev_prio=120 prev_state=R ==> next_comm=hog next_pid=30 next_prio=120
     hog-30 [000] d..2. 10.026000: sched_switch: prev_comm=hog prev_pid=30 prev_prio=120 prev_state=S ==> next_comm=loader next_pid=100 next_prio=120
 ";
 
 #[test]
-fn a_thread_that_executes_a_program_is_the_same_with_its_new_number() {
+fn follows_thread_through_exec_tid_change() {
     for (between, own_us) in [("", 60_070), (PREEMPTED, 59_070)] {
         let text = EXEC.replace("IN-BETWEEN", between);
         for wanted in [Wanted::Any, Wanted::Pid(100), Wanted::Pid(101), Wanted::Comm("loader"), Wanted::Comm("tool")] {
@@ -359,7 +359,7 @@ fn a_thread_that_executes_a_program_is_the_same_with_its_new_number() {
 }
 
 #[test]
-fn the_first_thread_and_one_that_executes_a_program_are_one_command() {
+fn thread_group_leader_and_exec_thread_are_one_command() {
     let fork = "   svc-100 [001] ..... 9.999000: sched_process_fork: comm=svc pid=100 child_comm=svc child_pid=101\n";
     let born = "    sh-99 [001] ..... 9.990000: sched_process_fork: comm=sh pid=99 child_comm=sh child_pid=100\n\
                     sh-99 [001] d..2. 9.991000: sched_switch: prev_comm=sh prev_pid=99 prev_prio=120 prev_state=S ==> next_comm=svc next_pid=100 next_prio=120\n";
@@ -370,11 +370,11 @@ fn the_first_thread_and_one_that_executes_a_program_are_one_command() {
 }
 
 #[test]
-fn a_waking_before_its_thread_is_off_the_cpu_counts_where_it_takes_effect_after() {
+fn waking_before_switch_out_counts_if_wakeup_follows() {
     let switched = |wakeup_before: bool| {
         let wakeup = ("b", 2, 1, "d..3.", 0, "sched_wakeup", "comm=a pid=1 prio=120 target_cpu=000");
-        let at = |us, said: Said<'static>| (said.0, said.1, said.2, said.3, us, said.5, said.6);
-        let mut said = vec![
+        let at = |us, line: LineFields<'static>| (line.0, line.1, line.2, line.3, us, line.5, line.6);
+        let mut lines = vec![
             ("<idle>", 0, 1, "d..2.", 0, "sched_switch", "swapper/1:0 R b:2"),
             ("<idle>", 0, 0, "d..2.", 0, "sched_switch", "swapper/0:0 R a:1"),
             ("b", 2, 1, "d..3.", 10, "sched_waking", "comm=c pid=3 prio=120 target_cpu=000"),
@@ -382,24 +382,24 @@ fn a_waking_before_its_thread_is_off_the_cpu_counts_where_it_takes_effect_after(
             ("b", 2, 1, "d..3.", 1_000, "sched_waking", "comm=a pid=1 prio=120 target_cpu=000"),
         ];
         if wakeup_before {
-            said.push(at(1_001, wakeup));
+            lines.push(at(1_001, wakeup));
         }
-        said.push(("a", 1, 0, "d..2.", 1_002, "sched_switch", "a:1 S c:3"));
+        lines.push(("a", 1, 0, "d..2.", 1_002, "sched_switch", "a:1 S c:3"));
         if !wakeup_before {
-            said.push(at(1_003, wakeup));
+            lines.push(at(1_003, wakeup));
         }
-        said.push(("c", 3, 0, "d..2.", 4_002, "sched_switch", "c:3 S a:1"));
-        said.push(("a", 1, 0, "d..2.", 5_000, "sched_switch", "a:1 S swapper/0:0"));
-        let waits = read(&written(Form::Tracefs, &said)).late_waits(1, 1_000_000, 1);
-        told(&waits.first().expect("a wait").path)
+        lines.push(("c", 3, 0, "d..2.", 4_002, "sched_switch", "c:3 S a:1"));
+        lines.push(("a", 1, 0, "d..2.", 5_000, "sched_switch", "a:1 S swapper/0:0"));
+        let waits = read(&written(Form::Tracefs, &lines)).late_waits(1, 1_000_000, 1);
+        parts_of(&waits.first().expect("a wait").path)
     };
     assert_eq!(switched(false), [part(3_000, CauseKind::Thread, "c:3")]);
-    // It was for the thread as it ran, so who has ended its wait was not seen.
+    // The thread was woken while it ran, so the waker of its wait is not recorded.
     assert_eq!(switched(true), [part(3_000, CauseKind::Unknown, "its waking was not seen")]);
 }
 
 #[test]
-fn real_traces_tell_of_the_sleep_in_them() {
+fn real_traces_show_the_sleep() {
     // Each is of `sh -c 'sleep 0.006 | cat'` on a busy machine.
     for (text, name, is_born) in [(TRACEFS, "sh:19025", true), (PERF_SCRIPT, "sh:19574", false)] {
         let mut trace = read(text);
@@ -416,8 +416,8 @@ fn real_traces_tell_of_the_sleep_in_them() {
 }
 
 #[test]
-fn what_perf_sched_records_is_read() {
-    // Of `sh -c 'sleep 0.02 | cat'`; it does not tell of timers and programs.
+fn reads_perf_sched_traces() {
+    // A trace of `sh -c 'sleep 0.02 | cat'` without timers and programs.
     let mut trace = read(PERF_SCHED);
     assert_eq!((trace.lost.clone(), trace.weaker.len()), (BTreeMap::new(), 2));
     let command = trace.command(Wanted::Any).expect("a command");
@@ -429,9 +429,9 @@ fn what_perf_sched_records_is_read() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Lines are left out, come twice, or in another order.
+    /// Removes, repeats or reorders lines.
     #[test]
-    fn whatever_a_trace_lacks_its_paths_add_up(order in prop::collection::vec(0_usize..250, 0..300), is_sorted in any::<bool>()) {
+    fn paths_add_up_for_incomplete_traces(order in prop::collection::vec(0_usize..250, 0..300), is_sorted in any::<bool>()) {
         let lines: Vec<&str> = TRACEFS.lines().collect();
         let mut order = order;
         if is_sorted {

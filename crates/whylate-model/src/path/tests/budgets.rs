@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads did with their time, of histories with known answers.
+//! Budgets of timelines with known answers.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use super::super::budget::{Budget, EndedBy, Known, budget};
 use super::super::history::{Name, Request};
 use super::*;
 
-/// Threads 1, 2 and 4 are a server, 3 is its client; all of them wait as it begins.
+/// Threads 1, 2 and 4 are a server, 3 is its client; all are blocked at the start.
 fn of_a_server() -> Budget {
-    let mut told = Told::new(1);
-    told.preempted(10, 0, 3).wakes(20, 0, 1).sleeps(20, 0, 1);
-    told.wakes(30, 0, 2).sleeps(30, 0, 2).wakes(40, 0, 1).sleeps(40, 0, 1).sleeps(50, 0, 0);
-    let mut past = told.past(100);
+    let mut scenario = Scenario::new(1);
+    scenario.preempted(10, 0, 3).wakes(20, 0, 1).sleeps(20, 0, 1);
+    scenario.wakes(30, 0, 2).sleeps(30, 0, 2).wakes(40, 0, 1).sleeps(40, 0, 1).sleeps(50, 0, 0);
+    let mut past = scenario.past(100);
     let of = |tid| Asked { tid, from_ns: 1, to_ns: 1 + 100 * MS, is_wait: false, is_command: false };
     let known = |tid, waits_in: &str| {
         (tid, Known { name: Name::of("server"), waits_in: Some(waits_in.to_owned()), ..Known::default() })
@@ -21,13 +21,13 @@ fn of_a_server() -> Budget {
     budget(&mut past, &[of(1), of(2), of(4)], &known, &(), &mut Plain)
 }
 
-/// Events of the same time are nanoseconds apart.
+/// Events at the same time are nanoseconds apart.
 fn in_ms(ns: u64) -> u64 {
     (ns + MS / 2) / MS
 }
 
 #[test]
-fn waits_are_told_apart_by_who_ended_them() {
+fn waits_are_grouped_by_waker() {
     let seen = of_a_server();
     let mut waits: Vec<_> =
         seen.waits.iter().map(|waits| (waits.via.as_str(), waits.ended_by, in_ms(waits.ns))).collect();
@@ -36,7 +36,7 @@ fn waits_are_told_apart_by_who_ended_them() {
         ("accept", Some(EndedBy::NotOver), 100),
         ("call202", Some(EndedBy::Own), 10),
         ("call202", Some(EndedBy::NotOver), 110),
-        // What it waits in was seen where it began to look, or not.
+        // What the thread waits in is known from the start of the span, or not.
         ("poll", Some(EndedBy::Others), 20),
         ("waits that began earlier", Some(EndedBy::Own), 30),
     ];
@@ -45,22 +45,22 @@ fn waits_are_told_apart_by_who_ended_them() {
 }
 
 #[test]
-fn a_thread_that_never_had_a_cpu_is_called_by_the_name_it_has() {
+fn thread_that_never_ran_has_current_name() {
     let seen = of_a_server();
     let accept = seen.waits.iter().find(|waits| waits.via == "accept").expect("it waits all the time");
-    let told = &accept.path[0];
-    assert_eq!((told.waiter.as_deref(), told.via.as_deref()), (Some("server:4"), Some("accept")));
-    // Of waits that are not over nothing is told.
+    let segment = &accept.path[0];
+    assert_eq!((segment.waiter.as_deref(), segment.via.as_deref()), (Some("server:4"), Some("accept")));
+    // Waits that are not over have no path.
     assert_eq!(seen.longest.len(), 3);
 }
 
 #[test]
-fn waits_of_before_are_named_where_no_system_call_is() {
+fn names_waits_outside_calls_that_began_earlier() {
     let via = |known: Known| {
-        let mut told = Told::new(1);
-        told.preempted(10, 0, 3).wakes(20, 0, 1).sleeps(20, 0, 1).sleeps(50, 0, 0);
+        let mut scenario = Scenario::new(1);
+        scenario.preempted(10, 0, 3).wakes(20, 0, 1).sleeps(20, 0, 1).sleeps(50, 0, 0);
         let asked = Asked { tid: 1, from_ns: 1, to_ns: 1 + 30 * MS, is_wait: false, is_command: false };
-        let seen = budget(&mut told.past(100), &[asked], &BTreeMap::from([(1, known)]), &(), &mut Plain);
+        let seen = budget(&mut scenario.past(100), &[asked], &BTreeMap::from([(1, known)]), &(), &mut Plain);
         seen.waits.into_iter().map(|waits| waits.via).collect::<Vec<_>>()
     };
     assert_eq!(via(Known { is_kernel: true, ..Known::default() }), ["waits of kernel threads"]);
@@ -70,7 +70,7 @@ fn waits_of_before_are_named_where_no_system_call_is() {
 
 /// As of page faults on a fast disk: each wait takes 40 us.
 #[test]
-fn short_waits_for_a_disk_are_told_as_such() {
+fn short_disk_waits_are_attributed_to_disk() {
     const US: u64 = 1_000;
     let request =
         |from_ns| Request { queued_ns: from_ns, issued_ns: from_ns, device: 8, submitter: 1, ..Request::default() };
@@ -92,17 +92,17 @@ fn short_waits_for_a_disk_are_told_as_such() {
     };
     let mut past = Recorded { cpus: vec![(0..100).flat_map(slices).collect()] };
     let of = Asked { tid: 1, from_ns: 1, to_ns: 1 + 99 * 50 * US, is_wait: false, is_command: false };
-    let told = budget(&mut past, &[of], &BTreeMap::new(), &(), &mut Plain);
-    let waits = &told.waits[0];
+    let found = budget(&mut past, &[of], &BTreeMap::new(), &(), &mut Plain);
+    let waits = &found.waits[0];
     assert_eq!((waits.via.as_str(), waits.ended_by, waits.ns), ("page fault", Some(EndedBy::Disk), 98 * 40 * US));
     assert_eq!(waits.path.len(), 1);
     let part = &waits.path[0];
     assert_eq!((part.kind, part.who.as_str(), part.ns), (CauseKind::Disk, "disk8 (read by t1:1)", waits.ns));
 }
 
-/// As of page faults that a thread serves, which waits itself: each wait takes 30 us.
+/// As of page faults served by a thread that waits itself: each wait takes 30 us.
 #[test]
-fn short_waits_with_waits_in_them_are_told_by_who_had_the_time() {
+fn short_nested_waits_keep_parts_by_actor() {
     const US: u64 = 1_000;
     let blocked = Exit::Blocked(Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() });
     let slice = |from_us: u64, to_us: u64, tid: u32, waker: Option<(u32, u32)>| {
@@ -134,7 +134,7 @@ fn short_waits_with_waits_in_them_are_told_by_who_had_the_time() {
     let asked = Asked { tid: 1, from_ns: 1, to_ns: 1 + 5_010 * US, is_wait: false, is_command: false };
     let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain);
     let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
-    // Whoever is woken has its CPU a microsecond later.
+    // The wakee is switched in a microsecond later.
     assert_eq!((waits.via.as_str(), waits.ns), ("page fault", 100 * 29 * US));
     let mut parts: Vec<_> = waits.path.iter().map(|part| (part.kind, part.who.as_str(), part.ns / US)).collect();
     parts.sort_unstable_by_key(|&(_, who, us)| (us, who));
@@ -144,8 +144,8 @@ fn short_waits_with_waits_in_them_are_told_by_who_had_the_time() {
 }
 
 #[test]
-fn a_worker_whose_time_is_all_its_items_has_a_name_too() {
-    // Thread 9 had preempted the worker in the midst of an item, which thread 1 waits for.
+fn worker_without_own_time_has_name() {
+    // Thread 9 preempted the worker within an item that thread 1 waits for.
     let slice = |from_ms: u64, to_ms: u64, holder, tid, entry| {
         let (start_ns, end_ns) = (1 + from_ms * MS, 1 + to_ms * MS);
         Slice { start_ns, end_ns, holder, name: name(tid), entry, exit: Exit::Preempted, ..Slice::default() }
@@ -158,24 +158,26 @@ fn a_worker_whose_time_is_all_its_items_has_a_name_too() {
         slice(60, 70, Holder::Thread(1), 1, woken),
     ];
     let path = path_of(Recorded { cpus: vec![past] }, asked(1, 30, 60));
-    let told: Vec<_> = path.segments.iter().map(|part| (part.ready.as_deref(), part.who.as_str())).collect();
-    assert!(told.contains(&(Some("t2:2"), "t9:9")) && told.contains(&(None, "handler7")), "{told:?}");
+    let segments: Vec<_> = path.segments.iter().map(|part| (part.ready.as_deref(), part.who.as_str())).collect();
+    assert!(segments.contains(&(Some("t2:2"), "t9:9")) && segments.contains(&(None, "handler7")), "{segments:?}");
 }
 
 #[test]
-fn a_server_that_was_asleep_when_its_client_began_to_wait_is_named_with_its_system_call() {
-    let mut told = Told::new(2);
+fn server_asleep_before_client_wait_has_system_call() {
+    let mut scenario = Scenario::new(2);
     // Server 2 naps from 10 to 60 ms. Client 1 waits from 30 to 70 ms, and again from 80 to 95 ms, for a timer.
-    told.preempted(5, 0, 2).preempted(5, 1, 1).sleeps(10, 0, 0).sleeps(30, 1, 0);
-    told.at(60, 0, Event::WakingBy(2, Waker::Timer(TimerKind::default())))
+    scenario.preempted(5, 0, 2).preempted(5, 1, 1).sleeps(10, 0, 0).sleeps(30, 1, 0);
+    scenario
+        .at(60, 0, Event::WakingBy(2, Waker::Timer(TimerKind::default())))
         .preempted(60, 0, 2)
         .wakes(70, 0, 1)
         .preempted(70, 1, 1);
-    told.sleeps(75, 0, 0)
+    scenario
+        .sleeps(75, 0, 0)
         .sleeps(80, 1, 0)
         .at(95, 1, Event::WakingBy(1, Waker::Timer(TimerKind::default())))
         .preempted(95, 1, 1);
-    let past = told.past(100);
+    let past = scenario.past(100);
     let asked = |is_wait, to_ms| Asked { is_wait, ..asked(1, 25, to_ms) };
     let of_server = |segment: &&PathSegment| segment.waiter.as_deref() == Some("t2:2");
     let seen = budget(&mut past.clone(), &[asked(false, 100)], &BTreeMap::new(), &(), &mut Plain);
@@ -183,7 +185,7 @@ fn a_server_that_was_asleep_when_its_client_began_to_wait_is_named_with_its_syst
         seen.waits.iter().find(|waits| waits.ended_by == Some(EndedBy::Others)).expect("it waits for the server");
     let nap = waits.path.iter().find(of_server).expect("the server naps");
     assert_eq!((in_ms(nap.ns), nap.kind, nap.via.as_deref()), (30, CauseKind::Timer, Some("call202")));
-    // The same of that wait alone.
+    // Only that wait.
     let path = path_of(past.clone(), asked(false, 75));
     assert_eq!(path.segments.iter().find(of_server).and_then(|nap| nap.via.as_deref()), Some("call202"));
     let mut found = Found::default();
@@ -193,7 +195,7 @@ fn a_server_that_was_asleep_when_its_client_began_to_wait_is_named_with_its_syst
 }
 
 #[test]
-fn short_waits_for_a_disk_are_told_by_what_they_were_for() {
+fn short_disk_waits_are_grouped_by_operation() {
     const US: u64 = 1_000;
     let thread = |at_us: u64, entry| Slice {
         start_ns: 1 + at_us * US,
@@ -210,7 +212,7 @@ fn short_waits_for_a_disk_are_told_by_what_they_were_for() {
         holder: Holder::Idle,
         ..Slice::default()
     };
-    // It faults 100 times, and each time waits 40 us for a page.
+    // The thread faults 100 times, and waits 40 us for a page each time.
     let slices = (0..100_u64).flat_map(|round| {
         let at_us = round * 50;
         let request = super::super::history::Request {

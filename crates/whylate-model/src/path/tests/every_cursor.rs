@@ -1,56 +1,56 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The walk as it was before cursors were visited by what can change them: each change is shown to each cursor. What
-//! [`super::super::walk()`] finds must be the same.
+//! Reference implementation of the walk without an index of cursors: each change is shown to each cursor.
+//! [`super::super::walk()`] must report the same findings.
 //!
-//! It goes strictly back in time, so it ends without looking for circles. At each moment it follows one thread: while
-//! that has a CPU the time is its own, while it could run the time belongs to whoever had its CPU, and where it was
-//! woken the walk goes on with whoever woke it, until it comes to where the thread that waited fell asleep.
+//! The walk goes strictly back in time, so it needs no cycle detection. It follows one thread at a time: while the
+//! thread is on a CPU, it is charged itself; while it is runnable, the actor on its CPU is charged; where it was woken,
+//! the walk goes on with the waker, until it reaches the switch-out of the waiter.
 
-use super::super::cursor::{DEEPEST, Woken, released_by};
+use super::super::cursor::{DEEPEST, Woken, resumed_by};
 use super::super::history::{Entry, Exit, Holder, Move, Request, Slice, Waker};
 use super::super::items::{Item, Items};
-use super::super::rewind::{Change, Lane, Rewind};
+use super::super::rewind::{Change, CpuState, Rewind};
 use super::super::{Asked, Finding, Hop, Limits, Party, Past, Segment};
 use crate::{CauseKind, thread};
 
-/// Whoever asks may have seen a thread get its CPU so much earlier than the past tells, where a virtual CPU stops between.
+/// Tolerance between a caller's switch-in time and the timeline's: a vCPU may be descheduled between the two events.
 const SLACK_NS: u64 = 20_000_000;
 
-/// The number of no thread.
-const NOBODY: u32 = u32::MAX;
+/// TID of no thread.
+const NO_THREAD: u32 = u32::MAX;
 
 const NOT_RECORDED: &str = "not recorded";
 
-/// A wait that was followed to who ended it.
+/// A wait that was followed to its waker.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     tid: u32,
     hop: u32,
 }
 
-/// Where a walk is.
+/// What a walk is following.
 #[derive(Clone, Copy, Debug)]
 enum Mode {
-    /// It has not begun.
+    /// The walk has not started.
     Before,
-    /// The thread has this CPU, or an interrupt on top of it.
+    /// The thread is on this CPU, possibly below an interrupt.
     Running {
         cpu: usize,
     },
-    /// The thread could run, and waits for this CPU.
+    /// The thread is runnable and waits for this CPU.
     Ready {
         cpu: usize,
         since: Since,
         moved: Option<Move>,
-        /// Up to when it was not allowed to run, and for whom.
+        /// Time until which the thread was not allowed to run, and the limit.
         limit: Option<(u64, Party)>,
     },
-    /// Nobody can be followed until the innermost thread that waits falls asleep.
+    /// No thread can be followed until the innermost waiter's switch-out.
     Leaf {
         kind: CauseKind,
         who: Party,
     },
-    /// A request is at its device, or waits for it.
+    /// A block I/O request is at its device (`is_issued`), or queued for it.
     Disk {
         request: Request,
         is_issued: bool,
@@ -58,11 +58,11 @@ enum Mode {
     Done,
 }
 
-/// Since when a thread could run.
+/// Since when a thread has been runnable.
 #[derive(Clone, Copy, Debug)]
 enum Since {
     Woken(Woken),
-    /// It lost its CPU then.
+    /// The thread lost its CPU at this time.
     Lost(u64),
 }
 
@@ -81,22 +81,22 @@ impl Since {
     }
 }
 
-/// One walk.
+/// The state of one walk.
 #[derive(Debug)]
 struct Cursor {
     asked: Asked,
-    /// What has been explained begins here.
+    /// Start of what has been explained.
     now_ns: u64,
     mode: Mode,
-    /// The thread that is followed.
+    /// TID of the thread that is followed.
     tid: u32,
     frames: Vec<Frame>,
     hops: u32,
     items: Items,
 }
 
-/// Walks back through the past for each of `asked`, and hands out what it finds of them, the latest first: the segments
-/// of each partition its time. What was handed out is not kept, so memory does not grow with time.
+/// Walks back through the timeline for each of `asked`, and reports findings newest first: the segments of each query
+/// partition its time. Nothing is kept after it was reported, so memory does not grow with time.
 pub fn walk_every(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, found: &mut dyn FnMut(usize, Finding)) {
     let mut order: Vec<usize> = (0..asked.len()).collect();
     order.sort_by_key(|&index| asked[index].to_ns);
@@ -112,8 +112,8 @@ pub fn walk_every(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, fou
         }
         let change = rewind.next();
         for (index, cursor) in &mut cursors {
-            let mut told = |finding| found(*index, finding);
-            cursor.go_back(&rewind, reached_ns, change.as_ref(), limits, &mut told);
+            let mut report = |finding| found(*index, finding);
+            cursor.go_back(&rewind, reached_ns, change.as_ref(), limits, &mut report);
         }
         cursors.retain(|(_, cursor)| !matches!(cursor.mode, Mode::Done));
         match change {
@@ -137,7 +137,7 @@ impl Cursor {
         }
     }
 
-    /// Explains what lies after `reached_ns`, at which `change` is.
+    /// Explains the time after `reached_ns`, which is the time of `change`.
     fn go_back(
         &mut self,
         rewind: &Rewind<'_>,
@@ -147,7 +147,8 @@ impl Cursor {
         found: &mut dyn FnMut(Finding),
     ) {
         if reached_ns >= self.asked.to_ns {
-            // As yet only how it got its CPU matters: the last of these that is met is the one, if it waited by then.
+            // Only the switch-in matters until then: the earliest one after the end counts, if the thread was waiting
+            // at the end.
             if let Some(change) = change.filter(|change| change.after.holder.tid() == Some(self.asked.tid)) {
                 self.enter(change, limits, found);
                 self.items = Items::default();
@@ -165,7 +166,7 @@ impl Cursor {
             }
         }
         let until_ns = reached_ns.max(self.asked.from_ns);
-        // What happens between two changes: wakings, and the phases of requests.
+        // Events between two changes: wakeups, and the phases of requests.
         while let Some(at_ns) = self.due_ns(reached_ns).filter(|&at_ns| at_ns >= until_ns && at_ns > self.asked.from_ns)
         {
             self.explain(rewind, at_ns, found);
@@ -176,7 +177,7 @@ impl Cursor {
             && let Exit::Blocked(blocked) = change.before.exit
         {
             let Slice { name, .. } = change.before;
-            // The bound may come after the beginning.
+            // `from_ns` may be later than the switch-out.
             found(Finding::Asleep { hop: self.frames[index].hop, name, blocked, at_ns: until_ns });
         }
         let is_back = change.is_some_and(|change| self.is_back(&change.before));
@@ -191,13 +192,13 @@ impl Cursor {
                 self.explain(rewind, self.asked.from_ns, found);
                 self.mode = Mode::Done;
             }
-            // This is where the wait began.
+            // The beginning of the wait.
             Some(_) if asleep == Some(0) && self.asked.is_wait => self.mode = Mode::Done,
             Some(change) => self.pass(change, asleep, is_back, limits, found),
         }
     }
 
-    /// Goes back to before a change, up to which all is explained that it matters for.
+    /// Moves to before a change; all time that it matters for is explained.
     fn pass(
         &mut self,
         change: &Change,
@@ -230,7 +231,7 @@ impl Cursor {
         }
     }
 
-    /// The CPU that tells whose the present time is.
+    /// Returns the CPU to which the current time is attributed.
     fn lane(&self) -> Option<usize> {
         match self.mode {
             Mode::Running { cpu } | Mode::Ready { cpu, .. } => Some(cpu),
@@ -238,12 +239,12 @@ impl Cursor {
         }
     }
 
-    /// The next moment at which something happens to what is followed, whatever the CPUs do.
+    /// Returns the next time at which something happens to the followed thread without a context switch.
     fn due_ns(&self, reached_ns: u64) -> Option<u64> {
         let of_mode = match self.mode {
             Mode::Ready { moved: Some(moved), .. } => Some(moved.at_ns),
             Mode::Ready { since: Since::Woken(woken), .. } => Some(woken.at_ns),
-            // Where its CPU changed hands then, it is met there.
+            // If the context switch was recorded at this time, it is handled there.
             Mode::Ready { since: Since::Lost(at_ns), .. } if at_ns > reached_ns => Some(at_ns),
             Mode::Disk { request, is_issued: true } => Some(request.issued_ns),
             Mode::Disk { request, is_issued: false } => Some(request.queued_ns),
@@ -252,7 +253,7 @@ impl Cursor {
         of_mode.max(self.items.due_ns()).map(|at_ns| at_ns.min(self.now_ns))
     }
 
-    /// The item that is due: its worker may have been woken for it, just after it was queued.
+    /// Takes the item that is due. Its worker may have been woken for it, just after it was queued.
     fn take_item_due(&mut self) -> Option<Item> {
         let due = self.items.take_due(self.now_ns);
         due.or_else(|| match self.mode {
@@ -281,20 +282,20 @@ impl Cursor {
         }
     }
 
-    /// Which of the waits that are followed begins where this slice ends: its thread has a CPU then, so it does not wait
-    /// any more, even where it was not seen to fall asleep.
+    /// Returns the open wait that begins where this slice ends: its thread is on a CPU then, so it does not wait, even
+    /// if its switch-out was not recorded.
     fn frame_that_begins(&self, before: &Slice, at_ns: u64) -> Option<usize> {
         let tid = before.holder.tid()?;
         self.frames.iter().position(|frame| frame.tid == tid).filter(|_| before.end_ns == at_ns)
     }
 
-    /// The thread cannot be followed further, until it is met again.
+    /// Loses the thread until it is met again; the reason is `why`.
     fn lose(&mut self, why: &'static str, found: &mut dyn FnMut(Finding)) {
         self.push(Woken { at_ns: self.now_ns, ..Woken::default() }, self.tid, found);
         self.mode = unknown(why);
     }
 
-    /// The thread that is followed waits for whoever is followed from now on, until it is met as `tid`.
+    /// Opens a wait of the followed thread for the one that is followed next, until `tid` is met.
     fn push(&mut self, woken: Woken, tid: u32, found: &mut dyn FnMut(Finding)) {
         let (number, within) = (self.hops, self.frames.last().map(|frame| frame.hop));
         let Woken { at_ns: woken_ns, by, stop, .. } = woken;
@@ -303,16 +304,16 @@ impl Cursor {
         self.hops += 1;
     }
 
-    /// Whether the thread that could run lost its CPU where this slice ends.
+    /// Returns whether the runnable thread lost its CPU where this slice ends.
     fn is_back(&self, before: &Slice) -> bool {
         let waits = matches!(self.mode, Mode::Ready { since: Since::Lost(_), .. });
         waits && before.holder.tid() == Some(self.tid) && before.exit != Exit::GoesOn
     }
 
-    /// The thread that is followed got its CPU here.
+    /// Handles the switch-in of the followed thread.
     fn enter(&mut self, change: &Change, limits: &dyn Limits, found: &mut dyn FnMut(Finding)) {
         if let Holder::Work { tid, .. } = change.after.holder {
-            // Its time is the item's, which tells no name for its wait before.
+            // The time is the item's, so no segment names the worker, which is named for its wait before.
             found(Finding::Called { tid, name: change.after.name });
         }
         let Slice { throttled_ns, cgroup, .. } = change.after;
@@ -342,12 +343,12 @@ impl Cursor {
         };
     }
 
-    /// Goes on with whoever woke the thread.
+    /// Goes on with the waker of the thread.
     fn follow(&mut self, rewind: &Rewind<'_>, woken: Woken, found: &mut dyn FnMut(Finding)) {
         let waker = waker_of(rewind, woken);
         if let Ok((tid, cpu)) = waker {
             let is_of_command = self.asked.is_command && self.frames.is_empty() && woken.is_of_member;
-            // What is new has not waited.
+            // A new thread has not waited.
             if is_of_command || matches!(woken.by, Some(Waker::Parent(_))) {
                 (self.tid, self.mode) = (tid, Mode::Running { cpu });
                 return;
@@ -361,7 +362,7 @@ impl Cursor {
         }
         self.push(woken, self.tid, found);
         if let Some(stop) = woken.stop {
-            self.mode = Mode::Leaf { kind: CauseKind::Stopped, who: released_by(rewind, woken, stop) };
+            self.mode = Mode::Leaf { kind: CauseKind::Stopped, who: resumed_by(rewind, woken, stop) };
         } else if self.frames.len() > DEEPEST {
             self.mode = unknown("too many waits within waits");
         } else {
@@ -369,14 +370,14 @@ impl Cursor {
         }
     }
 
-    /// Before an item there was whoever queued it, whatever its worker did.
+    /// Goes on with the queuer of an item, whatever the worker did before.
     fn follow_queuer(&mut self, rewind: &Rewind<'_>, item: Item, found: &mut dyn FnMut(Finding)) {
         self.frames.truncate(item.depth);
         let queuer = waker_of(rewind, item.queued);
         if queuer.is_err() {
-            // It is the item's wait and not its worker's, so what that did before does not end it.
+            // The wait is the item's and not the worker's, so it does not end where the worker ran before.
             self.tid = item.tid;
-            self.push(item.queued, NOBODY, found);
+            self.push(item.queued, NO_THREAD, found);
         }
         self.go_on_with(queuer);
     }
@@ -391,11 +392,11 @@ impl Cursor {
         };
     }
 
-    /// Before a request there was whoever made it.
+    /// Goes on with the submitter of a request.
     fn follow_submitter(&mut self, rewind: &Rewind<'_>, request: Request) {
         let waits_itself = self.frames.iter().any(|frame| frame.tid == request.submitter);
         self.mode = match rewind.cpu_of(request.submitter) {
-            // The walk comes back to where it fell asleep.
+            // The walk returns to the switch-out of the submitter.
             _ if waits_itself => Mode::Leaf { kind: CauseKind::DiskQueue, who: Party::Disk(request) },
             Some(cpu) => {
                 self.tid = request.submitter;
@@ -405,7 +406,7 @@ impl Cursor {
         };
     }
 
-    /// Hands out the time from `from_ns` up to now.
+    /// Reports the time from `from_ns` up to now.
     fn explain(&mut self, rewind: &Rewind<'_>, from_ns: u64, found: &mut dyn FnMut(Finding)) {
         let to_ns = self.now_ns;
         if from_ns >= to_ns {
@@ -414,27 +415,27 @@ impl Cursor {
         self.now_ns = from_ns;
         let hop = self.frames.last().map(|frame| frame.hop);
         let ready = matches!(self.mode, Mode::Ready { .. }).then_some(self.tid);
-        let mut tell = |from_ns, to_ns, kind, who| {
+        let mut emit = |from_ns, to_ns, kind, who| {
             if from_ns < to_ns {
                 found(Finding::Segment(Segment { from_ns, to_ns, kind, who, ready, hop }));
             }
         };
         match self.mode {
-            Mode::Running { cpu } => tell_holder(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut tell),
+            Mode::Running { cpu } => emit_slice_segments(&rewind.lanes[cpu], cpu, from_ns, to_ns, None, &mut emit),
             Mode::Ready { cpu, limit, .. } => {
-                // Up to the end of a limit nobody else is to blame.
+                // Until the end of a limit, no other actor is charged.
                 let free_ns = limit.map_or(0, |(until_ns, _)| until_ns).clamp(from_ns, to_ns);
-                tell_holder(&rewind.lanes[cpu], cpu, free_ns, to_ns, Some(self.tid), &mut tell);
+                emit_slice_segments(&rewind.lanes[cpu], cpu, free_ns, to_ns, Some(self.tid), &mut emit);
                 if let Some((_, by)) = limit {
-                    tell(from_ns, free_ns, CauseKind::Throttled, by);
+                    emit(from_ns, free_ns, CauseKind::Throttled, by);
                 }
             }
-            Mode::Leaf { kind, who } => tell(from_ns, to_ns, kind, who),
+            Mode::Leaf { kind, who } => emit(from_ns, to_ns, kind, who),
             Mode::Disk { request, is_issued } => {
                 let kind = if is_issued { CauseKind::Disk } else { CauseKind::DiskQueue };
-                tell(from_ns, to_ns, kind, Party::Disk(request));
+                emit(from_ns, to_ns, kind, Party::Disk(request));
             }
-            Mode::Before | Mode::Done => tell(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
+            Mode::Before | Mode::Done => emit(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
         }
     }
 }
@@ -443,7 +444,7 @@ fn unknown(why: &'static str) -> Mode {
     Mode::Leaf { kind: CauseKind::Unknown, who: Party::Text(why) }
 }
 
-/// The thread that woke another one and its CPU, or what else the walk goes on with.
+/// Returns the waker and its CPU, or the mode in which the walk goes on.
 #[expect(clippy::result_large_err, reason = "where the walk goes on is no error")]
 fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
     let waking_cpu = woken.cpu as usize;
@@ -453,7 +454,7 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
     match woken.by {
         Some(by @ (Waker::Thread(tid) | Waker::Parent(tid))) => {
             let is_outside = tid & thread::OUTSIDE != 0;
-            // A thread that sends through a softirq of its own is below it.
+            // The thread below the softirq sends through it.
             match rewind.cpu_of(tid).or_else(|| is_interrupt.then_some(waking_cpu)) {
                 Some(cpu) if !is_outside || matches!(by, Waker::Parent(_)) => Ok((tid, cpu)),
                 _ if is_outside => leaf(CauseKind::Outside, Party::Text("outside this PID namespace")),
@@ -464,7 +465,7 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
         Some(Waker::Timer(of)) => leaf(CauseKind::Timer, Party::Timer(of)),
         Some(Waker::Network) => leaf(CauseKind::Network, Party::Text("network")),
         Some(Waker::Rcu) => leaf(CauseKind::Rcu, Party::Text("grace period")),
-        // When it came into being is not known either.
+        // The time of its creation is unknown too.
         Some(Waker::Disk(request)) if request == Request::default() => {
             leaf(CauseKind::Disk, Party::Text("unknown (its request was overwritten)"))
         }
@@ -476,21 +477,21 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
     }
 }
 
-/// Whoever had a CPU during a part of a slice, to the thread `ready` that could have had it, or to itself. What the
-/// hypervisor took is not known more closely than for the whole slice, and is told last of the part.
-fn tell_holder(
-    lane: &Lane,
+/// Emits the segments of a part of a slice, as seen by the runnable thread `ready`, or by the running thread itself.
+/// Steal time is known only for the whole slice; it is spread evenly, and put at the end of the part.
+fn emit_slice_segments(
+    lane: &CpuState,
     cpu: usize,
     from_ns: u64,
     to_ns: u64,
     ready: Option<u32>,
-    tell: &mut dyn FnMut(u64, u64, CauseKind, Party),
+    emit: &mut dyn FnMut(u64, u64, CauseKind, Party),
 ) {
     let slice = &lane.slice;
     let (ns, whole_ns) = (to_ns.saturating_sub(from_ns), slice.end_ns.saturating_sub(slice.start_ns));
     let steal_ns = (u128::from(slice.steal_ns) * u128::from(ns)).checked_div(u128::from(whole_ns)).unwrap_or(0);
     let own_end_ns = to_ns - u64::try_from(steal_ns).unwrap_or(u64::MAX).min(ns);
-    tell(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
+    emit(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
     let name = slice.name;
     let (kind, who) = match slice.holder {
         Holder::Irq { .. } => (CauseKind::Irq, Party::Interrupt(name)),
@@ -507,9 +508,9 @@ fn tell_holder(
         Holder::Idle => (CauseKind::IdleExit, Party::Cpu(cpu as u32)),
         Holder::Nobody => (CauseKind::Unknown, Party::Text(NOT_RECORDED)),
     };
-    // A thread's own interrupts that are off are its own work.
+    // For the running thread itself, time with interrupts off is its own work.
     let keeps_off = ready.is_some() && slice.holder.tid().is_some();
     let off_ns = if keeps_off { lane.irqs_off_ns.clamp(from_ns, own_end_ns) } else { own_end_ns };
-    tell(off_ns, own_end_ns, CauseKind::IrqsOff, who);
-    tell(from_ns, off_ns, kind, who);
+    emit(off_ns, own_end_ns, CauseKind::IrqsOff, who);
+    emit(from_ns, off_ns, kind, who);
 }

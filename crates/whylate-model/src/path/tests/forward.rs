@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The same paths told forward in time. That shares nothing with the walk but the kernel's events: at every moment each
-//! thread has a path of its own, and whoever is woken takes over its waker's for the time that it slept.
+//! An oracle that builds the paths forward in time. It shares only the kernel's events with the walk: each thread has a
+//! path at any time, and a wakee takes over its waker's path for the time that it slept.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::*;
 use CauseKind::{IdleExit, Running, Thread, Timer};
 
-/// Threads that are there at most.
+/// Maximum number of threads.
 const THREADS: usize = 12;
 
-/// What a time went into, in order and without gaps: from when to when, into what, and whose.
+/// The parts of a time, in order and without gaps: start, end, kind, and actor.
 type Parts = Vec<(u64, u64, CauseKind, String)>;
 
-/// Since when a thread is in it.
+/// State of a thread, and its start.
 #[derive(Clone, Copy, Debug)]
 enum State {
     Runs(u64),
@@ -25,26 +25,26 @@ enum State {
 #[derive(Clone, Debug)]
 struct Follower {
     state: State,
-    /// Of a wait, what its waker did since it began.
+    /// In a wait, the path of its waker since the wait began.
     bounded: Parts,
-    /// As for a command: where a thread of that woke it, all that one did.
+    /// As for a command: if a thread of the command woke the thread, the whole path of the waker.
     unbounded: Parts,
-    /// When its last wait began, until it has a CPU again.
+    /// Start of the last wait, until the thread is switched in.
     slept_ns: Option<u64>,
 }
 
-/// One wait or command, and what it went into.
+/// A wait or command, and its parts.
 struct Answer {
     asked: Asked,
     parts: Parts,
 }
 
-/// A machine whose threads do as they are told.
+/// A machine with threads that follow a script.
 struct Machine {
     history: Builder,
-    /// Who has each CPU.
+    /// Thread on each CPU.
     cpus: Vec<u32>,
-    /// Who had each CPU from when on.
+    /// Threads on each CPU with the time of the switch-in.
     holders: Vec<Vec<(u64, u32)>>,
     can_run: VecDeque<u32>,
     threads: BTreeMap<u32, Follower>,
@@ -52,7 +52,7 @@ struct Machine {
     answers: Vec<Answer>,
 }
 
-/// Threads of the command.
+/// Returns whether a thread belongs to the command.
 fn is_member(tid: u32) -> bool {
     !tid.is_multiple_of(3)
 }
@@ -67,7 +67,7 @@ fn since(parts: &Parts, from_ns: u64) -> Parts {
 }
 
 impl Machine {
-    /// Each CPU has a thread from the beginning.
+    /// Starts with a thread on each CPU.
     fn new(cpus: usize) -> Self {
         let mut machine = Machine {
             history: Builder::default(),
@@ -103,7 +103,7 @@ impl Machine {
         }
     }
 
-    /// Up to now it has done what it was doing.
+    /// Adds what the thread has been doing up to now to its path.
     fn settle(&mut self, tid: u32) {
         let now_ns = self.now_ns;
         if let State::Runs(from_ns) = self.threads[&tid].state {
@@ -112,7 +112,7 @@ impl Machine {
         }
     }
 
-    /// Whoever has the CPU leaves it to whoever could run the longest.
+    /// Switches from the current thread to the one that has been runnable for the longest time.
     fn switch(&mut self, cpu: usize, exit: Exit) {
         let (from, to) = (self.cpus[cpu], self.can_run.pop_front().unwrap_or(0));
         self.add(cpu, Event::Switch { from, from_name: name(from), exit, to, to_name: name(to) });
@@ -138,7 +138,7 @@ impl Machine {
         self.holders[cpu].push((self.now_ns, to));
     }
 
-    /// What it could run for belongs to whoever had the CPU that it got.
+    /// Attributes a wait for a CPU to the actors on it.
     fn enter(&mut self, cpu: usize, tid: u32) {
         let now_ns = self.now_ns;
         let State::CanRun(from_ns) = self.threads[&tid].state else { panic!("thread {tid} cannot run") };
@@ -159,7 +159,7 @@ impl Machine {
         }
     }
 
-    /// Whoever has the CPU wakes a thread, or a timer does.
+    /// Wakes a thread, from the current thread or from a timer.
     fn wake(&mut self, cpu: usize, tid: u32, by_timer: bool) {
         let State::Sleeps(from_ns) = self.threads[&tid].state else { return };
         let waker = self.cpus[cpu];
@@ -182,7 +182,7 @@ impl Machine {
         self.can_run.push_back(tid);
     }
 
-    /// What is new has all that its parent did.
+    /// A new thread inherits the path of its parent.
     fn make(&mut self, cpu: usize) {
         let (tid, parent) = (self.threads.len() as u32 + 1, self.cpus[cpu]);
         self.add(cpu, Event::New(tid));
@@ -193,13 +193,13 @@ impl Machine {
         self.can_run.push_back(tid);
     }
 
-    /// Something that can happen, at most so many nanoseconds later.
-    fn step(&mut self, (after_ns, cpu, what, whom): (u64, usize, u8, usize)) {
+    /// Performs one step, given the time since the previous one in nanoseconds.
+    fn step(&mut self, (after_ns, cpu, what, wakee): (u64, usize, u8, usize)) {
         self.now_ns += after_ns;
         let cpu = cpu % self.cpus.len();
         let asleep: Vec<u32> =
             self.threads.iter().filter(|(_, one)| matches!(one.state, State::Sleeps(_))).map(|(&tid, _)| tid).collect();
-        let sleeper = (!asleep.is_empty()).then(|| asleep[whom % asleep.len()]);
+        let sleeper = (!asleep.is_empty()).then(|| asleep[wakee % asleep.len()]);
         let is_idle = self.cpus[cpu] == 0;
         match (what, sleeper) {
             _ if is_idle && !self.can_run.is_empty() => self.switch(cpu, Exit::Preempted),
@@ -213,7 +213,7 @@ impl Machine {
         }
     }
 
-    /// The past, and all that it is known to have been about.
+    /// Returns the timeline, and the expected answers.
     fn end(mut self) -> (Recorded, Vec<Answer>) {
         self.now_ns += 5;
         for tid in self.cpus.clone().into_iter().filter(|&tid| tid != 0) {
@@ -229,7 +229,7 @@ impl Machine {
     }
 }
 
-/// How much of a time went into what.
+/// Returns the total time by kind and actor.
 fn totals(parts: impl IntoIterator<Item = (u64, CauseKind, String)>) -> BTreeMap<String, u64> {
     let mut totals = BTreeMap::new();
     for (ns, kind, who) in parts {
@@ -241,9 +241,9 @@ fn totals(parts: impl IntoIterator<Item = (u64, CauseKind, String)>) -> BTreeMap
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// To the nanosecond, as nothing is missing.
+    /// Exact to the nanosecond, as nothing is missing.
     #[test]
-    fn told_forward_and_backward_each_label_has_the_same_time(
+    fn walk_matches_forward_oracle(
         cpus in 1_usize..4,
         steps in prop::collection::vec((1_u64..1_000, 0_usize..3, 0_u8..11, 0_usize..THREADS), 1..300),
     ) {

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Shapes that other programs' critical paths are tested with, and programs whose answer follows from their sleeps.
+//! Shapes from the tests of other critical-path tools, and programs with a path that follows from their sleeps.
 
 use super::*;
 use CauseKind::{Disk, Interrupt, Network, Running, Thread, Timer, Unknown, Work};
 
-/// Threads 1, 2 and 3 have CPUs 0, 1 and 2, in so many milliseconds.
-struct Program(Told);
+/// Threads 1, 2 and 3 run on CPUs 0, 1 and 2; times are in milliseconds.
+struct Program(Scenario);
 
-/// Events of the same time are nanoseconds apart: it ends after the last of them.
+/// Events at the same time are nanoseconds apart: ends the query after the last of them.
 fn up_to(asked: Asked) -> Asked {
     Asked { to_ns: asked.to_ns + 1_000, ..asked }
 }
 
 impl Program {
     fn new() -> Self {
-        let mut told = Told::new(4);
+        let mut scenario = Scenario::new(4);
         for tid in 1..=3 {
-            told.preempted(0, tid as usize - 1, tid);
+            scenario.preempted(0, tid as usize - 1, tid);
         }
-        Program(told)
+        Program(scenario)
     }
 
     fn waits(&mut self, ms: u64, tid: u32) -> &mut Self {
@@ -26,13 +26,13 @@ impl Program {
         self
     }
 
-    /// One that runs ends another one's wait.
+    /// A running thread wakes another one.
     fn wakes(&mut self, ms: u64, by: u32, tid: u32) -> &mut Self {
         self.0.wakes(ms, by as usize - 1, tid).preempted(ms, tid as usize - 1, tid);
         self
     }
 
-    /// An interrupt comes in on the fourth CPU, and ends the wait.
+    /// An interrupt on the fourth CPU wakes the thread.
     fn interrupt(&mut self, ms: u64, events: &[Event], tid: u32) -> &mut Self {
         for &event in events {
             self.0.at(ms, 3, event);
@@ -54,20 +54,20 @@ impl Program {
     }
 
     fn wait(&mut self, tid: u32, from_ms: u64, to_ms: u64) -> Vec<(u64, CauseKind, String, u32)> {
-        told(self.0.past(to_ms + 1), up_to(asked(tid, from_ms, to_ms)))
+        segments_of(self.0.past(to_ms + 1), up_to(asked(tid, from_ms, to_ms)))
     }
 
-    /// The path of 1, to whose command all of them belong.
+    /// Returns the path of thread 1; all threads belong to its command.
     fn command(&mut self, to_ms: u64) -> Vec<(u64, CauseKind, String, u32)> {
         let mut past = self.0.past(to_ms + 1);
         past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));
-        told(past, Asked { is_command: true, ..up_to(asked(1, 0, to_ms)) })
+        segments_of(past, Asked { is_command: true, ..up_to(asked(1, 0, to_ms)) })
     }
 }
 
-/// What a thread sends over loopback comes in through a softirq on top of it.
+/// What a thread sends over loopback is received in a softirq nested on it.
 #[test]
-fn a_commands_thread_that_wakes_another_one_over_loopback_is_followed_as_its_own() {
+fn loopback_waker_of_command_is_followed_as_member() {
     let sent = [Event::SoftirqRaised(3), Event::Softirq(3)];
     let mut program = Program::new();
     program.waits(2, 1);
@@ -75,12 +75,12 @@ fn a_commands_thread_that_wakes_another_one_over_loopback_is_followed_as_its_own
         program.0.at(6, 1, event);
     });
     program.0.wakes(6, 1, 1).at(6, 1, Event::SoftirqEnds).preempted(6, 0, 1);
-    // Before it fell asleep the path is its waker's.
+    // Before its switch-out, the path is its waker's.
     assert_eq!(program.command(8), [segment(6, Running, "t2:2", 0), segment(2, Running, "t1:1", 0)]);
 }
 
 #[test]
-fn a_work_item_leads_to_who_queued_it_whoever_woke_its_worker() {
+fn work_item_leads_to_queuer_not_to_workers_waker() {
     let mut program = Program::new();
     program.0.at(1, 2, Event::Work(Some(8), 80));
     program.waits(2, 1).0.at(4, 1, Event::Queued(9, None)).at(6, 2, Event::WorkEnds);
@@ -88,14 +88,14 @@ fn a_work_item_leads_to_who_queued_it_whoever_woke_its_worker() {
     program.wakes(9, 3, 1);
     let expected = [segment(2, Running, "t2:2", 1), segment(2, Work, "handler80", 1), segment(3, Work, "handler90", 1)];
     assert_eq!(program.wait(1, 2, 9), expected);
-    // Whoever queued it has slept until it was queued, and its worker is woken for it.
+    // The queuer slept until it queued the item, and the worker is woken for it.
     let mut program = Program::new();
     program.waits(1, 3).waits(2, 2).waits(3, 1).timer(5, 2);
     program.0.at(7, 1, Event::Queued(9, None));
     program.wakes(7, 2, 3).0.at(7, 2, Event::Work(Some(9), 90));
     let expected = [segment(2, Timer, "timer", 2), segment(2, Running, "t2:2", 1), segment(2, Work, "handler90", 1)];
     assert_eq!(program.wakes(9, 3, 1).wait(1, 3, 9), expected);
-    // A timer has queued it.
+    // A timer queued the item.
     let mut program = Program::new();
     program.0.at(1, 2, Event::Work(Some(8), 80));
     program.waits(3, 1).0.at(5, 3, Event::Irq(Name::of("local_timer"))).at(5, 3, Event::TimerExpires(TimerKind::Other));
@@ -105,12 +105,12 @@ fn a_work_item_leads_to_who_queued_it_whoever_woke_its_worker() {
     assert_eq!(program.wakes(9, 3, 1).wait(1, 3, 9), expected);
 }
 
-/// A worker that sleeps in an item has another one woken for the next. What that one waits for goes back to before it
-/// was queued, whoever queued the items that come in between.
+/// A worker that sleeps in an item has another worker woken for the next. The wait of that one goes back to before its
+/// item was queued, whichever thread queued the items in between.
 #[test]
-fn an_item_within_the_wait_for_another_one_ends_with_that_ones_queuer() {
+fn nested_work_item_path_ends_at_outer_queuer() {
     let mut program = Program::new();
-    // 4 is a worker that has nothing to do. 3 is another one, and begins late what was queued long ago.
+    // Worker 4 is idle. Worker 3 starts late on an item that was queued long ago.
     program.0.preempted(0, 3, 4).sleeps(1, 3, 0).at(1, 1, Event::Queued(8, None));
     program.waits(2, 1).0.at(4, 1, Event::Queued(9, None)).at(5, 2, Event::Work(Some(8), 80));
     program.0.wakes(7, 2, 4).preempted(7, 3, 4).at(7, 3, Event::Work(Some(9), 90));
@@ -124,9 +124,9 @@ fn an_item_within_the_wait_for_another_one_ends_with_that_ones_queuer() {
     assert_eq!(program.wait(1, 2, 9), expected);
 }
 
-/// The same timer may have queued an item, and have woken its worker in the middle of the one before.
+/// The same timer may have queued an item, and have woken its worker within the item before.
 #[test]
-fn a_worker_that_sleeps_in_an_item_is_not_woken_for_the_next_one() {
+fn worker_asleep_in_item_is_not_woken_for_next_item() {
     let mut program = Program::new();
     let timer = |program: &mut Program, ms, event: Event| {
         program.0.at(ms, 3, Event::Irq(Name::of("local_timer"))).at(ms, 3, Event::TimerExpires(TimerKind::Other));
@@ -137,7 +137,7 @@ fn a_worker_that_sleeps_in_an_item_is_not_woken_for_the_next_one() {
     timer(&mut program, 4, Event::Queued(9, None));
     program.waits(5, 3);
     timer(&mut program, 6, Event::Waking(3));
-    // As an ordered workqueue has it, the item goes on before the next one begins.
+    // As in an ordered workqueue, the item goes on before the next one starts.
     program.0.preempted(6, 2, 3).at(8, 2, Event::Work(Some(9), 90));
     let expected = [
         segment(2, Timer, "timer", 2),
@@ -149,9 +149,9 @@ fn a_worker_that_sleeps_in_an_item_is_not_woken_for_the_next_one() {
     assert_eq!(program.wakes(9, 3, 1).wait(1, 2, 9), expected);
 }
 
-/// What a wait ends with is its own, wherever the thread that queued an item was.
+/// The end of a wait is the waiter's own, wherever the queuer of an item was.
 #[test]
-fn a_thread_that_queues_an_item_and_waits_for_it_is_not_followed_to_before_its_wait() {
+fn queuer_that_waits_for_its_item_is_not_followed_before_its_wait() {
     let mut program = Program::new();
     program.0.at(1, 2, Event::Work(Some(8), 80)).at(2, 0, Event::Queued(9, None));
     program.waits(3, 1).0.at(5, 2, Event::WorkEnds).at(5, 2, Event::Work(Some(9), 90));
@@ -165,7 +165,7 @@ fn a_thread_that_queues_an_item_and_waits_for_it_is_not_followed_to_before_its_w
 }
 
 #[test]
-fn a_wakeup_leads_to_the_waker() {
+fn wakeup_leads_to_waker() {
     let mut program = Program::new();
     program.waits(2, 1).wakes(4, 2, 1);
     let expected = [segment(2, Running, "t1:1", 0), segment(2, Running, "t2:2", 1), segment(2, Running, "t1:1", 0)];
@@ -173,7 +173,7 @@ fn a_wakeup_leads_to_the_waker() {
 }
 
 #[test]
-fn a_wait_within_a_wait_lies_between_the_parts_of_the_outer_one() {
+fn nested_wait_lies_between_parts_of_outer_wait() {
     let mut program = Program::new();
     program.waits(1, 1).waits(2, 2).wakes(5, 3, 2).wakes(7, 2, 1);
     let expected = [segment(1, Running, "t2:2", 1), segment(3, Running, "t3:3", 2), segment(2, Running, "t2:2", 1)];
@@ -181,14 +181,14 @@ fn a_wait_within_a_wait_lies_between_the_parts_of_the_outer_one() {
 }
 
 #[test]
-fn a_wait_that_began_before_the_outer_one_counts_from_there() {
+fn nested_wait_counts_from_start_of_outer_wait() {
     let mut program = Program::new();
     program.waits(1, 2).waits(4, 1).wakes(6, 3, 2).wakes(7, 2, 1);
     assert_eq!(program.wait(1, 4, 7), [segment(2, Running, "t3:3", 2), segment(1, Running, "t2:2", 1)]);
 }
 
 #[test]
-fn two_that_take_turns_have_a_part_each() {
+fn alternating_threads_have_a_part_each() {
     let mut program = Program::new();
     program.waits(1, 2).waits(3, 1);
     program.wakes(3, 3, 2).waits(6, 2);
@@ -204,7 +204,7 @@ fn two_that_take_turns_have_a_part_each() {
 }
 
 #[test]
-fn an_interrupt_ends_a_wait_by_its_kind() {
+fn interrupt_wakeups_are_classified() {
     let irq = Event::Irq(Name::of("nvme0"));
     let done = [irq, Event::RequestDone(8, 5)];
     let cases: [(&[Event], CauseKind, &str); 5] = [
@@ -212,7 +212,7 @@ fn an_interrupt_ends_a_wait_by_its_kind() {
         (&done, Disk, "disk8 (write by t1:1)"),
         (&[Event::Softirq(3)], Network, "network"),
         (&[irq], Interrupt, "nvme0"),
-        // The idle thread wakes nobody, so it is one that is not told of.
+        // The idle task wakes no thread, so an interrupt without an event did.
         (&[], Interrupt, "interrupt"),
     ];
     for (events, kind, who) in cases {
@@ -220,7 +220,7 @@ fn an_interrupt_ends_a_wait_by_its_kind() {
         program.0.at(2, 0, Event::RequestIssued(8, 5, Operation::Write));
         program.waits(2, 1).interrupt(5, events, 1);
         assert_eq!(program.wait(1, 2, 5), [segment(3, kind, who, 1)]);
-        // The same below a wait for a thread.
+        // The same within a wait for a thread.
         let mut program = Program::new();
         program.0.at(2, 0, Event::RequestIssued(8, 5, Operation::Write));
         program.waits(1, 2).waits(2, 1).interrupt(5, events, 2).wakes(6, 2, 1);
@@ -230,7 +230,7 @@ fn an_interrupt_ends_a_wait_by_its_kind() {
 }
 
 #[test]
-fn a_waker_that_is_not_known_is_nobody() {
+fn unknown_waker_is_unattributed() {
     let mut program = Program::new();
     program.waits(2, 1);
     program.0.preempted(5, 0, 1);
@@ -238,7 +238,7 @@ fn a_waker_that_is_not_known_is_nobody() {
 }
 
 #[test]
-fn a_waker_that_is_preempted_waits_for_whoever_has_its_cpu() {
+fn preempted_waker_waits_for_thread_on_its_cpu() {
     let mut program = Program::new();
     program.waits(1, 1);
     program.0.preempted(3, 1, 9).preempted(7, 1, 2);
@@ -248,25 +248,25 @@ fn a_waker_that_is_preempted_waits_for_whoever_has_its_cpu() {
 }
 
 #[test]
-fn sleeps_within_waits_are_each_told() {
+fn nested_sleeps_are_each_reported() {
     // 3 sleeps for 400 ms, 2 for 200 and then waits for 3, 1 for 100 and then waits for 2; all from the beginning.
     let mut program = Program::new();
     program.waits(0, 1).waits(0, 2).waits(0, 3).timer(100, 1).waits(100, 1).timer(200, 2).waits(200, 2);
     program.timer(400, 3).wakes(400, 3, 2).wakes(400, 2, 1);
     let sleeps = |parts: [(u64, u32); 2]| parts.map(|(ms, depth)| segment(ms, Timer, "timer", depth));
     let past = program.0.past(401);
-    // One wait goes back to who waited, where that began.
-    assert_eq!(told(past.clone(), up_to(asked(1, 100, 400))), sleeps([(100, 2), (200, 3)]));
+    // A wait returns to the switch-out of its waiter.
+    assert_eq!(segments_of(past.clone(), up_to(asked(1, 100, 400))), sleeps([(100, 2), (200, 3)]));
     // A command's path does not: all of it is the longest sleep.
     let mut past = past;
     past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));
     let command = Asked { is_command: true, ..up_to(asked(1, 0, 400)) };
-    assert_eq!(told(past, command), [segment(400, Timer, "timer", 1)]);
+    assert_eq!(segments_of(past, command), [segment(400, Timer, "timer", 1)]);
 }
 
 #[test]
-fn of_parallel_children_the_longest_is_the_path() {
-    // 2 computes for 30 ms and 3 for 50, of which it sleeps for 20.
+fn slowest_parallel_child_is_the_path() {
+    // 2 runs for 30 ms and 3 for 50, of which it sleeps for 20.
     let mut program = Program::new();
     program.waits(0, 1).waits(20, 3).wakes(30, 2, 1).waits(30, 1).waits(30, 2).timer(40, 3).wakes(50, 3, 1);
     let expected = [
@@ -279,8 +279,8 @@ fn of_parallel_children_the_longest_is_the_path() {
 }
 
 #[test]
-fn at_a_barrier_the_slowest_of_each_round_is_the_path() {
-    // In round n thread n works for 10 ms, and the others for 2.
+fn slowest_thread_of_each_barrier_round_is_the_path() {
+    // In round n thread n runs for 10 ms, and the others for 2.
     let mut program = Program::new();
     for (round, slowest) in [(0, 1), (10, 2), (20, 3)] {
         let others: Vec<u32> = (1..=3).filter(|&tid| tid != slowest).collect();
@@ -296,24 +296,24 @@ fn at_a_barrier_the_slowest_of_each_round_is_the_path() {
 }
 
 #[test]
-fn the_slower_end_of_a_pipe_is_the_path_of_the_other_one() {
-    // 1 produces in 2 ms what 2 consumes in 8, or the other way round: whoever is faster waits for the slower one.
+fn slower_end_of_pipe_is_the_path_of_the_other() {
+    // 1 produces in 2 ms what 2 consumes in 8, or the other way round: the faster thread waits for the slower one.
     for (faster, slower) in [(1, 2), (2, 1)] {
         let mut program = Program::new();
         for round in 0..5 {
             program.waits(round * 8 + 2, faster).wakes(round * 8 + 8, slower, faster);
         }
-        let told = program.wait(faster, 0, 40);
+        let segments = program.wait(faster, 0, 40);
         let of = |tid: u32| {
             let who = format!("t{tid}:{tid}");
-            told.iter().filter(|part| part.1 == Running && part.2 == who).map(|part| part.0).sum::<u64>()
+            segments.iter().filter(|part| part.1 == Running && part.2 == who).map(|part| part.0).sum::<u64>()
         };
         assert_eq!((of(faster), of(slower)), (10, 30));
     }
 }
 
 #[test]
-fn a_remote_call_is_the_servers_sleep_or_work() {
+fn rpc_wait_is_servers_sleep_or_work() {
     for sleeps in [true, false] {
         let mut program = Program::new();
         program.waits(0, 2).wakes(10, 1, 2).waits(10, 1);

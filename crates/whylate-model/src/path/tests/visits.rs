@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Cursors are visited by what can change them: as often as that happens, and nothing is missed.
+//! Cursors are visited as often as something can change them, and miss nothing.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ fn any_asked() -> impl Strategy<Value = Asked> {
         .prop_map(|(tid, from_ns, to_ns, is_wait, is_command)| Asked { tid, from_ns, to_ns, is_wait, is_command })
 }
 
-/// In the order in which they were found; of each walk, as walks do not depend on each other.
+/// Returns the findings of each walk, in order; walks are independent of each other.
 fn of_each(asked: &[Asked], walk: impl FnOnce(&mut dyn FnMut(usize, Finding))) -> Vec<Vec<Finding>> {
     let mut found = vec![Vec::new(); asked.len()];
     walk(&mut |index, finding| found[index].push(finding));
@@ -35,7 +35,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
 
     #[test]
-    fn walks_find_the_same_as_if_each_change_were_shown_to_each(
+    fn indexed_walk_matches_unindexed_walk(
         cpus in prop::collection::vec(prop::collection::vec(any_slice(), 0..40), 1..4),
         asked in prop::collection::vec(any_asked(), 0..12),
         is_sorted in any::<bool>(),
@@ -49,7 +49,7 @@ proptest! {
         let now = of_each(&asked, |found| walk(&mut past.clone(), &asked, limits, found));
         let before = of_each(&asked, |found| walk_every(&mut past.clone(), &asked, limits, found));
         for (now, before) in now.into_iter().zip(before) {
-            // That where waits began is found later, too, is what it does more.
+            // The indexed walk also finds beginnings of waits later on.
             let unmet: Vec<u32> = now.iter().filter_map(|finding| match finding {
                 Finding::Unmet { hop } => Some(*hop),
                 _ => None,
@@ -60,7 +60,7 @@ proptest! {
                 _ => false,
             };
             let now: Vec<Finding> = now.into_iter().filter(|finding| !is_more(finding)).collect();
-            // Where a wait began was found just before the last part of it.
+            // The beginning of a wait was found just before its last part.
             let is_asleep = |finding: &Finding| matches!(finding, Finding::Asleep { .. });
             let apart = |all: &[Finding]| all.iter().copied().partition::<Vec<Finding>, _>(is_asleep);
             prop_assert_eq!(apart(&now), apart(&before));
@@ -74,7 +74,7 @@ proptest! {
     }
 }
 
-/// Threads that have one CPU in turn, each for 10 ns, which they take and leave as told.
+/// Threads that run on one CPU in turn, 10 ns each, with the given switch-in and switch-out.
 fn in_turn(turns: u64, slice: impl Fn(u64) -> (u32, Entry, Exit)) -> Recorded {
     let of = |turn: u64| {
         let (tid, entry, exit) = slice(turn);
@@ -89,7 +89,7 @@ fn over_all(past: &Recorded, tids: std::ops::RangeInclusive<u32>) -> Vec<Asked> 
     tids.map(|tid| Asked { tid, from_ns: 1, to_ns, is_wait: false, is_command: false }).collect()
 }
 
-/// How often cursors are visited, and what they find.
+/// Returns the number of visits, and the findings.
 fn visits(past: &Recorded, asked: &[Asked], bound: Bound) -> (u64, Vec<Vec<Finding>>) {
     let mut visits = 0;
     let found = of_each(asked, |found| visits = walk_within(&mut past.clone(), asked, &(), bound, found));
@@ -105,7 +105,7 @@ const ASLEEP: Exit = Exit::Blocked(Blocked {
 });
 
 #[test]
-fn threads_that_sleep_cost_nothing_at_the_changes_of_others() {
+fn sleeping_threads_are_not_visited_for_others() {
     // 1 and 2 take turns, and 3 to 1,000 sleep all the time.
     let past = in_turn(20_000, |turn| {
         (1 + (turn % 2) as u32, Entry::Preempted { at_ns: (turn * 10).saturating_sub(9) }, Exit::Preempted)
@@ -115,8 +115,8 @@ fn threads_that_sleep_cost_nothing_at_the_changes_of_others() {
 }
 
 #[test]
-fn a_thread_that_sleeps_and_runs_costs_as_much_as_it_does_so() {
-    // Each of 1,000 runs 20 times, woken by a timer just before.
+fn visits_grow_with_threads_own_switches() {
+    // Each of 1,000 threads runs 20 times, woken by a timer just before.
     let woken = |turn: u64| Entry::Woken { at_ns: turn * 10 - 3, by: Waker::Timer(TimerKind::default()), cpu: 0 };
     let past = in_turn(20_000, |turn| {
         (1 + (turn % 1_000) as u32, if turn == 0 { Entry::Unseen } else { woken(turn) }, ASLEEP)
@@ -126,20 +126,20 @@ fn a_thread_that_sleeps_and_runs_costs_as_much_as_it_does_so() {
 }
 
 #[test]
-fn threads_that_wait_for_a_cpu_cost_as_much_as_they_get_it() {
+fn runnable_threads_are_visited_once_per_run_slice() {
     // 1,000 threads that never sleep: between two turns of each lie those of all others.
     let lost = |turn: u64| Entry::Preempted { at_ns: (1 + turn * 10).saturating_sub(9_990) };
     let past = in_turn(20_000, |turn| (1 + (turn % 1_000) as u32, lost(turn), Exit::Preempted));
     let asked = over_all(&past, 1..=1_000);
     let (visits, exact) = visits(&past, &asked, Bound::None);
     assert!(visits <= 5 * (20_000 + 1_000), "{visits} visits");
-    // In sums they cost no more in findings either.
+    // With sums, they need no more findings either.
     let (_, sums) = self::visits(&past, &asked, Bound::OF_SUMS);
     let all = |found: &[Vec<Finding>]| found.iter().map(Vec::len).sum::<usize>();
     assert!(all(&exact) > 10_000_000 && all(&sums) <= 2_500_000, "{} and {}", all(&exact), all(&sums));
 }
 
-/// 1 wakes 2 to `threads` in turn, each of which sleeps until it comes to it again.
+/// 1 wakes 2 to `threads` in turn, each of which sleeps until its next turn.
 fn of_one_waker(threads: u64, turns: u64) -> Recorded {
     in_turn(turns, |turn| match turn % 2 {
         0 => (1, Entry::Preempted { at_ns: (1 + turn * 10).saturating_sub(10) }, Exit::Preempted),
@@ -151,7 +151,7 @@ fn of_one_waker(threads: u64, turns: u64) -> Recorded {
 }
 
 #[test]
-fn where_many_follow_one_thread_only_some_do_and_the_rest_is_told_as_such() {
+fn work_bound_reports_unfollowed_waits() {
     let past = of_one_waker(500, 20_000);
     let asked = over_all(&past, 2..=500);
     let (all, exact) = visits(&past, &asked, Bound::None);
@@ -164,7 +164,7 @@ fn where_many_follow_one_thread_only_some_do_and_the_rest_is_told_as_such() {
         let sums = [found, exact].map(|found| by_name(found));
         let total = |sums: &BTreeMap<String, u64>| sums.values().sum::<u64>();
         assert_eq!(total(&sums[0]), total(&sums[1]));
-        // Whoever has the CPU itself, and when, is told of all.
+        // The run slices of each thread itself are all reported.
         let is_own = |finding: &&Finding| matches!(finding, Finding::Segment(segment) if segment.hop.is_none());
         let own = |all: &[Finding]| all.iter().filter(is_own).copied().collect::<Vec<Finding>>();
         assert_eq!(own(found), own(exact));
@@ -174,7 +174,7 @@ fn where_many_follow_one_thread_only_some_do_and_the_rest_is_told_as_such() {
     assert!(not_followed > 100 && followed > 1_000, "{not_followed} waits, {followed} parts");
 }
 
-/// For how long what happened, to threads of which name.
+/// Returns the time by kind and thread name.
 fn by_name(found: &[Finding]) -> BTreeMap<String, u64> {
     let mut sums = BTreeMap::new();
     for finding in found {
@@ -190,10 +190,10 @@ fn by_name(found: &[Finding]) -> BTreeMap<String, u64> {
     sums
 }
 
-/// A thread of a busy CPU, for how long it has it, and how long before it lost its last CPU, or was woken.
+/// A turn of a thread on a busy CPU: its duration, and the time since the thread was preempted or woken.
 type Turn = (u32, u64, Option<(u64, bool)>);
 
-/// CPUs on which threads take turns that wait long for them.
+/// CPUs on which threads take turns, after long waits for a CPU.
 fn crowded(cpus: &[Vec<Turn>], names: u32) -> Recorded {
     let of_cpu = |turns: &Vec<Turn>| {
         let mut end_ns = 1;
@@ -222,7 +222,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
-    fn sums_of_long_waits_for_a_cpu_are_those_of_their_parts(
+    fn summed_runqueue_waits_match_exact_ones(
         cpus in prop::collection::vec(
             prop::collection::vec((0_u32..104, 1_u64..40, prop::option::of((0_u64..30_000, any::<bool>()))), 0..1_500),
             1..3,
