@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate` without a command: every source that can attach looks at what is late here, and who makes it late.
+//! `whylate` without a command: the overview of what is late on this machine and of the culprits, by all sources.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -28,9 +28,9 @@ use crate::recording::play::Recording;
 use crate::recording::recorder::{LateBuffer, Recorder};
 use crate::values::duration_ns;
 
-/// What a look takes.
+/// Arguments of the overview.
 #[derive(Debug, Args)]
-// Of one program, nobody is ranked.
+// The view of one program has no ranking of culprits.
 #[command(
     mut_arg("by", |by| by.conflicts_with_all(["pid", "comm", "cgroup"])),
     mut_arg("cpus", |cpus| cpus.conflicts_with_all(["pid", "comm", "cgroup"]))
@@ -52,7 +52,7 @@ pub struct Arguments {
     record: Record,
 }
 
-/// Looks, and prints one screen.
+/// Measures (or reads a recording), and prints the overview.
 ///
 /// # Errors
 /// When no source can attach, a source fails, or the output cannot be written.
@@ -85,7 +85,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What there is to see now; `None` where nobody waits for it any more.
+/// Measures this machine. Returns `None` if interrupted before measuring, or if the output is closed.
 fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let store = arguments.record.output.as_deref().map(record::file).transpose()?;
@@ -146,18 +146,18 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     Ok(Some(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) }))
 }
 
-/// What was seen so far, of each source by its number.
+/// Results so far; vectors have an entry per source, in the order of the feeds.
 struct Seen {
     gatherer: Gatherer,
-    /// Late events that the next line of a recording has; empty where nothing is recorded.
+    /// Late events for the next tick of the recording; empty if nothing is recorded.
     gathered: Vec<LateBuffer>,
     mergers: Vec<Merger>,
-    /// Of what sources share.
+    /// Lost events of the shared CPU account, by reason.
     lost: BTreeMap<String, u64>,
 }
 
 impl Seen {
-    /// Takes in late events that are within the span of their source: those before and after have no span.
+    /// Drains late events, and drops those outside the span of their source.
     fn drain(&mut self, looking: &mut [Feed], is_within: impl Fn(usize, u64) -> bool) -> anyhow::Result<()> {
         for (number, feed) in looking.iter_mut().enumerate() {
             let card = feed.card;
@@ -178,7 +178,7 @@ impl Seen {
         looking.iter_mut().map(Feed::snapshot).collect()
     }
 
-    /// Records them, with the late events that have come, and keeps what the look tells.
+    /// Records the snapshots with the buffered late events, and adds them to the results.
     fn record(&mut self, snapshots: Vec<Snapshot>, session: &Session, recorder: Option<&mut Recorder>) {
         let mut lost = session.take_lost();
         lost.retain(|_, count| *count > 0);
@@ -202,7 +202,7 @@ impl Seen {
     }
 }
 
-/// Sources that had nothing at all to measure have no row.
+/// Moves sources that had nothing to measure from the snapshots to `unmeasured`.
 fn set_aside(snapshots: &mut Vec<(&'static Card, Snapshot)>, measured: &[Measured], unmeasured: &mut Vec<Unmeasured>) {
     snapshots.retain(|(card, snapshot)| {
         let nothing = measured.iter().find(|of| of.source == card.name).and_then(|of| of.nothing.clone());
@@ -215,14 +215,14 @@ fn set_aside(snapshots: &mut Vec<(&'static Card, Snapshot)>, measured: &[Measure
     });
 }
 
-/// What there was to see in a recording.
+/// Builds the overview from a recording.
 fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look> {
     let mut played = recording.play()?;
     let header = played.header().clone();
     let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
     let mut gatherer = Gatherer::of(cards.clone(), arguments.rank.into());
     let mut mergers: Vec<Merger> = cards.iter().map(|_| Merger::default()).collect();
-    // A look tells of who waits at its end.
+    // Threads that still sleep are those in the last snapshot.
     let mut last_stacks: Vec<Vec<Stack>> = cards.iter().map(|_| Vec::new()).collect();
     let mut lost: BTreeMap<String, u64> = BTreeMap::new();
     while let Some(line) = played.next_line()? {
@@ -257,7 +257,7 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look
     Ok(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) })
 }
 
-/// Which late events a look counts that a recording does not have.
+/// Lists sources of a recording with a threshold above the overview's, so that late events are missing.
 pub fn not_recorded(sources: &[Measured]) -> impl Iterator<Item = Unmeasured> {
     sources.iter().filter_map(|of| {
         let (from_ns, own_ns) = (of.late_from_ns?, named(&of.source)?.events().late_from_ns);
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
     use crate::commands::runner::Keep;
 
-    /// Late events of one moment each, on a machine whose clock is set back all the time.
+    /// Late events at these times (CLOCK_MONOTONIC), while the wall clock is set back all the time.
     struct SetBack(Vec<u64>);
 
     impl Attached for SetBack {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The one way from sources to outputs: what measures, its late events as they come, and snapshots that carry those
-//! that are asked for.
+//! Drives one source, live or recorded, into an output: late events as they arrive, and snapshots at each interval.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -18,29 +17,29 @@ use crate::output::Output;
 use crate::output::json::JsonLines;
 use crate::recording::{Played, Recorder, about};
 
-/// How often late events are taken in that are shown as they come: at once for a person, and little work.
+/// Poll interval while late events are printed as they arrive.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// The same of those that are shown at the end.
+/// Poll interval while late events are only summarized.
 pub const NOW_AND_THEN: Duration = Duration::from_millis(200);
-/// What is recorded while it is shown has snapshots so often, at least.
+/// Longest interval between snapshots of a recording that is made while text is printed.
 const RECORD_EVERY: Duration = Duration::from_secs(1);
-/// How many late events one snapshot carries at most, so that memory stays bounded; the others are counted as lost.
+/// Maximum number of late events of a snapshot, which bounds memory. Others are counted as lost.
 const LATE_EVENTS: usize = 4_000;
 
 /// Which late events a snapshot carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// None: they are shown as they come.
+    /// None: late events are printed as they arrive.
     Nothing,
     All,
-    /// Of those with causes only the worst, so many; and all others.
+    /// The N worst late events with causes, and all late events without causes.
     Worst(usize),
-    /// Only the worst of those with causes, so many: others are shown as they come.
+    /// The N worst late events with causes, and no others.
     OnlyWorst(usize),
 }
 
 impl Keep {
-    /// Late events are shown as they come, but in JSON, and where only the worst are asked for.
+    /// Chooses by the options: all late events (or the worst) for JSON, the worst for `--worst`, otherwise none.
     pub fn of(schedule: Schedule, explain: Explain) -> Self {
         match explain.worst.map(usize::from) {
             worst if schedule.json => Keep::worst(worst),
@@ -49,13 +48,13 @@ impl Keep {
         }
     }
 
-    /// All of them, or so many of the worst.
+    /// Keeps the `limit` worst late events, or all without a limit.
     pub fn worst(limit: Option<usize>) -> Self {
         limit.map_or(Keep::All, Keep::Worst)
     }
 }
 
-/// Late events until the next snapshot.
+/// Buffers late events until the next snapshot.
 #[derive(Debug)]
 pub struct Kept {
     keep: Keep,
@@ -83,7 +82,7 @@ impl Kept {
         }
     }
 
-    /// Hands over what was kept to a snapshot: others before the worst, and of these the worst first.
+    /// Moves the buffered late events into a snapshot: first those without causes, then the worst, longest first.
     pub fn tell(&mut self, snapshot: &mut Snapshot) {
         snapshot.late.append(&mut self.late);
         snapshot.late.extend(self.worst.iter_mut().flat_map(Worst::take));
@@ -94,17 +93,17 @@ impl Kept {
     }
 }
 
-/// A source that measures, and its late events until the next snapshot.
+/// An attached source, and its late events until the next snapshot.
 pub struct Feed<S: Attached + ?Sized = dyn Attached> {
     pub card: &'static Card,
     pub source: Measuring<S>,
     kept: Kept,
-    /// What was recorded since the last snapshot that was shown.
+    /// Sum of the snapshots since the last one that was printed.
     recorded: Merger,
 }
 
 impl Feed {
-    /// Attaches a source that measures alone, and says on standard error what is not as good here as it could be.
+    /// Attaches one source on its own, and prints its limitations on this machine to standard error.
     ///
     /// # Errors
     /// When it cannot attach.
@@ -118,12 +117,12 @@ impl Feed {
 }
 
 impl<S: Attached + ?Sized> Feed<S> {
-    /// Of a source that has just been attached.
+    /// Wraps a source that was just attached.
     pub fn new(card: &'static Card, source: Measuring<S>, keep: Keep) -> Self {
         Feed { card, source, kept: Kept::new(keep), recorded: Merger::default() }
     }
 
-    /// Says on standard error what is not as good here as it could be.
+    /// Prints the source's limitations on this machine to standard error.
     pub fn tell(&self) {
         let Measuring { backend, fallback_reason, .. } = &self.source;
         if let Some(reason) = fallback_reason {
@@ -135,10 +134,10 @@ impl<S: Attached + ?Sized> Feed<S> {
         }
     }
 
-    /// Takes in the late events that have come; `each` hands back what the next snapshot may carry.
+    /// Drains the late events that have arrived. Buffers those that `each` returns for the next snapshot.
     ///
     /// # Errors
-    /// When the source fails, or the first of `each`, which gets no other event then.
+    /// When the source or `each` fails; `each` is not called again after an error.
     pub fn take_late(
         &mut self,
         each: &mut dyn FnMut(LateEvent) -> anyhow::Result<Option<LateEvent>>,
@@ -156,7 +155,7 @@ impl<S: Attached + ?Sized> Feed<S> {
         outcome
     }
 
-    /// What was seen since the previous call, with the late events that it is to carry.
+    /// Takes a snapshot since the previous call, with the buffered late events.
     ///
     /// # Errors
     /// When the source fails.
@@ -164,7 +163,7 @@ impl<S: Attached + ?Sized> Feed<S> {
         self.snapshot_for(None)
     }
 
-    /// The same, and everything of it is recorded.
+    /// Takes a snapshot since the previous call, with the buffered late events, and records what is not recorded yet.
     ///
     /// # Errors
     /// When the source fails.
@@ -175,7 +174,7 @@ impl<S: Attached + ?Sized> Feed<S> {
         Ok(snapshot)
     }
 
-    /// Records what was seen since the previous call; the next snapshot has it as well.
+    /// Records a snapshot since the previous call, and adds it to the next one that is returned.
     ///
     /// # Errors
     /// When the source fails.
@@ -191,23 +190,23 @@ impl<S: Attached + ?Sized> Feed<S> {
         Ok(())
     }
 
-    /// The late events until a snapshot that is printed, where not all of them are.
+    /// Returns the late events buffered for the next printed snapshot.
     pub fn kept(&mut self) -> &mut Kept {
         &mut self.kept
     }
 }
 
-/// While something is recorded, when the next snapshot of it is due, however long nothing is shown; none so shortly before
-/// something is shown that a replay could take it for that.
+/// Returns when the next recording-only snapshot is due. `None` without a recorder, or if the next printed snapshot is
+/// less than 1.5 `RECORD_EVERY` away: a replay could not distinguish the two.
 pub fn next_record(recorder: Option<&Recorder>, shown: Option<Instant>) -> Option<Instant> {
     let next = recorder.map(|_| Instant::now() + RECORD_EVERY)?;
     shown.is_none_or(|shown| next + RECORD_EVERY / 2 <= shown).then_some(next)
 }
 
-/// Waits until then, or until somebody ends it; `round` takes in what has come, so often, and tells if it is enough.
+/// Waits until a time, a signal or a closed output. Calls `round` once every `every`; ends when it returns true.
 ///
 /// # Errors
-/// When the kernel refuses to wait, or the first of `round`.
+/// When poll(2) or `round` fails.
 pub fn wait(
     watch: &Watch,
     until: Option<Instant>,
@@ -223,34 +222,34 @@ pub fn wait(
     }
 }
 
-/// What a command is to show.
+/// What a command measures and prints.
 pub struct Wanted<'a> {
-    /// What measures, where nothing is recorded.
+    /// The source, for a live run; for a replay, only its card is used.
     pub source: &'a dyn Source,
     pub schedule: Schedule,
     pub keep: Keep,
-    /// Which late events are shown as they come; `None` where none are taken in.
+    /// Thresholds of late events; `None` if late events are not read.
     pub late: Option<Lates>,
-    /// Of a recording, which series and late events; what measures is told by its options.
+    /// Filter of series and late events of a recording. A live source filters by its options.
     pub only: &'a dyn Fn(&Labels) -> bool,
 }
 
-/// Which late events.
+/// Latency thresholds of late events, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lates {
-    /// From where on they are shown.
+    /// Events from this latency on are printed.
     pub slower_ns: Option<u64>,
-    /// From where on they have causes.
+    /// Events from this latency on have causes.
     pub why_ns: Option<u64>,
 }
 
 impl Lates {
-    /// From where on anything is known of them; `None` where the source chooses.
+    /// Returns the lower of the two thresholds; `None` if the source chooses.
     pub fn least_ns(self) -> Option<u64> {
         self.slower_ns.into_iter().chain(self.why_ns).min()
     }
 
-    /// What these would have told of it, if anything.
+    /// Applies the thresholds: drops the event below both, and its causes below `why_ns`.
     fn of(self, mut event: LateEvent) -> Option<LateEvent> {
         let Some(from_ns) = self.least_ns() else { return Some(event) };
         if event.latency_ns < from_ns {
@@ -263,14 +262,14 @@ impl Lates {
     }
 }
 
-/// What yields snapshots: a source, or a recording of it.
+/// Where snapshots come from: an attached source, or a recording.
 pub enum Stream {
     Live { feed: Box<Feed>, watch: Watch, recorder: Option<Recorder> },
     Recorded(Box<Played>),
 }
 
 impl Stream {
-    /// Attaches the source, and records it where that is asked for, or opens the recording.
+    /// Attaches the source and creates the file to record to, if any, or opens the recording.
     ///
     /// # Errors
     /// When it cannot attach, or the recording cannot be read or written.
@@ -280,7 +279,7 @@ impl Stream {
             Origin::Recording(recording) => recording,
             Origin::Live => {
                 let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-                // Whoever cannot be written to is told before anything is attached.
+                // Fails before anything is attached if the file cannot be written.
                 let store = record_to.map(record::file).transpose()?;
                 let feed = Feed::of(wanted.source, wanted.keep)?;
                 let late_from_ns = wanted.late.map(|late| late.least_ns().unwrap_or(0));
@@ -305,7 +304,7 @@ impl Stream {
         Ok(Stream::Recorded(Box::new(played)))
     }
 
-    /// What measures, if something does.
+    /// Returns the attached source; `None` for a recording.
     pub fn feed(&self) -> Option<&Feed> {
         match self {
             Stream::Live { feed, .. } => Some(feed),
@@ -314,8 +313,8 @@ impl Stream {
     }
 }
 
-/// Begins the output, shows late events as they come, if any, prints at each interval, and once more at the end. `seen`
-/// gets each snapshot before it is printed.
+/// Starts the output, prints late events as they arrive, a snapshot at each interval, and one at the end. Calls `seen`
+/// with each snapshot before it is printed.
 ///
 /// # Errors
 /// When the source fails, the recording cannot be read, or the output cannot be written.
@@ -399,7 +398,7 @@ fn drive_live(
     Ok(())
 }
 
-/// The same from a recording: snapshots are merged until an interval is full.
+/// Drives the output from a recording: merges snapshots until an interval is complete.
 fn drive_recorded(
     played: &mut Played,
     wanted: &Wanted<'_>,
@@ -411,7 +410,7 @@ fn drive_recorded(
     let source = wanted.source.info().card.name;
     let (mut merger, mut kept) = (Merger::default(), Kept::new(wanted.keep));
     let (mut played_ns, mut printed) = (0_u64, 0);
-    // Intervals count from there: the beginning, or the end of the last gap.
+    // Intervals count from `from_ns`: the start, or the end of the last gap.
     let (mut from_ns, mut full, mut ended_unix_ns, mut lead_ns) = (0_u64, 0, None, None);
     let mut print = |merger: &mut Merger, kept: &mut Kept, output: &mut dyn Output, out: &mut dyn Write| {
         let Some(mut snapshot) = merger.take() else { return anyhow::Ok(()) };
@@ -488,7 +487,7 @@ mod tests {
         [4, 9, 2].into_iter().for_each(|ns| kept.add(late(ns)));
         let latencies = |snapshot: Snapshot| snapshot.late.iter().map(|event| event.latency_ns).collect::<Vec<_>>();
         assert_eq!(latencies(told(&mut kept)), [9, 4]);
-        // What nobody has explained is not compared.
+        // An event without causes does not compete for the worst.
         kept.add(LateEvent { latency_ns: 1, ..LateEvent::default() });
         assert_eq!(latencies(told(&mut kept)), [1]);
         let mut only = Kept::new(Keep::OnlyWorst(2));
