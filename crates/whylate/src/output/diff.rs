@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What differs between two sides, in a table.
+//! Renders a comparison of two recordings as a table.
 
 use std::io::{self, Write};
 
@@ -11,10 +11,11 @@ use whylate_model::units::{format_ns, printable};
 use super::table::{Table, without_middle};
 use super::why;
 
-/// How many stacks are shown by their own, and how much of each.
+/// Maximum number of rows of stacks.
 const STACKS: usize = 10;
-/// How many rows of bursts are shown.
+/// Maximum number of rows of bursts.
 const BURSTS: usize = 10;
+/// Maximum number of characters of a stack.
 const FRAMES: usize = 90;
 
 pub fn write(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>) -> io::Result<()> {
@@ -31,7 +32,7 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
     if !diff.rows.is_empty() {
         let (stacks, others): (Vec<&Row>, Vec<&Row>) = diff.rows.iter().partition(|row| is_stack(row));
         let shown = if is_all { stacks.len() } else { stacks.len().min(STACKS) };
-        // All of them stay in their order.
+        // With all rows, the order is kept.
         let rows: Vec<&Row> =
             if is_all { diff.rows.iter().collect() } else { [&others[..], &stacks[..shown]].concat() };
         table(&rows, change).write(out, terminal_columns)?;
@@ -66,7 +67,7 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
         .try_for_each(|told| writeln!(out, "    {:<9} {}", printable(&told.source), printable(&told.reason)))
 }
 
-/// Which file, when, how long, of which machine, and what is missing of it.
+/// Renders a side: file, duration, host, kernel, start, and lost events.
 pub fn heading(about: &About, zone: &TimeZone) -> String {
     let start = match Timestamp::from_nanosecond(about.start_unix_ns.into()) {
         Ok(stamp) => stamp.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string(),
@@ -82,7 +83,7 @@ pub fn heading(about: &About, zone: &TimeZone) -> String {
     told
 }
 
-/// How it was decided what differs.
+/// Writes the statistical test and its parameters.
 pub fn write_test(out: &mut dyn Write, test: &Test) -> io::Result<()> {
     let Test { name, correction, false_share, least_change, block_ns, blocks_before, blocks_after } = test;
     writeln!(
@@ -122,7 +123,7 @@ fn table(rows: &[&Row], change: fn(&Row) -> String) -> Table {
     table
 }
 
-/// Which of its figures a row is of.
+/// Renders the figure of a row, e.g. `latency p99`.
 pub fn figure(row: &Row) -> String {
     match row.distribution.is_empty() {
         true => row.figure.replace('_', " "),
@@ -130,7 +131,7 @@ pub fn figure(row: &Row) -> String {
     }
 }
 
-/// What a row is of.
+/// Renders what a row is about: a culprit, late events, a series or a stack.
 pub fn what(what: &What) -> String {
     match what {
         What::Culprit { kind, who } => why::culprit(*kind, who),
@@ -141,7 +142,7 @@ pub fn what(what: &What) -> String {
     }
 }
 
-/// Three digits.
+/// Renders a number with up to two decimals, fewer for larger numbers.
 fn short(number: f64) -> String {
     match number {
         _ if number == 0.0 || number >= 100.0 => format!("{number:.0}"),
@@ -150,7 +151,7 @@ fn short(number: f64) -> String {
     }
 }
 
-/// A figure of one side.
+/// Renders a figure of one side, with its unit and share; `-` if it is missing.
 pub fn value(measure: &Measure, unit: Unit) -> String {
     let Some(value) = measure.value else { return "-".to_owned() };
     let told = match unit {
@@ -166,7 +167,7 @@ pub fn value(measure: &Measure, unit: Unit) -> String {
     }
 }
 
-/// What can be said of a row.
+/// Renders the change of a row, or why it has none.
 pub fn change(row: &Row) -> String {
     match row.told {
         Told::NoDifference => return "none".to_owned(),
@@ -177,7 +178,7 @@ pub fn change(row: &Row) -> String {
     change_of_burst(row)
 }
 
-/// By how much the sides are apart, whatever the test says.
+/// Renders by how much the two sides differ, regardless of the test.
 pub fn change_of_burst(row: &Row) -> String {
     match (row.before.value, row.after.value) {
         (None | Some(0.0), _) => "only after".to_owned(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A path as an outline: who was waited for, what that one did, and for whom it waited in turn.
+//! Renders a path as an outline: what ended a wait, what that actor did, and what it waited for in turn.
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -13,9 +13,9 @@ use whylate_model::wait::Stop;
 
 use crate::output::pad::Spaces;
 
-/// Parts of less than this share of the whole are summed up, where there are several.
+/// Parts below this share of the total are merged into one line, if there are several.
 const SMALL_PERCENT: f64 = 1.0;
-/// Waits within waits are shown so deep.
+/// Maximum depth of nested waits that are shown.
 pub const DEEPEST: usize = 12;
 
 /// A line of an outline.
@@ -23,18 +23,18 @@ pub const DEEPEST: usize = 12;
 struct Part {
     ns: u64,
     text: String,
-    /// Of a wait: who waited, and in what.
+    /// For a wait: the waiter, and what it waited in.
     wait: Option<(String, Option<String>)>,
     within: Vec<Part>,
 }
 
-/// Writes a path, of which each line is a part of the line that it stands below.
+/// Writes a path; each line is a part of the less indented line above.
 pub fn write(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> io::Result<()> {
     let total_ns = path.iter().map(|segment| segment.ns).sum();
     write_parts(out, &parts_of(path, 0), total_ns, indent, 0)
 }
 
-/// The same of one wait: who waited, and in what, stands above already.
+/// Writes the path of one wait, without the line of the outermost wait, which the caller has written.
 pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> io::Result<()> {
     let total_ns = path.iter().map(|segment| segment.ns).sum();
     let is_wait = path.iter().any(|segment| segment.depth > 0);
@@ -49,7 +49,7 @@ pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> i
     write_parts(out, &parts, total_ns, indent, 0)
 }
 
-/// Parts at a depth, those that are alike together, the longest first.
+/// Returns the parts at a depth, longest first. Merges equal parts.
 fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
     let mut own: Vec<(&PathSegment, u64)> = Vec::new();
     let mut waits: Vec<(&PathSegment, Vec<PathSegment>)> = Vec::new();
@@ -59,7 +59,7 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
                 Some(at) => waits[at].1.extend_from_slice(within),
                 None => waits.push((outer, within.to_vec())),
             },
-            // It tells whose wait this is, and nothing else.
+            // An empty segment only names the waiter.
             Piece::Own(segment) if segment.ns == 0 => {}
             Piece::Own(segment) => {
                 let is_like = |(other, _): &(&PathSegment, u64)| {
@@ -74,7 +74,7 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
     }
     let mut parts: Vec<Part> = Vec::new();
     for (segment, ns) in own {
-        // Whoever could run is told once.
+        // Run-queue waits of one thread are grouped below one line.
         let Some((ready, behind)) = behind(segment) else {
             parts.push(Part { ns, text: what(segment), wait: None, within: Vec::new() });
             continue;
@@ -108,9 +108,8 @@ fn wait_of(segment: &PathSegment) -> (String, Option<String>) {
     (segment.waiter.clone().unwrap_or_default(), segment.via.clone())
 }
 
-/// Of threads that are told together: where one waits for another one of them, in the same system call as far as that is
-/// known, and that one for a third, this is one wait, with what all of them end in. Otherwise a queue of sixteen that
-/// wait for one lock would be sixteen lines deep.
+/// Flattens waits of threads of one name for one another, in the same system call as far as known. Otherwise a queue of
+/// 16 such threads for one lock would be 16 lines deep.
 fn without_repetition(outer: &(String, Option<String>), parts: Vec<Part>) -> Vec<Part> {
     let (waiter, via) = outer;
     if waiter.is_empty() || without_number(waiter) != waiter {
@@ -129,7 +128,7 @@ fn without_repetition(outer: &(String, Option<String>), parts: Vec<Part>) -> Vec
     kept
 }
 
-/// Adds a part to those of the same words.
+/// Merges a part into the one with the same text, or appends it.
 fn merge(parts: &mut Vec<Part>, part: Part) {
     match parts.iter_mut().find(|other| other.text == part.text) {
         Some(other) => {
@@ -150,7 +149,7 @@ fn write_parts(out: &mut dyn Write, parts: &[Part], total_ns: u64, indent: usize
     let shown = parts.partition_point(|part| percent(part.ns) >= SMALL_PERCENT);
     let (shown, small) = if parts.len() - shown > 1 { parts.split_at(shown) } else { (parts, &[][..]) };
     for part in shown {
-        // A wait for one thing alone takes one line.
+        // A wait with a single cause takes one line.
         if let [only] = &part.within[..]
             && only.within.is_empty()
         {
@@ -169,7 +168,7 @@ fn write_parts(out: &mut dyn Write, parts: &[Part], total_ns: u64, indent: usize
     Ok(())
 }
 
-/// Which thread could run, and who had its CPU, in a clause.
+/// Renders a run-queue wait: the waiting thread, and what occupied its CPU. `None` for other segments.
 fn behind(segment: &PathSegment) -> Option<(String, String)> {
     let who = printable(&segment.who);
     let clause = match segment.kind {
@@ -185,24 +184,24 @@ fn behind(segment: &PathSegment) -> Option<(String, String)> {
         CauseKind::Steal => "while the hypervisor ran something else".to_owned(),
         _ => format!("unknown: {who}"),
     };
-    // Small parts that were summed up have lost who waited.
+    // Merged small segments have no waiter.
     segment.is_ready().then(|| (printable(segment.ready.as_deref().unwrap_or("threads")), clause))
 }
 
-/// What happened in a part of a path, in a clause.
+/// Renders a segment of a path.
 pub fn what(segment: &PathSegment) -> String {
     let (who, clauses) = who_and_what(segment);
     who.into_iter().chain(clauses).collect::<Vec<_>>().join(" ")
 }
 
-/// What happened, and in whose wait.
+/// Renders a segment of a path with the wait that it is part of.
 pub fn what_in_whose_wait(segment: &PathSegment) -> String {
     let waiter = segment.waiter.as_deref().filter(|_| segment.depth > 0);
     let within = waiter.map(|waiter| format!(" (while {} {})", printable(waiter), waited(segment)));
     format!("{}{}", what(segment), within.unwrap_or_default())
 }
 
-/// The same in its parts: the thread whose part it is, where it is one's, and what happened to it, the widest first.
+/// Renders a segment in pieces: the thread, if it belongs to one, and clauses, the most general first.
 pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
     if let Some((ready, behind)) = behind(segment) {
         return (Some(ready), vec!["waited for a CPU".to_owned(), behind]);
@@ -231,7 +230,7 @@ pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
     (None, vec![clause])
 }
 
-/// What ended a time in which a thread was stopped, or who keeps it stopped.
+/// Renders who stopped a thread, or what let it continue.
 fn stopped(segment: &PathSegment, who: &str) -> String {
     match segment.stop {
         Some(stop) if who == stop.who() => "by whom is not known".to_owned(),
@@ -241,12 +240,12 @@ fn stopped(segment: &PathSegment, who: &str) -> String {
     }
 }
 
-/// What had stopped the thread whose wait the path is of, if anything did.
+/// Returns how the waiter of the path was stopped, if it was.
 pub fn stop_of(path: &[PathSegment]) -> Option<Stop> {
     path.iter().find(|segment| segment.depth == 1)?.stop
 }
 
-/// In what the thread waited whose wait it is a part of, or what that thread was, to stand behind its name.
+/// Renders what the waiter waited in, or how it was stopped; follows the waiter's name.
 pub fn waited(segment: &PathSegment) -> String {
     match (segment.stop, &segment.via) {
         (Some(stop), _) => format!("was {}", stop.words()),
@@ -255,7 +254,7 @@ pub fn waited(segment: &PathSegment) -> String {
     }
 }
 
-/// The same with names alone, and without its stack: each of a build's compilers is a compiler.
+/// Strips TIDs, stacks, timers and cgroups from a segment, so that e.g. all compilers of a build are merged.
 pub fn of_name(segment: &PathSegment) -> PathSegment {
     let plain = PathSegment {
         timer: None,
@@ -368,7 +367,7 @@ mod tests {
         use CauseKind::{Disk, Running};
         let of = |ms, kind, who, depth, waiter, via| segment(ms, kind, who, depth, Some(waiter), via);
         let futex = Some("futex");
-        // Whichever of them had the lock waited for it before, or for the disk; of one, it is not known in what.
+        // Each lock holder waited for the lock itself before, or for the disk. One wait has no system call.
         let queue = |server| {
             vec![
                 of(1, Disk, "vda", 4, server, Some("fsync")),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a program did with its time, and what it waited for.
+//! Renders the time budget of a program, and what it waited for.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -12,30 +12,30 @@ use whylate_model::{CauseKind, Histogram};
 
 use super::path;
 
-/// Waits of less than this share of the program's time are not told one by one.
+/// Waits below this share of the program's time are merged.
 const SHOWN_PERCENT: f64 = 1.0;
-/// So many of the longest waits are told.
+/// Maximum number of longest waits that are shown.
 const LONGEST: usize = 3;
 
-/// What was seen of a program.
+/// Result of measuring one program.
 #[derive(Debug, Serialize)]
 pub struct Seen {
-    /// What it is called.
+    /// Name of the program.
     pub name: String,
-    /// How many processes it consists of.
+    /// Number of its processes.
     pub processes: u64,
-    /// How long was looked.
+    /// Measured time, in nanoseconds.
     pub span_ns: u64,
-    /// What its threads did.
+    /// Time budget of its threads.
     #[serde(flatten)]
     pub budget: Budget,
-    /// For how long its cgroups and those above them had used up their quota of CPU time, over all CPUs, in nanoseconds.
+    /// Throttled time of its cgroups and their ancestors (CPU quota), over all CPUs, in nanoseconds.
     pub throttled: BTreeMap<String, u64>,
-    /// Events that could not be kept, by reason.
+    /// Lost events, by reason.
     pub lost: BTreeMap<String, u64>,
 }
 
-/// Writes it; `priority` tells that of a thread.
+/// Writes the result; `priority` looks up the scheduling priority of a TID.
 pub fn write(out: &mut dyn Write, seen: &Seen, priority: &mut dyn FnMut(u32) -> Option<String>) -> io::Result<()> {
     let budget = &seen.budget;
     let percent = |ns: u64| ns as f64 * 100.0 / budget.total_ns.max(1) as f64;
@@ -110,7 +110,8 @@ fn write_kind(
     path::write_wait(out, &told(&waits.path, priority), 4)
 }
 
-/// In what, and who or what ended it: a server waits for its clients in the system call in which it waits for itself.
+/// Renders what a group of waits was in, and what ended them. The system call alone is not enough: a server waits for
+/// clients and for its own threads in the same one.
 fn kind(waits: &Waits) -> String {
     let ended_by = match waits.ended_by {
         None => "",
@@ -135,7 +136,7 @@ fn figures(latency: &Histogram) -> String {
     }
 }
 
-/// With the priorities of threads that were kept from a CPU and of those that had it, where they are not alike.
+/// Adds the priorities of the waiting thread and of the running one to run-queue waits, if they differ.
 fn told(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option<String>) -> Vec<PathSegment> {
     let mut known: BTreeMap<String, Option<String>> = BTreeMap::new();
     let mut of = |called: &str| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What was known, what was measured of it, and whether that is right.
+//! Renders the result of the self-test: expected and measured figures, and verdicts.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use whylate_model::units::{format_ns, printable};
 
 use super::table::Table;
 
-/// Writes a table, what could not be tried, and the sum.
+/// Writes a table, the checks that were skipped or failed to run, and the totals.
 pub fn write(out: &mut dyn Write, told: &Selftest, terminal_columns: Option<usize>) -> io::Result<()> {
     let columns = "<RESULT, <SOURCE, <INJECTED, <FIGURE, EXPECTED, MEASURED, ERROR, ALLOWED, <CAUSE FOUND";
     let mut table = Table::new(columns);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate irqsoff --timers` prints.
+//! Renders snapshots of `whylate irqsoff --timers`.
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Tables fit the terminal, if there is one.
+    /// Creates the output. Tables fit the terminal, if there is one.
     pub fn new(with_histograms: bool, terminal_columns: Option<usize>) -> Self {
         Text { with_histograms, terminal_columns }
     }
@@ -66,7 +66,7 @@ fn table_of(rows: &[&Series]) -> Table {
         let figures = [latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()];
         cells.extend(figures.map(format_ns));
         cells.extend([runtime.quantile_ns(0.5), runtime.max_ns()].map(format_ns));
-        // One without a period misses none.
+        // A timer without a period misses none.
         let period_ns = series.values.get("period_ns").map(|&ns| ns as u64);
         let overruns = series.values.get("overruns").copied().unwrap_or(0.0);
         cells.push(period_ns.map_or_else(|| "-".to_owned(), format_ns));
