@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate run`: runs a command, and tells what its elapsed time went into.
+//! `whylate run`: runs a command, and explains its elapsed time by its critical path.
 
 mod import;
 mod user;
@@ -38,9 +38,9 @@ use crate::output::json::write_line;
 use crate::output::run::{self as text, Form};
 use user::User;
 
-/// As often as that what happened is taken in.
+/// Poll interval of the recorder.
 const OFTEN: Duration = Duration::from_millis(20);
-/// Exit statuses of shells for a command that is not there, and for one that cannot be run.
+/// Exit statuses of shells for a command that is not found, and for one that cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
@@ -90,17 +90,17 @@ pub struct Arguments {
     command: Vec<OsString>,
 }
 
-/// What `--json` writes.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Told<'a> {
     command: &'a str,
     #[serde(flatten)]
     explained: &'a Explained,
-    /// What could not be kept, by reason.
+    /// Lost events, by reason.
     lost: &'a BTreeMap<String, u64>,
 }
 
-/// How it ended, and between which moments it ran.
+/// Exit status and run time (CLOCK_MONOTONIC) of the command; `tid` is the thread that spawned it.
 struct Ended {
     tid: u32,
     status: ExitStatus,
@@ -108,10 +108,10 @@ struct Ended {
     to_ns: u64,
 }
 
-/// Runs it; the exit status is the command's.
+/// Runs the command, and returns its exit status.
 ///
 /// # Errors
-/// When nothing can be recorded, or what was recorded cannot be told.
+/// When recording fails, or the report cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if let Some(file) = &arguments.import {
         import::run(file, arguments.pid, arguments.comm.as_deref(), arguments.json)?;
@@ -123,7 +123,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     };
     let (name, rest) = arguments.command.split_first().context("name a command to run")?;
     if let Some((path, _)) = form {
-        // Nobody waits for an hour to be told that there is no such folder.
+        // Fails before the command runs if the file cannot be created.
         files::try_to_create(path).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let user = arguments.user.as_deref().map(User::find).transpose()?;
@@ -162,17 +162,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1))
 }
 
-/// Signals that reach the command too, or are handed on to it: whoever waits for its end outlives them. Before the command
-/// begins, and once it has ended, they end this program as they do others.
+/// Signals that also reach the command, or are forwarded to it, while whylate waits for its end. Before the command starts
+/// and after its end, they have their default effect on whylate.
 struct Signals {
-    /// Each is set when its signal has come, and unset when that was handed on.
+    /// Signals to forward; each flag is set on delivery, and cleared when forwarded.
     to_hand_on: Vec<(Signal, Arc<AtomicBool>)>,
-    /// There is no command that they could be meant for.
+    /// Whether no command is running.
     is_alone: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Those that whoever began this has ignored stay so, for the command too: nohup(1) does that.
+    /// Installs the handlers. Signals that the parent ignores, as nohup(1) does, stay ignored, for the command too.
     fn take() -> io::Result<Self> {
         let ignored = ignored()?;
         let (is_alone, mut to_hand_on) = (Arc::new(AtomicBool::new(true)), Vec::new());
@@ -192,21 +192,21 @@ impl Signals {
             if let Some(pid) = pid
                 && seen.swap(false, Ordering::Relaxed)
             {
-                // It may have ended.
+                // The process may have ended.
                 let _ = kill_process(pid, *signal);
             }
         }
     }
 }
 
-/// The signals that this process ignores, a bit each (proc_pid_status(5)).
+/// Returns the mask of ignored signals, bit n-1 for signal n (SigIgn in proc_pid_status(5)).
 fn ignored() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     Ok(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0))
 }
 
-/// Runs a command on a thread of its own, which does nothing else, and does something else meanwhile.
+/// Runs a command on a thread of its own, and polls until its end.
 fn run_beside(
     mut command: Command,
     signals: &Signals,
@@ -218,7 +218,7 @@ fn run_beside(
         let tid = gettid().as_raw_pid() as u32;
         let from_ns = clock::monotonic_ns();
         let status = command.spawn().and_then(|mut child: Child| {
-            // Whoever reads it may have gone.
+            // The receiver may be dropped.
             let _ = begun.send(child.id());
             child.wait()
         });
@@ -247,7 +247,7 @@ fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BT
     let Ended { tid, from_ns, to_ns, .. } = *ended;
     let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
     let progress = Progress::new("The command has ended");
-    // A signal ends it at once by now.
+    // A signal terminates whylate by now.
     let mut goes_on = || true;
     let mut back = progress.back(from_ns, to_ns, &mut goes_on);
     let mut past = Watched::new(past, &mut back);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate selftest`: known disturbances of this machine, and whether the sources tell them right.
+//! `whylate selftest`: injects known delays, and checks what the sources report.
 
 mod disks;
 mod disturbed;
@@ -28,13 +28,13 @@ use crate::output::selftest;
 use crate::output::table::terminal_columns;
 use crate::values::source;
 
-/// How often a check is tried: whoever else uses the machine disturbs it as well.
+/// Maximum number of tries of a check: other load on the machine disturbs it.
 const TRIES: u32 = 3;
-/// The same where a CPU is emulated, and stops whenever the machine below has something else to do.
+/// Maximum number of tries on an emulated CPU, which stops whenever the host runs something else.
 const EMULATED_TRIES: u32 = 5;
-/// For so long it is watched whether real-time threads are at work.
+/// How long to watch for running real-time threads.
 const WATCHED: Duration = Duration::from_millis(500);
-/// Exit status when a check has failed.
+/// Exit status if a check failed.
 const FAILED: u8 = 1;
 
 /// Prove on this machine that the figures are right
@@ -68,21 +68,21 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Whether it is what another one looks at.
+    /// Returns whether this is the process of sleeping threads that another whylate measures.
     pub fn is_subject(&self) -> bool {
         self.sleepers
     }
 }
 
-/// Where and how the checks are made.
+/// CPUs, lengths and tolerances of the checks.
 pub(crate) struct Place<'a> {
-    /// The CPU that is disturbed.
+    /// CPU that is disturbed.
     cpu: u32,
-    /// Another one.
+    /// Another CPU, or the same if there is only one.
     other: u32,
-    /// How long a disturbance is: an emulated CPU is late by milliseconds by itself.
+    /// Length of a disturbance; longer on an emulated CPU, which is late by milliseconds by itself.
     length_ns: u64,
-    /// How far apart two times may be.
+    /// Tolerance between an expected and a measured time.
     apart_ns: u64,
     is_emulated: bool,
     stop: &'a AtomicBool,
@@ -90,7 +90,7 @@ pub(crate) struct Place<'a> {
 
 type Try = fn(&Place<'_>) -> Result<Vec<Check>, AttachError>;
 
-/// In the order of the cards; each with its source and what it does.
+/// All checks, in the order of the cards: source, what is injected, and the check.
 const CHECKS: [(&Card, &str, Try); 8] = [
     (&WQ, loads::WORK, loads::work),
     (&TIMERLAT, disturbed::IRQS_OFF, disturbed::timer_and_irqs_off),
@@ -102,10 +102,10 @@ const CHECKS: [(&Card, &str, Try); 8] = [
     (&BLOCK, disks::READS, disks::reads),
 ];
 
-/// Tries everything, prints it and returns the exit status.
+/// Runs the checks, prints the result and returns the exit status.
 ///
 /// # Errors
-/// When it is refused or told to stop, nothing can be tried, or the output cannot be written.
+/// When refused, when no check can run, or when the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if arguments.is_subject() {
         return sleepers::be().map(|()| SUCCESS);
@@ -162,7 +162,7 @@ fn place<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Plac
     Ok(Place { cpu, other, length_ns, apart_ns, is_emulated, stop })
 }
 
-/// Whoever needs a CPU in time must not find it disturbed.
+/// Refuses to run while real-time threads run, as the checks would delay them.
 fn refuse(at_work: &[RealtimeThread]) -> Result<(), AttachError> {
     let Some(busiest) = at_work.iter().max_by_key(|thread| thread.ran_ns) else { return Ok(()) };
     Err(AttachError::Unsupported(format!(
@@ -177,7 +177,7 @@ fn refuse(at_work: &[RealtimeThread]) -> Result<(), AttachError> {
 fn announce(place: &Place<'_>) {
     let Place { cpu, other, length_ns, .. } = place;
     let disturbances = 4 * disturbed::TIMES;
-    // Whoever does not see it misses nothing.
+    // A failed write of this notice does not matter.
     let _ = writeln!(
         io::stderr(),
         "whylate: all of it takes some 20 seconds, longer on a busy machine. CPU {cpu} is blocked for {} ms at a time, {disturbances} times, by disabled \
@@ -187,7 +187,7 @@ fn announce(place: &Place<'_>) {
     );
 }
 
-/// Some times, until all is right.
+/// Repeats a check until it passes, up to the maximum number of tries.
 fn tried(card: &Card, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow::Result<Vec<Check>> {
     let (mut tries, mut failed) = (0, None);
     let most = if place.is_emulated { EMULATED_TRIES } else { TRIES };
@@ -196,7 +196,7 @@ fn tried(card: &Card, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow
         let mut checks = match attempt(place) {
             Ok(checks) => checks,
             Err(AttachError::NotPermitted) => return Err(AttachError::NotPermitted.into()),
-            // What has failed before has not become impossible.
+            // Unsupported after a failed try: the failure counts.
             Err(AttachError::Unsupported(reason)) => {
                 return Ok(failed.unwrap_or_else(|| vec![Check::skipped(card.name, injected, reason)]));
             }

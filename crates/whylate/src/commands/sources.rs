@@ -149,7 +149,7 @@ pub fn begin(session: &Session, looking: &mut [Feed]) -> anyhow::Result<Vec<u64>
     Ok(begins)
 }
 
-/// All sources since the reset, and their late events since the last tick.
+/// All attached sources since their reset, and late events since the last tick.
 pub struct Recorded {
     session: Session,
     sources: Vec<OfSource>,

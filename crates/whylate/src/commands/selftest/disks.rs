@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reads of a disk whose times are known, alone and beside writes.
+//! Checks `block` by disk reads of known latency, alone and with concurrent writes.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use super::Place;
 pub(super) const READS: &str = "100 disk reads";
 const COUNT: u64 = 100;
 const EVERY: Duration = Duration::from_millis(2);
-/// So many threads write beside the reads that are explained.
+/// Number of threads that write during the explained reads.
 const HOGS: u32 = 16;
 
-/// Those that wait know how long.
+/// Compares the latency that the reader measured with what the source reports.
 pub(super) fn reads(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let none = || {
         AttachError::Unsupported(
@@ -55,7 +55,7 @@ fn measured(plan: &Plan, place: &Place<'_>) -> Result<(&'static str, Histogram, 
     Ok((source.backend, latency, report))
 }
 
-/// How many reads are late beside the threads that write, and how many of these name them first.
+/// Returns how many late reads name the writing threads as the first disk cause, and how many reads were late.
 fn explained(plan: &Plan, place: &Place<'_>) -> Result<(u64, u64), AttachError> {
     let (mut right, mut late) = (0, 0);
     let options = BlockOptions { explain_over_ns: Some(1), phases: true, ..BlockOptions::default() };
@@ -71,7 +71,7 @@ fn explained(plan: &Plan, place: &Place<'_>) -> Result<(u64, u64), AttachError> 
         let first = event.causes.iter().find(|cause| of_disk(cause.kind));
         right += u64::from(first.is_some_and(|cause| cause.who.starts_with(HOG)));
     };
-    // There is room for some thousands: all requests are late here.
+    // All requests are late here, and the buffer holds some thousands: drain it in between.
     for _ in 0..10 {
         requests::run(&Plan { reads: plan.reads / 10, ..plan.clone() }, place.stop)?;
         source.drain_late(Duration::ZERO, &mut each)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A CPU that is disturbed for a known time, as a timer's thread and interrupts see it.
+//! Checks `timerlat` and `irqsoff` by disturbing a CPU for a known time.
 
 use std::ops::Range;
 use std::thread;
@@ -21,15 +21,15 @@ use super::Place;
 pub(super) const IRQS_OFF: &str = "interrupts off";
 pub(super) const SOFTIRQ: &str = "a softirq";
 pub(super) const HOG: &str = "a FIFO:98 thread";
-/// Each.
+/// Number of disturbances of each kind.
 pub(super) const TIMES: u64 = 20;
-/// Of the timers.
+/// Period of the timers.
 const PERIOD_NS: u64 = 1_000_000;
 /// The function that ends an injected window with interrupts off.
 const ENABLES: &str = "bpf_local_irq_restore";
-/// The same, as those are blamed that have the CPU meanwhile.
+/// The thread that disables interrupts, as named in causes.
 const DISTURBS: &str = "whylate-irqsoff";
-/// What came in last is read after this.
+/// Delay before the last late events are read.
 const SETTLE: Duration = Duration::from_millis(100);
 
 pub(super) fn timer_and_irqs_off(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
@@ -50,7 +50,8 @@ pub(super) fn timer_and_hog(place: &Place<'_>) -> Result<Vec<Check>, AttachError
     })
 }
 
-/// The activation that a disturbance holds up longest is due within a period of its beginning, and waits until its end.
+/// Checks `timerlat`: the activation delayed most is due within a period of the disturbance's start, and waits until its
+/// end.
 fn timer(
     place: &Place<'_>,
     injected: &str,
@@ -69,7 +70,7 @@ fn timer(
     .start(&Session::of_one())?;
     let seen = while_disturbed(&mut *source, place, kind)?;
     let is_within = |event: &LateEvent, length_ns: u64, stolen_ns: u64| {
-        // A hypervisor has its share before a disturbance, within it or after it.
+        // Steal time may be before, within or after a disturbance.
         let longest_ns = length_ns + place.apart_ns + stolen_ns;
         (length_ns.saturating_sub(PERIOD_NS + place.apart_ns)..=longest_ns).contains(&event.latency_ns)
     };
@@ -77,7 +78,7 @@ fn timer(
     Ok(vec![seen.judge(check, is_within, cause, |event, is_known| first_of(event, is_known).is_some_and(&is_true))])
 }
 
-/// Windows with interrupts off are told with bounds, and whose they are.
+/// Checks `irqsoff`: sections with interrupts off are reported within bounds, with the function that ended them.
 pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let mut source = IrqsoffOptions {
         backend: Some("ticks".to_owned()),
@@ -98,7 +99,7 @@ pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     Ok(vec![seen.judge(check, is_within, ENABLES, is_right)])
 }
 
-/// The largest cause; the hypervisor may have more where the kernel knows of that.
+/// Returns the largest cause, without steal time if the kernel has counted it (`is_known`).
 fn first_of(event: &LateEvent, is_known: bool) -> Option<&Cause> {
     event.causes.iter().find(|cause| !(is_known && is_stolen(cause)))
 }
@@ -107,21 +108,21 @@ fn is_stolen(cause: &Cause) -> bool {
     cause.kind == CauseKind::Steal
 }
 
-/// What a source says that a hypervisor had of a wait.
+/// Returns the steal time that a source reports within a late event.
 fn stolen_ns(event: &LateEvent) -> u64 {
     event.causes.iter().filter(|cause| is_stolen(cause)).map(|cause| cause.ns).sum()
 }
 
 struct Seen {
-    /// On CLOCK_MONOTONIC.
+    /// Spans of the disturbances (CLOCK_MONOTONIC, nanoseconds).
     made: Vec<Range<u64>>,
     events: Vec<LateEvent>,
-    /// What a hypervisor had of the CPU meanwhile, at most, as the kernel counts it in /proc/stat.
+    /// Upper bound of the CPU's steal time during the disturbances, as counted in /proc/stat.
     stolen_ns: u64,
 }
 
 impl Seen {
-    /// 19 of 20 disturbances have to be told within bounds, by length; how many were blamed on their cause is told too.
+    /// Passes if 19 of 20 disturbances are reported with the right length. Also counts those with the right cause.
     fn judge(
         &self,
         check: Check,
@@ -132,7 +133,7 @@ impl Seen {
         let (mut within, mut right, mut left_ns) = (0_u64, 0, self.stolen_ns);
         for made in &self.made {
             let Some((event, _)) = event_of(&self.events, made) else { continue };
-            // A source cannot excuse more by a hypervisor than the kernel knows of.
+            // A source's steal time counts only as far as the kernel has counted steal time.
             let told_ns = stolen_ns(event);
             let stolen_ns = told_ns.min(left_ns);
             left_ns -= stolen_ns;
@@ -149,7 +150,7 @@ impl Seen {
 }
 
 fn while_disturbed(source: &mut dyn Attached, place: &Place<'_>, kind: Kind) -> Result<Seen, AttachError> {
-    // Apart by no multiple of a period, so that they begin at any moment of it.
+    // Not a multiple of the period, so that disturbances start at varying phases of it.
     let every_ns = 3 * place.length_ns + 137_000;
     let plan = Plan { kind, length_ns: place.length_ns, times: TIMES, every_ns, cpu: Some(place.cpu) };
     let stolen = || cpus::stolen_ns(place.cpu).context("cannot tell what a hypervisor has had");
@@ -176,7 +177,7 @@ fn while_disturbed(source: &mut dyn Attached, place: &Place<'_>, kind: Kind) -> 
     Ok(Seen { made: report.made.iter().map(span).collect(), events, stolen_ns })
 }
 
-/// The event that a disturbance has delayed most, and the span in which it waited.
+/// Returns the event that a disturbance delayed most, and the span of its wait.
 fn event_of<'a>(events: &'a [LateEvent], made: &Range<u64>) -> Option<(&'a LateEvent, Range<u64>)> {
     let common_ns = |waited: &Range<u64>| made.end.min(waited.end).saturating_sub(made.start.max(waited.start));
     let with_spans = events.iter().filter_map(|event| Some((event, waited(event)?)));
@@ -200,7 +201,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Twenty disturbances of 10 ms, each of which a source says that a hypervisor made longer by 10 ms.
+    /// Judges 20 disturbances of 10 ms, each reported with another 10 ms of steal time.
     fn judged(stolen_ns: u64) -> Check {
         let made: Vec<Range<u64>> = (0..20).map(|number| number * 100 * MS..(number * 100 + 10) * MS).collect();
         let events = made.iter().map(|made| {
@@ -224,7 +225,7 @@ mod tests {
     #[test]
     fn a_hypervisor_is_an_excuse_only_as_far_as_the_kernel_counts() {
         assert_eq!((judged(200 * MS).verdict, judged(200 * MS).measured), (Verdict::Pass, 20.0));
-        // Half of it was made up by the source; all of it was.
+        // The kernel has counted half of the reported steal time; then none of it.
         assert_eq!((judged(100 * MS).verdict, judged(100 * MS).measured), (Verdict::Fail, 10.0));
         let made_up = judged(0);
         assert_eq!((made_up.verdict, made_up.measured), (Verdict::Fail, 0.0));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Work items, sleeping threads and a submission thread whose figures are known.
+//! Checks `wq`, `offcpu` and `sqpoll` by work items, sleeping threads and a submission thread with known figures.
 
 use std::io;
 use std::thread;
@@ -29,13 +29,13 @@ const ITEMS: u64 = 50;
 const BUSY_NS: u64 = 1_000_000;
 const LATE_FROM_NS: u64 = 2_000_000;
 const DUTY_SHARE: f64 = 0.37;
-/// A share of work may be off by so much.
+/// Tolerance of the share of work.
 const OFF: f64 = 0.02;
 const WINDOW: Duration = Duration::from_secs(1);
-/// Until threads are where they stay.
+/// Delay until all threads sleep at their call sites.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// They run one after another, so that each waits for those before it.
+/// Checks `wq`: items queued together run one after another, and each waits for those before it.
 pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let options =
         WqOptions { by: By::Handler, phases: true, explain_over_ns: Some(LATE_FROM_NS), ..WqOptions::default() };
@@ -85,7 +85,8 @@ pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     ])
 }
 
-/// How long items wait that are queued together and run one by one, by when the first began and the last one ended.
+/// Returns the mean wait of items that are queued together and run one by one, by the start of the first and the end of the
+/// last.
 fn mean_wait_ns(report: &work::Report) -> f64 {
     let at = |moment: Option<Moment>| moment.map_or(0.0, |moment| moment.monotonic_ns as f64);
     let (first_start, executed) = (at(report.first_start), report.executed.max(1) as f64);
@@ -93,7 +94,7 @@ fn mean_wait_ns(report: &work::Report) -> f64 {
     first_start - (at(report.first_queue) + at(report.last_queue)) / 2.0 + each_ns * (executed - 1.0) / 2.0
 }
 
-/// The weight of their stacks is the time that they were there.
+/// Checks `offcpu`: the weight of the sleepers' stacks is the time that they slept.
 pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let sleepers = Sleepers::start()?;
     let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
@@ -104,7 +105,7 @@ pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let snapshot = source.snapshot()?;
     drop(sleepers);
     let backend = source.backend;
-    // A look at them is as exact as its period.
+    // Sampling is accurate to one period.
     let tolerance_ns = 1e9 / f64::from(DEFAULT_HZ);
     let check = |thread: &str, system_call: &str, threads: u64, figure: &str| {
         let of_thread =
@@ -127,7 +128,7 @@ pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     ])
 }
 
-/// Its share of work is that in which it had requests.
+/// Checks `sqpoll`: the share of work is the time with outstanding requests.
 pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     if place.other == place.cpu {
         return Err(AttachError::Unsupported("this needs two CPUs".to_owned()));
@@ -167,7 +168,7 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let series = snapshot.series.iter().find(is_it).ok_or_else(|| anyhow!("the submission thread was not seen"))?;
     let working = match series.values.get("working") {
         Some(&working) => working,
-        // What the kernel prints, and how, is its own.
+        // The fields of fdinfo depend on the kernel.
         None if source.backend == "fdinfo" => {
             let reason = "without BPF, this kernel does not tell work from spinning";
             return Err(AttachError::Unsupported(reason.to_owned()));
@@ -175,7 +176,7 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
         None => 0.0,
     };
     let share = |ns: u64| ns as f64 / done.at_ns.max(1) as f64;
-    // In a run in which others had the load's CPU for long, nothing is known, and it is tried again.
+    // If other threads ran on the load's CPU for long, the result is uncertain; the check is repeated.
     let tolerance = OFF + share(done.uncertain_ns).min(OFF);
     let check = Check::new(SQPOLL.name, source.backend, DUTY, "share of work");
     Ok(vec![check.compare(Unit::Share, share(done.busy_ns), working, tolerance)])

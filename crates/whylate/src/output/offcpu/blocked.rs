@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whom threads wait for that have been waiting for long, as the kernel's locks tell.
+//! Renders `offcpu --blocked`: threads in long waits, and the holders of their locks as far as the kernel records them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -14,19 +14,19 @@ use whylate_model::{Histogram, Series, Snapshot, Stack, WaitClass};
 use super::flat;
 use crate::output::pad::Spaces;
 
-/// So many of the threads that wait for the same are named.
+/// Maximum number of waiters that are named per lock.
 const MOST_NAMES: usize = 8;
 
-/// Whether a thread is here that has been off its CPU for so long by now.
+/// Returns whether a stack has a thread that has been off CPU for at least `least_ns`.
 pub fn is_blocked(stack: &Stack, least_ns: u64) -> bool {
     let is_on_cpu = stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::OnCpu);
     !is_on_cpu && !stack.age.is_empty() && stack.age.max_ns() >= least_ns
 }
 
-/// The letter of threads that no signal wakes.
+/// State letter of uninterruptible sleep.
 pub const UNINTERRUPTIBLE: &str = "D";
 
-/// Whether it has nothing to do, sleeps as long as it wants, or waits for events: nobody keeps it.
+/// Returns whether a thread is idle by design: it has nothing to do, sleeps on a timer, or waits for events.
 pub fn is_idle(stack: &Stack) -> bool {
     let class = stack.wait.as_ref().map(|wait| wait.class);
     matches!(class, Some(WaitClass::Idle | WaitClass::Timer))
@@ -34,7 +34,7 @@ pub fn is_idle(stack: &Stack) -> bool {
         && stack.waits_for.is_none()
 }
 
-/// The same stacks, with the numbers of threads that are known beside them.
+/// Adds the TIDs of threads in uninterruptible sleep to their stacks.
 fn with_numbers(snapshot: &Snapshot) -> Cow<'_, Snapshot> {
     if snapshot.uninterruptible.is_empty() || snapshot.stacks.iter().all(|stack| stack.labels.contains_key("tid")) {
         return Cow::Borrowed(snapshot);
@@ -57,8 +57,8 @@ fn with_numbers(snapshot: &Snapshot) -> Cow<'_, Snapshot> {
     Cow::Owned(snapshot)
 }
 
-/// The threads that have been off their CPUs for so long, and for whom they wait; or why there is none of either. Those
-/// that are idle by design are only counted.
+/// Writes the threads that have been off CPU for at least `least_ns` and the lock holders they wait for, or why there are
+/// none. Threads that are idle by design are only counted.
 pub fn write(
     out: &mut dyn Write,
     snapshot: &Snapshot,
@@ -86,7 +86,7 @@ pub fn write(
     Ok(())
 }
 
-/// How many threads there are that nobody keeps.
+/// Writes the number of threads that are idle by design.
 fn write_idle<'a>(out: &mut dyn Write, idle: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
     let mut age = Histogram::default();
     idle.for_each(|stack| age.merge(&stack.age));
@@ -102,7 +102,7 @@ fn write_idle<'a>(out: &mut dyn Write, idle: impl Iterator<Item = &'a Stack>) ->
     )
 }
 
-/// That the file system is frozen to which threads would write, as nothing else shows that.
+/// Writes which threads wait for a frozen file system, which nothing else shows.
 fn write_frozen<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
     let waits = threads.filter(|stack| thaw_that_is_awaited(&stack.kernel).is_some());
     let names: BTreeSet<String> = waits.map(name_of).collect();
@@ -120,7 +120,7 @@ fn write_frozen<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack
     )
 }
 
-/// What disks have to do still, where threads wait for them.
+/// Writes the disk requests in flight.
 fn write_requests(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
     let of_disk = |series: &Series| {
         let of = |kind: &str| {
@@ -163,7 +163,7 @@ fn write_none<'a>(
     }
 }
 
-/// Threads that wait for the same, by name.
+/// Writes the chains of lock holders, each with its waiters by name.
 fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
     let mut chains: Vec<(&Chain, Vec<String>)> = Vec::new();
     let mut known: HashMap<&Chain, usize> = HashMap::new();
@@ -177,7 +177,7 @@ fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stac
         }
         chains[index].1.push(name_of(stack));
     }
-    // What keeps them is not what they wait for.
+    // Stopped threads do not wait for a lock holder.
     if chains.is_empty() && all_stopped {
         return Ok(());
     }
@@ -187,7 +187,7 @@ fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stac
             "\nWhom they wait for is not known: none waits for a lock whose holder this kernel records, or for a work item that runs"
         );
     }
-    // Where most wait, most is lost.
+    // Chains with most waiters come first.
     chains.sort_by_key(|(_, waiters)| std::cmp::Reverse(waiters.len()));
     writeln!(out, "\nWhom they wait for, as far as the kernel tells:\n")?;
     for (chain, waiters) in &chains {
@@ -212,7 +212,7 @@ fn write_chain(out: &mut dyn Write, chain: &Chain, waiters: &[String]) -> io::Re
         who = (&link.holder.who, "waits");
     }
     let indent = Spaces(chain.links.len() * 2);
-    // The cycle is of those in it, whoever waits for them.
+    // The cycle names only its members, not all waiters.
     let cycle = printable(&chain.cycle(&waiters[0]).join(" -> "));
     match chain.end {
         End::Free => Ok(()),
@@ -224,7 +224,7 @@ fn write_chain(out: &mut dyn Write, chain: &Chain, waiters: &[String]) -> io::Re
     }
 }
 
-/// What is waited for, who has it, and what that one does.
+/// Renders a lock, its holder, and what the holder does.
 fn what(link: &Link) -> String {
     let (who, does) = (printable(&link.holder.who), does(&link.holder, link.lock));
     match link.lock {
@@ -248,7 +248,7 @@ fn does(holder: &Holder, lock: Lock) -> String {
     match (holder.state.as_str(), holder.off_cpu_ns, &holder.syscall) {
         ("R", 0, _) => format!("{item}running"),
         ("R", _, _) => format!("{item}waiting for a CPU for {for_long}"),
-        // It was in its system call when it was stopped, and does not wait for that.
+        // A stopped thread does not wait in the system call in which it was stopped.
         ("T", ..) => format!("{item}stopped by a signal for {for_long}"),
         ("t", ..) => format!("{item}stopped by a tracer for {for_long}"),
         ("F", ..) => format!("{item}frozen for {for_long}"),
@@ -270,7 +270,7 @@ mod tests {
         Holder { who: who.into(), state: state.into(), off_cpu_ns, syscall: owned(syscall), handler: owned(handler) }
     }
 
-    /// Threads that have waited for a minute.
+    /// Returns threads that have waited for a minute, with these chains.
     fn snapshot(chains: Vec<(&str, Chain)>) -> Snapshot {
         let mut snapshot = sample::snapshot();
         let stack = snapshot.stacks[2].clone();

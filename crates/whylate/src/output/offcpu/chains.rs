@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Long waits as a flame graph: where each thread waited, who ended that wait, where that one waited in turn, and what
-//! was done meanwhile.
+//! Renders long waits as a flame graph: where each thread waited, its waker, where the waker waited in turn, and what ran
+//! during the wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -16,42 +16,42 @@ use super::{svg, write_lines};
 use crate::output::path::{DEEPEST, of_name, waited, who_and_what};
 use crate::output::why;
 
-/// So many chains are told apart; the time of those that come later is told without them, by whose it is.
+/// Maximum number of distinct chains. Later ones are merged per victim.
 const CHAINS: usize = 10_000;
-/// What stands in place of those.
+/// Frame in place of chains beyond `CHAINS`.
 const BEYOND: &str = "[beyond the first 10,000 chains]";
-/// Stands for waits that are not told.
+/// Frame in place of waits that are not shown.
 const UNTOLD: &str = "...";
 
-/// Adds up what long waits went into. Memory is bounded.
+/// Sums up the chains of long waits, in bounded memory.
 #[derive(Debug)]
 pub struct Chains {
     root: Root,
     over_ns: u64,
-    /// How many waits were explained, and how long they took.
+    /// Number and total nanoseconds of explained waits.
     explained: (u64, u64),
-    /// The same of those that were added: the time of all chains adds up to it.
+    /// Number and total nanoseconds of waits added to the graph; equals the sum of all chains.
     added: (u64, u64),
-    /// Names are the same few again and again.
+    /// Index of each frame in `frames`: names repeat often.
     numbers: HashMap<Frame, u32>,
     frames: Vec<Frame>,
     chains: HashMap<Vec<u32>, u64>,
 }
 
 impl Chains {
-    /// Of waits from `over_ns` on.
+    /// Creates the sums for waits of `over_ns` or longer.
     pub fn new(over_ns: u64, root: Root) -> Self {
         let (numbers, frames, chains) = (HashMap::new(), Vec::new(), HashMap::new());
         Chains { root, over_ns, explained: (0, 0), added: (0, 0), numbers, frames, chains }
     }
 
-    /// Counts one that was explained, whether it is added or not.
+    /// Counts an explained wait, whether it is added or not.
     pub fn count(&mut self, event: &LateEvent) {
         self.explained.0 += u64::from(!event.causes.is_empty());
         self.explained.1 += event.causes.iter().map(|cause| cause.ns).sum::<u64>();
     }
 
-    /// Adds one; nothing is known of a wait that nobody has explained.
+    /// Adds a wait. A wait without causes adds nothing.
     pub fn add(&mut self, event: &LateEvent) {
         let parts = parts_of(event, self.root);
         self.added.0 += u64::from(!parts.is_empty());
@@ -65,7 +65,7 @@ impl Chains {
         let known: Option<Vec<u32>> = frames.iter().map(|frame| self.numbers.get(frame).copied()).collect();
         let is_known = known.is_some_and(|known| self.chains.contains_key(&known));
         if !is_known && self.chains.len() >= CHAINS {
-            // Even those whose it is may be many.
+            // There may be too many victims, too.
             let has_room = self.chains.len() < 2 * CHAINS;
             frames.retain(|frame| has_room && frame.kind == Kind::Label);
             frames.push(Frame::new(Kind::Between, BEYOND));
@@ -82,13 +82,13 @@ impl Chains {
         })
     }
 
-    /// Each with its nanoseconds.
+    /// Returns the chains with their nanoseconds.
     fn frames(&self) -> impl Iterator<Item = (Vec<Frame>, u64)> {
         let named = |numbers: &[u32]| numbers.iter().map(|&number| self.frames[number as usize].clone()).collect();
         self.chains.iter().map(move |(numbers, &ns)| (named(numbers), ns)).filter(|&(_, ns)| ns > 0)
     }
 
-    /// Writes them in this form.
+    /// Writes the chains in a format.
     ///
     /// # Errors
     /// Those of the writer, and when there is nothing to draw.
@@ -113,7 +113,7 @@ impl Chains {
         out.flush()
     }
 
-    /// What they tell of, and what they do not.
+    /// Renders what the graph covers, and what it lacks.
     fn summary(&self, snapshot: &Snapshot) -> String {
         let (over, (all, all_ns), (added, added_ns)) = (format_ns(self.over_ns), self.explained, self.added);
         let (waits, all_took, took) = (why::counted(all, "wait"), format_ns(all_ns), format_ns(added_ns));
@@ -128,14 +128,14 @@ impl Chains {
         sentences.join(" ")
     }
 
-    /// The same, where a file cannot say of what it does not tell.
+    /// Returns the summary if events are unexplained or lost, for formats without a subtitle.
     pub fn gaps(&self, snapshot: &Snapshot) -> Option<String> {
         let has_gaps = !snapshot.unexplained.is_none() || snapshot.lost.values().any(|&count| count > 0);
         has_gaps.then(|| self.summary(snapshot))
     }
 }
 
-/// The parts of a wait with their frames, which add up to it.
+/// Returns the parts of a wait, with frames and nanoseconds that add up to the wait.
 pub fn parts_of(event: &LateEvent, root: Root) -> Vec<(Vec<Frame>, u64)> {
     let victim = labels(&event.labels, root);
     if event.path.is_empty() {
@@ -158,7 +158,7 @@ pub fn parts_of(event: &LateEvent, root: Root) -> Vec<(Vec<Frame>, u64)> {
     parts.collect()
 }
 
-/// A wait for a CPU alone, whose causes may have stacks.
+/// Returns the frames of a cause of a run-queue wait, with the cause's stack, if any.
 fn cause_frames(event: &LateEvent, cause: &Cause) -> Vec<Frame> {
     let ready = Some(event.subject.clone());
     let segment = PathSegment { kind: cause.kind, who: cause.who.clone(), ready, ..PathSegment::default() };
@@ -167,7 +167,7 @@ fn cause_frames(event: &LateEvent, cause: &Cause) -> Vec<Frame> {
     frames
 }
 
-/// Who ended a wait, and waited as well.
+/// Returns the frames of a waker that waited in turn.
 fn waiter(wait: Option<&PathSegment>) -> Vec<Frame> {
     let Some(wait) = wait else { return vec![Frame::new(Kind::Between, UNTOLD)] };
     let called = without_number(wait.waiter.as_deref().unwrap_or("a thread"));
@@ -179,7 +179,7 @@ fn waiter(wait: Option<&PathSegment>) -> Vec<Frame> {
     frames
 }
 
-/// Where somebody waited, outermost first.
+/// Returns the frames of a wait's stack, outermost first, or of its system call if it has no stack.
 fn place(kind: Kind, stack: &[String], via: Option<&str>) -> Vec<Frame> {
     match via {
         Some(via) if stack.is_empty() => vec![Frame::new(kind, &format!("waited in {via}"))],
@@ -187,11 +187,11 @@ fn place(kind: Kind, stack: &[String], via: Option<&str>) -> Vec<Frame> {
     }
 }
 
-/// What was done in a part: by whom, where that is not told already.
+/// Returns the frames of a segment; names the thread if it is not the victim.
 fn ending(segment: &PathSegment, is_anothers: bool) -> Vec<Frame> {
     let (who, clauses) = who_and_what(segment);
     let who = who.filter(|_| is_anothers);
-    // Of several clauses one says that there was no CPU.
+    // Only run-queue waits have several clauses.
     let kind = if clauses.len() > 1 { Kind::Runnable } else { Kind::Meanwhile };
     let mut frames: Vec<Frame> = who.iter().map(|who| Frame::new(Kind::Waker, who)).collect();
     frames.extend(clauses.iter().map(|clause| Frame::new(kind, clause)));
@@ -231,7 +231,7 @@ mod tests {
         PathSegment { ns, kind, who: who.to_owned(), waiter, depth, ..PathSegment::default() }
     }
 
-    /// A client that waits for a server, which is in the queue of a disk when it is asked, and then wants a CPU.
+    /// Returns a wait of a client for a server that waits for a disk and then for a CPU.
     fn request() -> LateEvent {
         let fsync = |part| PathSegment { stack: names("io_schedule do_fsync"), ..part };
         let server = || Some("server:5".to_owned());
@@ -377,7 +377,7 @@ mod tests {
         assert!(lines.contains(&format!("app;{BEYOND} {CHAINS}")) && lines.contains(&format!("{BEYOND} 1")));
     }
 
-    /// Parts of any order and depth, by threads that call themselves anything.
+    /// Generates segments of any order and depth, with hostile thread names.
     fn any_event() -> impl Strategy<Value = LateEvent> {
         let kinds = [Running, Thread, Disk, Timer, Softirq, Steal, IdleExit, Unknown];
         let name = prop::sample::select(vec!["a:1", "b 5:2", "", EVIL, "--", ";:3", "x\n 7"]);

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What waits more and what less than before.
+//! Compares two off-CPU profiles.
 
 use std::collections::BTreeMap;
 
 use crate::output::table::Table;
 
-/// Two profiles by stack, as parts of a million of all their thread-seconds: so runs of different length and with
-/// different numbers of threads can be compared.
+/// Two profiles by stack, in millionths of their thread-seconds, so that runs of different lengths and numbers of threads
+/// are comparable.
 #[derive(Debug, Default, PartialEq)]
 pub struct Difference {
     by_stack: BTreeMap<String, [u64; 2]>,
 }
 
-/// What shares are parts of.
+/// Denominator of the shares.
 const WHOLE: u128 = 1_000_000;
 
 impl Difference {
-    /// Of folded lines before and after.
+    /// Compares folded lines before and after.
     pub fn of(before: &[String], after: &[String]) -> Self {
         let mut difference = Difference::default();
         for (side, lines) in [before, after].into_iter().enumerate() {
@@ -36,12 +36,12 @@ impl Difference {
         difference
     }
 
-    /// Lines with both shares, as differential flame graphs are drawn of.
+    /// Returns folded lines with both shares, the input of differential flame graphs.
     pub fn lines(&self) -> Vec<String> {
         self.by_stack.iter().map(|(frames, [before, after])| format!("{frames} {before} {after}")).collect()
     }
 
-    /// What changed most first; changes of less than a thousandth of everything are left out.
+    /// Returns a table, largest change first, without changes below a thousandth of the total.
     pub fn table(&self) -> Table {
         let mut table = Table::new("CHANGE, BEFORE, AFTER, <STACK");
         let mut rows: Vec<(i64, &String, &[u64; 2])> =

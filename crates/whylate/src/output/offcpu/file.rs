@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Files by their extension.
+//! Writes profiles in the format of the file's extension.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -10,12 +10,12 @@ use whylate_model::folded::{Root, lines, waiting};
 use super::{pprof, speedscope, svg, write_lines};
 use crate::output::json::write_line;
 
-/// What a file holds.
+/// Format of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// A flame graph.
     Svg,
-    /// A line a stack.
+    /// Folded stacks, one per line.
     Folded,
     /// For `go tool pprof`.
     Pprof,
@@ -25,10 +25,10 @@ pub enum Form {
 }
 
 impl Form {
-    /// By the end of the file's name.
+    /// Chooses the format by the file's extension.
     ///
     /// # Errors
-    /// When it is none of those that are known.
+    /// When the extension is unknown.
     pub fn of(path: &Path) -> anyhow::Result<Self> {
         let name = path.to_string_lossy();
         let forms = [
@@ -43,10 +43,10 @@ impl Form {
         })
     }
 
-    /// The same where waits are explained.
+    /// Chooses the format for explained waits by the file's extension.
     ///
     /// # Errors
-    /// When it is none of those that have room for that.
+    /// When the format cannot hold explained waits.
     pub fn of_explained(path: &Path) -> anyhow::Result<Self> {
         match Form::of(path) {
             Ok(form @ (Form::Svg | Form::Folded | Form::Json)) => Ok(form),
@@ -58,7 +58,7 @@ impl Form {
     }
 }
 
-/// Writes a snapshot in this form.
+/// Writes a snapshot in a format.
 ///
 /// # Errors
 /// Those of the writer.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A tree of where threads wait, widest first, as people read it.
+//! Renders where threads wait as a tree, widest branch first.
 
 use std::io::{self, Write};
 
@@ -11,14 +11,14 @@ use whylate_model::units::format_ns;
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart, summary};
 use crate::output::table::without_middle;
 
-/// Narrower branches are summed.
+/// Branches below this percentage are merged.
 const NARROWEST_PERCENT: u64 = 1;
-/// Processes are shown, however narrow, until they have so much of the time together.
+/// Processes are shown, however narrow, until they cover this percentage of the time.
 const COVERED_PERCENT: u64 = 90;
-/// And those that had so much of the time on CPUs.
+/// Processes with this percentage of the on-CPU time are shown too.
 const BUSY_PERCENT: u64 = 10;
 
-/// The least room that frames get beside what is said of them.
+/// Minimum width of the frames of a line.
 const LEAST_FRAMES: usize = 24;
 
 /// Writes the tree. Frames that have only one caller and one callee share a line.
@@ -34,7 +34,7 @@ pub fn write(
     layout.lines.iter().try_for_each(|line| writeln!(out, "{}", line.shown(layout.whole_ns, columns)))
 }
 
-/// A line of the tree. The lines below it that are one step further in add up to it.
+/// A line of the tree: the sum of the lines one level below.
 struct Line {
     depth: usize,
     weight_ns: u64,
@@ -53,7 +53,8 @@ impl Line {
     }
 }
 
-/// Frames from both ends in turn, while there is room: the innermost tell what is waited for, the outermost who waits.
+/// Shortens a stack to `room` characters by cutting out frames in its middle: the innermost show what is waited for, the
+/// outermost who waits.
 fn in_room(names: &[String], room: usize) -> String {
     const CUT: &str = " > .. > ";
     let whole = names.join(" > ");
@@ -105,7 +106,7 @@ impl Layout {
         part.weight_ns > 0 && is_part(part.weight_ns, self.whole_ns, NARROWEST_PERCENT)
     }
 
-    /// A machine has so many processes that each has little: together they have most of the time.
+    /// Adds the lines of processes. Many narrow processes may have most of the time together.
     fn processes(&mut self, tree: &Node) {
         let (all_ns, on_cpu_ns) = (tree.all.weight_ns, self.on_cpu_ns);
         let parts = tree.parts(|part, shown_ns| {
@@ -123,7 +124,7 @@ impl Layout {
         let mut names = vec![frame.name.clone()];
         let (mut end, mut last) = (node, frame.kind);
         while let Some((next, child)) = end.children.first_key_value().filter(|_| end.children.len() == 1) {
-            // Whose stack it is stays on a line of its own.
+            // Labels (process, thread, cgroup) keep a line of their own.
             if end.own.weight_ns > 0 || last == Kind::Runnable || (last == Kind::Label && next.kind != Kind::Label) {
                 break;
             }
@@ -131,7 +132,7 @@ impl Layout {
             names.push(next.name.clone());
             end = child;
         }
-        // Where a thread was that could run is no place where it waits.
+        // The stack of a runnable thread is not where it waits.
         let parts = match last {
             Kind::Runnable => Default::default(),
             _ => end.parts(|part, _| self.is_wide(part)),
@@ -167,7 +168,7 @@ fn is_part(ns: u64, whole_ns: u64, percent: u64) -> bool {
     u128::from(ns) * 100 >= u128::from(whole_ns) * u128::from(percent)
 }
 
-/// What for, unless the name tells, how often, and how many threads are there now and for how long.
+/// Renders class (unless it is the name), number of waits, on-CPU time, and number and age of the waiting threads.
 fn about(sums: &Sums, name: &str) -> String {
     let class = sums.class().filter(|(class, _)| name != class.frame()).map(|(class, is_all)| match is_all {
         true => class.words().to_owned(),
@@ -182,7 +183,7 @@ fn about(sums: &Sums, name: &str) -> String {
     parts.join(", ")
 }
 
-/// The number of waits, where it is known, and the time on CPUs.
+/// Renders the number of waits, if known, and the on-CPU time.
 fn figures(sums: &Sums) -> Vec<String> {
     let waits = match sums.waits {
         0 => None,
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(in_room(&names[..1], 4), "s..t");
     }
 
-    /// Stacks of a few processes and functions in any class, of the kernel's own threads too.
+    /// Generates stacks of a few processes and functions in any class, including kernel threads.
     fn stacks() -> impl Strategy<Value = Vec<Stack>> {
         const CLASSES: [WaitClass; 5] =
             [WaitClass::Idle, WaitClass::Lock, WaitClass::Cpu, WaitClass::Throttled, WaitClass::OnCpu];
@@ -262,7 +263,7 @@ mod tests {
             }
             let is_on_cpu = CLASSES[class] == WaitClass::OnCpu;
             let kernel = if is_on_cpu { Vec::new() } else { frames.iter().map(u8::to_string).collect() };
-            // Shares from a hundred millionth to all of it.
+            // Shares from 1e-8 to 1.
             let weight_ns = weight_ns.pow(3) >> 24;
             Stack {
                 labels,
@@ -275,7 +276,7 @@ mod tests {
         prop::collection::vec(stack, 0..200)
     }
 
-    /// The lines below each line, one step further in, add up to it; those that are furthest out are everything.
+    /// Checks that each line is the sum of the lines one level below, and that the outermost add up to the total.
     fn adds_up(lines: &[Line], depth: usize, whole_ns: u64) -> Result<(), TestCaseError> {
         let sum: u64 = lines.iter().filter(|line| line.depth == depth).map(|line| line.weight_ns).sum();
         prop_assert_eq!(sum, whole_ns);
@@ -299,7 +300,7 @@ mod tests {
             let whole_ns: u64 = waiting(&snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
             prop_assert_eq!(layout.whole_ns, whole_ns);
             adds_up(&layout.lines, 0, whole_ns)?;
-            // What is not told apart further out is little.
+            // Little is merged at the outermost level.
             let unnamed = |line: &&Line| line.depth == 0 && line.names[0].contains("smaller branches");
             let rest_ns: u64 = layout.lines.iter().filter(unnamed).map(|line| line.weight_ns).sum();
             prop_assert!(rest_ns * 10 <= whole_ns, "{rest_ns} of {whole_ns}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Percentiles of each latency, raw and corrected for the periods that were missed.
+//! Renders percentiles of each latency, raw and corrected for missed periods.
 
 use std::io::{self, Write};
 
@@ -20,7 +20,7 @@ const PERCENTILES: [(&str, f64); 7] = [
 ];
 const ROWS: [&str; 4] = ["IRQ", "Thread", "Ret user", "Thread, corrected"];
 
-/// Writes a row for each latency of each CPU, and of all.
+/// Writes a row for each latency of each CPU, and of all CPUs.
 pub fn write(out: &mut dyn Write, total: &Total, unit: Unit, with_user: bool) -> io::Result<()> {
     let figures = PERCENTILES.map(|(name, _)| name).join(", ");
     let mut table = Table::new(&format!("CPU, <LATENCY, COUNT, {figures}, max"));
