@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate block`: what makes I/O requests late.
+//! `whylate block`: latency of I/O requests, and what delays them.
 
 use anyhow::anyhow;
 use clap::{ArgGroup, Args};
@@ -52,7 +52,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// What is printed, and what only measured.
+    /// Returns what is printed.
     pub(crate) fn shown(&self) -> Shown<'_> {
         Shown {
             shape: &self.shape,
@@ -62,7 +62,7 @@ impl Arguments {
         }
     }
 
-    /// No disk is named like a duration.
+    /// Returns the disks given by `--disk` and `-d`. No disk is named like a duration.
     fn disks(&self) -> impl Iterator<Item = &String> {
         self.disk.iter().chain(self.disk_or_duration.iter().filter(|text| duration_ns(text).is_err()))
     }
@@ -71,13 +71,13 @@ impl Arguments {
         self.disks().next().cloned()
     }
 
-    /// When something is printed.
+    /// Returns the schedule, with a duration given by `-d`.
     pub(crate) fn schedule(&self) -> Schedule {
         let duration = self.disk_or_duration.iter().find_map(|text| duration_ns(text).ok());
         Schedule { duration: self.schedule.duration.or(duration), ..self.schedule }
     }
 
-    /// True when late requests are to be printed.
+    /// Returns whether late requests are printed.
     fn has_lines(&self) -> bool {
         self.slower.is_some() || self.explain.why.is_some()
     }
@@ -101,7 +101,7 @@ impl Arguments {
     }
 }
 
-/// Attaches, prints at each interval, and once more at the end.
+/// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate generate`: the man pages and shell completions that `make install` puts in place.
+//! `whylate generate`: writes the man pages and shell completions for `make install`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use clap_complete::{Generator as _, Shell};
 use crate::cli::Cli;
 
 const NAME: &str = "whylate";
-/// The page of the file format.
+/// Man page of the file format: name and text.
 const RECORDING_PAGE: (&str, &str) = ("whylate-recording.5", include_str!("../../../../docs/whylate-recording.5"));
 
 /// Write the man pages or the shell completions, for packaging
@@ -57,7 +57,7 @@ fn write_completions(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command line without its hidden commands: clap's completions offer those too, and clap cannot remove one.
+/// Returns the command line without hidden commands: clap's completions would offer them, and clap cannot remove one.
 fn documented_command() -> Command {
     let all = Cli::command();
     let mut shown = Command::new(NAME)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate sqpoll`: what io_uring's submission threads do with their time.
+//! `whylate sqpoll`: what io_uring submission threads spend their time on.
 
 mod sweep;
 
@@ -13,7 +13,7 @@ use crate::commands::{Origin, present};
 use crate::output::sqpoll::Text;
 use crate::output::table::terminal_columns;
 
-/// How to get a submission thread to look at.
+/// Advice on how to get a submission thread.
 const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.g. of `whylate inject sqpoll` or of fio's sqthread_poll=1";
 
 /// Whether io_uring's submission threads work, spin, sleep or wait for a CPU
@@ -59,7 +59,7 @@ enum What {
     Sweep(sweep::Arguments),
 }
 
-/// Attaches, prints at each interval, and once more at the end.
+/// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if stream.feed().is_some_and(|feed| feed.source.sees_nothing().is_some()) {
         let whose = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
         say!("whylate: {whose} has no io_uring submission thread now: {HOW_TO}");
-        // One may come while somebody waits for it.
+        // A thread may start during a longer run.
         if !arguments.schedule.lasts() {
             return Ok(());
         }

@@ -53,7 +53,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// What is printed, and what only measured.
+    /// Returns what is printed.
     pub(crate) fn shown(&self) -> Shown<'_> {
         Shown {
             shape: &self.shape,
@@ -64,12 +64,12 @@ impl Arguments {
         }
     }
 
-    /// True when late items are to be printed.
+    /// Returns whether late items are printed.
     fn lines(&self) -> bool {
         self.slower.is_some() || self.explain.why.is_some()
     }
 
-    /// True when late items and their culprits are all that is to be printed.
+    /// Returns whether only late items and their culprits are printed.
     fn lines_only(&self) -> bool {
         self.lines()
             && !(self.schedule.json
@@ -79,7 +79,7 @@ impl Arguments {
                 || self.schedule.repeats())
     }
 
-    /// Measures no more than what is printed.
+    /// Returns options that measure only what is printed.
     pub(crate) fn options(&self) -> WqOptions {
         let by = match self.shape.key() {
             Some(Key::Handler) => By::Handler,
@@ -102,7 +102,7 @@ impl Arguments {
     }
 }
 
-/// Attaches, prints at each interval, and once more at the end.
+/// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate inject work`.
+//! `whylate inject work`: known work items.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
         write!(out, "{}", work_text(&plan, &report))?;
     }
     out.flush()?;
-    // Whoever told it to stop knows, and the output tells how many were queued and ran.
+    // An interrupted run is not an error: the output has the numbers of queued and executed items.
     if report.complete || stop.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     }
 }
 
-/// What was done, in short lines.
+/// Renders the report in short lines.
 fn work_text(plan: &work::Plan, report: &work::Report) -> String {
     let items = |n: u64| match plan.items {
         1 if n == 1 => "1 item".to_owned(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate irqsoff --import`: what ftrace has written, shown as what is measured.
+//! `whylate irqsoff --import`: shows output of ftrace like a measurement.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -19,13 +19,13 @@ use crate::output::json::JsonLines;
 use crate::output::table::{Table, terminal_columns};
 use crate::output::{Output, why};
 
-/// How many of the longest are in JSON, unless asked for another number.
+/// Default number of longest sections in JSON.
 const WORST_IN_JSON: usize = 20;
 
-/// Reads the file and prints what is in it.
+/// Reads the file, and prints the result.
 ///
 /// # Errors
-/// When it cannot be read, tells nothing of interrupts, or the output cannot be written.
+/// When the file cannot be read or has no known trace, or the output cannot be written.
 pub fn run(arguments: &Arguments, file: &Path) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let named = || format!("cannot import {}", file.display());
@@ -42,7 +42,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     let worst = arguments.worst().unwrap_or(WORST_IN_JSON);
     let options = ImportOptions { late_over_ns: arguments.lines().then(|| arguments.lines_from_ns()), worst };
     let mut timers = Worst::new(worst);
-    // The level of consoles here says nothing of the machine that was traced; its clock began with it.
+    // The console level of this machine says nothing about the traced one. Trace timestamps start at boot.
     let mut output: Box<dyn Output> = if arguments.schedule.json {
         Box::new(JsonLines)
     } else {
@@ -69,7 +69,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     Ok(())
 }
 
-/// The worst first.
+/// Returns the series of timers, latest first.
 fn timers_of(snapshot: &Snapshot) -> Vec<Series> {
     let mut series: Vec<Series> =
         snapshot.series.iter().filter(|series| series.labels.contains_key("callback")).cloned().collect();

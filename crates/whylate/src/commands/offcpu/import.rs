@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate offcpu import`: flame graphs of stacks that other tools have written.
+//! `whylate offcpu import`: flame graphs of stacks from other tools.
 
 use std::fs::File;
 use std::io::{self, Write};

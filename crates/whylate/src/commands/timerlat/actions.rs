@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is done when a threshold is hit, and at the end.
+//! Actions when a threshold is hit, and at the end.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,17 +12,17 @@ use whylate_sources::credentials::run_as_real_user;
 use super::values::Action;
 use crate::files;
 
-/// Saves a trace to a file, and tells it.
+/// Saves a trace to a file, and prints that.
 pub type Save<'a> = dyn FnMut(&Path, &mut dyn Write) -> anyhow::Result<()> + 'a;
 
-/// Performs actions in order, and none after one that fails; `save` saves traces. Returns whether to go on measuring.
+/// Performs actions in order, up to the first that fails; `save` saves traces. Returns whether to continue measuring.
 ///
 /// # Errors
 /// That of the action that failed, or of the writer.
 pub fn perform(actions: &[Action], out: &mut dyn Write, save: &mut Save<'_>) -> anyhow::Result<bool> {
     let mut goes_on = false;
     for action in actions {
-        // Commands write to the same place.
+        // Commands write to standard output too.
         out.flush()?;
         match action {
             Action::Trace(path) => save(path, out)?,
@@ -34,7 +34,7 @@ pub fn perform(actions: &[Action], out: &mut dyn Write, save: &mut Save<'_>) -> 
     Ok(goes_on)
 }
 
-/// Writes to a file of this user alone.
+/// Writes a file that only its owner can read.
 ///
 /// # Errors
 /// When the file cannot be written.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `-e`, `--filter` and `--trigger`: the last two belong to the event before them on the command line.
+//! `-e`, `--filter` and `--trigger`; filter and trigger belong to the preceding event on the command line.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches, error::ErrorKind};
 use whylate_sources::timerlat::TraceEvent;
@@ -61,10 +61,10 @@ impl FromArgMatches for Events {
     }
 }
 
-/// `system:event`, or `system` for all of its events.
+/// Parses `system:event`, or `system` for all of its events.
 fn event(text: &str) -> Result<TraceEvent, String> {
     let (system, name) = text.split_once(':').map_or((text, None), |(system, name)| (system, Some(name)));
-    // They are names of folders.
+    // System and event are directory names in tracefs.
     let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
     if !is_name(system) || !name.is_none_or(is_name) {
         return Err(format!("name an event SYSTEM or SYSTEM:EVENT, e.g. sched:sched_switch, not {text}\n"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How the values of timerlat's options are read.
+//! Parsers of option values of timerlat.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use whylate_model::units::parse_duration_ns;
 use whylate_sources::timerlat::{PERIODS_NS, Policy};
 
-/// By how much one comes after the other; a bare number is in microseconds.
+/// Parses the offset between wakeups of successive CPUs into nanoseconds; a bare number is in microseconds.
 pub fn offset(text: &str) -> Result<u64, String> {
     match parse_duration_ns(text, 1_000) {
         Ok(ns) if ns <= *PERIODS_NS.end() => Ok(ns),
@@ -16,7 +16,7 @@ pub fn offset(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `o:nice`, `r:priority`, `f:priority` or `d:runtime:period`; rtla takes capital letters too.
+/// Parses `o:nice`, `r:priority`, `f:priority` or `d:runtime:period`. Like rtla, accepts capital letters too.
 pub fn policy(text: &str) -> Result<Policy, String> {
     let wrong = "a priority is o:NICE, r:PRIORITY, f:PRIORITY or d:RUNTIME:PERIOD, e.g. f:95 or d:500us:1ms";
     let (class, rest) = text.split_once(':').ok_or(wrong)?;
@@ -67,7 +67,7 @@ impl Action {
     }
 }
 
-/// Where traces go that have no other name.
+/// Default file name of traces.
 pub const TRACE_FILE: &str = "timerlat_trace.txt";
 
 impl FromStr for Action {

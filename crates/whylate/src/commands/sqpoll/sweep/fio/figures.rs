@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What fio tells of its requests.
+//! Figures in fio's JSON output.
 
 use serde_json::Value;
 
-/// What fio says, right or wrong.
+/// Figures as fio reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figures {
-    /// How many requests it made.
+    /// Number of requests.
     pub requests: u64,
-    /// For how long.
+    /// Duration of the run.
     pub duration_ns: u64,
     /// The shortest latency.
     pub min_ns: u64,
@@ -16,12 +16,12 @@ pub struct Figures {
     pub mean_ns: u64,
     /// The longest latency.
     pub max_ns: u64,
-    /// Its 99th percentile.
+    /// 99th percentile of the latency.
     pub p99_ns: u64,
 }
 
 impl Figures {
-    /// From its JSON, in front of which it may print notes.
+    /// Parses fio's JSON, which notes may precede.
     pub fn of(out: &str, direction: &str) -> Option<Self> {
         let json: Value = serde_json::from_str(out.get(out.find('{')?..)?).ok()?;
         let job = json.get("jobs")?.get(0)?.get(direction)?;
@@ -36,21 +36,21 @@ impl Figures {
         })
     }
 
-    /// Its mean and the 99th percentile, unless they contradict the other figures.
+    /// Returns mean and 99th percentile, each unless it contradicts the other figures.
     pub fn trusted(&self, depth: u32) -> (Option<u64>, Option<u64>) {
         let mean_ns = self.mean_is_possible(depth).then_some(self.mean_ns);
         (mean_ns, (mean_ns.is_some() && self.p99_is_possible()).then_some(self.p99_ns))
     }
 
-    /// Requests in flight at the same time, at most `depth`, take no more than so many times the run in all.
+    /// Checks the mean: at most `depth` requests are in flight, so all latencies together are at most `depth` times the run.
     fn mean_is_possible(&self, depth: u32) -> bool {
         let all_ns = u128::from(self.mean_ns) * u128::from(self.requests);
-        // fio rounds the run to a millisecond, and lets those that are in flight at its end finish.
+        // fio rounds the run to a millisecond, and lets requests in flight at its end finish.
         let longest_ns = u128::from(depth) * (u128::from(self.duration_ns) + 1_000_000 + u128::from(self.max_ns));
         self.min_ns <= self.mean_ns && self.mean_ns <= self.max_ns && all_ns <= longest_ns
     }
 
-    /// One request in a hundred takes as long as that or longer, so the mean is a hundredth of it at least.
+    /// Checks the 99th percentile: 1 % of the requests take at least that long, so it is at most 100 times the mean.
     fn p99_is_possible(&self) -> bool {
         // fio's buckets are 1.6 % wide.
         let at_most = |ns: u64| ns.saturating_add(ns / 32);
