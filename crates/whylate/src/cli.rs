@@ -117,12 +117,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn options_of_an_import_do_not_go_with_a_command() {
+    fn rejects_import_options_with_command() {
         let accepts = |line: &str| Cli::try_parse_from(line.split(' ')).is_ok();
         for line in
             ["run true", "run --help-lost", "run --import x --pid 5", "run --import x --comm y", "run true --pid 5"]
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn culprits_are_ranked_by_something_only_where_they_are_ranked() {
+    fn rejects_by_without_ranking() {
         let accepts = |line: &str| Cli::try_parse_from(line.split(' ')).is_ok();
         for line in ["-d 1s --by cgroup", "sqpoll --why 1ms --by cgroup", "-p 1", "sqpoll"] {
             assert!(accepts(&format!("whylate {line}")), "{line}");
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn each_command_is_in_a_group() {
+    fn every_command_is_in_a_help_group() {
         let help = arranged(Cli::command()).render_help().to_string();
         for command in Cli::command().get_subcommands() {
             let lines = help.lines().filter(|line| line.split_whitespace().next() == Some(command.get_name()));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_of_each_command_begins_with_examples() {
+    fn help_of_each_command_starts_with_examples() {
         fn check(command: &mut clap::Command) {
             for command in
                 command.get_subcommands_mut().filter(|command| !command.is_hide_set() && command.get_name() != "help")

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latencies_are_microseconds_unless_they_say_otherwise() {
+    fn bare_latencies_are_microseconds() {
         assert_eq!((us("40"), us("1.5ms")), (Ok(40_000), Ok(1_500_000)));
         assert!(us("0").is_err() && us("x").is_err() && us("-1").is_err());
     }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn periods_are_bounded_as_the_kernels_are() {
+    fn rejects_periods_outside_kernel_limits() {
         assert_eq!((period("100"), period("1s")), (Ok(100_000), Ok(1_000_000_000)));
         assert!(period("99").is_err() && period("1000001").is_err());
     }
@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_is_typed_panics(text in ".{0,40}") {
+        fn parsers_never_panic(text in ".{0,40}") {
             let _ = (duration_ns(&text), us(&text), period(&text), bytes(&text), text.parse::<Cpus>());
         }
     }

@@ -7,7 +7,7 @@ use whylate_model::units::printable;
 use whylate_sources::block::{BlockOptions, By};
 
 use crate::arguments::{Explain, Record, Schedule};
-use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
+use crate::commands::runner::{Keep, Lates, Query, Stream, drive};
 use crate::commands::{Origin, Senseless};
 use crate::output::block::shape::{Key, Shape};
 use crate::output::block::{Shown, Text};
@@ -112,17 +112,17 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let schedule = arguments.schedule();
     let (late, disk) = (Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why }, arguments.disk());
     let disk = disk.as_deref().map(|disk| disk.trim_start_matches("/dev/"));
-    let wanted = Wanted {
+    let query = Query {
         source: &arguments.options(),
         schedule,
-        keep: Keep::of(schedule, arguments.explain),
+        keep: Keep::for_options(schedule, arguments.explain),
         late: arguments.has_lines().then_some(late),
         only: &|labels| disk.is_none_or(|disk| labels.get("device").is_some_and(|device| device == disk)),
     };
-    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
+    let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
     let mut text = Text::new(arguments.shown(), terminal_columns());
     let mut has_any = false;
-    drive(stream, &wanted, &mut text, &mut |snapshot| {
+    drive(stream, &query, &mut text, &mut |snapshot| {
         has_any |= !snapshot.series.is_empty();
     })?;
     if !has_any {

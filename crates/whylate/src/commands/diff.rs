@@ -113,14 +113,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Compares two sides, including rows that do not differ. With `tells_missing`, prints gaps of the recordings to standard
-/// error.
+/// Compares two sides, including rows that do not differ. With `reports_missing`, prints gaps of the recordings to
+/// standard error.
 ///
 /// # Errors
 /// As for `run`.
-pub fn compare(sides: &[Recording; 2], tells_missing: bool) -> anyhow::Result<Diff> {
+pub fn compare(sides: &[Recording; 2], reports_missing: bool) -> anyhow::Result<Diff> {
     // The length of blocks depends on the lengths of both sides, so each is read twice.
-    let measured = [measure(&sides[0], tells_missing)?, measure(&sides[1], tells_missing)?];
+    let measured = [measure(&sides[0], reports_missing)?, measure(&sides[1], reports_missing)?];
     let block_ns = block_ns([&measured[0].lengths, &measured[1].lengths]);
     let mut comparison = Comparison::new(measured.each_ref().map(|side| side.header.sources.as_slice()), block_ns);
     for (number, (side, measured)) in sides.iter().zip(&measured).enumerate() {
@@ -141,11 +141,11 @@ struct Side {
     lengths: Lengths,
 }
 
-fn measure(recording: &Recording, tells_missing: bool) -> anyhow::Result<Side> {
+fn measure(recording: &Recording, reports_missing: bool) -> anyhow::Result<Side> {
     let mut about = About { start_unix_ns: u64::MAX, ..About::default() };
     let mut lengths = Lengths::default();
     let mut lost: BTreeMap<String, u64> = BTreeMap::new();
-    let header = each_line(recording, tells_missing, &mut |line| match line {
+    let header = each_line(recording, reports_missing, &mut |line| match line {
         Line::Snapshot(snapshot) => {
             about.start_unix_ns = about.start_unix_ns.min(snapshot.start_unix_ns);
             lengths.add(&snapshot);
@@ -169,7 +169,7 @@ fn measure(recording: &Recording, tells_missing: bool) -> anyhow::Result<Side> {
 }
 
 /// Passes the lines of a side to `take`, and returns its header. A snapshot belongs to the span that has its middle.
-fn each_line(recording: &Recording, tells_missing: bool, take: &mut dyn FnMut(Line)) -> anyhow::Result<Header> {
+fn each_line(recording: &Recording, reports_missing: bool, take: &mut dyn FnMut(Line)) -> anyhow::Result<Header> {
     let mut played = recording.play()?;
     let (from_ns, to_ns) = played.span_unix_ns();
     while let Some(line) = played.next_line()? {
@@ -178,7 +178,7 @@ fn each_line(recording: &Recording, tells_missing: bool, take: &mut dyn FnMut(Li
             _ => take(line),
         }
     }
-    if tells_missing {
+    if reports_missing {
         played.report_missing();
     }
     Ok(played.header().clone())
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_has_two_ends_or_one() {
+    fn span_needs_one_end() {
         let ends = |text: &str| span(text).map(|span| (span.from.is_some(), span.to.is_some()));
         assert_eq!(ends("10:00..10:05"), Ok((true, true)));
         assert_eq!(ends("2026-11-26T10:00:00.5Z..2026-11-26 10:05"), Ok((true, true)));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn two_sides_are_named() {
+    fn sides_follow_from_options() {
         let sides = |line: &str| {
             let words = std::iter::once("diff").chain(line.split(' '));
             let arguments = Line::try_parse_from(words).map_err(anyhow::Error::from)?.arguments;

@@ -61,8 +61,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let destination = Destination::for_recording(&arguments.file)?;
     let perfetto = arguments.perfetto.as_deref().map(|path| destination.perfetto(path, played.header()));
-    let parquet = arguments.parquet.as_deref().map(|folder| destination.parquet(folder));
-    let csv = arguments.csv.as_deref().map(|folder| destination.csv(folder));
+    let parquet = arguments.parquet.as_deref().map(|directory| destination.parquet(directory));
+    let csv = arguments.csv.as_deref().map(|directory| destination.csv(directory));
     let mut exports: Vec<Box<dyn Export>> = [perfetto, parquet, csv].into_iter().flatten().collect::<Result<_, _>>()?;
     let mut has_any = false;
     while let Some(line) = played.next_of_any_kind()? {

@@ -10,7 +10,7 @@ use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
 
 use crate::arguments::{Explain, Record, Schedule};
 use crate::commands::Origin;
-use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
+use crate::commands::runner::{Keep, Lates, Query, Stream, drive};
 use crate::output::Output;
 use crate::output::irqsoff::{Shown, Text, timers};
 use crate::output::table::terminal_columns;
@@ -151,13 +151,13 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     // Preemption-off sections are only counted when late events are drained.
     let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;
     let late = Lates { slower_ns: arguments.slower.or(arguments.timer_test), why_ns: arguments.explain.why };
-    let wanted = Wanted {
+    let query = Query {
         source: &arguments.options(),
         schedule: arguments.schedule,
         keep: arguments.keep(),
         late: has_late_events.then_some(late),
         only: &|_| true,
     };
-    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
-    drive(stream, &wanted, text.as_mut(), &mut |_| ())
+    let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
+    drive(stream, &query, text.as_mut(), &mut |_| ())
 }

@@ -106,7 +106,7 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
         Header { sources, unmeasured, weaker, ..about::this_machine() }
     };
     let mut recorder = store.map(|store| Recorder::start(store, header())).transpose()?;
-    let mut seen = Seen {
+    let mut seen = Results {
         gatherer: Gatherer::of(looking.iter().map(|feed| feed.card).collect(), arguments.rank.into()),
         gathered: recorder.iter().flat_map(|_| looking.iter().map(|_| LateBuffer::default())).collect(),
         mergers: looking.iter().map(|_| Merger::default()).collect(),
@@ -139,7 +139,7 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     drop((looking, session));
     progress.clear();
     recorder.map_or(Ok(()), Recorder::end)?;
-    let Seen { gatherer, mut mergers, lost, .. } = seen;
+    let Results { gatherer, mut mergers, lost, .. } = seen;
     let mut snapshots: Vec<(&Card, Snapshot)> =
         cards.into_iter().zip(&mut mergers).filter_map(|(card, merger)| Some((card, merger.take()?))).collect();
     set_aside(&mut snapshots, &measured, &mut unmeasured);
@@ -147,7 +147,7 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
 }
 
 /// Results so far; vectors have an entry per source, in the order of the feeds.
-struct Seen {
+struct Results {
     gatherer: Gatherer,
     /// Late events for the next tick of the recording; empty if nothing is recorded.
     gathered: Vec<LateBuffer>,
@@ -156,7 +156,7 @@ struct Seen {
     lost: BTreeMap<String, u64>,
 }
 
-impl Seen {
+impl Results {
     /// Drains late events, and drops those outside the span of their source.
     fn drain(&mut self, looking: &mut [Feed], is_within: impl Fn(usize, u64) -> bool) -> anyhow::Result<()> {
         for (number, feed) in looking.iter_mut().enumerate() {
@@ -296,11 +296,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_within_a_look_counts_whoever_sets_the_clock() {
+    fn late_events_are_counted_while_wall_clock_is_set() {
         let attached: Box<dyn Attached> = Box::new(SetBack(vec![99, 100, 150, 200, 201]));
         let feed = Feed::new(&WQ, Measuring { backend: "made", fallback_reason: None, attached }, Keep::Nothing);
         let mut seen =
-            Seen { gatherer: Gatherer::default(), gathered: Vec::new(), mergers: Vec::new(), lost: BTreeMap::new() };
+            Results { gatherer: Gatherer::default(), gathered: Vec::new(), mergers: Vec::new(), lost: BTreeMap::new() };
         seen.drain(&mut [feed], |_, at_ns| (100..=200).contains(&at_ns)).expect("it measures");
         let look = seen.gatherer.finish(&[(&WQ, Snapshot::new(WQ.name, "made", "host", 0))], Vec::new());
         assert_eq!(look.sources[0].late, 3);

@@ -201,16 +201,16 @@ pub fn end(result: anyhow::Result<u8>) -> ExitCode {
         Ok(status) => ExitCode::from(status),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let told = format!("{error:#}");
-            say!("whylate: {told}{}", what_to_do(&told));
+            let message = format!("{error:#}");
+            say!("whylate: {message}{}", what_to_do(&message));
             ExitCode::from(exit_status(&error))
         }
     }
 }
 
 /// Returns a remedy to append to a message that only has the kernel's error.
-pub fn what_to_do(told: &str) -> &'static str {
-    match told.ends_with("(os error 24)") {
+pub fn what_to_do(message: &str) -> &'static str {
+    match message.ends_with("(os error 24)") {
         true => ": raise the limit on open files, e.g. with ulimit -n 4096",
         false => "",
     }
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_runs_out_of_descriptors_is_told_how_to_have_more() {
+    fn suggests_ulimit_when_out_of_descriptors() {
         let error =
             anyhow::Error::from(io::Error::from_raw_os_error(Errno::MFILE.raw_os_error())).context("cannot attach");
         assert!(what_to_do(&format!("{error:#}")).contains("ulimit -n"));

@@ -22,7 +22,7 @@ use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, O
 use whylate_sources::{Threads, cgroups};
 
 use crate::arguments::Explain;
-use crate::commands::runner::{Feed, Keep, Kept, NOW_AND_THEN, next_record, wait};
+use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, PendingLate, next_record, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Origin, Senseless, present, record};
 use crate::files;
@@ -319,7 +319,7 @@ fn what_is_done(arguments: &Arguments, backend: &str) -> String {
 }
 
 /// Prints a note if even the lowest sampling rate exceeded the budget, as there are too many threads.
-fn tell_if_over_budget(snapshot: &Snapshot, ppm: u32) {
+fn warn_if_over_budget(snapshot: &Snapshot, ppm: u32) {
     let walk_ns = value(snapshot, "walk_cpu_ns");
     let lowest = walk_ns * f64::from(*RATES_HZ.start());
     if lowest > f64::from(ppm) * 1e3 {
@@ -340,7 +340,7 @@ struct Gathering {
 }
 
 impl Gathering {
-    fn of(arguments: &Arguments, draws_chains: bool) -> Self {
+    fn new(arguments: &Arguments, draws_chains: bool) -> Self {
         let over_ns = arguments.explain.why;
         Gathering {
             waits: over_ns.map(|over_ns| Waits::new(over_ns, arguments.ranked_by())),
@@ -375,7 +375,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         return diff::run(before, after, arguments.output.as_deref());
     }
     let record_to = arguments.output.as_deref().filter(|path| record::is_recording(path));
-    let form_of = if arguments.explain.why.is_some() { Form::of_explained } else { Form::of };
+    let form_of = if arguments.explain.why.is_some() { Form::from_path_explained } else { Form::from_path };
     let form = match arguments.output.as_deref().filter(|_| record_to.is_none()) {
         Some(path) => Some((path, form_of(path).map_err(Senseless)?)),
         None => None,
@@ -385,7 +385,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         let what = "--wakers and --lines have no effect on chains of explained waits: drop them, or drop --why";
         return Err(Senseless(anyhow::anyhow!(what)).into());
     }
-    let mut gathering = Gathering::of(arguments, draws_chains);
+    let mut gathering = Gathering::new(arguments, draws_chains);
     let snapshot = match origin {
         Origin::Recording(recording) => {
             record::refuse(record_to)?;
@@ -416,7 +416,7 @@ fn live(
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
     let store = record_to.map(record::file).transpose()?;
-    let mut feed = Feed::of(&options, arguments.keep())?;
+    let mut feed = Feed::attach(&options, arguments.keep())?;
     let backend = feed.source.backend;
     let header = about::of_one(OFFCPU.name, backend, arguments.explain.why);
     let mut recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
@@ -453,7 +453,7 @@ fn live(
     let snapshot = feed.snapshot_for(recorder.as_mut())?;
     recorder.map_or(Ok(()), Recorder::end)?;
     if let Some(ppm) = arguments.budget.filter(|_| backend != TRACE) {
-        tell_if_over_budget(&snapshot, ppm);
+        warn_if_over_budget(&snapshot, ppm);
     }
     Ok(Some(snapshot))
 }
@@ -464,7 +464,7 @@ fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gather
     if played.late_from_ns(OFFCPU.name)?.is_none() && arguments.explain.why.is_some() {
         say!("whylate: {} was recorded without late events of {}", played.name(), OFFCPU.name);
     }
-    let (mut merger, mut kept, mut lead_ns) = (Merger::default(), Kept::new(arguments.keep()), None);
+    let (mut merger, mut kept, mut lead_ns) = (Merger::default(), PendingLate::new(arguments.keep()), None);
     while let Some(mut snapshot) = played.next_snapshot(OFFCPU.name)? {
         let (length_ns, lead_ns) = (snapshot.duration_ns, *lead_ns.get_or_insert_with(|| played.lead_ns(&snapshot)));
         for event in std::mem::take(&mut snapshot.late) {
@@ -485,7 +485,7 @@ fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gather
     let Some(mut snapshot) = merger.take() else {
         bail!("{} has no snapshots in that span (choose one within the recording)", played.name())
     };
-    kept.tell(&mut snapshot);
+    kept.move_into(&mut snapshot);
     Ok(snapshot)
 }
 

@@ -20,10 +20,10 @@ use crate::commands::runner::wait;
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Origin, Senseless};
 use crate::output::json::write_line;
-use crate::output::program::{self as text, Seen};
+use crate::output::program::{self as text, ProgramReport};
 
 /// Poll interval of the recorder.
-const OFTEN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Which program to measure.
 #[derive(Debug, Args)]
@@ -61,7 +61,8 @@ impl Of {
         Ok(self.recorded())
     }
 
-    /// Returns the program given on the command line, if any, without checking that it exists: it may be in a recording.
+    /// Returns the program given on the command line, if any, without checking that it exists: it may be in a
+    /// recording.
     pub fn recorded(&self) -> Option<Program> {
         let by_name = || self.comm.clone().map(Program::Name);
         let by_cgroup = || self.cgroup.clone().map(Program::Cgroup);
@@ -85,7 +86,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     let began = Instant::now();
     let end = began.checked_add(Duration::from_nanos(duration_ns));
     let mut seconds = None;
-    let ended = wait(&watch, end, OFTEN, &mut || {
+    let ended = wait(&watch, end, POLL_INTERVAL, &mut || {
         recorder.take_in();
         let now = began.elapsed().as_secs();
         if seconds.replace(now) != Some(now) {
@@ -114,7 +115,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     let asked: Vec<Asked> = threads
         .iter()
         .flat_map(|(&tid, member)| {
-            let of = |from_ns, to_ns| Asked { tid, from_ns, to_ns, is_wait: false, is_command: false };
+            let asked = |from_ns, to_ns| Asked { tid, from_ns, to_ns, is_wait: false, is_command: false };
             // TIDs are reused: a death before the birth is that of an earlier thread.
             let born_ns = births.last_of(tid).unwrap_or(from_ns).max(from_ns);
             let dead_ns = deaths.get(&tid).copied();
@@ -122,7 +123,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
             // The former main thread, if another thread of the process called execve(2) and took over its TID.
             let is_taken_over = member.process == tid && births.taken_over_ns(tid).is_some();
             let former = dead_ns.filter(|&dead_ns| is_taken_over && (from_ns..=born_ns).contains(&dead_ns));
-            [of(born_ns, to_ns)].into_iter().chain(former.map(|dead_ns| of(from_ns, dead_ns)))
+            [asked(born_ns, to_ns)].into_iter().chain(former.map(|dead_ns| asked(from_ns, dead_ns)))
         })
         .collect();
     let mut interrupted = None;
@@ -153,7 +154,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     lost.insert("waits_not_followed".to_owned(), budget.not_followed);
     lost.retain(|_, count| *count > 0);
     let processes: BTreeSet<u32> = threads.values().map(|member| member.process).collect();
-    let seen = Seen {
+    let seen = ProgramReport {
         name: name_of(program, &threads),
         processes: processes.len() as u64,
         span_ns: to_ns - from_ns,

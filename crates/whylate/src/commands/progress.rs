@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_that_was_gone_back_is_between_none_and_all() {
+    fn percentage_is_clamped() {
         let shares = [300, 200, 150, 100, 50].map(|reached_ns| percent_back(100, 200, reached_ns));
         assert_eq!(shares, [0, 0, 50, 100, 100]);
         assert_eq!(percent_back(100, 100, 100), 0);

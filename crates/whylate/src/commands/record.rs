@@ -39,10 +39,10 @@ const FLIGHTS: &str = "whylate-recordings";
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate record -d 1h                        # one hour, into a file in the current folder
+    whylate record -d 1h                        # one hour, into a file in the current directory
     whylate record -o web1.whylate --why 10ms   # causes of everything over 10 ms, until Ctrl-C
     whylate record -o /var/log/whylate/ --keep 7d --max-size 2G
-                                                # until stopped, in a folder kept within these limits
+                                                # until stopped, in a directory kept within these limits
     whylate record --ring 15m --on-late 100ms   # a file of the last 15 minutes whenever something is that late
     whylate replay web1.whylate                 # what was recorded")]
 pub struct Arguments {
@@ -134,16 +134,17 @@ impl Arguments {
     fn store(&self, host: &str) -> anyhow::Result<(Box<dyn Store>, String)> {
         let retention = Retention { keep_ns: self.keep, most_bytes: self.max_size, min_free: self.min_free };
         let given = self.output.as_deref();
-        let is_folder = |path: &Path| path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
-        let folder = match given {
-            Some(path) if is_folder(path) => Some(path.to_owned()),
+        let is_directory = |path: &Path| path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
+        let directory = match given {
+            Some(path) if is_directory(path) => Some(path.to_owned()),
             None if self.ring.is_some() => Some(PathBuf::from(FLIGHTS)),
             _ => None,
         };
         let named = |path: &Path| printable(&path.to_string_lossy());
-        if let Some(folder) = folder {
-            let name = named(&folder);
-            let store = DirectoryStore::open(&folder, retention).with_context(|| format!("cannot record to {name}"))?;
+        if let Some(directory) = directory {
+            let name = named(&directory);
+            let store =
+                DirectoryStore::open(&directory, retention).with_context(|| format!("cannot record to {name}"))?;
             let Some(before_ns) = self.ring else { return Ok((Box::new(store), name)) };
             let (late_from_ns, files_an_hour) = (self.on_late, self.files_per_hour);
             let when = When { before_ns, after_ns: self.after, late_from_ns, files_an_hour };
@@ -221,11 +222,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             }
             Ok(false)
         })?;
-        let moment = recorded.moment()?;
-        late += moment.late;
-        lost += moment.lost;
-        recorder.tick(moment.lines);
-        for problem in moment.problems.into_iter().chain(recorder.take_problem()) {
+        let tick = recorded.moment()?;
+        late += tick.late;
+        lost += tick.lost;
+        recorder.tick(tick.lines);
+        for problem in tick.problems.into_iter().chain(recorder.take_problem()) {
             progress.clear();
             say!("whylate: {problem}");
         }

@@ -194,7 +194,7 @@ fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
     let (started, length) = (Instant::now(), Duration::from_nanos(duration_ns));
     let end = started.checked_add(length);
     let is_shown = io::stderr().is_terminal();
-    let tell = |text: &str| {
+    let show = |text: &str| {
         if is_shown {
             // A failed write of the status line does not matter.
             let _ = write!(io::stderr(), "{CLEAR_LINE}{text}");
@@ -206,20 +206,20 @@ fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
         let due = started.checked_add(EVERY.saturating_mul(number));
         let until = due.into_iter().chain(end).min();
         let ended = wait(&watch, until, NOW_AND_THEN, &mut || recorded.take_late().map(|()| false))?;
-        let moment = recorded.moment()?;
-        for problem in &moment.problems {
-            tell("");
+        let tick = recorded.moment()?;
+        for problem in &tick.problems {
+            show("");
             say!("whylate: {problem}");
         }
-        gathering.add_missing(moment.problems);
-        gathering.tick(moment.lines)?;
-        tell(&format!("Looking at this machine: {} of {} s ...", started.elapsed().as_secs(), length.as_secs()));
+        gathering.add_missing(tick.problems);
+        gathering.tick(tick.lines)?;
+        show(&format!("Looking at this machine: {} of {} s ...", started.elapsed().as_secs(), length.as_secs()));
         if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
             break;
         }
     }
     drop(recorded);
-    tell("");
+    show("");
     if gathering.is_empty() {
         bail!("nothing was measured (try a longer time with -d)");
     }
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shell_takes_what_is_quoted_for_one_word() {
+    fn quotes_words_for_shell() {
         for (word, expected) in [("-d", "-d"), ("a b", "'a b'"), ("", "''"), ("it's", r"'it'\''s'"), ("$(x)", "'$(x)'")]
         {
             assert_eq!(quoted(word), expected);

@@ -39,7 +39,7 @@ use crate::output::run::{self as text, Form};
 use user::User;
 
 /// Poll interval of the recorder.
-const OFTEN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Exit statuses of shells for a command that is not found, and for one that cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
@@ -92,7 +92,7 @@ pub struct Arguments {
 
 /// Output of `--json`.
 #[derive(Serialize)]
-struct Told<'a> {
+struct JsonReport<'a> {
     command: &'a str,
     #[serde(flatten)]
     explained: &'a Explained,
@@ -118,7 +118,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         return Ok(SUCCESS);
     }
     let form = match &arguments.output {
-        Some(path) => Some((path, Form::of(path).map_err(Senseless)?)),
+        Some(path) => Some((path, Form::from_path(path).map_err(Senseless)?)),
         None => None,
     };
     let (name, rest) = arguments.command.split_first().context("name a command to run")?;
@@ -136,7 +136,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         None => run_as_real_user(&mut command),
     }
     signals.is_alone.store(false, Ordering::Relaxed);
-    let ended = run_beside(command, &signals, &mut || recorder.take_in());
+    let ended = run_and_poll(command, &signals, &mut || recorder.take_in());
     signals.is_alone.store(true, Ordering::Relaxed);
     let ended = match ended? {
         Ok(ended) => ended,
@@ -150,7 +150,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let (explained, lost, members) = explained(recorder.finish(ended.to_ns), &ended)?;
     let mut out = BufWriter::new(io::stderr().lock());
     if arguments.json {
-        write_line(&mut out, &Told { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
+        write_line(&mut out, &JsonReport { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
     } else {
         text::write(&mut out, &name.to_string_lossy(), &explained, &lost, arguments.tree.then_some(&members))?;
     }
@@ -162,11 +162,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1))
 }
 
-/// Signals that also reach the command, or are forwarded to it, while whylate waits for its end. Before the command starts
-/// and after its end, they have their default effect on whylate.
+/// Signals that also reach the command, or are forwarded to it, while whylate waits for its end. Before the command
+/// starts and after its end, they have their default effect on whylate.
 struct Signals {
     /// Signals to forward; each flag is set on delivery, and cleared when forwarded.
-    to_hand_on: Vec<(Signal, Arc<AtomicBool>)>,
+    to_forward: Vec<(Signal, Arc<AtomicBool>)>,
     /// Whether no command is running.
     is_alone: Arc<AtomicBool>,
 }
@@ -175,20 +175,20 @@ impl Signals {
     /// Installs the handlers. Signals that the parent ignores, as nohup(1) does, stay ignored, for the command too.
     fn take() -> io::Result<Self> {
         let ignored = ignored()?;
-        let (is_alone, mut to_hand_on) = (Arc::new(AtomicBool::new(true)), Vec::new());
+        let (is_alone, mut to_forward) = (Arc::new(AtomicBool::new(true)), Vec::new());
         // The terminal sends the first two to the command as well.
         let signals = [(SIGINT, None), (SIGQUIT, None), (SIGTERM, Some(Signal::TERM)), (SIGHUP, Some(Signal::HUP))];
-        for (number, handed_on) in signals.into_iter().filter(|(number, _)| ignored & 1 << (number - 1) == 0) {
+        for (number, forwarded) in signals.into_iter().filter(|(number, _)| ignored & 1 << (number - 1) == 0) {
             signal_hook::flag::register_conditional_default(number, Arc::clone(&is_alone))?;
             let seen = Arc::default();
             signal_hook::flag::register(number, Arc::clone(&seen))?;
-            to_hand_on.extend(handed_on.map(|signal| (signal, seen)));
+            to_forward.extend(forwarded.map(|signal| (signal, seen)));
         }
-        Ok(Signals { to_hand_on, is_alone })
+        Ok(Signals { to_forward, is_alone })
     }
 
-    fn hand_on(&self, pid: Option<Pid>) {
-        for (signal, seen) in &self.to_hand_on {
+    fn forward(&self, pid: Option<Pid>) {
+        for (signal, seen) in &self.to_forward {
             if let Some(pid) = pid
                 && seen.swap(false, Ordering::Relaxed)
             {
@@ -207,19 +207,15 @@ fn ignored() -> io::Result<u64> {
 }
 
 /// Runs a command on a thread of its own, and polls until its end.
-fn run_beside(
-    mut command: Command,
-    signals: &Signals,
-    meanwhile: &mut dyn FnMut(),
-) -> anyhow::Result<io::Result<Ended>> {
-    let (begun, begins) = mpsc::channel::<u32>();
+fn run_and_poll(mut command: Command, signals: &Signals, poll: &mut dyn FnMut()) -> anyhow::Result<io::Result<Ended>> {
+    let (started, starts) = mpsc::channel::<u32>();
     let (done, ends) = mpsc::channel();
     let waiter = thread::Builder::new().name("run".to_owned()).spawn(move || {
         let tid = gettid().as_raw_pid() as u32;
         let from_ns = clock::monotonic_ns();
         let status = command.spawn().and_then(|mut child: Child| {
             // The receiver may be dropped.
-            let _ = begun.send(child.id());
+            let _ = started.send(child.id());
             child.wait()
         });
         let to_ns = clock::monotonic_ns();
@@ -228,14 +224,14 @@ fn run_beside(
     let waiter = waiter.context("cannot start a thread")?;
     let mut pid = None;
     let ended = loop {
-        match ends.recv_timeout(OFTEN) {
+        match ends.recv_timeout(POLL_INTERVAL) {
             Ok(ended) => break ended,
             Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the thread that runs the command has ended"),
             Err(RecvTimeoutError::Timeout) => {}
         }
-        pid = pid.or_else(|| begins.try_recv().ok().and_then(|pid| Pid::from_raw(pid as i32)));
-        signals.hand_on(pid);
-        meanwhile();
+        pid = pid.or_else(|| starts.try_recv().ok().and_then(|pid| Pid::from_raw(pid as i32)));
+        signals.forward(pid);
+        poll();
     };
     let _ = waiter.join();
     Ok(ended)

@@ -75,7 +75,7 @@ impl Arguments {
 }
 
 /// CPUs, lengths and tolerances of the checks.
-pub(crate) struct Place<'a> {
+pub(crate) struct Setup<'a> {
     /// CPU that is disturbed.
     cpu: u32,
     /// Another CPU, or the same if there is only one.
@@ -88,7 +88,7 @@ pub(crate) struct Place<'a> {
     stop: &'a AtomicBool,
 }
 
-type Try = fn(&Place<'_>) -> Result<Vec<Check>, AttachError>;
+type Try = fn(&Setup<'_>) -> Result<Vec<Check>, AttachError>;
 
 /// All checks, in the order of the cards: source, what is injected, and the check.
 const CHECKS: [(&Card, &str, Try); 8] = [
@@ -111,7 +111,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         return sleepers::be().map(|()| SUCCESS);
     }
     let (stop, by) = stop_at_signal()?;
-    let place = place(arguments, &stop)?;
+    let setup = setup(arguments, &stop)?;
     if !arguments.force {
         refuse(&realtime::at_work(WATCHED).context("cannot tell whether real-time threads are at work")?)?;
     }
@@ -119,37 +119,37 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         return Err(anyhow!(error).context("cannot run the self-test"));
     }
     disturbance::is_alone()?;
-    announce(&place);
+    announce(&setup);
     let start_unix_ns = clock::unix_ns();
     let mut checks = Vec::new();
     let is_asked = |card: &Card| arguments.sources.is_empty() || arguments.sources.iter().any(|name| name == card.name);
     for (card, injected, attempt) in CHECKS.into_iter().filter(|(card, ..)| is_asked(card)) {
-        let tried = tried(card, injected, attempt, &place)?;
+        let tried = tried(card, injected, attempt, &setup)?;
         if stop.load(Ordering::Relaxed) {
             break;
         }
         checks.extend(tried);
     }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let told = Selftest::new(&host, start_unix_ns, place.cpu, checks);
+    let result = Selftest::new(&host, start_unix_ns, setup.cpu, checks);
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
-        write_line(&mut out, &told)?;
+        write_line(&mut out, &result)?;
     } else {
-        selftest::write(&mut out, &told, terminal_columns())?;
+        selftest::write(&mut out, &result, terminal_columns())?;
     }
     out.flush()?;
     if stop.load(Ordering::Relaxed) {
         say!("whylate: interrupted before it was done");
         return Ok(128 + by.load(Ordering::Relaxed) as u8);
     }
-    if told.passed + told.failed == 0 {
+    if result.passed + result.failed == 0 {
         return Err(AttachError::Unsupported("nothing could be tried here".to_owned()).into());
     }
-    Ok(if told.failed > 0 { FAILED } else { SUCCESS })
+    Ok(if result.failed > 0 { FAILED } else { SUCCESS })
 }
 
-fn place<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Place<'a>> {
+fn setup<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Setup<'a>> {
     let online = cpus::online().context("cannot tell which CPUs there are")?;
     let usable: Vec<u32> = cpus::usable().context("cannot tell which CPUs may be used")?;
     let cpu = arguments.cpu.or_else(|| usable.last().or(online.last()).copied()).context("there is no CPU")?;
@@ -159,7 +159,7 @@ fn place<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Plac
     let is_emulated = Machine::this() == Machine::Emulated;
     let other = usable.into_iter().find(|&other| other != cpu).unwrap_or(cpu);
     let (length_ns, apart_ns) = if is_emulated { (45_000_000, 20_000_000) } else { (10_000_000, 300_000) };
-    Ok(Place { cpu, other, length_ns, apart_ns, is_emulated, stop })
+    Ok(Setup { cpu, other, length_ns, apart_ns, is_emulated, stop })
 }
 
 /// Refuses to run while real-time threads run, as the checks would delay them.
@@ -174,8 +174,8 @@ fn refuse(at_work: &[RealtimeThread]) -> Result<(), AttachError> {
     )))
 }
 
-fn announce(place: &Place<'_>) {
-    let Place { cpu, other, length_ns, .. } = place;
+fn announce(setup: &Setup<'_>) {
+    let Setup { cpu, other, length_ns, .. } = setup;
     let disturbances = 4 * disturbed::TIMES;
     // A failed write of this notice does not matter.
     let _ = writeln!(
@@ -188,12 +188,12 @@ fn announce(place: &Place<'_>) {
 }
 
 /// Repeats a check until it passes, up to the maximum number of tries.
-fn tried(card: &Card, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow::Result<Vec<Check>> {
+fn tried(card: &Card, injected: &str, attempt: Try, setup: &Setup<'_>) -> anyhow::Result<Vec<Check>> {
     let (mut tries, mut failed) = (0, None);
-    let most = if place.is_emulated { EMULATED_TRIES } else { TRIES };
+    let most = if setup.is_emulated { EMULATED_TRIES } else { TRIES };
     loop {
         tries += 1;
-        let mut checks = match attempt(place) {
+        let mut checks = match attempt(setup) {
             Ok(checks) => checks,
             Err(AttachError::NotPermitted) => return Err(AttachError::NotPermitted.into()),
             // Unsupported after a failed try: the failure counts.
@@ -207,7 +207,7 @@ fn tried(card: &Card, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow
         };
         checks.iter_mut().for_each(|check| check.tries = tries);
         let is_right = checks.iter().all(|check| check.verdict == Verdict::Pass);
-        if is_right || tries == most || place.stop.load(Ordering::Relaxed) {
+        if is_right || tries == most || setup.stop.load(Ordering::Relaxed) {
             return Ok(checks);
         }
         failed = Some(checks);
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn real_time_threads_at_work_are_a_reason_to_refuse() {
+    fn refuses_while_real_time_threads_run() {
         assert!(refuse(&[]).is_ok());
         let thread = |name: &str, ran_ns| RealtimeThread {
             name: name.to_owned(),

@@ -68,12 +68,16 @@ pub enum Attaching<'a> {
     Done(&'a mut [Feed]),
 }
 
-/// Attaches every source that can attach, and records why others cannot. Calls `on_progress` before and after each source.
-/// Returns `None` if interrupted: on a busy machine, attaching may take long.
+/// Attaches every source that can attach, and records why others cannot. Calls `on_progress` before and after each
+/// source. Returns `None` if interrupted: on a busy machine, attaching may take long.
 ///
 /// # Errors
 /// When none can attach.
-pub fn attach(watch: &Watch, wish: &Wish, told_of: &mut dyn FnMut(Attaching<'_>)) -> anyhow::Result<Option<Sources>> {
+pub fn attach(
+    watch: &Watch,
+    wish: &Wish,
+    on_progress: &mut dyn FnMut(Attaching<'_>),
+) -> anyhow::Result<Option<Sources>> {
     let (mut session, mut first) = (Session::of_several_on(&wish.cpus), None);
     if !wish.cpus.is_empty() {
         // A CPU that cannot be measured is an error of the command, not of each source.
@@ -88,8 +92,8 @@ pub fn attach(watch: &Watch, wish: &Wish, told_of: &mut dyn FnMut(Attaching<'_>)
         if !wish.takes(card) {
             continue;
         }
-        told_of(Attaching::Begins(card));
-        let told = |reason| Unmeasured { source: card.name.to_owned(), reason };
+        on_progress(Attaching::Begins(card));
+        let with_reason = |reason| Unmeasured { source: card.name.to_owned(), reason };
         source.ask(Asked {
             explain_over_ns: Some(wish.late_from_ns(card)),
             explain_held_up_over_ns: card
@@ -102,21 +106,21 @@ pub fn attach(watch: &Watch, wish: &Wish, told_of: &mut dyn FnMut(Attaching<'_>)
             Ok(source) => {
                 // A limitation of the shared CPU account is reported once, not by each source.
                 for reason in source.weaker().into_iter().chain(source.chosen()) {
-                    if weaker.iter().all(|told| told.reason != reason) {
-                        weaker.push(told(reason.to_owned()));
+                    if weaker.iter().all(|known| known.reason != reason) {
+                        weaker.push(with_reason(reason.to_owned()));
                     }
                 }
                 // CPUs left out are reported for each source.
-                weaker.extend(source.left_out().map(|reason| told(reason.to_owned())));
+                weaker.extend(source.left_out().map(|reason| with_reason(reason.to_owned())));
                 looking.push(Feed::new(card, source, Keep::Nothing));
-                told_of(Attaching::Done(&mut looking));
+                on_progress(Attaching::Done(&mut looking));
             }
             Err(error) => {
                 // The CPU account may rely on timers of a source that failed to attach: start with a new session.
                 if looking.is_empty() {
                     session = Session::of_several_on(&wish.cpus);
                 }
-                unmeasured.push(told(error.to_string()));
+                unmeasured.push(with_reason(error.to_string()));
                 first.get_or_insert(error);
             }
         }
@@ -152,12 +156,12 @@ pub fn begin(session: &Session, looking: &mut [Feed]) -> anyhow::Result<Vec<u64>
 /// All attached sources since their reset, and late events since the last tick.
 pub struct Recorded {
     session: Session,
-    sources: Vec<OfSource>,
+    sources: Vec<SourceState>,
     /// Errors of sources that failed since the last tick.
     problems: Vec<String>,
 }
 
-struct OfSource {
+struct SourceState {
     feed: Feed,
     began_ns: u64,
     gathered: LateBuffer,
@@ -186,8 +190,12 @@ impl Recorded {
         let measured = looking.iter().map(|feed| measured(feed, wish)).collect();
         let header = Header { sources: measured, unmeasured, weaker, ..about::this_machine() };
         let sources = looking.into_iter().zip(begins);
-        let sources =
-            sources.map(|(feed, began_ns)| OfSource { feed, began_ns, gathered: LateBuffer::default(), failed: None });
+        let sources = sources.map(|(feed, began_ns)| SourceState {
+            feed,
+            began_ns,
+            gathered: LateBuffer::default(),
+            failed: None,
+        });
         Ok((Recorded { session, sources: sources.collect(), problems: Vec::new() }, header))
     }
 
@@ -196,7 +204,7 @@ impl Recorded {
     /// # Errors
     /// When all sources have failed.
     pub fn take_late(&mut self) -> anyhow::Result<()> {
-        for OfSource { feed, began_ns, gathered, failed } in &mut self.sources {
+        for SourceState { feed, began_ns, gathered, failed } in &mut self.sources {
             let outcome = feed.take_late(&mut |event| {
                 if event.at_ns >= *began_ns {
                     gathered.add(&event);
@@ -229,26 +237,26 @@ impl Recorded {
     /// # Errors
     /// When all sources have failed.
     pub fn moment(&mut self) -> anyhow::Result<Moment> {
-        let mut moment = Moment::default();
-        for OfSource { feed, gathered, failed, .. } in &mut self.sources {
+        let mut tick = Moment::default();
+        for SourceState { feed, gathered, failed, .. } in &mut self.sources {
             match feed.snapshot() {
                 Ok(snapshot) => {
-                    moment.late += gathered.count();
-                    moment.lost += snapshot.lost.values().sum::<u64>();
-                    moment.lines.extend(gathered.lines(snapshot));
+                    tick.late += gathered.count();
+                    tick.lost += snapshot.lost.values().sum::<u64>();
+                    tick.lines.extend(gathered.lines(snapshot));
                 }
                 Err(error) => *failed = Some(error),
             }
         }
         self.leave_failed()?;
-        moment.problems = std::mem::take(&mut self.problems);
+        tick.problems = std::mem::take(&mut self.problems);
         let mut lost = self.session.take_lost();
         lost.retain(|_, count| *count > 0);
         if !lost.is_empty() {
-            moment.lost += lost.values().sum::<u64>();
-            moment.lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost }));
+            tick.lost += lost.values().sum::<u64>();
+            tick.lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost }));
         }
-        Ok(moment)
+        Ok(tick)
     }
 }
 
@@ -289,22 +297,22 @@ mod tests {
         }
     }
 
-    fn of(card: &'static Card, times: u32) -> OfSource {
+    fn failing_source(card: &'static Card, times: u32) -> SourceState {
         let attached: Box<dyn Attached> = Box::new(Measures(card, times));
         let feed = Feed::new(card, Measuring { backend: "made", fallback_reason: None, attached }, Keep::Nothing);
-        OfSource { feed, began_ns: 0, gathered: LateBuffer::default(), failed: None }
+        SourceState { feed, began_ns: 0, gathered: LateBuffer::default(), failed: None }
     }
 
     #[test]
-    fn a_source_that_fails_does_not_stop_the_others() {
-        let sources = vec![of(&WQ, 1), of(&TIMERLAT, 2)];
+    fn failed_source_does_not_stop_others() {
+        let sources = vec![failing_source(&WQ, 1), failing_source(&TIMERLAT, 2)];
         let mut recorded = Recorded { session: Session::of_several(), sources, problems: Vec::new() };
         recorded.take_late().expect("both are there");
-        let moment = recorded.moment().expect("both are there");
-        assert_eq!((moment.lines.len(), moment.late, moment.problems.len()), (2, 2, 0));
-        let moment = recorded.moment().expect("one is there");
-        assert_eq!(moment.problems, ["wq has failed, and the others go on: its map is gone"]);
-        assert_eq!(moment.lines.len(), 1);
+        let tick = recorded.moment().expect("both are there");
+        assert_eq!((tick.lines.len(), tick.late, tick.problems.len()), (2, 2, 0));
+        let tick = recorded.moment().expect("one is there");
+        assert_eq!(tick.problems, ["wq has failed, and the others go on: its map is gone"]);
+        assert_eq!(tick.lines.len(), 1);
         assert!(recorded.moment().is_err(), "nothing measures any more");
     }
 }

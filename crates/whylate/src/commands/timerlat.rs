@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_subcommand_it_is_top() {
+    fn top_is_default_subcommand() {
         for words in [&["-q", "-p", "500"][..], &["top", "-q", "-p", "500"]] {
             assert_eq!(
                 options(words),
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_are_each_their_own() {
+    fn irq_and_thread_thresholds_are_independent() {
         assert_eq!(options(&["-i", "7"]).stop, Stop { irq_ns: Some(7_000), thread_ns: None });
         assert_eq!(options(&["-T", "7"]).stop, Stop { irq_ns: None, thread_ns: Some(7_000) });
         let aa_only = options(&["--aa-only", "9"]);
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_measured_follows_the_options() {
+    fn options_select_what_is_measured() {
         let asked = options(&["-c", "1,3-4", "-P", "r:7", "-s", "9", "--worst", "3", "--why", "12"]);
         assert_eq!((asked.cpus, asked.policy, asked.stacks), (vec![1, 3, 4], Policy::RoundRobin(7), true));
         assert_eq!((asked.explain_worst, asked.explain_over_ns), (Some(3), Some(12_000)));
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn rejects_invalid_options() {
         let wrong: [&[&str]; 14] = [
             &["--stack-format", "short"],
             &["-A", "2s"],

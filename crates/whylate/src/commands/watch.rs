@@ -23,8 +23,8 @@ pub enum Ended {
     OutputClosed,
 }
 
-/// Watches for SIGINT, SIGTERM and SIGHUP. The first one ends the wait; a second one ends the program at once, in case its
-/// output blocks.
+/// Watches for SIGINT, SIGTERM and SIGHUP. The first one ends the wait; a second one ends the program at once, in case
+/// its output blocks.
 pub struct Watch {
     signals: UnixStream,
     reads_output: bool,

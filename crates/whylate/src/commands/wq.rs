@@ -8,7 +8,7 @@ use whylate_sources::symbols;
 use whylate_sources::wq::{By, WqOptions};
 
 use crate::arguments::{Explain, Record, Schedule};
-use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
+use crate::commands::runner::{Keep, Lates, Query, Stream, drive};
 use crate::commands::{Origin, Senseless};
 use crate::output::table::terminal_columns;
 use crate::output::wq::shape::{Key, Shape};
@@ -111,17 +111,17 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         return Err(Senseless(anyhow::anyhow!("--by cgroup ranks culprits: give --why with it")).into());
     }
     let late = Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why };
-    let wanted = Wanted {
+    let query = Query {
         source: &arguments.options(),
         schedule: arguments.schedule,
-        keep: Keep::of(arguments.schedule, arguments.explain),
+        keep: Keep::for_options(arguments.schedule, arguments.explain),
         late: arguments.lines().then_some(late),
         only: &|labels| arguments.work.as_ref().is_none_or(|work| labels.get("handler") == Some(work)),
     };
-    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
+    let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
     let mut text = Text::new(arguments.shown(), terminal_columns());
     let mut seen_any = false;
-    drive(stream, &wanted, &mut text, &mut |snapshot| {
+    drive(stream, &query, &mut text, &mut |snapshot| {
         seen_any |= !snapshot.total("latency").is_empty();
     })?;
     if let (Some(handler), false) = (&arguments.work, seen_any) {

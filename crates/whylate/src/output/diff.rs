@@ -64,7 +64,7 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
     }
     diff.not_compared
         .iter()
-        .try_for_each(|told| writeln!(out, "    {:<9} {}", printable(&told.source), printable(&told.reason)))
+        .try_for_each(|item| writeln!(out, "    {:<9} {}", printable(&item.source), printable(&item.reason)))
 }
 
 /// Renders a side: file, duration, host, kernel, start, and lost events.
@@ -74,13 +74,13 @@ pub fn heading(about: &About, zone: &TimeZone) -> String {
         Err(_) => String::new(),
     };
     let About { name, host, kernel, lost, .. } = about;
-    let mut told = format!("{name}: {} of {host} ({kernel}) from {start} on", format_ns(about.duration_ns));
+    let mut text = format!("{name}: {} of {host} ({kernel}) from {start} on", format_ns(about.duration_ns));
     let events: u64 = lost.values().sum();
     if events > 0 {
         let by_source: Vec<String> = lost.iter().map(|(source, count)| format!("{count} ({source})")).collect();
-        told += &format!("; lost {}: {}", why::counted(events, "event"), by_source.join(", "));
+        text += &format!("; lost {}: {}", why::counted(events, "event"), by_source.join(", "));
     }
-    told
+    text
 }
 
 /// Writes the statistical test and its parameters.
@@ -154,7 +154,7 @@ fn short(number: f64) -> String {
 /// Renders a figure of one side, with its unit and share; `-` if it is missing.
 pub fn value(measure: &Measure, unit: Unit) -> String {
     let Some(value) = measure.value else { return "-".to_owned() };
-    let told = match unit {
+    let text = match unit {
         Unit::Ns => format_ns(value as u64),
         Unit::NsPerSecond => format!("{}/s", format_ns(value as u64)),
         Unit::PerSecond => format!("{}/s", short(value)),
@@ -162,8 +162,8 @@ pub fn value(measure: &Measure, unit: Unit) -> String {
         Unit::Share => format!("{}%", short(value * 100.0)),
     };
     match measure.share {
-        Some(share) if value > 0.0 => format!("{told} ({}%)", short(share * 100.0)),
-        _ => told,
+        Some(share) if value > 0.0 => format!("{text} ({}%)", short(share * 100.0)),
+        _ => text,
     }
 }
 
@@ -279,12 +279,12 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_others_late_comes_first_and_the_test_last() {
+    fn culprits_come_first_and_test_last() {
         insta::assert_snapshot!(written(&diff()));
     }
 
     #[test]
-    fn where_nothing_differs_it_is_said() {
+    fn renders_no_difference() {
         let nothing = Diff { rows: Vec::new(), differ: 0, not_compared: Vec::new(), ..diff() };
         insta::assert_snapshot!(written(&nothing));
         let few = Diff { test: Test { blocks_after: 3, ..nothing.test.clone() }, ..nothing };
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_that_the_test_cannot_judge_are_told_beside_it() {
+    fn renders_untestable_bursts() {
         let culprit = What::Culprit { kind: CauseKind::Thread, who: "hog".to_owned() };
         let burst = row("", culprit, "delay", "", Unit::NsPerSecond, [(0, 0.0), (100, 37_000_000.0)]);
         let bursts = vec![Row { told: Told::NoDifference, ..burst }];

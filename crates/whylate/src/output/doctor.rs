@@ -292,7 +292,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nothing_ends_in_blanks_and_no_control_character_gets_through() {
+    fn no_trailing_blanks_or_control_characters() {
         let mut out = Vec::new();
         write(&example(), &mut out).expect("memory takes everything");
         let text = String::from_utf8_lossy(&out);

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_drawn_of_nothing() {
+    fn empty_histogram_renders_nothing() {
         assert_eq!(drawn(&Histogram::default()), "");
     }
 }

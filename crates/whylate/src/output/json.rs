@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_printable_is_escaped_and_read_as_it_was() {
+    fn escaped_control_characters_round_trip() {
         let name: String =
             (0..=0xa1).chain(0x2000..0x2070).chain(0xe0000..0xe0080).filter_map(char::from_u32).collect();
         let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);

@@ -18,9 +18,9 @@ use super::why;
 use super::{footer, path};
 
 /// Maximum number of threads in uninterruptible sleep that are shown per source.
-const SLEEPERS: usize = 3;
+const MAX_SLEEPERS: usize = 3;
 /// Maximum number of culprits with a line of their own.
-const CULPRITS: usize = 8;
+const MAX_CULPRITS: usize = 8;
 /// Culprits below this percentage of the total delay are merged into one line.
 const SMALL_PERCENT: f64 = 0.5;
 
@@ -47,7 +47,7 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
             writeln!(out, "\n{heading} (`whylate doctor` shows what the kernel lacks):")?;
         }
         of.iter()
-            .try_for_each(|told| writeln!(out, "    {:<9} {}", printable(&told.source), printable(&told.reason)))?;
+            .try_for_each(|item| writeln!(out, "    {:<9} {}", printable(&item.source), printable(&item.reason)))?;
     }
     writeln!(out)?;
     let late: Vec<&Row<'_>> = rows.iter().filter(|row| row.is_late).collect();
@@ -220,7 +220,7 @@ fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> 
 /// Writes the threads that are still in uninterruptible sleep.
 fn write_sleepers(out: &mut dyn Write, look: &Look, source: &Headline, zone: &TimeZone) -> io::Result<()> {
     let at = moment(look.start_unix_ns.saturating_add(look.duration_ns), zone);
-    for Sleeper { who, process, asleep_ns, waits_in, class } in source.sleepers.iter().take(SLEEPERS) {
+    for Sleeper { who, process, asleep_ns, waits_in, class } in source.sleepers.iter().take(MAX_SLEEPERS) {
         let (who, asleep) = (printable(who), format_ns(*asleep_ns));
         let of = process.as_deref().map_or_else(String::new, |of| format!(" of {}", printable(of)));
         let place = waits_in.as_deref().map_or_else(String::new, |place| format!(" in {}", printable(place)));
@@ -241,7 +241,7 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
     writeln!(out, "\nWho made others late, {} in all:", format_ns(all_ns))?;
     rest.map_or(Ok(()), |rest| writeln!(out, "    {rest}"))?;
     let is_shown = |culprit: &&Culprit| percent(culprit.total_ns) >= SMALL_PERCENT;
-    let shown = culprits.iter().take(CULPRITS).take_while(is_shown).count();
+    let shown = culprits.iter().take(MAX_CULPRITS).take_while(is_shown).count();
     let (shown, rest) = culprits.split_at(shown);
     for culprit in shown {
         writeln!(
@@ -264,12 +264,12 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
 
 /// Renders the victims of a culprit per source: how often they were delayed, in total, and the worst delay.
 pub fn victims(culprit: &Culprit) -> String {
-    let told = culprit.victims.iter().map(|victims| {
+    let each = culprit.victims.iter().map(|victims| {
         let times = if victims.events == 1 { "once".to_owned() } else { format!("{} times", victims.events) };
         let (total, worst) = (format_ns(victims.total_ns), format_ns(victims.worst_ns));
         format!("{} {times} by {total} (worst {worst})", victims.source)
     });
-    told.collect::<Vec<_>>().join(", ")
+    each.collect::<Vec<_>>().join(", ")
 }
 
 /// Writes long waits for threads that slept on a timer themselves, and returns their number. They do not count as late:
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_screen_tells_what_was_late_who_did_it_and_where_to_look_next() {
+    fn renders_late_events_culprits_and_next_commands() {
         let culprit = |kind, who: &str, total_ns| Culprit {
             kind,
             who: who.to_owned(),
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ranking_of_a_part_says_so() {
+    fn ranking_has_explained_share() {
         let culprit = Culprit {
             kind: CauseKind::Thread,
             who: "hog:7".to_owned(),
@@ -384,13 +384,13 @@ mod tests {
         let mut wq = headline("wq", true);
         wq.unexplained = Unexplained { events: 40, total_ns: 3_000_000 };
         let look = Look { sources: vec![wq], culprits: vec![culprit], ..Look::default() };
-        let told = "Who made others late, 1.00ms in all:\n    That is 25.0% of the late time: 40 late events more (3.00ms in all) \
+        let expected = "Who made others late, 1.00ms in all:\n    That is 25.0% of the late time: 40 late events more (3.00ms in all) \
                     came too fast to be explained.\n";
-        assert!(screen(&look).contains(told), "{}", screen(&look));
+        assert!(screen(&look).contains(expected), "{}", screen(&look));
     }
 
     #[test]
-    fn a_screen_of_a_machine_that_is_not_late_says_of_what() {
+    fn renders_machine_that_is_not_late() {
         let mut nothing = headline("irqsoff", false);
         (nothing.count, nothing.lost) = (0, std::collections::BTreeMap::new());
         let unmeasured = vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }];
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_others_is_followed() {
+    fn renders_wait_chain() {
         let mut source = offcpu(0, 0);
         let held_up = source.held_up.as_mut().expect("it follows waits");
         (held_up.late, held_up.late_ns, held_up.max_ns) = (3, 700_000_000, 240_000_000);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_threads_that_slept_are_told_beside_what_is_late() {
+    fn renders_waits_for_sleepers_separately() {
         let mut source = offcpu(0, 0);
         let held_up = source.held_up.as_mut().expect("it follows waits");
         let pair = |who: &str, waits, ms: u64| ForSleeper {
@@ -468,16 +468,16 @@ mod tests {
         };
         held_up.for_sleepers = vec![pair("client:7", 12, 1_800), pair("client:9", 1, 150)];
         let text = screen(&Look { sources: vec![source], ..Look::default() });
-        let told = "\nWaits of 100ms or longer for a thread that waited for a timer itself (a sleep or a timeout), maybe by design:
+        let expected = "\nWaits of 100ms or longer for a thread that waited for a timer itself (a sleep or a timeout), maybe by design:
     client:7 waited for peer?[2J:8 12 times, 1.80s in all
     client:9 waited for peer?[2J:8 once, 150ms in all
 
 None of this counts as late.";
-        assert!(text.contains(told), "{text}");
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]
-    fn a_thread_that_is_still_asleep_is_named() {
+    fn names_thread_in_uninterruptible_sleep() {
         let sleeper = |who: &str, process: Option<&str>| Sleeper {
             who: who.to_owned(),
             process: process.map(str::to_owned),
@@ -494,13 +494,13 @@ None of this counts as late.";
         let worst = "The worst:\n00:00:07.000000 offcpu 5.21s mem-waiter:71 of app?[2J:70 in mem_cgroup_oom_synchronize \
                      (memory), still in uninterruptible sleep\n00:00:07.000000 offcpu 5.21s alone:80 in ";
         assert!(text.contains(worst), "{text}");
-        let told: Look =
+        let parsed: Look =
             serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
-        assert_eq!(told.sources[0].sleepers, look.sources[0].sleepers);
+        assert_eq!(parsed.sources[0].sleepers, look.sources[0].sleepers);
     }
 
     #[test]
-    fn each_row_has_one_limit_and_what_is_late_by_it() {
+    fn each_row_has_threshold_and_late_count() {
         let look = |source| Look { sources: vec![source], ..Look::default() };
         let (waits, both) = (screen(&look(offcpu(0, 69))), screen(&look(offcpu(2, 69))));
         insta::assert_snapshot!(format!("{waits}\n{both}"));

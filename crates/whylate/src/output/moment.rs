@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moment_is_of_the_zone() {
+    fn time_of_day_is_in_zone() {
         let at_unix_ns = 1_795_252_440_123_456_789;
         assert_eq!(moment(at_unix_ns, &TimeZone::UTC), "09:14:00.123456");
         let zone = TimeZone::fixed(jiff::tz::offset(2));

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn no_width_is_left_to_the_standard_library() {
+    fn no_format_has_width_argument() {
         for format in ["{name:>width$}", "{:indent$}{}", "{:1$}", "|{bar:<rest$}|", "{:*^at$}", "{a:width$.digits$}"] {
             assert!(has_width_of_data(format), "{format}");
         }

@@ -16,16 +16,16 @@ use crate::output::pad::Spaces;
 /// Parts below this share of the total are merged into one line, if there are several.
 const SMALL_PERCENT: f64 = 1.0;
 /// Maximum depth of nested waits that are shown.
-pub const DEEPEST: usize = 12;
+pub const MAX_DEPTH: usize = 12;
 
 /// A line of an outline.
 #[derive(Debug)]
-struct Part {
+struct OutlinePart {
     ns: u64,
     text: String,
     /// For a wait: the waiter, and what it waited in.
     wait: Option<(String, Option<String>)>,
-    within: Vec<Part>,
+    within: Vec<OutlinePart>,
 }
 
 /// Writes a path; each line is a part of the less indented line above.
@@ -50,7 +50,7 @@ pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> i
 }
 
 /// Returns the parts at a depth, longest first. Merges equal parts.
-fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
+fn parts_of(path: &[PathSegment], depth: u32) -> Vec<OutlinePart> {
     let mut own: Vec<(&PathSegment, u64)> = Vec::new();
     let mut waits: Vec<(&PathSegment, Vec<PathSegment>)> = Vec::new();
     for piece in pieces(path, depth) {
@@ -72,28 +72,28 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
             }
         }
     }
-    let mut parts: Vec<Part> = Vec::new();
+    let mut parts: Vec<OutlinePart> = Vec::new();
     for (segment, ns) in own {
         // Run-queue waits of one thread are grouped below one line.
         let Some((ready, behind)) = behind(segment) else {
-            parts.push(Part { ns, text: what(segment), wait: None, within: Vec::new() });
+            parts.push(OutlinePart { ns, text: what(segment), wait: None, within: Vec::new() });
             continue;
         };
         let text = format!("{ready} waited for a CPU:");
-        let part = Part { ns, text: behind, wait: None, within: Vec::new() };
+        let part = OutlinePart { ns, text: behind, wait: None, within: Vec::new() };
         match parts.iter_mut().find(|part| part.text == text) {
             Some(wait) => {
                 wait.ns += ns;
                 wait.within.push(part);
             }
-            None => parts.push(Part { ns, text, wait: None, within: vec![part] }),
+            None => parts.push(OutlinePart { ns, text, wait: None, within: vec![part] }),
         }
     }
     parts.iter_mut().for_each(|part| part.within.sort_by_key(|part| Reverse(part.ns)));
     parts.extend(waits.into_iter().map(|(outer, inner)| {
         let waiter = outer.waiter.as_deref().unwrap_or("a thread");
         let wait = wait_of(outer);
-        Part {
+        OutlinePart {
             ns: inner.iter().map(|segment| segment.ns).sum(),
             text: format!("{} {}:", printable(waiter), waited(outer)),
             within: without_repetition(&wait, parts_of(&inner, depth + 1)),
@@ -110,12 +110,12 @@ fn wait_of(segment: &PathSegment) -> (String, Option<String>) {
 
 /// Flattens waits of threads of one name for one another, in the same system call as far as known. Otherwise a queue of
 /// 16 such threads for one lock would be 16 lines deep.
-fn without_repetition(outer: &(String, Option<String>), parts: Vec<Part>) -> Vec<Part> {
+fn without_repetition(outer: &(String, Option<String>), parts: Vec<OutlinePart>) -> Vec<OutlinePart> {
     let (waiter, via) = outer;
     if waiter.is_empty() || without_number(waiter) != waiter {
         return parts;
     }
-    let mut kept: Vec<Part> = Vec::new();
+    let mut kept: Vec<OutlinePart> = Vec::new();
     for part in parts {
         match &part.wait {
             Some((inner, inner_via)) if inner == waiter && (inner_via.is_none() || inner_via == via) => {
@@ -129,7 +129,7 @@ fn without_repetition(outer: &(String, Option<String>), parts: Vec<Part>) -> Vec
 }
 
 /// Merges a part into the one with the same text, or appends it.
-fn merge(parts: &mut Vec<Part>, part: Part) {
+fn merge(parts: &mut Vec<OutlinePart>, part: OutlinePart) {
     match parts.iter_mut().find(|other| other.text == part.text) {
         Some(other) => {
             other.ns += part.ns;
@@ -140,7 +140,13 @@ fn merge(parts: &mut Vec<Part>, part: Part) {
     }
 }
 
-fn write_parts(out: &mut dyn Write, parts: &[Part], total_ns: u64, indent: usize, depth: usize) -> io::Result<()> {
+fn write_parts(
+    out: &mut dyn Write,
+    parts: &[OutlinePart],
+    total_ns: u64,
+    indent: usize,
+    depth: usize,
+) -> io::Result<()> {
     let percent = |ns: u64| ns as f64 * 100.0 / total_ns.max(1) as f64;
     let line = |out: &mut dyn Write, ns: u64, text: &str| {
         let (indent, deeper) = (Spaces(indent), Spaces(2 * depth));
@@ -157,7 +163,7 @@ fn write_parts(out: &mut dyn Write, parts: &[Part], total_ns: u64, indent: usize
             continue;
         }
         line(out, part.ns, &part.text)?;
-        if depth < DEEPEST {
+        if depth < MAX_DEPTH {
             write_parts(out, &part.within, total_ns, indent, depth + 1)?;
         }
     }
@@ -302,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_a_cpu_is_told_as_one_also_where_it_is_not_known_whose() {
+    fn renders_run_queue_wait_of_unknown_thread() {
         let of = |kind| what(&PathSegment { kind, who: "bully".to_owned(), ..PathSegment::default() });
         assert_eq!(of(CauseKind::Thread), "threads waited for a CPU behind bully");
         assert_eq!(of(CauseKind::Irq), "interrupt bully ran");
     }
 
     #[test]
-    fn what_is_not_known_more_closely_has_words_of_its_own() {
+    fn renders_unspecific_causes() {
         let of = |kind, who: &str| what(&PathSegment { kind, who: who.to_owned(), ..PathSegment::default() });
         assert_eq!(of(CauseKind::Timer, "timer"), "until a timer expired");
         assert_eq!(of(CauseKind::Timer, "TCP retransmission"), "until a timer expired (TCP retransmission)");
@@ -321,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn who_let_a_stopped_thread_go_on_is_told() {
+    fn renders_who_continued_stopped_thread() {
         let text = |stop: Stop, who: &str| {
             let via = Some(stop.words());
             let part = segment(5, CauseKind::Stopped, who, 1, Some("napper:7"), via);
@@ -329,19 +335,19 @@ mod tests {
             write(&mut out, &[PathSegment { stop: Some(stop), ..part }], 0).expect("a vector takes everything");
             String::from_utf8(out).expect("text").split("  ").last().unwrap_or_default().trim().to_owned()
         };
-        for (stop, who, told) in [
+        for (stop, who, expected) in [
             (Stop::Signal, "bash:9", "napper:7 was stopped by a signal: until bash:9 let it go on"),
             (Stop::Signal, "signal", "napper:7 was stopped by a signal: by whom is not known"),
             (Stop::Tracer, "gdb:9", "napper:7 was stopped by a tracer: by gdb:9"),
             (Stop::Freezer, "runc:9", "napper:7 was frozen: until runc:9 thawed it"),
         ] {
-            assert_eq!(text(stop, who), told);
+            assert_eq!(text(stop, who), expected);
             assert_eq!(stop_of(&[PathSegment { stop: Some(stop), depth: 1, ..PathSegment::default() }]), Some(stop));
         }
     }
 
     #[test]
-    fn each_line_is_a_part_of_the_one_it_stands_below() {
+    fn each_line_is_part_of_outer_line() {
         use CauseKind::{Disk, Running, Softirq, Thread, Unknown};
         let client = (Some("client:4710"), Some("futex"));
         let server = (Some("server:4711"), Some("fdatasync"));
@@ -363,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_of_threads_that_are_told_together_is_one_wait() {
+    fn merges_lock_queue_of_threads_with_one_name() {
         use CauseKind::{Disk, Running};
         let of = |ms, kind, who, depth, waiter, via| segment(ms, kind, who, depth, Some(waiter), via);
         let futex = Some("futex");

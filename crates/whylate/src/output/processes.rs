@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_told_with_their_process_and_that_below_whoever_has_made_it() {
+    fn renders_process_tree_with_thread_counts() {
         let births = [
             born(1, 5, 1, false),
             born(2, 6, 5, false),
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_were_used_again_end_no_program() {
+    fn reused_pids_do_not_loop() {
         let births = [born(1, 5, 1, false), born(2, 6, 5, false), born(3, 5, 6, false)];
         let path = vec![part(1, CauseKind::Running, "a:5"), part(2, CauseKind::Running, "b:6")];
         assert_eq!(written(path, false, &births).lines().count(), 3);
@@ -189,7 +189,7 @@ mod tests {
 
     /// Merged segments have no depth and no waiter, but a kind.
     #[test]
-    fn parts_that_were_summed_up_stay_waits() {
+    fn merged_segments_stay_waits() {
         let own = PathSegment { is_member: true, ..part(10, CauseKind::Running, "cc1:5") };
         let path = vec![
             own,

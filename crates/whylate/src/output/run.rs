@@ -20,7 +20,7 @@ use super::path::{self, of_name, what};
 use super::processes;
 
 /// Maximum number of outside culprits that are shown.
-const LINES: usize = 10;
+const MAX_OUTSIDERS: usize = 10;
 // How an outside culprit delayed the command.
 const HAD_CPU: &str = "had its CPU";
 const IRQS_OFF: &str = "had interrupts off on its CPU";
@@ -45,7 +45,7 @@ impl Form {
     ///
     /// # Errors
     /// When the extension is unknown.
-    pub fn of(path: &Path) -> anyhow::Result<Self> {
+    pub fn from_path(path: &Path) -> anyhow::Result<Self> {
         let name = path.to_string_lossy();
         let forms = [(".svg", Form::Svg), (".folded", Form::Folded), (".json", Form::Json)];
         let known = forms.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, form)| form);
@@ -176,7 +176,7 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     let all_ns: u64 = sums.iter().map(|(_, ns)| ns).sum();
     let all = format!("{}{}", if explained.is_folded { "at least " } else { "" }, format_ns(all_ns));
     writeln!(out, "Others delayed it by {all} ({:.1}% of the elapsed time):", percent(all_ns))?;
-    for ((who, how), ns) in sums.iter().take(LINES) {
+    for ((who, how), ns) in sums.iter().take(MAX_OUTSIDERS) {
         writeln!(out, "  {:>5.1}% {:>8}  {} {how}", percent(*ns), format_ns(*ns), printable(who))?;
     }
     Ok(())
@@ -191,17 +191,17 @@ mod tests {
     }
 
     #[test]
-    fn threads_lose_their_numbers_and_disks_do_not() {
-        let whose = |kind, who| of_name(&part(1, kind, who)).who;
-        let by = |kind| whose(kind, "8:16 (write by jbd2/vda-8:80)");
-        assert_eq!(whose(CauseKind::Running, "kworker/0:1:77"), "kworker/0:1");
-        assert_eq!(whose(CauseKind::Thread, "x:outside"), "x");
+    fn strips_tids_but_not_disk_numbers() {
+        let who_of = |kind, who| of_name(&part(1, kind, who)).who;
+        let by = |kind| who_of(kind, "8:16 (write by jbd2/vda-8:80)");
+        assert_eq!(who_of(CauseKind::Running, "kworker/0:1:77"), "kworker/0:1");
+        assert_eq!(who_of(CauseKind::Thread, "x:outside"), "x");
         assert_eq!([by(CauseKind::Disk), by(CauseKind::DiskQueue)], ["8:16 (write by jbd2/vda-8)"; 2]);
-        assert_eq!(whose(CauseKind::Disk, "8:0 (read)"), "8:0 (read)");
+        assert_eq!(who_of(CauseKind::Disk, "8:0 (read)"), "8:0 (read)");
     }
 
     #[test]
-    fn others_have_a_cpu_that_is_waited_for_or_are_waited_for_themselves() {
+    fn outsiders_occupy_cpu_or_are_waited_for() {
         let own = PathSegment { is_member: true, ..part(10, CauseKind::Running, "cc1:5") };
         let within = PathSegment { depth: 1, ..part(40, CauseKind::Running, "server:9") };
         let path = vec![

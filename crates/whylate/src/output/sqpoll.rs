@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn no_thread_is_said() {
+    fn renders_no_thread() {
         let mut none = snapshot();
         none.series.clear();
         none.lost.clear();
@@ -230,7 +230,7 @@ mod tests {
         insta::assert_snapshot!(lines + &written(&mut output, snapshot()));
     }
     #[test]
-    fn only_the_worst_waits_are_shown_where_that_is_asked_for() {
+    fn worst_waits_are_printed_with_table() {
         let mut output = Text::new(true, true, None);
         let waits = [9_000_000, 4_000_000, 2_000_000].map(|latency_ns| {
             let causes = vec![Cause::new(CauseKind::Thread, "stress:9", latency_ns)];

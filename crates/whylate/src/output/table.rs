@@ -39,8 +39,8 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
     }
 
-    /// Writes heading and rows, with two spaces between columns and no trailing blanks. If the terminal is too narrow, first
-    /// names are shortened in their middle, then columns in the middle are left out.
+    /// Writes heading and rows, with two spaces between columns and no trailing blanks. If the terminal is too narrow,
+    /// first names are shortened in their middle, then columns in the middle are left out.
     pub fn write(&self, out: &mut dyn Write, terminal_columns: Option<usize>) -> io::Result<()> {
         let mut widths: Vec<usize> = self
             .columns
@@ -83,7 +83,7 @@ impl Table {
     fn narrow(&self, widths: &mut [usize], terminal_columns: usize) {
         while width_of(widths) > terminal_columns {
             let names = widths.iter_mut().zip(&self.columns).filter(|(_, (_, align))| *align == Align::Left);
-            match names.map(|(width, _)| width).max_by_key(|width| **width).filter(|width| **width > LEAST_NAME) {
+            match names.map(|(width, _)| width).max_by_key(|width| **width).filter(|width| **width > MIN_NAME_WIDTH) {
                 Some(widest) => *widest -= 1,
                 None => return,
             }
@@ -95,14 +95,14 @@ impl Table {
 const MAX_PADDING: usize = 300;
 
 /// Minimum width of a column of names.
-const LEAST_NAME: usize = 10;
+const MIN_NAME_WIDTH: usize = 10;
 
 /// Returns the width of a row, with two spaces between columns.
 fn width_of(widths: &[usize]) -> usize {
     widths.iter().map(|width| width + 2).sum::<usize>().saturating_sub(2)
 }
 
-/// Returns the columns in the middle to leave out so that the table fits; an empty range if not even the outer ones fit.
+/// Returns the columns in the middle to leave out so that the table fits; empty if not even the outer ones fit.
 fn left_out(widths: &[usize], terminal_columns: usize) -> Range<usize> {
     if width_of(widths) <= terminal_columns {
         return 0..0;
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned_and_names_cannot_move_the_cursor() {
+    fn aligns_columns_and_escapes_control_characters() {
         assert_eq!(
             written(None),
             "NAME         COUNT  WHERE\na?[2Jname        7  somewhere far away\nb          1234567\n"
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_of_any_length_is_written_and_other_rows_stay_short() {
+    fn long_cell_does_not_widen_other_rows() {
         let mut table = Table::new("<NAME, COUNT");
         let long = "f".repeat(70_000);
         table.row(vec![long.clone(), "7".to_owned()]);

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_are_shown_and_all_are_ranked() {
+    fn shows_worst_and_ranks_all() {
         let mut waits = Waits { zone: TimeZone::UTC, ..Waits::new(1_000_000, By::Culprit) };
         let all = [wait(77, 9_000_000), wait(78, 4_000_000), wait(79, 2_000_000)];
         all.iter().for_each(|wait| waits.add(wait));

@@ -66,24 +66,24 @@ pub const WAITS: Late = Late { late: "long wait", lasted: "took", event: "wait",
 /// Writes a line per culprit, largest total delay first, then the unknown rest.
 pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::Result<()> {
     let waited = format_ns(ranking.latency_ns);
-    let told = format!("{} {} {waited} in all.", counted(ranking.events, late.late), late.lasted);
+    let total = format!("{} {} {waited} in all.", counted(ranking.events, late.late), late.lasted);
     match unexplained(&ranking.unexplained, ranking.latency_ns, late.event) {
         // No event was explained.
         Some(rest) if ranking.events == 0 => return writeln!(out, "{rest}"),
-        Some(rest) => writeln!(out, "{told} {rest}\nWho caused it:")?,
-        None => writeln!(out, "{told} Who caused it:")?,
+        Some(rest) => writeln!(out, "{total} {rest}\nWho caused it:")?,
+        None => writeln!(out, "{total} Who caused it:")?,
     }
     let mut line = |ns: u64, text: String| writeln!(out, "    {:>5.1}%  {text}", percent(ns, ranking.latency_ns));
-    let told = || ranking.culprits.iter().filter(|culprit| culprit.kind != CauseKind::Unknown);
-    for culprit in told().take(CULPRITS) {
+    let known = || ranking.culprits.iter().filter(|culprit| culprit.kind != CauseKind::Unknown);
+    for culprit in known().take(CULPRITS) {
         line(culprit.total_ns, sentence(culprit, late))?;
     }
     let beyond_ns = ranking.culprits.iter().filter(|culprit| culprit.who == BEYOND).map(|culprit| culprit.total_ns);
     let beyond_ns: u64 = beyond_ns.sum();
-    let others_ns = beyond_ns + told().skip(CULPRITS).map(|culprit| culprit.total_ns).sum::<u64>();
+    let others_ns = beyond_ns + known().skip(CULPRITS).map(|culprit| culprit.total_ns).sum::<u64>();
     if others_ns > 0 {
         let more = if beyond_ns > 0 { "more than " } else { "" };
-        let others = counted(told().skip(CULPRITS).count() as u64, "other");
+        let others = counted(known().skip(CULPRITS).count() as u64, "other");
         line(others_ns, format!("{more}{others}: {} in all", format_ns(others_ns)))?;
     }
     let unknown = &ranking.unknown;
@@ -134,7 +134,7 @@ pub fn word(kind: CauseKind) -> &'static str {
     }
 }
 
-/// Returns the name of a kind of cause for a line that names the culprit too. A thread that slept is `sleep`, not `timer`.
+/// Returns the name of a kind of cause beside the culprit's name; `sleep`, not `timer`, for a thread that slept.
 pub fn how(kind: CauseKind, who: &str) -> &'static str {
     if kind == CauseKind::Timer && !TimerKind::is_mechanism(who) { "sleep" } else { word(kind) }
 }
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ranking_says_of_what_share_it_speaks() {
+    fn ranking_has_explained_share() {
         let ranked = |explained: &[LateEvent], total_ns| {
             let mut culprits = Culprits::default();
             explained.iter().for_each(|event| culprits.add(&WQ, event));
@@ -257,13 +257,13 @@ mod tests {
             String::from_utf8(out).expect("text")
         };
         let one = [late("a", &[(CauseKind::Work, "b", 5_000)])];
-        let told = ranked(&one, 15_000);
+        let text = ranked(&one, 15_000);
         assert!(
-            told.starts_with(
+            text.starts_with(
                 "1 late item waited 5.00us in all. That is 25.0% of the late time: 3 late items more (15.0us in all) \
                  came too fast to be explained.\nWho caused it:\n    100.0%"
             ),
-            "{told}"
+            "{text}"
         );
         // Rounding does not turn nearly all into 100 %.
         assert!(ranked(&one, 1).contains("That is 99.9% of"));
@@ -271,17 +271,17 @@ mod tests {
     }
 
     #[test]
-    fn whoever_slept_is_named_and_so_is_what_a_timer_was_for() {
-        let told = |who| (how(CauseKind::Timer, who), culprit(CauseKind::Timer, who));
-        assert_eq!(told("sleep:5823"), ("sleep", "sleep:5823 sleeping".to_owned()));
+    fn names_sleeper_or_purpose_of_timer() {
+        let rendered = |who| (how(CauseKind::Timer, who), culprit(CauseKind::Timer, who));
+        assert_eq!(rendered("sleep:5823"), ("sleep", "sleep:5823 sleeping".to_owned()));
         for who in ["timeout in poll (curl:7)", "TCP retransmission"] {
-            assert_eq!(told(who), ("timer", who.to_owned()));
+            assert_eq!(rendered(who), ("timer", who.to_owned()));
         }
         assert_eq!(culprit(CauseKind::Network, "network"), "network");
     }
 
     #[test]
-    fn one_item_is_not_several() {
+    fn uses_singular_for_one_item() {
         insta::assert_snapshot!(ranked(&[late("a", &[(CauseKind::Work, "b", 5_000)])]));
     }
 }

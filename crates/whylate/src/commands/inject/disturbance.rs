@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_when_where_and_how_long() {
+    fn line_has_time_cpu_and_length() {
         assert_eq!(
             line(&plan(Kind::IrqsOff), 1, &one(10_002_345, None)),
             "#1  CPU 1  start 2026-11-21T09:14:00.000000Z  length 10.002 ms\n"
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_tells_how_many_of_how_many() {
+    fn summary_has_counts() {
         let made = [10_000_100, 10_002_000, 10_001_000].map(|ns| one(ns, None)).to_vec();
         assert_eq!(
             summary(&plan(Kind::IrqsOff), &Report { cpu: 1, made, complete: true }),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_both_clocks_and_only_what_is_known() -> Result<(), serde_json::Error> {
+    fn json_has_both_clocks_and_omits_unknown_fields() -> Result<(), serde_json::Error> {
         let report = |on_cpu_ns| Report { cpu: 1, made: vec![one(10_000_100, on_cpu_ns)], complete: false };
         let irqs_off = serde_json::to_value(Record::new(&plan(Kind::IrqsOff), &report(None)))?;
         assert_eq!(
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbance_is_not_long() {
+    fn rejects_long_disturbance() {
         assert_eq!(length_ns("50ms"), Ok(50_000_000));
         assert!(length_ns("50.1ms").is_err() && length_ns("0").is_err() && length_ns("5 parsecs").is_err());
     }

@@ -12,7 +12,7 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{LateEvent, Series, Snapshot, Worst};
 
 use super::Arguments;
-use crate::commands::runner::Kept;
+use crate::commands::runner::PendingLate;
 use crate::commands::undid;
 use crate::output::irqsoff::Text;
 use crate::output::json::JsonLines;
@@ -49,7 +49,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
         Box::new(Text::new(arguments.shown(), terminal_columns(), None).in_utc())
     };
     output.begin(out)?;
-    let (mut kept, mut written) = (Kept::new(arguments.keep()), Ok(()));
+    let (mut kept, mut written) = (PendingLate::new(arguments.keep()), Ok(()));
     let (mut snapshot, undone) = import(input, "", options, &mut |event| {
         if !arguments.schedule.json && event.labels.contains_key("callback") {
             timers.add(event);
@@ -60,7 +60,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     })?;
     undid(&undone);
     written?;
-    kept.tell(&mut snapshot);
+    kept.move_into(&mut snapshot);
     let of_timers = timers_of(&snapshot);
     output.snapshot(out, snapshot)?;
     if !arguments.schedule.json && !of_timers.is_empty() {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_measured_beside_it() {
+    fn rejects_measurement_options_with_import() {
         for line in ["1", "-d 5s", "--backend ticks", "-c 0"] {
             let words = ["irqsoff", "--import", "x"].into_iter().chain(line.split_whitespace());
             assert!(Line::try_parse_from(words).is_err(), "{line}");

@@ -21,7 +21,7 @@ use crate::output::table::terminal_columns;
 pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result<()> {
     let difference = Difference::of(&read(before)?, &read(after)?);
     if let Some(path) = output {
-        let form = Form::of(path).map_err(Senseless)?;
+        let form = Form::from_path(path).map_err(Senseless)?;
         let cannot = || format!("cannot write {}", path.display());
         let lines = difference.lines();
         match form {

@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         write_lines(&mut out, &lines)?;
         return Ok(out.flush()?);
     };
-    let form = Form::of(path).map_err(Senseless)?;
+    let form = Form::from_path(path).map_err(Senseless)?;
     let cannot = || format!("cannot write {}", path.display());
     match form {
         Form::Svg => {

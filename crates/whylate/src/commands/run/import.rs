@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_tells_what_a_command_waited_for() {
+    fn explains_command_from_trace() {
         insta::assert_snapshot!(printed(Wanted::Comm("sh"), false));
     }
 

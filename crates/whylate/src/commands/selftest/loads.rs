@@ -19,7 +19,7 @@ use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::wq::{By, WqOptions};
 use whylate_sources::{AttachError, Attached as _, Session, Source as _, Threads};
 
-use super::Place;
+use super::Setup;
 use super::sleepers::{NAPS, SLEEPERS, Sleepers, WAITS};
 
 pub(super) const WORK: &str = "50 work items";
@@ -36,7 +36,7 @@ const WINDOW: Duration = Duration::from_secs(1);
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// Checks `wq`: items queued together run one after another, and each waits for those before it.
-pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+pub(super) fn work(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     let options =
         WqOptions { by: By::Handler, phases: true, explain_over_ns: Some(LATE_FROM_NS), ..WqOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
@@ -45,15 +45,15 @@ pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
         at_once: ITEMS,
         delay: Duration::ZERO,
         busy_ns: BUSY_NS,
-        cpu: Some(place.cpu),
+        cpu: Some(setup.cpu),
         load: false,
     };
-    let report = work::run(&plan, place.stop)?;
+    let report = work::run(&plan, setup.stop)?;
     let mut events = Vec::new();
     source.drain_late(Duration::from_millis(100), &mut |event| events.push(event))?;
     let snapshot = source.snapshot()?;
     let backend = source.backend;
-    let apart_ns = place.apart_ns as f64;
+    let apart_ns = setup.apart_ns as f64;
     let is_ours = |labels: &whylate_model::Labels| labels.get("handler").is_some_and(|handler| handler == HANDLER);
     let histogram = |name: &str| {
         let ours = snapshot.series.iter().filter(|series| is_ours(&series.labels));
@@ -85,17 +85,17 @@ pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     ])
 }
 
-/// Returns the mean wait of items that are queued together and run one by one, by the start of the first and the end of the
-/// last.
+/// Returns the mean wait of items that are queued together and run one by one, by the start of the first and the end of
+/// the last.
 fn mean_wait_ns(report: &work::Report) -> f64 {
-    let at = |moment: Option<Moment>| moment.map_or(0.0, |moment| moment.monotonic_ns as f64);
+    let at = |timestamp: Option<Moment>| timestamp.map_or(0.0, |timestamp| timestamp.monotonic_ns as f64);
     let (first_start, executed) = (at(report.first_start), report.executed.max(1) as f64);
     let each_ns = (at(report.last_end) - first_start) / executed;
     first_start - (at(report.first_queue) + at(report.last_queue)) / 2.0 + each_ns * (executed - 1.0) / 2.0
 }
 
 /// Checks `offcpu`: the weight of the sleepers' stacks is the time that they slept.
-pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+pub(super) fn sleep(_setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     let sleepers = Sleepers::start()?;
     let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
@@ -129,11 +129,11 @@ pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
 }
 
 /// Checks `sqpoll`: the share of work is the time with outstanding requests.
-pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
-    if place.other == place.cpu {
+pub(super) fn duty(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
+    if setup.other == setup.cpu {
         return Err(AttachError::Unsupported("this needs two CPUs".to_owned()));
     }
-    if place.is_emulated {
+    if setup.is_emulated {
         let reason =
             "an emulated CPU stops at any time, and requests are outstanding meanwhile without being worked at";
         return Err(AttachError::Unsupported(reason.to_owned()));
@@ -142,8 +142,8 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
         .start(&Session::of_one())?;
     let plan = LoadPlan {
         duty: DUTY_SHARE,
-        sq_cpu: Some(place.cpu),
-        app_cpu: Some(place.other),
+        sq_cpu: Some(setup.cpu),
+        app_cpu: Some(setup.other),
         urgent: true,
         idle_ms: 10,
         ..LoadPlan::default()

@@ -49,14 +49,14 @@ impl Drop for Sleepers {
 /// # Errors
 /// When a thread cannot be started.
 pub(super) fn be() -> Result<()> {
-    let (tell, told) = mpsc::channel::<()>();
+    let (sender, receiver) = mpsc::channel::<()>();
     for _ in 0..SLEEPERS {
         thread::Builder::new().name(NAPS.to_owned()).spawn(|| thread::sleep(NAP))?;
     }
-    thread::Builder::new().name(WAITS.to_owned()).spawn(move || told.recv().is_ok())?;
+    thread::Builder::new().name(WAITS.to_owned()).spawn(move || receiver.recv().is_ok())?;
     stdout().write_all(b"\n")?;
     stdout().flush()?;
     stdin().read_to_end(&mut Vec::new())?;
-    drop(tell);
+    drop(sender);
     Ok(())
 }

@@ -102,7 +102,7 @@ fn size_bytes(text: &str) -> Result<u32, String> {
 }
 
 /// Figures measured by the load itself.
-struct Told {
+struct LoadFigures {
     requests: u64,
     duration_ns: u64,
     /// Mean latency; `None` if the load's figures contradict each other.
@@ -110,10 +110,10 @@ struct Told {
     p99_ns: Option<u64>,
 }
 
-impl From<Report> for Told {
+impl From<Report> for LoadFigures {
     fn from(report: Report) -> Self {
         let latency = &report.latency;
-        Told {
+        LoadFigures {
             requests: report.requests,
             duration_ns: report.duration_ns,
             mean_ns: Some(latency.mean_ns()),
@@ -166,17 +166,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         } else {
             measure(arguments, &path, depth, &stop)?
         };
-        let Some((snapshot, pid, told)) = measured else { break };
+        let Some((snapshot, pid, load)) = measured else { break };
         let thread = thread_of(&snapshot, pid).context("the submission thread was not seen")?;
         if arguments.json {
             let line = serde_json::json!({
-                "iodepth": depth, "requests": told.requests, "duration_ns": told.duration_ns,
-                "mean_ns": told.mean_ns, "p99_ns": told.p99_ns, "values": thread.values, "lost": snapshot.lost,
+                "iodepth": depth, "requests": load.requests, "duration_ns": load.duration_ns,
+                "mean_ns": load.mean_ns, "p99_ns": load.p99_ns, "values": thread.values, "lost": snapshot.lost,
             });
             write_line(&mut out, &line)?;
             out.flush()?;
         } else {
-            table.row(row(depth, thread, &told));
+            table.row(row(depth, thread, &load));
         }
     }
     if !arguments.json {
@@ -211,7 +211,7 @@ fn measure(
     path: &Path,
     depth: u32,
     stop: &AtomicBool,
-) -> anyhow::Result<Option<(Snapshot, u32, Told)>> {
+) -> anyhow::Result<Option<(Snapshot, u32, LoadFigures)>> {
     let plan = Plan {
         path: path.to_owned(),
         writes: arguments.rw == Direction::Write,
@@ -240,14 +240,14 @@ fn measure(
     Ok(Some((source.snapshot()?, own, report.into())))
 }
 
-/// Returns the submission thread of a process: of several (an earlier one may be exiting), the one with the highest rate.
+/// Returns the submission thread of a process: of several (an earlier one may be exiting), the busiest.
 fn thread_of(snapshot: &Snapshot, pid: u32) -> Option<&Series> {
     let sqes = |series: &Series| series.values.get("sqes_per_s").copied().unwrap_or(0.0);
     let is_own = |series: &&Series| is_thread(series) && series.labels.get("pid") == Some(&pid.to_string());
     snapshot.series.iter().filter(is_own).max_by(|a, b| sqes(a).total_cmp(&sqes(b)))
 }
 
-fn row(depth: u32, thread: &Series, told: &Told) -> Vec<String> {
+fn row(depth: u32, thread: &Series, load: &LoadFigures) -> Vec<String> {
     let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}", share * 100.0));
     let value = |name: &str| thread.values.get(name).copied();
     vec![
@@ -256,9 +256,9 @@ fn row(depth: u32, thread: &Series, told: &Told) -> Vec<String> {
         percent(value("utilisation").map(|share| 1.0 - share)),
         percent(value("working")),
         percent(value("starved")),
-        format!("{:.0}", told.requests as f64 * 1e9 / told.duration_ns.max(1) as f64),
-        told.mean_ns.map_or_else(|| "-".to_owned(), format_ns),
-        told.p99_ns.map_or_else(|| "-".to_owned(), format_ns),
+        format!("{:.0}", load.requests as f64 * 1e9 / load.duration_ns.max(1) as f64),
+        load.mean_ns.map_or_else(|| "-".to_owned(), format_ns),
+        load.p99_ns.map_or_else(|| "-".to_owned(), format_ns),
     ]
 }
 
@@ -293,9 +293,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_file_that_is_there_is_left_alone() -> io::Result<()> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("dear");
+    fn refuses_to_overwrite_existing_file() -> io::Result<()> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("dear");
         fs::write(&path, "dear")?;
         let error = run(&arguments(path.clone())).expect_err("it is there");
         assert!(error.is::<Senseless>() && error.to_string().contains("--destroy-what-is-there"), "{error:#}");
@@ -304,9 +304,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_file_that_is_made_is_removed() -> anyhow::Result<()> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("new");
+    fn removes_temporary_file_on_drop() -> anyhow::Result<()> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("new");
         let arguments = arguments(path.clone());
         let made = prepare(&arguments)?;
         assert_eq!(fs::metadata(&path)?.len(), MADE_BYTES);

@@ -18,7 +18,7 @@ use whylate_sources::{Attached as _, Measuring, Session};
 
 use super::figures::Figures;
 use super::{Arguments, Common, Plan, RECORDED_WORST, actions};
-use crate::commands::runner::{Feed, Keep, Kept, wait};
+use crate::commands::runner::{Feed, Keep, PendingLate, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Origin, SUCCESS, Senseless, THRESHOLD_HIT, record};
 use crate::output::Output as _;
@@ -34,7 +34,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 /// Poll interval for hit thresholds and for samples of the tracer.
 const SLICE: Duration = Duration::from_millis(50);
 /// Maximum number of late activations buffered for a trace: the latest ones.
-const KEPT: usize = 1_000;
+const MAX_PENDING: usize = 1_000;
 
 /// Measures until the duration is over, a threshold is hit, or Ctrl-C. Returns the exit status.
 ///
@@ -43,8 +43,8 @@ const KEPT: usize = 1_000;
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let plan = arguments.plan();
     if plan.common.bpf_action.is_some() {
-        let told = anyhow!("--bpf-action is not supported: run a command with --on-threshold shell,command=COMMAND");
-        return Err(Senseless(told).into());
+        let error = anyhow!("--bpf-action is not supported: run a command with --on-threshold shell,command=COMMAND");
+        return Err(Senseless(error).into());
     }
     if let Origin::Recording(recording) = origin {
         record::refuse(plan.common.output.as_deref())?;
@@ -56,7 +56,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(name) = plan.common.cgroup.as_deref().filter(|name| !name.is_empty()) {
         placement::join_cgroup(name)?;
     }
-    // Reads the allowed CPUs after joining the cgroup, whose cpuset applies, and before this thread's affinity is changed.
+    // Reads the allowed CPUs after joining the cgroup with its cpuset, and before this thread's affinity is changed.
     let session = Session::of_one();
     let choice = session.cpus(&options.cpus).context("cannot attach timerlat")?;
     // Restored on drop.
@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
         placement::move_to_cgroup(cgroup, source.kernel_threads())?;
     }
     let mut measurement = Measurement::new(&plan, source);
-    measurement.feed.tell();
+    measurement.feed.print_limitations();
     if let Some(store) = store {
         let explained_ns = options.explain_over_ns.or(options.explain_worst.map(|_| 0));
         let header = about::of_one(TIMERLAT.name, measurement.feed.source.backend, explained_ns);
@@ -93,7 +93,7 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut figures = Figures::new(plan);
-    let mut kept = Kept::new(Keep::worst(common.worst.map(usize::from).filter(|_| common.why.is_none())));
+    let mut kept = PendingLate::new(Keep::worst(common.worst.map(usize::from).filter(|_| common.why.is_none())));
     figures.begin(&mut out)?;
     let mut lead_ns = None;
     let mut next = played.next_snapshot(TIMERLAT.name)?;
@@ -123,13 +123,13 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
         let is_over = common.duration.is_some_and(|ns| played.completes_interval(since_ns, snapshot.duration_ns, ns));
         next = if is_over { None } else { played.next_snapshot(TIMERLAT.name)? };
         if next.is_none() {
-            kept.tell(&mut snapshot);
+            kept.move_into(&mut snapshot);
             figures.finish(&mut out, snapshot, false)?;
             break;
         }
         if figures.refreshes() {
             if common.json {
-                kept.tell(&mut snapshot);
+                kept.move_into(&mut snapshot);
                 JsonLines.snapshot(&mut out, snapshot)?;
             } else {
                 figures.refresh(&mut out)?;
@@ -297,7 +297,7 @@ impl<'a> Measurement<'a> {
             }
             let common = self.plan.common;
             if common.saves() {
-                if self.kept.len() >= KEPT {
+                if self.kept.len() >= MAX_PENDING {
                     self.kept.pop_front();
                 }
                 self.kept.push_back(event.clone());
@@ -344,8 +344,8 @@ impl<'a> Measurement<'a> {
             self.figures.screen.keep();
         }
         let late = self.late_to_save();
-        let told = !common.json;
-        match actions::perform(&actions, out, &mut |path, out| save(&self.feed.source, path, &late, out, told)) {
+        let prints = !common.json;
+        match actions::perform(&actions, out, &mut |path, out| save(&self.feed.source, path, &late, out, prints)) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
             Err(error) => {
@@ -377,20 +377,20 @@ impl<'a> Measurement<'a> {
     }
 
     fn write_json(&mut self, out: &mut dyn Write, mut snapshot: Snapshot) -> io::Result<()> {
-        self.feed.kept().tell(&mut snapshot);
+        self.feed.kept().move_into(&mut snapshot);
         JsonLines.snapshot(out, snapshot)
     }
 
     fn finish(&mut self, out: &mut dyn Write, mut latest: Snapshot, hit: bool) -> anyhow::Result<()> {
         let common = self.plan.common;
-        self.feed.kept().tell(&mut latest);
+        self.feed.kept().move_into(&mut latest);
         self.figures.finish(out, latest, hit)?;
         if hit && !common.json {
             self.write_hit(out)?;
         }
-        let (late, told) = (self.late_to_save(), !common.json);
+        let (late, prints) = (self.late_to_save(), !common.json);
         let ended =
-            actions::perform(&common.on_end, out, &mut |path, out| save(&self.feed.source, path, &late, out, told));
+            actions::perform(&common.on_end, out, &mut |path, out| save(&self.feed.source, path, &late, out, prints));
         out.flush()?;
         if let Some(error) = self.failed.take() {
             say!("whylate: {error:#}");
@@ -398,7 +398,7 @@ impl<'a> Measurement<'a> {
         ended.map(|_| ())
     }
 
-    /// Returns the activations that a trace explains: those that hit a threshold, or else the worst or latest late ones.
+    /// Returns the activations that a trace explains: hits of a threshold, or else the worst or latest late ones.
     fn late_to_save(&self) -> Vec<LateEvent> {
         if !self.hits.is_empty() {
             return self.hits.values().cloned().collect();
@@ -448,13 +448,13 @@ impl<'a> Measurement<'a> {
     }
 }
 
-/// Saves the tracer's trace, or the latest and the late activations; prints a line if `is_told`.
+/// Saves the tracer's trace, or the latest and the late activations. Prints the file name if `prints`.
 fn save(
     source: &AttachedTimerlat,
     path: &Path,
     late: &[LateEvent],
     out: &mut dyn Write,
-    is_told: bool,
+    prints: bool,
 ) -> anyhow::Result<()> {
     if source.records() {
         actions::save(path, |file| source.write_trace(file))?;
@@ -465,7 +465,7 @@ fn save(
     } else {
         actions::save(path, |file| Ok(trace::write(file, &source.latest(), late)?))?;
     }
-    if is_told {
+    if prints {
         writeln!(out, "  Saving trace to {}", path.display())?;
     }
     Ok(())

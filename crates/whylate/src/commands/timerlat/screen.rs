@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_not_cleared_at_the_end() {
+    fn kept_view_is_not_cleared_at_end() {
         let end = |is_kept: bool| {
             let (mut screen, mut out) = (Screen { size: || Some((3, 4)), is_first: true }, Vec::new());
             screen.show(&mut out, "a\n").expect("a vector takes everything");
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_is_cleared_once_and_written_over_then() {
+    fn terminal_is_cleared_once_then_overwritten() {
         let text = shown(Screen { size: || Some((3, 4)), is_first: true }, &["abcdef\nb\nc\n", "d\n"]);
         assert_eq!(text, "\x1b[2J\x1b[Habcd\x1b[K\nb\x1b[K\n\x1b[J\x1b[Hd\x1b[K\n\x1b[J");
     }

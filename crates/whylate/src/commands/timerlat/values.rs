@@ -96,16 +96,16 @@ impl FromStr for Action {
 }
 
 fn signal(text: &str) -> Option<Action> {
-    let (mut number, mut whom) = (None, None);
+    let (mut number, mut target) = (None, None);
     for part in text.split(',') {
         match part.split_once('=')? {
             ("num", value) => number = value.parse().ok().filter(|number| (1..=64).contains(number)),
-            ("pid", "parent") => whom = Some(None),
-            ("pid", value) => whom = Some(Some(value.parse().ok().filter(|&pid: &i32| pid > 0)?)),
+            ("pid", "parent") => target = Some(None),
+            ("pid", value) => target = Some(Some(value.parse().ok().filter(|&pid: &i32| pid > 0)?)),
             _ => return None,
         }
     }
-    Some(Action::Signal { number: number?, pid: whom? })
+    Some(Action::Signal { number: number?, pid: target? })
 }
 
 #[cfg(test)]
@@ -115,13 +115,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_may_be_nothing() {
+    fn parses_offsets() {
         assert_eq!((offset("0"), offset("20"), offset("1ms")), (Ok(0), Ok(20_000), Ok(1_000_000)));
         assert!(offset("1001ms").is_err() && offset("-1").is_err() && offset("x").is_err());
     }
 
     #[test]
-    fn every_class_of_priority_is_read() {
+    fn parses_scheduling_policies() {
         assert_eq!(policy("o:-5"), Ok(Policy::Other(-5)));
         assert_eq!(policy("r:1"), Ok(Policy::RoundRobin(1)));
         assert_eq!(policy("f:95"), Ok(Policy::Fifo(95)));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn every_action_is_read() {
+    fn parses_actions() {
         assert_eq!("trace".parse(), Ok(Action::Trace(TRACE_FILE.into())));
         assert_eq!("trace,file=a b".parse(), Ok(Action::Trace("a b".into())));
         assert_eq!("signal,num=2,pid=parent".parse(), Ok(Action::Signal { number: 2, pid: None }));
@@ -161,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_is_typed_panics(text in ".{0,40}") {
+        fn parsers_never_panic(text in ".{0,40}") {
             let _ = (offset(&text), policy(&text), text.parse::<Action>());
         }
     }

@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
     use crate::commands::irqsoff::Arguments;
-    use crate::commands::runner::Kept;
+    use crate::commands::runner::PendingLate;
     use crate::output::json::JsonLines;
 
     #[derive(Parser)]
@@ -283,12 +283,12 @@ mod tests {
             Box::new(Text { zone: TimeZone::UTC, ..Text::new(arguments.shown(), None, Some(7)) })
         };
         output.begin(&mut out).expect("a vector takes everything");
-        let (mut kept, mut snapshot) = (Kept::new(arguments.keep()), snapshot());
+        let (mut kept, mut snapshot) = (PendingLate::new(arguments.keep()), snapshot());
         for event in events() {
             output.late(&mut out, &event).expect("a vector takes everything");
             kept.add(event);
         }
-        kept.tell(&mut snapshot);
+        kept.move_into(&mut snapshot);
         output.snapshot(&mut out, snapshot).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn rejects_invalid_options() {
         for line in [
             "0",
             "--period 1us",

@@ -34,7 +34,7 @@ impl Output for Text {
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
         let mut rows: Vec<&Series> = snapshot.series.iter().collect();
-        rows.sort_by_key(|series| Reverse(of(series, "latency").max_ns()));
+        rows.sort_by_key(|series| Reverse(histogram_of(series, "latency").max_ns()));
         writeln!(out)?;
         if rows.is_empty() {
             writeln!(out, "No hrtimer came in.")?;
@@ -45,14 +45,14 @@ impl Output for Text {
             for series in &rows {
                 let label = |name: &str| printable(series.labels.get(name).map_or("", String::as_str));
                 writeln!(out, "\n{} on CPU {} ({})", label("callback"), label("cpu"), label("mode"))?;
-                histogram::write(out, &of(series, "latency"))?;
+                histogram::write(out, &histogram_of(series, "latency"))?;
             }
         }
         footer::write(out, &snapshot)
     }
 }
 
-fn of(series: &Series, name: &str) -> Histogram {
+fn histogram_of(series: &Series, name: &str) -> Histogram {
     series.histograms.get(name).cloned().unwrap_or_default()
 }
 
@@ -61,7 +61,7 @@ fn table_of(rows: &[&Series]) -> Table {
     let mut table = Table::new(columns);
     for series in rows {
         let label = |name: &str| series.labels.get(name).cloned().unwrap_or_default();
-        let (latency, runtime) = (of(series, "latency"), of(series, "runtime"));
+        let (latency, runtime) = (histogram_of(series, "latency"), histogram_of(series, "runtime"));
         let mut cells = vec![label("callback"), label("cpu"), label("mode"), latency.count().to_string()];
         let figures = [latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()];
         cells.extend(figures.map(format_ns));

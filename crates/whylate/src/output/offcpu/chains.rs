@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders long waits as a flame graph: where each thread waited, its waker, where the waker waited in turn, and what ran
-//! during the wait.
+//! Renders long waits as a flame graph: where each thread waited, its waker, where the waker waited in turn, and what
+//! ran during the wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -13,15 +13,15 @@ use whylate_model::{Cause, LateEvent, Snapshot};
 
 use super::file::Form;
 use super::{svg, write_lines};
-use crate::output::path::{DEEPEST, of_name, waited, who_and_what};
+use crate::output::path::{MAX_DEPTH, of_name, waited, who_and_what};
 use crate::output::why;
 
 /// Maximum number of distinct chains. Later ones are merged per victim.
-const CHAINS: usize = 10_000;
-/// Frame in place of chains beyond `CHAINS`.
+const MAX_CHAINS: usize = 10_000;
+/// Frame in place of chains beyond `MAX_CHAINS`.
 const BEYOND: &str = "[beyond the first 10,000 chains]";
 /// Frame in place of waits that are not shown.
-const UNTOLD: &str = "...";
+const OMITTED: &str = "...";
 
 /// Sums up the chains of long waits, in bounded memory.
 #[derive(Debug)]
@@ -64,9 +64,9 @@ impl Chains {
     fn sum_of(&mut self, mut frames: Vec<Frame>) -> &mut u64 {
         let known: Option<Vec<u32>> = frames.iter().map(|frame| self.numbers.get(frame).copied()).collect();
         let is_known = known.is_some_and(|known| self.chains.contains_key(&known));
-        if !is_known && self.chains.len() >= CHAINS {
+        if !is_known && self.chains.len() >= MAX_CHAINS {
             // There may be too many victims, too.
-            let has_room = self.chains.len() < 2 * CHAINS;
+            let has_room = self.chains.len() < 2 * MAX_CHAINS;
             frames.retain(|frame| has_room && frame.kind == Kind::Label);
             frames.push(Frame::new(Kind::Between, BEYOND));
         }
@@ -117,11 +117,11 @@ impl Chains {
     fn summary(&self, snapshot: &Snapshot) -> String {
         let (over, (all, all_ns), (added, added_ns)) = (format_ns(self.over_ns), self.explained, self.added);
         let (waits, all_took, took) = (why::counted(all, "wait"), format_ns(all_ns), format_ns(added_ns));
-        let told = match added < all {
+        let total = match added < all {
             true => format!("The {added} longest of {waits} of {over} or longer took {took} of {all_took}."),
             false => format!("{waits} of {over} or longer took {took} in all."),
         };
-        let mut sentences = vec![told];
+        let mut sentences = vec![total];
         sentences.extend(why::unexplained(&snapshot.unexplained, all_ns, "wait"));
         let lost: u64 = snapshot.lost.values().sum();
         sentences.extend((lost > 0).then(|| format!("{lost} lost.")));
@@ -146,11 +146,11 @@ pub fn parts_of(event: &LateEvent, root: Root) -> Vec<(Vec<Frame>, u64)> {
         let mut frames = victim.clone();
         if let Some((own, deeper)) = waits.split_first() {
             frames.extend(place(Kind::Kernel, &event.stack, own.and_then(|wait| wait.via.as_deref())));
-            for wait in deeper.iter().take(DEEPEST) {
+            for wait in deeper.iter().take(MAX_DEPTH) {
                 frames.push(Frame::new(Kind::Between, WOKEN_BY));
                 frames.extend(waiter(*wait));
             }
-            frames.push(Frame::new(Kind::Between, if deeper.len() > DEEPEST { UNTOLD } else { WOKEN_BY }));
+            frames.push(Frame::new(Kind::Between, if deeper.len() > MAX_DEPTH { OMITTED } else { WOKEN_BY }));
         }
         frames.extend(ending(&of_name(segment), !waits.is_empty()));
         (frames, segment.ns)
@@ -169,7 +169,7 @@ fn cause_frames(event: &LateEvent, cause: &Cause) -> Vec<Frame> {
 
 /// Returns the frames of a waker that waited in turn.
 fn waiter(wait: Option<&PathSegment>) -> Vec<Frame> {
-    let Some(wait) = wait else { return vec![Frame::new(Kind::Between, UNTOLD)] };
+    let Some(wait) = wait else { return vec![Frame::new(Kind::Between, OMITTED)] };
     let called = without_number(wait.waiter.as_deref().unwrap_or("a thread"));
     let mut frames = vec![Frame::new(Kind::Waker, called)];
     frames.extend(match wait.stop {
@@ -257,7 +257,7 @@ mod tests {
         String::from_utf8(out).expect("text")
     }
 
-    fn of(root: Root, events: &[LateEvent]) -> Chains {
+    fn chains_of(root: Root, events: &[LateEvent]) -> Chains {
         let mut chains = Chains::new(5_000_000, root);
         for event in events {
             chains.count(event);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     fn folded(root: Root, events: &[LateEvent]) -> Vec<String> {
-        let lines = written(&of(root, events), Form::Folded, &empty());
+        let lines = written(&chains_of(root, events), Form::Folded, &empty());
         lines.lines().map(str::to_owned).collect()
     }
 
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wait_stands_behind_the_one_that_it_made_longer() {
+    fn nested_waits_follow_outer_wait() {
         let recv = "app;__x64_sys_recvfrom;unix_stream_read_generic;--";
         let fsync = "server;do_fsync;io_schedule;--";
         assert_eq!(
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_without_a_stack_says_in_what_and_a_wait_without_time_is_not_seen() {
+    fn renders_waits_without_stack_or_segment() {
         let mut event = late(vec![part(1, 3, "c:3", Outside, "outside this PID namespace")], Vec::new());
         assert_eq!(
             folded(Root::Process, &[event.clone()]),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_a_cpu_has_the_stack_of_whoever_kept_it() {
+    fn run_queue_wait_has_stack_of_cause() {
         let off = Cause { stack: names("spin_unlock console_unlock"), ..Cause::new(IrqsOff, "dd:4242", 7) };
         let causes = vec![off, Cause::new(Work, "wb_workfn", 1), Cause::new(CauseKind::Nmi, "NMI", 2)];
         let begin = "app;waited for a CPU";
@@ -337,9 +337,9 @@ mod tests {
     }
 
     #[test]
-    fn a_graph_says_of_what_it_does_not_tell() {
+    fn summary_has_unexplained_and_lost() {
         let second = late(Vec::new(), vec![Cause::new(Thread, "worker 5:9", 126_577)]);
-        let all = of(Root::Process, &[request(), second.clone()]);
+        let all = chains_of(Root::Process, &[request(), second.clone()]);
         let mut snapshot = empty();
         assert_eq!(all.summary(&snapshot), "2 waits of 5.00ms or longer took 1.00ms in all.");
         assert_eq!(all.gaps(&snapshot), None);
@@ -353,8 +353,8 @@ mod tests {
         let mut worst = Chains::new(5_000_000, Root::Process);
         [&request(), &second].into_iter().for_each(|event| worst.count(event));
         worst.add(&request());
-        let told = "The 1 longest of 2 waits of 5.00ms or longer took 873us of 1.00ms.";
-        assert_eq!(worst.summary(&empty()), told);
+        let expected = "The 1 longest of 2 waits of 5.00ms or longer took 873us of 1.00ms.";
+        assert_eq!(worst.summary(&empty()), expected);
         let nothing = Chains::new(5_000_000, Root::Process);
         let error = nothing.write(&mut Vec::new(), Form::Svg, &empty()).expect_err("nothing is not drawn");
         assert!(error.to_string().contains("no wait of 5.00ms or longer was explained"), "{error}");
@@ -362,19 +362,19 @@ mod tests {
     }
 
     #[test]
-    fn more_chains_than_there_is_room_for_are_told_together() {
+    fn merges_chains_beyond_limit() {
         let mut chains = Chains::new(1, Root::Process);
-        let total = 3 * CHAINS as u64;
+        let total = 3 * MAX_CHAINS as u64;
         for number in 0..total {
-            let process = if number < 2 * CHAINS as u64 { "app".to_owned() } else { format!("app{number}") };
+            let process = if number < 2 * MAX_CHAINS as u64 { "app".to_owned() } else { format!("app{number}") };
             let mut event = late(vec![part(1, 1, "client:78", Irq, &format!("irq{number}"))], Vec::new());
             event.labels.insert("process".to_owned(), process);
             chains.add(&event);
         }
         let lines: Vec<String> = written(&chains, Form::Folded, &empty()).lines().map(str::to_owned).collect();
         assert_eq!(sum(&lines), total);
-        assert_eq!(lines.len(), 2 * CHAINS + 1);
-        assert!(lines.contains(&format!("app;{BEYOND} {CHAINS}")) && lines.contains(&format!("{BEYOND} 1")));
+        assert_eq!(lines.len(), 2 * MAX_CHAINS + 1);
+        assert!(lines.contains(&format!("app;{BEYOND} {MAX_CHAINS}")) && lines.contains(&format!("{BEYOND} 1")));
     }
 
     /// Generates segments of any order and depth, with hostile thread names.
@@ -401,7 +401,7 @@ mod tests {
     proptest! {
         #[test]
         fn chains_add_up_to_the_waits_to_the_nanosecond(events in prop::collection::vec(any_event(), 1..6)) {
-            let chains = of(Root::Thread, &events);
+            let chains = chains_of(Root::Thread, &events);
             let lines: Vec<String> = written(&chains, Form::Folded, &empty()).lines().map(str::to_owned).collect();
             let total: u64 = events.iter().map(|event| event.latency_ns).sum();
             prop_assert_eq!(sum(&lines), total);

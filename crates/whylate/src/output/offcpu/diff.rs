@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use crate::output::table::Table;
 
-/// Two profiles by stack, in millionths of their thread-seconds, so that runs of different lengths and numbers of threads
-/// are comparable.
+/// Two profiles by stack, in millionths of their thread-seconds, so that runs of different lengths and numbers of
+/// threads are comparable.
 #[derive(Debug, Default, PartialEq)]
 pub struct Difference {
     by_stack: BTreeMap<String, [u64; 2]>,
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_compared_whatever_the_length() {
+    fn compares_shares_of_runs_of_different_length() {
         let difference = Difference::of(&lines(&["a;b 10", "a;c 10"]), &lines(&["a;b 3000", "a;d 1000"]));
         assert_eq!(difference.lines(), ["a;b 500000 750000", "a;c 500000 0", "a;d 0 250000"]);
         let mut out = Vec::new();
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_the_same_is_no_difference() {
+    fn omits_unchanged_stacks() {
         let both = lines(&["a;b 10", "a;c 30"]);
         let mut out = Vec::new();
         Difference::of(&both, &both).table().write(&mut out, None).expect("a vector takes everything");

@@ -29,7 +29,7 @@ impl Form {
     ///
     /// # Errors
     /// When the extension is unknown.
-    pub fn of(path: &Path) -> anyhow::Result<Self> {
+    pub fn from_path(path: &Path) -> anyhow::Result<Self> {
         let name = path.to_string_lossy();
         let forms = [
             (".svg", Form::Svg),
@@ -47,8 +47,8 @@ impl Form {
     ///
     /// # Errors
     /// When the format cannot hold explained waits.
-    pub fn of_explained(path: &Path) -> anyhow::Result<Self> {
-        match Form::of(path) {
+    pub fn from_path_explained(path: &Path) -> anyhow::Result<Self> {
+        match Form::from_path(path) {
             Ok(form @ (Form::Svg | Form::Folded | Form::Json)) => Ok(form),
             _ => Err(anyhow::anyhow!(
                 "with --why, write to a file that ends in .svg, .folded or .json, not {}",
@@ -78,8 +78,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_name_tells_the_form() {
-        let form = |name: &str| Form::of(Path::new(name)).ok();
+    fn extension_selects_format() {
+        let form = |name: &str| Form::from_path(Path::new(name)).ok();
         assert_eq!(form("a/b.svg"), Some(Form::Svg));
         assert_eq!(form("x.speedscope.json"), Some(Form::Speedscope));
         assert_eq!(form("x.json"), Some(Form::Json));
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(form("x.folded"), Some(Form::Folded));
         assert_eq!(form("x.png"), None);
         let explained = ["x.svg", "x.folded", "x.json", "x.pb.gz", "x.speedscope.json", "x.png"]
-            .map(|name| Form::of_explained(Path::new(name)).is_ok());
+            .map(|name| Form::from_path_explained(Path::new(name)).is_ok());
         assert_eq!(explained, [true, true, true, false, false, false]);
     }
 }

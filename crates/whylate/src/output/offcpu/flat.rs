@@ -36,8 +36,8 @@ struct Row {
     rule: String,
 }
 
-/// Returns the table, widest row first, idle kernel threads last. Shares are of the off-CPU time. With a threshold, only
-/// threads that have waited that long and are not idle by design, those in uninterruptible sleep first.
+/// Returns the table, widest row first, idle kernel threads last. Shares are of the off-CPU time. With a threshold,
+/// only threads that have waited that long and are not idle by design, those in uninterruptible sleep first.
 pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
     let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
     // A narrow terminal drops columns in the middle first.
@@ -148,19 +148,19 @@ mod tests {
     }
 
     #[test]
-    fn a_row_tells_what_for_and_for_how_long() {
+    fn row_has_class_and_age() {
         insta::assert_snapshot!(written(false, None));
     }
 
     #[test]
-    fn a_row_tells_who_ended_the_waits() {
+    fn row_has_waker() {
         let mut out = Vec::new();
         table(&sample::with_wakers(), false, None).write(&mut out, None).expect("a vector takes everything");
         insta::assert_snapshot!(String::from_utf8(out).expect("text"));
     }
 
     #[test]
-    fn one_place_is_one_row_and_idle_kernel_threads_come_last() {
+    fn one_row_per_call_site_idle_kernel_threads_last() {
         let table = table(&sample::crowd(), false, None);
         let mut out = Vec::new();
         table.write(&mut out, None).expect("a vector takes everything");

@@ -63,8 +63,8 @@ fn marked(frame: Frame) -> String {
     }
 }
 
-/// Returns the color of a frame: labels grey, programs light blue, the kernel dark blue, wakers aqua, what they did sand.
-/// The shade depends only on the function's name.
+/// Returns the color of a frame: labels grey, programs light blue, the kernel dark blue, wakers aqua, what they did
+/// sand. The shade depends only on the function's name.
 fn color(name: &str, kind: Kind) -> Color {
     // FNV-1a (RFC draft eastlake-fnv).
     let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_not_drawn() {
+    fn refuses_to_draw_nothing() {
         let empty = Snapshot::new("offcpu", "sample", "host", 0);
         assert!(write(&mut Vec::new(), &empty, Root::Process, false).is_err());
     }

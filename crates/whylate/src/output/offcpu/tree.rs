@@ -19,7 +19,7 @@ const COVERED_PERCENT: u64 = 90;
 const BUSY_PERCENT: u64 = 10;
 
 /// Minimum width of the frames of a line.
-const LEAST_FRAMES: usize = 24;
+const MIN_FRAMES_WIDTH: usize = 24;
 
 /// Writes the tree. Frames that have only one caller and one callee share a line.
 pub fn write(
@@ -30,31 +30,31 @@ pub fn write(
     columns: Option<usize>,
 ) -> io::Result<()> {
     writeln!(out, "{}\n", summary(snapshot, hide_idle))?;
-    let layout = Layout::of(snapshot, root, hide_idle);
+    let layout = Layout::new(snapshot, root, hide_idle);
     layout.lines.iter().try_for_each(|line| writeln!(out, "{}", line.shown(layout.whole_ns, columns)))
 }
 
 /// A line of the tree: the sum of the lines one level below.
-struct Line {
+struct TreeLine {
     depth: usize,
     weight_ns: u64,
     names: Vec<String>,
     about: String,
 }
 
-impl Line {
+impl TreeLine {
     fn shown(&self, whole_ns: u64, columns: Option<usize>) -> String {
         let head = format!("{:>6}  {}", percent(self.weight_ns, whole_ns), "  ".repeat(self.depth));
         let about = if self.about.is_empty() { String::new() } else { format!("  [{}]", self.about) };
         let Some(columns) = columns else { return format!("{head}{}{about}", self.names.join(" > ")) };
         let room = columns.saturating_sub(head.chars().count());
-        let frames = in_room(&self.names, room.saturating_sub(about.chars().count()).max(LEAST_FRAMES));
+        let frames = in_room(&self.names, room.saturating_sub(about.chars().count()).max(MIN_FRAMES_WIDTH));
         format!("{head}{}", without_middle(&format!("{frames}{about}"), room))
     }
 }
 
-/// Shortens a stack to `room` characters by cutting out frames in its middle: the innermost show what is waited for, the
-/// outermost who waits.
+/// Shortens a stack to `room` characters by cutting out frames in its middle: the innermost show what is waited for,
+/// the outermost who waits.
 fn in_room(names: &[String], room: usize) -> String {
     const CUT: &str = " > .. > ";
     let whole = names.join(" > ");
@@ -81,11 +81,11 @@ fn in_room(names: &[String], room: usize) -> String {
 struct Layout {
     whole_ns: u64,
     on_cpu_ns: u64,
-    lines: Vec<Line>,
+    lines: Vec<TreeLine>,
 }
 
 impl Layout {
-    fn of(snapshot: &Snapshot, root: Root, hide_idle: bool) -> Self {
+    fn new(snapshot: &Snapshot, root: Root, hide_idle: bool) -> Self {
         let apart = sets_idle_kernel_threads_apart(snapshot);
         let (idle, others): (Vec<_>, Vec<_>) = waiting(snapshot, hide_idle)
             .chain(on_cpu(snapshot))
@@ -142,7 +142,7 @@ impl Layout {
             return;
         }
         let about = if last == Kind::Label { figures(&end.all).join(", ") } else { String::new() };
-        self.lines.push(Line { depth, weight_ns: node.all.weight_ns, names, about });
+        self.lines.push(TreeLine { depth, weight_ns: node.all.weight_ns, names, about });
         for (frame, child) in &parts.children {
             self.branch(frame, child, depth + 1);
         }
@@ -160,7 +160,7 @@ impl Layout {
 
     fn leaf(&mut self, depth: usize, names: Vec<String>, sums: &Sums) {
         let about = about(sums, names.last().map_or("", String::as_str));
-        self.lines.push(Line { depth, weight_ns: sums.weight_ns, names, about });
+        self.lines.push(TreeLine { depth, weight_ns: sums.weight_ns, names, about });
     }
 }
 
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ended_a_wait_stands_behind_it() {
+    fn waker_follows_wait() {
         insta::assert_snapshot!(text_of(&sample::with_wakers(), Root::Process, false, None));
     }
 
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_time_is_a_place_of_its_own() {
+    fn runnable_time_has_own_branch() {
         insta::assert_snapshot!(text_of(&sample::crowd(), Root::Process, false, None));
     }
 
@@ -277,7 +277,7 @@ mod tests {
     }
 
     /// Checks that each line is the sum of the lines one level below, and that the outermost add up to the total.
-    fn adds_up(lines: &[Line], depth: usize, whole_ns: u64) -> Result<(), TestCaseError> {
+    fn adds_up(lines: &[TreeLine], depth: usize, whole_ns: u64) -> Result<(), TestCaseError> {
         let sum: u64 = lines.iter().filter(|line| line.depth == depth).map(|line| line.weight_ns).sum();
         prop_assert_eq!(sum, whole_ns);
         for (index, line) in lines.iter().enumerate().filter(|(_, line)| line.depth == depth) {
@@ -296,12 +296,12 @@ mod tests {
             let root = [Root::Process, Root::Thread, Root::Cgroup][by as usize];
             let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);
             snapshot.stacks = stacks;
-            let layout = Layout::of(&snapshot, root, hide_idle);
+            let layout = Layout::new(&snapshot, root, hide_idle);
             let whole_ns: u64 = waiting(&snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
             prop_assert_eq!(layout.whole_ns, whole_ns);
             adds_up(&layout.lines, 0, whole_ns)?;
             // Little is merged at the outermost level.
-            let unnamed = |line: &&Line| line.depth == 0 && line.names[0].contains("smaller branches");
+            let unnamed = |line: &&TreeLine| line.depth == 0 && line.names[0].contains("smaller branches");
             let rest_ns: u64 = layout.lines.iter().filter(unnamed).map(|line| line.weight_ns).sum();
             prop_assert!(rest_ns * 10 <= whole_ns, "{rest_ns} of {whole_ns}");
         }

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_from_idle_is_told() {
+    fn renders_idle_exit() {
         let mut evidence = evidence();
         evidence.occupancy.intervals[0].occupant = Occupant::Idle;
         evidence.occupancy.intervals[2].occupant = Occupant::Idle;

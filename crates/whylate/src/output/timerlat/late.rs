@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_when_where_how_late_and_why() {
+    fn line_has_time_cpu_latency_and_causes() {
         let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
         let event = LateEvent {
             at_unix_ns: 1_795_252_440_123_456_789,

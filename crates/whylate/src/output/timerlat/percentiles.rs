@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_come_by_the_end_is_told() {
+    fn renders_overdue_activations() {
         let mut total = sample::total();
         total.cpus.values_mut().for_each(|of_cpu| of_cpu.overdue = 3);
         let mut out = Vec::new();
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_return_to_user_space_it_has_no_row() {
+    fn omits_user_row_without_user_latency() {
         let mut out = Vec::new();
         write(&mut out, &sample::total(), Unit::Nanoseconds, false).expect("a vector takes everything");
         assert!(!String::from_utf8(out).expect("text").contains("Ret user"));

@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trace_has_the_latest_activations_and_who_had_the_cpu_of_late_ones() {
+    fn trace_has_latest_activations_and_causes_of_late_ones() {
         let due_unix_ns = 1_795_252_440_123_456_789;
         let at = |cpu, number: u64, irq_and_thread_ns| Activated {
             cpu,

@@ -62,12 +62,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interrupt_has_no_number() {
+    fn interrupt_has_no_pid() {
         assert_eq!([queuer("dd", "42"), queuer("softirq", "0")], ["dd:42", "softirq"]);
     }
 
     #[test]
-    fn a_line_tells_what_waited_for_how_long_and_who_queued_it() {
+    fn line_has_handler_wait_and_queuer() {
         let labels = [
             ("handler", "wb_workfn"),
             ("workqueue", "writeback"),

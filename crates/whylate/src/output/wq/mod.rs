@@ -195,7 +195,7 @@ mod tests {
     use whylate_model::{Cause, CauseKind, Cgroup};
 
     use super::*;
-    use crate::commands::runner::{Keep, Kept};
+    use crate::commands::runner::{Keep, PendingLate};
     use crate::commands::wq::Arguments;
     use crate::output::json::JsonLines;
 
@@ -312,12 +312,13 @@ mod tests {
         let mut output: Box<dyn Output> =
             if arguments.schedule.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
         output.begin(&mut out).expect("a vector takes everything");
-        let (mut kept, mut snapshot) = (Kept::new(Keep::of(arguments.schedule, arguments.explain)), snapshot());
+        let (mut kept, mut snapshot) =
+            (PendingLate::new(Keep::for_options(arguments.schedule, arguments.explain)), snapshot());
         for event in late {
             output.late(&mut out, &event).expect("a vector takes everything");
             kept.add(event);
         }
-        kept.tell(&mut snapshot);
+        kept.move_into(&mut snapshot);
         output.snapshot(&mut out, snapshot).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
@@ -362,7 +363,7 @@ mod tests {
         insta::assert_snapshot!(printed("--slower 10ms"));
     }
     #[test]
-    fn what_is_not_explained_is_no_longest_wait() {
+    fn longest_waits_are_explained_ones() {
         let text = printed_with("--why 2ms --slower 1ms --worst 2", late_items());
         assert_eq!(text.matches("too_short_for_why").count(), 1, "{text}");
         assert!(text.contains("Longest waits: 2 of "), "{text}");

@@ -17,7 +17,7 @@ use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session};
 
 use self::figures::Figures;
-use super::{Arguments, Direction, Told, thread_of};
+use super::{Arguments, Direction, LoadFigures, thread_of};
 
 /// Poll interval for the end of fio.
 const POLL: Duration = Duration::from_millis(20);
@@ -46,14 +46,14 @@ pub(super) fn measure(
     path: &Path,
     depth: u32,
     stop: &AtomicBool,
-) -> anyhow::Result<Option<(Snapshot, u32, Told)>> {
+) -> anyhow::Result<Option<(Snapshot, u32, LoadFigures)>> {
     // All processes: fio creates its ring before its PID could be set as a filter.
     let mut source = SqpollOptions { backend: Some("bpf".to_owned()), ..SqpollOptions::default() }
         .start(&Session::of_one())
         .context("cannot attach sqpoll")?;
     let mut fio = Fio(start(command(arguments, path, depth)?)?);
     let pid = fio.0.id();
-    // Measure only while requests arrive: fio's submission thread also spins before its first and after its last request.
+    // Measure only while requests arrive: fio's submission thread also spins before and after.
     let mut measured = None;
     let mut end = None;
     let status = loop {
@@ -84,13 +84,14 @@ pub(super) fn measure(
     }
     ensure!(status.success(), "fio failed, {status}: {}", said.trim());
     let direction = if arguments.rw == Direction::Read { "read" } else { "write" };
-    let figures = Figures::of(&out, direction).with_context(|| format!("fio printed no results: {}", said.trim()))?;
+    let figures =
+        Figures::parse(&out, direction).with_context(|| format!("fio printed no results: {}", said.trim()))?;
     let (mean_ns, p99_ns) = figures.trusted(depth);
     if p99_ns.is_none() {
         say!("whylate: leaving out fio's latencies at iodepth {depth}, as they contradict each other");
     }
-    let told = Told { requests: figures.requests, duration_ns: figures.duration_ns, mean_ns, p99_ns };
-    Ok(Some((snapshot, pid, told)))
+    let load = LoadFigures { requests: figures.requests, duration_ns: figures.duration_ns, mean_ns, p99_ns };
+    Ok(Some((snapshot, pid, load)))
 }
 
 fn command(arguments: &Arguments, path: &Path, depth: u32) -> anyhow::Result<Command> {
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fio_is_asked_for_the_latency_from_submission_on() -> anyhow::Result<()> {
+    fn requests_submission_latency_from_fio() -> anyhow::Result<()> {
         let command = command(&super::super::tests::arguments("f".into()), Path::new("f"), 4)?;
         assert!(command.get_args().any(|argument| argument == "--lat_percentiles=1"), "{command:?}");
         Ok(())

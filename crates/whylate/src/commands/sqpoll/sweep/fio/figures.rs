@@ -22,7 +22,7 @@ pub struct Figures {
 
 impl Figures {
     /// Parses fio's JSON, which notes may precede.
-    pub fn of(out: &str, direction: &str) -> Option<Self> {
+    pub fn parse(out: &str, direction: &str) -> Option<Self> {
         let json: Value = serde_json::from_str(out.get(out.find('{')?..)?).ok()?;
         let job = json.get("jobs")?.get(0)?.get(direction)?;
         let latency = job.get("lat_ns")?;
@@ -42,7 +42,7 @@ impl Figures {
         (mean_ns, (mean_ns.is_some() && self.p99_is_possible()).then_some(self.p99_ns))
     }
 
-    /// Checks the mean: at most `depth` requests are in flight, so all latencies together are at most `depth` times the run.
+    /// Checks the mean: with at most `depth` requests in flight, all latencies add up to at most `depth` times the run.
     fn mean_is_possible(&self, depth: u32) -> bool {
         let all_ns = u128::from(self.mean_ns) * u128::from(self.requests);
         // fio rounds the run to a millisecond, and lets requests in flight at its end finish.
@@ -73,25 +73,25 @@ mod tests {
         Figures { requests: 500, duration_ns: 2_000_000_000, min_ns: 700, mean_ns: 812, max_ns: 1_900, p99_ns: 1_500 };
 
     #[test]
-    fn fio_tells_what_it_did() {
-        assert_eq!(Figures::of(OUT, "read"), Some(FIGURES));
-        let forever = Figures::of(&OUT.replace("2000", &u64::MAX.to_string()), "read").expect("figures");
+    fn parses_fio_json() {
+        assert_eq!(Figures::parse(OUT, "read"), Some(FIGURES));
+        let forever = Figures::parse(&OUT.replace("2000", &u64::MAX.to_string()), "read").expect("figures");
         assert_eq!(forever.duration_ns, u64::MAX);
         assert_eq!(forever.trusted(u32::MAX), (Some(812), Some(1_500)));
-        assert!(Figures::of("nothing", "read").is_none() && Figures::of("{}", "read").is_none());
+        assert!(Figures::parse("nothing", "read").is_none() && Figures::parse("{}", "read").is_none());
     }
 
     #[test]
-    fn latencies_that_cannot_be_are_left_out() {
-        let told = |figures: Figures| figures.trusted(4);
-        assert_eq!(told(FIGURES), (Some(812), Some(1_500)));
+    fn drops_contradictory_latencies() {
+        let trusted = |figures: Figures| figures.trusted(4);
+        assert_eq!(trusted(FIGURES), (Some(812), Some(1_500)));
         let slow = Figures { mean_ns: 192_000, max_ns: 4_000_000_000, ..FIGURES };
-        assert_eq!(told(Figures { p99_ns: 3_070_000_000, ..slow }), (Some(192_000), None));
-        assert_eq!(told(Figures { p99_ns: 19_000_000, ..slow }), (Some(192_000), Some(19_000_000)));
-        assert_eq!(told(Figures { p99_ns: 2_500, ..FIGURES }), (Some(812), None), "longer than the longest");
-        assert_eq!(told(Figures { p99_ns: 600, ..FIGURES }), (Some(812), None), "shorter than the shortest");
-        assert_eq!(told(Figures { mean_ns: 600, ..FIGURES }), (None, None), "the mean is less than the shortest");
+        assert_eq!(trusted(Figures { p99_ns: 3_070_000_000, ..slow }), (Some(192_000), None));
+        assert_eq!(trusted(Figures { p99_ns: 19_000_000, ..slow }), (Some(192_000), Some(19_000_000)));
+        assert_eq!(trusted(Figures { p99_ns: 2_500, ..FIGURES }), (Some(812), None), "longer than the longest");
+        assert_eq!(trusted(Figures { p99_ns: 600, ..FIGURES }), (Some(812), None), "shorter than the shortest");
+        assert_eq!(trusted(Figures { mean_ns: 600, ..FIGURES }), (None, None), "the mean is less than the shortest");
         let crowded = Figures { mean_ns: 100_000_000, max_ns: 200_000_000, p99_ns: 150_000_000, ..FIGURES };
-        assert_eq!(told(crowded), (None, None), "500 requests of 100 ms, 4 at a time, take longer than 2 s");
+        assert_eq!(trusted(crowded), (None, None), "500 requests of 100 ms, 4 at a time, take longer than 2 s");
     }
 }
