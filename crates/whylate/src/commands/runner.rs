@@ -15,6 +15,7 @@ use super::{Origin, record, what_to_do};
 use crate::arguments::{Explain, Schedule};
 use crate::output::Output;
 use crate::output::json::JsonLines;
+use crate::recording::play::nothing_in_span;
 use crate::recording::{Played, Recorder, about};
 
 /// Poll interval while late events are printed as they arrive.
@@ -334,9 +335,9 @@ pub fn drive(
             recorder.map_or(Ok(()), Recorder::end)
         }
         Stream::Recorded(mut played) => {
-            drive_recorded(&mut played, query, output, out, seen)?;
+            let has_any = drive_recorded(&mut played, query, output, out, seen)?;
             played.report_missing();
-            Ok(())
+            if has_any { Ok(()) } else { Err(nothing_in_span(played.name())) }
         }
     }
 }
@@ -398,14 +399,15 @@ fn drive_live(
     Ok(())
 }
 
-/// Drives the output from a recording: merges snapshots until an interval is complete.
+/// Drives the output from a recording: merges snapshots until an interval is complete. Returns false if the span is
+/// empty.
 fn drive_recorded(
     played: &mut Played,
     query: &Query<'_>,
     output: &mut dyn Output,
     out: &mut dyn Write,
     seen: &mut dyn FnMut(&Snapshot),
-) -> anyhow::Result<()> {
+) -> anyhow::Result<bool> {
     let schedule = query.schedule;
     let source = query.source.info().card.name;
     let (mut merger, mut kept) = (Merger::default(), PendingLate::new(query.keep));
@@ -448,10 +450,8 @@ fn drive_recorded(
             break;
         }
     }
-    if played_ns == 0 {
-        say!("whylate: {} has no snapshots in that span (choose one within the recording)", played.name());
-    }
-    print(&mut merger, &mut kept, output, out)
+    print(&mut merger, &mut kept, output, out)?;
+    Ok(ended_unix_ns.is_some())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 use rustix::time::{ClockId, clock_gettime};
 use whylate_model::recording::{Gap, Header, Line};
 use whylate_model::sources::named;
@@ -21,7 +21,7 @@ use crate::commands::runner::{NOW_AND_THEN, wait};
 use crate::commands::sources::{self, Attaching, Recorded, Wish, measured};
 use crate::commands::watch::{Ended, Watch};
 use crate::recording::about;
-use crate::recording::play::Recording;
+use crate::recording::play::{Recording, nothing_in_span};
 use crate::recording::recorder::{MAX_QUEUED, weight};
 
 /// So many moments wait for the screen; of a recording, which waits for the screen in turn, a few are enough.
@@ -304,10 +304,11 @@ fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyh
             beyond += 1;
         }
     }
-    teller.tell_surely(Told::Moment(lines, Own::default()));
+    // Without a moment the screen ends, and says why below the prompt.
     if !has_any {
-        bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
+        return Err(nothing_in_span(played.name()));
     }
+    teller.tell_surely(Told::Moment(lines, Own::default()));
     let mut missing = played.missing();
     missing.extend(played.skipped_message(beyond));
     teller.tell_surely(Told::Read(missing));

@@ -13,4 +13,6 @@ mod view;
 pub mod whose;
 
 #[cfg(test)]
+mod golden;
+#[cfg(test)]
 mod tests;
