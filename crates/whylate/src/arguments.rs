@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Arguments that several commands take.
+//! Arguments that several commands share.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use whylate_model::culprits::By;
 
 use crate::values::{Cpus, duration_ns};
 
-/// When to print, and as what: what every command that prints at intervals takes.
+/// Output interval and format, for commands that print at intervals.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Schedule {
     /// Output interval, in seconds
@@ -26,22 +26,22 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Whether there is more than one output.
+    /// Returns whether there is more than one output.
     pub fn repeats(&self) -> bool {
         self.interval.is_some()
     }
 
-    /// Whether it goes on for a while without anybody at the terminal.
+    /// Returns whether the run ends by itself or prints at intervals.
     pub fn lasts(&self) -> bool {
         self.interval.is_some() || self.duration.is_some()
     }
 }
 
-/// What `--why` explains of sources that tell who had a CPU while a thread waited for it.
+/// Help text of `--why` for sources that explain run-queue waits.
 pub const WAITS: &str =
     "Explain each wait for a CPU this long or longer (e.g. 5ms): its causes, which add up to it, and the main culprits";
 
-/// Which latencies are explained, and which of them are printed: what every command with late events takes.
+/// Which latencies are explained and printed, for commands with late events.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Explain {
     /// Explain each latency this long or longer (e.g. 5ms): its causes, which add up to it, and the main culprits
@@ -52,7 +52,7 @@ pub struct Explain {
     pub worst: Option<u16>,
 }
 
-/// Where what is shown is recorded too: what every command takes that shows snapshots.
+/// File to record to, for commands that print snapshots.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Record {
     /// Also record to this file (.whylate), for `whylate replay`
@@ -60,7 +60,7 @@ pub struct Record {
     pub output: Option<PathBuf>,
 }
 
-/// Where threads and timers of whylate's own run: what every command takes that attaches all sources.
+/// CPUs for whylate's own threads and timers, for commands that attach all sources.
 #[derive(Clone, Debug, Default, Args)]
 pub struct OwnCpus {
     /// CPUs on which irqsoff and timerlat measure, with timers and threads of their own, e.g. 0,2-5 [default: those that
@@ -70,13 +70,13 @@ pub struct OwnCpus {
 }
 
 impl OwnCpus {
-    /// Those that are asked for; empty where none is.
+    /// Returns the CPUs given by the user; empty for the default.
     pub fn asked(&self) -> Vec<u32> {
         self.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone())
     }
 }
 
-/// By what culprits are ranked: what every command that ranks them takes.
+/// How culprits are grouped, for commands that rank them.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Rank {
     /// Rank each culprit separately, threads with the same name together, or threads by cgroup (which pod, container or

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The command line as clap sees it. Each command's arguments stand with the command.
+//! The command line for clap. The arguments of each command are in the module of the command.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -52,9 +52,9 @@ pub enum Command {
     Generate(generate::Arguments),
 }
 
-/// Examples come first: they answer sooner than the list of options.
+/// Help template with the examples before the list of options.
 const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n{all-args}";
-/// The commands that are no source, by what they are for.
+/// Commands that are not sources, grouped for the help.
 const OTHERS: [(&str, &[&str]); 5] = [
     ("Live screen", &["top"]),
     ("Programs", &["run"]),
@@ -67,16 +67,16 @@ pub fn parse() -> Result<Cli, clap::Error> {
     arranged(Cli::command()).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches))
 }
 
-/// The command line of what a recording is shown as.
+/// Parses the command that `whylate replay` shows a recording as.
 pub fn parse_words(words: &[OsString]) -> Result<Cli, clap::Error> {
     let line = std::iter::once(OsString::from("whylate")).chain(words.iter().cloned());
     arranged(Cli::command()).try_get_matches_from(line).and_then(|matches| Cli::from_arg_matches(&matches))
 }
 
-/// Prints help, or why a command line is refused. Names in the command line, which a script may have put there, are printable.
+/// Prints help or a usage error. Escapes words of the command line that are not printable.
 ///
 /// # Errors
-/// When it cannot be written.
+/// When the output cannot be written.
 pub fn print(error: &clap::Error) -> io::Result<()> {
     let is_safe = |word: OsString| word.to_string_lossy().chars().all(is_printable);
     if error.use_stderr() && !std::env::args_os().all(is_safe) {
@@ -86,7 +86,7 @@ pub fn print(error: &clap::Error) -> io::Result<()> {
     error.print().and_then(|()| io::stdout().flush())
 }
 
-/// With commands in groups, and the examples of each at the top of its help.
+/// Adds help templates: commands in groups, and each command's examples before its options.
 fn arranged(command: clap::Command) -> clap::Command {
     let line = |command: &clap::Command| {
         let about = command.get_about().map(ToString::to_string).unwrap_or_default();
@@ -117,12 +117,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn options_of_an_import_do_not_go_with_a_command() {
+    fn rejects_import_options_with_command() {
         let accepts = |line: &str| Cli::try_parse_from(line.split(' ')).is_ok();
         for line in
             ["run true", "run --help-lost", "run --import x --pid 5", "run --import x --comm y", "run true --pid 5"]
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn culprits_are_ranked_by_something_only_where_they_are_ranked() {
+    fn rejects_by_without_ranking() {
         let accepts = |line: &str| Cli::try_parse_from(line.split(' ')).is_ok();
         for line in ["-d 1s --by cgroup", "sqpoll --why 1ms --by cgroup", "-p 1", "sqpoll"] {
             assert!(accepts(&format!("whylate {line}")), "{line}");
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn each_command_is_in_a_group() {
+    fn every_command_is_in_a_help_group() {
         let help = arranged(Cli::command()).render_help().to_string();
         for command in Cli::command().get_subcommands() {
             let lines = help.lines().filter(|line| line.split_whitespace().next() == Some(command.get_name()));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_of_each_command_begins_with_examples() {
+    fn help_of_each_command_starts_with_examples() {
         fn check(command: &mut clap::Command) {
             for command in
                 command.get_subcommands_mut().filter(|command| !command.is_hide_set() && command.get_name() != "help")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate`: tells why Linux is late.
+//! `whylate`: shows why Linux is slow or late.
 
-// Who cannot be told anything is no reason to panic: `say!` does not.
+// `eprintln!` panics if standard error cannot be written; `say!` does not.
 #![deny(clippy::print_stderr)]
 
 #[macro_use]
@@ -29,10 +29,11 @@ use whylate_sources::memory::Memory;
 #[global_allocator]
 static MEMORY: Memory = Memory;
 
-/// Some sources have several descriptors per CPU, and the usual limit of 1024 is kept for programs that use select(2).
+/// Raises the soft limit on open files to the hard one: some sources need several descriptors per CPU. The usual soft
+/// limit of 1024 is only for programs that use select(2).
 fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
-    // Where it is refused, whoever runs out of descriptors says so.
+    // If this fails, running out of descriptors is reported later.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
     let cli = match cli::parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are no failures; a closed pipe does not matter for them either.
+            // Help and version are not failures, even if the reader has closed the pipe.
             let printed = cli::print(&error).map_err(anyhow::Error::from);
             return match error.use_stderr() {
                 true => ExitCode::from(commands::usage_status()),
@@ -48,11 +49,11 @@ fn main() -> ExitCode {
             };
         }
     };
-    // Nothing that whylate starts needs them: not the command of `run`, no shell of `timerlat`, no fio.
+    // No child process needs capabilities: neither the command of `run`, nor the shells of `timerlat`, nor fio.
     if let Err(error) = keep_capabilities() {
         return commands::end(Err(error).context("cannot clear the inheritable capabilities"));
     }
-    // A command that is run has its own limit.
+    // The command of `run` must inherit the original limit.
     if !matches!(cli.command, Some(cli::Command::Run(_))) {
         allow_descriptors();
     }

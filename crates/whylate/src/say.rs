@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is said beside the output.
+//! Messages on standard error.
 
-/// A line on standard error, as by `eprintln!`, which panics where it cannot be written: on a full disk, or to a reader
-/// that has gone. What is measured is worth no less then. Names of files and threads in it are printable.
+/// Prints a line to standard error, like `eprintln!`, but ignores write errors (a full disk, a closed pipe) instead of
+/// panicking. Escapes characters that are not printable.
 macro_rules! say {
     ($($words:tt)*) => {{
         use std::io::Write as _;

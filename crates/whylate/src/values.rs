@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How values are read that options of several commands take.
+//! Parsers of option values that several commands share.
 
 use std::str::FromStr;
 
@@ -8,16 +8,16 @@ use whylate_model::units::parse_duration_ns;
 use whylate_sources::cpus;
 use whylate_sources::timerlat::PERIODS_NS;
 
-/// The name of a source.
+/// Parses the name of a source.
 ///
 /// # Errors
-/// A sentence that names all.
+/// Lists the names of all sources if the name is unknown.
 pub fn source(text: &str) -> Result<String, String> {
     let known = || CARDS.map(|card| card.name).join(", ");
     named(text).map(|card| card.name.to_owned()).ok_or_else(|| format!("choose from: {}", known()))
 }
 
-/// Reads a duration with its unit; a bare number is in seconds.
+/// Parses a duration with its unit into nanoseconds; a bare number is in seconds.
 pub fn duration_ns(text: &str) -> Result<u64, String> {
     match whylate_model::units::parse_duration_ns(text, 1_000_000_000) {
         Ok(0) => Err("it must be more than zero".to_owned()),
@@ -26,7 +26,7 @@ pub fn duration_ns(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A number of bytes, e.g. `500M` or `2G`, in powers of 1,024.
+/// Parses a number of bytes, e.g. `500M` or `2G`, in powers of 1,024.
 pub fn bytes(text: &str) -> Result<u64, String> {
     let how = || "give a size such as 500M or 2G".to_owned();
     let text = text.trim();
@@ -42,7 +42,7 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     if (1.0..1e18).contains(&all) { Ok(all as u64) } else { Err(how()) }
 }
 
-/// A latency; a bare number is in microseconds.
+/// Parses a latency into nanoseconds; a bare number is in microseconds.
 pub fn us(text: &str) -> Result<u64, String> {
     match parse_duration_ns(text, 1_000) {
         Ok(0) => Err("it must be more than zero".to_owned()),
@@ -51,7 +51,7 @@ pub fn us(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A period; a bare number is in microseconds.
+/// Parses a timer period into nanoseconds; a bare number is in microseconds.
 pub fn period(text: &str) -> Result<u64, String> {
     us(text).ok().filter(|ns| PERIODS_NS.contains(ns)).ok_or_else(|| "a period is from 100 us to 1 s long".to_owned())
 }
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn latencies_are_microseconds_unless_they_say_otherwise() {
+    fn bare_latencies_are_microseconds() {
         assert_eq!((us("40"), us("1.5ms")), (Ok(40_000), Ok(1_500_000)));
         assert!(us("0").is_err() && us("x").is_err() && us("-1").is_err());
     }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn periods_are_bounded_as_the_kernels_are() {
+    fn rejects_periods_outside_kernel_limits() {
         assert_eq!((period("100"), period("1s")), (Ok(100_000), Ok(1_000_000_000)));
         assert!(period("99").is_err() && period("1000001").is_err());
     }
@@ -104,7 +104,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_is_typed_panics(text in ".{0,40}") {
+        fn parsers_never_panic(text in ".{0,40}") {
             let _ = (duration_ns(&text), us(&text), period(&text), bytes(&text), text.parse::<Cpus>());
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate block`: what makes I/O requests late.
+//! `whylate block`: latency of I/O requests, and what delays them.
 
 use anyhow::anyhow;
 use clap::{ArgGroup, Args};
@@ -7,7 +7,7 @@ use whylate_model::units::printable;
 use whylate_sources::block::{BlockOptions, By};
 
 use crate::arguments::{Explain, Record, Schedule};
-use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
+use crate::commands::runner::{Keep, Lates, Query, Stream, drive};
 use crate::commands::{Origin, Senseless};
 use crate::output::block::shape::{Key, Shape};
 use crate::output::block::{Shown, Text};
@@ -52,7 +52,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// What is printed, and what only measured.
+    /// Returns what is printed.
     pub(crate) fn shown(&self) -> Shown<'_> {
         Shown {
             shape: &self.shape,
@@ -62,7 +62,7 @@ impl Arguments {
         }
     }
 
-    /// No disk is named like a duration.
+    /// Returns the disks given by `--disk` and `-d`. No disk is named like a duration.
     fn disks(&self) -> impl Iterator<Item = &String> {
         self.disk.iter().chain(self.disk_or_duration.iter().filter(|text| duration_ns(text).is_err()))
     }
@@ -71,13 +71,13 @@ impl Arguments {
         self.disks().next().cloned()
     }
 
-    /// When something is printed.
+    /// Returns the schedule, with a duration given by `-d`.
     pub(crate) fn schedule(&self) -> Schedule {
         let duration = self.disk_or_duration.iter().find_map(|text| duration_ns(text).ok());
         Schedule { duration: self.schedule.duration.or(duration), ..self.schedule }
     }
 
-    /// True when late requests are to be printed.
+    /// Returns whether late requests are printed.
     fn has_lines(&self) -> bool {
         self.slower.is_some() || self.explain.why.is_some()
     }
@@ -101,7 +101,7 @@ impl Arguments {
     }
 }
 
-/// Attaches, prints at each interval, and once more at the end.
+/// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
@@ -112,17 +112,17 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let schedule = arguments.schedule();
     let (late, disk) = (Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why }, arguments.disk());
     let disk = disk.as_deref().map(|disk| disk.trim_start_matches("/dev/"));
-    let wanted = Wanted {
+    let query = Query {
         source: &arguments.options(),
         schedule,
-        keep: Keep::of(schedule, arguments.explain),
+        keep: Keep::for_options(schedule, arguments.explain),
         late: arguments.has_lines().then_some(late),
         only: &|labels| disk.is_none_or(|disk| labels.get("device").is_some_and(|device| device == disk)),
     };
-    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
+    let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
     let mut text = Text::new(arguments.shown(), terminal_columns());
     let mut has_any = false;
-    drive(stream, &wanted, &mut text, &mut |snapshot| {
+    drive(stream, &query, &mut text, &mut |snapshot| {
         has_any |= !snapshot.series.is_empty();
     })?;
     if !has_any {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate diff`: what differs between two recordings, or two spans of one.
+//! `whylate diff`: compares two recordings, or two spans of one.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -19,7 +19,7 @@ use crate::recording::Span;
 use crate::recording::play::{Recording, nothing_in_span};
 use crate::recording::times::{Given, given};
 
-/// What the account of the CPUs, which all sources share, has lost.
+/// Source name for lost events of the shared CPU account.
 const OF_ALL: &str = "all";
 
 /// Show what differs between two recordings, or between two spans of one
@@ -64,7 +64,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Reads two times with dots between them, of which one may be missing.
+/// Parses two times separated by dots; one of them may be missing.
 fn span(text: &str) -> Result<Span, String> {
     let how = "give two times, e.g. 10:00..10:05";
     let (from, to) = text.split_once("..").ok_or(how)?;
@@ -76,7 +76,7 @@ fn span(text: &str) -> Result<Span, String> {
 }
 
 impl Arguments {
-    /// What is compared.
+    /// Returns the two sides to compare.
     fn sides(&self) -> anyhow::Result<[Recording; 2]> {
         let (before, after) = match &self.split {
             Some(split) => {
@@ -95,10 +95,10 @@ impl Arguments {
     }
 }
 
-/// Compares, and prints what differs.
+/// Compares the two sides, and prints the differences.
 ///
 /// # Errors
-/// When a file is no recording, or has nothing of its span.
+/// When a file is not a recording, or has no snapshots within its span.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut found = compare(&arguments.sides()?, true)?;
     if !arguments.all {
@@ -113,13 +113,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Compares two sides, with the rows that do not differ; what is missing of them is said on standard error where asked for.
+/// Compares two sides, including rows that do not differ. With `reports_missing`, prints gaps of the recordings to
+/// standard error.
 ///
 /// # Errors
-/// As above.
-pub fn compare(sides: &[Recording; 2], tells_missing: bool) -> anyhow::Result<Diff> {
-    // How long blocks are follows from how long both sides are, so each is read twice.
-    let measured = [measure(&sides[0], tells_missing)?, measure(&sides[1], tells_missing)?];
+/// As for `run`.
+pub fn compare(sides: &[Recording; 2], reports_missing: bool) -> anyhow::Result<Diff> {
+    // The length of blocks depends on the lengths of both sides, so each is read twice.
+    let measured = [measure(&sides[0], reports_missing)?, measure(&sides[1], reports_missing)?];
     let block_ns = block_ns([&measured[0].lengths, &measured[1].lengths]);
     let mut comparison = Comparison::new(measured.each_ref().map(|side| side.header.sources.as_slice()), block_ns);
     for (number, (side, measured)) in sides.iter().zip(&measured).enumerate() {
@@ -133,18 +134,18 @@ pub fn compare(sides: &[Recording; 2], tells_missing: bool) -> anyhow::Result<Di
     Ok(comparison.finish(measured.map(|side| side.about)))
 }
 
-/// What is known of a side before it is compared.
+/// Summary of a side from the first pass.
 struct Side {
     header: Header,
     about: About,
     lengths: Lengths,
 }
 
-fn measure(recording: &Recording, tells_missing: bool) -> anyhow::Result<Side> {
+fn measure(recording: &Recording, reports_missing: bool) -> anyhow::Result<Side> {
     let mut about = About { start_unix_ns: u64::MAX, ..About::default() };
     let mut lengths = Lengths::default();
     let mut lost: BTreeMap<String, u64> = BTreeMap::new();
-    let header = each_line(recording, tells_missing, &mut |line| match line {
+    let header = each_line(recording, reports_missing, &mut |line| match line {
         Line::Snapshot(snapshot) => {
             about.start_unix_ns = about.start_unix_ns.min(snapshot.start_unix_ns);
             lengths.add(&snapshot);
@@ -164,8 +165,8 @@ fn measure(recording: &Recording, tells_missing: bool) -> anyhow::Result<Side> {
     Ok(Side { header, about, lengths })
 }
 
-/// Hands over the lines of a side, and returns its header. A snapshot belongs to the side that has its middle.
-fn each_line(recording: &Recording, tells_missing: bool, take: &mut dyn FnMut(Line)) -> anyhow::Result<Header> {
+/// Passes the lines of a side to `take`, and returns its header. A snapshot belongs to the span that has its middle.
+fn each_line(recording: &Recording, reports_missing: bool, take: &mut dyn FnMut(Line)) -> anyhow::Result<Header> {
     let mut played = recording.play()?;
     let (from_ns, to_ns) = played.span_unix_ns();
     while let Some(line) = played.next_line()? {
@@ -174,7 +175,7 @@ fn each_line(recording: &Recording, tells_missing: bool, take: &mut dyn FnMut(Li
             _ => take(line),
         }
     }
-    if tells_missing {
+    if reports_missing {
         played.report_missing();
     }
     Ok(played.header().clone())
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn a_span_has_two_ends_or_one() {
+    fn span_needs_one_end() {
         let ends = |text: &str| span(text).map(|span| (span.from.is_some(), span.to.is_some()));
         assert_eq!(ends("10:00..10:05"), Ok((true, true)));
         assert_eq!(ends("2026-11-26T10:00:00.5Z..2026-11-26 10:05"), Ok((true, true)));
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn two_sides_are_named() {
+    fn sides_follow_from_options() {
         let sides = |line: &str| {
             let words = std::iter::once("diff").chain(line.split(' '));
             let arguments = Line::try_parse_from(words).map_err(anyhow::Error::from)?.arguments;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate doctor`.
+//! `whylate doctor`: shows what this kernel supports.
 
 use std::io::{self, BufWriter, Write};
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate export`: a recording in the forms of other programs.
+//! `whylate export`: converts a recording to formats of other tools.
 
 use std::path::PathBuf;
 
@@ -48,10 +48,10 @@ pub struct Arguments {
     csv: Option<PathBuf>,
 }
 
-/// Export it.
+/// Exports the recording.
 ///
 /// # Errors
-/// When it is no recording, has nothing of what is asked for, or something cannot be written.
+/// When the file is not a recording, has no snapshots within the span, or an output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
     let recording = Recording { path: arguments.file.clone(), span, speed: None };
@@ -61,8 +61,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let destination = Destination::for_recording(&arguments.file)?;
     let perfetto = arguments.perfetto.as_deref().map(|path| destination.perfetto(path, played.header()));
-    let parquet = arguments.parquet.as_deref().map(|folder| destination.parquet(folder));
-    let csv = arguments.csv.as_deref().map(|folder| destination.csv(folder));
+    let parquet = arguments.parquet.as_deref().map(|directory| destination.parquet(directory));
+    let csv = arguments.csv.as_deref().map(|directory| destination.csv(directory));
     let mut exports: Vec<Box<dyn Export>> = [perfetto, parquet, csv].into_iter().flatten().collect::<Result<_, _>>()?;
     let mut has_any = false;
     while let Some(line) = played.next_of_any_kind()? {

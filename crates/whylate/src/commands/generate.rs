@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate generate`: the man pages and shell completions that `make install` puts in place.
+//! `whylate generate`: writes the man pages and shell completions for `make install`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use clap_complete::{Generator as _, Shell};
 use crate::cli::Cli;
 
 const NAME: &str = "whylate";
-/// The page of the file format.
+/// Man page of the file format: name and text.
 const RECORDING_PAGE: (&str, &str) = ("whylate-recording.5", include_str!("../../../../docs/whylate-recording.5"));
 
 /// Write the man pages or the shell completions, for packaging
@@ -23,7 +23,7 @@ pub struct Arguments {
 
     /// Folder to write to; it is made if it is not there
     #[arg(long = "to", value_name = "DIR")]
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -35,29 +35,29 @@ enum What {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let folder = &arguments.folder;
-    fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let directory = &arguments.directory;
+    fs::create_dir_all(directory).with_context(|| format!("cannot make the folder {}", directory.display()))?;
     match arguments.what {
-        What::Man => clap_mangen::generate_to(documented_command(), folder)
-            .and_then(|()| fs::write(folder.join(RECORDING_PAGE.0), RECORDING_PAGE.1))
-            .with_context(|| format!("cannot write the man pages to {}", folder.display()))?,
-        What::Completions => write_completions(folder)?,
+        What::Man => clap_mangen::generate_to(documented_command(), directory)
+            .and_then(|()| fs::write(directory.join(RECORDING_PAGE.0), RECORDING_PAGE.1))
+            .with_context(|| format!("cannot write the man pages to {}", directory.display()))?,
+        What::Completions => write_completions(directory)?,
     }
     Ok(())
 }
 
-fn write_completions(folder: &Path) -> anyhow::Result<()> {
+fn write_completions(directory: &Path) -> anyhow::Result<()> {
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
         // In memory, as clap_complete panics where it cannot write.
         let mut text = Vec::new();
         clap_complete::generate(shell, &mut documented_command(), NAME, &mut text);
-        fs::write(folder.join(shell.file_name(NAME)), text)
-            .with_context(|| format!("cannot write the {shell} completions to {}", folder.display()))?;
+        fs::write(directory.join(shell.file_name(NAME)), text)
+            .with_context(|| format!("cannot write the {shell} completions to {}", directory.display()))?;
     }
     Ok(())
 }
 
-/// The command line without its hidden commands: clap's completions offer those too, and clap cannot remove one.
+/// Returns the command line without hidden commands: clap's completions would offer them, and clap cannot remove one.
 fn documented_command() -> Command {
     let all = Cli::command();
     let mut shown = Command::new(NAME)
@@ -90,9 +90,9 @@ mod tests {
 
     fn generate(what: What) -> (tempfile::TempDir, BTreeSet<String>) {
         let parent = tempfile::tempdir().expect("a temporary folder");
-        let folder = parent.path().join("made/on/demand");
-        run(&Arguments { what, folder: folder.clone() }).expect("the files are written");
-        let names = fs::read_dir(folder)
+        let directory = parent.path().join("made/on/demand");
+        run(&Arguments { what, directory: directory.clone() }).expect("the files are written");
+        let names = fs::read_dir(directory)
             .expect("the folder is there")
             .map(|file| file.expect("a file").file_name().to_string_lossy().into_owned())
             .collect();
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn every_command_on_show_has_a_page() {
+    fn every_visible_command_has_man_page() {
         let (_parent, pages) = generate(What::Man);
         assert!(pages.contains("whylate.1") && pages.contains(RECORDING_PAGE.0), "{pages:?}");
         for command in Cli::command().get_subcommands() {
@@ -121,8 +121,8 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_is_named() {
-        let error = run(&Arguments { what: What::Man, folder: "/dev/null/man".into() }).expect_err("not a folder");
+    fn error_names_directory() {
+        let error = run(&Arguments { what: What::Man, directory: "/dev/null/man".into() }).expect_err("not a folder");
         assert!(format!("{error:#}").starts_with("cannot make the folder /dev/null/man: "), "{error:#}");
     }
 }

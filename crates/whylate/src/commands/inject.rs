@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate inject`.
+//! `whylate inject`: causes known delays.
 
 mod block;
 mod disturbance;

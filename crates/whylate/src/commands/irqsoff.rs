@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate irqsoff`: who keeps interrupts off.
+//! `whylate irqsoff`: culprits of disabled interrupts or preemption.
 
 mod import;
 
@@ -10,7 +10,7 @@ use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
 
 use crate::arguments::{Explain, Record, Schedule};
 use crate::commands::Origin;
-use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
+use crate::commands::runner::{Keep, Lates, Query, Stream, drive};
 use crate::output::Output;
 use crate::output::irqsoff::{Shown, Text, timers};
 use crate::output::table::terminal_columns;
@@ -99,7 +99,7 @@ impl Arguments {
         }
     }
 
-    /// True when lines are to be printed as it happens.
+    /// Returns whether late events are printed as they happen.
     pub(crate) fn lines(&self) -> bool {
         self.slower.is_some() || self.explain.why.is_some() || self.timer_test.is_some()
     }
@@ -108,13 +108,13 @@ impl Arguments {
         [self.slower, self.explain.why, self.timer_test].into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
-    /// How many of the longest are to be kept until the next output.
+    /// Returns the number of longest sections to print at each output.
     pub(crate) fn worst(&self) -> Option<usize> {
         let unless_asked = (!self.schedule.json && !self.lines()).then_some(1);
         self.explain.worst.or(unless_asked).map(usize::from)
     }
 
-    /// In text, the longest with interrupts off are told apart from what else was late.
+    /// Returns which late events a snapshot carries: none in text, where the output ranks them by itself.
     pub(crate) fn keep(&self) -> Keep {
         if self.schedule.json { Keep::worst(self.worst()) } else { Keep::Nothing }
     }
@@ -136,7 +136,7 @@ impl Arguments {
     }
 }
 
-/// Attaches, prints at each interval, and once more at the end.
+/// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
@@ -148,16 +148,16 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         true => Box::new(timers::Text::new(arguments.histogram, terminal_columns())),
         false => Box::new(Text::new(arguments.shown(), terminal_columns(), console_level())),
     };
-    // Of preemption, what is seen has to be taken in to be counted.
+    // Preemption-off sections are only counted when late events are drained.
     let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;
     let late = Lates { slower_ns: arguments.slower.or(arguments.timer_test), why_ns: arguments.explain.why };
-    let wanted = Wanted {
+    let query = Query {
         source: &arguments.options(),
         schedule: arguments.schedule,
         keep: arguments.keep(),
         late: has_late_events.then_some(late),
         only: &|_| true,
     };
-    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
-    drive(stream, &wanted, text.as_mut(), &mut |_| ())
+    let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
+    drive(stream, &query, text.as_mut(), &mut |_| ())
 }

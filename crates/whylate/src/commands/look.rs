@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate` without a command: every source that can attach looks at what is late here, and who makes it late.
+//! `whylate` without a command: the overview of what is late on this machine and of the culprits, by all sources.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
@@ -28,9 +28,9 @@ use crate::recording::play::{Recording, nothing_in_span};
 use crate::recording::recorder::{LateBuffer, Recorder};
 use crate::values::duration_ns;
 
-/// What a look takes.
+/// Arguments of the overview.
 #[derive(Debug, Args)]
-// Of one program, nobody is ranked.
+// The view of one program has no ranking of culprits.
 #[command(
     mut_arg("by", |by| by.conflicts_with_all(["pid", "comm", "cgroup"])),
     mut_arg("cpus", |cpus| cpus.conflicts_with_all(["pid", "comm", "cgroup"]))
@@ -52,7 +52,7 @@ pub struct Arguments {
     record: Record,
 }
 
-/// Looks, and prints one screen.
+/// Measures (or reads a recording), and prints the overview.
 ///
 /// # Errors
 /// When no source can attach, a source fails, or the output cannot be written.
@@ -85,7 +85,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What there is to see now; `None` where nobody waits for it any more.
+/// Measures this machine. Returns `None` if interrupted before measuring, or if the output is closed.
 fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let store = arguments.record.output.as_deref().map(record::file).transpose()?;
@@ -106,7 +106,7 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
         Header { sources, unmeasured, weaker, ..about::this_machine() }
     };
     let mut recorder = store.map(|store| Recorder::start(store, header())).transpose()?;
-    let mut seen = Seen {
+    let mut seen = Results {
         gatherer: Gatherer::of(looking.iter().map(|feed| feed.card).collect(), arguments.rank.into()),
         gathered: recorder.iter().flat_map(|_| looking.iter().map(|_| LateBuffer::default())).collect(),
         mergers: looking.iter().map(|_| Merger::default()).collect(),
@@ -139,25 +139,25 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     drop((looking, session));
     progress.clear();
     recorder.map_or(Ok(()), Recorder::end)?;
-    let Seen { gatherer, mut mergers, lost, .. } = seen;
+    let Results { gatherer, mut mergers, lost, .. } = seen;
     let mut snapshots: Vec<(&Card, Snapshot)> =
         cards.into_iter().zip(&mut mergers).filter_map(|(card, merger)| Some((card, merger.take()?))).collect();
     set_aside(&mut snapshots, &measured, &mut unmeasured);
     Ok(Some(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) }))
 }
 
-/// What was seen so far, of each source by its number.
-struct Seen {
+/// Results so far; vectors have an entry per source, in the order of the feeds.
+struct Results {
     gatherer: Gatherer,
-    /// Late events that the next line of a recording has; empty where nothing is recorded.
+    /// Late events for the next tick of the recording; empty if nothing is recorded.
     gathered: Vec<LateBuffer>,
     mergers: Vec<Merger>,
-    /// Of what sources share.
+    /// Lost events of the shared CPU account, by reason.
     lost: BTreeMap<String, u64>,
 }
 
-impl Seen {
-    /// Takes in late events that are within the span of their source: those before and after have no span.
+impl Results {
+    /// Drains late events, and drops those outside the span of their source.
     fn drain(&mut self, looking: &mut [Feed], is_within: impl Fn(usize, u64) -> bool) -> anyhow::Result<()> {
         for (number, feed) in looking.iter_mut().enumerate() {
             let card = feed.card;
@@ -178,7 +178,7 @@ impl Seen {
         looking.iter_mut().map(Feed::snapshot).collect()
     }
 
-    /// Records them, with the late events that have come, and keeps what the look tells.
+    /// Records the snapshots with the buffered late events, and adds them to the results.
     fn record(&mut self, snapshots: Vec<Snapshot>, session: &Session, recorder: Option<&mut Recorder>) {
         let mut lost = session.take_lost();
         lost.retain(|_, count| *count > 0);
@@ -202,7 +202,7 @@ impl Seen {
     }
 }
 
-/// Sources that had nothing at all to measure have no row.
+/// Moves sources that had nothing to measure from the snapshots to `unmeasured`.
 fn set_aside(snapshots: &mut Vec<(&'static Card, Snapshot)>, measured: &[Measured], unmeasured: &mut Vec<Unmeasured>) {
     snapshots.retain(|(card, snapshot)| {
         let nothing = measured.iter().find(|of| of.source == card.name).and_then(|of| of.nothing.clone());
@@ -215,14 +215,14 @@ fn set_aside(snapshots: &mut Vec<(&'static Card, Snapshot)>, measured: &[Measure
     });
 }
 
-/// What there was to see in a recording.
+/// Builds the overview from a recording.
 fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look> {
     let mut played = recording.play()?;
     let header = played.header().clone();
     let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
     let mut gatherer = Gatherer::of(cards.clone(), arguments.rank.into());
     let mut mergers: Vec<Merger> = cards.iter().map(|_| Merger::default()).collect();
-    // A look tells of who waits at its end.
+    // Threads that still sleep are those in the last snapshot.
     let mut last_stacks: Vec<Vec<Stack>> = cards.iter().map(|_| Vec::new()).collect();
     let mut lost: BTreeMap<String, u64> = BTreeMap::new();
     let mut has_any = false;
@@ -259,7 +259,7 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look
     Ok(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) })
 }
 
-/// Which late events a look counts that a recording does not have.
+/// Lists sources of a recording with a threshold above the overview's, so that late events are missing.
 pub fn not_recorded(sources: &[Measured]) -> impl Iterator<Item = Unmeasured> {
     sources.iter().filter_map(|of| {
         let (from_ns, own_ns) = (of.late_from_ns?, named(&of.source)?.events().late_from_ns);
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
     use crate::commands::runner::Keep;
 
-    /// Late events of one moment each, on a machine whose clock is set back all the time.
+    /// Late events at these times (CLOCK_MONOTONIC), while the wall clock is set back all the time.
     struct SetBack(Vec<u64>);
 
     impl Attached for SetBack {
@@ -298,11 +298,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_late_within_a_look_counts_whoever_sets_the_clock() {
+    fn late_events_are_counted_while_wall_clock_is_set() {
         let attached: Box<dyn Attached> = Box::new(SetBack(vec![99, 100, 150, 200, 201]));
         let feed = Feed::new(&WQ, Measuring { backend: "made", fallback_reason: None, attached }, Keep::Nothing);
         let mut seen =
-            Seen { gatherer: Gatherer::default(), gathered: Vec::new(), mergers: Vec::new(), lost: BTreeMap::new() };
+            Results { gatherer: Gatherer::default(), gathered: Vec::new(), mergers: Vec::new(), lost: BTreeMap::new() };
         seen.drain(&mut [feed], |_, at_ns| (100..=200).contains(&at_ns)).expect("it measures");
         let look = seen.gatherer.finish(&[(&WQ, Snapshot::new(WQ.name, "made", "host", 0))], Vec::new());
         assert_eq!(look.sources[0].late, 3);

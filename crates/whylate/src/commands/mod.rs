@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One module a command: its arguments and what it does.
+//! One module per command: its arguments, and how it runs.
 
 pub mod block;
 pub mod diff;
@@ -41,18 +41,18 @@ use crate::cli::{Cli, Command};
 use crate::output;
 use crate::recording::play::Recording;
 
-/// Exit status of a run that did what was asked.
+/// Exit status of success.
 pub const SUCCESS: u8 = 0;
 /// Exit status of `timerlat` when a threshold was hit, as rtla's from 6.16 on.
 pub const THRESHOLD_HIT: u8 = 2;
-/// Exit status of a run that failed.
+/// Exit status of a failure.
 const FAILURE: u8 = 1;
-/// Exit status of a command line that makes no sense.
+/// Exit status of a usage error.
 const USAGE: u8 = 2;
-/// Exit status where the machine or the caller's privileges do not allow it.
+/// Exit status if the machine or the caller's privileges do not allow the command.
 const NOT_POSSIBLE: u8 = 3;
 
-/// Arguments that are sound one by one, and make no sense together.
+/// Usage error: arguments that are valid one by one, but not together.
 #[derive(Debug)]
 pub struct Senseless(pub anyhow::Error);
 
@@ -64,14 +64,14 @@ impl fmt::Display for Senseless {
 
 impl Error for Senseless {}
 
-/// Says what was done to the lines of an imported file, as that may have changed names.
+/// Prints which modifications of an imported file's lines were undone, as undoing may change names.
 pub(crate) fn undid(undone: &[String]) {
     if !undone.is_empty() {
         say!("whylate: undid what was done to the file's lines: {}", undone.join(", "));
     }
 }
 
-/// Exit status of a command line that makes no sense: 1 for `timerlat`, where 2 means that a threshold was hit.
+/// Returns the exit status of a usage error: 1 for `timerlat`, where 2 means that a threshold was hit.
 pub fn usage_status() -> u8 {
     let is_timerlat = std::env::args_os().nth(1).is_some_and(|word| word == TIMERLAT.name);
     if is_timerlat { FAILURE } else { USAGE }
@@ -91,7 +91,7 @@ impl Origin {
     }
 }
 
-/// Puts right what a killed process of ours has left, before anything is measured.
+/// Restores kernel settings, and removes tracing instances and cgroups, left by a killed whylate.
 fn recover() {
     let left = restore::recover();
     if left != PutBack::default() {
@@ -120,7 +120,7 @@ pub fn run(cli: Cli) -> ExitCode {
     end(perform(cli, &Origin::Live))
 }
 
-/// What a command shows, of this machine or of a recording.
+/// Runs a command on this machine or on a recording. Returns the exit status.
 fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
     let Some(command) = cli.command else { return look::run(&cli.look, origin).map(|()| SUCCESS) };
     match command {
@@ -147,7 +147,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
     }
 }
 
-/// Whether it tells numbers of threads of this machine.
+/// Returns whether the command prints PIDs and TIDs of this machine.
 fn prints_numbers(command: Option<&Command>) -> bool {
     match command {
         None
@@ -171,10 +171,10 @@ fn prints_numbers(command: Option<&Command>) -> bool {
     }
 }
 
-/// A process that is to be looked at.
+/// Checks that a process exists, and returns its PID.
 ///
 /// # Errors
-/// When it is not there: a container has numbers of its own.
+/// When it does not exist, e.g. because a PID of another PID namespace is given.
 fn present(pid: Option<u32>) -> anyhow::Result<Option<u32>> {
     let Some(wanted) = pid else { return Ok(None) };
     let known = i32::try_from(wanted).ok().and_then(Pid::from_raw).map(test_kill_process);
@@ -187,7 +187,7 @@ fn present(pid: Option<u32>) -> anyhow::Result<Option<u32>> {
     }
 }
 
-/// Of the source that the command line names, or of all.
+/// Explains the reasons for lost events of the source on the command line, or of all sources.
 fn help_lost() -> anyhow::Result<()> {
     let asked = std::env::args_os().find_map(|word| word.to_str().and_then(named));
     let mut out = io::stdout().lock();
@@ -195,28 +195,28 @@ fn help_lost() -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Tells what went wrong, if anything did.
+/// Prints the error, if any, and returns the exit code.
 pub fn end(result: anyhow::Result<u8>) -> ExitCode {
     match result {
         Ok(status) => ExitCode::from(status),
         Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            let told = format!("{error:#}");
-            say!("whylate: {told}{}", what_to_do(&told));
+            let message = format!("{error:#}");
+            say!("whylate: {message}{}", what_to_do(&message));
             ExitCode::from(exit_status(&error))
         }
     }
 }
 
-/// Where a library only says what the kernel said, and that does not tell what to do.
-pub fn what_to_do(told: &str) -> &'static str {
-    match told.ends_with("(os error 24)") {
+/// Returns a remedy to append to a message that only has the kernel's error.
+pub fn what_to_do(message: &str) -> &'static str {
+    match message.ends_with("(os error 24)") {
         true => ": raise the limit on open files, e.g. with ulimit -n 4096",
         false => "",
     }
 }
 
-/// True when whoever read our output has had enough, which is a normal end.
+/// Returns whether the reader of standard output has closed the pipe, which is a normal end.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_runs_out_of_descriptors_is_told_how_to_have_more() {
+    fn suggests_ulimit_when_out_of_descriptors() {
         let error =
             anyhow::Error::from(io::Error::from_raw_os_error(Errno::MFILE.raw_os_error())).context("cannot attach");
         assert!(what_to_do(&format!("{error:#}")).contains("ulimit -n"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate offcpu`: where threads wait while they are off their CPUs.
+//! `whylate offcpu`: where threads wait off CPU.
 
 mod diff;
 mod import;
@@ -22,7 +22,7 @@ use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, O
 use whylate_sources::{Threads, cgroups};
 
 use crate::arguments::Explain;
-use crate::commands::runner::{Feed, Keep, Kept, NOW_AND_THEN, next_record, wait};
+use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, PendingLate, next_record, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Origin, Senseless, present, record};
 use crate::files;
@@ -154,14 +154,14 @@ pub struct Arguments {
     budget: Option<u32>,
 }
 
-/// What `--why` explains.
+/// Help text of `--why`.
 const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms): who had the CPU that was waited for, or who ended the wait and what they did meanwhile; its causes add up to it";
-/// What `--worst` means for them.
+/// Help text of `--worst`.
 const WORST_WAITS: &str = "With --why: print and draw only the N longest waits [default: print 10, draw all]";
-/// How many waits are shown.
+/// Default number of longest waits that are shown.
 const WORST: usize = 10;
 
-/// A percentage in millionths.
+/// Parses a percentage into millionths.
 fn budget_ppm(text: &str) -> Result<u32, String> {
     let percent: f64 = text.trim_end_matches('%').trim().parse().map_err(|_| "name a percentage, such as 1%")?;
     if !(0.001..=100.0).contains(&percent) {
@@ -170,7 +170,7 @@ fn budget_ppm(text: &str) -> Result<u32, String> {
     Ok((percent * 10_000.0) as u32)
 }
 
-/// The letters of ps(1) for states.
+/// Parses state letters of ps(1).
 fn states(text: &str) -> Result<String, String> {
     match text.chars().find(|letter| !"RSDITtPF,".contains(*letter)) {
         None if text.is_empty() => Err("name at least one state".to_owned()),
@@ -219,7 +219,7 @@ impl Arguments {
         Keep::Worst(self.explain.worst.map_or(WORST, usize::from))
     }
 
-    /// Whether a recorded thread is one of those that are asked for.
+    /// Returns whether the labels of a recorded thread match the filters of the command line.
     fn is_of(&self, labels: &Labels) -> bool {
         let is = |name: &str, wanted: &Option<String>| {
             wanted.as_ref().is_none_or(|wanted| labels.get(name).is_some_and(|label| label == wanted))
@@ -289,7 +289,7 @@ impl Arguments {
     }
 }
 
-/// A file of rules is a few lines.
+/// Maximum size of a file of rules, which has a few lines.
 const MAX_CLASSES_BYTES: u64 = 1 << 20;
 
 fn read_classes(path: &Path) -> anyhow::Result<Classes> {
@@ -318,8 +318,8 @@ fn what_is_done(arguments: &Arguments, backend: &str) -> String {
     }
 }
 
-/// Not even the lowest rate is within a budget that is too small for as many threads as there are.
-fn tell_if_over_budget(snapshot: &Snapshot, ppm: u32) {
+/// Prints a note if even the lowest sampling rate exceeded the budget, as there are too many threads.
+fn warn_if_over_budget(snapshot: &Snapshot, ppm: u32) {
     let walk_ns = value(snapshot, "walk_cpu_ns");
     let lowest = walk_ns * f64::from(*RATES_HZ.start());
     if lowest > f64::from(ppm) * 1e3 {
@@ -332,7 +332,7 @@ fn tell_if_over_budget(snapshot: &Snapshot, ppm: u32) {
     }
 }
 
-/// What a recording has for this command.
+/// Sums of late events for the output.
 struct Gathering {
     waits: Option<Waits>,
     chains: Option<Chains>,
@@ -340,7 +340,7 @@ struct Gathering {
 }
 
 impl Gathering {
-    fn of(arguments: &Arguments, draws_chains: bool) -> Self {
+    fn new(arguments: &Arguments, draws_chains: bool) -> Self {
         let over_ns = arguments.explain.why;
         Gathering {
             waits: over_ns.map(|over_ns| Waits::new(over_ns, arguments.ranked_by())),
@@ -355,7 +355,7 @@ impl Gathering {
         }
         if let Some(chains) = &mut self.chains {
             chains.count(event);
-            // Which are the worst is known at the end.
+            // The worst waits are known at the end.
             if !self.only_worst {
                 chains.add(event);
             }
@@ -363,7 +363,7 @@ impl Gathering {
     }
 }
 
-/// Samples until told to end, and shows or writes what was seen.
+/// Samples until interrupted or the duration is over, or reads a recording; prints or writes the result.
 ///
 /// # Errors
 /// When the source cannot attach, the recording cannot be read, or the output cannot be written.
@@ -375,7 +375,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         return diff::run(before, after, arguments.output.as_deref());
     }
     let record_to = arguments.output.as_deref().filter(|path| record::is_recording(path));
-    let form_of = if arguments.explain.why.is_some() { Form::of_explained } else { Form::of };
+    let form_of = if arguments.explain.why.is_some() { Form::from_path_explained } else { Form::from_path };
     let form = match arguments.output.as_deref().filter(|_| record_to.is_none()) {
         Some(path) => Some((path, form_of(path).map_err(Senseless)?)),
         None => None,
@@ -385,7 +385,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         let what = "--wakers and --lines have no effect on chains of explained waits: drop them, or drop --why";
         return Err(Senseless(anyhow::anyhow!(what)).into());
     }
-    let mut gathering = Gathering::of(arguments, draws_chains);
+    let mut gathering = Gathering::new(arguments, draws_chains);
     let snapshot = match origin {
         Origin::Recording(recording) => {
             record::refuse(record_to)?;
@@ -396,7 +396,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     snapshot.map_or(Ok(()), |snapshot| show(arguments, snapshot, gathering, form))
 }
 
-/// What there is to see now; `None` where nobody waits for it any more.
+/// Measures this machine. Returns `None` if the output is closed and no file is written.
 fn live(
     arguments: &Arguments,
     gathering: &mut Gathering,
@@ -416,7 +416,7 @@ fn live(
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
     let store = record_to.map(record::file).transpose()?;
-    let mut feed = Feed::of(&options, arguments.keep())?;
+    let mut feed = Feed::attach(&options, arguments.keep())?;
     let backend = feed.source.backend;
     let header = about::of_one(OFFCPU.name, backend, arguments.explain.why);
     let mut recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
@@ -445,7 +445,7 @@ fn live(
             }
             feed.record(recorder.as_mut())?;
         };
-        // A file is for somebody else than whoever reads our output.
+        // A closed standard output does not matter if a file is written.
         if ended == Ended::OutputClosed && !has_file && recorder.is_none() {
             return Ok(None);
         }
@@ -453,18 +453,18 @@ fn live(
     let snapshot = feed.snapshot_for(recorder.as_mut())?;
     recorder.map_or(Ok(()), Recorder::end)?;
     if let Some(ppm) = arguments.budget.filter(|_| backend != TRACE) {
-        tell_if_over_budget(&snapshot, ppm);
+        warn_if_over_budget(&snapshot, ppm);
     }
     Ok(Some(snapshot))
 }
 
-/// What there was to see in a recording.
+/// Merges the snapshots of a recording.
 fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gathering) -> anyhow::Result<Snapshot> {
     let mut played = recording.play()?;
     if played.late_from_ns(OFFCPU.name)?.is_none() && arguments.explain.why.is_some() {
         say!("whylate: {} was recorded without late events of {}", played.name(), OFFCPU.name);
     }
-    let (mut merger, mut kept, mut lead_ns) = (Merger::default(), Kept::new(arguments.keep()), None);
+    let (mut merger, mut kept, mut lead_ns) = (Merger::default(), PendingLate::new(arguments.keep()), None);
     while let Some(mut snapshot) = played.next_snapshot(OFFCPU.name)? {
         let (length_ns, lead_ns) = (snapshot.duration_ns, *lead_ns.get_or_insert_with(|| played.lead_ns(&snapshot)));
         for event in std::mem::take(&mut snapshot.late) {
@@ -485,7 +485,7 @@ fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gather
     let Some(mut snapshot) = merger.take() else {
         return Err(nothing_in_span(played.name()));
     };
-    kept.tell(&mut snapshot);
+    kept.move_into(&mut snapshot);
     Ok(snapshot)
 }
 

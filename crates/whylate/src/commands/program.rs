@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate -p PID`, `--comm`, `--cgroup`: the look from the point of view of one program.
+//! `whylate -p PID`, `--comm`, `--cgroup`: the time budget of one program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
@@ -20,12 +20,12 @@ use crate::commands::runner::wait;
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Origin, Senseless};
 use crate::output::json::write_line;
-use crate::output::program::{self as text, Seen};
+use crate::output::program::{self as text, ProgramReport};
 
-/// As often as that what happened is taken in.
-const OFTEN: Duration = Duration::from_millis(20);
+/// Poll interval of the recorder.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Whose point of view it is.
+/// Which program to measure.
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub struct Of {
@@ -41,10 +41,10 @@ pub struct Of {
 }
 
 impl Of {
-    /// The program, if one is asked for.
+    /// Returns the program given on the command line, if any.
     ///
     /// # Errors
-    /// When the process is not there, or it is a recording that is looked at.
+    /// When the process does not exist, or for a recording.
     pub fn program(&self, origin: &Origin) -> anyhow::Result<Option<Program>> {
         if !origin.is_live() && (self.pid.is_some() || self.comm.is_some() || self.cgroup.is_some()) {
             return Err(Senseless(anyhow!("a recording cannot show one program this way (run `whylate top FILE -p PID`, or replay a command such as `offcpu -p PID`)")).into());
@@ -52,16 +52,17 @@ impl Of {
         self.present()
     }
 
-    /// The program, whose process is there now.
+    /// Returns the program given on the command line, if any.
     ///
     /// # Errors
-    /// When it is not.
+    /// When the process does not exist.
     pub fn present(&self) -> anyhow::Result<Option<Program>> {
         super::present(self.pid)?;
         Ok(self.recorded())
     }
 
-    /// The program, of which a recording may tell whether it is there now or not.
+    /// Returns the program given on the command line, if any, without checking that it exists: it may be in a
+    /// recording.
     pub fn recorded(&self) -> Option<Program> {
         let by_name = || self.comm.clone().map(Program::Name);
         let by_cgroup = || self.cgroup.clone().map(Program::Cgroup);
@@ -69,7 +70,7 @@ impl Of {
     }
 }
 
-/// Looks for so long, and prints one screen.
+/// Measures for `duration_ns`, and prints one screen.
 ///
 /// # Errors
 /// When nothing can be recorded, there is no such program, or the output cannot be written.
@@ -85,7 +86,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     let began = Instant::now();
     let end = began.checked_add(Duration::from_nanos(duration_ns));
     let mut seconds = None;
-    let ended = wait(&watch, end, OFTEN, &mut || {
+    let ended = wait(&watch, end, POLL_INTERVAL, &mut || {
         recorder.take_in();
         let now = began.elapsed().as_secs();
         if seconds.replace(now) != Some(now) {
@@ -114,15 +115,15 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     let asked: Vec<Asked> = threads
         .iter()
         .flat_map(|(&tid, member)| {
-            let of = |from_ns, to_ns| Asked { tid, from_ns, to_ns, is_wait: false, is_command: false };
-            // Numbers are used again: one that ended before it was born is another one.
+            let asked = |from_ns, to_ns| Asked { tid, from_ns, to_ns, is_wait: false, is_command: false };
+            // TIDs are reused: a death before the birth is that of an earlier thread.
             let born_ns = births.last_of(tid).unwrap_or(from_ns).max(from_ns);
             let dead_ns = deaths.get(&tid).copied();
             let to_ns = dead_ns.filter(|&dead_ns| dead_ns > born_ns).unwrap_or(to_ns).min(to_ns);
-            // The first thread of the process that is another program since.
+            // The former main thread, if another thread of the process called execve(2) and took over its TID.
             let is_taken_over = member.process == tid && births.taken_over_ns(tid).is_some();
             let former = dead_ns.filter(|&dead_ns| is_taken_over && (from_ns..=born_ns).contains(&dead_ns));
-            [of(born_ns, to_ns)].into_iter().chain(former.map(|dead_ns| of(from_ns, dead_ns)))
+            [asked(born_ns, to_ns)].into_iter().chain(former.map(|dead_ns| asked(from_ns, dead_ns)))
         })
         .collect();
     let mut interrupted = None;
@@ -153,7 +154,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     lost.insert("waits_not_followed".to_owned(), budget.not_followed);
     lost.retain(|_, count| *count > 0);
     let processes: BTreeSet<u32> = threads.values().map(|member| member.process).collect();
-    let seen = Seen {
+    let seen = ProgramReport {
         name: name_of(program, &threads),
         processes: processes.len() as u64,
         span_ns: to_ns - from_ns,
@@ -170,7 +171,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     Ok(out.flush()?)
 }
 
-/// A program that has no thread is said to have none.
+/// Returns an error if the program has no thread.
 fn ensure_there(program: &Program, threads: &BTreeMap<u32, Member>) -> anyhow::Result<()> {
     let name = name(program);
     anyhow::ensure!(
@@ -180,7 +181,7 @@ fn ensure_there(program: &Program, threads: &BTreeMap<u32, Member>) -> anyhow::R
     Ok(())
 }
 
-/// What is known of a thread as the look ends.
+/// Returns what is known of a thread at the end of the measurement.
 fn known(tid: u32, member: &Member, stopped: &mut StoppedThreads) -> Known {
     let stopped = stopped.of(member.process, tid);
     Known {
@@ -193,7 +194,7 @@ fn known(tid: u32, member: &Member, stopped: &mut StoppedThreads) -> Known {
     }
 }
 
-/// For how long the cgroups of these threads have been throttled so far.
+/// Returns the total throttled time of the threads' cgroups so far, in nanoseconds.
 fn throttled(threads: &BTreeMap<u32, Member>) -> BTreeMap<String, u64> {
     let processes: BTreeSet<u32> = threads.values().map(|member| member.process).collect();
     processes.into_iter().flat_map(cgroups::throttled_ns).collect()
@@ -207,7 +208,7 @@ fn name(program: &Program) -> String {
     }
 }
 
-/// A process is called by its name.
+/// Renders the program; a process by its name and PID.
 fn name_of(program: &Program, threads: &BTreeMap<u32, Member>) -> String {
     match (program, threads.values().next()) {
         (Program::Process(pid), Some(member)) => format!("{}:{pid}", member.name),

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One line on a terminal that says how far a command is.
+//! Progress line on a terminal.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-/// Back to the line's start, and clear it.
+/// Moves the cursor to the start of the line and clears it.
 const CLEAR_LINE: &str = "\r\x1b[K";
-/// How often the line of a calculation changes.
+/// Minimum interval between updates during a calculation.
 const PACE: Duration = Duration::from_millis(200);
 
-/// The line, which is written again and again on standard error, until it is dropped.
+/// Line on standard error that is rewritten, and cleared on drop.
 #[derive(Debug)]
 pub struct Progress {
     label: String,
@@ -20,16 +20,16 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// What the command does, in words.
+    /// Creates the line; `label` says what the command does.
     pub fn new(label: impl Into<String>) -> Self {
         Progress { label: label.into(), is_terminal: io::stderr().is_terminal(), has_text: Cell::new(false) }
     }
 
-    /// Writes how far it is.
+    /// Shows the progress.
     pub fn show(&self, text: &str) {
         if self.is_terminal {
             self.has_text.set(true);
-            // A failed write of progress matters to nobody.
+            // A failed write of progress does not matter.
             let _ = write!(io::stderr(), "{CLEAR_LINE}{}: {text} ...", self.label);
         }
     }
@@ -41,8 +41,8 @@ impl Progress {
         }
     }
 
-    /// For a way back through a span: shows the share that was gone when it is called with the time that was reached, and
-    /// returns what `goes_on` does.
+    /// Returns a callback for a walk backward through a span: given the time reached, it shows the percentage done, and
+    /// returns whether to continue.
     pub fn back<'a>(
         &'a self,
         from_ns: u64,
@@ -61,7 +61,7 @@ impl Progress {
     }
 }
 
-/// How much of a span lies between its end and the time that was reached.
+/// Returns the percentage of a span between the time reached and its end.
 fn percent_back(from_ns: u64, to_ns: u64, reached_ns: u64) -> u128 {
     let (gone_ns, whole_ns) = (to_ns.saturating_sub(reached_ns), to_ns.saturating_sub(from_ns).max(1));
     u128::from(gone_ns.min(whole_ns)) * 100 / u128::from(whole_ns)
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_that_was_gone_back_is_between_none_and_all() {
+    fn percentage_is_clamped() {
         let shares = [300, 200, 150, 100, 50].map(|reached_ns| percent_back(100, 200, reached_ns));
         assert_eq!(shares, [0, 0, 50, 100, 100]);
         assert_eq!(percent_back(100, 100, 100), 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate record`: what all sources see, to be looked at later.
+//! `whylate record`: records snapshots and late events of all sources.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -25,11 +25,11 @@ use crate::recording::store::{DirectoryStore, FileStore, Retention, RingStore, S
 use crate::recording::{EXTENSION, about};
 use crate::values::{bytes, duration_ns, source};
 
-/// What the file system keeps for others where nothing else is asked for.
+/// Default of `--min-free`.
 const MIN_FREE: &str = "100M";
-/// Back to the line's start, and clear it.
+/// Moves the cursor to the start of the line and clears it.
 const CLEAR_LINE: &str = "\r\x1b[K";
-/// Where the flight recorder writes.
+/// Default directory of the flight recorder (`--ring`).
 const FLIGHTS: &str = "whylate-recordings";
 
 /// Record what all sources see, with causes of what is late, for `whylate replay`
@@ -39,10 +39,10 @@ const FLIGHTS: &str = "whylate-recordings";
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate record -d 1h                        # one hour, into a file in the current folder
+    whylate record -d 1h                        # one hour, into a file in the current directory
     whylate record -o web1.whylate --why 10ms   # causes of everything over 10 ms, until Ctrl-C
     whylate record -o /var/log/whylate/ --keep 7d --max-size 2G
-                                                # until stopped, in a folder kept within these limits
+                                                # until stopped, in a directory kept within these limits
     whylate record --ring 15m --on-late 100ms   # a file of the last 15 minutes whenever something is that late
     whylate replay web1.whylate                 # what was recorded")]
 pub struct Arguments {
@@ -100,15 +100,15 @@ fn max_size(text: &str) -> Result<u64, String> {
     if size >= 1 << 20 { Ok(size) } else { Err("give at least 1M".to_owned()) }
 }
 
-/// Whether a file's name is that of a recording.
+/// Returns whether the file name has the extension of recordings.
 pub fn is_recording(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == EXTENSION)
 }
 
-/// Makes the file that a command records to while it shows.
+/// Creates the file that a command records to while it prints.
 ///
 /// # Errors
-/// When it cannot be made, or has another extension.
+/// When it cannot be created, or has another extension.
 pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
     let name = printable(&path.to_string_lossy());
     if !is_recording(path) {
@@ -118,10 +118,10 @@ pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
     Ok(Box::new(store))
 }
 
-/// A recording is not recorded once more.
+/// Refuses to record a replay.
 ///
 /// # Errors
-/// Where that is asked for.
+/// When a file to record to is given.
 pub fn refuse(record_to: Option<&Path>) -> anyhow::Result<()> {
     match record_to {
         None => Ok(()),
@@ -130,20 +130,21 @@ pub fn refuse(record_to: Option<&Path>) -> anyhow::Result<()> {
 }
 
 impl Arguments {
-    /// Where it is written, and its name.
+    /// Opens the store to write to, and returns it with its printable name.
     fn store(&self, host: &str) -> anyhow::Result<(Box<dyn Store>, String)> {
         let retention = Retention { keep_ns: self.keep, most_bytes: self.max_size, min_free: self.min_free };
         let given = self.output.as_deref();
-        let is_folder = |path: &Path| path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
-        let folder = match given {
-            Some(path) if is_folder(path) => Some(path.to_owned()),
+        let is_directory = |path: &Path| path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
+        let directory = match given {
+            Some(path) if is_directory(path) => Some(path.to_owned()),
             None if self.ring.is_some() => Some(PathBuf::from(FLIGHTS)),
             _ => None,
         };
         let named = |path: &Path| printable(&path.to_string_lossy());
-        if let Some(folder) = folder {
-            let name = named(&folder);
-            let store = DirectoryStore::open(&folder, retention).with_context(|| format!("cannot record to {name}"))?;
+        if let Some(directory) = directory {
+            let name = named(&directory);
+            let store =
+                DirectoryStore::open(&directory, retention).with_context(|| format!("cannot record to {name}"))?;
             let Some(before_ns) = self.ring else { return Ok((Box::new(store), name)) };
             let (late_from_ns, files_an_hour) = (self.on_late, self.files_per_hour);
             let when = When { before_ns, after_ns: self.after, late_from_ns, files_an_hour };
@@ -167,7 +168,7 @@ impl Arguments {
     }
 }
 
-/// After host and time; a host's name may hold anything.
+/// Returns a file name made of host and time. Only plain characters of the host's name are used.
 pub fn default_name(host: &str) -> anyhow::Result<PathBuf> {
     let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
     let host: String = host.chars().filter(is_plain).take(64).collect();
@@ -176,10 +177,10 @@ pub fn default_name(host: &str) -> anyhow::Result<PathBuf> {
     Ok(PathBuf::from(format!("{host}-{}.{EXTENSION}", stamp.strftime("%Y-%m-%dT%H%M%SZ"))))
 }
 
-/// Records until told to end.
+/// Records until a signal or the end of the duration.
 ///
 /// # Errors
-/// When no source can attach, or the recording cannot be begun.
+/// When no source can attach, or the recording cannot be started.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
     let is_asked = Arc::new(AtomicBool::new(false));
@@ -210,7 +211,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
     let (mut late, mut lost) = (0, 0);
     loop {
-        // What was missed, as while it was stopped, is not caught up with.
+        // Skips ticks that were missed, e.g. while whylate was stopped.
         let number = (started.elapsed().as_nanos() / every.as_nanos()) as u32 + 1;
         let due = started.checked_add(every.saturating_mul(number));
         let until = due.into_iter().chain(end).min();
@@ -221,11 +222,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             }
             Ok(false)
         })?;
-        let moment = recorded.moment()?;
-        late += moment.late;
-        lost += moment.lost;
-        recorder.tick(moment.lines);
-        for problem in moment.problems.into_iter().chain(recorder.take_problem()) {
+        let tick = recorded.moment()?;
+        late += tick.late;
+        lost += tick.lost;
+        recorder.tick(tick.lines);
+        for problem in tick.problems.into_iter().chain(recorder.take_problem()) {
             progress.clear();
             say!("whylate: {problem}");
         }
@@ -248,7 +249,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One line that is written again and again, on a terminal.
+/// Status line that is rewritten on a terminal.
 struct Progress {
     name: String,
     is_shown: bool,
@@ -258,7 +259,7 @@ impl Progress {
     fn show(&self, since: Duration, bytes: u64, late: u64, lost: u64) {
         if self.is_shown {
             let (seconds, megabytes) = (since.as_secs(), bytes as f64 / 1e6);
-            // Whoever does not see it misses nothing.
+            // A failed write of the status line does not matter.
             let _ = write!(
                 io::stderr(),
                 "{CLEAR_LINE}Recording to {}: {seconds} s, {megabytes:.1} MB, {late} late events, {lost} lost ... Hit Ctrl-C to end.",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate replay`: what any command would have shown, from a recording.
+//! `whylate replay`: runs any command on a recording.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -52,10 +52,10 @@ fn speed(text: &str) -> Result<f64, String> {
     if (0.01..=1e6).contains(&speed) { Ok(speed) } else { Err("give a number from 0.01 to 1000000".to_owned()) }
 }
 
-/// Shows it. Returns the exit status.
+/// Shows the recording by the given command. Returns the exit status.
 ///
 /// # Errors
-/// When it is no recording, or has nothing of what is asked for.
+/// When the file is not a recording, or has no data for the command.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let cli = match cli::parse_words(&arguments.command) {
         Ok(cli) => cli,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate report`: one HTML file that explains what was late, of a recording or of this machine.
+//! `whylate report`: an HTML file that explains what was late in a recording or on this machine.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -24,11 +24,11 @@ use crate::recording::{Span, about};
 use crate::report::{self, Compared, Made, Report, ReportBuilder, recorded};
 use crate::values::duration_ns;
 
-/// What such files are called.
+/// File extension of reports.
 const EXTENSION: &str = "html";
-/// How often this machine is asked, as `record` does.
+/// Interval between snapshots, as in `record`.
 const EVERY: Duration = Duration::from_secs(1);
-/// Back to the line's start, and clear it.
+/// Moves the cursor to the start of the line and clears it.
 const CLEAR_LINE: &str = "\r\x1b[K";
 
 /// Write a self-contained HTML report on a recording or on this machine
@@ -69,12 +69,12 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Whether it measures this machine.
+    /// Returns whether the report measures this machine.
     pub fn is_live(&self) -> bool {
         self.file.is_none()
     }
 
-    /// Where it is written, if that is given.
+    /// Returns the file to write, if given.
     fn output(&self) -> anyhow::Result<Option<&Path>> {
         let is_page = |path: &Path| path.extension().is_some_and(|of| of == EXTENSION || of == "htm");
         match self.output.as_deref() {
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let given = arguments.output()?;
     let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
     let recording = arguments.file.clone().map(|path| Recording { path, span, speed: None });
-    // Who may not write there hears of it before anything is measured.
+    // Fails before anything is measured if the file cannot be written.
     let host = || match &recording {
         Some(recording) => recording.play().map(|played| played.header().host.clone()),
         None => Ok(about::this_machine().host),
@@ -104,7 +104,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Some(path) => drop(begin(path, recording.as_ref())?),
         None => drop(begin(&free(&host()?)?, recording.as_ref())?),
     }
-    // Nor is the first one read where the other one cannot be.
+    // Fails early if the second recording cannot be read.
     if let Some(path) = &arguments.diff {
         Recording { path: path.clone(), span: Span::default(), speed: None }.play()?;
     }
@@ -138,12 +138,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A name that no file has.
+/// Returns a default file name that is not in use.
 fn free(host: &str) -> anyhow::Result<PathBuf> {
     Ok(files::free(record::default_name(host)?.with_extension(EXTENSION)))
 }
 
-/// Begins the file. What is read is not written over.
+/// Starts the file. Does not overwrite the recording that is read.
 fn begin(path: &Path, recording: Option<&Recording>) -> anyhow::Result<PendingFile> {
     match recording {
         Some(recording) => {
@@ -154,7 +154,7 @@ fn begin(path: &Path, recording: Option<&Recording>) -> anyhow::Result<PendingFi
     }
 }
 
-/// How it came to be, in words of a shell.
+/// Returns how the report was made: command line, version, time, and the command to replay.
 fn made(path: &Path, recording: Option<&Recording>) -> Made {
     let words: Vec<String> = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy())).collect();
     let saved_as = path.with_extension(crate::recording::EXTENSION);
@@ -170,7 +170,7 @@ fn made(path: &Path, recording: Option<&Recording>) -> Made {
     }
 }
 
-/// As a shell takes it for one word.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -180,7 +180,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// What there is to see now; `None` where it was interrupted before anything was measured.
+/// Measures this machine. Returns `None` if interrupted before anything was measured.
 fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
     let wish = Wish { in_detail: true, cpus, ..Wish::default() };
@@ -194,32 +194,32 @@ fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
     let (started, length) = (Instant::now(), Duration::from_nanos(duration_ns));
     let end = started.checked_add(length);
     let is_shown = io::stderr().is_terminal();
-    let tell = |text: &str| {
+    let show = |text: &str| {
         if is_shown {
-            // Whoever does not see it misses nothing.
+            // A failed write of the status line does not matter.
             let _ = write!(io::stderr(), "{CLEAR_LINE}{text}");
         }
     };
     loop {
-        // What was missed, as while it was stopped, is not caught up with.
+        // Skips ticks that were missed, e.g. while whylate was stopped.
         let number = started.elapsed().as_secs() as u32 + 1;
         let due = started.checked_add(EVERY.saturating_mul(number));
         let until = due.into_iter().chain(end).min();
         let ended = wait(&watch, until, NOW_AND_THEN, &mut || recorded.take_late().map(|()| false))?;
-        let moment = recorded.moment()?;
-        for problem in &moment.problems {
-            tell("");
+        let tick = recorded.moment()?;
+        for problem in &tick.problems {
+            show("");
             say!("whylate: {problem}");
         }
-        gathering.add_missing(moment.problems);
-        gathering.tick(moment.lines)?;
-        tell(&format!("Looking at this machine: {} of {} s ...", started.elapsed().as_secs(), length.as_secs()));
+        gathering.add_missing(tick.problems);
+        gathering.tick(tick.lines)?;
+        show(&format!("Looking at this machine: {} of {} s ...", started.elapsed().as_secs(), length.as_secs()));
         if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
             break;
         }
     }
     drop(recorded);
-    tell("");
+    show("");
     if gathering.is_empty() {
         bail!("nothing was measured (try a longer time with -d)");
     }
@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shell_takes_what_is_quoted_for_one_word() {
+    fn quotes_words_for_shell() {
         for (word, expected) in [("-d", "-d"), ("a b", "'a b'"), ("", "''"), ("it's", r"'it'\''s'"), ("$(x)", "'$(x)'")]
         {
             assert_eq!(quoted(word), expected);

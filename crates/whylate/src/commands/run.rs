@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate run`: runs a command, and tells what its elapsed time went into.
+//! `whylate run`: runs a command, and explains its elapsed time by its critical path.
 
 mod import;
 mod user;
@@ -38,9 +38,9 @@ use crate::output::json::write_line;
 use crate::output::run::{self as text, Form};
 use user::User;
 
-/// As often as that what happened is taken in.
-const OFTEN: Duration = Duration::from_millis(20);
-/// Exit statuses of shells for a command that is not there, and for one that cannot be run.
+/// Poll interval of the recorder.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Exit statuses of shells for a command that is not found, and for one that cannot be executed.
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
 
@@ -90,17 +90,17 @@ pub struct Arguments {
     command: Vec<OsString>,
 }
 
-/// What `--json` writes.
+/// Output of `--json`.
 #[derive(Serialize)]
-struct Told<'a> {
+struct JsonReport<'a> {
     command: &'a str,
     #[serde(flatten)]
     explained: &'a Explained,
-    /// What could not be kept, by reason.
+    /// Lost events, by reason.
     lost: &'a BTreeMap<String, u64>,
 }
 
-/// How it ended, and between which moments it ran.
+/// Exit status and run time (CLOCK_MONOTONIC) of the command; `tid` is the thread that spawned it.
 struct Ended {
     tid: u32,
     status: ExitStatus,
@@ -108,22 +108,22 @@ struct Ended {
     to_ns: u64,
 }
 
-/// Runs it; the exit status is the command's.
+/// Runs the command, and returns its exit status.
 ///
 /// # Errors
-/// When nothing can be recorded, or what was recorded cannot be told.
+/// When recording fails, or the report cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if let Some(file) = &arguments.import {
         import::run(file, arguments.pid, arguments.comm.as_deref(), arguments.json)?;
         return Ok(SUCCESS);
     }
     let form = match &arguments.output {
-        Some(path) => Some((path, Form::of(path).map_err(Senseless)?)),
+        Some(path) => Some((path, Form::from_path(path).map_err(Senseless)?)),
         None => None,
     };
     let (name, rest) = arguments.command.split_first().context("name a command to run")?;
     if let Some((path, _)) = form {
-        // Nobody waits for an hour to be told that there is no such folder.
+        // Fails before the command runs if the file cannot be created.
         files::try_to_create(path).with_context(|| format!("cannot write {}", path.display()))?;
     }
     let user = arguments.user.as_deref().map(User::find).transpose()?;
@@ -136,7 +136,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         None => run_as_real_user(&mut command),
     }
     signals.is_alone.store(false, Ordering::Relaxed);
-    let ended = run_beside(command, &signals, &mut || recorder.take_in());
+    let ended = run_and_poll(command, &signals, &mut || recorder.take_in());
     signals.is_alone.store(true, Ordering::Relaxed);
     let ended = match ended? {
         Ok(ended) => ended,
@@ -150,7 +150,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let (explained, lost, members) = explained(recorder.finish(ended.to_ns), &ended)?;
     let mut out = BufWriter::new(io::stderr().lock());
     if arguments.json {
-        write_line(&mut out, &Told { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
+        write_line(&mut out, &JsonReport { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
     } else {
         text::write(&mut out, &name.to_string_lossy(), &explained, &lost, arguments.tree.then_some(&members))?;
     }
@@ -162,64 +162,60 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1))
 }
 
-/// Signals that reach the command too, or are handed on to it: whoever waits for its end outlives them. Before the command
-/// begins, and once it has ended, they end this program as they do others.
+/// Signals that also reach the command, or are forwarded to it, while whylate waits for its end. Before the command
+/// starts and after its end, they have their default effect on whylate.
 struct Signals {
-    /// Each is set when its signal has come, and unset when that was handed on.
-    to_hand_on: Vec<(Signal, Arc<AtomicBool>)>,
-    /// There is no command that they could be meant for.
+    /// Signals to forward; each flag is set on delivery, and cleared when forwarded.
+    to_forward: Vec<(Signal, Arc<AtomicBool>)>,
+    /// Whether no command is running.
     is_alone: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Those that whoever began this has ignored stay so, for the command too: nohup(1) does that.
+    /// Installs the handlers. Signals that the parent ignores, as nohup(1) does, stay ignored, for the command too.
     fn take() -> io::Result<Self> {
         let ignored = ignored()?;
-        let (is_alone, mut to_hand_on) = (Arc::new(AtomicBool::new(true)), Vec::new());
+        let (is_alone, mut to_forward) = (Arc::new(AtomicBool::new(true)), Vec::new());
         // The terminal sends the first two to the command as well.
         let signals = [(SIGINT, None), (SIGQUIT, None), (SIGTERM, Some(Signal::TERM)), (SIGHUP, Some(Signal::HUP))];
-        for (number, handed_on) in signals.into_iter().filter(|(number, _)| ignored & 1 << (number - 1) == 0) {
+        for (number, forwarded) in signals.into_iter().filter(|(number, _)| ignored & 1 << (number - 1) == 0) {
             signal_hook::flag::register_conditional_default(number, Arc::clone(&is_alone))?;
             let seen = Arc::default();
             signal_hook::flag::register(number, Arc::clone(&seen))?;
-            to_hand_on.extend(handed_on.map(|signal| (signal, seen)));
+            to_forward.extend(forwarded.map(|signal| (signal, seen)));
         }
-        Ok(Signals { to_hand_on, is_alone })
+        Ok(Signals { to_forward, is_alone })
     }
 
-    fn hand_on(&self, pid: Option<Pid>) {
-        for (signal, seen) in &self.to_hand_on {
+    fn forward(&self, pid: Option<Pid>) {
+        for (signal, seen) in &self.to_forward {
             if let Some(pid) = pid
                 && seen.swap(false, Ordering::Relaxed)
             {
-                // It may have ended.
+                // The process may have ended.
                 let _ = kill_process(pid, *signal);
             }
         }
     }
 }
 
-/// The signals that this process ignores, a bit each (proc_pid_status(5)).
+/// Returns the mask of ignored signals, bit n-1 for signal n (SigIgn in proc_pid_status(5)).
 fn ignored() -> io::Result<u64> {
     let status = fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     Ok(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0))
 }
 
-/// Runs a command on a thread of its own, which does nothing else, and does something else meanwhile.
-fn run_beside(
-    mut command: Command,
-    signals: &Signals,
-    meanwhile: &mut dyn FnMut(),
-) -> anyhow::Result<io::Result<Ended>> {
-    let (begun, begins) = mpsc::channel::<u32>();
+/// Runs a command on a thread of its own, and polls until its end.
+fn run_and_poll(mut command: Command, signals: &Signals, poll: &mut dyn FnMut()) -> anyhow::Result<io::Result<Ended>> {
+    let (started, starts) = mpsc::channel::<u32>();
     let (done, ends) = mpsc::channel();
     let waiter = thread::Builder::new().name("run".to_owned()).spawn(move || {
         let tid = gettid().as_raw_pid() as u32;
         let from_ns = clock::monotonic_ns();
         let status = command.spawn().and_then(|mut child: Child| {
-            // Whoever reads it may have gone.
-            let _ = begun.send(child.id());
+            // The receiver may be dropped.
+            let _ = started.send(child.id());
             child.wait()
         });
         let to_ns = clock::monotonic_ns();
@@ -228,14 +224,14 @@ fn run_beside(
     let waiter = waiter.context("cannot start a thread")?;
     let mut pid = None;
     let ended = loop {
-        match ends.recv_timeout(OFTEN) {
+        match ends.recv_timeout(POLL_INTERVAL) {
             Ok(ended) => break ended,
             Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the thread that runs the command has ended"),
             Err(RecvTimeoutError::Timeout) => {}
         }
-        pid = pid.or_else(|| begins.try_recv().ok().and_then(|pid| Pid::from_raw(pid as i32)));
-        signals.hand_on(pid);
-        meanwhile();
+        pid = pid.or_else(|| starts.try_recv().ok().and_then(|pid| Pid::from_raw(pid as i32)));
+        signals.forward(pid);
+        poll();
     };
     let _ = waiter.join();
     Ok(ended)
@@ -247,7 +243,7 @@ fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BT
     let Ended { tid, from_ns, to_ns, .. } = *ended;
     let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
     let progress = Progress::new("The command has ended");
-    // A signal ends it at once by now.
+    // A signal terminates whylate by now.
     let mut goes_on = || true;
     let mut back = progress.back(from_ns, to_ns, &mut goes_on);
     let mut past = Watched::new(past, &mut back);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The one way from sources to outputs: what measures, its late events as they come, and snapshots that carry those
-//! that are asked for.
+//! Drives one source, live or recorded, into an output: late events as they arrive, and snapshots at each interval.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -19,30 +18,30 @@ use crate::output::json::JsonLines;
 use crate::recording::play::nothing_in_span;
 use crate::recording::{Played, Recorder, about};
 
-/// How often late events are taken in that are shown as they come: at once for a person, and little work.
+/// Poll interval while late events are printed as they arrive.
 const AT_ONCE: Duration = Duration::from_millis(100);
-/// The same of those that are shown at the end.
+/// Poll interval while late events are only summarized.
 pub const NOW_AND_THEN: Duration = Duration::from_millis(200);
-/// What is recorded while it is shown has snapshots so often, at least.
+/// Longest interval between snapshots of a recording that is made while text is printed.
 const RECORD_EVERY: Duration = Duration::from_secs(1);
-/// How many late events one snapshot carries at most, so that memory stays bounded; the others are counted as lost.
-const LATE_EVENTS: usize = 4_000;
+/// Maximum number of late events of a snapshot, which bounds memory. Others are counted as lost.
+const MAX_LATE_EVENTS: usize = 4_000;
 
 /// Which late events a snapshot carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// None: they are shown as they come.
+    /// None: late events are printed as they arrive.
     Nothing,
     All,
-    /// Of those with causes only the worst, so many; and all others.
+    /// The N worst late events with causes, and all late events without causes.
     Worst(usize),
-    /// Only the worst of those with causes, so many: others are shown as they come.
+    /// The N worst late events with causes, and no others.
     OnlyWorst(usize),
 }
 
 impl Keep {
-    /// Late events are shown as they come, but in JSON, and where only the worst are asked for.
-    pub fn of(schedule: Schedule, explain: Explain) -> Self {
+    /// Chooses by the options: all late events (or the worst) for JSON, the worst for `--worst`, otherwise none.
+    pub fn for_options(schedule: Schedule, explain: Explain) -> Self {
         match explain.worst.map(usize::from) {
             worst if schedule.json => Keep::worst(worst),
             Some(limit) => Keep::OnlyWorst(limit),
@@ -50,28 +49,28 @@ impl Keep {
         }
     }
 
-    /// All of them, or so many of the worst.
+    /// Keeps the `limit` worst late events, or all without a limit.
     pub fn worst(limit: Option<usize>) -> Self {
         limit.map_or(Keep::All, Keep::Worst)
     }
 }
 
-/// Late events until the next snapshot.
+/// Buffers late events until the next snapshot.
 #[derive(Debug)]
-pub struct Kept {
+pub struct PendingLate {
     keep: Keep,
     late: Vec<LateEvent>,
     worst: Option<Worst>,
     beyond_limit: u64,
 }
 
-impl Kept {
+impl PendingLate {
     pub fn new(keep: Keep) -> Self {
         let worst = match keep {
             Keep::Worst(limit) | Keep::OnlyWorst(limit) => Some(Worst::new(limit)),
             Keep::Nothing | Keep::All => None,
         };
-        Kept { keep, late: Vec::new(), worst, beyond_limit: 0 }
+        PendingLate { keep, late: Vec::new(), worst, beyond_limit: 0 }
     }
 
     pub fn add(&mut self, event: LateEvent) {
@@ -79,13 +78,13 @@ impl Kept {
             _ if self.keep == Keep::Nothing => {}
             Some(worst) if !event.causes.is_empty() => worst.add(event),
             _ if matches!(self.keep, Keep::OnlyWorst(_)) => {}
-            _ if self.late.len() < LATE_EVENTS => self.late.push(event),
+            _ if self.late.len() < MAX_LATE_EVENTS => self.late.push(event),
             _ => self.beyond_limit += 1,
         }
     }
 
-    /// Hands over what was kept to a snapshot: others before the worst, and of these the worst first.
-    pub fn tell(&mut self, snapshot: &mut Snapshot) {
+    /// Moves the buffered late events into a snapshot: first those without causes, then the worst, longest first.
+    pub fn move_into(&mut self, snapshot: &mut Snapshot) {
         snapshot.late.append(&mut self.late);
         snapshot.late.extend(self.worst.iter_mut().flat_map(Worst::take));
         let beyond_limit = std::mem::take(&mut self.beyond_limit);
@@ -95,51 +94,51 @@ impl Kept {
     }
 }
 
-/// A source that measures, and its late events until the next snapshot.
+/// An attached source, and its late events until the next snapshot.
 pub struct Feed<S: Attached + ?Sized = dyn Attached> {
     pub card: &'static Card,
     pub source: Measuring<S>,
-    kept: Kept,
-    /// What was recorded since the last snapshot that was shown.
+    kept: PendingLate,
+    /// Sum of the snapshots since the last one that was printed.
     recorded: Merger,
 }
 
 impl Feed {
-    /// Attaches a source that measures alone, and says on standard error what is not as good here as it could be.
+    /// Attaches one source on its own, and prints its limitations on this machine to standard error.
     ///
     /// # Errors
     /// When it cannot attach.
-    pub fn of(source: &dyn Source, keep: Keep) -> anyhow::Result<Self> {
+    pub fn attach(source: &dyn Source, keep: Keep) -> anyhow::Result<Self> {
         let card = source.info().card;
         let attached = source.attach(&Session::of_one()).with_context(|| format!("cannot attach {}", card.name))?;
         let feed = Feed::new(card, attached, keep);
-        feed.tell();
+        feed.print_limitations();
         Ok(feed)
     }
 }
 
 impl<S: Attached + ?Sized> Feed<S> {
-    /// Of a source that has just been attached.
+    /// Wraps a source that was just attached.
     pub fn new(card: &'static Card, source: Measuring<S>, keep: Keep) -> Self {
-        Feed { card, source, kept: Kept::new(keep), recorded: Merger::default() }
+        Feed { card, source, kept: PendingLate::new(keep), recorded: Merger::default() }
     }
 
-    /// Says on standard error what is not as good here as it could be.
-    pub fn tell(&self) {
+    /// Prints the source's limitations on this machine to standard error.
+    pub fn print_limitations(&self) {
         let Measuring { backend, fallback_reason, .. } = &self.source;
         if let Some(reason) = fallback_reason {
             say!("whylate: {} uses the {backend} backend: {reason}{}", self.card.name, what_to_do(reason));
         }
         let Measuring { attached, .. } = &self.source;
-        for told in attached.weaker().into_iter().chain(attached.left_out()).chain(attached.chosen()) {
-            say!("whylate: {told}");
+        for note in attached.weaker().into_iter().chain(attached.left_out()).chain(attached.chosen()) {
+            say!("whylate: {note}");
         }
     }
 
-    /// Takes in the late events that have come; `each` hands back what the next snapshot may carry.
+    /// Drains the late events that have arrived. Buffers those that `each` returns for the next snapshot.
     ///
     /// # Errors
-    /// When the source fails, or the first of `each`, which gets no other event then.
+    /// When the source or `each` fails; `each` is not called again after an error.
     pub fn take_late(
         &mut self,
         each: &mut dyn FnMut(LateEvent) -> anyhow::Result<Option<LateEvent>>,
@@ -157,7 +156,7 @@ impl<S: Attached + ?Sized> Feed<S> {
         outcome
     }
 
-    /// What was seen since the previous call, with the late events that it is to carry.
+    /// Takes a snapshot since the previous call, with the buffered late events.
     ///
     /// # Errors
     /// When the source fails.
@@ -165,18 +164,18 @@ impl<S: Attached + ?Sized> Feed<S> {
         self.snapshot_for(None)
     }
 
-    /// The same, and everything of it is recorded.
+    /// Takes a snapshot since the previous call, with the buffered late events, and records what is not recorded yet.
     ///
     /// # Errors
     /// When the source fails.
     pub fn snapshot_for(&mut self, recorder: Option<&mut Recorder>) -> anyhow::Result<Snapshot> {
         self.record(recorder)?;
         let mut snapshot = self.recorded.take().context("nothing was measured")?;
-        self.kept.tell(&mut snapshot);
+        self.kept.move_into(&mut snapshot);
         Ok(snapshot)
     }
 
-    /// Records what was seen since the previous call; the next snapshot has it as well.
+    /// Records a snapshot since the previous call, and adds it to the next one that is returned.
     ///
     /// # Errors
     /// When the source fails.
@@ -192,23 +191,23 @@ impl<S: Attached + ?Sized> Feed<S> {
         Ok(())
     }
 
-    /// The late events until a snapshot that is printed, where not all of them are.
-    pub fn kept(&mut self) -> &mut Kept {
+    /// Returns the late events buffered for the next printed snapshot.
+    pub fn kept(&mut self) -> &mut PendingLate {
         &mut self.kept
     }
 }
 
-/// While something is recorded, when the next snapshot of it is due, however long nothing is shown; none so shortly before
-/// something is shown that a replay could take it for that.
+/// Returns when the next recording-only snapshot is due. `None` without a recorder, or if the next printed snapshot is
+/// less than 1.5 `RECORD_EVERY` away: a replay could not distinguish the two.
 pub fn next_record(recorder: Option<&Recorder>, shown: Option<Instant>) -> Option<Instant> {
     let next = recorder.map(|_| Instant::now() + RECORD_EVERY)?;
     shown.is_none_or(|shown| next + RECORD_EVERY / 2 <= shown).then_some(next)
 }
 
-/// Waits until then, or until somebody ends it; `round` takes in what has come, so often, and tells if it is enough.
+/// Waits until a time, a signal or a closed output. Calls `round` once every `every`; ends when it returns true.
 ///
 /// # Errors
-/// When the kernel refuses to wait, or the first of `round`.
+/// When poll(2) or `round` fails.
 pub fn wait(
     watch: &Watch,
     until: Option<Instant>,
@@ -224,36 +223,36 @@ pub fn wait(
     }
 }
 
-/// What a command is to show.
-pub struct Wanted<'a> {
-    /// What measures, where nothing is recorded.
+/// What a command measures and prints.
+pub struct Query<'a> {
+    /// The source, for a live run; for a replay, only its card is used.
     pub source: &'a dyn Source,
     pub schedule: Schedule,
     pub keep: Keep,
-    /// Which late events are shown as they come; `None` where none are taken in.
+    /// Thresholds of late events; `None` if late events are not read.
     pub late: Option<Lates>,
-    /// Of a recording, which series and late events; what measures is told by its options.
+    /// Filter of series and late events of a recording. A live source filters by its options.
     pub only: &'a dyn Fn(&Labels) -> bool,
 }
 
-/// Which late events.
+/// Latency thresholds of late events, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lates {
-    /// From where on they are shown.
+    /// Events from this latency on are printed.
     pub slower_ns: Option<u64>,
-    /// From where on they have causes.
+    /// Events from this latency on have causes.
     pub why_ns: Option<u64>,
 }
 
 impl Lates {
-    /// From where on anything is known of them; `None` where the source chooses.
-    pub fn least_ns(self) -> Option<u64> {
+    /// Returns the lower of the two thresholds; `None` if the source chooses.
+    pub fn min_ns(self) -> Option<u64> {
         self.slower_ns.into_iter().chain(self.why_ns).min()
     }
 
-    /// What these would have told of it, if anything.
-    fn of(self, mut event: LateEvent) -> Option<LateEvent> {
-        let Some(from_ns) = self.least_ns() else { return Some(event) };
+    /// Applies the thresholds: drops the event below both, and its causes below `why_ns`.
+    fn apply(self, mut event: LateEvent) -> Option<LateEvent> {
+        let Some(from_ns) = self.min_ns() else { return Some(event) };
         if event.latency_ns < from_ns {
             return None;
         }
@@ -264,27 +263,27 @@ impl Lates {
     }
 }
 
-/// What yields snapshots: a source, or a recording of it.
+/// Where snapshots come from: an attached source, or a recording.
 pub enum Stream {
     Live { feed: Box<Feed>, watch: Watch, recorder: Option<Recorder> },
     Recorded(Box<Played>),
 }
 
 impl Stream {
-    /// Attaches the source, and records it where that is asked for, or opens the recording.
+    /// Attaches the source and creates the file to record to, if any, or opens the recording.
     ///
     /// # Errors
     /// When it cannot attach, or the recording cannot be read or written.
-    pub fn open(origin: &Origin, wanted: &Wanted<'_>, record_to: Option<&Path>) -> anyhow::Result<Self> {
-        let card = wanted.source.info().card;
+    pub fn open(origin: &Origin, query: &Query<'_>, record_to: Option<&Path>) -> anyhow::Result<Self> {
+        let card = query.source.info().card;
         let recording = match origin {
             Origin::Recording(recording) => recording,
             Origin::Live => {
                 let watch = Watch::new().context("cannot watch for Ctrl-C")?;
-                // Whoever cannot be written to is told before anything is attached.
+                // Fails before anything is attached if the file cannot be written.
                 let store = record_to.map(record::file).transpose()?;
-                let feed = Feed::of(wanted.source, wanted.keep)?;
-                let late_from_ns = wanted.late.map(|late| late.least_ns().unwrap_or(0));
+                let feed = Feed::attach(query.source, query.keep)?;
+                let late_from_ns = query.late.map(|late| late.min_ns().unwrap_or(0));
                 let header = about::of_one(card.name, feed.source.backend, late_from_ns);
                 let recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
                 return Ok(Stream::Live { feed: Box::new(feed), watch, recorder });
@@ -293,8 +292,8 @@ impl Stream {
         record::refuse(record_to)?;
         let played = recording.play()?;
         let recorded_from_ns = played.late_from_ns(card.name)?;
-        if let Some(late) = wanted.late {
-            let asked_ns = late.least_ns().unwrap_or(0);
+        if let Some(late) = query.late {
+            let asked_ns = late.min_ns().unwrap_or(0);
             match recorded_from_ns {
                 None => say!("whylate: {} was recorded without late events of {}", played.name(), card.name),
                 Some(from_ns) if from_ns > asked_ns && asked_ns > 0 => {
@@ -306,7 +305,7 @@ impl Stream {
         Ok(Stream::Recorded(Box::new(played)))
     }
 
-    /// What measures, if something does.
+    /// Returns the attached source; `None` for a recording.
     pub fn feed(&self) -> Option<&Feed> {
         match self {
             Stream::Live { feed, .. } => Some(feed),
@@ -315,28 +314,28 @@ impl Stream {
     }
 }
 
-/// Begins the output, shows late events as they come, if any, prints at each interval, and once more at the end. `seen`
-/// gets each snapshot before it is printed.
+/// Starts the output, prints late events as they arrive, a snapshot at each interval, and one at the end. Calls `seen`
+/// with each snapshot before it is printed.
 ///
 /// # Errors
 /// When the source fails, the recording cannot be read, or the output cannot be written.
 pub fn drive(
     stream: Stream,
-    wanted: &Wanted<'_>,
+    query: &Query<'_>,
     text: &mut dyn Output,
     seen: &mut dyn FnMut(&Snapshot),
 ) -> anyhow::Result<()> {
-    let output = if wanted.schedule.json { &mut JsonLines } else { text };
+    let output = if query.schedule.json { &mut JsonLines } else { text };
     let out = &mut io::BufWriter::new(io::stdout().lock());
     output.begin(out)?;
     out.flush()?;
     match stream {
         Stream::Live { mut feed, watch, mut recorder } => {
-            drive_live(&mut feed, &watch, &mut recorder, wanted, output, out, seen)?;
+            drive_live(&mut feed, &watch, &mut recorder, query, output, out, seen)?;
             recorder.map_or(Ok(()), Recorder::end)
         }
         Stream::Recorded(mut played) => {
-            let has_any = drive_recorded(&mut played, wanted, output, out, seen)?;
+            let has_any = drive_recorded(&mut played, query, output, out, seen)?;
             played.report_missing();
             if has_any { Ok(()) } else { Err(nothing_in_span(played.name())) }
         }
@@ -347,12 +346,12 @@ fn drive_live(
     feed: &mut Feed,
     watch: &Watch,
     recorder: &mut Option<Recorder>,
-    wanted: &Wanted<'_>,
+    query: &Query<'_>,
     output: &mut dyn Output,
     out: &mut dyn Write,
     seen: &mut dyn FnMut(&Snapshot),
 ) -> anyhow::Result<()> {
-    let schedule = wanted.schedule;
+    let schedule = query.schedule;
     let started = Instant::now();
     let interval = schedule.interval.map(Duration::from_nanos);
     let end = schedule.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
@@ -362,7 +361,7 @@ fn drive_live(
         let ended = loop {
             let shown = due.into_iter().chain(end).min();
             let until = shown.into_iter().chain(next_record(recorder.as_ref(), shown)).min();
-            let ended = if wanted.late.is_some() || feed.source.fills_between_snapshots() {
+            let ended = if query.late.is_some() || feed.source.fills_between_snapshots() {
                 wait(watch, until, AT_ONCE, &mut || {
                     feed.take_late(&mut |event| {
                         if let Some(recorder) = recorder {
@@ -400,36 +399,37 @@ fn drive_live(
     Ok(())
 }
 
-/// The same from a recording: snapshots are merged until an interval is full. False where the span has none.
+/// Drives the output from a recording: merges snapshots until an interval is complete. Returns false if the span is
+/// empty.
 fn drive_recorded(
     played: &mut Played,
-    wanted: &Wanted<'_>,
+    query: &Query<'_>,
     output: &mut dyn Output,
     out: &mut dyn Write,
     seen: &mut dyn FnMut(&Snapshot),
 ) -> anyhow::Result<bool> {
-    let schedule = wanted.schedule;
-    let source = wanted.source.info().card.name;
-    let (mut merger, mut kept) = (Merger::default(), Kept::new(wanted.keep));
+    let schedule = query.schedule;
+    let source = query.source.info().card.name;
+    let (mut merger, mut kept) = (Merger::default(), PendingLate::new(query.keep));
     let (mut played_ns, mut printed) = (0_u64, 0);
-    // Intervals count from there: the beginning, or the end of the last gap.
+    // Intervals count from `from_ns`: the start, or the end of the last gap.
     let (mut from_ns, mut full, mut ended_unix_ns, mut lead_ns) = (0_u64, 0, None, None);
-    let mut print = |merger: &mut Merger, kept: &mut Kept, output: &mut dyn Output, out: &mut dyn Write| {
+    let mut print = |merger: &mut Merger, kept: &mut PendingLate, output: &mut dyn Output, out: &mut dyn Write| {
         let Some(mut snapshot) = merger.take() else { return anyhow::Ok(()) };
-        kept.tell(&mut snapshot);
+        kept.move_into(&mut snapshot);
         seen(&snapshot);
         output.snapshot(out, snapshot)?;
         Ok(out.flush()?)
     };
     while let Some(mut snapshot) = played.next_snapshot(source)? {
         for event in std::mem::take(&mut snapshot.late) {
-            let shown = wanted.late.filter(|_| (wanted.only)(&event.labels)).and_then(|late| late.of(event));
+            let shown = query.late.filter(|_| (query.only)(&event.labels)).and_then(|late| late.apply(event));
             if let Some(event) = shown {
                 output.late(out, &event)?;
                 kept.add(event);
             }
         }
-        snapshot.series.retain(|series| series.labels.is_empty() || (wanted.only)(&series.labels));
+        snapshot.series.retain(|series| series.labels.is_empty() || (query.only)(&series.labels));
         let length_ns = snapshot.duration_ns;
         let is_after_gap = |end_ns: u64| snapshot.start_unix_ns > end_ns.saturating_add(length_ns);
         if schedule.interval.is_some() && ended_unix_ns.is_some_and(is_after_gap) && merger.duration_ns() > 0 {
@@ -461,40 +461,40 @@ mod tests {
 
     use super::*;
 
-    fn told(kept: &mut Kept) -> Snapshot {
+    fn snapshot_of(kept: &mut PendingLate) -> Snapshot {
         let mut snapshot = Snapshot::new(WQ.name, "fentry", "host", 0);
-        kept.tell(&mut snapshot);
+        kept.move_into(&mut snapshot);
         snapshot
     }
 
     #[test]
-    fn late_events_beyond_the_limit_are_counted() {
-        let mut kept = Kept::new(Keep::All);
-        (0..LATE_EVENTS + 3).for_each(|_| kept.add(LateEvent::default()));
-        let snapshot = told(&mut kept);
-        assert_eq!((snapshot.late.len(), snapshot.lost["late_events"]), (LATE_EVENTS, 3));
-        let next = told(&mut kept);
+    fn counts_late_events_beyond_limit_as_lost() {
+        let mut kept = PendingLate::new(Keep::All);
+        (0..MAX_LATE_EVENTS + 3).for_each(|_| kept.add(LateEvent::default()));
+        let snapshot = snapshot_of(&mut kept);
+        assert_eq!((snapshot.late.len(), snapshot.lost["late_events"]), (MAX_LATE_EVENTS, 3));
+        let next = snapshot_of(&mut kept);
         assert!(next.late.is_empty() && next.lost.is_empty());
     }
 
     #[test]
-    fn only_the_worst_are_kept_where_that_is_asked_for() {
+    fn keeps_only_worst_late_events() {
         let late = |latency_ns| {
             let causes = vec![Cause::new(CauseKind::Work, "hog", latency_ns)];
             LateEvent { latency_ns, causes, ..LateEvent::default() }
         };
-        let mut kept = Kept::new(Keep::Worst(2));
+        let mut kept = PendingLate::new(Keep::Worst(2));
         [4, 9, 2].into_iter().for_each(|ns| kept.add(late(ns)));
         let latencies = |snapshot: Snapshot| snapshot.late.iter().map(|event| event.latency_ns).collect::<Vec<_>>();
-        assert_eq!(latencies(told(&mut kept)), [9, 4]);
-        // What nobody has explained is not compared.
+        assert_eq!(latencies(snapshot_of(&mut kept)), [9, 4]);
+        // An event without causes does not compete for the worst.
         kept.add(LateEvent { latency_ns: 1, ..LateEvent::default() });
-        assert_eq!(latencies(told(&mut kept)), [1]);
-        let mut only = Kept::new(Keep::OnlyWorst(2));
+        assert_eq!(latencies(snapshot_of(&mut kept)), [1]);
+        let mut only = PendingLate::new(Keep::OnlyWorst(2));
         [late(7), LateEvent { latency_ns: 1, ..LateEvent::default() }].into_iter().for_each(|event| only.add(event));
-        assert_eq!(latencies(told(&mut only)), [7]);
-        let mut nothing = Kept::new(Keep::Nothing);
+        assert_eq!(latencies(snapshot_of(&mut only)), [7]);
+        let mut nothing = PendingLate::new(Keep::Nothing);
         nothing.add(late(7));
-        assert!(told(&mut nothing).late.is_empty());
+        assert!(snapshot_of(&mut nothing).late.is_empty());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate selftest`: known disturbances of this machine, and whether the sources tell them right.
+//! `whylate selftest`: injects known delays, and checks what the sources report.
 
 mod disks;
 mod disturbed;
@@ -28,13 +28,13 @@ use crate::output::selftest;
 use crate::output::table::terminal_columns;
 use crate::values::source;
 
-/// How often a check is tried: whoever else uses the machine disturbs it as well.
+/// Maximum number of tries of a check: other load on the machine disturbs it.
 const TRIES: u32 = 3;
-/// The same where a CPU is emulated, and stops whenever the machine below has something else to do.
+/// Maximum number of tries on an emulated CPU, which stops whenever the host runs something else.
 const EMULATED_TRIES: u32 = 5;
-/// For so long it is watched whether real-time threads are at work.
+/// How long to watch for running real-time threads.
 const WATCHED: Duration = Duration::from_millis(500);
-/// Exit status when a check has failed.
+/// Exit status if a check failed.
 const FAILED: u8 = 1;
 
 /// Prove on this machine that the figures are right
@@ -68,29 +68,29 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Whether it is what another one looks at.
+    /// Returns whether this is the process of sleeping threads that another whylate measures.
     pub fn is_subject(&self) -> bool {
         self.sleepers
     }
 }
 
-/// Where and how the checks are made.
-pub(crate) struct Place<'a> {
-    /// The CPU that is disturbed.
+/// CPUs, lengths and tolerances of the checks.
+pub(crate) struct Setup<'a> {
+    /// CPU that is disturbed.
     cpu: u32,
-    /// Another one.
+    /// Another CPU, or the same if there is only one.
     other: u32,
-    /// How long a disturbance is: an emulated CPU is late by milliseconds by itself.
+    /// Length of a disturbance; longer on an emulated CPU, which is late by milliseconds by itself.
     length_ns: u64,
-    /// How far apart two times may be.
+    /// Tolerance between an expected and a measured time.
     apart_ns: u64,
     is_emulated: bool,
     stop: &'a AtomicBool,
 }
 
-type Try = fn(&Place<'_>) -> Result<Vec<Check>, AttachError>;
+type Try = fn(&Setup<'_>) -> Result<Vec<Check>, AttachError>;
 
-/// In the order of the cards; each with its source and what it does.
+/// All checks, in the order of the cards: source, what is injected, and the check.
 const CHECKS: [(&Card, &str, Try); 8] = [
     (&WQ, loads::WORK, loads::work),
     (&TIMERLAT, disturbed::IRQS_OFF, disturbed::timer_and_irqs_off),
@@ -102,16 +102,16 @@ const CHECKS: [(&Card, &str, Try); 8] = [
     (&BLOCK, disks::READS, disks::reads),
 ];
 
-/// Tries everything, prints it and returns the exit status.
+/// Runs the checks, prints the result and returns the exit status.
 ///
 /// # Errors
-/// When it is refused or told to stop, nothing can be tried, or the output cannot be written.
+/// When refused, when no check can run, or when the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if arguments.is_subject() {
         return sleepers::be().map(|()| SUCCESS);
     }
     let (stop, by) = stop_at_signal()?;
-    let place = place(arguments, &stop)?;
+    let setup = setup(arguments, &stop)?;
     if !arguments.force {
         refuse(&realtime::at_work(WATCHED).context("cannot tell whether real-time threads are at work")?)?;
     }
@@ -119,37 +119,37 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         return Err(anyhow!(error).context("cannot run the self-test"));
     }
     disturbance::is_alone()?;
-    announce(&place);
+    announce(&setup);
     let start_unix_ns = clock::unix_ns();
     let mut checks = Vec::new();
     let is_asked = |card: &Card| arguments.sources.is_empty() || arguments.sources.iter().any(|name| name == card.name);
     for (card, injected, attempt) in CHECKS.into_iter().filter(|(card, ..)| is_asked(card)) {
-        let tried = tried(card, injected, attempt, &place)?;
+        let tried = tried(card, injected, attempt, &setup)?;
         if stop.load(Ordering::Relaxed) {
             break;
         }
         checks.extend(tried);
     }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let told = Selftest::new(&host, start_unix_ns, place.cpu, checks);
+    let result = Selftest::new(&host, start_unix_ns, setup.cpu, checks);
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
-        write_line(&mut out, &told)?;
+        write_line(&mut out, &result)?;
     } else {
-        selftest::write(&mut out, &told, terminal_columns())?;
+        selftest::write(&mut out, &result, terminal_columns())?;
     }
     out.flush()?;
     if stop.load(Ordering::Relaxed) {
         say!("whylate: interrupted before it was done");
         return Ok(128 + by.load(Ordering::Relaxed) as u8);
     }
-    if told.passed + told.failed == 0 {
+    if result.passed + result.failed == 0 {
         return Err(AttachError::Unsupported("nothing could be tried here".to_owned()).into());
     }
-    Ok(if told.failed > 0 { FAILED } else { SUCCESS })
+    Ok(if result.failed > 0 { FAILED } else { SUCCESS })
 }
 
-fn place<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Place<'a>> {
+fn setup<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Setup<'a>> {
     let online = cpus::online().context("cannot tell which CPUs there are")?;
     let usable: Vec<u32> = cpus::usable().context("cannot tell which CPUs may be used")?;
     let cpu = arguments.cpu.or_else(|| usable.last().or(online.last()).copied()).context("there is no CPU")?;
@@ -159,10 +159,10 @@ fn place<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Plac
     let is_emulated = Machine::this() == Machine::Emulated;
     let other = usable.into_iter().find(|&other| other != cpu).unwrap_or(cpu);
     let (length_ns, apart_ns) = if is_emulated { (45_000_000, 20_000_000) } else { (10_000_000, 300_000) };
-    Ok(Place { cpu, other, length_ns, apart_ns, is_emulated, stop })
+    Ok(Setup { cpu, other, length_ns, apart_ns, is_emulated, stop })
 }
 
-/// Whoever needs a CPU in time must not find it disturbed.
+/// Refuses to run while real-time threads run, as the checks would delay them.
 fn refuse(at_work: &[RealtimeThread]) -> Result<(), AttachError> {
     let Some(busiest) = at_work.iter().max_by_key(|thread| thread.ran_ns) else { return Ok(()) };
     Err(AttachError::Unsupported(format!(
@@ -174,10 +174,10 @@ fn refuse(at_work: &[RealtimeThread]) -> Result<(), AttachError> {
     )))
 }
 
-fn announce(place: &Place<'_>) {
-    let Place { cpu, other, length_ns, .. } = place;
+fn announce(setup: &Setup<'_>) {
+    let Setup { cpu, other, length_ns, .. } = setup;
     let disturbances = 4 * disturbed::TIMES;
-    // Whoever does not see it misses nothing.
+    // A failed write of this notice does not matter.
     let _ = writeln!(
         io::stderr(),
         "whylate: all of it takes some 20 seconds, longer on a busy machine. CPU {cpu} is blocked for {} ms at a time, {disturbances} times, by disabled \
@@ -187,16 +187,16 @@ fn announce(place: &Place<'_>) {
     );
 }
 
-/// Some times, until all is right.
-fn tried(card: &Card, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow::Result<Vec<Check>> {
+/// Repeats a check until it passes, up to the maximum number of tries.
+fn tried(card: &Card, injected: &str, attempt: Try, setup: &Setup<'_>) -> anyhow::Result<Vec<Check>> {
     let (mut tries, mut failed) = (0, None);
-    let most = if place.is_emulated { EMULATED_TRIES } else { TRIES };
+    let most = if setup.is_emulated { EMULATED_TRIES } else { TRIES };
     loop {
         tries += 1;
-        let mut checks = match attempt(place) {
+        let mut checks = match attempt(setup) {
             Ok(checks) => checks,
             Err(AttachError::NotPermitted) => return Err(AttachError::NotPermitted.into()),
-            // What has failed before has not become impossible.
+            // Unsupported after a failed try: the failure counts.
             Err(AttachError::Unsupported(reason)) => {
                 return Ok(failed.unwrap_or_else(|| vec![Check::skipped(card.name, injected, reason)]));
             }
@@ -207,7 +207,7 @@ fn tried(card: &Card, injected: &str, attempt: Try, place: &Place<'_>) -> anyhow
         };
         checks.iter_mut().for_each(|check| check.tries = tries);
         let is_right = checks.iter().all(|check| check.verdict == Verdict::Pass);
-        if is_right || tries == most || place.stop.load(Ordering::Relaxed) {
+        if is_right || tries == most || setup.stop.load(Ordering::Relaxed) {
             return Ok(checks);
         }
         failed = Some(checks);
@@ -219,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn real_time_threads_at_work_are_a_reason_to_refuse() {
+    fn refuses_while_real_time_threads_run() {
         assert!(refuse(&[]).is_ok());
         let thread = |name: &str, ran_ns| RealtimeThread {
             name: name.to_owned(),

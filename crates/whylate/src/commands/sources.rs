@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Every source at once: what a look and a recording attach.
+//! Attaches all sources at once, for the overview, `top`, `record` and `report`.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use super::watch::{Ended, Watch};
 use crate::recording::about;
 use crate::recording::recorder::LateBuffer;
 
-/// What measures, and what does not, or less well.
+/// The attached sources, the sources that could not attach, and limitations of the attached ones.
 pub struct Sources {
     pub session: Session,
     pub looking: Vec<Feed>,
@@ -23,25 +23,25 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Which CPUs were left out by a source that measures with threads or timers of its own.
+    /// Names the CPUs that a source leaves out which measures with threads or timers of its own.
     pub fn left_out(&self) -> Option<String> {
         let attached = self.looking.iter().map(|feed| &feed.source.attached);
         attached.filter_map(|attached| attached.left_out()).next().map(str::to_owned)
     }
 }
 
-/// Which sources, and what they are to tell.
+/// Which sources to attach, and what they report.
 #[derive(Clone, Debug, Default)]
 pub struct Wish {
-    /// Names of sources; empty for all.
+    /// Names of the sources to attach; empty for all.
     pub only: Vec<String>,
-    /// From where on what is late is explained; `None` for each source's own limit.
+    /// Latency from which late events are explained; `None` for each source's own limit.
     pub why_ns: Option<u64>,
-    /// At least what is this late is explained.
+    /// Explains events of this latency or longer, even where the limit above is higher.
     pub surely_from_ns: Option<u64>,
-    /// Their series tell as much apart as they can.
+    /// Splits series by as many labels as each source can.
     pub in_detail: bool,
-    /// CPUs with threads and timers of whylate's own; empty for the usable ones.
+    /// CPUs for whylate's own threads and timers; empty for all usable ones.
     pub cpus: Vec<u32>,
 }
 
@@ -50,7 +50,7 @@ impl Wish {
         self.only.is_empty() || self.only.iter().any(|name| name == card.name)
     }
 
-    /// From where on late events of that source are explained.
+    /// Returns the latency from which late events of this source are explained.
     pub fn late_from_ns(&self, card: &Card) -> u64 {
         self.at_most(self.why_ns.unwrap_or(card.events().late_from_ns))
     }
@@ -60,21 +60,24 @@ impl Wish {
     }
 }
 
-/// How far attaching is.
+/// Progress of `attach`.
 pub enum Attaching<'a> {
-    /// This source is next.
+    /// This source is attached next.
     Begins(&'a Card),
-    /// These are attached. What they tell before all are has no causes.
+    /// Sources attached so far. Late events have no causes before all sources are attached.
     Done(&'a mut [Feed]),
 }
 
-/// Every source that can attach, and why others cannot. `None` when told to stop meanwhile: on a busy machine it may take
-/// far longer than somebody waits who has seen enough.
-/// `told_of` hears of each.
+/// Attaches every source that can attach, and records why others cannot. Calls `on_progress` before and after each
+/// source. Returns `None` if interrupted: on a busy machine, attaching may take long.
 ///
 /// # Errors
 /// When none can attach.
-pub fn attach(watch: &Watch, wish: &Wish, told_of: &mut dyn FnMut(Attaching<'_>)) -> anyhow::Result<Option<Sources>> {
+pub fn attach(
+    watch: &Watch,
+    wish: &Wish,
+    on_progress: &mut dyn FnMut(Attaching<'_>),
+) -> anyhow::Result<Option<Sources>> {
     let (mut session, mut first) = (Session::of_several_on(&wish.cpus), None);
     if !wish.cpus.is_empty() {
         // A CPU that cannot be measured is an error of the command, not of each source.
@@ -89,8 +92,8 @@ pub fn attach(watch: &Watch, wish: &Wish, told_of: &mut dyn FnMut(Attaching<'_>)
         if !wish.takes(card) {
             continue;
         }
-        told_of(Attaching::Begins(card));
-        let told = |reason| Unmeasured { source: card.name.to_owned(), reason };
+        on_progress(Attaching::Begins(card));
+        let with_reason = |reason| Unmeasured { source: card.name.to_owned(), reason };
         source.ask(Asked {
             explain_over_ns: Some(wish.late_from_ns(card)),
             explain_held_up_over_ns: card
@@ -101,23 +104,23 @@ pub fn attach(watch: &Watch, wish: &Wish, told_of: &mut dyn FnMut(Attaching<'_>)
         });
         match source.attach(&session) {
             Ok(source) => {
-                // What is weaker of the account is told once.
+                // A limitation of the shared CPU account is reported once, not by each source.
                 for reason in source.weaker().into_iter().chain(source.chosen()) {
-                    if weaker.iter().all(|told| told.reason != reason) {
-                        weaker.push(told(reason.to_owned()));
+                    if weaker.iter().all(|known| known.reason != reason) {
+                        weaker.push(with_reason(reason.to_owned()));
                     }
                 }
-                // Each source that leaves CPUs out is named.
-                weaker.extend(source.left_out().map(|reason| told(reason.to_owned())));
+                // CPUs left out are reported for each source.
+                weaker.extend(source.left_out().map(|reason| with_reason(reason.to_owned())));
                 looking.push(Feed::new(card, source, Keep::Nothing));
-                told_of(Attaching::Done(&mut looking));
+                on_progress(Attaching::Done(&mut looking));
             }
             Err(error) => {
-                // An account that goes by the timers of a source that is not there would go by none.
+                // The CPU account may rely on timers of a source that failed to attach: start with a new session.
                 if looking.is_empty() {
                     session = Session::of_several_on(&wish.cpus);
                 }
-                unmeasured.push(told(error.to_string()));
+                unmeasured.push(with_reason(error.to_string()));
                 first.get_or_insert(error);
             }
         }
@@ -131,13 +134,13 @@ pub fn attach(watch: &Watch, wish: &Wish, told_of: &mut dyn FnMut(Attaching<'_>)
     }
 }
 
-/// Lets all begin anew, and tells when each did, on CLOCK_MONOTONIC: what came in while others were attached has no
-/// common span, and is much.
+/// Resets every source after the last one attached, so that all cover one span, and returns the start time of each
+/// (CLOCK_MONOTONIC, nanoseconds).
 ///
 /// # Errors
 /// When a source fails.
 pub fn begin(session: &Session, looking: &mut [Feed]) -> anyhow::Result<Vec<u64>> {
-    // Taking it now keeps the next snapshot short.
+    // Drains what came in while attaching, so that the resetting snapshot below is quick.
     for feed in &mut *looking {
         feed.snapshot()?;
         feed.take_late(&mut |_| Ok(None))?;
@@ -150,34 +153,34 @@ pub fn begin(session: &Session, looking: &mut [Feed]) -> anyhow::Result<Vec<u64>
     Ok(begins)
 }
 
-/// All sources from when each began on, and their late events until the next moment.
+/// All attached sources since their reset, and late events since the last tick.
 pub struct Recorded {
     session: Session,
-    sources: Vec<OfSource>,
-    /// Of those that have failed since the last moment.
+    sources: Vec<SourceState>,
+    /// Errors of sources that failed since the last tick.
     problems: Vec<String>,
 }
 
-struct OfSource {
+struct SourceState {
     feed: Feed,
     began_ns: u64,
     gathered: LateBuffer,
     failed: Option<anyhow::Error>,
 }
 
-/// What all saw since the previous moment, as lines of a recording.
+/// Snapshots of all sources since the previous tick, as lines of a recording.
 #[derive(Debug, Default)]
 pub struct Moment {
     pub lines: Vec<Line>,
-    /// How many late events and lost ones these have.
+    /// Numbers of late events and of lost events in `lines`.
     pub late: u64,
     pub lost: u64,
-    /// Which sources have failed, and why: they are not there any more.
+    /// Errors of sources that failed and were dropped since the previous tick.
     pub problems: Vec<String>,
 }
 
 impl Recorded {
-    /// Lets all begin anew, and tells what a recording says of them.
+    /// Resets all sources, and returns them with the header of a recording.
     ///
     /// # Errors
     /// When a source fails.
@@ -187,17 +190,21 @@ impl Recorded {
         let measured = looking.iter().map(|feed| measured(feed, wish)).collect();
         let header = Header { sources: measured, unmeasured, weaker, ..about::this_machine() };
         let sources = looking.into_iter().zip(begins);
-        let sources =
-            sources.map(|(feed, began_ns)| OfSource { feed, began_ns, gathered: LateBuffer::default(), failed: None });
+        let sources = sources.map(|(feed, began_ns)| SourceState {
+            feed,
+            began_ns,
+            gathered: LateBuffer::default(),
+            failed: None,
+        });
         Ok((Recorded { session, sources: sources.collect(), problems: Vec::new() }, header))
     }
 
-    /// Takes in the late events that have come.
+    /// Buffers late events that have arrived since each source was reset.
     ///
     /// # Errors
     /// When all sources have failed.
     pub fn take_late(&mut self) -> anyhow::Result<()> {
-        for OfSource { feed, began_ns, gathered, failed } in &mut self.sources {
+        for SourceState { feed, began_ns, gathered, failed } in &mut self.sources {
             let outcome = feed.take_late(&mut |event| {
                 if event.at_ns >= *began_ns {
                     gathered.add(&event);
@@ -209,7 +216,7 @@ impl Recorded {
         self.leave_failed()
     }
 
-    /// Goes on without sources that have failed, as long as there is one.
+    /// Drops failed sources. Returns an error when none is left.
     fn leave_failed(&mut self) -> anyhow::Result<()> {
         let mut last = None;
         for at in (0..self.sources.len()).rev() {
@@ -225,35 +232,35 @@ impl Recorded {
         }
     }
 
-    /// What all saw since the previous call.
+    /// Takes a snapshot of all sources, with the late events since the previous call.
     ///
     /// # Errors
     /// When all sources have failed.
     pub fn moment(&mut self) -> anyhow::Result<Moment> {
-        let mut moment = Moment::default();
-        for OfSource { feed, gathered, failed, .. } in &mut self.sources {
+        let mut tick = Moment::default();
+        for SourceState { feed, gathered, failed, .. } in &mut self.sources {
             match feed.snapshot() {
                 Ok(snapshot) => {
-                    moment.late += gathered.count();
-                    moment.lost += snapshot.lost.values().sum::<u64>();
-                    moment.lines.extend(gathered.lines(snapshot));
+                    tick.late += gathered.count();
+                    tick.lost += snapshot.lost.values().sum::<u64>();
+                    tick.lines.extend(gathered.lines(snapshot));
                 }
                 Err(error) => *failed = Some(error),
             }
         }
         self.leave_failed()?;
-        moment.problems = std::mem::take(&mut self.problems);
+        tick.problems = std::mem::take(&mut self.problems);
         let mut lost = self.session.take_lost();
         lost.retain(|_, count| *count > 0);
         if !lost.is_empty() {
-            moment.lost += lost.values().sum::<u64>();
-            moment.lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost }));
+            tick.lost += lost.values().sum::<u64>();
+            tick.lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost }));
         }
-        Ok(moment)
+        Ok(tick)
     }
 }
 
-/// What a recording says of a source.
+/// Describes a source for the header of a recording.
 pub fn measured(feed: &Feed, wish: &Wish) -> Measured {
     Measured {
         source: feed.card.name.to_owned(),
@@ -274,7 +281,7 @@ mod tests {
 
     use super::*;
 
-    /// A source that measures so many times.
+    /// A source that fails after this many snapshots.
     struct Measures(&'static Card, u32);
 
     impl Attached for Measures {
@@ -290,22 +297,22 @@ mod tests {
         }
     }
 
-    fn of(card: &'static Card, times: u32) -> OfSource {
+    fn failing_source(card: &'static Card, times: u32) -> SourceState {
         let attached: Box<dyn Attached> = Box::new(Measures(card, times));
         let feed = Feed::new(card, Measuring { backend: "made", fallback_reason: None, attached }, Keep::Nothing);
-        OfSource { feed, began_ns: 0, gathered: LateBuffer::default(), failed: None }
+        SourceState { feed, began_ns: 0, gathered: LateBuffer::default(), failed: None }
     }
 
     #[test]
-    fn a_source_that_fails_does_not_stop_the_others() {
-        let sources = vec![of(&WQ, 1), of(&TIMERLAT, 2)];
+    fn failed_source_does_not_stop_others() {
+        let sources = vec![failing_source(&WQ, 1), failing_source(&TIMERLAT, 2)];
         let mut recorded = Recorded { session: Session::of_several(), sources, problems: Vec::new() };
         recorded.take_late().expect("both are there");
-        let moment = recorded.moment().expect("both are there");
-        assert_eq!((moment.lines.len(), moment.late, moment.problems.len()), (2, 2, 0));
-        let moment = recorded.moment().expect("one is there");
-        assert_eq!(moment.problems, ["wq has failed, and the others go on: its map is gone"]);
-        assert_eq!(moment.lines.len(), 1);
+        let tick = recorded.moment().expect("both are there");
+        assert_eq!((tick.lines.len(), tick.late, tick.problems.len()), (2, 2, 0));
+        let tick = recorded.moment().expect("one is there");
+        assert_eq!(tick.problems, ["wq has failed, and the others go on: its map is gone"]);
+        assert_eq!(tick.lines.len(), 1);
         assert!(recorded.moment().is_err(), "nothing measures any more");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate sqpoll`: what io_uring's submission threads do with their time.
+//! `whylate sqpoll`: what io_uring submission threads spend their time on.
 
 mod sweep;
 
@@ -8,12 +8,12 @@ use whylate_sources::Threads;
 use whylate_sources::sqpoll::SqpollOptions;
 
 use crate::arguments::{Explain, Rank, Record, Schedule, WAITS};
-use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
+use crate::commands::runner::{Keep, Lates, Query, Stream, drive};
 use crate::commands::{Origin, present};
 use crate::output::sqpoll::Text;
 use crate::output::table::terminal_columns;
 
-/// How to get a submission thread to look at.
+/// Advice on how to get a submission thread.
 const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.g. of `whylate inject sqpoll` or of fio's sqthread_poll=1";
 
 /// Whether io_uring's submission threads work, spin, sleep or wait for a CPU
@@ -59,7 +59,7 @@ enum What {
     Sweep(sweep::Arguments),
 }
 
-/// Attaches, prints at each interval, and once more at the end.
+/// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
@@ -78,23 +78,23 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         ..SqpollOptions::default()
     };
     let pid = arguments.pid.map(|pid| pid.to_string());
-    let wanted = Wanted {
+    let query = Query {
         source: &options,
         schedule: arguments.schedule,
-        keep: Keep::of(arguments.schedule, arguments.explain),
+        keep: Keep::for_options(arguments.schedule, arguments.explain),
         late: arguments.explain.why.map(|why_ns| Lates { why_ns: Some(why_ns), ..Lates::default() }),
         only: &|labels| pid.as_ref().is_none_or(|pid| labels.get("pid") == Some(pid)),
     };
-    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
+    let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
     if stream.feed().is_some_and(|feed| feed.source.sees_nothing().is_some()) {
-        let whose = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
-        say!("whylate: {whose} has no io_uring submission thread now: {HOW_TO}");
-        // One may come while somebody waits for it.
+        let owner = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
+        say!("whylate: {owner} has no io_uring submission thread now: {HOW_TO}");
+        // A thread may start during a longer run.
         if !arguments.schedule.lasts() {
             return Ok(());
         }
     }
     let mut text = Text::new(arguments.explain.why.is_some(), arguments.explain.worst.is_some(), terminal_columns())
         .by(arguments.rank.into());
-    drive(stream, &wanted, &mut text, &mut |_| ())
+    drive(stream, &query, &mut text, &mut |_| ())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate timerlat`: how late timers and the threads that they wake are. The command line is that of `rtla timerlat`.
+//! `whylate timerlat`: latency of timers and of the threads that they wake, with the command line of `rtla timerlat`.
 
 mod actions;
 mod events;
@@ -212,16 +212,16 @@ struct Common {
     backend: String,
 }
 
-/// A trace at the end has so many of the worst activations, where nothing else says which ones.
+/// Default number of worst activations in a trace saved at the end.
 const RECORDED_WORST: usize = 10;
 
 #[derive(Clone, Copy, Debug)]
 enum View {
-    /// The table; live, or at the end only.
+    /// The table, live or only at the end.
     Top { is_live: bool },
     /// The histogram.
     Hist { shown: Shown, is_live: bool },
-    /// Nothing but the analysis.
+    /// Only the analysis.
     Analysis,
 }
 
@@ -231,7 +231,7 @@ struct Plan<'a> {
     view: View,
     stop: Stop,
     steps: Option<StepWidth>,
-    /// From which latency on the stack that the timer's interrupt found is shown.
+    /// Latency from which the stack that the timer interrupted is shown, in nanoseconds.
     stack_ns: Option<u64>,
 }
 
@@ -281,7 +281,7 @@ impl Common {
         Stop { irq_ns: self.irq.or(both), thread_ns: self.thread.or(both) }
     }
 
-    /// The file that a trace is saved to when a threshold is hit.
+    /// Returns the file to save a trace to when a threshold is hit.
     fn trace_file(&self) -> Option<PathBuf> {
         self.trace.clone().or_else(|| self.auto.map(|_| TRACE_FILE.into()))
     }
@@ -299,7 +299,7 @@ impl Common {
         self.trace_file().map(Action::Trace).into_iter().chain(self.on_threshold.iter().cloned()).collect()
     }
 
-    /// Whether a trace may be asked for.
+    /// Returns whether a trace may be saved.
     fn saves(&self) -> bool {
         self.on_threshold().iter().any(Action::is_trace) || self.saves_at_end()
     }
@@ -310,7 +310,7 @@ impl Common {
 }
 
 impl Plan<'_> {
-    /// Whether a hit is explained, or saved.
+    /// Returns whether a hit is explained or saved.
     fn analyses(&self) -> bool {
         let common = self.common;
         let has_stop = self.stop.irq_ns.is_some() || self.stop.thread_ns.is_some();
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_subcommand_it_is_top() {
+    fn top_is_default_subcommand() {
         for words in [&["-q", "-p", "500"][..], &["top", "-q", "-p", "500"]] {
             assert_eq!(
                 options(words),
@@ -409,20 +409,20 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_are_each_their_own() {
+    fn irq_and_thread_thresholds_are_independent() {
         assert_eq!(options(&["-i", "7"]).stop, Stop { irq_ns: Some(7_000), thread_ns: None });
         assert_eq!(options(&["-T", "7"]).stop, Stop { irq_ns: None, thread_ns: Some(7_000) });
         let aa_only = options(&["--aa-only", "9"]);
         assert_eq!(aa_only.stop, Stop { irq_ns: Some(9_000), thread_ns: Some(9_000) });
         assert!(aa_only.stacks);
         with(&["--aa-only", "9"], |plan| assert!(matches!(plan.view, View::Analysis)));
-        // Without the analysis nothing is asked of the programs.
+        // Without the analysis, the BPF programs explain nothing.
         let plain = options(&["-T", "7", "--no-aa"]);
         assert_eq!((plain.stop.thread_ns, plain.explain_over_ns), (Some(7_000), None));
     }
 
     #[test]
-    fn what_is_measured_follows_the_options() {
+    fn options_select_what_is_measured() {
         let asked = options(&["-c", "1,3-4", "-P", "r:7", "-s", "9", "--worst", "3", "--why", "12"]);
         assert_eq!((asked.cpus, asked.policy, asked.stacks), (vec![1, 3, 4], Policy::RoundRobin(7), true));
         assert_eq!((asked.explain_worst, asked.explain_over_ns), (Some(3), Some(12_000)));
@@ -466,12 +466,12 @@ mod tests {
         let record = record.expect("a trace is asked for");
         assert_eq!((record.events.len(), record.events[0].filter.as_deref()), (1, Some("a")));
         assert_eq!(record.buffer_kb, Some(64));
-        // Nobody would see what is recorded.
+        // Without an option that saves a trace, nothing is recorded.
         assert_eq!(recorded(&["-e", "sched:sched_switch"]), None);
         for words in [&["-a", "9"][..], &["--on-threshold", "trace", "-T", "9"], &["--on-end", "trace"]] {
             assert!(recorded(words).is_some(), "{words:?}");
         }
-        // Where no cause is asked for, the worst activations are recorded.
+        // Without a threshold, the worst activations are recorded.
         let worst = |words: &[&str]| recorded(words).and_then(|record| record.worst);
         assert_eq!((worst(&["--on-end", "trace"]), worst(&["-t"])), (Some(RECORDED_WORST), None));
         assert_eq!(
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn rejects_invalid_options() {
         let wrong: [&[&str]; 14] = [
             &["--stack-format", "short"],
             &["-A", "2s"],

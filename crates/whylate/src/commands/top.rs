@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate top`: the look as a live screen, or a recording in the same one.
+//! `whylate top`: the overview as a live screen, of this machine or of a recording.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -29,12 +29,12 @@ use crate::top::whose::Whose;
 use crate::values::{bytes, duration_ns, source};
 use whylate_sources::clock;
 
-/// Memory for the past of this machine, and for that of a recording, in bytes.
+/// Default memory for the history, in bytes; `HISTORY_OF_FILE` for a recording.
 const HISTORY: u64 = 64 << 20;
 const HISTORY_OF_FILE: u64 = 1 << 30;
-/// What a recording goes on by while it is played.
+/// Interval between steps while a recording is played.
 const PLAYED_EVERY: Duration = Duration::from_secs(1);
-/// So much is taken in before keys are looked at again.
+/// Maximum number of messages to process before keys are polled again.
 const AT_ONCE: usize = 32;
 
 /// Show what is late and who makes it late, live or recorded
@@ -88,7 +88,7 @@ fn history(text: &str) -> Result<u64, String> {
     is_sensible.then_some(size).ok_or_else(|| "give a size from 1M to 4G".to_owned())
 }
 
-/// Shows the screen until somebody quits it.
+/// Shows the screen until the user quits.
 ///
 /// # Errors
 /// When there is no terminal, nothing can be measured, or the recording cannot be read.
@@ -106,7 +106,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let kept = History::of(usize::try_from(arguments.history.unwrap_or(default)).unwrap_or(usize::MAX));
     let mode = match &recording {
         Some(recording) => {
-            // What is no recording is said where the command was given.
+            // An unreadable recording is reported before the screen opens.
             drop(recording.play()?);
             Mode::Replay(printable(&recording.path.file_name().unwrap_or_default().to_string_lossy()))
         }
@@ -117,7 +117,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if let Some(program) = of {
         state.look_at(Whose::Program(program));
     }
-    // As no-color.org has it.
+    // Follows no-color.org.
     state.has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let mut screen = Screen::open()?;
     let feed = match recording {
@@ -133,12 +133,12 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let outcome = show(&mut screen, &mut state, &mut feed, &mut missing);
     drop(screen);
     drop(feed);
-    // What is missing of a recording is said as by `replay`, where it can be read.
+    // Gaps of a recording are reported after the screen is closed, as by `replay`.
     missing.iter().for_each(|missing| say!("whylate: {missing}"));
     outcome
 }
 
-/// Draws on each event, until somebody quits.
+/// Draws on each event, until the user quits.
 fn show(screen: &mut Screen, state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow::Result<()> {
     let resize = |screen: &Screen, state: &mut State| {
         let (columns, rows) = screen.size().unwrap_or((80, 24));
@@ -147,9 +147,9 @@ fn show(screen: &mut Screen, state: &mut State, feed: &mut Feed, missing: &mut V
     resize(screen, state);
     let (mut played, mut has_more) = (Instant::now(), false);
     loop {
-        // Keys go to what is seen.
+        // Keys apply to what the screen shows.
         state.settle();
-        // A terminal that is gone is told by the next wait.
+        // The next wait reports a closed terminal.
         let _ = screen.draw(state);
         if state.history.newest().is_some() {
             panic_if_asked("screen");
@@ -188,10 +188,10 @@ fn show(screen: &mut Screen, state: &mut State, feed: &mut Feed, missing: &mut V
     }
 }
 
-/// Takes in what the feed has told; true where there may be more.
+/// Processes messages of the feed. Returns whether there may be more.
 ///
 /// # Errors
-/// When it has failed before anything was seen: whoever sees nothing is told below the prompt.
+/// When the feed has failed before the first snapshot; later errors are shown on the screen.
 fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow::Result<bool> {
     for _ in 0..AT_ONCE {
         match feed.take() {
@@ -212,7 +212,7 @@ fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow
     Ok(true)
 }
 
-/// Writes what is shown to a new file, and says so.
+/// Saves the shown span as a recording. Returns the message for the screen.
 fn write(state: &State) -> String {
     let written = record::default_name(&state.header.host).and_then(|path| {
         let path = files::free(path);
@@ -229,7 +229,7 @@ fn write_lines(out: &mut dyn Write, state: &State) -> io::Result<()> {
     let is_live = state.mode == Mode::Live;
     let start_unix_ns = state.shown().next().map_or(0, |moment| moment.start_unix_ns);
     let mut head = vec![Line::Header(Header { start_unix_ns, ..state.header.clone() })];
-    // Those of another machine are in what it recorded.
+    // A recording has the clock lines of its own machine.
     head.extend(is_live.then(|| Line::Clock(about::now())));
     let mut packer = Packer::begin(out, &head)?;
     state.shown_lines().try_for_each(|lines| packer.tick(&lines))?;
@@ -237,7 +237,7 @@ fn write_lines(out: &mut dyn Write, state: &State) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the terminal is told to take UTF-8, as locale(7) has it.
+/// Returns whether the locale has UTF-8 (locale(7)).
 fn is_utf8() -> bool {
     let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
     let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG")).unwrap_or_default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Waiting for the next output, for Ctrl-C, or for the reader of our output to go away.
+//! Waits for the next output, for Ctrl-C, or for a closed standard output.
 
 use std::fs;
 use std::io::{self, Read};
@@ -15,16 +15,16 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 /// Why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Its time had come.
+    /// The time was reached.
     Time,
-    /// Somebody asked us to end.
+    /// A signal, or a stop request of the peer.
     Signal,
-    /// Nobody reads our output any more.
+    /// The reader of standard output is gone.
     OutputClosed,
 }
 
-/// Watches for the signals that ask a program to end. The first one ends the wait; a second one ends the program at
-/// once, in case it cannot get rid of its output.
+/// Watches for SIGINT, SIGTERM and SIGHUP. The first one ends the wait; a second one ends the program at once, in case
+/// its output blocks.
 pub struct Watch {
     signals: UnixStream,
     reads_output: bool,
@@ -48,7 +48,7 @@ impl Watch {
         Ok(Watch { signals, reads_output: true })
     }
 
-    /// Of a command whose output nobody need read.
+    /// Starts watching for signals only, not for a closed standard output.
     ///
     /// # Errors
     /// When the system has no descriptors left.
@@ -56,28 +56,28 @@ impl Watch {
         Ok(Watch { reads_output: false, ..Self::new()? })
     }
 
-    /// Of a thread that is asked to end by whoever has the other end of this.
+    /// Watches for a stop request from the other end of a socket, instead of signals.
     pub fn of(peer: UnixStream) -> Self {
         Watch { signals: peer, reads_output: false }
     }
 
-    /// Waits until then, or for ever.
+    /// Waits until a time, or forever.
     ///
     /// # Errors
-    /// When the kernel refuses to wait.
+    /// When poll(2) fails.
     pub fn until(&self, until: Option<Instant>) -> io::Result<Ended> {
         let stdout = io::stdout();
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-            // Errors of a pipe are reported without being asked for.
+            // poll(2) reports errors of a pipe even without requested events.
             let mut watched = [PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&stdout, PollFlags::empty())];
             let watched = if self.reads_output { &mut watched[..] } else { &mut watched[..1] };
             match poll(watched, timeout.as_ref()) {
                 Ok(0) => return Ok(Ended::Time),
                 Ok(_) if watched[0].revents().contains(PollFlags::IN) => {
                     let mut bytes = [0; 16];
-                    // Only whether there was one matters.
+                    // The bytes do not matter.
                     let _ = (&self.signals).read(&mut bytes);
                     return Ok(Ended::Signal);
                 }
@@ -89,7 +89,7 @@ impl Watch {
     }
 }
 
-/// What asks a program to end. A hang-up of the terminal does not where nohup(1) has it ignored.
+/// Returns the signals to handle: SIGHUP only if it is not ignored, as by nohup(1).
 fn heard() -> impl Iterator<Item = i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -98,10 +98,11 @@ fn heard() -> impl Iterator<Item = i32> {
     [SIGINT, SIGTERM, SIGHUP].into_iter().filter(is_heard)
 }
 
-/// Sets a flag, and tells its number, at the first signal that asks a program to end. A second one ends it at once.
+/// Returns a flag that the first termination signal sets, and the signal's number. A second signal ends the program at
+/// once.
 ///
 /// # Errors
-/// When the system does not let signals be watched.
+/// When a signal handler cannot be installed.
 pub fn stop_at_signal() -> anyhow::Result<(Arc<AtomicBool>, Arc<AtomicUsize>)> {
     let (stop, by) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     for signal in heard() {

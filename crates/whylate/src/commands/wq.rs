@@ -8,7 +8,7 @@ use whylate_sources::symbols;
 use whylate_sources::wq::{By, WqOptions};
 
 use crate::arguments::{Explain, Record, Schedule};
-use crate::commands::runner::{Keep, Lates, Stream, Wanted, drive};
+use crate::commands::runner::{Keep, Lates, Query, Stream, drive};
 use crate::commands::{Origin, Senseless};
 use crate::output::table::terminal_columns;
 use crate::output::wq::shape::{Key, Shape};
@@ -53,7 +53,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// What is printed, and what only measured.
+    /// Returns what is printed.
     pub(crate) fn shown(&self) -> Shown<'_> {
         Shown {
             shape: &self.shape,
@@ -64,12 +64,12 @@ impl Arguments {
         }
     }
 
-    /// True when late items are to be printed.
+    /// Returns whether late items are printed.
     fn lines(&self) -> bool {
         self.slower.is_some() || self.explain.why.is_some()
     }
 
-    /// True when late items and their culprits are all that is to be printed.
+    /// Returns whether only late items and their culprits are printed.
     fn lines_only(&self) -> bool {
         self.lines()
             && !(self.schedule.json
@@ -79,7 +79,7 @@ impl Arguments {
                 || self.schedule.repeats())
     }
 
-    /// Measures no more than what is printed.
+    /// Returns options that measure only what is printed.
     pub(crate) fn options(&self) -> WqOptions {
         let by = match self.shape.key() {
             Some(Key::Handler) => By::Handler,
@@ -102,7 +102,7 @@ impl Arguments {
     }
 }
 
-/// Attaches, prints at each interval, and once more at the end.
+/// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
 /// When the source cannot attach, or the output cannot be written.
@@ -111,17 +111,17 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         return Err(Senseless(anyhow::anyhow!("--by cgroup ranks culprits: give --why with it")).into());
     }
     let late = Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why };
-    let wanted = Wanted {
+    let query = Query {
         source: &arguments.options(),
         schedule: arguments.schedule,
-        keep: Keep::of(arguments.schedule, arguments.explain),
+        keep: Keep::for_options(arguments.schedule, arguments.explain),
         late: arguments.lines().then_some(late),
         only: &|labels| arguments.work.as_ref().is_none_or(|work| labels.get("handler") == Some(work)),
     };
-    let stream = Stream::open(origin, &wanted, arguments.record.output.as_deref())?;
+    let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
     let mut text = Text::new(arguments.shown(), terminal_columns());
     let mut seen_any = false;
-    drive(stream, &wanted, &mut text, &mut |snapshot| {
+    drive(stream, &query, &mut text, &mut |snapshot| {
         seen_any |= !snapshot.total("latency").is_empty();
     })?;
     if let (Some(handler), false) = (&arguments.work, seen_any) {

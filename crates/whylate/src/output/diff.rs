@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What differs between two sides, in a table.
+//! Renders a comparison of two recordings as a table.
 
 use std::io::{self, Write};
 
@@ -11,10 +11,11 @@ use whylate_model::units::{format_ns, printable};
 use super::table::{Table, without_middle};
 use super::why;
 
-/// How many stacks are shown by their own, and how much of each.
+/// Maximum number of rows of stacks.
 const STACKS: usize = 10;
-/// How many rows of bursts are shown.
+/// Maximum number of rows of bursts.
 const BURSTS: usize = 10;
+/// Maximum number of characters of a stack.
 const FRAMES: usize = 90;
 
 pub fn write(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>) -> io::Result<()> {
@@ -31,7 +32,7 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
     if !diff.rows.is_empty() {
         let (stacks, others): (Vec<&Row>, Vec<&Row>) = diff.rows.iter().partition(|row| is_stack(row));
         let shown = if is_all { stacks.len() } else { stacks.len().min(STACKS) };
-        // All of them stay in their order.
+        // With all rows, the order is kept.
         let rows: Vec<&Row> =
             if is_all { diff.rows.iter().collect() } else { [&others[..], &stacks[..shown]].concat() };
         table(&rows, change).write(out, terminal_columns)?;
@@ -63,26 +64,26 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
     }
     diff.not_compared
         .iter()
-        .try_for_each(|told| writeln!(out, "    {:<9} {}", printable(&told.source), printable(&told.reason)))
+        .try_for_each(|item| writeln!(out, "    {:<9} {}", printable(&item.source), printable(&item.reason)))
 }
 
-/// Which file, when, how long, of which machine, and what is missing of it.
+/// Renders a side: file, duration, host, kernel, start, and lost events.
 pub fn heading(about: &About, zone: &TimeZone) -> String {
     let start = match Timestamp::from_nanosecond(about.start_unix_ns.into()) {
         Ok(stamp) => stamp.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string(),
         Err(_) => String::new(),
     };
     let About { name, host, kernel, lost, .. } = about;
-    let mut told = format!("{name}: {} of {host} ({kernel}) from {start} on", format_ns(about.duration_ns));
+    let mut text = format!("{name}: {} of {host} ({kernel}) from {start} on", format_ns(about.duration_ns));
     let events: u64 = lost.values().sum();
     if events > 0 {
         let by_source: Vec<String> = lost.iter().map(|(source, count)| format!("{count} ({source})")).collect();
-        told += &format!("; lost {}: {}", why::counted(events, "event"), by_source.join(", "));
+        text += &format!("; lost {}: {}", why::counted(events, "event"), by_source.join(", "));
     }
-    told
+    text
 }
 
-/// How it was decided what differs.
+/// Writes the statistical test and its parameters.
 pub fn write_test(out: &mut dyn Write, test: &Test) -> io::Result<()> {
     let Test { name, correction, false_share, least_change, block_ns, blocks_before, blocks_after } = test;
     writeln!(
@@ -122,7 +123,7 @@ fn table(rows: &[&Row], change: fn(&Row) -> String) -> Table {
     table
 }
 
-/// Which of its figures a row is of.
+/// Renders the figure of a row, e.g. `latency p99`.
 pub fn figure(row: &Row) -> String {
     match row.distribution.is_empty() {
         true => row.figure.replace('_', " "),
@@ -130,7 +131,7 @@ pub fn figure(row: &Row) -> String {
     }
 }
 
-/// What a row is of.
+/// Renders what a row is about: a culprit, late events, a series or a stack.
 pub fn what(what: &What) -> String {
     match what {
         What::Culprit { kind, who } => why::culprit(*kind, who),
@@ -141,7 +142,7 @@ pub fn what(what: &What) -> String {
     }
 }
 
-/// Three digits.
+/// Renders a number with up to two decimals, fewer for larger numbers.
 fn short(number: f64) -> String {
     match number {
         _ if number == 0.0 || number >= 100.0 => format!("{number:.0}"),
@@ -150,10 +151,10 @@ fn short(number: f64) -> String {
     }
 }
 
-/// A figure of one side.
+/// Renders a figure of one side, with its unit and share; `-` if it is missing.
 pub fn value(measure: &Measure, unit: Unit) -> String {
     let Some(value) = measure.value else { return "-".to_owned() };
-    let told = match unit {
+    let text = match unit {
         Unit::Ns => format_ns(value as u64),
         Unit::NsPerSecond => format!("{}/s", format_ns(value as u64)),
         Unit::PerSecond => format!("{}/s", short(value)),
@@ -161,12 +162,12 @@ pub fn value(measure: &Measure, unit: Unit) -> String {
         Unit::Share => format!("{}%", short(value * 100.0)),
     };
     match measure.share {
-        Some(share) if value > 0.0 => format!("{told} ({}%)", short(share * 100.0)),
-        _ => told,
+        Some(share) if value > 0.0 => format!("{text} ({}%)", short(share * 100.0)),
+        _ => text,
     }
 }
 
-/// What can be said of a row.
+/// Renders the change of a row, or why it has none.
 pub fn change(row: &Row) -> String {
     match row.told {
         Told::NoDifference => return "none".to_owned(),
@@ -177,7 +178,7 @@ pub fn change(row: &Row) -> String {
     change_of_burst(row)
 }
 
-/// By how much the sides are apart, whatever the test says.
+/// Renders by how much the two sides differ, regardless of the test.
 pub fn change_of_burst(row: &Row) -> String {
     match (row.before.value, row.after.value) {
         (None | Some(0.0), _) => "only after".to_owned(),
@@ -278,12 +279,12 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_others_late_comes_first_and_the_test_last() {
+    fn culprits_come_first_and_test_last() {
         insta::assert_snapshot!(written(&diff()));
     }
 
     #[test]
-    fn where_nothing_differs_it_is_said() {
+    fn renders_no_difference() {
         let nothing = Diff { rows: Vec::new(), differ: 0, not_compared: Vec::new(), ..diff() };
         insta::assert_snapshot!(written(&nothing));
         let few = Diff { test: Test { blocks_after: 3, ..nothing.test.clone() }, ..nothing };
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn bursts_that_the_test_cannot_judge_are_told_beside_it() {
+    fn renders_untestable_bursts() {
         let culprit = What::Culprit { kind: CauseKind::Thread, who: "hog".to_owned() };
         let burst = row("", culprit, "delay", "", Unit::NsPerSecond, [(0, 0.0), (100, 37_000_000.0)]);
         let bursts = vec![Row { told: Told::NoDifference, ..burst }];

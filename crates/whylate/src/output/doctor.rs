@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What this kernel can do, for people.
+//! Renders the capabilities of this kernel as text.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use whylate_sources::capabilities::{
 
 use crate::output::pad::Left;
 
-/// Two columns of facts, then a table of the sources.
+/// Writes two columns of facts, then a table of the sources.
 pub fn write(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {
     let mut rows = vec![
         ("kernel", kernel(&found.kernel)),
@@ -66,7 +66,7 @@ fn user(privileges: &Privileges) -> String {
     format!("uid {}{namespace}", privileges.uid)
 }
 
-/// One row for those in effect, and one for each that is missing.
+/// Returns a row of the effective capabilities, and a row for each missing one.
 fn capabilities(privileges: &Privileges) -> Vec<(&'static str, String)> {
     let of = |state: State| privileges.capabilities.iter().filter(move |one| one.state == state);
     let in_effect: Vec<&str> = of(State::Yes).map(|one| one.name).collect();
@@ -116,7 +116,7 @@ fn or_none(text: &str) -> &str {
     if text.is_empty() { "none" } else { text }
 }
 
-/// The fact with the place where it is, or would be.
+/// Renders a fact with its path.
 fn at(fact: &Fact, place: Option<&str>) -> String {
     match (fact.state, place) {
         (State::Yes, Some(place)) if fact.detail.is_empty() => format!("yes, {place}"),
@@ -143,7 +143,7 @@ fn word(state: State) -> &'static str {
     }
 }
 
-/// A row for each source; more rows where there is more than one remark about it.
+/// Writes a row for each remark about a source, and at least one row per source.
 fn sources<'a>(sources: impl Iterator<Item = &'a Readiness>, out: &mut impl Write) -> io::Result<()> {
     let mut rows = vec![("source".to_owned(), "backend".to_owned(), "what would be better".to_owned())];
     for source in sources {
@@ -181,7 +181,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Every kind of answer once.
+    /// Has every kind of answer once.
     pub fn example() -> Capabilities {
         let yes = || Fact::yes("");
         let cpus = |list: &str, count| Some(CpuList { list: list.to_owned(), count: Some(count) });
@@ -292,7 +292,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nothing_ends_in_blanks_and_no_control_character_gets_through() {
+    fn no_trailing_blanks_or_control_characters() {
         let mut out = Vec::new();
         write(&example(), &mut out).expect("memory takes everything");
         let text = String::from_utf8_lossy(&out);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What this kernel can do, for programs: one JSON object on one line.
+//! Renders the capabilities of this kernel as one line of JSON.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use whylate_sources::capabilities::{Capabilities, CpuList, Fact, Readiness, Stat
 
 use super::json::write_line;
 
-/// States are `yes`, `no` or `unknown`; what does not apply or is not known is `null`.
+/// Writes the object. States are `yes`, `no` or `unknown`; inapplicable or unknown values are `null`.
 pub fn write(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {
     write_line(out, &object(found))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What stands below the figures: what was lost, and what measuring cost.
+//! Renders the lines below the figures: lost events, and the run time of the probes.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use whylate_model::sources;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Series, Snapshot};
 
-/// How long an item has to wait or run at the end of an output to be mentioned: shorter ones are on their way.
+/// Minimum age, in nanoseconds, of an item that still waits or runs to be mentioned.
 const STUCK_NS: f64 = 1e6;
 
 /// Writes a line for items that still wait or run, one for lost events, if there are any, and one for the probes' run
@@ -30,7 +30,7 @@ pub fn write(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes what was lost, if anything was, and where that is explained.
+/// Writes the lost events, if any, and the option that explains them.
 pub fn write_lost(out: &mut dyn Write, lost: &[String]) -> io::Result<()> {
     if lost.is_empty() {
         return Ok(());
@@ -38,7 +38,7 @@ pub fn write_lost(out: &mut dyn Write, lost: &[String]) -> io::Result<()> {
     writeln!(out, "lost: {} (see --help-lost)", printable(&lost.join(", ")))
 }
 
-/// Tests find a reason that nobody could look up.
+/// Asserts, in debug builds, that the source's card explains each reason for lost events.
 pub fn are_explained(snapshot: &Snapshot) {
     let card = sources::named(&snapshot.source);
     let is_explained = |reason: &String| card.is_some_and(|card| card.meaning(reason).is_some());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The power-of-two picture of a histogram, in bcc's layout.
+//! Renders a histogram by powers of two, in bcc's layout.
 
 use std::io::{self, Write};
 
@@ -7,12 +7,13 @@ use whylate_model::Histogram;
 
 use crate::output::pad::{Left, Right};
 
-/// Columns that the fullest row's stars take.
+/// Number of stars of the fullest row.
 const STARS: u64 = 40;
 /// Rows above this power of two need wider columns.
 const NARROW_POWERS: usize = 32;
 
-/// Writes rows from 0 to the highest one with a count, each twice as wide as the last; nothing for an empty histogram.
+/// Writes rows from 0 to the highest one with a count, each twice as wide as the previous. Writes nothing for an empty
+/// histogram.
 pub fn write(out: &mut dyn Write, histogram: &Histogram) -> io::Result<()> {
     let rows = rows(histogram);
     let Some(&fullest) = rows.iter().max() else {
@@ -37,9 +38,9 @@ pub fn write(out: &mut dyn Write, histogram: &Histogram) -> io::Result<()> {
     Ok(())
 }
 
-/// Counts by power of two of microseconds: row 0 has 0 and 1, row n has 2^n to 2^(n+1) - 1.
+/// Returns counts by power of two of microseconds: row 0 has 0 and 1, row n has 2^n to 2^(n+1) - 1.
 ///
-/// A bucket that a bound cuts (one in eight, at most 2.4 % wide beyond the bound) goes to the row that has its middle.
+/// A bucket across a bound (one in eight, at most 2.4 % beyond the bound) counts in the row of its middle.
 fn rows(histogram: &Histogram) -> Vec<u64> {
     let mut rows = Vec::new();
     for (range, count) in histogram.iter() {
@@ -63,7 +64,7 @@ mod tests {
         String::from_utf8(out).expect("text")
     }
 
-    /// `count` values in the middle of each row.
+    /// Returns a histogram with `counts[n]` values in the middle of row n.
     fn filled(counts: &[u64]) -> Histogram {
         let values = counts.iter().enumerate().flat_map(|(power, &count)| {
             let middle_ns = 1_500 << power;
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_drawn_of_nothing() {
+    fn empty_histogram_renders_nothing() {
         assert_eq!(drawn(&Histogram::default()), "");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One JSON object a line.
+//! Writes JSON lines.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ use whylate_model::{LateEvent, Snapshot};
 use super::Output;
 use super::footer::are_explained;
 
-/// Writes an object on a line. Everything printed as JSON goes through here, so that no name has an effect on a terminal.
+/// Writes an object on a line. All JSON is written by this function, which escapes control characters for terminals.
 pub fn write_line<W: Write + ?Sized>(out: &mut W, object: &impl Serialize) -> io::Result<()> {
     object.serialize(&mut serde_json::Serializer::with_formatter(&mut *out, Printable))?;
     writeln!(out)
@@ -23,7 +23,7 @@ struct Printable;
 
 impl Formatter for Printable {
     fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
-        // serde has escaped those of ASCII but DEL, and most fragments have no others.
+        // serde has escaped ASCII control characters except DEL, and most fragments have no others.
         if fragment.bytes().all(|byte| byte < 0x7f) {
             return CompactFormatter.write_string_fragment(writer, fragment);
         }
@@ -43,7 +43,7 @@ impl Formatter for Printable {
     }
 }
 
-/// Each snapshot on a line of its own.
+/// Output that writes each snapshot as a line of JSON, and no late events.
 #[derive(Debug)]
 pub struct JsonLines;
 
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_printable_is_escaped_and_read_as_it_was() {
+    fn escaped_control_characters_round_trip() {
         let name: String =
             (0..=0xa1).chain(0x2000..0x2070).chain(0xe0000..0xe0080).filter_map(char::from_u32).collect();
         let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);

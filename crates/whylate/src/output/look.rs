@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One screen: what was late on this machine, what made it late, and where to look next.
+//! Renders the overview: what was late on this machine, the culprits, and the commands to run next.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -17,11 +17,11 @@ use super::table::Table;
 use super::why;
 use super::{footer, path};
 
-/// How many threads are shown that are still asleep.
-const SLEEPERS: usize = 3;
-/// How many culprits are shown.
-const CULPRITS: usize = 8;
-/// Of their delays in all, in percent; those below are summed up.
+/// Maximum number of threads in uninterruptible sleep that are shown per source.
+const MAX_SLEEPERS: usize = 3;
+/// Maximum number of culprits with a line of their own.
+const MAX_CULPRITS: usize = 8;
+/// Culprits below this percentage of the total delay are merged into one line.
 const SMALL_PERCENT: f64 = 0.5;
 
 pub fn write(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>) -> io::Result<()> {
@@ -47,7 +47,7 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
             writeln!(out, "\n{heading} (`whylate doctor` shows what the kernel lacks):")?;
         }
         of.iter()
-            .try_for_each(|told| writeln!(out, "    {:<9} {}", printable(&told.source), printable(&told.reason)))?;
+            .try_for_each(|item| writeln!(out, "    {:<9} {}", printable(&item.source), printable(&item.reason)))?;
     }
     writeln!(out)?;
     let late: Vec<&Row<'_>> = rows.iter().filter(|row| row.is_late).collect();
@@ -58,7 +58,7 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
     late.iter().try_for_each(|row| writeln!(out, "    {}", printable(row.shown().next)))
 }
 
-/// Nothing of what was judged was late, which says nothing of the rest.
+/// Writes that nothing was late, and the commands for what the overview does not cover.
 fn write_not_judged(out: &mut dyn Write, unmeasured: &[Unmeasured], has_long_waits: bool) -> io::Result<()> {
     let nothing = if has_long_waits { "None of this counts as late" } else { "Nothing above was late" };
     writeln!(out, "{nothing}. For what this look does not cover:")?;
@@ -70,23 +70,23 @@ fn write_not_judged(out: &mut dyn Write, unmeasured: &[Unmeasured], has_long_wai
     Ok(())
 }
 
-/// One thing that a source judges.
+/// A row: one thing that a source compares with a threshold.
 struct Row<'a> {
     source: &'a Headline,
     of: Of<'a>,
     is_late: bool,
 }
 
-/// Which of a source's limits a row is of.
+/// Which threshold of a source a row is about.
 #[derive(Clone, Copy)]
 enum Of<'a> {
     Figures,
-    /// Late events, where they are not what the figures are of.
+    /// Late events, if they are about something else than the figures.
     Events(&'a LateOf),
     HeldUp(&'a HeldUp),
 }
 
-/// What the figures are of, and what else is judged.
+/// Returns the rows of a source: its figures, its late events, and its waits for other threads.
 fn rows_of(source: &Headline) -> impl Iterator<Item = Row<'_>> {
     let late_of = source.late_of.as_ref();
     let is_late = match late_of {
@@ -99,7 +99,7 @@ fn rows_of(source: &Headline) -> impl Iterator<Item = Row<'_>> {
     std::iter::once(Row { source, of: Of::Figures, is_late }).chain(events).chain(held_up)
 }
 
-/// One thing that a source judges, as it is shown. What is not known is `None`.
+/// A row as it is rendered. Unknown figures are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown<'a> {
     pub source: &'a str,
@@ -111,16 +111,16 @@ pub struct Shown<'a> {
     pub late_from_ns: u64,
     pub late: Option<u64>,
     pub of: Cow<'a, str>,
-    /// The command that tells more.
+    /// The command with more details.
     pub next: &'a str,
 }
 
-/// What all sources of a look judge, in the order in which it is shown.
+/// Returns the rows of all sources, in the order of the screen.
 pub fn shown(look: &Look) -> impl Iterator<Item = Shown<'_>> {
     look.sources.iter().flat_map(rows_of).map(|row| row.shown())
 }
 
-/// What a source's figures are of, or what else there is to say of it; with the thread that is late at the end.
+/// Describes what a source's figures are about: its remark, or what it measures with the longest sleeper first.
 pub fn of_figures(source: &Headline) -> Cow<'_, str> {
     match source.sleepers.first() {
         _ if !source.remark.is_empty() => source.remark.as_str().into(),
@@ -129,7 +129,7 @@ pub fn of_figures(source: &Headline) -> Cow<'_, str> {
     }
 }
 
-/// What a verdict is called.
+/// Renders a verdict.
 pub fn verdict(is_late: bool) -> &'static str {
     if is_late { "LATE" } else { "normal" }
 }
@@ -154,7 +154,7 @@ impl<'a> Row<'a> {
             Of::Figures => Shown {
                 source: &source.source,
                 is_late,
-                // A source without figures counts what is late alone.
+                // A source without figures only counts late events.
                 count: (!source.of.is_empty()).then_some(source.count),
                 p50_ns: figure(source.p50_ns),
                 p99_ns: figure(source.p99_ns),
@@ -162,7 +162,7 @@ impl<'a> Row<'a> {
                 late_from_ns: source.late_from_ns,
                 late: match (is_late, source.late) {
                     (false, _) => Some(0),
-                    // Sources that explain nothing count none.
+                    // Sources without explanations count no late events.
                     (true, _) if source.late_of.is_some() => Some(source.late_figures).filter(|&late| late > 0),
                     (true, late) => (late > 0).then_some(late),
                 },
@@ -217,10 +217,10 @@ fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> 
     if event.path.is_empty() { why::write_causes(out, event) } else { path::write_wait(out, &event.path, 4) }
 }
 
-/// Threads that are still asleep.
+/// Writes the threads that are still in uninterruptible sleep.
 fn write_sleepers(out: &mut dyn Write, look: &Look, source: &Headline, zone: &TimeZone) -> io::Result<()> {
     let at = moment(look.start_unix_ns.saturating_add(look.duration_ns), zone);
-    for Sleeper { who, process, asleep_ns, waits_in, class } in source.sleepers.iter().take(SLEEPERS) {
+    for Sleeper { who, process, asleep_ns, waits_in, class } in source.sleepers.iter().take(MAX_SLEEPERS) {
         let (who, asleep) = (printable(who), format_ns(*asleep_ns));
         let of = process.as_deref().map_or_else(String::new, |of| format!(" of {}", printable(of)));
         let place = waits_in.as_deref().map_or_else(String::new, |place| format!(" in {}", printable(place)));
@@ -241,7 +241,7 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
     writeln!(out, "\nWho made others late, {} in all:", format_ns(all_ns))?;
     rest.map_or(Ok(()), |rest| writeln!(out, "    {rest}"))?;
     let is_shown = |culprit: &&Culprit| percent(culprit.total_ns) >= SMALL_PERCENT;
-    let shown = culprits.iter().take(CULPRITS).take_while(is_shown).count();
+    let shown = culprits.iter().take(MAX_CULPRITS).take_while(is_shown).count();
     let (shown, rest) = culprits.split_at(shown);
     for culprit in shown {
         writeln!(
@@ -262,17 +262,18 @@ fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
     Ok(())
 }
 
-/// Whom somebody delayed, how often and for how long.
+/// Renders the victims of a culprit per source: how often they were delayed, in total, and the worst delay.
 pub fn victims(culprit: &Culprit) -> String {
-    let told = culprit.victims.iter().map(|victims| {
+    let each = culprit.victims.iter().map(|victims| {
         let times = if victims.events == 1 { "once".to_owned() } else { format!("{} times", victims.events) };
         let (total, worst) = (format_ns(victims.total_ns), format_ns(victims.worst_ns));
         format!("{} {times} by {total} (worst {worst})", victims.source)
     });
-    told.collect::<Vec<_>>().join(", ")
+    each.collect::<Vec<_>>().join(", ")
 }
 
-/// Long waits that are not late, as whoever was waited for slept: only its user knows whether that was meant so.
+/// Writes long waits for threads that slept on a timer themselves, and returns their number. They do not count as late:
+/// they may be by design.
 fn write_for_sleepers(out: &mut dyn Write, look: &Look) -> io::Result<usize> {
     let held_up = look.sources.iter().filter_map(|source| source.held_up.as_ref());
     let mut written = 0;
@@ -330,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_screen_tells_what_was_late_who_did_it_and_where_to_look_next() {
+    fn renders_late_events_culprits_and_next_commands() {
         let culprit = |kind, who: &str, total_ns| Culprit {
             kind,
             who: who.to_owned(),
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ranking_of_a_part_says_so() {
+    fn ranking_has_explained_share() {
         let culprit = Culprit {
             kind: CauseKind::Thread,
             who: "hog:7".to_owned(),
@@ -383,13 +384,13 @@ mod tests {
         let mut wq = headline("wq", true);
         wq.unexplained = Unexplained { events: 40, total_ns: 3_000_000 };
         let look = Look { sources: vec![wq], culprits: vec![culprit], ..Look::default() };
-        let told = "Who made others late, 1.00ms in all:\n    That is 25.0% of the late time: 40 late events more (3.00ms in all) \
+        let expected = "Who made others late, 1.00ms in all:\n    That is 25.0% of the late time: 40 late events more (3.00ms in all) \
                     came too fast to be explained.\n";
-        assert!(screen(&look).contains(told), "{}", screen(&look));
+        assert!(screen(&look).contains(expected), "{}", screen(&look));
     }
 
     #[test]
-    fn a_screen_of_a_machine_that_is_not_late_says_of_what() {
+    fn renders_machine_that_is_not_late() {
         let mut nothing = headline("irqsoff", false);
         (nothing.count, nothing.lost) = (0, std::collections::BTreeMap::new());
         let unmeasured = vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }];
@@ -397,7 +398,7 @@ mod tests {
         insta::assert_snapshot!(screen(&Look { host: "web1".to_owned(), sources, unmeasured, ..Look::default() }));
     }
 
-    /// So many threads were in uninterruptible sleep for 20 s, and so many waited for a CPU for long.
+    /// `stuck` threads in uninterruptible sleep for 20 s, and `waits` long run-queue waits.
     fn offcpu(stuck: u64, waits: u64) -> Headline {
         let max_ns = if waits > 0 { 95_000_000 } else { 0 };
         let late_of = Some(LateOf {
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_others_is_followed() {
+    fn renders_wait_chain() {
         let mut source = offcpu(0, 0);
         let held_up = source.held_up.as_mut().expect("it follows waits");
         (held_up.late, held_up.late_ns, held_up.max_ns) = (3, 700_000_000, 240_000_000);
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_threads_that_slept_are_told_beside_what_is_late() {
+    fn renders_waits_for_sleepers_separately() {
         let mut source = offcpu(0, 0);
         let held_up = source.held_up.as_mut().expect("it follows waits");
         let pair = |who: &str, waits, ms: u64| ForSleeper {
@@ -467,16 +468,16 @@ mod tests {
         };
         held_up.for_sleepers = vec![pair("client:7", 12, 1_800), pair("client:9", 1, 150)];
         let text = screen(&Look { sources: vec![source], ..Look::default() });
-        let told = "\nWaits of 100ms or longer for a thread that waited for a timer itself (a sleep or a timeout), maybe by design:
+        let expected = "\nWaits of 100ms or longer for a thread that waited for a timer itself (a sleep or a timeout), maybe by design:
     client:7 waited for peer?[2J:8 12 times, 1.80s in all
     client:9 waited for peer?[2J:8 once, 150ms in all
 
 None of this counts as late.";
-        assert!(text.contains(told), "{text}");
+        assert!(text.contains(expected), "{text}");
     }
 
     #[test]
-    fn a_thread_that_is_still_asleep_is_named() {
+    fn names_thread_in_uninterruptible_sleep() {
         let sleeper = |who: &str, process: Option<&str>| Sleeper {
             who: who.to_owned(),
             process: process.map(str::to_owned),
@@ -493,17 +494,17 @@ None of this counts as late.";
         let worst = "The worst:\n00:00:07.000000 offcpu 5.21s mem-waiter:71 of app?[2J:70 in mem_cgroup_oom_synchronize \
                      (memory), still in uninterruptible sleep\n00:00:07.000000 offcpu 5.21s alone:80 in ";
         assert!(text.contains(worst), "{text}");
-        let told: Look =
+        let parsed: Look =
             serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
-        assert_eq!(told.sources[0].sleepers, look.sources[0].sleepers);
+        assert_eq!(parsed.sources[0].sleepers, look.sources[0].sleepers);
     }
 
     #[test]
-    fn each_row_has_one_limit_and_what_is_late_by_it() {
+    fn each_row_has_threshold_and_late_count() {
         let look = |source| Look { sources: vec![source], ..Look::default() };
         let (waits, both) = (screen(&look(offcpu(0, 69))), screen(&look(offcpu(2, 69))));
         insta::assert_snapshot!(format!("{waits}\n{both}"));
-        // What it has no figures of, it has not counted.
+        // A source without figures has no count.
         let sqpoll = Headline {
             of: String::new(),
             count: 0,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `--help-lost`: a line for each reason in `lost`.
+//! Renders `--help-lost`: a line for each reason in `lost`.
 
 use std::io::{self, Write};
 
@@ -7,7 +7,7 @@ use whylate_model::Card;
 
 use crate::output::pad::Left;
 
-/// Explains the reasons of each of these sources.
+/// Writes the reasons for lost events of these sources.
 pub fn write(out: &mut dyn Write, cards: &[&Card]) -> io::Result<()> {
     writeln!(out, "Lost events could not be counted, for one of these reasons:")?;
     for card in cards {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From snapshots to what people and programs read.
+//! Renders snapshots and late events as text and JSON.
 
 pub mod block;
 pub mod diff;
@@ -30,12 +30,12 @@ use std::io::{self, Write};
 
 use whylate_model::{LateEvent, Snapshot};
 
-/// Shows what a source yields, as it comes. Whoever drives the source flushes.
+/// Sink of a source's late events and snapshots, as they arrive. The caller flushes the writer.
 pub trait Output {
-    /// Writes what comes before the first figures.
+    /// Writes the heading.
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
 
-    /// Takes a late event as it happens.
+    /// Receives a late event as it arrives.
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()>;
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()>;

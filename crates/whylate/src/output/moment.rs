@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! When something happened, for people: where a clock on the wall shows it. JSON has the date too, and UTC.
+//! Renders a timestamp for text output: local time of day. JSON has date and UTC.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-/// The time of day in `zone`, to the microsecond.
+/// Renders the time of day in `zone`, to the microsecond.
 pub fn moment(unix_ns: u64, zone: &TimeZone) -> String {
     match Timestamp::from_nanosecond(unix_ns.into()) {
         Ok(stamp) => stamp.to_zoned(zone.clone()).strftime("%H:%M:%S%.6f").to_string(),
@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_moment_is_of_the_zone() {
+    fn time_of_day_is_in_zone() {
         let at_unix_ns = 1_795_252_440_123_456_789;
         assert_eq!(moment(at_unix_ns, &TimeZone::UTC), "09:14:00.123456");
         let zone = TimeZone::fixed(jiff::tz::offset(2));

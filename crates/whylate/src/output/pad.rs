@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Alignment of text of any length: widths of the standard library's formatting end at 65,535, and beyond that it panics.
+//! Aligns text of any length: the standard library's formatting panics at widths above 65,535.
 
 use std::fmt::{self, Display, Formatter};
 
-/// A number of spaces.
+/// This number of spaces.
 pub struct Spaces(pub usize);
 
 impl Display for Spaces {
@@ -59,7 +59,7 @@ mod tests {
         each.filter(|path| path.extension().is_some_and(|end| end == "rs")).collect()
     }
 
-    /// Whether a string has a width that is an argument, such as `{name:>width$}` or `{:1$}`. A precision is none.
+    /// Returns whether a line has a format with a width argument, such as `{name:>width$}` or `{:1$}`, not a precision.
     fn has_width_of_data(line: &str) -> bool {
         line.split('{').skip(1).filter_map(|rest| rest.split('}').next()).any(|format| {
             let width = format.split_once(':').map_or("", |(_, format)| format.split('.').next().unwrap_or(""));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn no_width_is_left_to_the_standard_library() {
+    fn no_format_has_width_argument() {
         for format in ["{name:>width$}", "{:indent$}{}", "{:1$}", "|{bar:<rest$}|", "{:*^at$}", "{a:width$.digits$}"] {
             assert!(has_width_of_data(format), "{format}");
         }

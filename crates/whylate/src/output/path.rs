@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A path as an outline: who was waited for, what that one did, and for whom it waited in turn.
+//! Renders a path as an outline: what ended a wait, what that actor did, and what it waited for in turn.
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -13,28 +13,28 @@ use whylate_model::wait::Stop;
 
 use crate::output::pad::Spaces;
 
-/// Parts of less than this share of the whole are summed up, where there are several.
+/// Parts below this share of the total are merged into one line, if there are several.
 const SMALL_PERCENT: f64 = 1.0;
-/// Waits within waits are shown so deep.
-pub const DEEPEST: usize = 12;
+/// Maximum depth of nested waits that are shown.
+pub const MAX_DEPTH: usize = 12;
 
 /// A line of an outline.
 #[derive(Debug)]
-struct Part {
+struct OutlinePart {
     ns: u64,
     text: String,
-    /// Of a wait: who waited, and in what.
+    /// For a wait: the waiter, and what it waited in.
     wait: Option<(String, Option<String>)>,
-    within: Vec<Part>,
+    within: Vec<OutlinePart>,
 }
 
-/// Writes a path, of which each line is a part of the line that it stands below.
+/// Writes a path; each line is a part of the less indented line above.
 pub fn write(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> io::Result<()> {
     let total_ns = path.iter().map(|segment| segment.ns).sum();
     write_parts(out, &parts_of(path, 0), total_ns, indent, 0)
 }
 
-/// The same of one wait: who waited, and in what, stands above already.
+/// Writes the path of one wait, without the line of the outermost wait, which the caller has written.
 pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> io::Result<()> {
     let total_ns = path.iter().map(|segment| segment.ns).sum();
     let is_wait = path.iter().any(|segment| segment.depth > 0);
@@ -49,8 +49,8 @@ pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> i
     write_parts(out, &parts, total_ns, indent, 0)
 }
 
-/// Parts at a depth, those that are alike together, the longest first.
-fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
+/// Returns the parts at a depth, longest first. Merges equal parts.
+fn parts_of(path: &[PathSegment], depth: u32) -> Vec<OutlinePart> {
     let mut own: Vec<(&PathSegment, u64)> = Vec::new();
     let mut waits: Vec<(&PathSegment, Vec<PathSegment>)> = Vec::new();
     for piece in pieces(path, depth) {
@@ -59,7 +59,7 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
                 Some(at) => waits[at].1.extend_from_slice(within),
                 None => waits.push((outer, within.to_vec())),
             },
-            // It tells whose wait this is, and nothing else.
+            // An empty segment only names the waiter.
             Piece::Own(segment) if segment.ns == 0 => {}
             Piece::Own(segment) => {
                 let is_like = |(other, _): &(&PathSegment, u64)| {
@@ -72,28 +72,28 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<Part> {
             }
         }
     }
-    let mut parts: Vec<Part> = Vec::new();
+    let mut parts: Vec<OutlinePart> = Vec::new();
     for (segment, ns) in own {
-        // Whoever could run is told once.
+        // Run-queue waits of one thread are grouped below one line.
         let Some((ready, behind)) = behind(segment) else {
-            parts.push(Part { ns, text: what(segment), wait: None, within: Vec::new() });
+            parts.push(OutlinePart { ns, text: what(segment), wait: None, within: Vec::new() });
             continue;
         };
         let text = format!("{ready} waited for a CPU:");
-        let part = Part { ns, text: behind, wait: None, within: Vec::new() };
+        let part = OutlinePart { ns, text: behind, wait: None, within: Vec::new() };
         match parts.iter_mut().find(|part| part.text == text) {
             Some(wait) => {
                 wait.ns += ns;
                 wait.within.push(part);
             }
-            None => parts.push(Part { ns, text, wait: None, within: vec![part] }),
+            None => parts.push(OutlinePart { ns, text, wait: None, within: vec![part] }),
         }
     }
     parts.iter_mut().for_each(|part| part.within.sort_by_key(|part| Reverse(part.ns)));
     parts.extend(waits.into_iter().map(|(outer, inner)| {
         let waiter = outer.waiter.as_deref().unwrap_or("a thread");
         let wait = wait_of(outer);
-        Part {
+        OutlinePart {
             ns: inner.iter().map(|segment| segment.ns).sum(),
             text: format!("{} {}:", printable(waiter), waited(outer)),
             within: without_repetition(&wait, parts_of(&inner, depth + 1)),
@@ -108,15 +108,14 @@ fn wait_of(segment: &PathSegment) -> (String, Option<String>) {
     (segment.waiter.clone().unwrap_or_default(), segment.via.clone())
 }
 
-/// Of threads that are told together: where one waits for another one of them, in the same system call as far as that is
-/// known, and that one for a third, this is one wait, with what all of them end in. Otherwise a queue of sixteen that
-/// wait for one lock would be sixteen lines deep.
-fn without_repetition(outer: &(String, Option<String>), parts: Vec<Part>) -> Vec<Part> {
+/// Flattens waits of threads of one name for one another, in the same system call as far as known. Otherwise a queue of
+/// 16 such threads for one lock would be 16 lines deep.
+fn without_repetition(outer: &(String, Option<String>), parts: Vec<OutlinePart>) -> Vec<OutlinePart> {
     let (waiter, via) = outer;
     if waiter.is_empty() || without_number(waiter) != waiter {
         return parts;
     }
-    let mut kept: Vec<Part> = Vec::new();
+    let mut kept: Vec<OutlinePart> = Vec::new();
     for part in parts {
         match &part.wait {
             Some((inner, inner_via)) if inner == waiter && (inner_via.is_none() || inner_via == via) => {
@@ -129,8 +128,8 @@ fn without_repetition(outer: &(String, Option<String>), parts: Vec<Part>) -> Vec
     kept
 }
 
-/// Adds a part to those of the same words.
-fn merge(parts: &mut Vec<Part>, part: Part) {
+/// Merges a part into the one with the same text, or appends it.
+fn merge(parts: &mut Vec<OutlinePart>, part: OutlinePart) {
     match parts.iter_mut().find(|other| other.text == part.text) {
         Some(other) => {
             other.ns += part.ns;
@@ -141,7 +140,13 @@ fn merge(parts: &mut Vec<Part>, part: Part) {
     }
 }
 
-fn write_parts(out: &mut dyn Write, parts: &[Part], total_ns: u64, indent: usize, depth: usize) -> io::Result<()> {
+fn write_parts(
+    out: &mut dyn Write,
+    parts: &[OutlinePart],
+    total_ns: u64,
+    indent: usize,
+    depth: usize,
+) -> io::Result<()> {
     let percent = |ns: u64| ns as f64 * 100.0 / total_ns.max(1) as f64;
     let line = |out: &mut dyn Write, ns: u64, text: &str| {
         let (indent, deeper) = (Spaces(indent), Spaces(2 * depth));
@@ -150,7 +155,7 @@ fn write_parts(out: &mut dyn Write, parts: &[Part], total_ns: u64, indent: usize
     let shown = parts.partition_point(|part| percent(part.ns) >= SMALL_PERCENT);
     let (shown, small) = if parts.len() - shown > 1 { parts.split_at(shown) } else { (parts, &[][..]) };
     for part in shown {
-        // A wait for one thing alone takes one line.
+        // A wait with a single cause takes one line.
         if let [only] = &part.within[..]
             && only.within.is_empty()
         {
@@ -158,7 +163,7 @@ fn write_parts(out: &mut dyn Write, parts: &[Part], total_ns: u64, indent: usize
             continue;
         }
         line(out, part.ns, &part.text)?;
-        if depth < DEEPEST {
+        if depth < MAX_DEPTH {
             write_parts(out, &part.within, total_ns, indent, depth + 1)?;
         }
     }
@@ -169,7 +174,7 @@ fn write_parts(out: &mut dyn Write, parts: &[Part], total_ns: u64, indent: usize
     Ok(())
 }
 
-/// Which thread could run, and who had its CPU, in a clause.
+/// Renders a run-queue wait: the waiting thread, and what occupied its CPU. `None` for other segments.
 fn behind(segment: &PathSegment) -> Option<(String, String)> {
     let who = printable(&segment.who);
     let clause = match segment.kind {
@@ -185,24 +190,24 @@ fn behind(segment: &PathSegment) -> Option<(String, String)> {
         CauseKind::Steal => "while the hypervisor ran something else".to_owned(),
         _ => format!("unknown: {who}"),
     };
-    // Small parts that were summed up have lost who waited.
+    // Merged small segments have no waiter.
     segment.is_ready().then(|| (printable(segment.ready.as_deref().unwrap_or("threads")), clause))
 }
 
-/// What happened in a part of a path, in a clause.
+/// Renders a segment of a path.
 pub fn what(segment: &PathSegment) -> String {
     let (who, clauses) = who_and_what(segment);
     who.into_iter().chain(clauses).collect::<Vec<_>>().join(" ")
 }
 
-/// What happened, and in whose wait.
+/// Renders a segment of a path with the wait that it is part of.
 pub fn what_in_whose_wait(segment: &PathSegment) -> String {
     let waiter = segment.waiter.as_deref().filter(|_| segment.depth > 0);
     let within = waiter.map(|waiter| format!(" (while {} {})", printable(waiter), waited(segment)));
     format!("{}{}", what(segment), within.unwrap_or_default())
 }
 
-/// The same in its parts: the thread whose part it is, where it is one's, and what happened to it, the widest first.
+/// Renders a segment in pieces: the thread, if it belongs to one, and clauses, the most general first.
 pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
     if let Some((ready, behind)) = behind(segment) {
         return (Some(ready), vec!["waited for a CPU".to_owned(), behind]);
@@ -231,7 +236,7 @@ pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
     (None, vec![clause])
 }
 
-/// What ended a time in which a thread was stopped, or who keeps it stopped.
+/// Renders who stopped a thread, or what let it continue.
 fn stopped(segment: &PathSegment, who: &str) -> String {
     match segment.stop {
         Some(stop) if who == stop.who() => "by whom is not known".to_owned(),
@@ -241,12 +246,12 @@ fn stopped(segment: &PathSegment, who: &str) -> String {
     }
 }
 
-/// What had stopped the thread whose wait the path is of, if anything did.
+/// Returns how the waiter of the path was stopped, if it was.
 pub fn stop_of(path: &[PathSegment]) -> Option<Stop> {
     path.iter().find(|segment| segment.depth == 1)?.stop
 }
 
-/// In what the thread waited whose wait it is a part of, or what that thread was, to stand behind its name.
+/// Renders what the waiter waited in, or how it was stopped; follows the waiter's name.
 pub fn waited(segment: &PathSegment) -> String {
     match (segment.stop, &segment.via) {
         (Some(stop), _) => format!("was {}", stop.words()),
@@ -255,7 +260,7 @@ pub fn waited(segment: &PathSegment) -> String {
     }
 }
 
-/// The same with names alone, and without its stack: each of a build's compilers is a compiler.
+/// Strips TIDs, stacks, timers and cgroups from a segment, so that e.g. all compilers of a build are merged.
 pub fn of_name(segment: &PathSegment) -> PathSegment {
     let plain = PathSegment {
         timer: None,
@@ -303,14 +308,14 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_a_cpu_is_told_as_one_also_where_it_is_not_known_whose() {
+    fn renders_run_queue_wait_of_unknown_thread() {
         let of = |kind| what(&PathSegment { kind, who: "bully".to_owned(), ..PathSegment::default() });
         assert_eq!(of(CauseKind::Thread), "threads waited for a CPU behind bully");
         assert_eq!(of(CauseKind::Irq), "interrupt bully ran");
     }
 
     #[test]
-    fn what_is_not_known_more_closely_has_words_of_its_own() {
+    fn renders_unspecific_causes() {
         let of = |kind, who: &str| what(&PathSegment { kind, who: who.to_owned(), ..PathSegment::default() });
         assert_eq!(of(CauseKind::Timer, "timer"), "until a timer expired");
         assert_eq!(of(CauseKind::Timer, "TCP retransmission"), "until a timer expired (TCP retransmission)");
@@ -322,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn who_let_a_stopped_thread_go_on_is_told() {
+    fn renders_who_continued_stopped_thread() {
         let text = |stop: Stop, who: &str| {
             let via = Some(stop.words());
             let part = segment(5, CauseKind::Stopped, who, 1, Some("napper:7"), via);
@@ -330,19 +335,19 @@ mod tests {
             write(&mut out, &[PathSegment { stop: Some(stop), ..part }], 0).expect("a vector takes everything");
             String::from_utf8(out).expect("text").split("  ").last().unwrap_or_default().trim().to_owned()
         };
-        for (stop, who, told) in [
+        for (stop, who, expected) in [
             (Stop::Signal, "bash:9", "napper:7 was stopped by a signal: until bash:9 let it go on"),
             (Stop::Signal, "signal", "napper:7 was stopped by a signal: by whom is not known"),
             (Stop::Tracer, "gdb:9", "napper:7 was stopped by a tracer: by gdb:9"),
             (Stop::Freezer, "runc:9", "napper:7 was frozen: until runc:9 thawed it"),
         ] {
-            assert_eq!(text(stop, who), told);
+            assert_eq!(text(stop, who), expected);
             assert_eq!(stop_of(&[PathSegment { stop: Some(stop), depth: 1, ..PathSegment::default() }]), Some(stop));
         }
     }
 
     #[test]
-    fn each_line_is_a_part_of_the_one_it_stands_below() {
+    fn each_line_is_part_of_outer_line() {
         use CauseKind::{Disk, Running, Softirq, Thread, Unknown};
         let client = (Some("client:4710"), Some("futex"));
         let server = (Some("server:4711"), Some("fdatasync"));
@@ -364,11 +369,11 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_of_threads_that_are_told_together_is_one_wait() {
+    fn merges_lock_queue_of_threads_with_one_name() {
         use CauseKind::{Disk, Running};
         let of = |ms, kind, who, depth, waiter, via| segment(ms, kind, who, depth, Some(waiter), via);
         let futex = Some("futex");
-        // Whichever of them had the lock waited for it before, or for the disk; of one, it is not known in what.
+        // Each lock holder waited for the lock itself before, or for the disk. One wait has no system call.
         let queue = |server| {
             vec![
                 of(1, Disk, "vda", 4, server, Some("fsync")),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How long each process of a command was on its path: what it did itself, and what it waited for.
+//! Renders the processes on the path of a command as a tree: how long each worked and waited.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -13,24 +13,24 @@ use whylate_model::units::{format_ns, printable};
 
 use crate::output::pad::Spaces;
 
-/// Rows for what is no thread's, and for parts of threads that were summed up.
+/// Rows for segments that belong to no thread, and for merged segments.
 const OTHER: &str = "interrupts, steal, unknown";
 const SMALL: &str = "small parts, thread not kept";
 
-/// Worked, waited for a CPU, and waited for anything else.
+/// Nanoseconds on CPU, of run-queue wait, and of other waits.
 type Columns = [u64; 3];
 
-/// A row, below that of the process that has made this one.
+/// A row of the tree: one process.
 #[derive(Debug, Default)]
 struct Row {
     name: String,
-    /// Whether its first thread is called so, and how long that one was on the path.
+    /// Rank of the thread that gave the name: the main thread first, then the one longest on the path.
     named_by: (bool, u64),
     threads: BTreeSet<u32>,
     columns: Columns,
 }
 
-/// Writes a tree of those that were on the path.
+/// Writes the tree of processes on the path.
 pub fn write(out: &mut dyn Write, explained: &Explained, members: &Members) -> io::Result<()> {
     let mut rows: HashMap<u32, Row> = HashMap::new();
     let mut others: Vec<(&str, Columns)> = Vec::new();
@@ -62,13 +62,13 @@ fn write_row(out: &mut dyn Write, columns: &Columns, who: &str) -> io::Result<()
     writeln!(out, "{worked:>10} {ready:>10} {waited:>10}  {}", printable(who))
 }
 
-/// Each process below the nearest of those that it descends from, with how deep that is; of those below one, whoever took
-/// longest with all below it comes first.
+/// Returns the processes in tree order, with their depths: each below its nearest ancestor on the path. Siblings are
+/// sorted by the time of their subtrees, longest first.
 fn in_order(rows: &HashMap<u32, Row>, members: &Members) -> Vec<(u32, usize)> {
     let above = |process: u32| {
         let mut met = HashSet::from([process]);
         let mut ancestors = std::iter::successors(members.parent_of(process), |&parent| members.parent_of(parent));
-        // Numbers that were used again may lead around in a circle.
+        // With reused PIDs, parents may form a cycle.
         ancestors.by_ref().take_while(|&parent| met.insert(parent)).find(|parent| rows.contains_key(parent))
     };
     let parents: HashMap<u32, Option<u32>> = rows.keys().map(|&process| (process, above(process))).collect();
@@ -81,7 +81,7 @@ fn in_order(rows: &HashMap<u32, Row>, members: &Members) -> Vec<(u32, usize)> {
     for (&process, &parent) in &parents {
         below.entry(parent).or_default().push(process);
     }
-    // What is on top of the stack comes first.
+    // The stack below is popped from its end, so siblings are sorted in ascending order.
     below.values_mut().for_each(|processes| processes.sort_by_key(|process| (sums[process], Reverse(*process))));
     let mut order = Vec::new();
     let mut open: Vec<(u32, usize)> = below.remove(&None).into_iter().flatten().map(|process| (process, 0)).collect();
@@ -89,19 +89,19 @@ fn in_order(rows: &HashMap<u32, Row>, members: &Members) -> Vec<(u32, usize)> {
         order.push((process, depth));
         open.extend(below.remove(&Some(process)).into_iter().flatten().map(|process| (process, depth + 1)));
     }
-    // In such a circle nobody is the first.
+    // Processes in a cycle of parents come last.
     order.extend(below.into_values().flatten().map(|process| (process, 0)));
     order
 }
 
-/// The same of each thread.
+/// Sums up the columns of each thread.
 fn by_thread(explained: &Explained) -> BTreeMap<&str, Columns> {
     let mut sums: BTreeMap<&str, Columns> = BTreeMap::new();
     let mut outer = None;
     for segment in &explained.path {
         let waiter = segment.waiter.as_deref();
         let (who, column) = match (segment.depth, segment.kind, segment.ready.as_deref()) {
-            // What others did, at whatever depth.
+            // Merged segments of threads outside the command, of any depth.
             (0, CauseKind::Running | CauseKind::Work, _) if explained.is_folded && !segment.is_member => (SMALL, 2),
             (0, CauseKind::Running | CauseKind::Work, _) => (segment.who.as_str(), 0),
             (0, _, Some(ready)) => (ready, 1),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_told_with_their_process_and_that_below_whoever_has_made_it() {
+    fn renders_process_tree_with_thread_counts() {
         let births = [
             born(1, 5, 1, false),
             born(2, 6, 5, false),
@@ -157,10 +157,10 @@ mod tests {
         ];
         let waited = PathSegment { waiter: Some("sh:5".to_owned()), depth: 1, ..part(3, CauseKind::Timer, "timer") };
         let ready = PathSegment { ready: Some("cc1:7".to_owned()), ..part(4, CauseKind::Thread, "hog:77") };
-        // The thread 6 between them is not on the path, and what comes last is no member's.
+        // Thread 6 in between is not on the path, and the last segment is not a member's.
         let path = vec![
             part(1, CauseKind::Running, "run:1"),
-            // Before it executes its program, it is called otherwise.
+            // Before execve(2), the thread has another name.
             part(1, CauseKind::Running, "zzz:5"),
             part(1, CauseKind::Running, "sh:5"),
             part(9, CauseKind::Running, "worker:8"),
@@ -181,15 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_were_used_again_end_no_program() {
+    fn reused_pids_do_not_loop() {
         let births = [born(1, 5, 1, false), born(2, 6, 5, false), born(3, 5, 6, false)];
         let path = vec![part(1, CauseKind::Running, "a:5"), part(2, CauseKind::Running, "b:6")];
         assert_eq!(written(path, false, &births).lines().count(), 3);
     }
 
-    /// Parts that were summed up have lost their depth and who waited, but not what happened.
+    /// Merged segments have no depth and no waiter, but a kind.
     #[test]
-    fn parts_that_were_summed_up_stay_waits() {
+    fn merged_segments_stay_waits() {
         let own = PathSegment { is_member: true, ..part(10, CauseKind::Running, "cc1:5") };
         let path = vec![
             own,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a program did with its time, and what it waited for.
+//! Renders the time budget of a program, and what it waited for.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -12,31 +12,35 @@ use whylate_model::{CauseKind, Histogram};
 
 use super::path;
 
-/// Waits of less than this share of the program's time are not told one by one.
+/// Waits below this share of the program's time are merged.
 const SHOWN_PERCENT: f64 = 1.0;
-/// So many of the longest waits are told.
-const LONGEST: usize = 3;
+/// Maximum number of longest waits that are shown.
+const MAX_LONGEST: usize = 3;
 
-/// What was seen of a program.
+/// Result of measuring one program.
 #[derive(Debug, Serialize)]
-pub struct Seen {
-    /// What it is called.
+pub struct ProgramReport {
+    /// Name of the program.
     pub name: String,
-    /// How many processes it consists of.
+    /// Number of its processes.
     pub processes: u64,
-    /// How long was looked.
+    /// Measured time, in nanoseconds.
     pub span_ns: u64,
-    /// What its threads did.
+    /// Time budget of its threads.
     #[serde(flatten)]
     pub budget: Budget,
-    /// For how long its cgroups and those above them had used up their quota of CPU time, over all CPUs, in nanoseconds.
+    /// Throttled time of its cgroups and their ancestors (CPU quota), over all CPUs, in nanoseconds.
     pub throttled: BTreeMap<String, u64>,
-    /// Events that could not be kept, by reason.
+    /// Lost events, by reason.
     pub lost: BTreeMap<String, u64>,
 }
 
-/// Writes it; `priority` tells that of a thread.
-pub fn write(out: &mut dyn Write, seen: &Seen, priority: &mut dyn FnMut(u32) -> Option<String>) -> io::Result<()> {
+/// Writes the result; `priority` looks up the scheduling priority of a TID.
+pub fn write(
+    out: &mut dyn Write,
+    seen: &ProgramReport,
+    priority: &mut dyn FnMut(u32) -> Option<String>,
+) -> io::Result<()> {
     let budget = &seen.budget;
     let percent = |ns: u64| ns as f64 * 100.0 / budget.total_ns.max(1) as f64;
     let mut shares = vec![format!("on CPU {:.1}%", percent(budget.on_cpu_ns))];
@@ -80,7 +84,7 @@ pub fn write(out: &mut dyn Write, seen: &Seen, priority: &mut dyn FnMut(u32) -> 
     if !budget.longest.is_empty() {
         writeln!(out, "The longest waits:")?;
     }
-    for wait in budget.longest.iter().take(LONGEST) {
+    for wait in budget.longest.iter().take(MAX_LONGEST) {
         let first = wait.path.iter().find(|segment| segment.depth == 1);
         let waiter = first.and_then(|segment| segment.waiter.as_deref()).unwrap_or("a thread");
         let (via, stop) = first.map_or((None, None), |segment| (segment.via.as_deref(), segment.stop));
@@ -90,7 +94,7 @@ pub fn write(out: &mut dyn Write, seen: &Seen, priority: &mut dyn FnMut(u32) -> 
             (None, Some(via)) => writeln!(out, "  after {after}: {waiter} waited {long} in {}", printable(via))?,
             (None, None) => writeln!(out, "  after {after}: {waiter} waited {long}")?,
         }
-        path::write_wait(out, &told(&wait.path, priority), 4)?;
+        path::write_wait(out, &with_priorities(&wait.path, priority), 4)?;
     }
     if !seen.lost.is_empty() {
         let lost: Vec<String> =
@@ -107,10 +111,11 @@ fn write_kind(
     priority: &mut dyn FnMut(u32) -> Option<String>,
 ) -> io::Result<()> {
     writeln!(out, "  {name}: {}{}", format_ns(waits.ns), figures(&waits.latency))?;
-    path::write_wait(out, &told(&waits.path, priority), 4)
+    path::write_wait(out, &with_priorities(&waits.path, priority), 4)
 }
 
-/// In what, and who or what ended it: a server waits for its clients in the system call in which it waits for itself.
+/// Renders what a group of waits was in, and what ended them. The system call alone is not enough: a server waits for
+/// clients and for its own threads in the same one.
 fn kind(waits: &Waits) -> String {
     let ended_by = match waits.ended_by {
         None => "",
@@ -135,15 +140,15 @@ fn figures(latency: &Histogram) -> String {
     }
 }
 
-/// With the priorities of threads that were kept from a CPU and of those that had it, where they are not alike.
-fn told(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option<String>) -> Vec<PathSegment> {
+/// Adds the priorities of the waiting thread and of the running one to run-queue waits, if they differ.
+fn with_priorities(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option<String>) -> Vec<PathSegment> {
     let mut known: BTreeMap<String, Option<String>> = BTreeMap::new();
     let mut of = |called: &str| {
         let look = || called.rsplit_once(':').and_then(|(_, tid)| tid.parse().ok()).and_then(&mut *priority);
         known.entry(called.to_owned()).or_insert_with(look).clone()
     };
-    let mut told = path.to_vec();
-    for segment in told.iter_mut().filter(|segment| segment.kind == CauseKind::Thread) {
+    let mut segments = path.to_vec();
+    for segment in segments.iter_mut().filter(|segment| segment.kind == CauseKind::Thread) {
         let Some(ready) = &segment.ready else { continue };
         let (of_ready, of_who) = (of(ready), of(&segment.who));
         if let (Some(of_ready), Some(of_who)) = (of_ready, of_who)
@@ -153,7 +158,7 @@ fn told(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option<String>) -
             segment.who = format!("{} ({of_who}; {name}: {of_ready})", segment.who);
         }
     }
-    told
+    segments
 }
 
 #[cfg(test)]
@@ -177,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_screen_is_a_budget_and_what_each_wait_ends_in() {
+    fn renders_budget_and_waits() {
         use CauseKind::{Disk, Running, Thread, Timer};
         let service = ["service:100", "read"];
         let pipe = vec![
@@ -213,7 +218,7 @@ mod tests {
                 ],
             }],
         };
-        let seen = Seen {
+        let seen = ProgramReport {
             name: "service\x1b[2J".to_owned(),
             processes: 1,
             span_ns: 4_000 * MS,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a command's elapsed time went into.
+//! Renders what the elapsed time of a command was spent on.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -19,33 +19,33 @@ use super::offcpu::{svg, write_lines};
 use super::path::{self, of_name, what};
 use super::processes;
 
-/// So many threads that made the command late are shown.
-const LINES: usize = 10;
-/// How they did that.
+/// Maximum number of outside culprits that are shown.
+const MAX_OUTSIDERS: usize = 10;
+// How an outside culprit delayed the command.
 const HAD_CPU: &str = "had its CPU";
 const IRQS_OFF: &str = "had interrupts off on its CPU";
 const THROTTLED: &str = "throttled it";
 const WAITED_FOR: &str = "worked while the command waited for it";
-/// Waits of less than this share of the whole are not told one by one.
+/// Waits below this share of the elapsed time are not listed one by one.
 const LONG_PERCENT: f64 = 1.0;
 
-/// What a file holds.
+/// Format of the output file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// A flame graph.
     Svg,
-    /// A line a stack.
+    /// Folded stacks, one per line.
     Folded,
     /// Events that Perfetto and chrome://tracing open.
     Json,
 }
 
 impl Form {
-    /// By the end of the file's name.
+    /// Chooses the format by the file's extension.
     ///
     /// # Errors
-    /// When it is none of those that are known.
-    pub fn of(path: &Path) -> anyhow::Result<Self> {
+    /// When the extension is unknown.
+    pub fn from_path(path: &Path) -> anyhow::Result<Self> {
         let name = path.to_string_lossy();
         let forms = [(".svg", Form::Svg), (".folded", Form::Folded), (".json", Form::Json)];
         let known = forms.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, form)| form);
@@ -53,7 +53,7 @@ impl Form {
     }
 }
 
-/// Writes the path in this form.
+/// Writes the path in a format.
 ///
 /// # Errors
 /// Those of the writer.
@@ -66,7 +66,7 @@ pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io:
     out.flush()
 }
 
-/// A line for each kind of part: in whose waits it lies, and what it is.
+/// Returns folded stacks: the enclosing waits of each segment, and the segment. TIDs are stripped.
 fn folded(path: &[PathSegment]) -> Vec<String> {
     let path: Vec<PathSegment> = path.iter().map(of_name).collect();
     let mut lines: BTreeMap<String, u64> = BTreeMap::new();
@@ -77,10 +77,10 @@ fn folded(path: &[PathSegment]) -> Vec<String> {
     lines.into_iter().map(|(frames, ns)| line(&frames, ns)).collect()
 }
 
-/// Of each part, the waits that it lies within.
+/// Returns the enclosing waits of each segment, outermost first.
 fn waits_of(path: &[PathSegment]) -> Vec<Vec<String>> {
     let named = |wait: Option<&PathSegment>| {
-        // Whoever waits for something that takes no time of its own is not seen.
+        // A waiter without own segments is unknown.
         let Some(wait) = wait else { return "...".to_owned() };
         let waiter = wait.waiter.as_deref().unwrap_or("a thread");
         let via = wait.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
@@ -89,7 +89,7 @@ fn waits_of(path: &[PathSegment]) -> Vec<Vec<String>> {
     within(path).into_iter().map(|waits| waits.into_iter().map(named).collect()).collect()
 }
 
-/// The path on one track, waits around what they consist of, in the JSON form of trace events.
+/// Returns the path as trace events (JSON) on one track, each wait around its segments.
 fn events(path: &[PathSegment]) -> serde_json::Value {
     let event = |name: &str, begin_ns: u64, end_ns: u64| {
         let us = |ns: u64| ns as f64 / 1e3;
@@ -112,7 +112,7 @@ fn events(path: &[PathSegment]) -> serde_json::Value {
     json!({"traceEvents": events, "displayTimeUnit": "ns"})
 }
 
-/// Writes what a person reads after the command has ended.
+/// Writes the text report of a command.
 pub fn write(
     out: &mut dyn Write,
     command: &str,
@@ -150,10 +150,9 @@ pub fn write(
     Ok(())
 }
 
-/// Who does not belong to the command, and had a CPU that a thread on the path waited for, or worked while one waited for
-/// it.
+/// Writes culprits outside the command: those that occupied a CPU for which the path waited, and those it waited for.
 fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()> {
-    // Parts that were summed up have lost whose they are, and that somebody waited for the CPU of an item.
+    // Merged segments have no owner, and a merged work item does not show that a thread waited for its CPU.
     let is_lost = |segment: &PathSegment| explained.is_folded && segment.who == whylate_model::path::OTHERS;
     let how = |segment: &PathSegment| match segment.kind {
         _ if segment.is_member || is_lost(segment) => None,
@@ -177,7 +176,7 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     let all_ns: u64 = sums.iter().map(|(_, ns)| ns).sum();
     let all = format!("{}{}", if explained.is_folded { "at least " } else { "" }, format_ns(all_ns));
     writeln!(out, "Others delayed it by {all} ({:.1}% of the elapsed time):", percent(all_ns))?;
-    for ((who, how), ns) in sums.iter().take(LINES) {
+    for ((who, how), ns) in sums.iter().take(MAX_OUTSIDERS) {
         writeln!(out, "  {:>5.1}% {:>8}  {} {how}", percent(*ns), format_ns(*ns), printable(who))?;
     }
     Ok(())
@@ -192,17 +191,17 @@ mod tests {
     }
 
     #[test]
-    fn threads_lose_their_numbers_and_disks_do_not() {
-        let whose = |kind, who| of_name(&part(1, kind, who)).who;
-        let by = |kind| whose(kind, "8:16 (write by jbd2/vda-8:80)");
-        assert_eq!(whose(CauseKind::Running, "kworker/0:1:77"), "kworker/0:1");
-        assert_eq!(whose(CauseKind::Thread, "x:outside"), "x");
+    fn strips_tids_but_not_disk_numbers() {
+        let who_of = |kind, who| of_name(&part(1, kind, who)).who;
+        let by = |kind| who_of(kind, "8:16 (write by jbd2/vda-8:80)");
+        assert_eq!(who_of(CauseKind::Running, "kworker/0:1:77"), "kworker/0:1");
+        assert_eq!(who_of(CauseKind::Thread, "x:outside"), "x");
         assert_eq!([by(CauseKind::Disk), by(CauseKind::DiskQueue)], ["8:16 (write by jbd2/vda-8)"; 2]);
-        assert_eq!(whose(CauseKind::Disk, "8:0 (read)"), "8:0 (read)");
+        assert_eq!(who_of(CauseKind::Disk, "8:0 (read)"), "8:0 (read)");
     }
 
     #[test]
-    fn others_have_a_cpu_that_is_waited_for_or_are_waited_for_themselves() {
+    fn outsiders_occupy_cpu_or_are_waited_for() {
         let own = PathSegment { is_member: true, ..part(10, CauseKind::Running, "cc1:5") };
         let within = PathSegment { depth: 1, ..part(40, CauseKind::Running, "server:9") };
         let path = vec![

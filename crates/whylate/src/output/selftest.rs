@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What was known, what was measured of it, and whether that is right.
+//! Renders the result of the self-test: expected and measured figures, and verdicts.
 
 use std::io::{self, Write};
 
@@ -8,19 +8,19 @@ use whylate_model::units::{format_ns, printable};
 
 use super::table::Table;
 
-/// Writes a table, what could not be tried, and the sum.
-pub fn write(out: &mut dyn Write, told: &Selftest, terminal_columns: Option<usize>) -> io::Result<()> {
+/// Writes a table, the checks that were skipped or failed to run, and the totals.
+pub fn write(out: &mut dyn Write, result: &Selftest, terminal_columns: Option<usize>) -> io::Result<()> {
     let columns = "<RESULT, <SOURCE, <INJECTED, <FIGURE, EXPECTED, MEASURED, ERROR, ALLOWED, <CAUSE FOUND";
     let mut table = Table::new(columns);
-    for check in told.checks.iter().filter(|check| !check.figure.is_empty()) {
+    for check in result.checks.iter().filter(|check| !check.figure.is_empty()) {
         table.row(row(check));
     }
     table.write(out, terminal_columns)?;
-    for check in told.checks.iter().filter(|check| check.figure.is_empty()) {
+    for check in result.checks.iter().filter(|check| check.figure.is_empty()) {
         let what = if check.verdict == Verdict::Skip { "not tried" } else { "failed" };
         writeln!(out, "{what}: {}, {}: {}", check.source, check.injected, printable(&check.reason))?;
     }
-    writeln!(out, "{} passed, {} failed, {} skipped", told.passed, told.failed, told.skipped)
+    writeln!(out, "{} passed, {} failed, {} skipped", result.passed, result.failed, result.skipped)
 }
 
 fn row(check: &Check) -> Vec<String> {

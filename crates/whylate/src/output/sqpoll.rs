@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Submission threads as a table, with what to change below it.
+//! Renders submission threads as a table, with advice below.
 
 use std::io::{self, Write};
 
@@ -17,20 +17,20 @@ use super::{footer, waits};
 
 const COLUMNS: &str = "<PROCESS, PID, TID, CPU, IDLE, RINGS, WORK%, SPIN%, SLEEP%, STARVED%, UTIL%, SQES/s, WAKES/s";
 
-/// A row per thread, and one per ring of a thread that has several.
+/// Text output: a row per thread, and a row per ring of a thread with several rings.
 #[derive(Debug)]
 pub struct Text {
     explains: bool,
     zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
-    /// Whether waits are shown with each table, and not as they come.
+    /// Whether late events are printed with each table instead of as they arrive.
     only_worst: bool,
     is_first: bool,
 }
 
 impl Text {
-    /// Whether late events come too, whether only those of snapshots are shown, and how wide the terminal is.
+    /// Creates the output. `explains`: the run has late events; `only_worst`: print only those of snapshots.
     pub fn new(explains: bool, only_worst: bool, terminal_columns: Option<usize>) -> Self {
         Text {
             explains,
@@ -42,7 +42,7 @@ impl Text {
         }
     }
 
-    /// Culprits are ranked by that.
+    /// Sets how culprits are grouped.
     pub fn by(self, by: By) -> Self {
         Text { culprits: Culprits::by(by), ..self }
     }
@@ -107,7 +107,7 @@ fn row(series: &Series) -> Vec<String> {
     let label = |name: &str| series.labels.get(name).cloned().unwrap_or_default();
     let value = |name: &str| series.values.get(name);
     let whole = |name: &str| value(name).map_or_else(|| "-".to_owned(), |value| format!("{value:.0}"));
-    // Where work cannot be told, all of the time on a CPU stands where it is most probably right.
+    // If work and spinning cannot be distinguished, the time on CPU is the upper bound of spinning.
     let spinning = value("spinning").map_or_else(
         || value("running").map_or_else(|| "-".to_owned(), |share| format!("<={}", percent(Some(share)))),
         |share| percent(Some(share)),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn no_thread_is_said() {
+    fn renders_no_thread() {
         let mut none = snapshot();
         none.series.clear();
         none.lost.clear();
@@ -230,7 +230,7 @@ mod tests {
         insta::assert_snapshot!(lines + &written(&mut output, snapshot()));
     }
     #[test]
-    fn only_the_worst_waits_are_shown_where_that_is_asked_for() {
+    fn worst_waits_are_printed_with_table() {
         let mut output = Text::new(true, true, None);
         let waits = [9_000_000, 4_000_000, 2_000_000].map(|latency_ns| {
             let causes = vec![Cause::new(CauseKind::Thread, "stress:9", latency_ns)];

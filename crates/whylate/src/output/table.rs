@@ -16,7 +16,7 @@ enum Align {
     Right,
 }
 
-/// A heading and rows of equally many cells.
+/// A heading and rows with the same number of cells.
 #[derive(Debug)]
 pub struct Table {
     columns: Vec<(String, Align)>,
@@ -24,7 +24,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table without rows. Commas separate names of columns; `<` stands before those that have names, not figures.
+    /// Creates a table without rows. Commas separate the headings; `<` marks columns of names, which are left-aligned.
     pub fn new(columns: &str) -> Self {
         let columns = columns.split(',').map(str::trim).map(|column| match column.strip_prefix('<') {
             Some(names) => (names.to_owned(), Align::Left),
@@ -39,8 +39,8 @@ impl Table {
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
     }
 
-    /// Writes heading and rows, two spaces between columns, nothing after the last. Where the terminal, if any, is
-    /// narrower, names lose their middle, and then columns in the middle are left out.
+    /// Writes heading and rows, with two spaces between columns and no trailing blanks. If the terminal is too narrow,
+    /// first names are shortened in their middle, then columns in the middle are left out.
     pub fn write(&self, out: &mut dyn Write, terminal_columns: Option<usize>) -> io::Result<()> {
         let mut widths: Vec<usize> = self
             .columns
@@ -79,11 +79,11 @@ impl Table {
         Ok(())
     }
 
-    /// Takes room from the widest names until all columns have enough, or no name is wider than can be read.
+    /// Narrows the widest columns of names until the table fits, or all of them have the minimum width.
     fn narrow(&self, widths: &mut [usize], terminal_columns: usize) {
         while width_of(widths) > terminal_columns {
             let names = widths.iter_mut().zip(&self.columns).filter(|(_, (_, align))| *align == Align::Left);
-            match names.map(|(width, _)| width).max_by_key(|width| **width).filter(|width| **width > LEAST_NAME) {
+            match names.map(|(width, _)| width).max_by_key(|width| **width).filter(|width| **width > MIN_NAME_WIDTH) {
                 Some(widest) => *widest -= 1,
                 None => return,
             }
@@ -91,18 +91,18 @@ impl Table {
     }
 }
 
-/// The most columns that a cell is padded to.
+/// Maximum width that a cell is padded to.
 const MAX_PADDING: usize = 300;
 
-/// The least room that names get.
-const LEAST_NAME: usize = 10;
+/// Minimum width of a column of names.
+const MIN_NAME_WIDTH: usize = 10;
 
-/// Of columns with two spaces between them.
+/// Returns the width of a row, with two spaces between columns.
 fn width_of(widths: &[usize]) -> usize {
     widths.iter().map(|width| width + 2).sum::<usize>().saturating_sub(2)
 }
 
-/// The columns in the middle for which there is no room beside those at both ends; none where not even these have room.
+/// Returns the columns in the middle to leave out so that the table fits; empty if not even the outer ones fit.
 fn left_out(widths: &[usize], terminal_columns: usize) -> Range<usize> {
     if width_of(widths) <= terminal_columns {
         return 0..0;
@@ -121,7 +121,7 @@ fn left_out(widths: &[usize], terminal_columns: usize) -> Range<usize> {
     if end == widths.len() { 0..0 } else { begin..end }
 }
 
-/// The text in so many characters: what is cut off is in its middle.
+/// Shortens a text to `room` characters by cutting out its middle.
 pub fn without_middle(text: &str, room: usize) -> String {
     let length = text.chars().count();
     if length <= room {
@@ -133,7 +133,7 @@ pub fn without_middle(text: &str, room: usize) -> String {
     format!("{begin}..{end}")
 }
 
-/// How wide standard output's terminal is; `None` when it goes elsewhere, and programs may read it whole.
+/// Returns the width of the terminal on standard output; `None` if it is not a terminal.
 pub fn terminal_columns() -> Option<usize> {
     let stdout = io::stdout();
     // Only a terminal has a size.
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned_and_names_cannot_move_the_cursor() {
+    fn aligns_columns_and_escapes_control_characters() {
         assert_eq!(
             written(None),
             "NAME         COUNT  WHERE\na?[2Jname        7  somewhere far away\nb          1234567\n"
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_of_any_length_is_written_and_other_rows_stay_short() {
+    fn long_cell_does_not_widen_other_rows() {
         let mut table = Table::new("<NAME, COUNT");
         let long = "f".repeat(70_000);
         table.row(vec![long.clone(), "7".to_owned()]);

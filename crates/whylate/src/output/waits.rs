@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that waited for a CPU, and who had it.
+//! Renders explained waits of threads, and the ranking of culprits.
 
 use std::io::{self, Write};
 
@@ -38,7 +38,7 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
     why::write_causes(out, event)
 }
 
-/// Waits for a CPU, and who caused all of them.
+/// Collects explained waits, and ranks their culprits.
 #[derive(Debug)]
 pub struct Waits {
     zone: TimeZone,
@@ -47,7 +47,7 @@ pub struct Waits {
 }
 
 impl Waits {
-    /// Of waits from `over_ns` on; culprits are ranked by that.
+    /// Creates the collection for waits of `over_ns` or longer, with culprits grouped `by`.
     pub fn new(over_ns: u64, by: By) -> Self {
         Waits { zone: TimeZone::system(), over_ns, culprits: Culprits::by(by) }
     }
@@ -56,7 +56,7 @@ impl Waits {
         self.culprits.add(&OFFCPU, event);
     }
 
-    /// Writes those that a snapshot carries, and a line per culprit.
+    /// Writes the late events of a snapshot, and a line per culprit since the last call.
     pub fn write(&mut self, out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
         self.culprits.add_unexplained(snapshot.unexplained);
         let ranking = self.culprits.take();
@@ -79,7 +79,7 @@ impl Waits {
     }
 }
 
-/// A thread's name and number, and its process where that has several.
+/// Renders a thread with its TID, and its process if it is not the main thread.
 fn thread_of(event: &LateEvent) -> String {
     let label = |name: &str| event.labels.get(name).map_or("?", String::as_str);
     let thread = event.subject.clone();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worst_are_shown_and_all_are_ranked() {
+    fn shows_worst_and_ranks_all() {
         let mut waits = Waits { zone: TimeZone::UTC, ..Waits::new(1_000_000, By::Culprit) };
         let all = [wait(77, 9_000_000), wait(78, 4_000_000), wait(79, 2_000_000)];
         all.iter().for_each(|wait| waits.add(wait));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What made late items wait: the causes of each, and who caused most.
+//! Renders the causes of late events, and the ranking of culprits.
 
 use std::io::{self, Write};
 
@@ -9,15 +9,15 @@ use whylate_model::snapshot::Unexplained;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Cause, CauseKind, Cgroup, LateEvent};
 
-/// How many frames of a cause's stack are shown: the innermost tell what took the time.
+/// Maximum number of frames of a cause's stack, from the innermost.
 const FRAMES: usize = 8;
-/// How many culprits are shown by name.
+/// Maximum number of culprits with a line of their own.
 const CULPRITS: usize = 10;
 
-/// Causes of less than this share of the latency are summed up, if there are several.
+/// Causes below this share of the latency are merged into one line, if there are several.
 const SMALL_PERCENT: f64 = 0.5;
 
-/// Writes the causes of a late event, largest first, and the stack of each that has one.
+/// Writes the causes of a late event, largest first, with their stacks.
 pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     let is_small = |cause: &Cause| percent(cause.ns, event.latency_ns) < SMALL_PERCENT;
     let shown = event.causes.partition_point(|cause| !is_small(cause));
@@ -47,15 +47,15 @@ pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     Ok(())
 }
 
-/// What was late, in words.
+/// Nouns and verbs for a kind of late event.
 #[derive(Clone, Copy, Debug)]
 pub struct Late {
-    /// One event that was late, and what it did.
+    /// One late event, e.g. `late item`, and the verb of its latency, e.g. `waited`.
     late: &'static str,
     lasted: &'static str,
-    /// One event.
+    /// One event, late or not, e.g. `item`.
     event: &'static str,
-    /// Whose several are.
+    /// What events are grouped by, e.g. `handler`.
     of: &'static str,
 }
 
@@ -63,27 +63,27 @@ pub const ITEMS: Late = Late { late: "late item", lasted: "waited", event: "item
 pub const REQUESTS: Late = Late { late: "late request", lasted: "took", event: "request", of: "kind" };
 pub const WAITS: Late = Late { late: "long wait", lasted: "took", event: "wait", of: "thread" };
 
-/// Writes a line per culprit, by the delay it caused, then what cannot be told.
+/// Writes a line per culprit, largest total delay first, then the unknown rest.
 pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::Result<()> {
     let waited = format_ns(ranking.latency_ns);
-    let told = format!("{} {} {waited} in all.", counted(ranking.events, late.late), late.lasted);
+    let total = format!("{} {} {waited} in all.", counted(ranking.events, late.late), late.lasted);
     match unexplained(&ranking.unexplained, ranking.latency_ns, late.event) {
-        // Nobody is known to have caused anything.
+        // No event was explained.
         Some(rest) if ranking.events == 0 => return writeln!(out, "{rest}"),
-        Some(rest) => writeln!(out, "{told} {rest}\nWho caused it:")?,
-        None => writeln!(out, "{told} Who caused it:")?,
+        Some(rest) => writeln!(out, "{total} {rest}\nWho caused it:")?,
+        None => writeln!(out, "{total} Who caused it:")?,
     }
     let mut line = |ns: u64, text: String| writeln!(out, "    {:>5.1}%  {text}", percent(ns, ranking.latency_ns));
-    let told = || ranking.culprits.iter().filter(|culprit| culprit.kind != CauseKind::Unknown);
-    for culprit in told().take(CULPRITS) {
+    let known = || ranking.culprits.iter().filter(|culprit| culprit.kind != CauseKind::Unknown);
+    for culprit in known().take(CULPRITS) {
         line(culprit.total_ns, sentence(culprit, late))?;
     }
     let beyond_ns = ranking.culprits.iter().filter(|culprit| culprit.who == BEYOND).map(|culprit| culprit.total_ns);
     let beyond_ns: u64 = beyond_ns.sum();
-    let others_ns = beyond_ns + told().skip(CULPRITS).map(|culprit| culprit.total_ns).sum::<u64>();
+    let others_ns = beyond_ns + known().skip(CULPRITS).map(|culprit| culprit.total_ns).sum::<u64>();
     if others_ns > 0 {
         let more = if beyond_ns > 0 { "more than " } else { "" };
-        let others = counted(told().skip(CULPRITS).count() as u64, "other");
+        let others = counted(known().skip(CULPRITS).count() as u64, "other");
         line(others_ns, format!("{more}{others}: {} in all", format_ns(others_ns)))?;
     }
     let unknown = &ranking.unknown;
@@ -94,7 +94,7 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::
     Ok(())
 }
 
-/// Of what share of the late time causes tell, where that is not all of it.
+/// Returns which share of the late time has causes. `None` if all of it has.
 pub fn unexplained(unexplained: &Unexplained, explained_ns: u64, event: &str) -> Option<String> {
     let percent = unexplained.explained_percent(explained_ns)?;
     let (more, ns) = (counted(unexplained.events, &format!("late {event}")), format_ns(unexplained.total_ns));
@@ -106,7 +106,7 @@ pub fn unexplained(unexplained: &Unexplained, explained_ns: u64, event: &str) ->
     })
 }
 
-/// What a kind of delay is called.
+/// Returns the name of a kind of cause.
 pub fn word(kind: CauseKind) -> &'static str {
     match kind {
         CauseKind::IrqsOff => "interrupts off",
@@ -134,22 +134,22 @@ pub fn word(kind: CauseKind) -> &'static str {
     }
 }
 
-/// The same beside a culprit's name.
+/// Returns the name of a kind of cause beside the culprit's name; `sleep`, not `timer`, for a thread that slept.
 pub fn how(kind: CauseKind, who: &str) -> &'static str {
     if kind == CauseKind::Timer && !TimerKind::is_mechanism(who) { "sleep" } else { word(kind) }
 }
 
-/// Who it is and how it delays, in words.
+/// Renders a culprit with its kind, and the number of threads of its name.
 pub fn whom(of: &Culprit) -> String {
     culprit(of.kind, &of.who) + &how_many(of)
 }
 
-/// How many threads it stands for, where those of one name are ranked together.
+/// Renders the number of threads merged into a culprit by name; empty without merging.
 pub fn how_many(of: &Culprit) -> String {
     if of.alike > 0 { format!(" ({} of that name)", of.alike) } else { String::new() }
 }
 
-/// The same of a name alone.
+/// Renders a culprit from its kind and name.
 pub fn culprit(kind: CauseKind, who: &str) -> String {
     let (who, word) = (printable(who), word(kind));
     match kind {
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ranking_says_of_what_share_it_speaks() {
+    fn ranking_has_explained_share() {
         let ranked = |explained: &[LateEvent], total_ns| {
             let mut culprits = Culprits::default();
             explained.iter().for_each(|event| culprits.add(&WQ, event));
@@ -257,31 +257,31 @@ mod tests {
             String::from_utf8(out).expect("text")
         };
         let one = [late("a", &[(CauseKind::Work, "b", 5_000)])];
-        let told = ranked(&one, 15_000);
+        let text = ranked(&one, 15_000);
         assert!(
-            told.starts_with(
+            text.starts_with(
                 "1 late item waited 5.00us in all. That is 25.0% of the late time: 3 late items more (15.0us in all) \
                  came too fast to be explained.\nWho caused it:\n    100.0%"
             ),
-            "{told}"
+            "{text}"
         );
-        // What is nearly all is not all.
+        // Rounding does not turn nearly all into 100 %.
         assert!(ranked(&one, 1).contains("That is 99.9% of"));
         assert_eq!(ranked(&[], 15_000), "3 late items (15.0us in all) came too fast to be explained.\n");
     }
 
     #[test]
-    fn whoever_slept_is_named_and_so_is_what_a_timer_was_for() {
-        let told = |who| (how(CauseKind::Timer, who), culprit(CauseKind::Timer, who));
-        assert_eq!(told("sleep:5823"), ("sleep", "sleep:5823 sleeping".to_owned()));
+    fn names_sleeper_or_purpose_of_timer() {
+        let rendered = |who| (how(CauseKind::Timer, who), culprit(CauseKind::Timer, who));
+        assert_eq!(rendered("sleep:5823"), ("sleep", "sleep:5823 sleeping".to_owned()));
         for who in ["timeout in poll (curl:7)", "TCP retransmission"] {
-            assert_eq!(told(who), ("timer", who.to_owned()));
+            assert_eq!(rendered(who), ("timer", who.to_owned()));
         }
         assert_eq!(culprit(CauseKind::Network, "network"), "network");
     }
 
     #[test]
-    fn one_item_is_not_several() {
+    fn uses_singular_for_one_item() {
         insta::assert_snapshot!(ranked(&[late("a", &[(CauseKind::Work, "b", 5_000)])]));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate inject block`.
+//! `whylate inject block`: disk reads with known latency.
 
 use std::io::{self, Write};
 use std::path::PathBuf;

@@ -16,7 +16,7 @@ use crate::commands::Senseless;
 use crate::output::json::write_line;
 use crate::values::duration_ns;
 
-/// In the middle of the real-time priorities, where the kernel's threads of interrupts are as well.
+/// The middle of the real-time priorities, which is also that of threaded interrupts.
 const DEFAULT_PRIORITY: u8 = 50;
 
 /// What all disturbances have in common.
@@ -99,7 +99,7 @@ pub fn run(common: &Common, kind: Kind, stop: &AtomicBool) -> anyhow::Result<()>
     let report = disturbance::run(&plan, stop, &mut |one| {
         number += 1;
         if !common.json {
-            // Each one is written when it is over, for whoever watches.
+            // Each disturbance is printed when it is over.
             io::stdout().write_all(line(&plan, number, one).as_bytes()).context("cannot write")?;
         }
         Ok(())
@@ -112,7 +112,7 @@ pub fn run(common: &Common, kind: Kind, stop: &AtomicBool) -> anyhow::Result<()>
         write!(out, "{}", summary(&plan, &report))?;
     }
     out.flush()?;
-    // Whoever told it to stop knows, and the output tells how many were made.
+    // An interrupted run is not an error: the output has the number of disturbances.
     if report.complete || stop.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -136,7 +136,7 @@ fn is_cut_short(plan: &Plan, one: &Disturbance) -> bool {
     one.length_ns < plan.length_ns
 }
 
-/// With more digits than a latency deserves elsewhere: this is what others are compared with.
+/// Renders a time with more digits than elsewhere: measurements are compared with it.
 fn exact(ns: u64) -> String {
     match ns {
         0..1_000_000 => format!("{:.3} us", ns as f64 / 1e3),
@@ -157,7 +157,7 @@ fn line(plan: &Plan, number: u64, one: &Disturbance) -> String {
     line
 }
 
-/// What was done, in a line.
+/// Renders a summary line.
 fn summary(plan: &Plan, report: &Report) -> String {
     let what = match plan.kind {
         Kind::IrqsOff => "kept interrupts off on".to_owned(),
@@ -210,7 +210,7 @@ struct DisturbanceRecord {
 
 impl Record {
     fn new(plan: &Plan, report: &Report) -> Self {
-        // The names that causes of late events have, where there is one.
+        // Names of causes of late events, if there is one.
         let (kind, policy, priority) = match plan.kind {
             Kind::IrqsOff => ("irqs_off", None, None),
             Kind::PreemptOff => ("preempt_off", None, None),
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_when_where_and_how_long() {
+    fn line_has_time_cpu_and_length() {
         assert_eq!(
             line(&plan(Kind::IrqsOff), 1, &one(10_002_345, None)),
             "#1  CPU 1  start 2026-11-21T09:14:00.000000Z  length 10.002 ms\n"
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_tells_how_many_of_how_many() {
+    fn summary_has_counts() {
         let made = [10_000_100, 10_002_000, 10_001_000].map(|ns| one(ns, None)).to_vec();
         assert_eq!(
             summary(&plan(Kind::IrqsOff), &Report { cpu: 1, made, complete: true }),
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_has_both_clocks_and_only_what_is_known() -> Result<(), serde_json::Error> {
+    fn json_has_both_clocks_and_omits_unknown_fields() -> Result<(), serde_json::Error> {
         let report = |on_cpu_ns| Report { cpu: 1, made: vec![one(10_000_100, on_cpu_ns)], complete: false };
         let irqs_off = serde_json::to_value(Record::new(&plan(Kind::IrqsOff), &report(None)))?;
         assert_eq!(
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbance_is_not_long() {
+    fn rejects_long_disturbance() {
         assert_eq!(length_ns("50ms"), Ok(50_000_000));
         assert!(length_ns("50.1ms").is_err() && length_ns("0").is_err() && length_ns("5 parsecs").is_err());
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate inject sqpoll`: a submission thread whose share of work is known.
+//! `whylate inject sqpoll`: a submission thread with a known share of work.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use whylate_sources::inject::sqpoll::{Load, MAX_RINGS, Plan};
 use crate::output::json::write_line;
 use crate::values::duration_ns;
 
-/// How often it looks whether it is to end.
+/// Poll interval for signals.
 const POLLED_EVERY: Duration = Duration::from_millis(20);
 
 /// Keeps an io_uring submission thread at work for a known share of the time.

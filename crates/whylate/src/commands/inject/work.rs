@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate inject work`.
+//! `whylate inject work`: known work items.
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
         write!(out, "{}", work_text(&plan, &report))?;
     }
     out.flush()?;
-    // Whoever told it to stop knows, and the output tells how many were queued and ran.
+    // An interrupted run is not an error: the output has the numbers of queued and executed items.
     if report.complete || stop.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     }
 }
 
-/// What was done, in short lines.
+/// Renders the report in short lines.
 fn work_text(plan: &work::Plan, report: &work::Report) -> String {
     let items = |n: u64| match plan.items {
         1 if n == 1 => "1 item".to_owned(),
@@ -111,7 +111,7 @@ fn work_text(plan: &work::Plan, report: &work::Report) -> String {
         format_ns(report.busy_max_ns)
     );
     if let (Some(first), Some(last)) = (report.first_queue, report.last_queue) {
-        let after_first = |moment: Moment| format_ns(moment.monotonic_ns.saturating_sub(first.monotonic_ns));
+        let after_first = |timestamp: Moment| format_ns(timestamp.monotonic_ns.saturating_sub(first.monotonic_ns));
         text += &format!("first queued {}, last queued {} after it", rfc3339::format(first.unix_ns), after_first(last));
         if let Some(end) = report.last_end {
             text += &format!(", last ended {} after it", after_first(end));
@@ -144,8 +144,8 @@ struct WorkRecord {
 
 impl WorkRecord {
     fn new(plan: &work::Plan, report: &work::Report) -> Self {
-        let wall = |moment: Option<Moment>| moment.map(|moment| rfc3339::format(moment.unix_ns));
-        let monotonic_ns = |moment: Option<Moment>| moment.map(|moment| moment.monotonic_ns);
+        let wall = |timestamp: Option<Moment>| timestamp.map(|timestamp| rfc3339::format(timestamp.unix_ns));
+        let monotonic_ns = |timestamp: Option<Moment>| timestamp.map(|timestamp| timestamp.monotonic_ns);
         Self {
             handler: work::HANDLER,
             items: plan.items,
@@ -174,7 +174,7 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    fn moment(after_ns: u64) -> Option<Moment> {
+    fn timestamp(after_ns: u64) -> Option<Moment> {
         Some(Moment { monotonic_ns: SECOND_NS + after_ns, unix_ns: 1_795_252_440 * SECOND_NS + after_ns })
     }
 
@@ -197,16 +197,16 @@ mod tests {
             at_once: 20,
             busy_total_ns: 100_004_000,
             busy_max_ns: 5_001_000,
-            first_queue: moment(0),
-            last_queue: moment(3_640),
-            first_start: moment(9_000),
-            last_end: moment(100_100_000),
+            first_queue: timestamp(0),
+            last_queue: timestamp(3_640),
+            first_start: timestamp(9_000),
+            last_end: timestamp(100_100_000),
             complete: true,
         }
     }
 
     #[test]
-    fn the_text_tells_what_was_done() {
+    fn renders_report() {
         assert_eq!(
             work_text(&plan(), &report()),
             "queued 20 items of bpf_wq_work on CPU 1, each busy for 5.00ms, 20 of them waiting at once\n\
@@ -214,10 +214,10 @@ mod tests {
              first queued 2026-11-21T09:14:00.000000Z, last queued 3.64us after it, last ended 100ms after it\n"
         );
         let nothing = work::Report { queued: 0, executed: 0, first_queue: None, last_queue: None, ..report() };
-        let told = work_text(&plan(), &nothing);
-        assert!(told.starts_with("queued 0 of 20 items of bpf_wq_work on CPU 1, each busy"), "{told}");
-        let told = work_text(&plan(), &work::Report { complete: false, ..report() });
-        assert!(told.contains("\nran 20, the last ones cut short, kept"), "{told}");
+        let text = work_text(&plan(), &nothing);
+        assert!(text.starts_with("queued 0 of 20 items of bpf_wq_work on CPU 1, each busy"), "{text}");
+        let text = work_text(&plan(), &work::Report { complete: false, ..report() });
+        assert!(text.contains("\nran 20, the last ones cut short, kept"), "{text}");
     }
 
     #[test]
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_is_not_busy_for_long() {
+    fn rejects_long_busy_time() {
         assert_eq!(busy_ns("50ms"), Ok(50_000_000));
         assert!(busy_ns("50.1ms").is_err() && busy_ns("0").is_err() && busy_ns("5 parsecs").is_err());
     }

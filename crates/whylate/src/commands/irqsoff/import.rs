@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate irqsoff --import`: what ftrace has written, shown as what is measured.
+//! `whylate irqsoff --import`: shows output of ftrace like a measurement.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
@@ -12,20 +12,20 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{LateEvent, Series, Snapshot, Worst};
 
 use super::Arguments;
-use crate::commands::runner::Kept;
+use crate::commands::runner::PendingLate;
 use crate::commands::undid;
 use crate::output::irqsoff::Text;
 use crate::output::json::JsonLines;
 use crate::output::table::{Table, terminal_columns};
 use crate::output::{Output, why};
 
-/// How many of the longest are in JSON, unless asked for another number.
+/// Default number of longest sections in JSON.
 const WORST_IN_JSON: usize = 20;
 
-/// Reads the file and prints what is in it.
+/// Reads the file, and prints the result.
 ///
 /// # Errors
-/// When it cannot be read, tells nothing of interrupts, or the output cannot be written.
+/// When the file cannot be read or has no known trace, or the output cannot be written.
 pub fn run(arguments: &Arguments, file: &Path) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let named = || format!("cannot import {}", file.display());
@@ -42,14 +42,14 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     let worst = arguments.worst().unwrap_or(WORST_IN_JSON);
     let options = ImportOptions { late_over_ns: arguments.lines().then(|| arguments.lines_from_ns()), worst };
     let mut timers = Worst::new(worst);
-    // The level of consoles here says nothing of the machine that was traced; its clock began with it.
+    // The console level of this machine says nothing about the traced one. Trace timestamps start at boot.
     let mut output: Box<dyn Output> = if arguments.schedule.json {
         Box::new(JsonLines)
     } else {
         Box::new(Text::new(arguments.shown(), terminal_columns(), None).in_utc())
     };
     output.begin(out)?;
-    let (mut kept, mut written) = (Kept::new(arguments.keep()), Ok(()));
+    let (mut kept, mut written) = (PendingLate::new(arguments.keep()), Ok(()));
     let (mut snapshot, undone) = import(input, "", options, &mut |event| {
         if !arguments.schedule.json && event.labels.contains_key("callback") {
             timers.add(event);
@@ -60,7 +60,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     })?;
     undid(&undone);
     written?;
-    kept.tell(&mut snapshot);
+    kept.move_into(&mut snapshot);
     let of_timers = timers_of(&snapshot);
     output.snapshot(out, snapshot)?;
     if !arguments.schedule.json && !of_timers.is_empty() {
@@ -69,7 +69,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     Ok(())
 }
 
-/// The worst first.
+/// Returns the series of timers, latest first.
 fn timers_of(snapshot: &Snapshot) -> Vec<Series> {
     let mut series: Vec<Series> =
         snapshot.series.iter().filter(|series| series.labels.contains_key("callback")).cloned().collect();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_measured_beside_it() {
+    fn rejects_measurement_options_with_import() {
         for line in ["1", "-d 5s", "--backend ticks", "-c 0"] {
             let words = ["irqsoff", "--import", "x"].into_iter().chain(line.split_whitespace());
             assert!(Line::try_parse_from(words).is_err(), "{line}");

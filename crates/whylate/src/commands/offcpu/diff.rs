@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate offcpu --diff`: two profiles side by side.
+//! `whylate offcpu --diff`: compares two profiles.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ use crate::output::table::terminal_columns;
 pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result<()> {
     let difference = Difference::of(&read(before)?, &read(after)?);
     if let Some(path) = output {
-        let form = Form::of(path).map_err(Senseless)?;
+        let form = Form::from_path(path).map_err(Senseless)?;
         let cannot = || format!("cannot write {}", path.display());
         let lines = difference.lines();
         match form {
@@ -43,7 +43,7 @@ pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result
     Ok(out.flush()?)
 }
 
-/// Folded lines, or those of the last snapshot of a JSON file.
+/// Reads folded lines, or the last snapshot of a JSON file as folded lines.
 fn read(path: &Path) -> anyhow::Result<Vec<String>> {
     let cannot = || format!("cannot read {}", path.display());
     let text = text::read(File::open(path).with_context(cannot)?).with_context(cannot)?;

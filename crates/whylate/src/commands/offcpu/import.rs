@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate offcpu import`: flame graphs of stacks that other tools have written.
+//! `whylate offcpu import`: flame graphs of stacks from other tools.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         write_lines(&mut out, &lines)?;
         return Ok(out.flush()?);
     };
-    let form = Form::of(path).map_err(Senseless)?;
+    let form = Form::from_path(path).map_err(Senseless)?;
     let cannot = || format!("cannot write {}", path.display());
     match form {
         Form::Svg => {

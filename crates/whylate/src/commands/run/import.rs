@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate run --import`: what a trace that somebody has recorded tells of a command.
+//! `whylate run --import`: explains a command from a trace of ftrace, trace-cmd or perf.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -16,11 +16,11 @@ use crate::commands::undid;
 use crate::output::json::write_line;
 use crate::output::run as text;
 
-/// What JSON has beside the path.
+/// Output of `--json`.
 #[derive(Serialize)]
 struct Line<'a> {
     command: &'a str,
-    /// Whether the trace has its creation, and its exit.
+    /// Whether the trace has the creation of the thread, and (`is_whole`) also its exit.
     is_born: bool,
     is_whole: bool,
     #[serde(flatten)]
@@ -29,10 +29,10 @@ struct Line<'a> {
     weaker: &'a [&'static str],
 }
 
-/// Reads the file and prints the path of the thread that is asked for, or else of the one that it seems to be about.
+/// Reads the file, and prints the path of the given thread, or of the one that the trace seems to be about.
 ///
 /// # Errors
-/// When it cannot be read, does not tell who had the CPUs, or there is no such thread.
+/// When the file cannot be read, has no context switches, or does not have the thread.
 pub fn run(file: &Path, pid: Option<u32>, comm: Option<&str>, json: bool) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let named = || format!("cannot import {}", file.display());
@@ -65,7 +65,7 @@ fn show(input: impl BufRead, wanted: Wanted<'_>, json: bool, out: &mut dyn Write
     Ok(())
 }
 
-/// Which thread it is, and from when to when it is looked at.
+/// Renders which thread is explained, why, and for which span.
 fn about(command: &Command) -> String {
     let why = match command.why {
         WhyThis::Asked(0) => String::new(),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_tells_what_a_command_waited_for() {
+    fn explains_command_from_trace() {
         insta::assert_snapshot!(printed(Wanted::Comm("sh"), false));
     }
 

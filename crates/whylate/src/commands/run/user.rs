@@ -50,14 +50,14 @@ impl User {
         Ok(user)
     }
 
-    /// Lets a command run as this user.
+    /// Makes a command run as this user.
     pub fn runs(&self, command: &mut Command) {
         command.env("HOME", &self.home).env("USER", &self.name).env("LOGNAME", &self.name);
         run_as_user(command, &self.credentials);
     }
 }
 
-/// What getent(1) prints; `None` if it finds nothing or is not installed.
+/// Returns the output of getent(1); `None` if it finds nothing or is not installed.
 fn getent(database: &str, key: &str) -> Option<String> {
     let mut command = Command::new(GETENT);
     command.env_clear().args(["--", database, key]).stdin(Stdio::null()).stderr(Stdio::null());
@@ -65,7 +65,7 @@ fn getent(database: &str, key: &str) -> Option<String> {
     String::from_utf8(output.stdout).ok()
 }
 
-/// The entry of a user in the text of passwd(5): by name, or else by number.
+/// Finds a user in the text of passwd(5), by name, or else by UID.
 fn entry(text: &str, wanted: &str) -> Option<User> {
     let all = || text.lines().filter_map(parsed);
     let number = || wanted.parse().ok().filter(|_| wanted.bytes().all(|byte| byte.is_ascii_digit()));
@@ -79,20 +79,20 @@ fn parsed(line: &str) -> Option<User> {
     let mut fields = line.split(':');
     let (name, _password, uid, gid) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
     let (_comment, home, _shell) = (fields.next()?, fields.next()?, fields.next()?);
-    // The largest number means to the kernel that nothing changes.
+    // The kernel takes the largest ID for "no change".
     let id = |field: &str| field.parse().ok().filter(|&id| id != u32::MAX);
     let (uid, gid) = (id(uid)?, id(gid)?);
     let credentials = Credentials { uid, gid, groups: vec![gid] };
     Some(User { name: name.to_owned(), home: home.to_owned(), credentials })
 }
 
-/// The numbers in a line of `getent initgroups`, which begins with the name.
+/// Parses the GIDs in a line of `getent initgroups`, which begins with the name.
 fn numbers_after(line: &str, name: &str) -> Vec<u32> {
     let rest = line.strip_prefix(name).unwrap_or_default();
     rest.split_whitespace().filter_map(|number| number.parse().ok()).collect()
 }
 
-/// The numbers of the groups in the text of group(5) that list a user.
+/// Returns the GIDs of the groups in the text of group(5) that list a user.
 fn groups_of(text: &str, name: &str) -> Vec<u32> {
     let of_line = |line: &str| {
         let mut fields = line.split(':');

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reads of a disk whose times are known, alone and beside writes.
+//! Checks `block` by disk reads of known latency, alone and with concurrent writes.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use whylate_sources::block::{BlockOptions, By};
 use whylate_sources::inject::requests::{self, HOG, Plan, Report, folder_on_disk};
 use whylate_sources::{AttachError, Session, Source as _};
 
-use super::Place;
+use super::Setup;
 
 pub(super) const READS: &str = "100 disk reads";
 const COUNT: u64 = 100;
 const EVERY: Duration = Duration::from_millis(2);
-/// So many threads write beside the reads that are explained.
+/// Number of threads that write during the explained reads.
 const HOGS: u32 = 16;
 
-/// Those that wait know how long.
-pub(super) fn reads(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+/// Compares the latency that the reader measured with what the source reports.
+pub(super) fn reads(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     let none = || {
         AttachError::Unsupported(
             "none of /var/tmp, /tmp and the current folder is on a disk with direct I/O: run it from a folder that is"
@@ -28,21 +28,21 @@ pub(super) fn reads(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     };
     let folder = folder_on_disk().ok_or_else(none)?;
     let plan = Plan { folder, reads: COUNT, every: EVERY, ..Plan::default() };
-    let (backend, latency, report) = measured(&plan, place)?;
+    let (backend, latency, report) = measured(&plan, setup)?;
     let own_ns = report.made.iter().map(|read| read.took_ns).sum::<u64>() as f64 / report.made.len().max(1) as f64;
-    let (right, late) = explained(&Plan { hogs: HOGS, ..plan }, place)?;
+    let (right, late) = explained(&Plan { hogs: HOGS, ..plan }, setup)?;
     let check = |figure: &str| Check::new(BLOCK.name, backend, READS, figure);
     Ok(vec![
         check("reads counted").compare(Unit::Count, report.made.len() as f64, latency.count() as f64, 0.0),
         check("mean latency")
-            .compare(Unit::Ns, own_ns, latency.mean_ns() as f64, place.apart_ns as f64 + own_ns / 20.0)
+            .compare(Unit::Ns, own_ns, latency.mean_ns() as f64, setup.apart_ns as f64 + own_ns / 20.0)
             .blames(HOG, right, late),
     ])
 }
 
-fn measured(plan: &Plan, place: &Place<'_>) -> Result<(&'static str, Histogram, Report), AttachError> {
+fn measured(plan: &Plan, setup: &Setup<'_>) -> Result<(&'static str, Histogram, Report), AttachError> {
     let mut source = BlockOptions { by: By::Thread, ..BlockOptions::default() }.attach(&Session::of_one())?;
-    let report = requests::run(plan, place.stop)?;
+    let report = requests::run(plan, setup.stop)?;
     let snapshot = source.snapshot()?;
     let mut latency = Histogram::default();
     let tid = report.tid.to_string();
@@ -55,8 +55,8 @@ fn measured(plan: &Plan, place: &Place<'_>) -> Result<(&'static str, Histogram, 
     Ok((source.backend, latency, report))
 }
 
-/// How many reads are late beside the threads that write, and how many of these name them first.
-fn explained(plan: &Plan, place: &Place<'_>) -> Result<(u64, u64), AttachError> {
+/// Returns how many late reads name the writing threads as the first disk cause, and how many reads were late.
+fn explained(plan: &Plan, setup: &Setup<'_>) -> Result<(u64, u64), AttachError> {
     let (mut right, mut late) = (0, 0);
     let options = BlockOptions { explain_over_ns: Some(1), phases: true, ..BlockOptions::default() };
     let own = rustix::thread::gettid().as_raw_pid().to_string();
@@ -71,9 +71,9 @@ fn explained(plan: &Plan, place: &Place<'_>) -> Result<(u64, u64), AttachError> 
         let first = event.causes.iter().find(|cause| of_disk(cause.kind));
         right += u64::from(first.is_some_and(|cause| cause.who.starts_with(HOG)));
     };
-    // There is room for some thousands: all requests are late here.
+    // All requests are late here, and the buffer holds some thousands: drain it in between.
     for _ in 0..10 {
-        requests::run(&Plan { reads: plan.reads / 10, ..plan.clone() }, place.stop)?;
+        requests::run(&Plan { reads: plan.reads / 10, ..plan.clone() }, setup.stop)?;
         source.drain_late(Duration::ZERO, &mut each)?;
     }
     Ok((right, late))

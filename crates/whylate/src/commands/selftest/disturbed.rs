@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A CPU that is disturbed for a known time, as a timer's thread and interrupts see it.
+//! Checks `timerlat` and `irqsoff` by disturbing a CPU for a known time.
 
 use std::ops::Range;
 use std::thread;
@@ -16,43 +16,44 @@ use whylate_sources::irqsoff::IrqsoffOptions;
 use whylate_sources::timerlat::TimerlatOptions;
 use whylate_sources::{AttachError, Attached, Session, Source as _};
 
-use super::Place;
+use super::Setup;
 
 pub(super) const IRQS_OFF: &str = "interrupts off";
 pub(super) const SOFTIRQ: &str = "a softirq";
 pub(super) const HOG: &str = "a FIFO:98 thread";
-/// Each.
+/// Number of disturbances of each kind.
 pub(super) const TIMES: u64 = 20;
-/// Of the timers.
+/// Period of the timers.
 const PERIOD_NS: u64 = 1_000_000;
 /// The function that ends an injected window with interrupts off.
 const ENABLES: &str = "bpf_local_irq_restore";
-/// The same, as those are blamed that have the CPU meanwhile.
+/// The thread that disables interrupts, as named in causes.
 const DISTURBS: &str = "whylate-irqsoff";
-/// What came in last is read after this.
+/// Delay before the last late events are read.
 const SETTLE: Duration = Duration::from_millis(100);
 
-pub(super) fn timer_and_irqs_off(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
-    timer(place, IRQS_OFF, Kind::IrqsOff, DISTURBS, |cause| {
+pub(super) fn timer_and_irqs_off(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
+    timer(setup, IRQS_OFF, Kind::IrqsOff, DISTURBS, |cause| {
         cause.kind == CauseKind::IrqsOff && cause.who.starts_with(DISTURBS)
     })
 }
 
-pub(super) fn timer_and_softirq(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
-    timer(place, SOFTIRQ, Kind::Softirq, "softirq hrtimer", |cause| {
+pub(super) fn timer_and_softirq(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
+    timer(setup, SOFTIRQ, Kind::Softirq, "softirq hrtimer", |cause| {
         cause.kind == CauseKind::Softirq && cause.who == "hrtimer"
     })
 }
 
-pub(super) fn timer_and_hog(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
-    timer(place, HOG, Kind::Hog(Policy::Fifo(98)), "whylate-hog", |cause| {
+pub(super) fn timer_and_hog(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
+    timer(setup, HOG, Kind::Hog(Policy::Fifo(98)), "whylate-hog", |cause| {
         cause.kind == CauseKind::Thread && cause.who.starts_with("whylate-hog:")
     })
 }
 
-/// The activation that a disturbance holds up longest is due within a period of its beginning, and waits until its end.
+/// Checks `timerlat`: the activation delayed most is due within a period of the disturbance's start, and waits until
+/// its end.
 fn timer(
-    place: &Place<'_>,
+    setup: &Setup<'_>,
     injected: &str,
     kind: Kind,
     cause: &str,
@@ -60,45 +61,45 @@ fn timer(
 ) -> Result<Vec<Check>, AttachError> {
     let mut source = TimerlatOptions {
         backend: Some("bpf".to_owned()),
-        cpus: vec![place.cpu],
+        cpus: vec![setup.cpu],
         period_ns: PERIOD_NS,
-        explain_over_ns: Some(place.length_ns / 2),
+        explain_over_ns: Some(setup.length_ns / 2),
         keep_evidence: true,
         ..TimerlatOptions::default()
     }
     .start(&Session::of_one())?;
-    let seen = while_disturbed(&mut *source, place, kind)?;
+    let seen = while_disturbed(&mut *source, setup, kind)?;
     let is_within = |event: &LateEvent, length_ns: u64, stolen_ns: u64| {
-        // A hypervisor has its share before a disturbance, within it or after it.
-        let longest_ns = length_ns + place.apart_ns + stolen_ns;
-        (length_ns.saturating_sub(PERIOD_NS + place.apart_ns)..=longest_ns).contains(&event.latency_ns)
+        // Steal time may be before, within or after a disturbance.
+        let longest_ns = length_ns + setup.apart_ns + stolen_ns;
+        (length_ns.saturating_sub(PERIOD_NS + setup.apart_ns)..=longest_ns).contains(&event.latency_ns)
     };
     let check = Check::new(TIMERLAT.name, source.backend, injected, "waits of the known length");
     Ok(vec![seen.judge(check, is_within, cause, |event, is_known| first_of(event, is_known).is_some_and(&is_true))])
 }
 
-/// Windows with interrupts off are told with bounds, and whose they are.
-pub(super) fn windows(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+/// Checks `irqsoff`: sections with interrupts off are reported within bounds, with the function that ended them.
+pub(super) fn windows(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     let mut source = IrqsoffOptions {
         backend: Some("ticks".to_owned()),
-        cpus: vec![place.cpu],
+        cpus: vec![setup.cpu],
         period_ns: Some(PERIOD_NS),
-        late_over_ns: Some(place.length_ns / 2),
+        late_over_ns: Some(setup.length_ns / 2),
         keep_evidence: true,
         ..IrqsoffOptions::default()
     }
     .attach(&Session::of_one())?;
-    let seen = while_disturbed(&mut *source, place, Kind::IrqsOff)?;
+    let seen = while_disturbed(&mut *source, setup, Kind::IrqsOff)?;
     let is_within = |event: &LateEvent, length_ns: u64, _| {
         let bounds = event.latency_ns..=event.at_most_ns.unwrap_or(event.latency_ns);
-        bounds.end() - bounds.start() <= PERIOD_NS + place.apart_ns && bounds.contains(&length_ns)
+        bounds.end() - bounds.start() <= PERIOD_NS + setup.apart_ns && bounds.contains(&length_ns)
     };
     let is_right = |event: &LateEvent, _| event.labels.get("function").is_some_and(|function| function == ENABLES);
     let check = Check::new(IRQSOFF.name, source.backend, IRQS_OFF, "windows within their bounds");
     Ok(vec![seen.judge(check, is_within, ENABLES, is_right)])
 }
 
-/// The largest cause; the hypervisor may have more where the kernel knows of that.
+/// Returns the largest cause, without steal time if the kernel has counted it (`is_known`).
 fn first_of(event: &LateEvent, is_known: bool) -> Option<&Cause> {
     event.causes.iter().find(|cause| !(is_known && is_stolen(cause)))
 }
@@ -107,21 +108,21 @@ fn is_stolen(cause: &Cause) -> bool {
     cause.kind == CauseKind::Steal
 }
 
-/// What a source says that a hypervisor had of a wait.
+/// Returns the steal time that a source reports within a late event.
 fn stolen_ns(event: &LateEvent) -> u64 {
     event.causes.iter().filter(|cause| is_stolen(cause)).map(|cause| cause.ns).sum()
 }
 
-struct Seen {
-    /// On CLOCK_MONOTONIC.
+struct Observed {
+    /// Spans of the disturbances (CLOCK_MONOTONIC, nanoseconds).
     made: Vec<Range<u64>>,
     events: Vec<LateEvent>,
-    /// What a hypervisor had of the CPU meanwhile, at most, as the kernel counts it in /proc/stat.
+    /// Upper bound of the CPU's steal time during the disturbances, as counted in /proc/stat.
     stolen_ns: u64,
 }
 
-impl Seen {
-    /// 19 of 20 disturbances have to be told within bounds, by length; how many were blamed on their cause is told too.
+impl Observed {
+    /// Passes if 19 of 20 disturbances are reported with the right length. Also counts those with the right cause.
     fn judge(
         &self,
         check: Check,
@@ -132,12 +133,12 @@ impl Seen {
         let (mut within, mut right, mut left_ns) = (0_u64, 0, self.stolen_ns);
         for made in &self.made {
             let Some((event, _)) = event_of(&self.events, made) else { continue };
-            // A source cannot excuse more by a hypervisor than the kernel knows of.
-            let told_ns = stolen_ns(event);
-            let stolen_ns = told_ns.min(left_ns);
+            // A source's steal time counts only as far as the kernel has counted steal time.
+            let reported_ns = stolen_ns(event);
+            let stolen_ns = reported_ns.min(left_ns);
             left_ns -= stolen_ns;
             within += u64::from(is_within(event, made.end - made.start, stolen_ns));
-            right += u64::from(is_right(event, stolen_ns == told_ns));
+            right += u64::from(is_right(event, stolen_ns == reported_ns));
         }
         let disturbances = self.made.len() as u64;
         check.compare(Unit::Count, disturbances as f64, within as f64, disturbances as f64 / 20.0).blames(
@@ -148,14 +149,14 @@ impl Seen {
     }
 }
 
-fn while_disturbed(source: &mut dyn Attached, place: &Place<'_>, kind: Kind) -> Result<Seen, AttachError> {
-    // Apart by no multiple of a period, so that they begin at any moment of it.
-    let every_ns = 3 * place.length_ns + 137_000;
-    let plan = Plan { kind, length_ns: place.length_ns, times: TIMES, every_ns, cpu: Some(place.cpu) };
-    let stolen = || cpus::stolen_ns(place.cpu).context("cannot tell what a hypervisor has had");
+fn while_disturbed(source: &mut dyn Attached, setup: &Setup<'_>, kind: Kind) -> Result<Observed, AttachError> {
+    // Not a multiple of the period, so that disturbances start at varying phases of it.
+    let every_ns = 3 * setup.length_ns + 137_000;
+    let plan = Plan { kind, length_ns: setup.length_ns, times: TIMES, every_ns, cpu: Some(setup.cpu) };
+    let stolen = || cpus::stolen_ns(setup.cpu).context("cannot tell what a hypervisor has had");
     let (mut events, stolen_before_ns) = (Vec::new(), stolen()?);
     let report = thread::scope(|scope| {
-        let disturbing = scope.spawn(|| disturbance::run(&plan, place.stop, &mut |_| Ok(())));
+        let disturbing = scope.spawn(|| disturbance::run(&plan, setup.stop, &mut |_| Ok(())));
         let mut drained = Ok(());
         while !disturbing.is_finished() && drained.is_ok() {
             drained = source.drain_late(Duration::from_millis(50), &mut |event| events.push(event));
@@ -173,10 +174,10 @@ fn while_disturbed(source: &mut dyn Attached, place: &Place<'_>, kind: Kind) -> 
         made.start.monotonic_ns..made.start.monotonic_ns.saturating_add(made.length_ns)
     };
     let stolen_ns = stolen()?.saturating_sub(stolen_before_ns) + cpus::stolen_tick_ns();
-    Ok(Seen { made: report.made.iter().map(span).collect(), events, stolen_ns })
+    Ok(Observed { made: report.made.iter().map(span).collect(), events, stolen_ns })
 }
 
-/// The event that a disturbance has delayed most, and the span in which it waited.
+/// Returns the event that a disturbance delayed most, and the span of its wait.
 fn event_of<'a>(events: &'a [LateEvent], made: &Range<u64>) -> Option<(&'a LateEvent, Range<u64>)> {
     let common_ns = |waited: &Range<u64>| made.end.min(waited.end).saturating_sub(made.start.max(waited.start));
     let with_spans = events.iter().filter_map(|event| Some((event, waited(event)?)));
@@ -200,7 +201,7 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Twenty disturbances of 10 ms, each of which a source says that a hypervisor made longer by 10 ms.
+    /// Judges 20 disturbances of 10 ms, each reported with another 10 ms of steal time.
     fn judged(stolen_ns: u64) -> Check {
         let made: Vec<Range<u64>> = (0..20).map(|number| number * 100 * MS..(number * 100 + 10) * MS).collect();
         let events = made.iter().map(|made| {
@@ -213,7 +214,7 @@ mod tests {
                 Some(Box::new(Evidence::Timer(TimerEvidence { due_ns, thread_ns, ..TimerEvidence::default() })));
             LateEvent { latency_ns: thread_ns - due_ns, causes, evidence, ..LateEvent::default() }
         });
-        let seen = Seen { events: events.collect(), made, stolen_ns };
+        let seen = Observed { events: events.collect(), made, stolen_ns };
         let is_within = |event: &LateEvent, length_ns: u64, stolen_ns: u64| event.latency_ns <= length_ns + stolen_ns;
         let is_true = |cause: &Cause| cause.kind == CauseKind::Thread;
         seen.judge(Check::new("made", "", "", ""), is_within, "whylate-hog", |event, is_known| {
@@ -222,9 +223,9 @@ mod tests {
     }
 
     #[test]
-    fn a_hypervisor_is_an_excuse_only_as_far_as_the_kernel_counts() {
+    fn reported_steal_is_limited_by_kernel_steal_time() {
         assert_eq!((judged(200 * MS).verdict, judged(200 * MS).measured), (Verdict::Pass, 20.0));
-        // Half of it was made up by the source; all of it was.
+        // The kernel has counted half of the reported steal time; then none of it.
         assert_eq!((judged(100 * MS).verdict, judged(100 * MS).measured), (Verdict::Fail, 10.0));
         let made_up = judged(0);
         assert_eq!((made_up.verdict, made_up.measured), (Verdict::Fail, 0.0));

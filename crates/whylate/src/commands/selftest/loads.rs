@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Work items, sleeping threads and a submission thread whose figures are known.
+//! Checks `wq`, `offcpu` and `sqpoll` by work items, sleeping threads and a submission thread with known figures.
 
 use std::io;
 use std::thread;
@@ -19,7 +19,7 @@ use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::wq::{By, WqOptions};
 use whylate_sources::{AttachError, Attached as _, Session, Source as _, Threads};
 
-use super::Place;
+use super::Setup;
 use super::sleepers::{NAPS, SLEEPERS, Sleepers, WAITS};
 
 pub(super) const WORK: &str = "50 work items";
@@ -29,14 +29,14 @@ const ITEMS: u64 = 50;
 const BUSY_NS: u64 = 1_000_000;
 const LATE_FROM_NS: u64 = 2_000_000;
 const DUTY_SHARE: f64 = 0.37;
-/// A share of work may be off by so much.
+/// Tolerance of the share of work.
 const OFF: f64 = 0.02;
 const WINDOW: Duration = Duration::from_secs(1);
-/// Until threads are where they stay.
+/// Delay until all threads sleep at their call sites.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// They run one after another, so that each waits for those before it.
-pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+/// Checks `wq`: items queued together run one after another, and each waits for those before it.
+pub(super) fn work(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     let options =
         WqOptions { by: By::Handler, phases: true, explain_over_ns: Some(LATE_FROM_NS), ..WqOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
@@ -45,15 +45,15 @@ pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
         at_once: ITEMS,
         delay: Duration::ZERO,
         busy_ns: BUSY_NS,
-        cpu: Some(place.cpu),
+        cpu: Some(setup.cpu),
         load: false,
     };
-    let report = work::run(&plan, place.stop)?;
+    let report = work::run(&plan, setup.stop)?;
     let mut events = Vec::new();
     source.drain_late(Duration::from_millis(100), &mut |event| events.push(event))?;
     let snapshot = source.snapshot()?;
     let backend = source.backend;
-    let apart_ns = place.apart_ns as f64;
+    let apart_ns = setup.apart_ns as f64;
     let is_ours = |labels: &whylate_model::Labels| labels.get("handler").is_some_and(|handler| handler == HANDLER);
     let histogram = |name: &str| {
         let ours = snapshot.series.iter().filter(|series| is_ours(&series.labels));
@@ -85,16 +85,17 @@ pub(super) fn work(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     ])
 }
 
-/// How long items wait that are queued together and run one by one, by when the first began and the last one ended.
+/// Returns the mean wait of items that are queued together and run one by one, by the start of the first and the end of
+/// the last.
 fn mean_wait_ns(report: &work::Report) -> f64 {
-    let at = |moment: Option<Moment>| moment.map_or(0.0, |moment| moment.monotonic_ns as f64);
+    let at = |timestamp: Option<Moment>| timestamp.map_or(0.0, |timestamp| timestamp.monotonic_ns as f64);
     let (first_start, executed) = (at(report.first_start), report.executed.max(1) as f64);
     let each_ns = (at(report.last_end) - first_start) / executed;
     first_start - (at(report.first_queue) + at(report.last_queue)) / 2.0 + each_ns * (executed - 1.0) / 2.0
 }
 
-/// The weight of their stacks is the time that they were there.
-pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
+/// Checks `offcpu`: the weight of the sleepers' stacks is the time that they slept.
+pub(super) fn sleep(_setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     let sleepers = Sleepers::start()?;
     let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
@@ -104,7 +105,7 @@ pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let snapshot = source.snapshot()?;
     drop(sleepers);
     let backend = source.backend;
-    // A look at them is as exact as its period.
+    // Sampling is accurate to one period.
     let tolerance_ns = 1e9 / f64::from(DEFAULT_HZ);
     let check = |thread: &str, system_call: &str, threads: u64, figure: &str| {
         let of_thread =
@@ -127,12 +128,12 @@ pub(super) fn sleep(_place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     ])
 }
 
-/// Its share of work is that in which it had requests.
-pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
-    if place.other == place.cpu {
+/// Checks `sqpoll`: the share of work is the time with outstanding requests.
+pub(super) fn duty(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
+    if setup.other == setup.cpu {
         return Err(AttachError::Unsupported("this needs two CPUs".to_owned()));
     }
-    if place.is_emulated {
+    if setup.is_emulated {
         let reason =
             "an emulated CPU stops at any time, and requests are outstanding meanwhile without being worked at";
         return Err(AttachError::Unsupported(reason.to_owned()));
@@ -141,8 +142,8 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
         .start(&Session::of_one())?;
     let plan = LoadPlan {
         duty: DUTY_SHARE,
-        sq_cpu: Some(place.cpu),
-        app_cpu: Some(place.other),
+        sq_cpu: Some(setup.cpu),
+        app_cpu: Some(setup.other),
         urgent: true,
         idle_ms: 10,
         ..LoadPlan::default()
@@ -167,7 +168,7 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
     let series = snapshot.series.iter().find(is_it).ok_or_else(|| anyhow!("the submission thread was not seen"))?;
     let working = match series.values.get("working") {
         Some(&working) => working,
-        // What the kernel prints, and how, is its own.
+        // The fields of fdinfo depend on the kernel.
         None if source.backend == "fdinfo" => {
             let reason = "without BPF, this kernel does not tell work from spinning";
             return Err(AttachError::Unsupported(reason.to_owned()));
@@ -175,7 +176,7 @@ pub(super) fn duty(place: &Place<'_>) -> Result<Vec<Check>, AttachError> {
         None => 0.0,
     };
     let share = |ns: u64| ns as f64 / done.at_ns.max(1) as f64;
-    // In a run in which others had the load's CPU for long, nothing is known, and it is tried again.
+    // If other threads ran on the load's CPU for long, the result is uncertain; the check is repeated.
     let tolerance = OFF + share(done.uncertain_ns).min(OFF);
     let check = Check::new(SQPOLL.name, source.backend, DUTY, "share of work");
     Ok(vec![check.compare(Unit::Share, share(done.busy_ns), working, tolerance)])

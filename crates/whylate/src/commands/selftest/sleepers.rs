@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A process of threads that sleep in known places: `offcpu` leaves its own process out.
+//! A process of threads that sleep at known call sites, as `offcpu` leaves out its own process.
 
 use std::io::{Read as _, Write as _, stdin, stdout};
 use std::process::{Child, Command, Stdio};
@@ -9,19 +9,19 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-/// How many sleep.
+/// Number of sleeping threads.
 pub(super) const SLEEPERS: u64 = 3;
-/// Their name, and that of the one that waits for another thread.
+/// Names of the sleeping threads, and of the one that waits for another thread.
 pub(super) const NAPS: &str = "whylate-nap";
 pub(super) const WAITS: &str = "whylate-lock";
-/// For far longer than anybody looks.
+/// Sleep time, far longer than the check.
 const NAP: Duration = Duration::from_secs(600);
 
-/// It ends when it is dropped, and with its parent.
+/// The process, which ends on drop, and with its parent.
 pub(super) struct Sleepers(Child);
 
 impl Sleepers {
-    /// Returns when all threads are there.
+    /// Starts the process, and waits until all threads are started.
     pub(super) fn start() -> Result<Self> {
         let program = std::env::current_exe().context("cannot tell where this program is")?;
         let mut command = Command::new(program);
@@ -44,19 +44,19 @@ impl Drop for Sleepers {
     }
 }
 
-/// Is that process.
+/// Runs as the process of sleeping threads, until standard input is closed.
 ///
 /// # Errors
-/// When there can be no more threads.
+/// When a thread cannot be started.
 pub(super) fn be() -> Result<()> {
-    let (tell, told) = mpsc::channel::<()>();
+    let (sender, receiver) = mpsc::channel::<()>();
     for _ in 0..SLEEPERS {
         thread::Builder::new().name(NAPS.to_owned()).spawn(|| thread::sleep(NAP))?;
     }
-    thread::Builder::new().name(WAITS.to_owned()).spawn(move || told.recv().is_ok())?;
+    thread::Builder::new().name(WAITS.to_owned()).spawn(move || receiver.recv().is_ok())?;
     stdout().write_all(b"\n")?;
     stdout().flush()?;
     stdin().read_to_end(&mut Vec::new())?;
-    drop(tell);
+    drop(sender);
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate sqpoll sweep`: how busy a submission thread is at different numbers of requests in flight.
+//! `whylate sqpoll sweep`: utilization of a submission thread at different numbers of requests in flight.
 
 mod fio;
 
@@ -28,7 +28,7 @@ use crate::output::json::write_line;
 use crate::output::table::{Table, terminal_columns};
 use crate::values::duration_ns;
 
-/// The size of a file that is made to be written to.
+/// Size of a temporary file for writes, in bytes.
 const MADE_BYTES: u64 = 64 << 20;
 const COLUMNS: &str = "IODEPTH, UTIL%, IDLE%, WORK%, STARVED%, IOPS, MEAN, P99";
 
@@ -86,7 +86,7 @@ enum Direction {
     Write,
 }
 
-/// Reads `4096`, `128k` or `1m`.
+/// Parses `4096`, `128k` or `1m`.
 fn size_bytes(text: &str) -> Result<u32, String> {
     let unit = match text.to_ascii_lowercase() {
         text if text.ends_with('k') => 1 << 10,
@@ -101,19 +101,19 @@ fn size_bytes(text: &str) -> Result<u32, String> {
     }
 }
 
-/// What a load tells of itself.
-struct Told {
+/// Figures measured by the load itself.
+struct LoadFigures {
     requests: u64,
     duration_ns: u64,
-    /// `None` where it cannot be trusted.
+    /// Mean latency; `None` if the load's figures contradict each other.
     mean_ns: Option<u64>,
     p99_ns: Option<u64>,
 }
 
-impl From<Report> for Told {
+impl From<Report> for LoadFigures {
     fn from(report: Report) -> Self {
         let latency = &report.latency;
-        Told {
+        LoadFigures {
             requests: report.requests,
             duration_ns: report.duration_ns,
             mean_ns: Some(latency.mean_ns()),
@@ -122,14 +122,14 @@ impl From<Report> for Told {
     }
 }
 
-/// A file that is removed at the end, however the run ends.
+/// Temporary file, which is removed on drop.
 struct Made<'a> {
     path: &'a PathBuf,
     file: fs::File,
 }
 
 impl Made<'_> {
-    /// Where it is reached whatever somebody has put in its place meanwhile.
+    /// Returns a path to the open file, even if its name is now another file's.
     fn as_opened(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
     }
@@ -137,7 +137,7 @@ impl Made<'_> {
 
 impl Drop for Made<'_> {
     fn drop(&mut self) {
-        // What is there by this name now may be somebody else's.
+        // Another file may have taken the name.
         let is_it = |there: fs::Metadata| {
             self.file.metadata().is_ok_and(|made| (made.dev(), made.ino()) == (there.dev(), there.ino()))
         };
@@ -166,17 +166,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         } else {
             measure(arguments, &path, depth, &stop)?
         };
-        let Some((snapshot, pid, told)) = measured else { break };
+        let Some((snapshot, pid, load)) = measured else { break };
         let thread = thread_of(&snapshot, pid).context("the submission thread was not seen")?;
         if arguments.json {
             let line = serde_json::json!({
-                "iodepth": depth, "requests": told.requests, "duration_ns": told.duration_ns,
-                "mean_ns": told.mean_ns, "p99_ns": told.p99_ns, "values": thread.values, "lost": snapshot.lost,
+                "iodepth": depth, "requests": load.requests, "duration_ns": load.duration_ns,
+                "mean_ns": load.mean_ns, "p99_ns": load.p99_ns, "values": thread.values, "lost": snapshot.lost,
             });
             write_line(&mut out, &line)?;
             out.flush()?;
         } else {
-            table.row(row(depth, thread, &told));
+            table.row(row(depth, thread, &load));
         }
     }
     if !arguments.json {
@@ -187,7 +187,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the file to write to, if it is not there.
+/// Creates the file to write to, if it does not exist.
 fn prepare(arguments: &Arguments) -> anyhow::Result<Option<Made<'_>>> {
     if arguments.rw == Direction::Read {
         return Ok(None);
@@ -198,7 +198,7 @@ fn prepare(arguments: &Arguments) -> anyhow::Result<Option<Made<'_>>> {
         }
         return Ok(None);
     }
-    // Nobody else's file is taken, even if it comes into being right now.
+    // Fails if the file exists, even if it was created just now.
     let file = create_new(&arguments.filename);
     let file = file.with_context(|| format!("cannot make {}", arguments.filename.display()))?;
     let made = Made { path: &arguments.filename, file };
@@ -211,7 +211,7 @@ fn measure(
     path: &Path,
     depth: u32,
     stop: &AtomicBool,
-) -> anyhow::Result<Option<(Snapshot, u32, Told)>> {
+) -> anyhow::Result<Option<(Snapshot, u32, LoadFigures)>> {
     let plan = Plan {
         path: path.to_owned(),
         writes: arguments.rw == Direction::Write,
@@ -227,7 +227,7 @@ fn measure(
         SqpollOptions { backend: Some("bpf".to_owned()), threads: Threads::of(own), ..SqpollOptions::default() }
             .start(&Session::of_one())
             .context("cannot attach sqpoll")?;
-    // From the first request on.
+    // Measure from the first request on.
     let started = || source.snapshot().map(|_| ()).map_err(io::Error::other);
     let report = file_load::run(&plan, stop, started);
     let report = report.with_context(|| format!("cannot use {} like this", arguments.filename.display()))?;
@@ -240,14 +240,14 @@ fn measure(
     Ok(Some((source.snapshot()?, own, report.into())))
 }
 
-/// A process's thread whose ring has just gone: of several, as one before may be on its way out, the one that did most.
+/// Returns the submission thread of a process: of several (an earlier one may be exiting), the busiest.
 fn thread_of(snapshot: &Snapshot, pid: u32) -> Option<&Series> {
     let sqes = |series: &Series| series.values.get("sqes_per_s").copied().unwrap_or(0.0);
     let is_own = |series: &&Series| is_thread(series) && series.labels.get("pid") == Some(&pid.to_string());
     snapshot.series.iter().filter(is_own).max_by(|a, b| sqes(a).total_cmp(&sqes(b)))
 }
 
-fn row(depth: u32, thread: &Series, told: &Told) -> Vec<String> {
+fn row(depth: u32, thread: &Series, load: &LoadFigures) -> Vec<String> {
     let percent = |share: Option<f64>| share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}", share * 100.0));
     let value = |name: &str| thread.values.get(name).copied();
     vec![
@@ -256,9 +256,9 @@ fn row(depth: u32, thread: &Series, told: &Told) -> Vec<String> {
         percent(value("utilisation").map(|share| 1.0 - share)),
         percent(value("working")),
         percent(value("starved")),
-        format!("{:.0}", told.requests as f64 * 1e9 / told.duration_ns.max(1) as f64),
-        told.mean_ns.map_or_else(|| "-".to_owned(), format_ns),
-        told.p99_ns.map_or_else(|| "-".to_owned(), format_ns),
+        format!("{:.0}", load.requests as f64 * 1e9 / load.duration_ns.max(1) as f64),
+        load.mean_ns.map_or_else(|| "-".to_owned(), format_ns),
+        load.p99_ns.map_or_else(|| "-".to_owned(), format_ns),
     ]
 }
 
@@ -293,9 +293,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_file_that_is_there_is_left_alone() -> io::Result<()> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("dear");
+    fn refuses_to_overwrite_existing_file() -> io::Result<()> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("dear");
         fs::write(&path, "dear")?;
         let error = run(&arguments(path.clone())).expect_err("it is there");
         assert!(error.is::<Senseless>() && error.to_string().contains("--destroy-what-is-there"), "{error:#}");
@@ -304,9 +304,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_file_that_is_made_is_removed() -> anyhow::Result<()> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("new");
+    fn removes_temporary_file_on_drop() -> anyhow::Result<()> {
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("new");
         let arguments = arguments(path.clone());
         let made = prepare(&arguments)?;
         assert_eq!(fs::metadata(&path)?.len(), MADE_BYTES);

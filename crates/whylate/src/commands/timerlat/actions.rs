@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is done when a threshold is hit, and at the end.
+//! Actions when a threshold is hit, and at the end.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,17 +12,17 @@ use whylate_sources::credentials::run_as_real_user;
 use super::values::Action;
 use crate::files;
 
-/// Saves a trace to a file, and tells it.
+/// Saves a trace to a file, and prints that.
 pub type Save<'a> = dyn FnMut(&Path, &mut dyn Write) -> anyhow::Result<()> + 'a;
 
-/// Performs actions in order, and none after one that fails; `save` saves traces. Returns whether to go on measuring.
+/// Performs actions in order, up to the first that fails; `save` saves traces. Returns whether to continue measuring.
 ///
 /// # Errors
 /// That of the action that failed, or of the writer.
 pub fn perform(actions: &[Action], out: &mut dyn Write, save: &mut Save<'_>) -> anyhow::Result<bool> {
     let mut goes_on = false;
     for action in actions {
-        // Commands write to the same place.
+        // Commands write to standard output too.
         out.flush()?;
         match action {
             Action::Trace(path) => save(path, out)?,
@@ -34,7 +34,7 @@ pub fn perform(actions: &[Action], out: &mut dyn Write, save: &mut Save<'_>) -> 
     Ok(goes_on)
 }
 
-/// Writes to a file of this user alone.
+/// Writes a file that only its owner can read.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -43,10 +43,10 @@ pub fn save<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> anyhow::Result
 }
 
 fn signal(number: i32, pid: Option<i32>) -> anyhow::Result<()> {
-    let whom = pid.map_or_else(getppid, Pid::from_raw).context("there is no process to send a signal to")?;
+    let target = pid.map_or_else(getppid, Pid::from_raw).context("there is no process to send a signal to")?;
     let signal = Signal::from_named_raw(number).context("no signal has this number")?;
-    kill_process(whom, signal)
-        .with_context(|| format!("cannot send signal {number} to process {}", whom.as_raw_nonzero()))
+    kill_process(target, signal)
+        .with_context(|| format!("cannot send signal {number} to process {}", target.as_raw_nonzero()))
 }
 
 fn shell(command: &str) -> anyhow::Result<()> {
@@ -67,25 +67,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn actions_are_done_in_order_up_to_the_first_that_fails() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let shell = |command: &str| Action::Shell(format!("cd {} && {command}", folder.path().display()));
+    fn actions_stop_at_first_failure() {
+        let directory = tempfile::tempdir().expect("a folder");
+        let shell = |command: &str| Action::Shell(format!("cd {} && {command}", directory.path().display()));
         let (out, nothing) = (&mut io::sink(), &mut |_: &Path, _: &mut dyn Write| Ok(()));
         assert!(!perform(&[shell("touch a,b")], out, nothing).expect("performed"));
-        assert!(folder.path().join("a,b").exists());
+        assert!(directory.path().join("a,b").exists());
         assert!(perform(&[Action::Continue, shell("touch c")], out, nothing).expect("performed"));
         assert!(perform(&[shell("false"), shell("touch never")], out, nothing).is_err());
-        assert!(folder.path().join("c").exists() && !folder.path().join("never").exists());
+        assert!(directory.path().join("c").exists() && !directory.path().join("never").exists());
     }
 
     #[test]
-    fn a_trace_is_the_users_own_and_follows_no_link() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("trace.txt");
+    fn trace_file_is_private_and_refuses_links() {
+        let directory = tempfile::tempdir().expect("a folder");
+        let path = directory.path().join("trace.txt");
         let write = |out: &mut dyn Write| Ok(out.write_all(b"late")?);
         perform(&[Action::Trace(path.clone())], &mut io::sink(), &mut |path, _| save(path, write)).expect("saved");
         assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o600);
-        let link = folder.path().join("link");
+        let link = directory.path().join("link");
         std::os::unix::fs::symlink(&path, &link).expect("linked");
         assert!(save(&link, write).is_err());
     }

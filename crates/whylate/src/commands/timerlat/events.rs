@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `-e`, `--filter` and `--trigger`: the last two belong to the event before them on the command line.
+//! `-e`, `--filter` and `--trigger`; filter and trigger belong to the preceding event on the command line.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Error, FromArgMatches, error::ErrorKind};
 use whylate_sources::timerlat::TraceEvent;
@@ -41,10 +41,10 @@ impl FromArgMatches for Events {
         let mut events: Vec<TraceEvent> = Vec::new();
         for (_, (id, value)) in words {
             if id == EVENT {
-                events.push(event(value).map_err(|told| Error::raw(ErrorKind::ValueValidation, told))?);
+                events.push(event(value).map_err(|message| Error::raw(ErrorKind::ValueValidation, message))?);
                 continue;
             }
-            let refused = |told| Error::raw(ErrorKind::MissingRequiredArgument, told);
+            let refused = |message| Error::raw(ErrorKind::MissingRequiredArgument, message);
             let last =
                 events.last_mut().ok_or_else(|| refused(format!("--{id} comes after the -e that it is for\n")))?;
             let place = if id == FILTER { &mut last.filter } else { &mut last.trigger };
@@ -61,10 +61,10 @@ impl FromArgMatches for Events {
     }
 }
 
-/// `system:event`, or `system` for all of its events.
+/// Parses `system:event`, or `system` for all of its events.
 fn event(text: &str) -> Result<TraceEvent, String> {
     let (system, name) = text.split_once(':').map_or((text, None), |(system, name)| (system, Some(name)));
-    // They are names of folders.
+    // System and event are directory names in tracefs.
     let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c));
     if !is_name(system) || !name.is_none_or(is_name) {
         return Err(format!("name an event SYSTEM or SYSTEM:EVENT, e.g. sched:sched_switch, not {text}\n"));
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn filters_and_triggers_are_those_of_the_event_before() {
+    fn filters_and_triggers_apply_to_preceding_event() {
         let words = [
             "-e",
             "sched:sched_switch",
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_no_event_is_refused() {
+    fn rejects_filter_or_trigger_without_event() {
         for words in [
             &["--filter", "a"][..],
             &["--filter", "a", "-e", "sched"],
@@ -128,7 +128,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_event_names_another_folder(text in "[a-z_./:-]{1,12}") {
+        fn event_names_cannot_escape_directory(text in "[a-z_./:-]{1,12}") {
             if let Ok(event) = event(&text) {
                 let names = [Some(event.system), event.name];
                 prop_assert!(names.iter().flatten().all(|name| !name.contains(['/', '.']) && !name.is_empty()));

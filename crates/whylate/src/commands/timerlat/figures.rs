@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is shown of a measurement, live or from a recording.
+//! Prints the figures of a measurement, live or from a recording.
 
 use std::io::Write;
 
@@ -15,7 +15,7 @@ use crate::output::timerlat::hist::{self, Shown};
 use crate::output::timerlat::total::Total;
 use crate::output::timerlat::{late, percentiles, top};
 
-/// Everything so far.
+/// Sums and worst activations since the start.
 pub struct Figures<'a> {
     plan: &'a Plan<'a>,
     pub screen: Screen,
@@ -38,7 +38,7 @@ impl<'a> Figures<'a> {
         }
     }
 
-    /// Before anything else.
+    /// Writes the heading of late activations, if they are printed.
     pub fn begin(&self, out: &mut dyn Write) -> anyhow::Result<()> {
         if self.plan.common.why.is_some() && !self.plan.common.json {
             late::write_heading(out)?;
@@ -47,7 +47,7 @@ impl<'a> Figures<'a> {
         Ok(())
     }
 
-    /// Shows a late activation that is asked for as it happens, and keeps it among the worst.
+    /// Prints a late activation if it exceeds `--why`, and adds it to the worst.
     pub fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> anyhow::Result<()> {
         if self.plan.common.why.is_some_and(|over_ns| event.latency_ns >= over_ns) {
             late::write(out, &event, &self.zone)?;
@@ -56,13 +56,13 @@ impl<'a> Figures<'a> {
         Ok(())
     }
 
-    /// Shows everything so far.
+    /// Prints the figures since the start.
     pub fn refresh(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {
         let text = self.text()?;
         Ok(self.screen.show(out, &text)?)
     }
 
-    /// What is shown of everything so far.
+    /// Renders the figures since the start.
     fn text(&self) -> anyhow::Result<String> {
         let mut text = Vec::new();
         let (unit, has_user) = (self.plan.common.unit(), self.has_user);
@@ -97,7 +97,7 @@ impl<'a> Figures<'a> {
         Ok(())
     }
 
-    /// Whether what was measured is shown again and again: taking it out costs more than measuring it.
+    /// Returns whether the figures are refreshed: reading them costs more than measuring.
     pub fn refreshes(&self) -> bool {
         let common = self.plan.common;
         match self.plan.view {
@@ -107,7 +107,7 @@ impl<'a> Figures<'a> {
         }
     }
 
-    /// The last output of figures. The rest of a total is that of the latest snapshot.
+    /// Prints the final figures. Everything but the sums is from the latest snapshot.
     pub fn finish(&mut self, out: &mut dyn Write, latest: Snapshot, hit: bool) -> anyhow::Result<()> {
         let common = self.plan.common;
         if common.json {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Measuring, from the first activation to the last output.
+//! Measures or replays, from the first activation to the last output.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -18,7 +18,7 @@ use whylate_sources::{Attached as _, Measuring, Session};
 
 use super::figures::Figures;
 use super::{Arguments, Common, Plan, RECORDED_WORST, actions};
-use crate::commands::runner::{Feed, Keep, Kept, wait};
+use crate::commands::runner::{Feed, Keep, PendingLate, wait};
 use crate::commands::watch::{Ended, Watch};
 use crate::commands::{Origin, SUCCESS, Senseless, THRESHOLD_HIT, record};
 use crate::output::Output as _;
@@ -28,14 +28,14 @@ use crate::output::timerlat::{analysis, trace};
 use crate::recording::play::nothing_in_span;
 use crate::recording::{Played, Recorder, about};
 
-/// The histogram of the return to user space.
+/// Name of the histogram of the return to user space.
 const USER: &str = "user";
-/// From one refresh of the table to the next.
+/// Interval between refreshes of the table.
 const REFRESH: Duration = Duration::from_secs(1);
-/// How long a hit threshold may go unnoticed, and how long what the tracer has sampled waits to be taken in.
+/// Poll interval for hit thresholds and for samples of the tracer.
 const SLICE: Duration = Duration::from_millis(50);
-/// How many late activations are kept for a trace, of any run the latest ones.
-const KEPT: usize = 1_000;
+/// Maximum number of late activations buffered for a trace: the latest ones.
+const MAX_PENDING: usize = 1_000;
 
 /// Measures until the duration is over, a threshold is hit, or Ctrl-C. Returns the exit status.
 ///
@@ -44,8 +44,8 @@ const KEPT: usize = 1_000;
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let plan = arguments.plan();
     if plan.common.bpf_action.is_some() {
-        let told = anyhow!("--bpf-action is not supported: run a command with --on-threshold shell,command=COMMAND");
-        return Err(Senseless(told).into());
+        let error = anyhow!("--bpf-action is not supported: run a command with --on-threshold shell,command=COMMAND");
+        return Err(Senseless(error).into());
     }
     if let Origin::Recording(recording) = origin {
         record::refuse(plan.common.output.as_deref())?;
@@ -57,17 +57,17 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(name) = plan.common.cgroup.as_deref().filter(|name| !name.is_empty()) {
         placement::join_cgroup(name)?;
     }
-    // Before this thread is bound to some CPUs, which is not what the user allows, and after the cgroup's cpuset does.
+    // Reads the allowed CPUs after joining the cgroup with its cpuset, and before this thread's affinity is changed.
     let session = Session::of_one();
     let choice = session.cpus(&options.cpus).context("cannot attach timerlat")?;
-    // Until the end.
+    // Restored on drop.
     let _surroundings = Surroundings::arrange(plan.common, &choice)?;
     let source = options.start(&session).context("cannot attach timerlat")?;
     if let Some(cgroup) = &plan.common.cgroup {
         placement::move_to_cgroup(cgroup, source.kernel_threads())?;
     }
     let mut measurement = Measurement::new(&plan, source);
-    measurement.feed.tell();
+    measurement.feed.print_limitations();
     if let Some(store) = store {
         let explained_ns = options.explain_over_ns.or(options.explain_worst.map(|_| 0));
         let header = about::of_one(TIMERLAT.name, measurement.feed.source.backend, explained_ns);
@@ -85,7 +85,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     Ok(status)
 }
 
-/// Shows what was recorded. Thresholds that stop a measurement stop none here.
+/// Prints a recording. Thresholds do not stop a replay.
 fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
     let common = plan.common;
     let late_from_ns = played.late_from_ns(TIMERLAT.name)?;
@@ -94,7 +94,7 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     let mut figures = Figures::new(plan);
-    let mut kept = Kept::new(Keep::worst(common.worst.map(usize::from).filter(|_| common.why.is_none())));
+    let mut kept = PendingLate::new(Keep::worst(common.worst.map(usize::from).filter(|_| common.why.is_none())));
     figures.begin(&mut out)?;
     let mut lead_ns = None;
     let mut next = played.next_snapshot(TIMERLAT.name)?;
@@ -125,13 +125,13 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
         let is_over = common.duration.is_some_and(|ns| played.completes_interval(since_ns, snapshot.duration_ns, ns));
         next = if is_over { None } else { played.next_snapshot(TIMERLAT.name)? };
         if next.is_none() {
-            kept.tell(&mut snapshot);
+            kept.move_into(&mut snapshot);
             figures.finish(&mut out, snapshot, false)?;
             break;
         }
         if figures.refreshes() {
             if common.json {
-                kept.tell(&mut snapshot);
+                kept.move_into(&mut snapshot);
                 JsonLines.snapshot(&mut out, snapshot)?;
             } else {
                 figures.refresh(&mut out)?;
@@ -144,7 +144,7 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
     Ok(SUCCESS)
 }
 
-/// What is changed on the machine as long as something is measured.
+/// Settings of the machine that are changed during the measurement.
 struct Surroundings {
     _latency: Option<File>,
     _idle: Option<Shallow>,
@@ -154,9 +154,9 @@ impl Surroundings {
     fn arrange(common: &Common, choice: &Choice) -> anyhow::Result<Self> {
         match &common.house_keeping {
             Some(cpus) => placement::keep_to(&cpus.0)?,
-            // As rtla does: whoever measures stays away from what is measured.
+            // Like rtla, whylate's own threads keep off the measured CPUs.
             None => {
-                // Where that may not be, it shares their CPUs.
+                // If this fails, they share the CPUs.
                 let _ = choice.others.is_empty() || placement::keep_to(&choice.others).is_ok();
             }
         }
@@ -180,13 +180,13 @@ struct Measurement<'a> {
     feed: Feed<AttachedTimerlat>,
     figures: Figures<'a>,
     recorder: Option<Recorder>,
-    /// Those that hit a threshold, the first of each CPU.
+    /// First activation of each CPU that hit a threshold.
     hits: BTreeMap<u32, LateEvent>,
-    /// For a trace, where one is asked for.
+    /// Late activations for a trace, if one may be saved.
     kept: VecDeque<LateEvent>,
-    /// Whether late activations are asked for, and not only to be recorded.
+    /// Whether late activations are explained, not only buffered for a trace.
     explains: bool,
-    /// The action that failed at a threshold. It is told after everything else.
+    /// Error of an action at a threshold, which is printed at the end.
     failed: Option<anyhow::Error>,
 }
 
@@ -236,9 +236,9 @@ impl<'a> Measurement<'a> {
                 recorder.snapshot(&latest);
             }
             self.figures.total.add(&latest);
-            // With actions that take longer than what was left of the time, or a threshold that is hit all the time.
+            // The time may be over after a long action, or with a threshold that is hit all the time.
             let is_over = step == Step::Over || end.is_some_and(|end| Instant::now() >= end);
-            // A threshold may have been hit since it was looked for: what is counted has to be told.
+            // A threshold may have been hit since the last poll, and the hit is counted: report it.
             if step == Step::Over && self.feed.source.has_stopped() {
                 self.take_late(out)?;
                 step = Step::Hit;
@@ -259,7 +259,7 @@ impl<'a> Measurement<'a> {
         }
     }
 
-    /// Waits for the next refresh, and takes late activations meanwhile.
+    /// Waits for the next refresh, and drains late activations while waiting.
     fn step(
         &mut self,
         watch: &Watch,
@@ -272,7 +272,7 @@ impl<'a> Measurement<'a> {
         let slice = if looks_out { SLICE } else { timerlat::POLLED_EVERY };
         let mut is_hit = false;
         let ended = wait(watch, until, slice, &mut || {
-            // Whoever stops it has told why before.
+            // The late event of a hit is in the buffer before the stop: check for the stop first.
             is_hit = self.feed.source.stopped_by().is_some();
             self.take_late(out)?;
             out.flush()?;
@@ -299,7 +299,7 @@ impl<'a> Measurement<'a> {
             }
             let common = self.plan.common;
             if common.saves() {
-                if self.kept.len() >= KEPT {
+                if self.kept.len() >= MAX_PENDING {
                     self.kept.pop_front();
                 }
                 self.kept.push_back(event.clone());
@@ -337,21 +337,21 @@ impl<'a> Measurement<'a> {
             || stop.thread_ns.is_some_and(|limit_ns| event.latency_ns >= limit_ns)
     }
 
-    /// Performs the actions; where they say so, measuring goes on.
+    /// Performs the actions. Returns whether to continue measuring.
     fn goes_on_after_hit(&mut self, out: &mut dyn Write) -> anyhow::Result<bool> {
         let common = self.plan.common;
         let actions = common.on_threshold();
         if !actions.is_empty() {
-            // What they print stays.
+            // The output of actions must not be cleared.
             self.figures.screen.keep();
         }
         let late = self.late_to_save();
-        let told = !common.json;
-        match actions::perform(&actions, out, &mut |path, out| save(&self.feed.source, path, &late, out, told)) {
+        let prints = !common.json;
+        match actions::perform(&actions, out, &mut |path, out| save(&self.feed.source, path, &late, out, prints)) {
             Ok(true) => {}
             Ok(false) => return Ok(false),
             Err(error) => {
-                // What was measured is still to be shown.
+                // The figures are still printed.
                 self.failed = Some(error);
                 return Ok(false);
             }
@@ -360,7 +360,7 @@ impl<'a> Measurement<'a> {
             self.write_hit(out)?;
         }
         self.hits.clear();
-        // What came in after the stop is of no measurement.
+        // Discards everything since the stop.
         self.feed.take_late(&mut |_| Ok(None))?;
         self.feed.source.snapshot()?;
         self.feed.source.resume()?;
@@ -370,7 +370,7 @@ impl<'a> Measurement<'a> {
     fn refresh(&mut self, out: &mut dyn Write, latest: Snapshot) -> anyhow::Result<()> {
         if self.plan.common.json {
             self.write_json(out, latest)?;
-            // Each line has the worst of its second.
+            // Each JSON line has the worst of its own interval.
             self.feed.source.forget_worst();
         } else {
             self.figures.refresh(out)?;
@@ -379,20 +379,20 @@ impl<'a> Measurement<'a> {
     }
 
     fn write_json(&mut self, out: &mut dyn Write, mut snapshot: Snapshot) -> io::Result<()> {
-        self.feed.kept().tell(&mut snapshot);
+        self.feed.kept().move_into(&mut snapshot);
         JsonLines.snapshot(out, snapshot)
     }
 
     fn finish(&mut self, out: &mut dyn Write, mut latest: Snapshot, hit: bool) -> anyhow::Result<()> {
         let common = self.plan.common;
-        self.feed.kept().tell(&mut latest);
+        self.feed.kept().move_into(&mut latest);
         self.figures.finish(out, latest, hit)?;
         if hit && !common.json {
             self.write_hit(out)?;
         }
-        let (late, told) = (self.late_to_save(), !common.json);
+        let (late, prints) = (self.late_to_save(), !common.json);
         let ended =
-            actions::perform(&common.on_end, out, &mut |path, out| save(&self.feed.source, path, &late, out, told));
+            actions::perform(&common.on_end, out, &mut |path, out| save(&self.feed.source, path, &late, out, prints));
         out.flush()?;
         if let Some(error) = self.failed.take() {
             say!("whylate: {error:#}");
@@ -400,7 +400,7 @@ impl<'a> Measurement<'a> {
         ended.map(|_| ())
     }
 
-    /// What a trace tells more of than its times: what hit the threshold, or what else was late.
+    /// Returns the activations that a trace explains: hits of a threshold, or else the worst or latest late ones.
     fn late_to_save(&self) -> Vec<LateEvent> {
         if !self.hits.is_empty() {
             return self.hits.values().cloned().collect();
@@ -416,7 +416,7 @@ impl<'a> Measurement<'a> {
         }
     }
 
-    /// The analysis of what stopped the measurement.
+    /// Writes the analysis of the activations that stopped the measurement.
     fn write_hit(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {
         let common = self.plan.common;
         writeln!(out, "whylate timerlat hit stop tracing")?;
@@ -450,13 +450,13 @@ impl<'a> Measurement<'a> {
     }
 }
 
-/// What the tracer has recorded, or the latest activations and those that were late; and says so.
+/// Saves the tracer's trace, or the latest and the late activations. Prints the file name if `prints`.
 fn save(
     source: &AttachedTimerlat,
     path: &Path,
     late: &[LateEvent],
     out: &mut dyn Write,
-    is_told: bool,
+    prints: bool,
 ) -> anyhow::Result<()> {
     if source.records() {
         actions::save(path, |file| source.write_trace(file))?;
@@ -467,7 +467,7 @@ fn save(
     } else {
         actions::save(path, |file| Ok(trace::write(file, &source.latest(), late)?))?;
     }
-    if is_told {
+    if prints {
         writeln!(out, "  Saving trace to {}", path.display())?;
     }
     Ok(())

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where a view that is refreshed goes: over the former one on a terminal, below it elsewhere.
+//! Prints a view that is refreshed: over the previous one on a terminal, below it elsewhere.
 
 use std::io::{self, Write};
 
-/// Back to the upper left corner.
+/// Moves the cursor to the upper left corner.
 const HOME: &str = "\x1b[H";
-/// What a former, longer line has left.
+/// Clears the rest of a previous, longer line.
 const REST_OF_LINE: &str = "\x1b[K";
 const REST_OF_SCREEN: &str = "\x1b[J";
 const EVERYTHING: &str = "\x1b[2J";
@@ -13,24 +13,24 @@ const EVERYTHING: &str = "\x1b[2J";
 /// A terminal, or a file.
 #[derive(Debug)]
 pub struct Screen {
-    /// Lines and columns of the terminal; `None` of a file.
+    /// Returns rows and columns of the terminal; `None` for a file.
     size: fn() -> Option<(usize, usize)>,
     is_first: bool,
 }
 
-/// Of standard output. Only a terminal has a size, and it may change.
+/// Returns rows and columns of standard output. Only a terminal has a size, and it may change.
 fn size() -> Option<(usize, usize)> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     (size.ws_row > 1 && size.ws_col > 0).then(|| (size.ws_row.into(), size.ws_col.into()))
 }
 
 impl Screen {
-    /// Of standard output.
+    /// Creates the screen for standard output.
     pub fn new() -> Self {
         Screen { size, is_first: true }
     }
 
-    /// Shows a view. On a terminal it takes the place of the former one, in one piece, so that nothing flickers.
+    /// Prints a view. On a terminal, it replaces the previous one in one write, without flicker.
     pub fn show(&mut self, out: &mut dyn Write, view: &str) -> io::Result<()> {
         let Some((rows, columns)) = (self.size)() else {
             return out.write_all(view.as_bytes());
@@ -48,12 +48,12 @@ impl Screen {
         out.write_all(text.as_bytes())
     }
 
-    /// Keeps what is there, as something else is written below it: the next view begins anew.
+    /// Keeps the current view, as other output follows it. The next view clears the screen.
     pub fn keep(&mut self) {
         self.is_first = true;
     }
 
-    /// Makes room for what stays.
+    /// Clears the view for the final output.
     pub fn leave(&mut self, out: &mut dyn Write) -> io::Result<()> {
         if (self.size)().is_some() && !self.is_first {
             write!(out, "{HOME}{REST_OF_SCREEN}")?;
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_is_not_cleared_at_the_end() {
+    fn kept_view_is_not_cleared_at_end() {
         let end = |is_kept: bool| {
             let (mut screen, mut out) = (Screen { size: || Some((3, 4)), is_first: true }, Vec::new());
             screen.show(&mut out, "a\n").expect("a vector takes everything");
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_is_cleared_once_and_written_over_then() {
+    fn terminal_is_cleared_once_then_overwritten() {
         let text = shown(Screen { size: || Some((3, 4)), is_first: true }, &["abcdef\nb\nc\n", "d\n"]);
         assert_eq!(text, "\x1b[2J\x1b[Habcd\x1b[K\nb\x1b[K\n\x1b[J\x1b[Hd\x1b[K\n\x1b[J");
     }

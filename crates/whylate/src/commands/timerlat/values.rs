@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How the values of timerlat's options are read.
+//! Parsers of option values of timerlat.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::str::FromStr;
 use whylate_model::units::parse_duration_ns;
 use whylate_sources::timerlat::{PERIODS_NS, Policy};
 
-/// By how much one comes after the other; a bare number is in microseconds.
+/// Parses the offset between wakeups of successive CPUs into nanoseconds; a bare number is in microseconds.
 pub fn offset(text: &str) -> Result<u64, String> {
     match parse_duration_ns(text, 1_000) {
         Ok(ns) if ns <= *PERIODS_NS.end() => Ok(ns),
@@ -16,7 +16,7 @@ pub fn offset(text: &str) -> Result<u64, String> {
     }
 }
 
-/// `o:nice`, `r:priority`, `f:priority` or `d:runtime:period`; rtla takes capital letters too.
+/// Parses `o:nice`, `r:priority`, `f:priority` or `d:runtime:period`. Like rtla, accepts capital letters too.
 pub fn policy(text: &str) -> Result<Policy, String> {
     let wrong = "a priority is o:NICE, r:PRIORITY, f:PRIORITY or d:RUNTIME:PERIOD, e.g. f:95 or d:500us:1ms";
     let (class, rest) = text.split_once(':').ok_or(wrong)?;
@@ -67,7 +67,7 @@ impl Action {
     }
 }
 
-/// Where traces go that have no other name.
+/// Default file name of traces.
 pub const TRACE_FILE: &str = "timerlat_trace.txt";
 
 impl FromStr for Action {
@@ -96,16 +96,16 @@ impl FromStr for Action {
 }
 
 fn signal(text: &str) -> Option<Action> {
-    let (mut number, mut whom) = (None, None);
+    let (mut number, mut target) = (None, None);
     for part in text.split(',') {
         match part.split_once('=')? {
             ("num", value) => number = value.parse().ok().filter(|number| (1..=64).contains(number)),
-            ("pid", "parent") => whom = Some(None),
-            ("pid", value) => whom = Some(Some(value.parse().ok().filter(|&pid: &i32| pid > 0)?)),
+            ("pid", "parent") => target = Some(None),
+            ("pid", value) => target = Some(Some(value.parse().ok().filter(|&pid: &i32| pid > 0)?)),
             _ => return None,
         }
     }
-    Some(Action::Signal { number: number?, pid: whom? })
+    Some(Action::Signal { number: number?, pid: target? })
 }
 
 #[cfg(test)]
@@ -115,13 +115,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offsets_may_be_nothing() {
+    fn parses_offsets() {
         assert_eq!((offset("0"), offset("20"), offset("1ms")), (Ok(0), Ok(20_000), Ok(1_000_000)));
         assert!(offset("1001ms").is_err() && offset("-1").is_err() && offset("x").is_err());
     }
 
     #[test]
-    fn every_class_of_priority_is_read() {
+    fn parses_scheduling_policies() {
         assert_eq!(policy("o:-5"), Ok(Policy::Other(-5)));
         assert_eq!(policy("r:1"), Ok(Policy::RoundRobin(1)));
         assert_eq!(policy("f:95"), Ok(Policy::Fifo(95)));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn every_action_is_read() {
+    fn parses_actions() {
         assert_eq!("trace".parse(), Ok(Action::Trace(TRACE_FILE.into())));
         assert_eq!("trace,file=a b".parse(), Ok(Action::Trace("a b".into())));
         assert_eq!("signal,num=2,pid=parent".parse(), Ok(Action::Signal { number: 2, pid: None }));
@@ -161,7 +161,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_is_typed_panics(text in ".{0,40}") {
+        fn parsers_never_panic(text in ".{0,40}") {
             let _ = (offset(&text), policy(&text), text.parse::<Action>());
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One line a late request, and its causes below it.
+//! Renders late requests, with their causes.
 
 use std::io::{self, Write};
 
@@ -18,7 +18,7 @@ pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
     )
 }
 
-/// Writes one late request, and its causes below it where they are known.
+/// Writes a late request, and its causes if they are known.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
     let phase = |name: &str| event.phases.iter().find(|(phase, _)| phase == name).map_or(0, |(_, ns)| *ns);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate block` prints of a snapshot.
+//! Renders snapshots of `whylate block`.
 
 mod late;
 pub mod shape;
@@ -17,7 +17,7 @@ use crate::arguments::Explain;
 use crate::output::table::Table;
 use crate::output::{Output, footer, histogram, why};
 
-/// The phases in the order in which a request goes through them, with what they are.
+/// The phases of a request in chronological order, with their descriptions.
 const PHASES: [(&str, &str); 5] = [
     ("latency", "from submission until done"),
     ("throttled", "held back by io.max or writeback throttling, or no request was free"),
@@ -28,13 +28,13 @@ const PHASES: [(&str, &str); 5] = [
 
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
-    /// Of all requests.
+    /// What is printed of all requests.
     pub shape: &'a Shape,
     /// Which late requests are explained.
     pub explain: Explain,
-    /// Others have a line too.
+    /// Late requests that are not explained have a line too.
     pub has_slower: bool,
-    /// Late requests and their culprits are all that is printed.
+    /// Only late requests and their culprits are printed.
     pub lines_only: bool,
 }
 
@@ -46,12 +46,12 @@ pub struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// Stamps are in the system's time zone; tables fit the terminal, if there is one.
+    /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
     pub fn new(shown: Shown<'a>, terminal_columns: Option<usize>) -> Self {
         Text { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
     }
 
-    /// Writes the worst late events, where only these are asked for, and who caused all of them.
+    /// Writes the worst late events, if only those are printed, and the ranking of culprits.
     fn write_why(&mut self, out: &mut dyn Write, snapshot: &Snapshot, threshold_ns: u64) -> io::Result<()> {
         let worst = &snapshot.late;
         self.culprits.add_unexplained(snapshot.unexplained);
@@ -74,7 +74,7 @@ impl<'a> Text<'a> {
 impl Output for Text<'_> {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "Tracing I/O request latency ... Hit Ctrl-C to end.")?;
-        // The longest come with a heading of their own.
+        // With --worst, the longest are printed below a heading of their own.
         let has_lines = self.shown.has_slower || self.shown.explain.why.is_some() && self.shown.explain.worst.is_none();
         if has_lines { late::write_heading(out) } else { Ok(()) }
     }
@@ -102,7 +102,7 @@ impl Output for Text<'_> {
     }
 }
 
-/// The labels by which series are told apart, the first one first.
+/// Returns the labels to group series by, in the order of the columns.
 fn labels_of(key: Key) -> &'static [&'static str] {
     match key {
         Key::Device => &["device"],
@@ -113,7 +113,7 @@ fn labels_of(key: Key) -> &'static [&'static str] {
     }
 }
 
-/// Series that have all of these labels in common are one.
+/// Merges series with the same values of the key's labels.
 fn merged(snapshot: &Snapshot, key: Key) -> Vec<Series> {
     let mut rows: Vec<Series> = Vec::new();
     for series in &snapshot.series {
@@ -169,7 +169,7 @@ fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
     let mut table = Table::new(&format!("{}, {figures}", names.join(", ")));
     let seconds = snapshot.duration_ns as f64 / 1e9;
     let mut rows = merged(snapshot, key);
-    // The sort is stable, so rows that tie stay in the order of their names.
+    // The sort is stable: equal rows stay in the order of their names.
     rows.sort_by_key(|series| Reverse(rank(series, sort)));
     for series in &rows {
         let none = Histogram::default();
@@ -184,7 +184,7 @@ fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
             [latency.mean_ns(), latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()].map(format_ns),
         );
         cells.extend(["throttled", "queued", "device", "completion"].map(|phase| format_ns(of(phase).mean_ns())));
-        // Little's law: how many are there on average is how long each is, times how often one comes.
+        // Little's law: the mean number of requests is the arrival rate times the mean latency.
         let depth = if snapshot.duration_ns > 0 { latency.sum_ns() as f64 / snapshot.duration_ns as f64 } else { 0.0 };
         cells.push(format!("{depth:.1}"));
         table.row(cells);
@@ -192,7 +192,7 @@ fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
     table
 }
 
-/// What a row is ordered by; the largest comes first.
+/// Returns the sort key of a row; rows are sorted in descending order.
 fn rank(series: &Series, sort: Sort) -> u64 {
     let none = Histogram::default();
     let latency = series.histograms.get("latency").unwrap_or(&none);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate block` prints of latencies: histograms or a table, of what and in which order.
+//! Options of `whylate block` for histograms and tables of latencies: grouping and order.
 
 use clap::{Args, ValueEnum};
 use whylate_model::culprits;
@@ -22,7 +22,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// What culprits are ranked by.
+    /// Returns how culprits are grouped.
     pub fn ranked_by(&self) -> culprits::By {
         if self.by == Some(Key::Cgroup) { culprits::By::Cgroup } else { culprits::By::Culprit }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One line for each time that interrupts were off, or late for another reason.
+//! Renders sections with interrupts off, and interrupts that were late for other reasons.
 
 use std::io::{self, Write};
 
@@ -31,14 +31,14 @@ fn write_line(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Re
     )
 }
 
-/// Writes one event and its causes, with the innermost functions of their stacks, and the stack inside.
+/// Writes a late event and its causes, with the innermost frames of their stacks, and the stack inside the section.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     write_line(out, event, zone)?;
     why::write_causes(out, event)?;
     write_inside(out, event)
 }
 
-/// Writes one event with its whole stacks.
+/// Writes a late event with whole stacks.
 pub fn write_whole(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     write_line(out, event, zone)?;
     for frame in &event.stack {
@@ -47,7 +47,7 @@ pub fn write_whole(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> i
     write_inside(out, event)
 }
 
-/// What kept interrupts off, where somebody has looked before they were enabled.
+/// Writes the stack sampled within the section, before interrupts were enabled.
 fn write_inside(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     if !event.inside.is_empty() {
         writeln!(out, "  inside:")?;
@@ -66,7 +66,7 @@ pub fn kind(labels: &Labels) -> String {
     }
 }
 
-/// Who did it: the function that enabled interrupts again and the one that called it, or a handler.
+/// Renders the culprit: the function that enabled interrupts again with its caller, or a handler.
 pub fn who(labels: &Labels) -> String {
     let label = |name: &str| labels.get(name).map(String::as_str);
     match (label("function"), label("caller").or(label("disabled_by")), label("handler")) {

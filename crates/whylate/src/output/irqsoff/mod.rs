@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate irqsoff` prints of a snapshot.
+//! Renders snapshots of `whylate irqsoff`.
 
 mod line;
 pub mod timers;
@@ -17,19 +17,19 @@ use crate::output::{Output, footer, histogram};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
-    /// Histograms of lengths, too.
+    /// Print histograms of lengths too.
     pub histogram: bool,
-    /// The period of the timers that are tested, if they are.
+    /// Period of the tested timers, in nanoseconds, with `--timer-test`.
     pub timer_test: Option<u64>,
-    /// Preemption is measured, not interrupts.
+    /// Disabled preemption is measured, not disabled interrupts.
     pub preempt: bool,
-    /// It was measured elsewhere.
+    /// The snapshot is imported from a trace.
     pub is_import: bool,
-    /// From which length on each has a line of its own, as it happens.
+    /// Sections of this length or longer are printed as they happen, in nanoseconds.
     pub lines_from_ns: Option<u64>,
-    /// How many of the longest are told.
+    /// Number of longest sections to print.
     pub worst: Option<usize>,
-    /// Shorter ones do not count.
+    /// Sections shorter than this are ignored, in nanoseconds.
     pub from_ns: u64,
 }
 
@@ -38,12 +38,12 @@ pub struct Text {
     zone: TimeZone,
     terminal_columns: Option<usize>,
     console_level: Option<u32>,
-    /// The longest with interrupts off, and those that were late for other reasons.
+    /// The longest sections with interrupts off, and the latest interrupts for other reasons.
     worst: Option<(Worst, Worst)>,
 }
 
 impl Text {
-    /// Stamps are in the system's time zone; tables fit the terminal, if there is one.
+    /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
     pub fn new(shown: Shown, terminal_columns: Option<usize>, console_level: Option<u32>) -> Self {
         Text {
             shown,
@@ -54,12 +54,12 @@ impl Text {
         }
     }
 
-    /// Stamps are of UTC: those of a trace begin with the machine that was traced.
+    /// Prints timestamps in UTC: in a trace, they start at the boot of the traced machine.
     pub fn in_utc(self) -> Self {
         Text { zone: TimeZone::UTC, ..self }
     }
 
-    /// Returns what it has written.
+    /// Writes the longest sections, and returns their events.
     fn write_worst(&mut self, out: &mut dyn Write) -> io::Result<Vec<LateEvent>> {
         let Some((irqs_off, others)) = &mut self.worst else { return Ok(Vec::new()) };
         let (irqs_off, others) = (irqs_off.take(), others.take());
@@ -118,7 +118,7 @@ impl Output for Text {
         }
         let mut rows: Vec<&Series> =
             snapshot.series.iter().filter(|series| series.histograms.contains_key("length")).collect();
-        // The sort is stable, so rows that tie stay in the order of their names.
+        // The sort is stable: equal rows stay in the order of their names.
         rows.sort_by_key(|series| Reverse(length(series).max_ns()));
         if rows.is_empty() {
             let from = format_ns(self.shown.from_ns);
@@ -175,7 +175,7 @@ fn table_of(rows: &[&Series]) -> Table {
     table
 }
 
-/// A row for each CPU's own timer.
+/// Returns a table with a row for the test timer of each CPU.
 fn test_of(snapshot: &Snapshot) -> Table {
     let mut table = Table::new("CPU, TICKS, OVERRUNS, P50, P99, MAX");
     for series in &snapshot.series {
@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
     use crate::commands::irqsoff::Arguments;
-    use crate::commands::runner::Kept;
+    use crate::commands::runner::PendingLate;
     use crate::output::json::JsonLines;
 
     #[derive(Parser)]
@@ -283,12 +283,12 @@ mod tests {
             Box::new(Text { zone: TimeZone::UTC, ..Text::new(arguments.shown(), None, Some(7)) })
         };
         output.begin(&mut out).expect("a vector takes everything");
-        let (mut kept, mut snapshot) = (Kept::new(arguments.keep()), snapshot());
+        let (mut kept, mut snapshot) = (PendingLate::new(arguments.keep()), snapshot());
         for event in events() {
             output.late(&mut out, &event).expect("a vector takes everything");
             kept.add(event);
         }
-        kept.tell(&mut snapshot);
+        kept.move_into(&mut snapshot);
         output.snapshot(&mut out, snapshot).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn rejects_invalid_options() {
         for line in [
             "0",
             "--period 1us",

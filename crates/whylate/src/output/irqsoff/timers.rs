@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate irqsoff --timers` prints.
+//! Renders snapshots of `whylate irqsoff --timers`.
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Tables fit the terminal, if there is one.
+    /// Creates the output. Tables fit the terminal, if there is one.
     pub fn new(with_histograms: bool, terminal_columns: Option<usize>) -> Self {
         Text { with_histograms, terminal_columns }
     }
@@ -34,7 +34,7 @@ impl Output for Text {
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
         let mut rows: Vec<&Series> = snapshot.series.iter().collect();
-        rows.sort_by_key(|series| Reverse(of(series, "latency").max_ns()));
+        rows.sort_by_key(|series| Reverse(histogram_of(series, "latency").max_ns()));
         writeln!(out)?;
         if rows.is_empty() {
             writeln!(out, "No hrtimer came in.")?;
@@ -45,14 +45,14 @@ impl Output for Text {
             for series in &rows {
                 let label = |name: &str| printable(series.labels.get(name).map_or("", String::as_str));
                 writeln!(out, "\n{} on CPU {} ({})", label("callback"), label("cpu"), label("mode"))?;
-                histogram::write(out, &of(series, "latency"))?;
+                histogram::write(out, &histogram_of(series, "latency"))?;
             }
         }
         footer::write(out, &snapshot)
     }
 }
 
-fn of(series: &Series, name: &str) -> Histogram {
+fn histogram_of(series: &Series, name: &str) -> Histogram {
     series.histograms.get(name).cloned().unwrap_or_default()
 }
 
@@ -61,12 +61,12 @@ fn table_of(rows: &[&Series]) -> Table {
     let mut table = Table::new(columns);
     for series in rows {
         let label = |name: &str| series.labels.get(name).cloned().unwrap_or_default();
-        let (latency, runtime) = (of(series, "latency"), of(series, "runtime"));
+        let (latency, runtime) = (histogram_of(series, "latency"), histogram_of(series, "runtime"));
         let mut cells = vec![label("callback"), label("cpu"), label("mode"), latency.count().to_string()];
         let figures = [latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()];
         cells.extend(figures.map(format_ns));
         cells.extend([runtime.quantile_ns(0.5), runtime.max_ns()].map(format_ns));
-        // One without a period misses none.
+        // A timer without a period misses none.
         let period_ns = series.values.get("period_ns").map(|&ns| ns as u64);
         let overruns = series.values.get("overruns").copied().unwrap_or(0.0);
         cells.push(period_ns.map_or_else(|| "-".to_owned(), format_ns));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whom threads wait for that have been waiting for long, as the kernel's locks tell.
+//! Renders `offcpu --blocked`: threads in long waits, and the holders of their locks as far as the kernel records them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -14,19 +14,19 @@ use whylate_model::{Histogram, Series, Snapshot, Stack, WaitClass};
 use super::flat;
 use crate::output::pad::Spaces;
 
-/// So many of the threads that wait for the same are named.
-const MOST_NAMES: usize = 8;
+/// Maximum number of waiters that are named per lock.
+const MAX_NAMES: usize = 8;
 
-/// Whether a thread is here that has been off its CPU for so long by now.
+/// Returns whether a stack has a thread that has been off CPU for at least `least_ns`.
 pub fn is_blocked(stack: &Stack, least_ns: u64) -> bool {
     let is_on_cpu = stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::OnCpu);
     !is_on_cpu && !stack.age.is_empty() && stack.age.max_ns() >= least_ns
 }
 
-/// The letter of threads that no signal wakes.
+/// State letter of uninterruptible sleep.
 pub const UNINTERRUPTIBLE: &str = "D";
 
-/// Whether it has nothing to do, sleeps as long as it wants, or waits for events: nobody keeps it.
+/// Returns whether a thread is idle by design: it has nothing to do, sleeps on a timer, or waits for events.
 pub fn is_idle(stack: &Stack) -> bool {
     let class = stack.wait.as_ref().map(|wait| wait.class);
     matches!(class, Some(WaitClass::Idle | WaitClass::Timer))
@@ -34,7 +34,7 @@ pub fn is_idle(stack: &Stack) -> bool {
         && stack.waits_for.is_none()
 }
 
-/// The same stacks, with the numbers of threads that are known beside them.
+/// Adds the TIDs of threads in uninterruptible sleep to their stacks.
 fn with_numbers(snapshot: &Snapshot) -> Cow<'_, Snapshot> {
     if snapshot.uninterruptible.is_empty() || snapshot.stacks.iter().all(|stack| stack.labels.contains_key("tid")) {
         return Cow::Borrowed(snapshot);
@@ -57,8 +57,8 @@ fn with_numbers(snapshot: &Snapshot) -> Cow<'_, Snapshot> {
     Cow::Owned(snapshot)
 }
 
-/// The threads that have been off their CPUs for so long, and for whom they wait; or why there is none of either. Those
-/// that are idle by design are only counted.
+/// Writes the threads that have been off CPU for at least `least_ns` and the lock holders they wait for, or why there
+/// are none. Threads that are idle by design are only counted.
 pub fn write(
     out: &mut dyn Write,
     snapshot: &Snapshot,
@@ -86,7 +86,7 @@ pub fn write(
     Ok(())
 }
 
-/// How many threads there are that nobody keeps.
+/// Writes the number of threads that are idle by design.
 fn write_idle<'a>(out: &mut dyn Write, idle: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
     let mut age = Histogram::default();
     idle.for_each(|stack| age.merge(&stack.age));
@@ -102,16 +102,16 @@ fn write_idle<'a>(out: &mut dyn Write, idle: impl Iterator<Item = &'a Stack>) ->
     )
 }
 
-/// That the file system is frozen to which threads would write, as nothing else shows that.
+/// Writes which threads wait for a frozen file system, which nothing else shows.
 fn write_frozen<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
     let waits = threads.filter(|stack| thaw_that_is_awaited(&stack.kernel).is_some());
     let names: BTreeSet<String> = waits.map(name_of).collect();
     if names.is_empty() {
         return Ok(());
     }
-    let mut named = names.iter().take(MOST_NAMES).map(|name| printable(name)).collect::<Vec<_>>().join(", ");
-    if names.len() > MOST_NAMES {
-        named.push_str(&format!(" and {} more", names.len() - MOST_NAMES));
+    let mut named = names.iter().take(MAX_NAMES).map(|name| printable(name)).collect::<Vec<_>>().join(", ");
+    if names.len() > MAX_NAMES {
+        named.push_str(&format!(" and {} more", names.len() - MAX_NAMES));
     }
     let [write, wait] = if names.len() > 1 { ["write", "wait"] } else { ["writes", "waits"] };
     writeln!(
@@ -120,7 +120,7 @@ fn write_frozen<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack
     )
 }
 
-/// What disks have to do still, where threads wait for them.
+/// Writes the disk requests in flight.
 fn write_requests(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
     let of_disk = |series: &Series| {
         let of = |kind: &str| {
@@ -131,8 +131,8 @@ fn write_requests(out: &mut dyn Write, snapshot: &Snapshot) -> io::Result<()> {
         Some(format!("{} {}", printable(series.labels.get("disk")?), requests.join(" and ")))
     };
     let disks: Vec<String> = snapshot.series.iter().filter_map(of_disk).collect();
-    let is_told = snapshot.series.iter().any(|series| series.values.contains_key("busy_disks"));
-    if disks.is_empty() && is_told {
+    let has_disk_counts = snapshot.series.iter().any(|series| series.values.contains_key("busy_disks"));
+    if disks.is_empty() && has_disk_counts {
         return writeln!(
             out,
             "\nNo disk has requests in flight: these threads wait above the driver (file system, I/O scheduler, io.max), or are between two requests"
@@ -163,7 +163,7 @@ fn write_none<'a>(
     }
 }
 
-/// Threads that wait for the same, by name.
+/// Writes the chains of lock holders, each with its waiters by name.
 fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack>) -> io::Result<()> {
     let mut chains: Vec<(&Chain, Vec<String>)> = Vec::new();
     let mut known: HashMap<&Chain, usize> = HashMap::new();
@@ -177,7 +177,7 @@ fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stac
         }
         chains[index].1.push(name_of(stack));
     }
-    // What keeps them is not what they wait for.
+    // Stopped threads do not wait for a lock holder.
     if chains.is_empty() && all_stopped {
         return Ok(());
     }
@@ -187,7 +187,7 @@ fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stac
             "\nWhom they wait for is not known: none waits for a lock whose holder this kernel records, or for a work item that runs"
         );
     }
-    // Where most wait, most is lost.
+    // Chains with most waiters come first.
     chains.sort_by_key(|(_, waiters)| std::cmp::Reverse(waiters.len()));
     writeln!(out, "\nWhom they wait for, as far as the kernel tells:\n")?;
     for (chain, waiters) in &chains {
@@ -202,9 +202,9 @@ fn name_of(stack: &Stack) -> String {
 }
 
 fn write_chain(out: &mut dyn Write, chain: &Chain, waiters: &[String]) -> io::Result<()> {
-    let mut names = waiters[..waiters.len().min(MOST_NAMES)].join(", ");
-    if waiters.len() > MOST_NAMES {
-        names.push_str(&format!(" and {} more", waiters.len() - MOST_NAMES));
+    let mut names = waiters[..waiters.len().min(MAX_NAMES)].join(", ");
+    if waiters.len() > MAX_NAMES {
+        names.push_str(&format!(" and {} more", waiters.len() - MAX_NAMES));
     }
     let mut who = (names.as_str(), if waiters.len() > 1 { "wait" } else { "waits" });
     for (depth, link) in chain.links.iter().enumerate() {
@@ -212,7 +212,7 @@ fn write_chain(out: &mut dyn Write, chain: &Chain, waiters: &[String]) -> io::Re
         who = (&link.holder.who, "waits");
     }
     let indent = Spaces(chain.links.len() * 2);
-    // The cycle is of those in it, whoever waits for them.
+    // The cycle names only its members, not all waiters.
     let cycle = printable(&chain.cycle(&waiters[0]).join(" -> "));
     match chain.end {
         End::Free => Ok(()),
@@ -224,7 +224,7 @@ fn write_chain(out: &mut dyn Write, chain: &Chain, waiters: &[String]) -> io::Re
     }
 }
 
-/// What is waited for, who has it, and what that one does.
+/// Renders a lock, its holder, and what the holder does.
 fn what(link: &Link) -> String {
     let (who, does) = (printable(&link.holder.who), does(&link.holder, link.lock));
     match link.lock {
@@ -248,7 +248,7 @@ fn does(holder: &Holder, lock: Lock) -> String {
     match (holder.state.as_str(), holder.off_cpu_ns, &holder.syscall) {
         ("R", 0, _) => format!("{item}running"),
         ("R", _, _) => format!("{item}waiting for a CPU for {for_long}"),
-        // It was in its system call when it was stopped, and does not wait for that.
+        // A stopped thread does not wait in the system call in which it was stopped.
         ("T", ..) => format!("{item}stopped by a signal for {for_long}"),
         ("t", ..) => format!("{item}stopped by a tracer for {for_long}"),
         ("F", ..) => format!("{item}frozen for {for_long}"),
@@ -270,7 +270,7 @@ mod tests {
         Holder { who: who.into(), state: state.into(), off_cpu_ns, syscall: owned(syscall), handler: owned(handler) }
     }
 
-    /// Threads that have waited for a minute.
+    /// Returns threads that have waited for a minute, with these chains.
     fn snapshot(chains: Vec<(&str, Chain)>) -> Snapshot {
         let mut snapshot = sample::snapshot();
         let stack = snapshot.stacks[2].clone();
@@ -292,14 +292,14 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_disk_is_told_what_disks_have_to_do() {
+    fn disk_waits_show_requests_in_flight() {
         let mut snapshot = snapshot(vec![("a:1", Chain::default())]);
         snapshot.stacks[0].wait.as_mut().expect("it waits").class = WaitClass::Lock;
         assert!(!written(&snapshot, 1).contains("in flight"));
         snapshot.stacks[0].wait.as_mut().expect("it waits").class = WaitClass::Disk;
         assert!(!written(&snapshot, 1).contains("in flight"));
-        let told = Series { values: [("busy_disks".to_owned(), 0.0)].into(), ..Series::default() };
-        snapshot.series.push(told);
+        let counts = Series { values: [("busy_disks".to_owned(), 0.0)].into(), ..Series::default() };
+        snapshot.series.push(counts);
         assert!(written(&snapshot, 1).contains("\nNo disk has requests in flight: "));
         let disk = |name: &str, reads, writes| Series {
             labels: [("disk".to_owned(), name.to_owned())].into(),
@@ -307,12 +307,12 @@ mod tests {
             ..Series::default()
         };
         snapshot.series.extend([disk("sda", 0.0, 1.0), disk("vda", 2.0, 31.0)]);
-        let told = "\nDisk requests in flight, from all threads: sda 1 write, vda 2 reads and 31 writes\n";
-        assert!(written(&snapshot, 1).ends_with(told), "{}", written(&snapshot, 1));
+        let expected = "\nDisk requests in flight, from all threads: sda 1 write, vda 2 reads and 31 writes\n";
+        assert!(written(&snapshot, 1).ends_with(expected), "{}", written(&snapshot, 1));
     }
 
     #[test]
-    fn what_is_idle_by_design_is_counted_and_what_no_signal_ends_comes_first() {
+    fn idle_threads_are_counted_and_uninterruptible_come_first() {
         let mut snapshot = snapshot(vec![]);
         let mut add = |name: &str, state: &str, class, age_s: u64| {
             let mut stack = sample::snapshot().stacks[2].clone();
@@ -342,24 +342,24 @@ mod tests {
         assert!(text.contains(idle) && !text.contains("redis"), "{text}");
         snapshot.stacks.truncate(2);
         let text = written(&snapshot, 1_000_000_000);
-        let told = "No thread has waited 1.00s or longer: those off CPU are idle by design\nNot listed: 2 threads";
-        assert!(text.starts_with(told), "{text}");
+        let expected = "No thread has waited 1.00s or longer: those off CPU are idle by design\nNot listed: 2 threads";
+        assert!(text.starts_with(expected), "{text}");
     }
 
     #[test]
-    fn a_holder_that_is_stopped_does_not_wait_for_what_it_was_doing() {
-        let told = |state| does(&holder("server:7", state, 12_400_000_000, Some("futex"), None), Lock::Mutex);
+    fn stopped_holder_does_not_wait_in_system_call() {
+        let rendered = |state| does(&holder("server:7", state, 12_400_000_000, Some("futex"), None), Lock::Mutex);
         let expected = [
             "in futex for 12.4s",
             "stopped by a signal for 12.4s",
             "stopped by a tracer for 12.4s",
             "frozen for 12.4s",
         ];
-        assert_eq!(["S", "T", "t", "F"].map(told), expected);
+        assert_eq!(["S", "T", "t", "F"].map(rendered), expected);
     }
 
     #[test]
-    fn a_frozen_file_system_is_spoken_of_and_stopped_threads_wait_for_nobody() {
+    fn reports_frozen_file_system_but_no_holders_of_stopped_threads() {
         let mut snapshot = snapshot(vec![("a:1", Chain::default()), ("b:2", Chain::default())]);
         for stack in &mut snapshot.stacks {
             stack.waits_for = None;
@@ -374,12 +374,12 @@ mod tests {
             stack.state = "T".to_owned();
             stack.wait.as_mut().expect("it waits").class = WaitClass::Stopped;
         }
-        let told = written(&snapshot, 1);
-        assert!(!told.contains("frozen") && !told.contains("Whom they wait for"), "{told}");
+        let text = written(&snapshot, 1);
+        assert!(!text.contains("frozen") && !text.contains("Whom they wait for"), "{text}");
     }
 
     #[test]
-    fn each_line_says_who_has_what_somebody_waits_for() {
+    fn renders_lock_and_holder_per_line() {
         let s = 1_000_000_000;
         let link = |lock, holder| Link { lock, holder };
         let server = link(Lock::Mutex, holder("server:7", "S", 12 * s, Some("fdatasync"), None));
@@ -403,12 +403,12 @@ mod tests {
         assert_eq!(table.lines().count(), 17, "a heading and a row for each: {table}");
         insta::assert_snapshot!(format!("\nWhom{holders}"));
         let none = "No thread has waited 61.0s or longer: ";
-        let told = written(&snapshot, 61 * s);
-        assert_eq!(told, format!("{none}14 threads were off CPU, the longest for 60.0s\n"));
+        let text = written(&snapshot, 61 * s);
+        assert_eq!(text, format!("{none}14 threads were off CPU, the longest for 60.0s\n"));
         snapshot.stacks.truncate(1);
         snapshot.stacks[0].waits_for = None;
-        let told = written(&snapshot, 61 * s);
-        assert_eq!(told, format!("{none}1 thread was off CPU, the longest for 60.0s\n"));
+        let text = written(&snapshot, 61 * s);
+        assert_eq!(text, format!("{none}1 thread was off CPU, the longest for 60.0s\n"));
         assert!(written(&snapshot, 10 * s).contains("\n\nWhom they wait for is not known: "));
         snapshot.stacks.clear();
         assert_eq!(written(&snapshot, 61 * s), format!("{none}no selected thread was off CPU\n"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Long waits as a flame graph: where each thread waited, who ended that wait, where that one waited in turn, and what
-//! was done meanwhile.
+//! Renders long waits as a flame graph: where each thread waited, its waker, where the waker waited in turn, and what
+//! ran during the wait.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -13,45 +13,45 @@ use whylate_model::{Cause, LateEvent, Snapshot};
 
 use super::file::Form;
 use super::{svg, write_lines};
-use crate::output::path::{DEEPEST, of_name, waited, who_and_what};
+use crate::output::path::{MAX_DEPTH, of_name, waited, who_and_what};
 use crate::output::why;
 
-/// So many chains are told apart; the time of those that come later is told without them, by whose it is.
-const CHAINS: usize = 10_000;
-/// What stands in place of those.
+/// Maximum number of distinct chains. Later ones are merged per victim.
+const MAX_CHAINS: usize = 10_000;
+/// Frame in place of chains beyond `MAX_CHAINS`.
 const BEYOND: &str = "[beyond the first 10,000 chains]";
-/// Stands for waits that are not told.
-const UNTOLD: &str = "...";
+/// Frame in place of waits that are not shown.
+const OMITTED: &str = "...";
 
-/// Adds up what long waits went into. Memory is bounded.
+/// Sums up the chains of long waits, in bounded memory.
 #[derive(Debug)]
 pub struct Chains {
     root: Root,
     over_ns: u64,
-    /// How many waits were explained, and how long they took.
+    /// Number and total nanoseconds of explained waits.
     explained: (u64, u64),
-    /// The same of those that were added: the time of all chains adds up to it.
+    /// Number and total nanoseconds of waits added to the graph; equals the sum of all chains.
     added: (u64, u64),
-    /// Names are the same few again and again.
+    /// Index of each frame in `frames`: names repeat often.
     numbers: HashMap<Frame, u32>,
     frames: Vec<Frame>,
     chains: HashMap<Vec<u32>, u64>,
 }
 
 impl Chains {
-    /// Of waits from `over_ns` on.
+    /// Creates the sums for waits of `over_ns` or longer.
     pub fn new(over_ns: u64, root: Root) -> Self {
         let (numbers, frames, chains) = (HashMap::new(), Vec::new(), HashMap::new());
         Chains { root, over_ns, explained: (0, 0), added: (0, 0), numbers, frames, chains }
     }
 
-    /// Counts one that was explained, whether it is added or not.
+    /// Counts an explained wait, whether it is added or not.
     pub fn count(&mut self, event: &LateEvent) {
         self.explained.0 += u64::from(!event.causes.is_empty());
         self.explained.1 += event.causes.iter().map(|cause| cause.ns).sum::<u64>();
     }
 
-    /// Adds one; nothing is known of a wait that nobody has explained.
+    /// Adds a wait. A wait without causes adds nothing.
     pub fn add(&mut self, event: &LateEvent) {
         let parts = parts_of(event, self.root);
         self.added.0 += u64::from(!parts.is_empty());
@@ -64,9 +64,9 @@ impl Chains {
     fn sum_of(&mut self, mut frames: Vec<Frame>) -> &mut u64 {
         let known: Option<Vec<u32>> = frames.iter().map(|frame| self.numbers.get(frame).copied()).collect();
         let is_known = known.is_some_and(|known| self.chains.contains_key(&known));
-        if !is_known && self.chains.len() >= CHAINS {
-            // Even those whose it is may be many.
-            let has_room = self.chains.len() < 2 * CHAINS;
+        if !is_known && self.chains.len() >= MAX_CHAINS {
+            // There may be too many victims, too.
+            let has_room = self.chains.len() < 2 * MAX_CHAINS;
             frames.retain(|frame| has_room && frame.kind == Kind::Label);
             frames.push(Frame::new(Kind::Between, BEYOND));
         }
@@ -82,13 +82,13 @@ impl Chains {
         })
     }
 
-    /// Each with its nanoseconds.
+    /// Returns the chains with their nanoseconds.
     fn frames(&self) -> impl Iterator<Item = (Vec<Frame>, u64)> {
         let named = |numbers: &[u32]| numbers.iter().map(|&number| self.frames[number as usize].clone()).collect();
         self.chains.iter().map(move |(numbers, &ns)| (named(numbers), ns)).filter(|&(_, ns)| ns > 0)
     }
 
-    /// Writes them in this form.
+    /// Writes the chains in a format.
     ///
     /// # Errors
     /// Those of the writer, and when there is nothing to draw.
@@ -113,29 +113,29 @@ impl Chains {
         out.flush()
     }
 
-    /// What they tell of, and what they do not.
+    /// Renders what the graph covers, and what it lacks.
     fn summary(&self, snapshot: &Snapshot) -> String {
         let (over, (all, all_ns), (added, added_ns)) = (format_ns(self.over_ns), self.explained, self.added);
         let (waits, all_took, took) = (why::counted(all, "wait"), format_ns(all_ns), format_ns(added_ns));
-        let told = match added < all {
+        let total = match added < all {
             true => format!("The {added} longest of {waits} of {over} or longer took {took} of {all_took}."),
             false => format!("{waits} of {over} or longer took {took} in all."),
         };
-        let mut sentences = vec![told];
+        let mut sentences = vec![total];
         sentences.extend(why::unexplained(&snapshot.unexplained, all_ns, "wait"));
         let lost: u64 = snapshot.lost.values().sum();
         sentences.extend((lost > 0).then(|| format!("{lost} lost.")));
         sentences.join(" ")
     }
 
-    /// The same, where a file cannot say of what it does not tell.
+    /// Returns the summary if events are unexplained or lost, for formats without a subtitle.
     pub fn gaps(&self, snapshot: &Snapshot) -> Option<String> {
         let has_gaps = !snapshot.unexplained.is_none() || snapshot.lost.values().any(|&count| count > 0);
         has_gaps.then(|| self.summary(snapshot))
     }
 }
 
-/// The parts of a wait with their frames, which add up to it.
+/// Returns the parts of a wait, with frames and nanoseconds that add up to the wait.
 pub fn parts_of(event: &LateEvent, root: Root) -> Vec<(Vec<Frame>, u64)> {
     let victim = labels(&event.labels, root);
     if event.path.is_empty() {
@@ -146,11 +146,11 @@ pub fn parts_of(event: &LateEvent, root: Root) -> Vec<(Vec<Frame>, u64)> {
         let mut frames = victim.clone();
         if let Some((own, deeper)) = waits.split_first() {
             frames.extend(place(Kind::Kernel, &event.stack, own.and_then(|wait| wait.via.as_deref())));
-            for wait in deeper.iter().take(DEEPEST) {
+            for wait in deeper.iter().take(MAX_DEPTH) {
                 frames.push(Frame::new(Kind::Between, WOKEN_BY));
                 frames.extend(waiter(*wait));
             }
-            frames.push(Frame::new(Kind::Between, if deeper.len() > DEEPEST { UNTOLD } else { WOKEN_BY }));
+            frames.push(Frame::new(Kind::Between, if deeper.len() > MAX_DEPTH { OMITTED } else { WOKEN_BY }));
         }
         frames.extend(ending(&of_name(segment), !waits.is_empty()));
         (frames, segment.ns)
@@ -158,7 +158,7 @@ pub fn parts_of(event: &LateEvent, root: Root) -> Vec<(Vec<Frame>, u64)> {
     parts.collect()
 }
 
-/// A wait for a CPU alone, whose causes may have stacks.
+/// Returns the frames of a cause of a run-queue wait, with the cause's stack, if any.
 fn cause_frames(event: &LateEvent, cause: &Cause) -> Vec<Frame> {
     let ready = Some(event.subject.clone());
     let segment = PathSegment { kind: cause.kind, who: cause.who.clone(), ready, ..PathSegment::default() };
@@ -167,9 +167,9 @@ fn cause_frames(event: &LateEvent, cause: &Cause) -> Vec<Frame> {
     frames
 }
 
-/// Who ended a wait, and waited as well.
+/// Returns the frames of a waker that waited in turn.
 fn waiter(wait: Option<&PathSegment>) -> Vec<Frame> {
-    let Some(wait) = wait else { return vec![Frame::new(Kind::Between, UNTOLD)] };
+    let Some(wait) = wait else { return vec![Frame::new(Kind::Between, OMITTED)] };
     let called = without_number(wait.waiter.as_deref().unwrap_or("a thread"));
     let mut frames = vec![Frame::new(Kind::Waker, called)];
     frames.extend(match wait.stop {
@@ -179,7 +179,7 @@ fn waiter(wait: Option<&PathSegment>) -> Vec<Frame> {
     frames
 }
 
-/// Where somebody waited, outermost first.
+/// Returns the frames of a wait's stack, outermost first, or of its system call if it has no stack.
 fn place(kind: Kind, stack: &[String], via: Option<&str>) -> Vec<Frame> {
     match via {
         Some(via) if stack.is_empty() => vec![Frame::new(kind, &format!("waited in {via}"))],
@@ -187,11 +187,11 @@ fn place(kind: Kind, stack: &[String], via: Option<&str>) -> Vec<Frame> {
     }
 }
 
-/// What was done in a part: by whom, where that is not told already.
+/// Returns the frames of a segment; names the thread if it is not the victim.
 fn ending(segment: &PathSegment, is_anothers: bool) -> Vec<Frame> {
     let (who, clauses) = who_and_what(segment);
     let who = who.filter(|_| is_anothers);
-    // Of several clauses one says that there was no CPU.
+    // Only run-queue waits have several clauses.
     let kind = if clauses.len() > 1 { Kind::Runnable } else { Kind::Meanwhile };
     let mut frames: Vec<Frame> = who.iter().map(|who| Frame::new(Kind::Waker, who)).collect();
     frames.extend(clauses.iter().map(|clause| Frame::new(kind, clause)));
@@ -231,7 +231,7 @@ mod tests {
         PathSegment { ns, kind, who: who.to_owned(), waiter, depth, ..PathSegment::default() }
     }
 
-    /// A client that waits for a server, which is in the queue of a disk when it is asked, and then wants a CPU.
+    /// Returns a wait of a client for a server that waits for a disk and then for a CPU.
     fn request() -> LateEvent {
         let fsync = |part| PathSegment { stack: names("io_schedule do_fsync"), ..part };
         let server = || Some("server:5".to_owned());
@@ -257,7 +257,7 @@ mod tests {
         String::from_utf8(out).expect("text")
     }
 
-    fn of(root: Root, events: &[LateEvent]) -> Chains {
+    fn chains_of(root: Root, events: &[LateEvent]) -> Chains {
         let mut chains = Chains::new(5_000_000, root);
         for event in events {
             chains.count(event);
@@ -267,7 +267,7 @@ mod tests {
     }
 
     fn folded(root: Root, events: &[LateEvent]) -> Vec<String> {
-        let lines = written(&of(root, events), Form::Folded, &empty());
+        let lines = written(&chains_of(root, events), Form::Folded, &empty());
         lines.lines().map(str::to_owned).collect()
     }
 
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn each_wait_stands_behind_the_one_that_it_made_longer() {
+    fn nested_waits_follow_outer_wait() {
         let recv = "app;__x64_sys_recvfrom;unix_stream_read_generic;--";
         let fsync = "server;do_fsync;io_schedule;--";
         assert_eq!(
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_without_a_stack_says_in_what_and_a_wait_without_time_is_not_seen() {
+    fn renders_waits_without_stack_or_segment() {
         let mut event = late(vec![part(1, 3, "c:3", Outside, "outside this PID namespace")], Vec::new());
         assert_eq!(
             folded(Root::Process, &[event.clone()]),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_for_a_cpu_has_the_stack_of_whoever_kept_it() {
+    fn run_queue_wait_has_stack_of_cause() {
         let off = Cause { stack: names("spin_unlock console_unlock"), ..Cause::new(IrqsOff, "dd:4242", 7) };
         let causes = vec![off, Cause::new(Work, "wb_workfn", 1), Cause::new(CauseKind::Nmi, "NMI", 2)];
         let begin = "app;waited for a CPU";
@@ -337,9 +337,9 @@ mod tests {
     }
 
     #[test]
-    fn a_graph_says_of_what_it_does_not_tell() {
+    fn summary_has_unexplained_and_lost() {
         let second = late(Vec::new(), vec![Cause::new(Thread, "worker 5:9", 126_577)]);
-        let all = of(Root::Process, &[request(), second.clone()]);
+        let all = chains_of(Root::Process, &[request(), second.clone()]);
         let mut snapshot = empty();
         assert_eq!(all.summary(&snapshot), "2 waits of 5.00ms or longer took 1.00ms in all.");
         assert_eq!(all.gaps(&snapshot), None);
@@ -353,8 +353,8 @@ mod tests {
         let mut worst = Chains::new(5_000_000, Root::Process);
         [&request(), &second].into_iter().for_each(|event| worst.count(event));
         worst.add(&request());
-        let told = "The 1 longest of 2 waits of 5.00ms or longer took 873us of 1.00ms.";
-        assert_eq!(worst.summary(&empty()), told);
+        let expected = "The 1 longest of 2 waits of 5.00ms or longer took 873us of 1.00ms.";
+        assert_eq!(worst.summary(&empty()), expected);
         let nothing = Chains::new(5_000_000, Root::Process);
         let error = nothing.write(&mut Vec::new(), Form::Svg, &empty()).expect_err("nothing is not drawn");
         assert!(error.to_string().contains("no wait of 5.00ms or longer was explained"), "{error}");
@@ -362,22 +362,22 @@ mod tests {
     }
 
     #[test]
-    fn more_chains_than_there_is_room_for_are_told_together() {
+    fn merges_chains_beyond_limit() {
         let mut chains = Chains::new(1, Root::Process);
-        let total = 3 * CHAINS as u64;
+        let total = 3 * MAX_CHAINS as u64;
         for number in 0..total {
-            let process = if number < 2 * CHAINS as u64 { "app".to_owned() } else { format!("app{number}") };
+            let process = if number < 2 * MAX_CHAINS as u64 { "app".to_owned() } else { format!("app{number}") };
             let mut event = late(vec![part(1, 1, "client:78", Irq, &format!("irq{number}"))], Vec::new());
             event.labels.insert("process".to_owned(), process);
             chains.add(&event);
         }
         let lines: Vec<String> = written(&chains, Form::Folded, &empty()).lines().map(str::to_owned).collect();
         assert_eq!(sum(&lines), total);
-        assert_eq!(lines.len(), 2 * CHAINS + 1);
-        assert!(lines.contains(&format!("app;{BEYOND} {CHAINS}")) && lines.contains(&format!("{BEYOND} 1")));
+        assert_eq!(lines.len(), 2 * MAX_CHAINS + 1);
+        assert!(lines.contains(&format!("app;{BEYOND} {MAX_CHAINS}")) && lines.contains(&format!("{BEYOND} 1")));
     }
 
-    /// Parts of any order and depth, by threads that call themselves anything.
+    /// Generates segments of any order and depth, with hostile thread names.
     fn any_event() -> impl Strategy<Value = LateEvent> {
         let kinds = [Running, Thread, Disk, Timer, Softirq, Steal, IdleExit, Unknown];
         let name = prop::sample::select(vec!["a:1", "b 5:2", "", EVIL, "--", ";:3", "x\n 7"]);
@@ -401,7 +401,7 @@ mod tests {
     proptest! {
         #[test]
         fn chains_add_up_to_the_waits_to_the_nanosecond(events in prop::collection::vec(any_event(), 1..6)) {
-            let chains = of(Root::Thread, &events);
+            let chains = chains_of(Root::Thread, &events);
             let lines: Vec<String> = written(&chains, Form::Folded, &empty()).lines().map(str::to_owned).collect();
             let total: u64 = events.iter().map(|event| event.latency_ns).sum();
             prop_assert_eq!(sum(&lines), total);

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What waits more and what less than before.
+//! Compares two off-CPU profiles.
 
 use std::collections::BTreeMap;
 
 use crate::output::table::Table;
 
-/// Two profiles by stack, as parts of a million of all their thread-seconds: so runs of different length and with
-/// different numbers of threads can be compared.
+/// Two profiles by stack, in millionths of their thread-seconds, so that runs of different lengths and numbers of
+/// threads are comparable.
 #[derive(Debug, Default, PartialEq)]
 pub struct Difference {
     by_stack: BTreeMap<String, [u64; 2]>,
 }
 
-/// What shares are parts of.
+/// Denominator of the shares.
 const WHOLE: u128 = 1_000_000;
 
 impl Difference {
-    /// Of folded lines before and after.
+    /// Compares folded lines before and after.
     pub fn of(before: &[String], after: &[String]) -> Self {
         let mut difference = Difference::default();
         for (side, lines) in [before, after].into_iter().enumerate() {
@@ -36,12 +36,12 @@ impl Difference {
         difference
     }
 
-    /// Lines with both shares, as differential flame graphs are drawn of.
+    /// Returns folded lines with both shares, the input of differential flame graphs.
     pub fn lines(&self) -> Vec<String> {
         self.by_stack.iter().map(|(frames, [before, after])| format!("{frames} {before} {after}")).collect()
     }
 
-    /// What changed most first; changes of less than a thousandth of everything are left out.
+    /// Returns a table, largest change first, without changes below a thousandth of the total.
     pub fn table(&self) -> Table {
         let mut table = Table::new("CHANGE, BEFORE, AFTER, <STACK");
         let mut rows: Vec<(i64, &String, &[u64; 2])> =
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_compared_whatever_the_length() {
+    fn compares_shares_of_runs_of_different_length() {
         let difference = Difference::of(&lines(&["a;b 10", "a;c 10"]), &lines(&["a;b 3000", "a;d 1000"]));
         assert_eq!(difference.lines(), ["a;b 500000 750000", "a;c 500000 0", "a;d 0 250000"]);
         let mut out = Vec::new();
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_the_same_is_no_difference() {
+    fn omits_unchanged_stacks() {
         let both = lines(&["a;b 10", "a;c 30"]);
         let mut out = Vec::new();
         Difference::of(&both, &both).table().write(&mut out, None).expect("a vector takes everything");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Files by their extension.
+//! Writes profiles in the format of the file's extension.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -10,12 +10,12 @@ use whylate_model::folded::{Root, lines, waiting};
 use super::{pprof, speedscope, svg, write_lines};
 use crate::output::json::write_line;
 
-/// What a file holds.
+/// Format of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// A flame graph.
     Svg,
-    /// A line a stack.
+    /// Folded stacks, one per line.
     Folded,
     /// For `go tool pprof`.
     Pprof,
@@ -25,11 +25,11 @@ pub enum Form {
 }
 
 impl Form {
-    /// By the end of the file's name.
+    /// Chooses the format by the file's extension.
     ///
     /// # Errors
-    /// When it is none of those that are known.
-    pub fn of(path: &Path) -> anyhow::Result<Self> {
+    /// When the extension is unknown.
+    pub fn from_path(path: &Path) -> anyhow::Result<Self> {
         let name = path.to_string_lossy();
         let forms = [
             (".svg", Form::Svg),
@@ -43,12 +43,12 @@ impl Form {
         })
     }
 
-    /// The same where waits are explained.
+    /// Chooses the format for explained waits by the file's extension.
     ///
     /// # Errors
-    /// When it is none of those that have room for that.
-    pub fn of_explained(path: &Path) -> anyhow::Result<Self> {
-        match Form::of(path) {
+    /// When the format cannot hold explained waits.
+    pub fn from_path_explained(path: &Path) -> anyhow::Result<Self> {
+        match Form::from_path(path) {
             Ok(form @ (Form::Svg | Form::Folded | Form::Json)) => Ok(form),
             _ => Err(anyhow::anyhow!(
                 "with --why, write to a file that ends in .svg, .folded or .json, not {}",
@@ -58,7 +58,7 @@ impl Form {
     }
 }
 
-/// Writes a snapshot in this form.
+/// Writes a snapshot in a format.
 ///
 /// # Errors
 /// Those of the writer.
@@ -78,8 +78,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_name_tells_the_form() {
-        let form = |name: &str| Form::of(Path::new(name)).ok();
+    fn extension_selects_format() {
+        let form = |name: &str| Form::from_path(Path::new(name)).ok();
         assert_eq!(form("a/b.svg"), Some(Form::Svg));
         assert_eq!(form("x.speedscope.json"), Some(Form::Speedscope));
         assert_eq!(form("x.json"), Some(Form::Json));
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(form("x.folded"), Some(Form::Folded));
         assert_eq!(form("x.png"), None);
         let explained = ["x.svg", "x.folded", "x.json", "x.pb.gz", "x.speedscope.json", "x.png"]
-            .map(|name| Form::of_explained(Path::new(name)).is_ok());
+            .map(|name| Form::from_path_explained(Path::new(name)).is_ok());
         assert_eq!(explained, [true, true, true, false, false, false]);
     }
 }

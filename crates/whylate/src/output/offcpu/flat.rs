@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A row for each place where threads wait.
+//! Renders a table with a row for each call site where threads wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,43 +11,43 @@ use super::blocked::{UNINTERRUPTIBLE, is_blocked, is_idle};
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart};
 use crate::output::table::Table;
 
-/// What rows are told apart by.
+/// What stacks are grouped by.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    /// Comes last.
+    /// Sorts idle kernel threads last.
     is_idle_kernel_thread: bool,
-    /// Process, thread and its number.
+    /// Process, thread and TID.
     who: [String; 3],
     state: String,
     class: Option<WaitClass>,
-    /// `None` where the thread could run, since its stack is not what it waits for.
+    /// Call site; `None` for a runnable thread, as its stack is not where it waits.
     place: Option<String>,
     woken_by: String,
 }
 
-/// All stacks that look the same in a row.
+/// Sum of the stacks of a row.
 #[derive(Default)]
 struct Row {
     weight_ns: u64,
     waits: u64,
     age: Histogram,
-    /// Where the threads were.
+    /// Call sites of the threads.
     places: BTreeSet<String>,
     rule: String,
 }
 
-/// The table, widest first, idle threads of the kernel last. Shares are of the time off CPU. With a threshold, only of what
-/// has waited for so long by now and is not idle by design, first of that what no signal can end.
+/// Returns the table, widest row first, idle kernel threads last. Shares are of the off-CPU time. With a threshold,
+/// only threads that have waited that long and are not idle by design, those in uninterruptible sleep first.
 pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
     let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
-    // Where the terminal is narrow, what stands in the middle goes first.
+    // A narrow terminal drops columns in the middle first.
     let waker = if has_wakers { ", <WOKEN BY" } else { "" };
-    // Of what waits now, neither a share nor a time in some span says anything.
+    // A share or a sum of time says nothing about threads that wait now.
     let (share, waits) = if blocked_ns.is_some() { ("", "") } else { ("SHARE, TIME, ", "WAITS, ") };
     let columns =
         format!("{share}<S, <CLASS, <PROCESS, <THREAD, TID, {waits}THREADS, AGE-P50, AGE-MAX, <WHERE{waker}, <RULE");
     let mut table = Table::new(&columns);
-    // Not every backend counts them.
+    // Not every backend counts waits.
     let has_waits = snapshot.stacks.iter().any(|stack| stack.waits > 0);
     let whole_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
     for (key, row) in rows(snapshot, hide_idle, blocked_ns) {
@@ -81,7 +81,7 @@ pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> T
     table
 }
 
-/// Rows in the order in which they are shown.
+/// Returns the rows, sorted.
 fn rows(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Vec<(Key, Row)> {
     let apart = sets_idle_kernel_threads_apart(snapshot);
     let mut rows: BTreeMap<Key, Row> = BTreeMap::new();
@@ -118,7 +118,7 @@ fn rows(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Vec<(K
     rows
 }
 
-/// The innermost user function, and the kernel's below it.
+/// Renders the innermost user function and the innermost kernel function.
 fn place(user: &[String], kernel: &[String]) -> String {
     let innermost = |frames: &[String]| frames.first().cloned().unwrap_or_default();
     match (user.is_empty(), kernel.is_empty()) {
@@ -128,7 +128,7 @@ fn place(user: &[String], kernel: &[String]) -> String {
     }
 }
 
-/// Whose wakeup ended the waits, and where it was.
+/// Renders the waker, and its call site if it is a thread.
 fn woken_by(waker: &Waker) -> String {
     match waker.by {
         WokenBy::Thread => format!("{}: {}", waker.name(), place(&waker.user, &waker.kernel)),
@@ -148,19 +148,19 @@ mod tests {
     }
 
     #[test]
-    fn a_row_tells_what_for_and_for_how_long() {
+    fn row_has_class_and_age() {
         insta::assert_snapshot!(written(false, None));
     }
 
     #[test]
-    fn a_row_tells_who_ended_the_waits() {
+    fn row_has_waker() {
         let mut out = Vec::new();
         table(&sample::with_wakers(), false, None).write(&mut out, None).expect("a vector takes everything");
         insta::assert_snapshot!(String::from_utf8(out).expect("text"));
     }
 
     #[test]
-    fn one_place_is_one_row_and_idle_kernel_threads_come_last() {
+    fn one_row_per_call_site_idle_kernel_threads_last() {
         let table = table(&sample::crowd(), false, None);
         let mut out = Vec::new();
         table.write(&mut out, None).expect("a vector takes everything");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where threads wait: as a tree, a table, a flame graph, and in the forms that other tools read.
+//! Renders where threads wait: as a tree, a table, a flame graph, and in the formats of other tools.
 
 pub mod blocked;
 pub mod chains;
@@ -17,21 +17,21 @@ use whylate_model::folded::waiting;
 use whylate_model::units::format_ns;
 use whylate_model::{Snapshot, Stack, WaitClass};
 
-/// A figure of the whole snapshot.
+/// Returns a value of the whole snapshot.
 pub fn value(snapshot: &Snapshot, name: &str) -> f64 {
     snapshot.series.iter().filter_map(|series| series.values.get(name)).sum()
 }
 
-/// How often threads were looked at.
+/// Renders the sampling rate.
 fn rate(snapshot: &Snapshot) -> String {
     match value(snapshot, "rate_hz") {
         0.0 => "of every switch".to_owned(),
-        // One digit for what a budget came to.
+        // A rate that follows from a budget has one decimal.
         hz => format!("at {} Hz", (hz * 10.0).round() / 10.0),
     }
 }
 
-/// How much was looked at: `2.00s at 9 Hz, 92 threads, 180s off CPU, 2.10s on CPU`.
+/// Renders what was measured: `2.00s at 9 Hz, 92 threads, 180s off CPU, 2.10s on CPU`.
 pub fn summary(snapshot: &Snapshot, hide_idle: bool) -> String {
     let off_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
     let on_ns: u64 = on_cpu(snapshot).map(|stack| stack.weight_ns).sum();
@@ -52,7 +52,7 @@ fn on_cpu(snapshot: &Snapshot) -> impl Iterator<Item = &Stack> {
     snapshot.stacks.iter().filter(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::OnCpu))
 }
 
-/// The threads of the kernel that have nothing to do are told apart where there are others to look at.
+/// Returns whether idle kernel threads get a branch of their own: only if there are other threads.
 fn sets_idle_kernel_threads_apart(snapshot: &Snapshot) -> bool {
     snapshot.stacks.iter().any(|stack| !stack.labels.contains_key("kernel"))
 }
@@ -67,15 +67,15 @@ fn percent(part: u64, whole: u64) -> String {
 
 #[cfg(test)]
 pub mod sample {
-    //! A snapshot with everything that an output has to cope with.
+    //! Snapshots with everything that an output has to cope with.
 
     use whylate_model::wait::{Wait, WaitClass};
     use whylate_model::{Series, Snapshot, Stack, Waker, WokenBy};
 
-    /// Names with what breaks lines, JSON, XML and terminals.
+    /// A name that breaks lines, JSON, XML and terminals.
     pub const EVIL: &str = "a;b \"c\" '\\\x1b[31m<script>alert(1)</script>";
 
-    /// The same with who ended the waits: a thread of a process, an interrupt, and nobody yet.
+    /// Returns the snapshot with wakers: a thread of a process, an interrupt, and none yet.
     pub fn with_wakers() -> Snapshot {
         let mut snapshot = snapshot();
         let labels = [("process", "db"), ("thread", "writer;"), ("pid", "7")].map(|(k, v)| (k.into(), v.into())).into();
@@ -95,7 +95,7 @@ pub mod sample {
         names.split_whitespace().map(str::to_owned).collect()
     }
 
-    /// Four places of two processes.
+    /// Returns a snapshot of four call sites of two processes.
     pub fn snapshot() -> Snapshot {
         let mut snapshot = Snapshot::new("offcpu", "sample", "host", 1_795_252_440_000_000_000);
         snapshot.duration_ns = 2_000_000_000;
@@ -136,7 +136,7 @@ pub mod sample {
         snapshot
     }
 
-    /// A machine with many processes that wait little each, idle kernel threads, and a service whose threads could run.
+    /// Returns many processes with short waits, idle kernel threads, and a service with runnable threads.
     pub fn crowd() -> Snapshot {
         let mut snapshot = snapshot();
         snapshot.stacks.clear();

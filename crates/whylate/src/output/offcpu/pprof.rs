@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The profile format of pprof, compressed: <https://github.com/google/pprof/blob/main/proto/profile.proto>.
+//! Writes the compressed profile format of pprof: <https://github.com/google/pprof/blob/main/proto/profile.proto>.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -94,7 +94,7 @@ struct Tables {
 }
 
 impl Tables {
-    /// What reads the file prints its names on terminals.
+    /// Returns the index of a string. Control characters are escaped, as readers print names on terminals.
     fn text(&mut self, text: &str) -> i64 {
         let text = printable(text);
         if let Some(&known) = self.text_of.get(&text) {
@@ -106,7 +106,7 @@ impl Tables {
         index
     }
 
-    /// Functions are known by their names alone: a location of its own has each.
+    /// Returns the ID of a function, which has one location: functions are identified by name alone.
     fn function(&mut self, name: &str) -> u64 {
         if let Some(&known) = self.function_of.get(name) {
             return known;
@@ -120,7 +120,7 @@ impl Tables {
     fn sample(&mut self, stack: &Stack) -> Sample {
         let process = stack.labels.get("process").map_or("?", String::as_str).to_owned();
         let runnable = runnable(stack).or_else(|| stopped(stack)).map(WaitClass::frame);
-        // Innermost first; the outermost is the process. A waker is further in, with its own innermost frame outermost.
+        // Innermost first; the outermost is the process. The waker's frames are inside, in reverse order.
         let waker = stack.waker.iter().flat_map(|waker| {
             let frames = waker.user.iter().rev().chain(waker.kernel.iter().rev()).map(String::as_str);
             [waker.name()].into_iter().chain(frames).chain([WOKEN_BY])
@@ -142,7 +142,7 @@ impl Tables {
 
 fn profile(snapshot: &Snapshot, hide_idle: bool) -> Profile {
     let mut tables = Tables::default();
-    // The first text has to be empty.
+    // The first string must be empty.
     tables.text("");
     let mut value = |kind: &str, unit: &str| ValueType { kind: tables.text(kind), unit: tables.text(unit) };
     let time = value("off_cpu", "nanoseconds");

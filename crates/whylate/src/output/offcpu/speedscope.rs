@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The file format of speedscope: <https://www.speedscope.app/file-format-schema.json>.
+//! Writes the file format of speedscope: <https://www.speedscope.app/file-format-schema.json>.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -10,7 +10,7 @@ use whylate_model::folded::{Root, frames, waiting};
 
 use crate::output::json::write_line;
 
-/// Writes a profile for each process, or whatever graphs begin with; weights are nanoseconds.
+/// Writes a profile for each process, thread or cgroup (`root`); weights are nanoseconds.
 pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {
     let mut index_of: HashMap<String, usize> = HashMap::new();
     let mut names = Vec::new();
@@ -57,7 +57,7 @@ mod tests {
     use super::super::sample;
     use super::*;
 
-    /// Every member that the schema requires, with the type and the words that it allows.
+    /// Checks every member that the schema requires, with its type and allowed values.
     fn required(file: &Value) {
         assert_eq!(file["$schema"], "https://www.speedscope.app/file-format-schema.json");
         assert!(file["name"].is_string() && file["exporter"].is_string());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A flame graph that a browser searches and zooms.
+//! Renders an interactive flame graph (SVG).
 
 mod graph;
 
@@ -55,7 +55,7 @@ fn colors_of(frames: impl Iterator<Item = Frame>) -> PaletteMap {
     colors
 }
 
-/// Each function has one color, and another one as a waker: the mark by which flame graphs tell wakers is not shown.
+/// Marks frames of wakers by the suffix that flame graphs color differently and do not show.
 fn marked(frame: Frame) -> String {
     match frame.kind {
         Kind::Waker => frame.name + "_[w]",
@@ -63,8 +63,8 @@ fn marked(frame: Frame) -> String {
     }
 }
 
-/// Blues: labels grey, programs light, the kernel dark; wakers aqua, and what they did sand. Functions differ a little,
-/// the same in each graph.
+/// Returns the color of a frame: labels grey, programs light blue, the kernel dark blue, wakers aqua, what they did
+/// sand. The shade depends only on the function's name.
 fn color(name: &str, kind: Kind) -> Color {
     // FNV-1a (RFC draft eastlake-fnv).
     let hash = name.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
@@ -86,7 +86,7 @@ mod tests {
     use super::super::sample;
     use super::*;
 
-    /// All text in it, as a parser of XML reads it, which takes nothing that is not well formed.
+    /// Returns all text of an SVG, by an XML parser that rejects malformed input.
     fn texts(svg: &str) -> Vec<String> {
         use quick_xml::events::Event;
         let mut reader = quick_xml::Reader::from_str(svg);
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_not_drawn() {
+    fn refuses_to_draw_nothing() {
         let empty = Snapshot::new("offcpu", "sample", "host", 0);
         assert!(write(&mut Vec::new(), &empty, Root::Process, false).is_err());
     }

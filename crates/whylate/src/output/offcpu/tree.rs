@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A tree of where threads wait, widest first, as people read it.
+//! Renders where threads wait as a tree, widest branch first.
 
 use std::io::{self, Write};
 
@@ -11,15 +11,15 @@ use whylate_model::units::format_ns;
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart, summary};
 use crate::output::table::without_middle;
 
-/// Narrower branches are summed.
+/// Branches below this percentage are merged.
 const NARROWEST_PERCENT: u64 = 1;
-/// Processes are shown, however narrow, until they have so much of the time together.
+/// Processes are shown, however narrow, until they cover this percentage of the time.
 const COVERED_PERCENT: u64 = 90;
-/// And those that had so much of the time on CPUs.
+/// Processes with this percentage of the on-CPU time are shown too.
 const BUSY_PERCENT: u64 = 10;
 
-/// The least room that frames get beside what is said of them.
-const LEAST_FRAMES: usize = 24;
+/// Minimum width of the frames of a line.
+const MIN_FRAMES_WIDTH: usize = 24;
 
 /// Writes the tree. Frames that have only one caller and one callee share a line.
 pub fn write(
@@ -30,30 +30,31 @@ pub fn write(
     columns: Option<usize>,
 ) -> io::Result<()> {
     writeln!(out, "{}\n", summary(snapshot, hide_idle))?;
-    let layout = Layout::of(snapshot, root, hide_idle);
+    let layout = Layout::new(snapshot, root, hide_idle);
     layout.lines.iter().try_for_each(|line| writeln!(out, "{}", line.shown(layout.whole_ns, columns)))
 }
 
-/// A line of the tree. The lines below it that are one step further in add up to it.
-struct Line {
+/// A line of the tree: the sum of the lines one level below.
+struct TreeLine {
     depth: usize,
     weight_ns: u64,
     names: Vec<String>,
     about: String,
 }
 
-impl Line {
+impl TreeLine {
     fn shown(&self, whole_ns: u64, columns: Option<usize>) -> String {
         let head = format!("{:>6}  {}", percent(self.weight_ns, whole_ns), "  ".repeat(self.depth));
         let about = if self.about.is_empty() { String::new() } else { format!("  [{}]", self.about) };
         let Some(columns) = columns else { return format!("{head}{}{about}", self.names.join(" > ")) };
         let room = columns.saturating_sub(head.chars().count());
-        let frames = in_room(&self.names, room.saturating_sub(about.chars().count()).max(LEAST_FRAMES));
+        let frames = in_room(&self.names, room.saturating_sub(about.chars().count()).max(MIN_FRAMES_WIDTH));
         format!("{head}{}", without_middle(&format!("{frames}{about}"), room))
     }
 }
 
-/// Frames from both ends in turn, while there is room: the innermost tell what is waited for, the outermost who waits.
+/// Shortens a stack to `room` characters by cutting out frames in its middle: the innermost show what is waited for,
+/// the outermost who waits.
 fn in_room(names: &[String], room: usize) -> String {
     const CUT: &str = " > .. > ";
     let whole = names.join(" > ");
@@ -80,11 +81,11 @@ fn in_room(names: &[String], room: usize) -> String {
 struct Layout {
     whole_ns: u64,
     on_cpu_ns: u64,
-    lines: Vec<Line>,
+    lines: Vec<TreeLine>,
 }
 
 impl Layout {
-    fn of(snapshot: &Snapshot, root: Root, hide_idle: bool) -> Self {
+    fn new(snapshot: &Snapshot, root: Root, hide_idle: bool) -> Self {
         let apart = sets_idle_kernel_threads_apart(snapshot);
         let (idle, others): (Vec<_>, Vec<_>) = waiting(snapshot, hide_idle)
             .chain(on_cpu(snapshot))
@@ -105,7 +106,7 @@ impl Layout {
         part.weight_ns > 0 && is_part(part.weight_ns, self.whole_ns, NARROWEST_PERCENT)
     }
 
-    /// A machine has so many processes that each has little: together they have most of the time.
+    /// Adds the lines of processes. Many narrow processes may have most of the time together.
     fn processes(&mut self, tree: &Node) {
         let (all_ns, on_cpu_ns) = (tree.all.weight_ns, self.on_cpu_ns);
         let parts = tree.parts(|part, shown_ns| {
@@ -123,7 +124,7 @@ impl Layout {
         let mut names = vec![frame.name.clone()];
         let (mut end, mut last) = (node, frame.kind);
         while let Some((next, child)) = end.children.first_key_value().filter(|_| end.children.len() == 1) {
-            // Whose stack it is stays on a line of its own.
+            // Labels (process, thread, cgroup) keep a line of their own.
             if end.own.weight_ns > 0 || last == Kind::Runnable || (last == Kind::Label && next.kind != Kind::Label) {
                 break;
             }
@@ -131,7 +132,7 @@ impl Layout {
             names.push(next.name.clone());
             end = child;
         }
-        // Where a thread was that could run is no place where it waits.
+        // The stack of a runnable thread is not where it waits.
         let parts = match last {
             Kind::Runnable => Default::default(),
             _ => end.parts(|part, _| self.is_wide(part)),
@@ -141,7 +142,7 @@ impl Layout {
             return;
         }
         let about = if last == Kind::Label { figures(&end.all).join(", ") } else { String::new() };
-        self.lines.push(Line { depth, weight_ns: node.all.weight_ns, names, about });
+        self.lines.push(TreeLine { depth, weight_ns: node.all.weight_ns, names, about });
         for (frame, child) in &parts.children {
             self.branch(frame, child, depth + 1);
         }
@@ -159,7 +160,7 @@ impl Layout {
 
     fn leaf(&mut self, depth: usize, names: Vec<String>, sums: &Sums) {
         let about = about(sums, names.last().map_or("", String::as_str));
-        self.lines.push(Line { depth, weight_ns: sums.weight_ns, names, about });
+        self.lines.push(TreeLine { depth, weight_ns: sums.weight_ns, names, about });
     }
 }
 
@@ -167,7 +168,7 @@ fn is_part(ns: u64, whole_ns: u64, percent: u64) -> bool {
     u128::from(ns) * 100 >= u128::from(whole_ns) * u128::from(percent)
 }
 
-/// What for, unless the name tells, how often, and how many threads are there now and for how long.
+/// Renders class (unless it is the name), number of waits, on-CPU time, and number and age of the waiting threads.
 fn about(sums: &Sums, name: &str) -> String {
     let class = sums.class().filter(|(class, _)| name != class.frame()).map(|(class, is_all)| match is_all {
         true => class.words().to_owned(),
@@ -182,7 +183,7 @@ fn about(sums: &Sums, name: &str) -> String {
     parts.join(", ")
 }
 
-/// The number of waits, where it is known, and the time on CPUs.
+/// Renders the number of waits, if known, and the on-CPU time.
 fn figures(sums: &Sums) -> Vec<String> {
     let waits = match sums.waits {
         0 => None,
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn who_ended_a_wait_stands_behind_it() {
+    fn waker_follows_wait() {
         insta::assert_snapshot!(text_of(&sample::with_wakers(), Root::Process, false, None));
     }
 
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_time_is_a_place_of_its_own() {
+    fn runnable_time_has_own_branch() {
         insta::assert_snapshot!(text_of(&sample::crowd(), Root::Process, false, None));
     }
 
@@ -250,7 +251,7 @@ mod tests {
         assert_eq!(in_room(&names[..1], 4), "s..t");
     }
 
-    /// Stacks of a few processes and functions in any class, of the kernel's own threads too.
+    /// Generates stacks of a few processes and functions in any class, including kernel threads.
     fn stacks() -> impl Strategy<Value = Vec<Stack>> {
         const CLASSES: [WaitClass; 5] =
             [WaitClass::Idle, WaitClass::Lock, WaitClass::Cpu, WaitClass::Throttled, WaitClass::OnCpu];
@@ -262,7 +263,7 @@ mod tests {
             }
             let is_on_cpu = CLASSES[class] == WaitClass::OnCpu;
             let kernel = if is_on_cpu { Vec::new() } else { frames.iter().map(u8::to_string).collect() };
-            // Shares from a hundred millionth to all of it.
+            // Shares from 1e-8 to 1.
             let weight_ns = weight_ns.pow(3) >> 24;
             Stack {
                 labels,
@@ -275,8 +276,8 @@ mod tests {
         prop::collection::vec(stack, 0..200)
     }
 
-    /// The lines below each line, one step further in, add up to it; those that are furthest out are everything.
-    fn adds_up(lines: &[Line], depth: usize, whole_ns: u64) -> Result<(), TestCaseError> {
+    /// Checks that each line is the sum of the lines one level below, and that the outermost add up to the total.
+    fn adds_up(lines: &[TreeLine], depth: usize, whole_ns: u64) -> Result<(), TestCaseError> {
         let sum: u64 = lines.iter().filter(|line| line.depth == depth).map(|line| line.weight_ns).sum();
         prop_assert_eq!(sum, whole_ns);
         for (index, line) in lines.iter().enumerate().filter(|(_, line)| line.depth == depth) {
@@ -295,12 +296,12 @@ mod tests {
             let root = [Root::Process, Root::Thread, Root::Cgroup][by as usize];
             let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);
             snapshot.stacks = stacks;
-            let layout = Layout::of(&snapshot, root, hide_idle);
+            let layout = Layout::new(&snapshot, root, hide_idle);
             let whole_ns: u64 = waiting(&snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
             prop_assert_eq!(layout.whole_ns, whole_ns);
             adds_up(&layout.lines, 0, whole_ns)?;
-            // What is not told apart further out is little.
-            let unnamed = |line: &&Line| line.depth == 0 && line.names[0].contains("smaller branches");
+            // Little is merged at the outermost level.
+            let unnamed = |line: &&TreeLine| line.depth == 0 && line.names[0].contains("smaller branches");
             let rest_ns: u64 = layout.lines.iter().filter(unnamed).map(|line| line.weight_ns).sum();
             prop_assert!(rest_ns * 10 <= whole_ns, "{rest_ns} of {whole_ns}");
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Why an activation was late, in the lines and words of rtla's auto-analysis. The percentages add up to 100.
+//! Renders why an activation was late, in the layout of rtla's auto-analysis. The percentages add up to 100.
 
 use std::io::{self, Write};
 
@@ -11,11 +11,11 @@ use whylate_model::{Cause, CauseKind, TimerAnalysis, TimerEvidence};
 use crate::output::pad::{Right, Spaces};
 use crate::output::why::word;
 
-/// Where figures end.
+/// Column where figures end.
 const FIGURES: usize = 63;
-/// Where names of those who delayed begin.
+/// Column where names of culprits begin.
 const NAMES: usize = 23;
-/// An exit from an idle state of at least this is told.
+/// Minimum idle exit latency that is printed, in nanoseconds.
 const IDLE_NS: u64 = 10_000;
 
 /// What is shown of the functions of a stack that have no known name.
@@ -32,7 +32,7 @@ pub enum StackFormat {
 
 impl StackFormat {
     fn shown(self, frames: &[String]) -> Vec<&str> {
-        // No function's name begins with a digit.
+        // No function name begins with a digit.
         let is_known = |frame: &&str| !frame.starts_with("0x");
         let frames = frames.iter().map(String::as_str);
         match self {
@@ -93,7 +93,7 @@ fn interference(out: &mut dyn Write, analysis: &TimerAnalysis, whole_ns: u64) ->
     Ok(())
 }
 
-/// A line of a part of the latency; with its share of the whole.
+/// Renders a line for a part of the latency, with its share of the whole.
 fn part(name: &str, ns: u64, whole_ns: Option<u64>) -> String {
     let figure = us(ns);
     let line = format!("{name}{} us", Right(&figure, FIGURES.saturating_sub(name.len())));
@@ -110,7 +110,7 @@ fn details<'a>(out: &mut dyn Write, causes: impl Iterator<Item = &'a Cause>) -> 
     Ok(())
 }
 
-/// Who it was; of kinds that the part does not name, also what.
+/// Writes the culprit, with its kind if the line does not name it.
 fn detail(out: &mut dyn Write, cause: &Cause) -> io::Result<()> {
     let who = printable(&cause.who);
     let who = match cause.kind {
@@ -132,7 +132,7 @@ fn stack(out: &mut dyn Write, name: &str, frames: &[&str]) -> io::Result<()> {
     Ok(())
 }
 
-/// Two digits of a microsecond; what is left of a nanosecond is rounded.
+/// Renders microseconds, rounded to two decimals.
 fn us(ns: u64) -> String {
     format!("{:.2}", ns as f64 / 1_000.0)
 }
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exit_from_idle_is_told() {
+    fn renders_idle_exit() {
         let mut evidence = evidence();
         evidence.occupancy.intervals[0].occupant = Occupant::Idle;
         evidence.occupancy.intervals[2].occupant = Occupant::Idle;

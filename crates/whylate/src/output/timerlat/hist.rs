@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The histogram of `timerlat hist`.
+//! Renders the histogram of `timerlat hist`.
 
 use std::io::{self, Write};
 
@@ -13,12 +13,12 @@ const NAMES: [&str; 3] = ["IRQ", "Thr", "Usr"];
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Shown {
     pub unit: Unit,
-    /// Columns by kind of latency: of the interrupt, the thread, the return to user space.
+    /// Which columns to show: latency of the interrupt, of the thread, of the return to user space.
     pub kinds: [bool; 3],
     pub without_header: bool,
     pub without_index: bool,
     pub without_summary: bool,
-    /// Also steps in which nothing was counted.
+    /// Also show steps with a count of zero.
     pub with_zeros: bool,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One line a late activation, and its causes below it.
+//! Renders late activations, with their causes.
 
 use std::io::{self, Write};
 
@@ -14,7 +14,7 @@ pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "{:<15} {:>3} {:>8} {:>8} {:>8}", "TIME", "CPU", "LATENCY", "IRQ", "THREAD")
 }
 
-/// Writes one late activation, its causes, and the stack that the timer's interrupt found, where it was asked for.
+/// Writes a late activation, its causes, and the stack that the timer interrupted, if it was requested.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     let phase = |name: &str| event.phases.iter().find(|(phase, _)| phase == name).map_or(0, |&(_, ns)| ns);
     writeln!(
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_when_where_how_late_and_why() {
+    fn line_has_time_cpu_latency_and_causes() {
         let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
         let event = LateEvent {
             at_unix_ns: 1_795_252_440_123_456_789,

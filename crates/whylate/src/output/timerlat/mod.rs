@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `timerlat` shows, in rtla's layout: scripts that read rtla's go on working.
+//! Renders `timerlat` in rtla's layout, so that scripts for rtla keep working.
 
 pub mod analysis;
 pub mod hist;
@@ -9,7 +9,7 @@ pub mod top;
 pub mod total;
 pub mod trace;
 
-/// What figures are shown in.
+/// Unit of the figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unit {
     /// Whole microseconds.
@@ -19,7 +19,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Its length in nanoseconds.
+    /// Returns the unit in nanoseconds.
     pub fn ns(self) -> u64 {
         match self {
             Unit::Microseconds => 1_000,
@@ -35,12 +35,12 @@ impl Unit {
     }
 }
 
-/// A thread's name and id, as a terminal may show them.
+/// Renders a thread's name and TID without control characters.
 pub fn printable_task(thread: &str) -> String {
     whylate_model::units::printable(thread)
 }
 
-/// Days and the time since the beginning.
+/// Renders the time since the start, with days.
 fn stamp(duration_ns: u64) -> String {
     let seconds = duration_ns / 1_000_000_000;
     format!("{:3} {:02}:{:02}:{:02}", seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60)

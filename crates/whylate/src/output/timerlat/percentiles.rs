@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Percentiles of each latency, raw and corrected for the periods that were missed.
+//! Renders percentiles of each latency, raw and corrected for missed periods.
 
 use std::io::{self, Write};
 
@@ -20,7 +20,7 @@ const PERCENTILES: [(&str, f64); 7] = [
 ];
 const ROWS: [&str; 4] = ["IRQ", "Thread", "Ret user", "Thread, corrected"];
 
-/// Writes a row for each latency of each CPU, and of all.
+/// Writes a row for each latency of each CPU, and of all CPUs.
 pub fn write(out: &mut dyn Write, total: &Total, unit: Unit, with_user: bool) -> io::Result<()> {
     let figures = PERCENTILES.map(|(name, _)| name).join(", ");
     let mut table = Table::new(&format!("CPU, <LATENCY, COUNT, {figures}, max"));
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_come_by_the_end_is_told() {
+    fn renders_overdue_activations() {
         let mut total = sample::total();
         total.cpus.values_mut().for_each(|of_cpu| of_cpu.overdue = 3);
         let mut out = Vec::new();
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_return_to_user_space_it_has_no_row() {
+    fn omits_user_row_without_user_latency() {
         let mut out = Vec::new();
         write(&mut out, &sample::total(), Unit::Nanoseconds, false).expect("a vector takes everything");
         assert!(!String::from_utf8(out).expect("text").contains("Ret user"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The table of `timerlat top`.
+//! Renders the table of `timerlat top`.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use whylate_model::Histogram;
 use super::total::{OfCpu, Total};
 use super::{Unit, stamp};
 
-/// A count of all CPUs is shown up to this, and then with an exponent.
+/// Largest count of all CPUs that is shown without an exponent.
 const LARGEST_MANTISSA: u64 = 999_999;
 
 /// Writes the table of everything so far. `with_user` adds the columns of the return to user space.
@@ -49,7 +49,7 @@ fn cells(latencies: &Histogram, figures_ns: &[u64], unit: Unit) -> String {
     figures_ns.iter().map(cell).collect::<Vec<_>>().join(" ")
 }
 
-/// A count as rtla writes it where it is large: so many times ten to the power of the other.
+/// Returns mantissa and decimal exponent of a count, as rtla prints large ones.
 fn shortened(mut count: u64) -> (u64, u32) {
     let mut exponent = 0;
     while count > LARGEST_MANTISSA {

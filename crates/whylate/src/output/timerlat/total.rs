@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Everything that was measured since the beginning.
+//! Sums up snapshots since the start.
 
 use std::collections::BTreeMap;
 
 use whylate_model::{Histogram, Probe, Series, Snapshot, Steps};
 
-/// The latencies that are told apart, in the order of their columns.
+/// Names of the latencies, in the order of their columns.
 pub const KINDS: [&str; 3] = ["irq", "thread", "user"];
-/// The thread's as every period would have seen it.
+/// Name of the thread latency corrected for missed periods.
 pub const CORRECTED: &str = "thread_corrected";
 
-/// By CPU.
+/// Sums by CPU.
 #[derive(Clone, Debug, Default)]
 pub struct Total {
     pub cpus: BTreeMap<u32, OfCpu>,
@@ -19,32 +19,32 @@ pub struct Total {
     pub probe: Probe,
 }
 
-/// Of one CPU.
+/// Sums of one CPU.
 #[derive(Clone, Debug, Default)]
 pub struct OfCpu {
-    /// In the order of [`KINDS`].
+    /// Latencies in the order of [`KINDS`].
     pub latencies: [Histogram; 3],
-    /// Which of them are measured at all.
+    /// Which of the latencies are measured.
     pub is_measured: [bool; 3],
     pub corrected: Histogram,
     pub last_ns: [u64; 3],
-    /// Counts by equal steps, where they are asked for.
+    /// Counts by equal steps, for `timerlat hist`.
     pub steps: [Steps; 3],
     /// Periods in which the thread was still late for an earlier one.
     pub missed: u64,
-    /// Activations that were due by the end of the last span, and periods after them, whose thread had not come.
+    /// Activations due by the end of the last span, and periods after them, in which the thread had not run yet.
     pub overdue: u64,
 }
 
 impl OfCpu {
-    /// How many activations were seen.
+    /// Returns the number of activations.
     pub fn count(&self) -> u64 {
         self.latencies.iter().map(Histogram::count).max().unwrap_or(0)
     }
 }
 
 impl Total {
-    /// Adds a span of time.
+    /// Adds a snapshot.
     pub fn add(&mut self, snapshot: &Snapshot) {
         self.duration_ns += snapshot.duration_ns;
         for (reason, count) in &snapshot.lost {
@@ -59,7 +59,7 @@ impl Total {
         }
     }
 
-    /// All CPUs as one; no latency is its last one.
+    /// Returns the sum of all CPUs, without last latencies.
     pub fn all(&self) -> OfCpu {
         let mut all = OfCpu::default();
         for of_cpu in self.cpus.values() {
@@ -75,7 +75,7 @@ impl Total {
         all
     }
 
-    /// As one snapshot, with the rest of it from the latest one.
+    /// Returns the sums as a snapshot; everything else is from the latest one.
     pub fn into_snapshot(self, latest: Snapshot) -> Snapshot {
         let start_unix_ns = (latest.start_unix_ns + latest.duration_ns).saturating_sub(self.duration_ns);
         let series = self.cpus.into_iter().map(|(cpu, of_cpu)| of_cpu.into_series(cpu)).collect();
@@ -90,7 +90,7 @@ impl OfCpu {
             self.is_measured[index] |= series.histograms.contains_key(kind);
             if let Some(histogram) = series.histograms.get(kind).filter(|histogram| !histogram.is_empty()) {
                 self.latencies[index].merge(histogram);
-                // Of an interval without an activation the last one is not of this measurement.
+                // Without an activation in the interval, the last latency may be from before this measurement.
                 self.last_ns[index] = series.values.get(&last(kind)).map_or(0, |&ns| ns as u64);
             }
             if let Some(steps) = series.steps.get(kind) {
@@ -102,7 +102,7 @@ impl OfCpu {
         }
         let value = |name| series.values.get(name).map_or(0, |&value| value as u64);
         self.missed += value("missed");
-        // Those of earlier spans have come, or still are.
+        // Overdue activations of earlier spans have run, or are still counted.
         self.overdue = value("overdue");
     }
 
@@ -128,12 +128,12 @@ fn last(kind: &str) -> String {
     format!("{kind}_last_ns")
 }
 
-/// What tests of outputs are fed with.
+/// Input of the outputs' tests.
 #[cfg(test)]
 pub(super) mod sample {
     use super::*;
 
-    /// Two CPUs, the second one without a return to user space.
+    /// Returns two CPUs, the second one without return-to-user latencies.
     pub fn total() -> Total {
         let mut total = Total::default();
         let mut snapshot = Snapshot::new("timerlat", "bpf", "host", 0);

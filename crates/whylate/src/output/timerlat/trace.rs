@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The latest activations, and of late ones everything that happened on their CPU meanwhile, as a text file.
+//! Writes the latest activations, and everything that ran on the CPU during late ones, as a text file.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use whylate_sources::timerlat::Activated;
 
 use super::analysis::{self, StackFormat};
 
-/// Writes one block for each late activation, and a line for each of the latest ones.
+/// Writes a block for each late activation, and a line for each of the latest activations.
 pub fn write(out: &mut dyn Write, latest: &[Activated], late: &[LateEvent]) -> io::Result<()> {
     writeln!(out, "# {} activations, and who had the CPU; times in microseconds since the timer was due", late.len())?;
     for event in late {
@@ -28,7 +28,7 @@ pub fn write(out: &mut dyn Write, latest: &[Activated], late: &[LateEvent]) -> i
 fn activation(out: &mut dyn Write, activated: &Activated) -> io::Result<()> {
     let us = |ns: u64| format!("{:.2}", ns as f64 / 1_000.0);
     let due = rfc3339::format(activated.due_unix_ns);
-    // Where one was not seen, there is no telling.
+    // Without both timestamps, the latencies are unknown.
     let seen = activated.irq_and_thread_ns.map(|(irq_ns, thread_ns)| [us(irq_ns), us(thread_ns)]);
     let [irq, thread] = seen.unwrap_or_else(|| ["-", "-"].map(str::to_owned));
     writeln!(out, "{due:<27} {:>3} {irq:>10} {thread:>10} {:>10}", activated.cpu, us(activated.user_ns))
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trace_has_the_latest_activations_and_who_had_the_cpu_of_late_ones() {
+    fn trace_has_latest_activations_and_causes_of_late_ones() {
         let due_unix_ns = 1_795_252_440_123_456_789;
         let at = |cpu, number: u64, irq_and_thread_ns| Activated {
             cpu,

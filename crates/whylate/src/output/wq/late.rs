@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One line a late work item, and its causes below it.
+//! Renders late work items, with their causes.
 
 use std::io::{self, Write};
 
@@ -19,12 +19,12 @@ pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
     )
 }
 
-/// An interrupt has no number.
+/// Renders the queuer of an item. Interrupts have no PID.
 fn queuer(name: &str, pid: &str) -> String {
     if pid == "0" { name.to_owned() } else { format!("{name}:{pid}") }
 }
 
-/// Writes one late item, and below it its causes and the stack of whoever queued it, where they are known.
+/// Writes a late item, and its causes and the stack of its queuer if they are known.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
     let phase = |name: &str| {
@@ -62,12 +62,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interrupt_has_no_number() {
+    fn interrupt_has_no_pid() {
         assert_eq!([queuer("dd", "42"), queuer("softirq", "0")], ["dd:42", "softirq"]);
     }
 
     #[test]
-    fn a_line_tells_what_waited_for_how_long_and_who_queued_it() {
+    fn line_has_handler_wait_and_queuer() {
         let labels = [
             ("handler", "wb_workfn"),
             ("workqueue", "writeback"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate wq` prints of a snapshot.
+//! Renders snapshots of `whylate wq`.
 
 mod late;
 pub mod shape;
@@ -18,7 +18,7 @@ use crate::output::{Output, footer, histogram, why};
 
 use self::shape::{Key, Shape, Sort};
 
-/// The phases in the order in which an item goes through them, with what they are.
+/// The phases of a work item in chronological order, with their descriptions.
 const PHASES: [(&str, &str); 7] = [
     ("latency", "queued until a worker starts it"),
     ("activate", "waiting for max_active"),
@@ -31,15 +31,15 @@ const PHASES: [(&str, &str); 7] = [
 
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
-    /// Of all items.
+    /// What is printed of all items.
     pub shape: &'a Shape,
     /// The only handler that is measured.
     pub handler: Option<&'a str>,
     /// Which late items are explained.
     pub explain: Explain,
-    /// Others have a line too.
+    /// Late items that are not explained have a line too.
     pub has_slower: bool,
-    /// Late items and their culprits are all that is printed.
+    /// Only late items and their culprits are printed.
     pub lines_only: bool,
 }
 
@@ -51,12 +51,12 @@ pub struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// Stamps are in the system's time zone; tables fit the terminal, if there is one.
+    /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
     pub fn new(shown: Shown<'a>, terminal_columns: Option<usize>) -> Self {
         Text { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
     }
 
-    /// Writes the worst late events, where only these are asked for, and who caused all of them.
+    /// Writes the worst late events, if only those are printed, and the ranking of culprits.
     fn write_why(&mut self, out: &mut dyn Write, snapshot: &Snapshot, threshold_ns: u64) -> io::Result<()> {
         let worst = &snapshot.late;
         self.culprits.add_unexplained(snapshot.unexplained);
@@ -84,7 +84,7 @@ impl Output for Text<'_> {
             }
             None => writeln!(out, "Tracing work queue latency ... Hit Ctrl-C to end.")?,
         }
-        // The longest waits come with a heading of their own.
+        // With --worst, the longest waits are printed below a heading of their own.
         let lines = self.shown.has_slower || self.shown.explain.why.is_some() && self.shown.explain.worst.is_none();
         if lines { late::write_heading(out) } else { Ok(()) }
     }
@@ -140,7 +140,7 @@ fn write_phases(out: &mut dyn Write, shape: &Shape, histogram_of: impl Fn(&str) 
     Ok(())
 }
 
-/// The value of the key; a handler of a module as the kernel prints it, `function [module]`.
+/// Returns the value of the key. A handler in a module is `function [module]`, as the kernel prints it.
 fn name_of(series: &Series, key: Key) -> String {
     let label = |name: &str| series.labels.get(name).map_or("", String::as_str);
     match series.labels.get("module") {
@@ -155,7 +155,7 @@ fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
     let (title, figures) = (key.label().to_uppercase(), "COUNT, MEAN, P50, P99, MAX, RUN-MEAN, RUN-MAX");
     let mut table = Table::new(&format!("<{title}, {figures}{workqueue}"));
     let mut rows = snapshot.merged_by(key.label());
-    // The sort is stable, so rows that tie stay in the order of their names.
+    // The sort is stable: equal rows stay in the order of their names.
     rows.sort_by_key(|series| Reverse(rank(series, sort)));
     for series in &rows {
         let none = Histogram::default();
@@ -174,7 +174,7 @@ fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
     table
 }
 
-/// What a row is ordered by; the largest comes first.
+/// Returns the sort key of a row; rows are sorted in descending order.
 fn rank(series: &Series, sort: Sort) -> u64 {
     let none = Histogram::default();
     let latency = series.histograms.get("latency").unwrap_or(&none);
@@ -195,7 +195,7 @@ mod tests {
     use whylate_model::{Cause, CauseKind, Cgroup};
 
     use super::*;
-    use crate::commands::runner::{Keep, Kept};
+    use crate::commands::runner::{Keep, PendingLate};
     use crate::commands::wq::Arguments;
     use crate::output::json::JsonLines;
 
@@ -249,7 +249,7 @@ mod tests {
         Text { zone: TimeZone::UTC, ..Text::new(arguments.shown(), None) }
     }
 
-    /// A late item with causes, unless there are none.
+    /// Returns a late item with these causes, if any.
     fn late_item(at_ms: u64, handler: &str, causes: &[(CauseKind, &str, u64, &str)]) -> LateEvent {
         let causes: Vec<Cause> = causes
             .iter()
@@ -312,12 +312,13 @@ mod tests {
         let mut output: Box<dyn Output> =
             if arguments.schedule.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
         output.begin(&mut out).expect("a vector takes everything");
-        let (mut kept, mut snapshot) = (Kept::new(Keep::of(arguments.schedule, arguments.explain)), snapshot());
+        let (mut kept, mut snapshot) =
+            (PendingLate::new(Keep::for_options(arguments.schedule, arguments.explain)), snapshot());
         for event in late {
             output.late(&mut out, &event).expect("a vector takes everything");
             kept.add(event);
         }
-        kept.tell(&mut snapshot);
+        kept.move_into(&mut snapshot);
         output.snapshot(&mut out, snapshot).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
     }
@@ -362,7 +363,7 @@ mod tests {
         insta::assert_snapshot!(printed("--slower 10ms"));
     }
     #[test]
-    fn what_is_not_explained_is_no_longest_wait() {
+    fn longest_waits_are_explained_ones() {
         let text = printed_with("--why 2ms --slower 1ms --worst 2", late_items());
         assert_eq!(text.matches("too_short_for_why").count(), 1, "{text}");
         assert!(text.contains("Longest waits: 2 of "), "{text}");
@@ -400,7 +401,7 @@ mod tests {
             let ranking = text.lines().skip_while(|line| !line.ends_with("Who caused it:")).skip(1);
             ranking.take_while(|line| line.starts_with("    ")).map(|line| line.trim().to_owned()).collect()
         };
-        // Of two handlers, one of which waited for threads of both.
+        // Two handlers; one of them waited for threads of both names.
         assert_eq!(
             ranked(&printed("--why 2ms --by cgroup")),
             [
@@ -429,7 +430,7 @@ mod tests {
         let snapshot: Snapshot = serde_json::from_str(&line).expect("a snapshot");
         let handlers: Vec<&str> = snapshot.late.iter().map(|event| event.labels["handler"].as_str()).collect();
         assert_eq!(handlers, ["vmstat_update", "vmstat_shepherd"]);
-        // Those that were not asked for are not lost.
+        // Late events that were not requested are not lost.
         assert_eq!(snapshot.lost["late_events"], 1);
     }
 

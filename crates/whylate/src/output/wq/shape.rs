@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate wq` prints of latencies: histograms or a table, of what and in which order.
+//! Options of `whylate wq` for histograms and tables of latencies: grouping and order.
 
 use clap::{Args, ValueEnum};
 use whylate_model::culprits;
@@ -25,7 +25,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// What the series are told apart by.
+    /// Returns what series are grouped by; `None` for a single series.
     pub fn key(&self) -> Option<Key> {
         match self.by? {
             By::Handler => Some(Key::Handler),
@@ -36,7 +36,7 @@ impl Shape {
         }
     }
 
-    /// What culprits are ranked by.
+    /// Returns how culprits are grouped.
     pub fn ranked_by(&self) -> culprits::By {
         if self.by == Some(By::Cgroup) { culprits::By::Cgroup } else { culprits::By::Culprit }
     }
@@ -52,7 +52,7 @@ enum By {
     Cgroup,
 }
 
-/// What the series are told apart by.
+/// What series are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Handler,
@@ -62,7 +62,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// The label of a series that holds it.
+    /// Returns the label of series for this key.
     pub fn label(self) -> &'static str {
         match self {
             Key::Handler => "handler",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! fio as the load.
+//! Load by fio.
 
 mod figures;
 
@@ -17,43 +17,43 @@ use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session};
 
 use self::figures::Figures;
-use super::{Arguments, Direction, Told, thread_of};
+use super::{Arguments, Direction, LoadFigures, thread_of};
 
-/// How often it is looked whether fio has ended.
+/// Poll interval for the end of fio.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Of the run, so much is measured: a part at its end is left for what fio does then.
+/// Fraction of the run that is measured, without what fio does at its end.
 const MEASURED: f64 = 0.9;
 
 fn takes_requests(thread: &Series) -> bool {
     thread.values.get("sqes_per_s").is_some_and(|&rate| rate > 0.0)
 }
 
-/// Ended at the latest when it is dropped.
+/// Process of fio, which is killed on drop.
 struct Fio(Child);
 
 impl Drop for Fio {
     fn drop(&mut self) {
-        // Without effect on one that has ended.
+        // No effect if it has exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What its submission thread did, its process, and what fio tells of itself; nothing where stopped before fio's end.
+/// Runs fio, and returns the snapshot of its submission thread, its PID, and its own figures. `None` if interrupted.
 pub(super) fn measure(
     arguments: &Arguments,
     path: &Path,
     depth: u32,
     stop: &AtomicBool,
-) -> anyhow::Result<Option<(Snapshot, u32, Told)>> {
-    // Of all processes: fio's ring is there before anybody could know its number.
+) -> anyhow::Result<Option<(Snapshot, u32, LoadFigures)>> {
+    // All processes: fio creates its ring before its PID could be set as a filter.
     let mut source = SqpollOptions { backend: Some("bpf".to_owned()), ..SqpollOptions::default() }
         .start(&Session::of_one())
         .context("cannot attach sqpoll")?;
     let mut fio = Fio(start(command(arguments, path, depth)?)?);
     let pid = fio.0.id();
-    // While the load runs: fio's thread is there, and spins, before its first request and after its last one.
+    // Measure only while requests arrive: fio's submission thread also spins before and after.
     let mut measured = None;
     let mut end = None;
     let status = loop {
@@ -75,27 +75,28 @@ pub(super) fn measure(
     };
     let snapshot = measured.map_or_else(|| source.snapshot(), Ok)?;
     let (mut out, mut said) = (String::new(), String::new());
-    // Some kilobytes, which a pipe holds.
+    // The output is some kilobytes, which fit into the pipe.
     fio.0.stdout.take().context("fio has no output")?.read_to_string(&mut out)?;
     fio.0.stderr.take().context("fio has no standard error")?.read_to_string(&mut said)?;
-    // Ctrl-C goes to fio too, which then ends early with what it has done so far, or fails.
+    // Ctrl-C goes to fio too, which then ends early with partial results, or fails.
     if stop.load(Ordering::Relaxed) {
         return Ok(None);
     }
     ensure!(status.success(), "fio failed, {status}: {}", said.trim());
     let direction = if arguments.rw == Direction::Read { "read" } else { "write" };
-    let figures = Figures::of(&out, direction).with_context(|| format!("fio printed no results: {}", said.trim()))?;
+    let figures =
+        Figures::parse(&out, direction).with_context(|| format!("fio printed no results: {}", said.trim()))?;
     let (mean_ns, p99_ns) = figures.trusted(depth);
     if p99_ns.is_none() {
         say!("whylate: leaving out fio's latencies at iodepth {depth}, as they contradict each other");
     }
-    let told = Told { requests: figures.requests, duration_ns: figures.duration_ns, mean_ns, p99_ns };
-    Ok(Some((snapshot, pid, told)))
+    let load = LoadFigures { requests: figures.requests, duration_ns: figures.duration_ns, mean_ns, p99_ns };
+    Ok(Some((snapshot, pid, load)))
 }
 
 fn command(arguments: &Arguments, path: &Path, depth: u32) -> anyhow::Result<Command> {
     let mut command = Command::new("fio");
-    // A thread, so that the ring is one of the process that is started here.
+    // --thread: the ring belongs to the process that is started here.
     command.args([
         "--name=whylate",
         "--thread",
@@ -105,7 +106,7 @@ fn command(arguments: &Arguments, path: &Path, depth: u32) -> anyhow::Result<Com
         "--time_based",
     ]);
     command.args(["--output-format=json", "--allow_file_create=0"]);
-    // With a submission thread fio does not know when a request was submitted: its completion latency is garbage.
+    // With a submission thread, fio does not know the time of submission: its completion latency (clat) is wrong.
     command.args(["--lat_percentiles=1", "--clat_percentiles=0"]);
     command.arg(if arguments.rw == Direction::Read { "--rw=read" } else { "--rw=write" });
     if arguments.iopoll {
@@ -119,7 +120,7 @@ fn command(arguments: &Arguments, path: &Path, depth: u32) -> anyhow::Result<Com
         .arg(format!("--bs={}", arguments.bs))
         .arg(format!("--iodepth={depth}"))
         .arg(format!("--runtime={milliseconds}ms"));
-    // fio takes a colon for the end of a name.
+    // fio separates file names by colons.
     let name = path.to_str().context("fio needs a file name in UTF-8")?;
     command.arg(format!("--filename={}", name.replace(':', "\\:")));
     Ok(command)
@@ -139,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fio_is_asked_for_the_latency_from_submission_on() -> anyhow::Result<()> {
+    fn requests_submission_latency_from_fio() -> anyhow::Result<()> {
         let command = command(&super::super::tests::arguments("f".into()), Path::new("f"), 4)?;
         assert!(command.get_args().any(|argument| argument == "--lat_percentiles=1"), "{command:?}");
         Ok(())

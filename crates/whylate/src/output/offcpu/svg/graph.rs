@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Flame graphs of folded lines, whoever has written these.
+//! Renders flame graphs of folded lines.
 
 use std::io::{self, Write};
 
@@ -16,7 +16,7 @@ pub fn write_lines(out: &mut dyn Write, title: &str, count: &str, folded: &[Stri
     draw(out, options, folded)
 }
 
-/// What all graphs have in common.
+/// Returns the options that all graphs share.
 pub fn options(title: &str) -> Options<'static> {
     let mut options = Options::default();
     options.title = title.to_owned();
@@ -24,7 +24,7 @@ pub fn options(title: &str) -> Options<'static> {
     options.colors = Palette::Basic(BasicPalette::Io);
     options.bgcolors = Some(BackgroundColor::Blue);
     options.deterministic = true;
-    // The root on top: a browser opens a graph at its top, and one deep stack makes that empty otherwise.
+    // The root is on top: a browser shows the top of a graph first, which one deep stack would otherwise leave empty.
     options.direction = Direction::Inverted;
     options
 }
