@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Panels on a screen: a pure function of them and of its size.
+//! Draws panels on a screen: a pure function of the panels and the screen's size.
 
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -13,13 +13,13 @@ use super::state::{Mode, Phase, State, What};
 use crate::output::moment::moment;
 use crate::output::why::counted;
 
-/// Names get this much at least where there is no room for all.
+/// Minimum width of a name column when the screen is too narrow.
 const LEAST_NAME: usize = 8;
 
-/// What ` (+12)` takes.
+/// Columns reserved for ` (+12)`, the count of hidden columns.
 const LEFT_OUT: usize = 6;
 
-/// Draws what is to be seen.
+/// Draws the top view.
 pub fn draw(frame: &mut Frame<'_>, state: &State) {
     let area = frame.area();
     if area.height < 3 || area.width < 10 {
@@ -67,7 +67,7 @@ fn reversed() -> Style {
     Style::new().add_modifier(Modifier::REVERSED)
 }
 
-/// Joins parts while there is room: the first ones matter most.
+/// Joins parts while they fit, the most important ones first.
 fn joined(parts: impl IntoIterator<Item = String>, columns: usize) -> String {
     let mut text = String::new();
     for part in parts.into_iter().filter(|part| !part.is_empty()) {
@@ -111,13 +111,13 @@ fn header(state: &State, columns: usize) -> Line<'static> {
     let place: Vec<String> = state.views().iter().skip(1).map(|view| title_of(&view.what)).collect();
     let place = if place.is_empty() { String::new() } else { format!("> {}", place.join(" > ")) };
     let gap = if state.shown().any(|moment| moment.has_gap()) { "with gaps".to_owned() } else { String::new() };
-    // Live, what is dropped was there to be seen.
+    // In a live session, evicted ticks were on the screen before.
     let is_cut = matches!(state.mode, Mode::Replay(_)) && state.history.forgotten() > 0;
     let cut = if is_cut { "start dropped (use --from or a larger --history)".to_owned() } else { String::new() };
     Line::styled(joined([mode, host, at, window, place, lost, gap, cut, own, missed, namespace], columns), bold())
 }
 
-/// So many seconds, in a unit of which it is a whole number.
+/// Formats seconds in the largest unit that divides them.
 fn short(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -181,7 +181,8 @@ fn footer(state: &State, columns: usize) -> Line<'static> {
     Line::raw(joined(std::iter::once(filtered).chain(keys.map(str::to_owned)), columns))
 }
 
-/// Draws a panel; behind the title of the focused one there is what has no room. Rows of what is late look so.
+/// Draws a panel. `focus` is set for the focused panel: the titles of panels without room, shown behind its own. `late`
+/// is the style of late rows.
 fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice, focus: Option<&String>, late: Style) {
     let is_focused = focus.is_some();
     let line = |row: u16| Rect { y: area.y + row, height: 1, ..area };
@@ -204,7 +205,7 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
         Body::Table { columns, rows } => {
             let shown = usize::from(area.height.saturating_sub(2));
             let chosen = choice.place_in(panel);
-            // The chosen row is in sight, and stays where it is while there is room.
+            // Scrolls only as far as the selected row needs.
             let from = chosen.saturating_sub(shown.saturating_sub(1)).min(rows.len().saturating_sub(shown));
             let rows = &rows[from..(from + shown).min(rows.len())];
             let layout = Columns::of(columns, rows, usize::from(area.width).saturating_sub(2));
@@ -227,12 +228,12 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
     }
 }
 
-/// Where columns stand, in terminal columns.
+/// Layout of a table, in terminal columns.
 struct Columns {
     widths: Vec<usize>,
-    /// They begin at the left: names, which may be cut, and graphs, which may not.
+    /// Left-aligned columns: names, which may be cut, and graphs, which may not.
     is_left: Vec<bool>,
-    /// Columns from there on have no room.
+    /// Number of columns that fit.
     shown: usize,
 }
 
@@ -247,7 +248,7 @@ impl Columns {
             }
         }
         let total = |widths: &[usize]| widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
-        // Step by step, but for what is far too wide.
+        // Names shrink to the width of the screen at once, and step by step from there.
         for (width, _) in widths.iter_mut().zip(&is_name).filter(|(_, is_name)| **is_name) {
             *width = (*width).min(room.max(LEAST_NAME));
         }
@@ -260,7 +261,7 @@ impl Columns {
         }
         let mut shown = widths.len();
         if total(&widths) > room {
-            // How many have none is told as well.
+            // The title needs room for the count of hidden columns.
             while shown > 1 && total(&widths[..shown]) + LEFT_OUT > room {
                 shown -= 1;
             }
@@ -301,7 +302,7 @@ impl Columns {
     }
 }
 
-/// As much of it as has room, by what each character takes on a terminal.
+/// Truncates text to a display width, with `..` at the end.
 pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where moments come from: a thread that measures, or one that reads a recording. It never waits for the screen while it
-//! measures: what the screen is too slow for is counted.
+//! Threads that produce ticks, by measuring or from a recording. A measuring thread never waits for the screen: ticks
+//! that the screen is too slow for are dropped and counted.
 
 use std::collections::VecDeque;
 use std::io::Write as _;
@@ -24,71 +24,71 @@ use crate::recording::about;
 use crate::recording::play::Recording;
 use crate::recording::recorder::{MAX_QUEUED, weight};
 
-/// So many moments wait for the screen; of a recording, which waits for the screen in turn, a few are enough.
+/// Capacity of the queue to the screen, in messages. A replay waits for the screen and needs only a few.
 const QUEUED: usize = 64;
 const QUEUED_OF_RECORDING: usize = 4;
-/// So many lines of one moment are taken.
+/// Maximum number of recorded lines per tick.
 const MOST_LINES: usize = 100;
-/// Why a moment is missing, as recordings say it.
+/// Gap reason, also in recordings, of ticks that the screen was too slow for.
 pub const SLOW_SCREEN: &str = "slow_screen";
-/// The first figures come sooner than the others.
+/// The first tick comes early.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// What a thread said when it panicked, where the screen is not to be written over.
+/// Panic message, kept because printing it would overwrite the screen.
 pub static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
-/// Panics where a test asks for it, of the screen or of the feed; a release never does.
+/// Panics if `WHYLATE_PANIC` names this thread (debug builds only, for tests).
 pub fn panic_if_asked(of: &str) {
     let is_asked = || std::env::var_os("WHYLATE_PANIC").is_some_and(|asked| asked == of);
     assert!(!(cfg!(debug_assertions) && is_asked()), "a test asks for it");
 }
 
-/// What a feed tells.
+/// Message of a feed.
 pub enum Told {
-    /// That source is being attached.
+    /// Name of the source that is being attached.
     Attaching(String),
-    /// What those see that are attached already, without causes.
+    /// Snapshots of the sources attached so far, without causes.
     Early(Box<Header>, Vec<Line>),
     Begun(Box<Header>),
     Moment(Vec<Line>, Own),
-    /// A source has failed, in words.
+    /// Error message of a source that failed.
     Problem(String),
-    /// A recording was read to its end, of which this is missing.
+    /// End of a recording, with notes on what is missing from it.
     Read(Vec<String>),
-    /// Nothing follows; `Some` where that is a failure.
+    /// Last message, with the error if the feed failed.
     Ended(Option<anyhow::Error>),
 }
 
 impl Told {
-    /// How much of a moment is of a size that nobody knows before.
+    /// Returns the queue weight of a tick: its late events and stacks. Other messages have none.
     fn weight(&self) -> Option<usize> {
         if let Told::Moment(lines, _) = self { Some(weight(lines)) } else { None }
     }
 }
 
-/// A thread that tells.
+/// Receiving side of a feed thread.
 pub struct Feed {
     receiver: Option<Receiver<Told>>,
-    /// Late events and stacks that wait for the screen.
+    /// Number of queued late events and stacks.
     queued: Arc<AtomicUsize>,
     wake: UnixStream,
-    /// Closing it ends the thread.
+    /// Closing the socket ends the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
     has_ended: bool,
 }
 
-/// The thread's side.
+/// Sending side, on the feed thread.
 struct Teller {
     sender: SyncSender<Told>,
     queued: Arc<AtomicUsize>,
     wake: UnixStream,
-    /// What the screen was too slow for: the next moment has it.
+    /// Dropped ticks, as a gap that the next tick carries.
     missed: Option<Gap>,
 }
 
 impl Teller {
-    /// Tells of a moment; where the screen is too slow for it, the next one tells of that.
+    /// Sends a tick. If the queue is full, drops the tick and adds it to the gap that the next one carries.
     fn moment(&mut self, mut lines: Vec<Line>, own: Own) {
         let span = lines.iter().filter_map(Line::span_unix_ns).reduce(|all, of| (all.0.min(of.0), all.1.max(of.1)));
         let (first_ns, last_ns) = span.unwrap_or_default();
@@ -107,7 +107,7 @@ impl Teller {
         }
     }
 
-    /// Tells it, if there is room.
+    /// Sends a message unless the queue is full. Returns whether it was queued.
     fn tell(&mut self, told: Told) -> bool {
         let weight = told.weight();
         let has_room = weight.is_none() || self.queued.load(Ordering::Relaxed) < MAX_QUEUED;
@@ -116,12 +116,12 @@ impl Teller {
         if !is_told {
             self.queued.fetch_sub(weight.unwrap_or(0), Ordering::Relaxed);
         }
-        // Where it is full, it is readable.
+        // A full socket is readable already: a failed write does no harm.
         let _ = self.wake.write(&[0]);
         is_told
     }
 
-    /// The same, and waits until there is room; false where nobody listens any more.
+    /// Sends a message and waits for room. Returns false if the receiver is gone.
     fn tell_surely(&mut self, told: Told) -> bool {
         self.queued.fetch_add(told.weight().unwrap_or(0), Ordering::Relaxed);
         let is_heard = self.sender.send(told).is_ok();
@@ -131,18 +131,18 @@ impl Teller {
 }
 
 impl Feed {
-    /// Measures from now on, so often.
+    /// Starts measuring, with a tick per `every`.
     ///
     /// # Errors
-    /// When the system has no descriptors or threads left.
+    /// If no thread or descriptor is available.
     pub fn live(wish: Wish, every: Duration) -> anyhow::Result<Self> {
         Self::start("whylate-measure", QUEUED, move |teller, stop| measure(teller, stop, &wish, every))
     }
 
-    /// Reads a recording.
+    /// Starts reading a recording.
     ///
     /// # Errors
-    /// As above.
+    /// If no thread or descriptor is available.
     pub fn recorded(recording: Recording) -> anyhow::Result<Self> {
         Self::start("whylate-replay", QUEUED_OF_RECORDING, move |teller, stop| replay(teller, &stop, &recording))
     }
@@ -167,12 +167,12 @@ impl Feed {
         Ok(Feed { receiver: Some(receiver), queued, wake, stop: Some(stop), thread: Some(thread), has_ended: false })
     }
 
-    /// Becomes readable when there is something; `None` where nothing follows.
+    /// Returns a socket that is readable while messages are queued; `None` after the last message.
     pub fn wake(&self) -> Option<&UnixStream> {
         Some(&self.wake).filter(|_| !self.has_ended)
     }
 
-    /// What was told since the last call, one by one.
+    /// Returns the next queued message, without waiting.
     pub fn take(&mut self) -> Option<Told> {
         let told = self.receiver.as_ref()?.try_recv();
         match told {
@@ -181,7 +181,7 @@ impl Feed {
                 self.has_ended |= matches!(told, Told::Ended(_));
                 Some(told)
             }
-            // It has panicked.
+            // The thread panicked.
             Err(TryRecvError::Disconnected) if !self.has_ended => {
                 self.has_ended = true;
                 let said = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
@@ -195,7 +195,7 @@ impl Feed {
 impl Drop for Feed {
     fn drop(&mut self) {
         drop((self.stop.take(), self.receiver.take()));
-        // Programs are detached, and settings put back, before the process ends.
+        // The thread detaches programs and restores settings before the process exits.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -209,7 +209,8 @@ fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) 
             teller.tell(Told::Attaching(card.name.to_owned()));
         }
         Attaching::Done(looking) => {
-            // The newest one has seen nothing yet. What fails now fails again, and is told then.
+            // The newest source has recorded nothing yet. A source that fails here fails again later, and is reported
+            // then.
             let last = looking.len().saturating_sub(1);
             let sources = looking[..last].iter().map(|feed| measured(feed, wish)).collect();
             let lines = looking[..last].iter_mut().filter_map(|feed| feed.snapshot().ok());
@@ -236,19 +237,19 @@ fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) 
         teller.moment(moment.lines, cost.since());
         panic_if_asked("feed");
         problems.extend(moment.problems);
-        // Where there is no room now, there is later.
+        // Problems wait for room in the queue.
         while let Some(problem) = problems.front()
             && teller.tell(Told::Problem(problem.clone()))
         {
             problems.pop_front();
         }
-        // What was missed, as while it was stopped, is not caught up with.
+        // Ticks missed while the process was stopped are skipped.
         let number = (started.elapsed().as_nanos() / every.as_nanos().max(1)) as u32 + 1;
         due = started + every.saturating_mul(number);
     }
 }
 
-/// What the process took.
+/// Resource usage at a point in time.
 struct Cost {
     at: Instant,
     cpu: Duration,
@@ -261,12 +262,12 @@ impl Cost {
         Cost { at: Instant::now(), cpu }
     }
 
-    /// Since the last call.
+    /// Returns the usage since the last call.
     fn since(&mut self) -> Own {
         let before = std::mem::replace(self, Cost::now());
         let elapsed = self.at.duration_since(before.at).as_secs_f64().max(1e-9);
         let cpu = self.cpu.saturating_sub(before.cpu).as_secs_f64() / elapsed;
-        // proc_pid_statm(5): the second number is what is in memory, in pages.
+        // proc_pid_statm(5): the second field is the resident size in pages.
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
         let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
         Own { cpu, resident_bytes: pages.saturating_mul(rustix::param::page_size() as u64) }
@@ -281,13 +282,13 @@ fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyh
     let (mut lines, mut seen, mut has_any): (Vec<Line>, Vec<&str>, bool) = (Vec::new(), Vec::new(), false);
     let mut beyond = 0;
     while let Some(line) = played.next_of_any_kind()? {
-        // A recording made to do harm may have no moment for long.
+        // A crafted recording may have no tick for long.
         if rustix::io::read(stop, &mut [0_u8]).is_ok() {
             return Ok(());
         }
         if let Line::Snapshot(snapshot) = &line {
             let Some(card) = named(&snapshot.source) else { continue };
-            // All sources are asked in turn: the second snapshot of one begins the next moment.
+            // A tick has one snapshot per source: the second snapshot of a source starts the next tick.
             if seen.contains(&card.name) {
                 seen.clear();
                 if !teller.tell_surely(Told::Moment(std::mem::take(&mut lines), Own::default())) {
@@ -297,7 +298,7 @@ fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyh
             seen.push(card.name);
             has_any = true;
         }
-        // A moment has few lines of other kinds.
+        // Other kinds of lines are few per tick.
         if lines.len() < MOST_LINES {
             lines.push(line);
         } else {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The last minutes, within a bound of bytes: what a screen needs of each moment at once, and all of it compressed.
+//! History of recent ticks for `top`, bounded in bytes: summaries and late events stay unpacked, snapshots are
+//! compressed with zstd.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -10,66 +11,66 @@ use whylate_model::look::Found;
 use whylate_model::recording::{Account, Clock, Gap, Line};
 use whylate_model::{Card, LateEvent, Merger, Snapshot};
 
-/// As the line of a second is some kilobytes, more would take more time than it saves.
+/// Zstd compression level. Lines are a few kilobytes: a higher level costs more CPU time than the bytes it saves.
 const LEVEL: i32 = 1;
-/// No snapshot is longer when it is unpacked, in bytes: that of a recording's line.
+/// Maximum size of an unpacked snapshot in bytes, as of a recording's line.
 const LONGEST: u64 = 64 << 20;
-/// What a late event takes in memory for each byte of its line.
+/// Estimated heap bytes of a late event per byte of its JSON.
 const EXPANSION: usize = 4;
-/// What the system takes for each piece of memory beside what was asked for.
+/// Allocator overhead per allocation, in bytes.
 const ALLOCATED: usize = 16;
-/// One part in so many of it lies unused between pieces that are kept for hours (`make bench-top`).
+/// Heap fragmentation: 1/`HOLES` of the bytes kept for hours (measured with `make bench-top`).
 const HOLES: usize = 16;
-/// What compressing keeps of memory for the next time.
+/// Bytes of the compression buffers that are kept for the next snapshot.
 const MOST_PACKING: usize = 1 << 20;
-/// So many gaps of one moment are kept.
+/// Maximum number of gaps kept per tick.
 const GAPS: usize = 100;
-/// So many neighbouring moments are merged once for all, the largest first: each new moment has the span of an hour merged.
+/// Block lengths in ticks, the longest first. Blocks are merged once, so that a new tick does not merge an hour anew.
 const BLOCKS: [u64; 2] = [256, 16];
 
-/// What all sources saw at one time.
+/// One snapshot of every source.
 #[derive(Debug)]
 pub struct Moment {
-    /// Counts from 0, whatever is forgotten.
+    /// Sequence number from 0; evicted ticks count.
     pub number: u64,
     pub start_unix_ns: u64,
     pub end_unix_ns: u64,
     pub found: Vec<Found<'static>>,
     pub late: Vec<(&'static Card, LateEvent)>,
-    /// Of what sources share.
+    /// Losses that no single source accounts for.
     pub lost: BTreeMap<String, u64>,
-    /// What is missing before its end, and the time by each clock, as a recording tells them.
+    /// Gaps before the tick's end, and its clock readings, as recorded.
     gaps: Vec<Gap>,
     clock: Option<Clock>,
     packed: Vec<(&'static Card, Box<[u8]>)>,
-    /// The sources that have seen stacks of programs.
+    /// Sources whose stacks name processes.
     of_programs: Vec<&'static Card>,
     bytes: usize,
 }
 
 impl Moment {
-    /// Whether that source has seen stacks of programs.
+    /// Returns whether the source recorded stacks of processes.
     pub fn has_programs(&self, card: &Card) -> bool {
         self.of_programs.iter().any(|of| of.name == card.name)
     }
 
-    /// What that source found.
+    /// Returns the source's summary.
     pub fn of(&self, card: &Card) -> Option<&Found<'static>> {
         self.found.iter().find(|found| found.card.name == card.name)
     }
 
-    /// Its late events.
+    /// Iterates over the source's late events.
     pub fn late_of(&self, card: &Card) -> impl Iterator<Item = &LateEvent> {
         self.late.iter().filter(move |(of, _)| of.name == card.name).map(|(_, event)| event)
     }
 
-    /// The snapshot of that source, without its late events.
+    /// Unpacks the source's snapshot, without its late events.
     pub fn snapshot(&self, card: &Card) -> Option<Snapshot> {
         let (_, packed) = self.packed.iter().find(|(of, _)| of.name == card.name)?;
         unpack(packed)
     }
 
-    /// As lines of a recording.
+    /// Returns the tick as lines of a recording.
     pub fn lines(&self) -> Vec<Line> {
         let snapshots = self.packed.iter().filter_map(|(card, _)| {
             let late = self.late_of(card).cloned().collect();
@@ -80,13 +81,13 @@ impl Moment {
         others.chain(snapshots).chain((!self.lost.is_empty()).then_some(Line::Account(account))).collect()
     }
 
-    /// Whether something before its end is missing.
+    /// Returns whether time or data before the tick's end is missing.
     pub fn has_gap(&self) -> bool {
         !self.gaps.is_empty()
     }
 }
 
-/// What compressing takes. What is kept lies between what is not: memory taken anew each time would leave holes.
+/// Reused compressor and buffers. Allocating them per snapshot would fragment the heap between the packed snapshots.
 struct Packing {
     compressor: zstd::bulk::Compressor<'static>,
     text: Vec<u8>,
@@ -124,10 +125,10 @@ fn unpack(packed: &[u8]) -> Option<Snapshot> {
     serde_json::from_slice(&text).ok()
 }
 
-/// Blocks are at most one part in so many of the history.
+/// Blocks take at most 1/`MOST_BLOCKS` of the history's bytes.
 const MOST_BLOCKS: usize = 8;
 
-/// What a source saw in a block of moments, by its name, the block's length and its number; `None` for nothing.
+/// Merged snapshots by source name, block length, and block number; `None` if the source has none in the block.
 type Blocks = BTreeMap<(&'static str, u64, u64), Option<Box<[u8]>>>;
 
 fn bytes_of(blocks: &Blocks) -> usize {
@@ -135,11 +136,11 @@ fn bytes_of(blocks: &Blocks) -> usize {
     bytes + blocks.len() * (ALLOCATED + size_of::<(&str, u64, u64)>())
 }
 
-/// Moments in order of time, the oldest of which are forgotten.
+/// Ticks in time order. The oldest ones are evicted.
 #[derive(Debug)]
 pub struct History {
     moments: VecDeque<Moment>,
-    /// Those that were asked for, of the moments that are here.
+    /// Cache of merged blocks whose ticks are still in the history.
     blocks: RefCell<Blocks>,
     bytes: usize,
     most_bytes: usize,
@@ -147,15 +148,15 @@ pub struct History {
 }
 
 impl History {
-    /// An empty one, of so many bytes at most.
+    /// Creates an empty history of at most `most_bytes`.
     pub fn of(most_bytes: usize) -> Self {
         History { moments: VecDeque::new(), blocks: RefCell::default(), bytes: 0, most_bytes, next: 0 }
     }
 
-    /// Adds the next moment.
+    /// Appends a tick and evicts the oldest ones beyond the byte limit.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// If compressing or serializing a snapshot fails.
     pub fn add(&mut self, lines: Vec<Line>) -> io::Result<()> {
         let mut moment = Moment {
             number: self.next,
@@ -181,7 +182,7 @@ impl History {
                 }
                 Line::Gap(gap) => {
                     moment.bytes += size_of::<Gap>() + gap.reason.len();
-                    // What there was too much of was lost as well; other gaps are of time.
+                    // A gap without a duration counts dropped data: it is also a loss. Other gaps are spans of time.
                     if gap.duration_ns == 0 && gap.count > 0 {
                         let lost = moment.lost.entry(gap.reason.clone()).or_default();
                         *lost = lost.saturating_add(gap.count);
@@ -204,7 +205,7 @@ impl History {
         self.next += 1;
         self.bytes += moment.bytes;
         self.moments.push_back(moment);
-        // What is shown now has to be there, however large it is.
+        // The newest tick is always kept, whatever its size.
         let of_blocks = bytes_of(self.blocks.get_mut());
         let with_holes = |bytes: usize| bytes + bytes / HOLES;
         while with_holes(self.bytes + of_blocks) > self.most_bytes && self.moments.len() > 1 {
@@ -215,19 +216,19 @@ impl History {
         Ok(())
     }
 
-    /// Forgets all of them.
+    /// Removes all ticks.
     pub fn clear(&mut self) {
         self.moments.clear();
         self.blocks.get_mut().clear();
         self.bytes = 0;
     }
 
-    /// How many moments were forgotten.
+    /// Returns the number of evicted ticks.
     pub fn forgotten(&self) -> u64 {
         self.next - self.moments.len() as u64
     }
 
-    /// The moment of that number, if it is not forgotten.
+    /// Returns the tick with that sequence number, unless it was evicted.
     pub fn get(&self, number: u64) -> Option<&Moment> {
         self.moments.get(self.place(number)?)
     }
@@ -236,19 +237,19 @@ impl History {
         usize::try_from(number.checked_sub(self.forgotten())?).ok().filter(|&place| place < self.moments.len())
     }
 
-    /// The number of the newest moment.
+    /// Returns the sequence number of the newest tick.
     pub fn newest(&self) -> Option<u64> {
         self.moments.back().map(|moment| moment.number)
     }
 
-    /// The moments of so much time that end with that one.
+    /// Returns the sequence numbers of the ticks in the `window_ns` that end with tick `newest`.
     pub fn window(&self, newest: u64, window_ns: u64) -> Range<u64> {
         let Some(place) = self.place(newest) else { return 0..0 };
         let from_ns = self.moments[place].end_unix_ns.saturating_sub(window_ns);
         let (mut inside, mut begins_ns) = (0, u64::MAX);
         for moment in self.moments.range(..=place).rev() {
-            // A moment that is half in is in: each is a bit longer or shorter than it should be. Where the clock was set
-            // back, what was before that is not of this time.
+            // Tick lengths vary: a tick counts if its middle is inside. Ticks before a backward step of the clock
+            // are excluded.
             let middle_ns = moment.start_unix_ns / 2 + moment.end_unix_ns / 2;
             if inside > 0 && (middle_ns < from_ns || moment.start_unix_ns > begins_ns) {
                 break;
@@ -259,7 +260,7 @@ impl History {
         newest + 1 - inside..newest + 1
     }
 
-    /// The moments of these numbers that are not forgotten.
+    /// Iterates over the ticks of the window that were not evicted.
     pub fn within(&self, window: &Range<u64>) -> impl DoubleEndedIterator<Item = &Moment> + ExactSizeIterator {
         let place = |number: u64| {
             let place = usize::try_from(number.saturating_sub(self.forgotten())).unwrap_or(usize::MAX);
@@ -268,12 +269,12 @@ impl History {
         self.moments.range(place(window.start)..place(window.end).max(place(window.start)))
     }
 
-    /// What that source saw in these moments, as one snapshot without late events.
+    /// Merges the source's snapshots in the window into one, without late events.
     pub fn merged(&self, window: &Range<u64>, card: &Card) -> Option<Snapshot> {
         self.merge(window.start.max(self.forgotten())..window.end.min(self.next), card, &BLOCKS)
     }
 
-    /// The same of moments that are here, by blocks of these lengths.
+    /// Merges ticks that are all in the history, by cached blocks of these lengths.
     fn merge(&self, window: Range<u64>, card: &Card, blocks: &[u64]) -> Option<Snapshot> {
         let mut merger = Merger::default();
         let mut at = window.start;
@@ -289,7 +290,7 @@ impl History {
         merger.take()
     }
 
-    /// A block of the first of these lengths, merged from shorter ones where nobody has asked for it before.
+    /// Returns the block of length `blocks[0]` from the cache, or merges it from shorter blocks and caches it.
     fn block(&self, number: u64, card: &Card, blocks: &[u64]) -> Option<Snapshot> {
         let (&length, shorter) = blocks.split_first()?;
         let key = (card.name, length, number);
@@ -297,7 +298,7 @@ impl History {
             return packed.as_deref().and_then(unpack);
         }
         let snapshot = self.merge(number * length..(number + 1) * length, card, shorter);
-        // Without memory for it, or much else that is kept, it is merged again the next time.
+        // If compression fails or the cache is full, the block is merged again next time.
         let mut known = self.blocks.borrow_mut();
         if bytes_of(&known) <= self.most_bytes / MOST_BLOCKS
             && let Ok(packed) = snapshot.as_ref().map(pack).transpose()
@@ -379,7 +380,7 @@ mod tests {
             }
         }
         assert!(!history.blocks.borrow().is_empty());
-        // What is forgotten is in no block.
+        // Evicted ticks are in no block.
         let mut small = History::of(100_000);
         for second in 0..2_000 {
             small.add(moment(second, 3)).expect("memory");
@@ -420,7 +421,7 @@ mod tests {
         assert!(history.forgotten() > 1_000 && history.newest() == Some(1_999));
         assert!(history.get(0).is_none() && history.get(1_999).is_some());
         assert_eq!(history.moments.len() as u64 + history.forgotten(), 2_000);
-        // One that has no room at all is shown all the same.
+        // A tick above the byte limit is still shown.
         history.add(moment(2_000, 5_000)).expect("memory");
         assert_eq!(history.moments.len(), 1);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Keys from what a terminal sends for them.
+//! Parses keys from a terminal's input bytes.
 
-/// What somebody pressed.
+/// A key press.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Char(char),
@@ -26,26 +26,26 @@ pub enum Key {
     Redraw,
 }
 
-/// No key is longer: what goes on is none.
+/// Maximum length of an escape sequence in bytes.
 const LONGEST: usize = 32;
 const ESC: u8 = 0x1b;
 
-/// Takes bytes as they come; a key may come in several parts.
+/// Incremental parser: a key may arrive in several reads.
 #[derive(Debug, Default)]
 pub struct Keys {
     pending: Vec<u8>,
 }
 
-/// What stands at the beginning of some bytes.
+/// Result of parsing the start of the input.
 enum Found {
-    /// A key, if it is a known one, and its length.
+    /// A complete sequence: the key, `None` if unknown, and its length in bytes.
     Key(Option<Key>, usize),
-    /// The beginning of one.
+    /// An incomplete sequence.
     Part,
 }
 
 impl Keys {
-    /// The keys that are complete.
+    /// Parses input and returns the complete keys.
     pub fn take(&mut self, bytes: &[u8]) -> Vec<Key> {
         self.pending.extend_from_slice(bytes);
         let mut keys = Vec::new();
@@ -64,12 +64,12 @@ impl Keys {
         keys
     }
 
-    /// Whether the beginning of a key has come, which may also be all of it.
+    /// Returns whether an incomplete sequence is pending; it may also be a whole key (Esc).
     pub fn has_part(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Nothing has followed for a while: what begins every long key is one itself.
+    /// Ends a pending sequence after a timeout: a lone `ESC` is the Esc key.
     pub fn end(&mut self) -> Option<Key> {
         let is_escape = self.pending.first() == Some(&ESC);
         self.pending.clear();
@@ -140,7 +140,7 @@ fn escape(bytes: &[u8]) -> Found {
             };
             Found::Key(key, length + 3)
         }
-        // Two keys: Alt and a letter look like this as well.
+        // `ESC` and a character: Esc and a key, or Alt and a letter.
         Some(_) => Found::Key(Some(Key::Esc), 1),
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Every view, drawn from moments that are made up; and keys, sizes and moments in any order.
+//! Draws every view from synthetic ticks, and feeds keys, sizes and ticks in random order.
 
 use jiff::tz::TimeZone;
 use proptest::prelude::*;
@@ -52,7 +52,7 @@ fn late(second: u64, subject: &str, causes: Vec<Cause>) -> LateEvent {
     }
 }
 
-/// What three sources see in a second: every fifth one has interrupts off, and the seventh one a wait for others.
+/// Returns one second of three sources: every fifth second has interrupts disabled, the seventh a blocked wait.
 fn moment(second: u64) -> Vec<Line> {
     let mut timerlat = snapshot(&TIMERLAT, second);
     for cpu in ["0", "1"] {
@@ -138,7 +138,7 @@ fn drawn(state: &State, columns: u16, rows: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("a terminal");
     terminal.draw(|frame| draw(frame, state)).expect("drawn");
     let text = terminal.backend().to_string();
-    // The backend puts each line into quotes.
+    // The backend quotes each line.
     text.lines().map(|line| line.trim_matches('"').trim_end().to_owned() + "\n").collect()
 }
 
@@ -155,7 +155,7 @@ fn press(state: &mut State, keys: &str) {
 
 #[test]
 fn each_view_is_drawn_in_each_size() {
-    // By the keys that open it.
+    // Keys that open each view.
     for (name, keys) in [
         ("look", ""),
         ("source", "jjj\n"),
@@ -189,7 +189,7 @@ fn a_program_is_looked_at_and_the_machine_is_behind_it() {
     state.look_at(pid.clone());
     let panels = &state.view().panels;
     assert_eq!((panels[0].rows()[0].key.as_str(), panels[1].len(), panels[2].len()), ("disk", 2, 4));
-    // A late event of it leads back to it, and what its frames called is of it alone.
+    // A late event leads back to the program, and its frames are filtered by the program.
     press(&mut state, "\t\t\n\t\t\t");
     assert_eq!(state.view().panels[state.view().focus()].id, "program");
     press(&mut state, "\n");
@@ -268,7 +268,7 @@ fn what_is_frozen_stays_while_what_is_older_is_forgotten() {
         press(&mut state, "jk");
         second += 1;
     }
-    // The oldest of it are gone, and the others are there; at last the oldest that there is.
+    // As its oldest ticks are evicted, the frozen window shrinks, and finally moves to the oldest tick.
     (0..50).for_each(|more| {
         add(&mut state, moment(second + more));
         press(&mut state, "jk<\n");
@@ -384,7 +384,7 @@ fn much_is_drawn_at_once() {
         timerlat.series.push(series(&[("cpu", &cpu.to_string())], "thread", &[50_000 + cpu]));
     }
     add(&mut state, [wq, timerlat].map(|snapshot| Line::Snapshot(Box::new(snapshot))).into());
-    // How long a frame takes is looked at, and nothing fails by it: `cargo test --release much_is -- --nocapture`.
+    // Prints how long a frame takes, without asserting it: `cargo test --release much_is -- --nocapture`.
     let took = |what: &str, work: &mut dyn FnMut()| {
         let began = std::time::Instant::now();
         work();
@@ -451,7 +451,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// How many sequences of keys are tried: 100,000 keys where they are asked for.
+/// Returns the number of key sequences, from `PROPTEST_CASES`.
 fn sequences() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(24)
 }
@@ -460,7 +460,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: sequences(), ..ProptestConfig::default() })]
     #[test]
     fn nothing_that_is_pressed_loses_what_is_chosen(steps in prop::collection::vec(step(), 1..120)) {
-        // So little is kept that what is shown is forgotten now and then.
+        // A small history, so that shown ticks are evicted now and then.
         let mut state = State::new(Mode::Live, Glyphs::Unicode, TimeZone::UTC, History::of(60_000));
         let (mut size, mut second) = ((80, 24), 0);
         state.resize(80, 24);
@@ -478,7 +478,7 @@ proptest! {
                 Step::Moment => {
                     add(&mut state, moment(second));
                     second += 1;
-                    // A panel may be gone for a while, as that of stacks; another one has the keys then.
+                    // A panel may disappear, as that of stacks does; then another one has the focus.
                     let after = chosen(&state);
                     let is_same_panel = before.as_ref().map(|of| of.0) == after.as_ref().map(|of| of.0);
                     prop_assert!(!is_same_panel || before == after, "{before:?} {after:?}");

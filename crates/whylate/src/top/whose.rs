@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One program, as labels of stacks and late events tell it: what is recorded has no `/proc`.
+//! Filters by program. They match labels of stacks and late events, as a recording has no `/proc`.
 
 use whylate_model::Labels;
 use whylate_model::late::CGROUP;
 use whylate_sources::paths::{Program, is_same_name, is_within};
 
-/// Where a process's number stands: of who waited, who queued a work item, and who asked for a request.
+/// Labels with a PID: of the waiter, of the queuer of a work item, and of the submitter of a request.
 const PIDS: [&str; 3] = ["pid", "queued_by_pid", "submitter_pid"];
-/// The same of threads, by name.
+/// Labels with a thread name, in the order of `PIDS`.
 const THREADS: [&str; 3] = ["thread", "queued_by", "submitter_thread"];
 
-/// Whose point of view it is.
+/// Program filter: a process, an executable's name, a cgroup, or threads by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Whose {
     Program(Program),
@@ -19,14 +19,14 @@ pub enum Whose {
 }
 
 impl Whose {
-    /// Whether something with these labels is of it.
+    /// Returns whether the labels match.
     pub fn has(&self, labels: &Labels) -> bool {
         let any = |names: &[&str], is: &dyn Fn(&str) -> bool| {
             names.iter().any(|name| labels.get(*name).is_some_and(|value| is(value)))
         };
         match self {
             Whose::Program(Program::Process(pid)) => any(&PIDS, &|value| value.parse() == Ok(*pid)),
-            // Who queued an item or asked for a request is known by its thread's name alone.
+            // Queuers of work items and submitters of requests have only a thread name.
             Whose::Program(Program::Name(name)) => {
                 any(&["process"], &|value| is_same_name(value, name))
                     || !labels.contains_key("process") && any(&THREADS, &|value| is_same_name(value, name))
@@ -36,16 +36,16 @@ impl Whose {
         }
     }
 
-    /// Whom something with these labels is of, where they tell a process or a thread.
+    /// Derives the filter from labels; `None` if they name no process and no thread.
     pub fn of(labels: &Labels) -> Option<Self> {
-        // 0: an interrupt.
+        // PID 0: an interrupt.
         let pid = PIDS.iter().find_map(|name| labels.get(*name)?.parse().ok().filter(|pid| *pid != 0));
         let by_name = || labels.get("process").cloned().map(Program::Name);
         let threads = || THREADS.iter().find_map(|name| labels.get(*name)).cloned().map(Whose::Threads);
         pid.map(Program::Process).or_else(by_name).map(Whose::Program).or_else(threads)
     }
 
-    /// What it is called; a process by its name where that was seen.
+    /// Returns the display name; for a PID, with the process name from `seen` if it has one.
     pub fn name(&self, seen: Option<&Labels>) -> String {
         match self {
             Whose::Program(Program::Process(pid)) => match seen.and_then(|labels| labels.get("process")) {
@@ -59,20 +59,20 @@ impl Whose {
     }
 }
 
-/// Whose stacks are shown.
+/// Selects stacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Stacks {
     #[default]
     All,
-    /// Those that agree with the labels of a series.
+    /// Stacks that agree with the labels of a series.
     Series(Labels),
     Of(Whose),
-    /// The chains of its late waits, along who ended them.
+    /// Wait chains of the program's late events.
     Chains(Whose),
 }
 
 impl Stacks {
-    /// Whether one with these labels is.
+    /// Returns whether a stack with these labels is selected.
     pub fn has(&self, labels: &Labels) -> bool {
         match self {
             Stacks::All => true,
@@ -82,7 +82,7 @@ impl Stacks {
     }
 }
 
-/// Whether labels of one thing are those of another, as far as both have them, and they have any in common.
+/// Returns whether two label sets share at least one name and have equal values for every shared name.
 pub fn agree(one: &Labels, other: &Labels) -> bool {
     let common = || other.iter().filter_map(|(name, value)| one.get(name).map(|of| of == value));
     common().all(|is_same| is_same) && common().next().is_some()

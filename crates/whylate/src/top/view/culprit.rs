@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Somebody who made others late: whom, when, and where in the code.
+//! View of a culprit: its victims, when it delayed them, and its stacks.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,18 +13,18 @@ use crate::output::why;
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::state::{State, What};
 
-/// So many of its stacks are shown.
+/// Maximum number of stacks.
 const STACKS: usize = 5;
-/// What the columns beside the graph take.
+/// Width of the columns beside the graph.
 const BESIDE_GRAPH: usize = 60;
 
-/// The causes that it, or one of that name, is.
+/// Iterates over the causes by this culprit: an actor or, without a TID, all of that name.
 fn own<'a>(event: &'a LateEvent, kind: CauseKind, who: &str) -> impl Iterator<Item = &'a Cause> {
     let is_it = move |cause: &&Cause| cause.kind == kind && (cause.who == who || by_name(&cause.who) == who);
     event.causes.iter().filter(is_it)
 }
 
-/// How long it kept that event waiting.
+/// Returns the delay by this culprit, in nanoseconds.
 fn delay(event: &LateEvent, kind: CauseKind, who: &str) -> u64 {
     own(event, kind, who).fold(0, |all, cause| all.saturating_add(cause.ns))
 }
@@ -48,9 +48,9 @@ impl Delays {
 #[derive(Default)]
 struct Victim {
     delays: Delays,
-    /// The worst of each part of the time that is shown.
+    /// Longest delay per column of the graph, in nanoseconds.
     over_time: Vec<Option<u64>>,
-    /// The latest of its events.
+    /// Newest late event.
     event: Option<What>,
 }
 
@@ -99,13 +99,13 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
         is_late: false,
         opens: victim.event,
     });
-    // Of one alone, the number tells more.
+    // A single thread is shown with its TID.
     let who = if threads.len() == 1 { threads.keys().next().copied().unwrap_or(who) } else { who };
     let title = format!("Victims of {}", why::culprit(kind, who));
     let whom =
         Panel::table("victims", title, "<SOURCE, <VICTIM, EVENTS, TOTAL, WORST, =OVER TIME", rows.collect(), "nothing");
     let mut panels = vec![whom, late::panel(state, |_, event| delay(event, kind, who) > 0)];
-    // A thread is called by its name and number.
+    // A thread is named `comm:tid`.
     let thread = threads.keys().next().copied().unwrap_or(who);
     if let Some((thread, _)) = thread.rsplit_once(':').filter(|_| kind == CauseKind::Thread) {
         panels.extend(program::link(&[("thread".to_owned(), thread.to_owned())].into()));
@@ -119,7 +119,7 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
     panels
 }
 
-/// Those of one name, a row each.
+/// Lists the threads of that name, a row each.
 fn alike(kind: CauseKind, threads: BTreeMap<&str, Delays>) -> Panel {
     let title = format!("{} of that name", threads.len());
     let all_ns = threads.values().fold(0_u64, |all, of| all.saturating_add(of.total_ns));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where threads wait, from their outermost frames on: as an icicle graph, and as an outline whose frames are opened.
+//! Views of stacks from the outermost frame: an icicle graph, and an outline of frames that can be opened.
 
 use std::ops::Range;
 
@@ -17,17 +17,17 @@ use crate::top::panel::{Cell, Glyphs, Panel, Row};
 use crate::top::state::{State, What};
 use crate::top::whose::{Stacks, Whose};
 
-/// Frames of less than this share of all time have no row.
+/// Frames below this share of the total time have no row.
 const SMALL: f64 = 0.005;
-/// No outline is longer, in rows.
+/// Maximum number of rows of an outline.
 const MOST_FRAMES: usize = 5_000;
 const BAR: usize = 12;
-/// An icicle is no deeper.
+/// Maximum depth of an icicle graph.
 const DEEPEST: usize = 40;
-/// A frame with fewer columns has no room for a name.
+/// Minimum width of a frame with a name, in columns.
 const LEAST_COLUMNS: usize = 3;
 
-/// Of those of these stacks that are shown; none where there are none.
+/// Builds panels of the selected stacks; none if no stack is selected.
 pub fn panels(state: &State, card: &'static Card, stacks: &[Stack], shown: &Stacks, columns: usize) -> Vec<Panel> {
     let tree = Node::of(stacks.iter().filter(|stack| shown.has(&stack.labels)), Root::Process);
     if tree.children.is_empty() {
@@ -36,7 +36,7 @@ pub fn panels(state: &State, card: &'static Card, stacks: &[Stack], shown: &Stac
     of_node(&Zoom { card, shown, path: "", glyphs: state.glyphs }, &tree, columns)
 }
 
-/// What the late waits of a program consisted of: where it waited, who ended that, and where they waited in turn.
+/// Builds an outline of a program's wait chains: where it waited, for which waker, and where the waker waited in turn.
 pub fn chains(state: &State, card: &'static Card, whose: &Whose) -> Option<Panel> {
     let shown = Stacks::Chains(whose.clone());
     let tree = of_chains(state, card, whose);
@@ -48,7 +48,7 @@ fn of_chains(state: &State, card: &Card, whose: &Whose) -> Node {
     Node::of_parts(own.flat_map(|(.., event)| parts_of(event, Root::Process)))
 }
 
-/// The same of what a frame called, and of the frame.
+/// Builds panels of one frame and its callees.
 pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, columns: usize) -> Vec<Panel> {
     let tree = match shown {
         Stacks::Chains(whose) => of_chains(state, card, whose),
@@ -59,7 +59,7 @@ pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, co
         }
     };
     let (mut node, mut frames) = (&tree, 0);
-    // Names have no newline: they are those of folded lines.
+    // Names have no newline, as in folded stacks.
     for key in path.split_terminator('\n') {
         let Some((_, child)) = node.children.iter().find(|(frame, _)| key_of(frame) == key) else {
             return vec![Panel::text("outline", card.name, "Not seen in this span.")];
@@ -75,11 +75,11 @@ pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, co
     panels
 }
 
-/// Where in the stacks of a source one is.
+/// Frame of a source's stacks that a view starts from.
 struct Zoom<'a> {
     card: &'static Card,
     shown: &'a Stacks,
-    /// The keys of the frame and its callers.
+    /// Keys of the frame and its callers, from the outermost on.
     path: &'a str,
     glyphs: Glyphs,
 }
@@ -104,7 +104,7 @@ fn outline(zoom: &Zoom<'_>, node: &Node) -> Panel {
     }
 }
 
-/// Tells frames of one node apart.
+/// Identifies a frame among its siblings.
 fn key_of(frame: &Frame) -> String {
     format!("{:?} {}", frame.kind, frame.name)
 }
@@ -131,7 +131,7 @@ fn add_frames(zoom: &Zoom<'_>, node: &Node, all_ns: u64, path: &str, depth: usiz
     }
 }
 
-/// A line a depth, on which each frame is as wide as its share; the outermost ones are on top.
+/// Draws a line per depth, each frame as wide as its share, with the outermost frames on top.
 fn icicle(node: &Node, columns: usize) -> String {
     let mut lines: Vec<String> = Vec::new();
     add_boxes(node, 0..columns, 0, &mut lines);
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(lines[1].find("|i.."), Some(36), "{picture}");
         assert!(lines[2].starts_with("|read___") && lines[2].contains("|\u{6f22}\u{5b57}__"), "{picture}");
         assert!(lines.iter().all(|line| line.width() <= 40), "{picture}");
-        // What is too narrow for a name has no box.
+        // A frame too narrow for a name has no box.
         assert!(!icicle(&tree, 20).contains("|i") && icicle(&tree, 1).is_empty());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Late events as a table, the newest first.
+//! Table of late events, newest first.
 
 use jiff::Timestamp;
 use whylate_model::{Card, LateEvent};
@@ -8,11 +8,11 @@ use crate::output::why;
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::state::{State, What};
 
-/// So many have a row.
+/// Maximum number of rows.
 const MOST: usize = 2_000;
 
-/// Late events of what is shown, as a look counts them, with the number of their moment and their place in it; the newest
-/// first.
+/// Iterates over the shown late events that the overview counts, newest first: source, sequence number of the tick,
+/// index within the tick, event.
 pub fn events(state: &State) -> impl Iterator<Item = (&'static Card, u64, usize, &LateEvent)> {
     state.shown().rev().flat_map(move |moment| {
         let late = moment.late.iter().enumerate().rev();
@@ -21,7 +21,7 @@ pub fn events(state: &State) -> impl Iterator<Item = (&'static Card, u64, usize,
     })
 }
 
-/// Those for which it holds.
+/// Lists the late events that match `is_of`.
 pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel {
     let mut rows = Vec::new();
     let mut more = 0_u64;
@@ -52,7 +52,7 @@ pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel 
     Panel::table("late", title, "<AT, <SOURCE, LATENCY, <VICTIM, <MAIN CAUSE", rows, "nothing was late")
 }
 
-/// To the millisecond: what is longer has no room.
+/// Formats the time of day with milliseconds: the column has no room for more.
 pub fn time_of_day(unix_ns: u64, state: &State) -> String {
     let stamp = Timestamp::from_nanosecond(unix_ns.into()).ok();
     let text = stamp.map(|stamp| stamp.to_zoned(state.zone.clone()).strftime("%H:%M:%S%.3f").to_string());

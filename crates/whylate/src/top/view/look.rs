@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The first view: what each source found, who made others late, and what was late.
+//! Overview: what each source measured, the culprits, and the late events.
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -18,10 +18,10 @@ use crate::top::history::Moment;
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::state::{State, What};
 
-/// What the columns beside the graph take at least.
+/// Minimum width of the columns beside the graph.
 const BESIDE_GRAPH: usize = 66;
 const GRAPH: RangeInclusive<usize> = 12..=60;
-/// On a narrower screen, a median has no column.
+/// Minimum screen width for a column of medians.
 const WIDE: usize = 100;
 const BAR: usize = 12;
 
@@ -29,7 +29,7 @@ pub fn panels(state: &State, columns: usize) -> Vec<Panel> {
     vec![sources(state, columns), culprits(state), late::panel(state, |_, _| true)]
 }
 
-/// One limit of a source, and what is known of it.
+/// A source's headline figure and its limit.
 struct Judged<'a> {
     name: &'static str,
     of: Cow<'a, str>,
@@ -124,7 +124,7 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
     all
 }
 
-/// The longest late event of a moment in which the source measured; 0 where there was none.
+/// Returns the longest late event of a tick; 0 if there is none, `None` if the source did not measure.
 fn worst(state: &State, moment: &Moment, card: &Card, with_path: bool) -> Option<u64> {
     moment.of(card)?;
     let late = moment.late_of(card).filter(|event| event.path.is_empty() != with_path && state.counts(card, event));
@@ -143,7 +143,7 @@ fn total_ns(culprits: &[Culprit]) -> u64 {
     culprits.iter().fold(0_u64, |all, culprit| all.saturating_add(culprit.total_ns))
 }
 
-/// A row each, with a title of these beginnings and ends.
+/// Lists culprits, a row each; the title is put together from its start and end.
 pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str) -> Panel {
     let all_ns = total_ns(culprits);
     let rows = culprits.iter().map(|culprit| {
@@ -153,7 +153,7 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
             .iter()
             .map(|of| format!("{} {} (worst {})", of.source, times(of.events), format_ns(of.worst_ns)))
             .collect();
-        // By its name alone: it is the same one when there are more of that name.
+        // Keyed by name alone, so that the row stays the same when more threads of that name appear.
         let is_name = culprit.alike > 0;
         let name = if is_name { culprit.who.clone() } else { by_name(&culprit.who).into_owned() };
         Row {
@@ -174,7 +174,7 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
     Panel::table("culprits", title, "SHARE, DELAY, <BAR, <WHO, <VICTIMS", rows.collect(), "no known culprits")
 }
 
-/// How often, in words.
+/// Formats a count of occurrences.
 pub fn times(count: u64) -> String {
     if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The panels of each view, made of what is shown.
+//! Panels of each view, built from the shown ticks.
 
 mod culprit;
 mod event;
@@ -18,7 +18,7 @@ use super::history::Moment;
 use super::panel::Panel;
 use super::state::{State, What};
 
-/// The panels of a view, on a screen of so many columns.
+/// Builds the panels of a view for a screen of `columns`.
 pub fn panels(state: &State, what: &What, columns: usize) -> Vec<Panel> {
     match what {
         What::Look => look::panels(state, columns),
@@ -36,19 +36,19 @@ pub fn panels(state: &State, what: &What, columns: usize) -> Vec<Panel> {
     }
 }
 
-/// A value of each of so many parts of the time that is shown: the largest of its moments.
+/// Splits the window into at most `parts` parts and returns the largest value of the ticks in each.
 fn over_time(state: &State, parts: usize, value: impl Fn(&Moment) -> Option<u64>) -> Vec<Option<u64>> {
     let per_part = moments_per_part(state, parts);
     let values: Vec<Option<u64>> = state.shown().map(value).collect();
     values.chunks(per_part).map(|part| part.iter().flatten().max().copied()).collect()
 }
 
-/// How many moments each of so many parts has, but the last one.
+/// Returns the number of ticks per part; the last part may have fewer.
 fn moments_per_part(state: &State, parts: usize) -> usize {
     state.shown().len().div_ceil(parts.max(1)).max(1)
 }
 
-/// What a writer of text writes.
+/// Returns what `write` writes, as text.
 fn written(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> String {
     let mut bytes = Vec::new();
     match write(&mut bytes) {

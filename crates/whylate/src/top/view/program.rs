@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One program: what its threads do with their time, who makes them late, and where they wait.
+//! View of a program: what its threads spend their time on, its culprits, and where it waits.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ pub fn panels(state: &State, whose: &Whose, columns: usize) -> Vec<Panel> {
     let culprits = gatherer.finish_with(&[], Vec::new()).culprits;
     panels.push(look::culprits_of(state, &culprits, "Who made it late", ""));
     panels.push(late::panel(state, |_, event| whose.has(&event.labels)));
-    // Only who follows waits tells in what each was.
+    // Only sources that follow wait chains have them.
     let followed = state.cards().into_iter().filter(|card| card.held_up.is_some());
     panels.extend(followed.filter_map(|card| frames::chains(state, card, whose)));
     for (card, snapshot) in &snapshots {
@@ -40,14 +40,14 @@ pub fn panels(state: &State, whose: &Whose, columns: usize) -> Vec<Panel> {
     panels
 }
 
-/// The sources that look at threads of programs.
+/// Returns the sources with stacks of processes.
 fn of_programs(state: &State) -> Vec<&'static Card> {
     let mut cards = state.cards();
     cards.retain(|card| state.shown().any(|moment| moment.has_programs(card)));
     cards
 }
 
-/// How long its threads did what.
+/// Breaks down thread time by class of wait.
 fn time<'a>(state: &State, whose: &Whose, seen: Option<&Labels>, stacks: impl Iterator<Item = &'a Stack>) -> Panel {
     let (mut classes, mut all_ns): (BTreeMap<WaitClass, (u64, u64)>, u64) = (BTreeMap::new(), 0);
     for stack in stacks {
@@ -80,7 +80,7 @@ fn time<'a>(state: &State, whose: &Whose, seen: Option<&Labels>, stacks: impl It
     Panel::table("time", title, "SHARE, TIME, <BAR, <CLASS, AGE-MAX", rows.collect(), nothing)
 }
 
-/// A row that opens it, of what has these labels; no rows where they tell nobody.
+/// Builds a row that opens the program of these labels; `None` if they name none.
 pub fn link(labels: &Labels) -> Option<Panel> {
     let whose = Whose::of(labels)?;
     let label = |name: &str| labels.get(name).map_or(Cell::Missing, |value| Cell::Text(value.clone()));

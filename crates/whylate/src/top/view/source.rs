@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One source: its series, its distribution, what to change, where its threads wait, and what was late.
+//! View of a source: series, distribution, hints, stacks, and late events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ pub fn panels(state: &State, card: &'static Card, columns: usize) -> Vec<Panel> 
     panels
 }
 
-/// The figures that a look judges.
+/// Returns the distribution that the source's limit applies to.
 fn figures_of(state: &State, card: &Card) -> Histogram {
     let mut found = state.shown().filter_map(|moment| moment.of(card));
     let Some(mut sum) = found.next().cloned() else { return Histogram::default() };
@@ -61,7 +61,7 @@ fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, state: &S
     text
 }
 
-/// What tells series apart, what they have distributions of, and their other figures.
+/// Label names that differ between series, histogram names, and value names.
 #[derive(Default)]
 struct Names<'a> {
     labels: BTreeSet<&'a str>,
@@ -101,15 +101,15 @@ fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
     Panel::table("series", title, &columns.join(","), rows.collect(), "no series")
 }
 
-/// A name as the heading of a column, which a comma would end.
+/// Returns a name as a column heading, without the characters that are syntax there.
 fn heading(name: &str) -> String {
     name.replace('_', " ").replace([',', '<', '='], "?").to_uppercase()
 }
 
-/// Numbers, such as those of CPUs, are in the order of numbers.
+/// Sorts labels that are numbers, such as CPUs, by number.
 fn of_label(value: &str) -> Cell {
     match value.parse::<u64>() {
-        // The largest first is not what anybody expects of these.
+        // Inverted, as numbers sort descending and labels should ascend.
         Ok(number) => Cell::Ordered(value.to_owned(), u64::MAX - number),
         Err(_) => Cell::Text(value.to_owned()),
     }
@@ -135,7 +135,7 @@ fn of_value(card: &Card, name: &str, value: Option<&f64>) -> Cell {
     }
 }
 
-/// One series: its distributions and figures, the stacks that have its labels, and its late events.
+/// View of a series: its distributions and values, the stacks with its labels, and its late events.
 pub fn of_series(state: &State, card: &'static Card, labels: &Labels, columns: usize) -> Vec<Panel> {
     let Some(snapshot) = state.merged(card) else {
         return vec![Panel::text("series", card.name, "It saw nothing in this span.")];
