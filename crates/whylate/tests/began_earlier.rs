@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads wait in is named, also where they fell asleep before anybody looked or in no system call.
+//! Waits are named also if they started before whylate did, or in no system call.
 
 mod running;
 #[allow(dead_code)]
@@ -21,7 +21,7 @@ use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
 
-/// Ends with the test.
+/// Killed with the test.
 struct Service(Child);
 
 impl Drop for Service {
@@ -37,14 +37,14 @@ fn fifo(folder: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Sleeps for two seconds, and only then answers whoever waits there.
+/// Sleeps for two seconds and then answers its client.
 fn server(answers: &Path) -> Result<Service> {
     let server = Command::new("sh").args(["-c", "sleep 2; echo > $0"]).arg(answers).spawn()?;
     sleep(Duration::from_millis(300));
     Ok(Service(server))
 }
 
-/// The server's wait and that of what it waits for are named, and take most of the path.
+/// The server's wait and the wait of its waker are named and take most of the path.
 fn ensure_named(path: &Value) -> Result<()> {
     let parts = path.as_array().context("no path")?;
     let sleeps = parts.iter().filter(|part| {
@@ -83,7 +83,7 @@ fn a_program_is_told_in_what_its_server_has_slept_since_before() -> Result<()> {
     ensure_named(&opens.with_context(|| format!("it waits in something else: {told}"))?["path"])
 }
 
-/// Reads pages of a file that is not in memory, in no order.
+/// Reads pages of an uncached file in random order.
 const FAULTS: &str = "
 import mmap, os, random, sys, time
 file = os.open(sys.argv[1], os.O_RDONLY)
@@ -95,7 +95,7 @@ while time.time() < end:
     memory[random.randrange(len(memory))]";
 const FILE_BYTES: usize = 200 << 20;
 
-/// How many pages a process has had to wait for.
+/// Returns the major page faults of a process.
 fn major_faults(pid: u32) -> Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields = stat.rsplit_once(')').context("no fields")?.1;
@@ -108,7 +108,7 @@ fn waits_for_pages_of_a_file_are_page_faults_for_a_disk() -> Result<()> {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     let path = folder.path().join("cold");
     let mut file = File::create(&path)?;
-    // What is the same in all blocks some file systems keep once.
+    // Random content: some file systems store equal blocks once.
     for number in 0..FILE_BYTES / 4096 {
         file.write_all(&[number.to_le_bytes(); 512].concat())?;
     }

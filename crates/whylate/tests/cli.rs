@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The program as its users meet it: exit statuses, what it writes where, and how it ends.
+//! The program's interface: exit statuses, output streams, and how it ends.
 
 #[path = "../../whylate-sources/tests/kernel/programs.rs"]
 mod programs;
@@ -24,7 +24,7 @@ use whylate_sources::restore::Restore;
 use running::{Running, copied, whylate};
 use turn::{plan, turn, turn_to_measure};
 
-/// What may stand on standard error when all is well: which backend is used, and why.
+/// Allows only notes on the chosen backend on standard error.
 fn assert_nothing_but_the_backend(stderr: &str) {
     let others: Vec<&str> = stderr.lines().filter(|line| !line.starts_with("whylate: wq uses the ")).collect();
     assert!(others.is_empty(), "{others:?}");
@@ -131,7 +131,7 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
 
 fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
     let is_root = rustix::process::geteuid().is_root();
-    // Where anybody can reach it.
+    // A directory that every user can reach.
     let reachable = is_root.then(|| copied(env!("CARGO_BIN_EXE_whylate"), "whylate")).transpose()?;
     let mut command = match &reachable {
         Some(folder) => {
@@ -147,7 +147,7 @@ fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
 #[test]
 fn without_a_submission_thread_it_says_how_to_make_one() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // This process has none, whatever else runs on the machine.
+    // The test has no submission thread, whatever else runs on the machine.
     let pid = std::process::id().to_string();
     for backend in ["bpf", "fdinfo"] {
         let output = output_of(&["sqpoll", "-p", &pid, "--backend", backend])?;
@@ -225,7 +225,7 @@ fn ctrl_c_prints_what_was_gathered() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "-w", HANDLER])?;
     let mut stdout = BufReader::new(whylate.stdout()?);
-    // The line comes once it measures.
+    // The line is printed once it measures.
     stdout.read_line(&mut String::new())?;
     run(&plan(1_000), &AtomicBool::new(false))?;
     whylate.signal(Signal::INT)?;
@@ -305,11 +305,11 @@ fn json_is_one_snapshot_a_line() -> Result<()> {
     Ok(())
 }
 
-/// Injects items while a reader takes a little of the output now and then, for at least `items` of them.
+/// Injects at least `items` items while a reader slowly takes the output.
 fn read_slowly(arguments: &[&str], items: u64) -> Result<(u64, String)> {
     let mut whylate = Running::start(arguments)?;
     let mut stdout = whylate.stdout()?;
-    // All its programs are there: it measures, or is about to.
+    // All BPF programs are loaded: it measures, or is about to.
     while programs::held_by(whylate.pid())?.len() < 4 {
         ensure!(whylate.is_alive()?, "it ended");
         thread::sleep(Duration::from_millis(5));
@@ -329,7 +329,7 @@ fn read_slowly(arguments: &[&str], items: u64) -> Result<(u64, String)> {
     let report = injection.join().map_err(|_| anyhow::anyhow!("the injection failed"))??;
     assert!(report.complete);
     whylate.signal(Signal::INT)?;
-    // It gets rid of what it has when somebody reads, and then ends.
+    // It writes what it holds once a reader takes it, and then exits.
     let mut rest = Vec::new();
     loop {
         let bytes = stdout.read(&mut some)?;
@@ -356,7 +356,7 @@ fn a_slow_reader_of_every_item_does_not_cost_memory() -> Result<()> {
     Ok(())
 }
 
-/// What a measurement outside has is not left over, whatever numbers a PID namespace gives to processes.
+/// Objects of a measurement outside are no leftovers, whatever PIDs a namespace assigns.
 #[test]
 fn another_pid_namespace_leaves_living_measurements_alone() -> Result<()> {
     let Ok(tracefs) = whylate_sources::tracefs::find() else {
@@ -376,7 +376,7 @@ fn another_pid_namespace_leaves_living_measurements_alone() -> Result<()> {
     Ok(())
 }
 
-/// What others have changed and will put back themselves stays changed.
+/// Settings that a running measurement will restore itself are left alone.
 #[test]
 fn another_pid_namespace_leaves_settings_of_living_measurements_alone() -> Result<()> {
     let Ok(tracefs) = whylate_sources::tracefs::find() else {
@@ -387,7 +387,7 @@ fn another_pid_namespace_leaves_settings_of_living_measurements_alone() -> Resul
         println!("skipped: this user may make no tracing instance");
         return Ok(());
     };
-    // Nobody else's setting.
+    // A setting of a tracing instance of its own.
     let setting = own.path("tracing_on");
     let mut living = Restore::default();
     living.set(&setting, "0")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate` where little of the machine is there: in a root folder with nothing else in it, and in a cgroup.
+//! `whylate` in restricted environments: in a bare root directory, and in a cgroup.
 
 #[path = "running/quota.rs"]
 mod quota;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use turn::turn_to_measure;
 use whylate_model::Snapshot;
 
-/// A process outside; it goes with this.
+/// A process outside, killed on drop.
 struct Sleeping(Child);
 
 impl Sleeping {
@@ -33,7 +33,7 @@ impl Drop for Sleeping {
     }
 }
 
-/// A folder with the program and the libraries that it was built to need: no users, no names of functions, no shell.
+/// A directory with the program and its shared libraries only: no users, no symbols, no shell.
 fn root() -> Result<TempDir> {
     let root = tempfile::tempdir()?;
     let program = Path::new(env!("CARGO_BIN_EXE_whylate"));
@@ -51,7 +51,7 @@ fn root() -> Result<TempDir> {
     Ok(root)
 }
 
-/// What a script prints in which `$IN` is that folder; what it mounts there goes with it.
+/// Returns the output of a script in which `$IN` is that directory; its mounts vanish with it.
 fn with_root(root: &Path, unshare: &[&str], script: &str) -> Result<Output> {
     let script = format!("set -e; mount --rbind /sys $IN/sys; mount --rbind /dev $IN/dev; {script}");
     let mut command = Command::new("unshare");
@@ -73,7 +73,7 @@ fn in_another_root_folder_code_outside_has_its_names() -> Result<()> {
     let output = with_root(root.path(), &[], &script)?;
     let snapshot = snapshot_of(&output)?;
     println!("{:?}, lost {:?}", snapshot.stacks, snapshot.lost);
-    // Numbers are the machine's, as in a container with --pid=host.
+    // PIDs are the host's, as in a container with --pid=host.
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(!stderr.contains("PID namespace"), "it tells of one: {stderr}");
     ensure!(snapshot.pid_namespace.is_none() && !snapshot.stacks.is_empty(), "it was not found");
@@ -94,14 +94,14 @@ fn in_another_root_folder_and_namespace_numbers_are_those_inside() -> Result<()>
     let snapshot = snapshot_of(&output)?;
     let of_sleep: Vec<_> = snapshot.stacks.iter().filter(|stack| stack.labels["process"] == "sleep").collect();
     println!("{of_sleep:?}, lost {:?}", snapshot.lost);
-    // One is outside, where numbers are large.
+    // One PID is of the host, where PIDs are large.
     let is_small = |number: &str| number.parse::<u32>().is_ok_and(|number| number < 100);
     ensure!(of_sleep.len() == 1 && is_small(&of_sleep[0].labels["pid"]), "{of_sleep:?}");
     ensure!(of_sleep.iter().all(|stack| stack.user.iter().any(|frame| frame.contains("nanosleep"))), "{of_sleep:?}");
     Ok(())
 }
 
-/// Privileges are not what is missing.
+/// Missing privileges are not the cause.
 #[test]
 fn a_cgroup_without_time_for_real_time_threads_is_named() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };

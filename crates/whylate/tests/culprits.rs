@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What makes others late has one name, in whatever view it stands.
+//! A culprit has one name in every view.
 
 mod running;
 #[allow(dead_code)]
@@ -21,7 +21,7 @@ use whylate_model::look::Look;
 use running::{Running, whylate};
 use turn::turn_to_measure;
 
-/// Whoever waits for the lock waits until the sleep of its holder is over, which another process does.
+/// The waiter for the lock waits until its holder's sleep is over.
 const HOLDERS: &str = "for i in 1 2 3 4 5 6; do flock $0 sleep 0.3 & sleep 0.05; flock $0 true; wait; done";
 
 fn printed(arguments: &[&str]) -> Result<String> {
@@ -34,7 +34,7 @@ fn holders(lock: &Path) -> Result<Child> {
     Ok(Command::new("sh").args(["-c", HOLDERS]).arg(lock).spawn()?)
 }
 
-/// Names of culprits that are threads called `sleep`, of which no other culprit is a timer without a name.
+/// Names of culprits that are threads called `sleep`; no other culprit may be an unnamed timer.
 fn sleepers<'a>(all: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Vec<String>> {
     let timers: Vec<&str> = all.filter(|(kind, _)| *kind == "timer").map(|(_, who)| who).collect();
     ensure!(!timers.contains(&"timer"), "a culprit has no name: {timers:?}");
@@ -57,7 +57,7 @@ fn a_thread_that_slept_is_the_culprit_in_each_view() -> Result<()> {
     let who = sleepers(culprits())?;
     let longest = who.first().with_context(|| format!("no sleeper is among {:?}", look.culprits))?;
     let text = printed(&["replay", &recording])?;
-    // Others on a busy machine may have delayed more.
+    // On a busy machine other threads may have delayed more.
     let is_told = text.lines().any(|line| line.contains("  sleep  ") && line.contains(&format!(" {longest}: ")));
     ensure!(is_told || culprits().take(8).all(|(_, who)| who != longest), "{text}");
     printed(&["report", &recording, "-o", &page])?;
@@ -71,12 +71,12 @@ fn a_thread_that_slept_is_the_culprit_in_each_view() -> Result<()> {
     Ok(())
 }
 
-/// Whoever has a child by vfork(2) sleeps uninterruptibly until that runs its program, for which it opens a pipe that nobody
-/// writes into.
+/// The parent of a vfork(2) sleeps uninterruptibly until its child executes a program; the child first opens a FIFO
+/// that has no writer.
 const VFORK: &str = "import os, sys
 os.posix_spawn('/bin/true', ['true'], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])";
 
-/// A process whose only thread is in uninterruptible sleep, until this is dropped.
+/// A process whose only thread is in uninterruptible sleep; released on drop.
 struct Uninterruptible {
     process: Child,
     pipe: PathBuf,
@@ -100,7 +100,7 @@ impl Uninterruptible {
 
 impl Drop for Uninterruptible {
     fn drop(&mut self) {
-        // The child goes on.
+        // Unblocks the child.
         let _ = OpenOptions::new().write(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&self.pipe);
         let _ = self.process.wait();
     }
@@ -122,7 +122,7 @@ fn a_thread_in_uninterruptible_sleep_is_named() -> Result<()> {
     let look: Look = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
     let offcpu = look.sources.iter().find(|source| source.source == "offcpu").context("no offcpu")?;
     ensure!(offcpu.late_figures >= 1 && offcpu.sleepers.iter().any(|of| of.who == who), "{:?}", offcpu.sleepers);
-    // What the look advises.
+    // The command that the overview suggests.
     for command in [&["offcpu", "--blocked", "1s"][..], &["replay", &recording, "offcpu", "--blocked", "1s"]] {
         let blocked = printed(command)?;
         let first = blocked.lines().nth(3).context("no rows")?;

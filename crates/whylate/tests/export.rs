@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate export` makes of a recording, as the programs see it that it is for: Perfetto's own messages and DuckDB, both
-//! from PyPI.
+//! Tests of `whylate export` with its target programs: Perfetto's own messages and DuckDB, both from PyPI.
 
 mod export {
     pub mod made;
@@ -24,14 +23,14 @@ const TRACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/export/trace.py"
 const QUERIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/export/queries.py");
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sql.md");
 
-/// What it prints, where that goes well.
+/// Returns the standard output of a run that succeeds.
 fn told(arguments: &[&str]) -> Result<String> {
     let output = whylate(arguments).env("TZ", "UTC").output()?;
     ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// What it says where it fails, with its exit status.
+/// Returns the error message and exit status of a run that fails.
 fn refused(arguments: &[&str]) -> Result<(i32, String)> {
     let output = whylate(arguments).output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -46,7 +45,7 @@ fn mode(path: &Path) -> Result<u32> {
     Ok(fs::metadata(path)?.permissions().mode() & 0o777)
 }
 
-/// The trace of a file as `trace.py` tells it; `None` where there is no Python for it.
+/// Decodes a trace with `trace.py`; `None` without Python.
 fn decoded(arguments: &[&str]) -> Result<Option<Value>> {
     let Some(python) = python()? else { return Ok(None) };
     let output = python.command().arg(TRACE).args(arguments).output()?;
@@ -68,7 +67,7 @@ fn a_trace_has_late_events_with_their_parts_at_their_times() -> Result<()> {
     let Some(trace) = decoded(&[name(&out)])? else { return Ok(()) };
     assert_eq!(trace["clocks"][0], json!({"6": BOOT_NS, "3": BOOT_NS - made::ASLEEP_NS, "1": START_NS}));
 
-    // Phases: parts of the event, which add up to it.
+    // Phases are parts of the event and add up to it.
     let at_ns = BOOT_NS + made::LATE_AT_NS;
     let whole = slices(&trace, |slice| slice["name"] == "slow_work" && slice["to"] == at_ns);
     ensure!(whole.len() == 1, "{whole:?}");
@@ -83,11 +82,11 @@ fn a_trace_has_late_events_with_their_parts_at_their_times() -> Result<()> {
     let spans: Vec<_> = phases.iter().map(|phase| (&phase["name"], &phase["from"], &phase["to"])).collect();
     let (queued, active, end) = (json!(at_ns - 30 * MS), json!(at_ns - 20 * MS), json!(at_ns));
     assert_eq!(spans, [(&json!("queued"), &queued, &active), (&json!("waiting"), &active, &end)]);
-    // One of two that overlap has a track of its own, with the same name.
+    // Of two overlapping events, one has its own track with the same name.
     let both = slices(&trace, |slice| slice["track"] == "slow_work" && slice["depth"] == 0);
     ensure!(both.iter().any(|slice| slice["uuid"] != whole[0]["uuid"]), "{both:?}");
 
-    // A path: each segment has its place, and whoever had it has a slice of that time with a flow to it.
+    // Each segment of a path has its position in time; its actor has a slice of that time, with a flow.
     let segments = slices(&trace, |slice| slice["within"] == "postgres:4711");
     ensure!(segments.len() == 3, "{segments:?}");
     let waiting = segments[1];
@@ -98,7 +97,7 @@ fn a_trace_has_late_events_with_their_parts_at_their_times() -> Result<()> {
     ensure!(of_culprit.len() == 1, "{of_culprit:?}");
     assert_eq!(of_culprit[0]["track"], "writer:99");
     assert_eq!((&of_culprit[0]["from"], &of_culprit[0]["to"]), (&waiting["from"], &waiting["to"]));
-    // A cause without a place is an instant at the beginning.
+    // A cause without a position is an instant at the start.
     let instant = slices(&trace, |slice| slice["track"] == CULPRIT && slice["told"]["ns"] == 25 * MS);
     assert_eq!((&instant[0]["from"], &instant[0]["to"]), (&whole[0]["from"], &whole[0]["from"]));
     assert_eq!(instant[0]["starts"][0], whole[0]["ends"][0]);
@@ -135,7 +134,7 @@ fn a_trace_that_is_cut_is_read_up_to_the_cut() -> Result<()> {
     Ok(())
 }
 
-/// What each query of the document told: of the recording and of the tables, in turns.
+/// Returns the results of each documented query, alternately on the recording and on the tables.
 fn answers(file: &Path, tables: &Path) -> Result<Option<Vec<Value>>> {
     let Some(python) = python()? else { return Ok(None) };
     let output = python.command().args([QUERIES, DOCUMENT, name(file), name(tables)]).output()?;
@@ -163,7 +162,7 @@ fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
     // Tables have no control characters.
     assert_eq!(serde_json::to_string(beside)?.replace("\\u001b", "?"), serde_json::to_string(beside_of_tables)?);
 
-    // Which culprit cost most by hour: the look over each hour ranks them.
+    // Culprits by cost per hour: the overview of each hour ranks them.
     let mut expected = Vec::new();
     for hour in ["10", "11"] {
         let (from, to) = (format!("2026-11-26T{hour}:00:00Z"), format!("2026-11-26T{hour}:59:59Z"));
@@ -177,7 +176,7 @@ fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
     assert_eq!(by_hour, &json!(expected));
     assert_eq!(by_hour.as_array().map(Vec::len), Some(6));
 
-    // The 99th percentile by handler before and after.
+    // The p99 by handler before and after.
     let of_span = |option: &str, time: &str| -> Result<Vec<(Value, Value)>> {
         let printed = told(&["replay", name(&file), option, time, "wq", "--json", "7200"])?;
         ensure!(printed.lines().count() == 1, "{printed}");
@@ -195,7 +194,7 @@ fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
     assert_eq!(p99, &json!(expected));
     assert_eq!(p99.as_array().map(Vec::len), Some(2));
 
-    // Late events beside which process.
+    // Late events by the process that delayed them.
     let look: Value = serde_json::from_str(&told(&["replay", name(&file), "--json"])?)?;
     let mut expected: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
     for culprit in look["culprits"].as_array().context("culprits")? {
@@ -268,7 +267,7 @@ fn a_part_of_a_recording_has_what_was_seen_then() -> Result<()> {
     let (status, said) = refused(&["export", name(&file), "--from", "2027-01-01", "--csv", name(&tables)])?;
     ensure!(status == 1 && said.contains("no snapshots in that span"), "{said}");
     let Some(trace) = decoded(&[name(&out)])? else { return Ok(()) };
-    // The clocks are those of that time, although they were told before it.
+    // The clock readings are those of that time, although they were recorded before it.
     let late = slices(&trace, |slice| slice["name"] == "slow_work");
     assert_eq!(
         late.iter().map(|slice| &slice["to"]).max_by_key(|ns| ns.as_u64()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate irqsoff` as its users meet it.
+//! End-to-end tests of `whylate irqsoff`.
 
 mod running;
 #[allow(dead_code)]
@@ -24,7 +24,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What it prints where all is well.
+/// Returns the standard output of a run that succeeds.
 fn shown(arguments: &[&str]) -> Result<String> {
     let output = irqsoff(arguments)?;
     ensure!(output.status.success(), "{arguments:?}: {output:?}");
@@ -103,7 +103,7 @@ fn json_has_a_line_per_interval_and_only_culprits_that_are_named() -> Result<()>
     Ok(())
 }
 
-/// What is told of heartbeats, in nanoseconds: their period, and what one costs if it was measured; and what is said.
+/// Reported heartbeat period and measured cost of one heartbeat, both in nanoseconds, and the message.
 fn heartbeats(arguments: &[&str]) -> Result<(f64, Option<f64>, Vec<String>)> {
     let output = irqsoff(&[&["--backend", "ticks", "--json", "-d", "200ms"], arguments].concat())?;
     ensure!(output.status.success(), "{arguments:?}: {output:?}");
@@ -113,7 +113,7 @@ fn heartbeats(arguments: &[&str]) -> Result<(f64, Option<f64>, Vec<String>)> {
     Ok((series.values["period_ns"], series.values.get("interrupt_ns").copied(), remarks))
 }
 
-/// How the line begins that tells of a longer period.
+/// Start of the message about a longer period.
 const DEAR: &str = "whylate: a timer interrupt costs ";
 
 #[test]
@@ -205,7 +205,7 @@ fn it_ends_at_a_signal_with_what_it_has() -> Result<()> {
     ensure!(&first == b"Tracing ", "{first:?}");
     running.signal(Signal::INT)?;
     let (status, stderr) = running.end()?;
-    // Why it is not a better backend, and what it cannot tell here.
+    // Why a better backend is not used, and what this one cannot see.
     let known = ["whylate: irqsoff uses the ticks backend: ", "whylate: no stack is taken inside sections: ", DEAR];
     let is_quiet = stderr.lines().all(|line| known.iter().any(|known| line.starts_with(known)));
     ensure!(status.success() && is_quiet, "{status}, {stderr}");
@@ -246,9 +246,9 @@ fn files_that_tell_nothing_are_refused_in_one_line() -> Result<()> {
     Ok(())
 }
 
-/// Memory for the program itself, its libraries and what it keeps of a file, in KiB.
+/// Memory in KiB for the program, its libraries, and its buffers.
 const ENOUGH_KIB: u32 = 200 << 10;
-/// More than that: the file has nothing but a hole from there on. A gigabyte where there is time.
+/// Larger than the memory: the rest of the file is a hole. A gigabyte in the full run.
 fn long() -> u64 {
     if std::env::var_os("WHYLATE_THOROUGH").is_some() { 1 << 30 } else { 256 << 20 }
 }
@@ -257,7 +257,7 @@ fn long() -> u64 {
 fn a_file_that_is_larger_than_its_memory_takes_little_of_it() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("long");
-    // What has zeroes at its start is no text.
+    // Zero bytes at the start: not text.
     std::fs::write(&path, [CAPTURE, &"x".repeat(8_192)].concat())?;
     std::fs::File::options().write(true).open(&path)?.set_len(long())?;
     let script = format!("ulimit -v {ENOUGH_KIB}; exec \"$0\" irqsoff --json --import \"$1\"");
@@ -265,7 +265,7 @@ fn a_file_that_is_larger_than_its_memory_takes_little_of_it() -> Result<()> {
     let output = limited.args(["-c", &script, env!("CARGO_BIN_EXE_whylate")]).arg(&path).output()?;
     ensure!(output.status.success(), "{output:?}");
     let told = snapshots(&text(&output.stdout))?;
-    // The hole is a line that is none of ftrace's.
+    // The hole is a line that ftrace does not write.
     ensure!(told[0].lost["unreadable"] == 1, "{:?}", told[0].lost);
     ensure!(told[0].late.iter().any(|event| event.latency_ns == 10_966_000), "{:?}", told[0].late);
     Ok(())

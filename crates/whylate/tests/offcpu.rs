@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate offcpu` as its users meet it.
+//! End-to-end tests of `whylate offcpu`.
 
 mod running;
 #[allow(dead_code)]
@@ -169,7 +169,7 @@ fn each_form_of_file_is_written_for_its_owner_alone() -> Result<()> {
     Ok(())
 }
 
-/// Whoever can put something in a folder first cannot have root write to what is root's alone.
+/// An unprivileged user who owns a directory cannot redirect root's writes to root's files.
 #[test]
 fn nothing_is_written_through_links_or_to_files_of_others() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -208,7 +208,7 @@ fn wakers_stand_behind_those_whom_they_woke() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
-    // A process that a timer wakes, again and again, and that ends with this test's turn.
+    // A process woken by timers again and again, which exits with the test.
     let mut sleeper = std::process::Command::new("sh").args(["-c", "while :; do sleep 0.02; done"]).spawn()?;
     let outcome = with_wakers(&path);
     let _ = sleeper.kill();
@@ -228,7 +228,7 @@ fn with_wakers(path: &dyn Fn(&str) -> String) -> Result<()> {
         let folded = fs::read_to_string(&file)?;
         let has = |end: &str| folded.lines().any(|line| line.contains(";--;") && line.contains(end));
         ensure!(has(";--;[interrupt] ") && has(";--;[not woken yet] "), "some ends are missing");
-        // Somebody waits for the end of each `sleep`, which wakes it.
+        // The shell waits for each `sleep`, whose exit wakes it.
         ensure!(has(";--;try_to_wake_up") && has(";sleep "), "no waker is a thread");
     }
     let file = path("woken.json");
@@ -254,7 +254,7 @@ fn one_snapshot_tells_where_this_test_waits() -> Result<()> {
     let text = printed(&["offcpu", "--json", "-d", "500ms", "-p", &pid])?;
     let snapshot: Snapshot = serde_json::from_str(&text)?;
     ensure!(snapshot.source == "offcpu" && snapshot.backend == "sample", "{} {}", snapshot.source, snapshot.backend);
-    // One of its threads waits for the program's output.
+    // A thread of the test waits for the program's output.
     let reads = snapshot.stacks.iter().any(|stack| stack.labels.get("syscall").is_some_and(|call| call == "poll"));
     ensure!(reads, "{text}");
     ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == pid), "others are there");
@@ -278,11 +278,11 @@ fn one_snapshot_tells_where_this_test_waits() -> Result<()> {
     Ok(())
 }
 
-/// A process that sleeps in a C library of its own, and goes with this.
+/// A sleeping process with its own copy of the C library; killed on drop.
 struct InLibrary(Child);
 
 impl InLibrary {
-    /// `None` where it does not use the library of this folder.
+    /// Returns `None` if the process does not use the library of this directory.
     fn start(folder: &Path) -> Result<Option<Self>> {
         let mut command = Command::new("/bin/sleep");
         command.arg("1000").env("LD_LIBRARY_PATH", folder).stdin(Stdio::null());
@@ -308,7 +308,7 @@ impl Drop for InLibrary {
     }
 }
 
-/// The file of the C library that this process has.
+/// Returns the C library that the process maps.
 fn c_library() -> Result<Option<Vec<u8>>> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).map(Path::new);
@@ -319,11 +319,11 @@ fn c_library() -> Result<Option<Vec<u8>>> {
     paths.into_iter().find(is_it).map(fs::read).transpose().map_err(Into::into)
 }
 
-/// A file system in memory, mounted until it is dropped.
+/// A tmpfs, unmounted on drop.
 struct MemoryDisk(tempfile::TempDir);
 
 impl MemoryDisk {
-    /// `None` where mounting is not permitted.
+    /// Returns `None` if mounting is not permitted.
     fn mount() -> Result<Option<Self>> {
         let directory = tempfile::tempdir()?;
         let mounted = rustix::mount::mount("whylate-test", directory.path(), "tmpfs", MountFlags::empty(), None);
@@ -337,7 +337,8 @@ impl Drop for MemoryDisk {
     }
 }
 
-/// Files of code that stay open keep a file system mounted, a container's too, and a deleted program's disk space in use.
+/// An open code file would keep a file system mounted, also a container's, and the disk space of a deleted program in
+/// use.
 #[test]
 fn a_file_system_can_be_unmounted_once_its_programs_have_ended() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -350,7 +351,7 @@ fn a_file_system_can_be_unmounted_once_its_programs_have_ended() -> Result<()> {
     let mut running = Running::start(&["offcpu", "-d", "4s", "-F", "49", "--comm", "prog", "-o", name])?;
     running.wait_until_it_catches(Signal::INT)?;
     let mut sleeping = Command::new(&program).arg("1").spawn()?;
-    // By another path it is another mapping of the same file.
+    // Through another path it is another mapping of the same file.
     let deleted = disk.0.path().join("deleted");
     fs::hard_link(&program, &deleted)?;
     let mut also_sleeping = Command::new(&deleted).arg("1").spawn()?;
@@ -369,7 +370,7 @@ fn a_file_system_can_be_unmounted_once_its_programs_have_ended() -> Result<()> {
     Ok(())
 }
 
-/// Whoever owns a library could end a whylate that has it mapped.
+/// The owner of a library could crash whylate by truncating it while it is mapped.
 #[test]
 fn libraries_that_are_cut_short_while_they_are_read_do_not_end_it() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -380,7 +381,7 @@ fn libraries_that_are_cut_short_while_they_are_read_do_not_end_it() -> Result<()
     let folder = tempfile::tempdir()?;
     let notes = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
     let (mut libraries, mut sleeping) = (BTreeMap::new(), Vec::new());
-    // Nobody runs in them any more, so that nobody but whylate misses what is cut off.
+    // The processes have exited, so only whylate could fault on the truncated part.
     for number in 0..8 {
         let place = folder.path().join(number.to_string());
         fs::create_dir(&place)?;
@@ -392,7 +393,7 @@ fn libraries_that_are_cut_short_while_they_are_read_do_not_end_it() -> Result<()
         };
         sleeping.push(process);
         let library = File::options().write(true).open(&path)?;
-        // One is empty from the beginning; the others are cut when they are open, down to nothing or to some headers.
+        // One library is empty from the start; the others are truncated while open, to nothing or to some headers.
         if number == 0 {
             library.set_len(0)?;
         }
@@ -430,7 +431,7 @@ fn libraries_that_are_cut_short_while_they_are_read_do_not_end_it() -> Result<()
     for process in &sleeping {
         println!("{:?}", stack_of(process)?.user);
     }
-    // Of the others more may have been read before.
+    // The others may have been read before.
     let of_empty = &stack_of(&sleeping[0])?.user;
     ensure!(of_empty.last().is_some_and(|frame| frame == "[unwound partly]"), "{of_empty:?}");
     Ok(())

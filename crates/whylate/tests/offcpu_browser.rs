@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The flame graph in a browser: it opens at its root, what is searched is found, and what is clicked fills the width.
+//! Flame graph in a browser: it opens at its root, search finds frames, and a clicked frame fills the width.
 
 mod running;
 
@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use running::whylate;
 
-/// Of ten parts, three wait in `poll`, all of them below `serve`; one part is in a tower higher than any screen.
+/// Three tenths of the time is in `poll`, all below `serve`; one tenth is in a tower higher than any screen.
 fn folded() -> String {
     let tower = ";deeper".repeat(300);
     format!("server;serve;read;disk 6000000\nserver;serve;wait;poll 3000000\nserver;idle{tower} 1000000\n")
 }
 
-/// Searches, then zooms, and leaves what a reader would see where the test finds it.
+/// Searches and zooms, and stores the results where the test finds them.
 const ASK: &str = r##"<script type="text/ecmascript"><![CDATA[
 window.addEventListener("load", function() {
     var box = function(name) {
@@ -38,7 +38,7 @@ window.addEventListener("load", function() {
 });
 ]]></script></svg>"##;
 
-/// The names of the same browser.
+/// Names of Chromium's executable.
 const BROWSERS: [&str; 3] = ["chromium-headless-shell", "chromium", "chromium-browser"];
 
 fn browser() -> Option<&'static str> {
@@ -55,7 +55,7 @@ fn browser() -> Option<&'static str> {
 #[test]
 fn a_browser_searches_and_zooms() -> Result<()> {
     let Some(browser) = browser() else {
-        // CI installs what is needed: what is missing there is a failure.
+        // CI installs a browser: a missing one is a failure there.
         ensure!(std::env::var_os("CI").is_none(), "no chromium (scripts/install-deps browser)");
         println!("skipped: no chromium (scripts/install-deps browser)");
         return Ok(());
@@ -83,7 +83,7 @@ fn a_browser_searches_and_zooms() -> Result<()> {
     ensure!(value("found") == Some("Matched: 30.0%"), "{told}");
     let width = |name| -> Result<f64> { Ok(value(name).context("no width")?.trim_end_matches('%').parse()?) };
     let (before, after, again) = (width("before")?, width("after")?, width("again")?);
-    // Widths are parts of the whole, or pixels; three tenths of it become all of it.
+    // Widths are fractions or pixels; three tenths become the whole width.
     ensure!((after / before - 10.0 / 3.0).abs() < 0.05, "{told}");
     ensure!((again - before).abs() < 0.01 && value("others") == Some("true"), "{told}");
     Ok(())

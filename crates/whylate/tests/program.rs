@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate -p`, `--comm` and `--cgroup`: the look from one program's point of view.
+//! `whylate -p`, `--comm` and `--cgroup`: the overview of one program.
 
 #[path = "running/quota.rs"]
 mod quota;
@@ -24,7 +24,7 @@ use whylate_model::path::PathSegment;
 use whylate_model::path::budget::{Budget, Waits};
 use whylate_model::units::format_ns;
 
-/// A helper that computes for 10 ms and sleeps for 20 ms before it answers, as often as it is asked.
+/// A helper that answers each request after 10 ms of CPU time and 20 ms of sleep.
 const SERVICE: &str = r#"
 import os, sys, threading, time
 ask, answer = os.pipe(), os.pipe()
@@ -54,11 +54,11 @@ struct Seen {
     budget: Budget,
 }
 
-/// The service, until it is dropped; its helper ends with its pipes.
+/// The service, stopped on drop; its helper exits when its pipes close.
 struct Service(Child);
 
 impl Service {
-    /// `None`, and a line that says why, where it cannot run.
+    /// Returns `None` and prints why if the service cannot run.
     fn start() -> Result<Option<Self>> {
         Self::play(SERVICE)
     }
@@ -105,7 +105,7 @@ fn a_service_that_waits_for_a_helper_is_told_what_the_helper_does() -> Result<()
     Ok(())
 }
 
-/// The program of this name is told with what its helper did.
+/// The report names the program and its helper's work.
 fn ensure_helped(told: &Output, called: &str) -> Result<()> {
     ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
     let Seen { name, processes, span_ns, budget } = serde_json::from_slice(&told.stdout)?;
@@ -117,7 +117,8 @@ fn ensure_helped(told: &Output, called: &str) -> Result<()> {
     let of = |is_it: &dyn Fn(&PathSegment) -> bool| -> u64 {
         reads.path.iter().filter(|segment| is_it(segment)).map(|segment| segment.ns).sum()
     };
-    // Of each wait 20 ms are the helper's sleep, and 10 ms its work; those at both ends are in part beyond the span.
+    // Each wait is 20 ms of the helper's sleep and 10 ms of its CPU time; the waits at both ends are partly outside the
+    // span.
     let whole = reads.latency.count().saturating_sub(2);
     let sleeps_ns = of(&|segment| segment.kind == CauseKind::Timer);
     let works_ns = of(&|segment| segment.kind == CauseKind::Running && segment.who.starts_with("whylate-helper:"));
@@ -127,8 +128,8 @@ fn ensure_helped(told: &Output, called: &str) -> Result<()> {
     Ok(())
 }
 
-/// A client that writes each request in two parts and then waits for the answer, over the loopback device: TCP delays the
-/// acknowledgement of the first part by 40 ms, and sends the second one when that has come. Somebody else computes meanwhile.
+/// A client that sends each request in two parts over loopback and waits for the answer: TCP delays the ACK of the
+/// first part by 40 ms and sends the second part after it. Another process computes concurrently.
 const NAGLE: &str = r#"
 import ctypes, os, socket, threading, time
 def child(name, work):
@@ -158,7 +159,8 @@ while True:
     time.sleep(0.002)
 "#;
 
-/// A server whose socket takes no packet in for 30 ms after each answer (SO_ATTACH_FILTER), so that the next request is lost.
+/// A server whose socket drops packets for 30 ms after each answer (SO_ATTACH_FILTER), so that the next request is
+/// lost.
 const LOSSY: &str = r#"
 import ctypes, os, socket, struct, threading, time
 listener = socket.create_server(("127.0.0.1", 0))
@@ -205,7 +207,7 @@ fn ensure_waits_for_tcp(told: &Output, who: &str) -> Result<()> {
     Ok(())
 }
 
-/// With a quota that it does not use up: its helper is elsewhere.
+/// The cgroup has a quota that it does not use up; the helper is in another cgroup.
 #[test]
 fn a_cgroup_is_told_as_the_program_in_it() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -244,7 +246,7 @@ fn chains_lead_from_a_service_to_what_its_helper_does() -> Result<()> {
     let total = format_ns(ns_of(&|_| true)?);
     ensure!(text.contains(&format!(" took {total} in all.")), "{total} in all is not what stands here: {text}{folded}");
     ensure!(ns_of(&|frames| frames.starts_with("whylate-service;"))? == ns_of(&|_| true)?, "{folded}");
-    // Of those that are printed, as of the others, 20 ms are the helper's sleep, and 10 ms its work.
+    // Each wait, printed or not, is 20 ms of the helper's sleep and 10 ms of its CPU time.
     let is_read = |line: &&str| line.contains(" waited ") && !line.starts_with(' ') && !line.contains(" for CPU ");
     let reads = text.lines().filter(is_read).count() as u64;
     let whole = reads.saturating_sub(2);
@@ -257,7 +259,7 @@ fn chains_lead_from_a_service_to_what_its_helper_does() -> Result<()> {
     Ok(())
 }
 
-/// A process that naps, and was stopped by a signal in the midst of it.
+/// A sleeping process that a signal stopped.
 #[test]
 fn a_process_that_is_stopped_does_not_sleep_by_choice() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };

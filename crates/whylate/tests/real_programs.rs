@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! PostgreSQL under pgbench, which tells by itself what its processes wait for (`pg_stat_activity`), beside what whylate
-//! tells of them.
+//! PostgreSQL under pgbench: its own wait statistics (`pg_stat_activity`) compared with what whylate reports.
 
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/chance.rs"]
@@ -23,12 +22,12 @@ use running::whylate;
 use turn::turn_to_measure;
 
 const CLIENTS: u32 = 16;
-/// What may lie between both, as a share of the clients' time: each takes samples or looks at slightly other moments.
+/// Tolerance, as a share of the clients' time: both sample, at slightly different times.
 const APART: f64 = 0.15;
 const LOOK: &str = "3s";
 const LOOK_S: f64 = 3.0;
 
-/// Only the kernel tests run on emulated CPUs.
+/// Emulated CPUs run only the kernel tests.
 fn is_emulated() -> bool {
     false
 }
@@ -41,13 +40,13 @@ struct Seen {
 }
 
 impl Seen {
-    /// How many threads waited so, on average.
+    /// Average number of threads in this wait.
     fn threads(&self, is_so: impl Fn(&Waits) -> bool) -> f64 {
         let waits = self.budget.waits.iter().filter(|waits| is_so(waits));
         waits.map(|waits| waits.ns).sum::<u64>() as f64 / self.span_ns as f64
     }
 
-    /// As PostgreSQL calls it: it waits for a row's lock and for its client in the same system call.
+    /// PostgreSQL's term: row locks and client reads are waits in the same system call.
     fn waiting(&self) -> Waiting {
         let is_latch = |waits: &Waits| waits.via.starts_with("epoll_");
         let is_file = |waits: &Waits| ["sync", "read", "write"].iter().any(|call| waits.via.contains(call));
@@ -60,7 +59,7 @@ impl Seen {
     }
 }
 
-/// The same as the first line of the screen has it: `postgres (24 processes, 24 threads), 3.00s: on CPU 1.7%, … epoll_wait
+/// Parses the first line of the screen: `postgres (24 processes, 24 threads), 3.00s: on CPU 1.7%, … epoll_wait
 /// for its own threads 53.9%, …`.
 fn first_line(screen: &str) -> Result<Waiting> {
     let line = screen.lines().find(|line| !line.is_empty()).context("an empty screen")?;
@@ -84,7 +83,7 @@ fn first_line(screen: &str) -> Result<Waiting> {
     })
 }
 
-/// Both at once, of one workload.
+/// Samples both during one workload.
 fn both(cluster: &Cluster, workload: &str) -> Result<(Seen, Waiting)> {
     let _load = cluster.load(workload, CLIENTS)?;
     // All clients are connected, and the first waits are over.
@@ -98,7 +97,7 @@ fn both(cluster: &Cluster, workload: &str) -> Result<(Seen, Waiting)> {
     let seen: Seen = serde_json::from_slice(&told.stdout)?;
     let line = first_line(&String::from_utf8(screen.stdout)?)?;
     println!("the first line says {line:?}");
-    // It leaves small parts out.
+    // The line omits small parts.
     let is_alike = |told: f64, truth: f64| (truth - told).abs() <= APART * f64::from(CLIENTS);
     let of_seen = seen.waiting();
     for (what, told, seen) in [
@@ -117,7 +116,7 @@ fn both(cluster: &Cluster, workload: &str) -> Result<(Seen, Waiting)> {
     Ok((seen, truth))
 }
 
-/// PostgreSQL counts a wait until the process goes on, whylate until it could: what lies between is its wait for a CPU.
+/// PostgreSQL counts a wait until the process runs again, whylate until its wakeup: the difference is run-queue wait.
 fn ensure_alike(seen: &Seen, truth: &Waiting) -> Result<()> {
     let told = seen.waiting();
     let ready = seen.budget.ready.ns as f64 / seen.span_ns as f64;
@@ -149,12 +148,12 @@ fn postgres_is_told_to_wait_for_what_it_says_itself() -> Result<()> {
         ensure_alike(&seen, &truth)?;
         let told = seen.waiting();
         let largest = told.client.max(told.inner_lock).max(told.file);
-        // The truth in words, where it is beyond doubt.
+        // The expected waits, where they are beyond doubt.
         let is_clear = truth.row_lock > f64::from(CLIENTS) / 2.0;
         ensure!(!is_clear || told.row_lock > largest, "the row locks are not the largest part: {told:?}");
         Ok(())
     })?;
-    // Any two update different rows, and all wait for the log to be written.
+    // Any two clients update different rows, and all wait for the log to be written.
     in_rounds(|| {
         let (seen, truth) = both(&cluster, "simple-update")?;
         ensure_alike(&seen, &truth)?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate report`: its tables have the figures of `replay --json`, however long the recording is and whatever its names are.
+//! Tests of `whylate report`: its tables have the figures of `replay --json`, for recordings of any length and any
+//! names.
 
 #[path = "report/made.rs"]
 mod made;
@@ -27,16 +28,16 @@ use python::python_with;
 use running::whylate;
 use tables::{ensure_same, rows};
 
-/// One of each version of the format stays here, and is read for ever.
+/// Recordings of every format version, which must stay readable.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings/schema-1.whylate");
-/// Of what parses HTML as the standard says, and takes no error.
+/// Checks pages with a standard HTML parser that accepts no errors.
 const CHECK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/report/check.py");
 
 fn name(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-/// Writes a page, and reads it.
+/// Writes a page and returns its text.
 fn page(arguments: &[&str], out: &Path) -> Result<String> {
     let output = whylate(&["report"]).args(arguments).args(["-o", name(out)]).env("TZ", "UTC").output()?;
     ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -50,7 +51,7 @@ fn look(arguments: &[&str]) -> Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// The recording inside a page.
+/// Extracts the recording inside a page.
 fn inside(page: &str) -> Result<Vec<u8>> {
     let (_, rest) = page.split_once("id=\"recording\">").context("no recording is inside")?;
     Ok(STANDARD.decode(rest.split_once('<').context("it does not end")?.0)?)
@@ -62,13 +63,13 @@ fn a_page_has_the_figures_that_replay_prints() -> Result<()> {
     let (short, long) = (folder.path().join("short"), folder.path().join("long"));
     fs::create_dir(&short)?;
     fs::create_dir(&long)?;
-    // The longer one has far more moments than slots.
+    // The longer recording has far more ticks than slots.
     for file in [Path::new(GOLDEN).to_owned(), recording(&short, 30, false)?, recording(&long, 1_500, false)?] {
         let page = page(&[name(&file)], &folder.path().join("x.html"))?;
         let look = look(&[name(&file)])?;
         ensure_same(&rows(&page, "<table id=\"sources\">")?, &rows(&page, "<table id=\"culprits\">")?, &look)
             .with_context(|| name(&file).to_owned())?;
-        // The worst of the look come first among late events.
+        // The overview's worst come first among late events.
         let late = rows(&page, "<table id=\"late\">")?;
         let worst = look["worst"].as_array().context("worst")?;
         ensure!(!worst.is_empty() && late[0][2].parse().ok() == worst[0]["latency_ns"].as_u64(), "{:?}", late[0]);
@@ -152,7 +153,7 @@ fn strangers_write_no_markup() -> Result<()> {
         |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{1b}');
     ensure!(!page.contains(turns), "a name turns text around");
     ensure!(!page.contains(&"x".repeat(1_100)), "a name is as long as it likes");
-    // What is in attributes is ours.
+    // Attributes are fixed text.
     for attribute in ["href=", "src=\"", " style=", "onerror=\"", "onclick="] {
         let (document, _) = page.split_once("<script type=").context("no data")?;
         let (_, body) = document.split_once("</style>").context("no style")?;
@@ -161,7 +162,7 @@ fn strangers_write_no_markup() -> Result<()> {
     Ok(())
 }
 
-/// Commands that show what is in a recording; the last one is refused.
+/// Commands that show a recording; the last one fails.
 const SHOW: [&str; 25] = [
     "replay FILE",
     "replay FILE --json",
@@ -190,7 +191,7 @@ const SHOW: [&str; 25] = [
     "replay FILE wq NAME",
 ];
 
-/// Names are foreign in each output: text, JSON, tables, folded stacks, graphs, traces and messages. All of them have marks.
+/// Hostile names are printable in every output: text, JSON, tables, folded stacks, graphs, traces and messages.
 #[test]
 fn what_is_shown_is_printable() -> Result<()> {
     let directory = tempfile::tempdir()?;
@@ -211,7 +212,7 @@ fn what_is_shown_is_printable() -> Result<()> {
         let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
         ensure!(is_safe(&stdout) && is_safe(&stderr), "{line}: {stdout:?} {stderr:?}");
         if line.ends_with("--json") {
-            // Up to what serde escapes itself.
+            // Except for what serde escapes.
             let marks = MARKS.split('\x1b').next().context("marks")?;
             let has_marks =
                 |line: &str| serde_json::from_str::<Value>(line).map(|json| json.to_string().contains(marks));
@@ -225,7 +226,7 @@ fn what_is_shown_is_printable() -> Result<()> {
     ensure!(paths.len() > 8, "{paths:?}");
     for path in paths {
         let bytes = fs::read(&path)?;
-        // A trace is no text as a whole.
+        // A trace is binary.
         let is_marked = MARKS.chars().filter(|&c| c > '\x7f').any(|mark| {
             let mark = mark.to_string();
             bytes.windows(mark.len()).any(|part| part == mark.as_bytes())
@@ -273,7 +274,7 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
         ensure!(output.status.code() == Some(status) && said.contains(told), "{arguments:?}: {said}");
     }
     ensure!(fs::read(&file)? == before, "the recording was written over");
-    // Without a name it gets a new one each time.
+    // Without a name, each page gets a new one.
     for _ in 0..2 {
         let output = whylate(&["report", name(&file)]).current_dir(folder.path()).output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -285,7 +286,7 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// What stands in a page without scripts, but for how it was made.
+/// The page without scripts and without the line on how it was made.
 #[test]
 fn a_page_of_a_recording_stays_as_it_is() -> Result<()> {
     let folder = tempfile::tempdir()?;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A report in a browser: it asks nobody for anything, breaks no rule of its own, and tells of a span that is selected what
-//! `replay` tells.
+//! A report in a browser: it loads nothing, raises no errors, and shows the figures of `replay` for the selected span.
 
 #[path = "report/cdp.rs"]
 mod cdp;
@@ -26,7 +25,7 @@ fn name(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-/// Makes a page of so many seconds, and opens it. Returns the recording's name.
+/// Writes a page of that many seconds and opens it. Returns the recording's name.
 fn opened(browser: &mut Browser, folder: &Path, seconds: u64, is_evil: bool) -> Result<String> {
     let file = recording(folder, seconds, is_evil)?;
     let out = folder.join("x.html");
@@ -38,7 +37,7 @@ fn opened(browser: &mut Browser, folder: &Path, seconds: u64, is_evil: bool) -> 
     Ok(name(&file).to_owned())
 }
 
-/// The rows of a table as the page shows them: of each cell its value, else its text.
+/// Returns the rows of a table: each cell's value, or its text if it has none.
 fn shown(browser: &mut Browser, table: &str) -> Result<Vec<Row>> {
     let rows = browser.value(&format!(
         "[...document.querySelectorAll('{table} > tbody > tr:not(.more)')].map((row) => [...row.cells].map((cell) => cell.dataset.v === undefined ? cell.textContent : cell.dataset.v))"
@@ -46,7 +45,7 @@ fn shown(browser: &mut Browser, table: &str) -> Result<Vec<Row>> {
     Ok(serde_json::from_value(rows)?)
 }
 
-/// What `replay` prints of what is selected, by the command that the page shows.
+/// Runs the `replay` command that the page shows for the selection.
 fn replayed(browser: &mut Browser, file: &str) -> Result<Value> {
     let command = browser.text("document.getElementById('command').textContent")?;
     let span = command.strip_prefix(&format!("whylate replay {file}")).with_context(|| command.clone())?;
@@ -56,7 +55,7 @@ fn replayed(browser: &mut Browser, file: &str) -> Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// The tables are those of the look over what is selected.
+/// The tables show the overview of the selection.
 fn ensure_as_replayed(browser: &mut Browser, file: &str) -> Result<Value> {
     let look = replayed(browser, file)?;
     let (sources, culprits) = (shown(browser, "#sources")?, shown(browser, "#culprits")?);
@@ -64,15 +63,15 @@ fn ensure_as_replayed(browser: &mut Browser, file: &str) -> Result<Value> {
     Ok(look)
 }
 
-/// Nothing was asked for but the page, nothing was refused, and nothing went wrong.
+/// The page requested nothing else, violated no policy, and raised no error.
 fn ensure_quiet(browser: &mut Browser) -> Result<()> {
-    // What is on its way comes before this answer.
+    // Pending events arrive before this answer.
     browser.value("new Promise((done) => setTimeout(() => done(true), 50))")?;
     for event in std::mem::take(&mut browser.events) {
         match event["method"].as_str().unwrap_or_default() {
             "Network.requestWillBeSent" => {
                 let address = event["params"]["request"]["url"].as_str().unwrap_or_default();
-                // Saving makes an address of its own.
+                // Saving creates a blob URL.
                 ensure!(address.ends_with("/x.html") || address.starts_with("blob:"), "it asks for {address}");
             }
             "Log.entryAdded" | "Runtime.exceptionThrown" | "Runtime.consoleAPICalled" => {
@@ -84,7 +83,7 @@ fn ensure_quiet(browser: &mut Browser) -> Result<()> {
     Ok(())
 }
 
-/// The middle of an element.
+/// Returns the center of an element.
 fn middle(browser: &mut Browser, selector: &str) -> Result<(f64, f64, f64, f64)> {
     let script = format!(
         "(() => {{ const of = document.querySelector('{selector}'); of.scrollIntoView({{block: 'center'}}); const box = of.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]; }})()"
@@ -99,7 +98,7 @@ fn a_selected_span_has_the_figures_that_replay_prints() -> Result<()> {
     let file = opened(&mut browser, folder.path(), 40, false)?;
     ensure_as_replayed(&mut browser, &file).context("the whole span")?;
 
-    // Drag over the picture of a source.
+    // Drags over a source's graph.
     let (left, top, width, height) = middle(&mut browser, "#first svg.heat")?;
     let at = |share: f64| (left + width * share, top + height / 2.0);
     for (from, to) in [(0.21, 0.52), (0.9, 0.7), (0.0, 0.1), (0.33, 0.34)] {
@@ -117,7 +116,7 @@ fn a_selected_span_has_the_figures_that_replay_prints() -> Result<()> {
         ensure!(late.len() as u64 == counted, "{slots}: {} late events, {counted} replayed", late.len());
     }
 
-    // The same by keys alone.
+    // The same selection with keys.
     browser.value("document.getElementById('from').focus()")?;
     for _ in 0..3 {
         browser.press("ArrowRight", 39)?;
@@ -126,14 +125,14 @@ fn a_selected_span_has_the_figures_that_replay_prints() -> Result<()> {
     ensure!(browser.value("document.getElementById('from').value")? != "0", "no key moves the span");
     ensure_as_replayed(&mut browser, &file).context("by keys")?;
 
-    // Series merge by the rules of their source.
+    // Series merge by their source's rules.
     ensure_series(&mut browser, &file)?;
     browser.value("document.getElementById('all').click()")?;
     ensure_as_replayed(&mut browser, &file).context("all of it again")?;
     ensure_quiet(&mut browser)
 }
 
-/// Of each source whose command prints series, those of the page are the same.
+/// For each source whose command prints series, the page shows the same series.
 fn ensure_series(browser: &mut Browser, file: &str) -> Result<()> {
     let command = browser.text("document.getElementById('command').textContent")?;
     let words: Vec<&str> = command.split_whitespace().skip(3).collect();
@@ -152,7 +151,7 @@ fn ensure_series(browser: &mut Browser, file: &str) -> Result<()> {
             let row = rows.iter().find(is_of).with_context(|| format!("{:?} is not there", series.labels))?;
             for (heading, cell) in headings.iter().zip(row) {
                 let value = series.values.get(&heading.replace(' ', "_"));
-                // What follows from other figures is not told of a part.
+                // Derived figures are not shown for a part of the span.
                 if let Some(value) = value.filter(|_| cell != "-") {
                     ensure!(
                         (cell.parse::<f64>()? - value).abs() < 1e-9,
@@ -166,7 +165,7 @@ fn ensure_series(browser: &mut Browser, file: &str) -> Result<()> {
                 ensure!(row.windows(4).any(|cells| cells == figures), "{source}: {row:?} has not {figures:?}");
             }
         }
-        // The bars above it tell the same shares.
+        // The bars above show the same shares.
         let told = browser.text(&format!(
             "[...document.querySelectorAll('section[data-source={source}] ul.shares li')].map((of) => of.textContent).join()"
         ))?;
@@ -214,7 +213,7 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
     browser.value("document.getElementById('show-all').click()")?;
     let all = shown(&mut browser, "#late")?.len();
 
-    // A culprit's button shows only what it had a part in.
+    // A culprit's button filters the events that it took part in.
     browser.value("document.querySelector('#culprits tbody button').click()")?;
     let few = shown(&mut browser, "#late")?;
     ensure!(!few.is_empty() && few.len() < all, "{} of {all}", few.len());
@@ -225,7 +224,7 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
     browser.value("document.getElementById('unfilter').click()")?;
     ensure!(shown(&mut browser, "#late")?.len() == all);
 
-    // Headings sort, and say so.
+    // Headings sort the table and show the order.
     browser.value("[...document.querySelectorAll('#late th button')][2].click()")?;
     let latencies = |rows: &[Row]| rows.iter().map(|row| row[2].parse()).collect::<Result<Vec<u64>, _>>();
     ensure!(latencies(&shown(&mut browser, "#late")?)?.is_sorted_by(|a, b| a >= b));
@@ -233,7 +232,7 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
     ensure!(latencies(&shown(&mut browser, "#late")?)?.is_sorted());
     ensure!(browser.text("document.querySelectorAll('#late th')[2].getAttribute('aria-sort')")? == "ascending");
 
-    // An event opens by a key, with its path, causes and stacks.
+    // A key opens an event with its path, causes and stacks.
     let event = "[...document.querySelectorAll('#late button.open')].find((of) => of.closest('tr').cells[1].textContent === 'offcpu' && parseFloat(of.closest('tr').cells[2].dataset.v) > 100e6)";
     browser.value(&format!("{event}.focus()"))?;
     browser.press("Enter", 13)?;
@@ -266,7 +265,7 @@ fn flame_graphs_are_searched_and_zoomed() -> Result<()> {
         "{graph}.querySelector('svg.flame').scrollIntoView(), {graph}.querySelector('svg.flame g').getBoundingClientRect().top > -1"
     );
     ensure!(browser.value(&is_in_sight)? == true, "the root is out of sight");
-    // A lock has 600 ms each second, a disk 200 on average.
+    // Per second, a lock takes 600 ms and a disk 200 ms on average.
     browser.value(&format!("{graph}.querySelector('input[type=search]').focus()"))?;
     browser.call("Input.insertText", json!({"text": "io_schedule"}))?;
     let matched = browser.text(&format!("{graph}.querySelector('output').textContent"))?;
@@ -281,21 +280,21 @@ fn flame_graphs_are_searched_and_zoomed() -> Result<()> {
     browser.value(&format!("[...{graph}.querySelectorAll('svg.flame g')].find((of) => of.getAttribute('aria-label').startsWith('ext4_sync:')).dispatchEvent(new MouseEvent('click', {{bubbles: true}}))"))?;
     let after = browser.value(&width("ext4_sync"))?.as_f64().context("no width")?;
     ensure!((after / before - 4.0).abs() < 0.05, "{before} became {after}");
-    // Keys lead through it.
+    // Keys navigate the graph.
     browser.press("Escape", 27)?;
     ensure!((browser.value(&width("ext4_sync"))?.as_f64().context("no width")? - before).abs() < 0.2);
     browser.value(&format!("{graph}.querySelector('svg.flame g').focus()"))?;
     browser.press("ArrowDown", 40)?;
     let first = browser.text("document.activeElement.getAttribute('aria-label')")?;
     ensure!(first.starts_with("postgres: "), "{first}");
-    // What is idle by design is left out until it is asked for.
+    // Threads that are idle by design are hidden by default.
     ensure!(!browser.text(&format!("{graph}.querySelector('svg.flame').textContent"))?.contains("cron"));
     browser.value(&format!("{graph}.querySelector('input[type=checkbox]').click()"))?;
     ensure!(browser.text(&format!("{graph}.querySelector('svg.flame').textContent"))?.contains("cron"));
     ensure_quiet(&mut browser)
 }
 
-/// Of all text that is shown, the lowest contrast with what it stands on, and where.
+/// Returns the lowest contrast of any text with its background, and where it is.
 const CONTRAST: &str = r"(() => {
     const parsed = (color) => { const of = color.match(/[\d.]+/g).map(Number); return of.length > 3 ? of : [...of, 1]; };
     const light = ([r, g, b]) => { const of = [r, g, b].map((c) => (c /= 255, c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)); return 0.2126 * of[0] + 0.7152 * of[1] + 0.0722 * of[2]; };
@@ -333,18 +332,18 @@ fn it_is_readable_in_light_and_dark_wide_and_narrow_and_reachable_by_keys() -> R
     let dark = browser.text("getComputedStyle(document.body).backgroundColor")?;
     ensure!(dark == "rgb(20, 23, 27)", "it is not dark: {dark}");
     ensure_narrow(&mut browser)?;
-    // Whatever acts is a button, a field, or has a place in the order of keys.
+    // Every control is a button, a field, or in the tab order.
     let others = browser.value(
         "[...document.querySelectorAll('button, input, summary')].filter((of) => of.tabIndex < 0).length + [...document.querySelectorAll('svg.flame')].filter((of) => of.querySelectorAll('g[tabindex=\"0\"]').length !== 1).length",
     )?;
     ensure!(others == 0, "{others} cannot be reached");
     ensure_quiet(&mut browser)?;
-    // Times of a short one have milliseconds.
+    // Times of a short recording have milliseconds.
     opened(&mut browser, folder.path(), 5, false)?;
     ensure_narrow(&mut browser)
 }
 
-/// Nothing is wider than a telephone but what scrolls by itself.
+/// Nothing is wider than a phone's screen unless it scrolls on its own.
 fn ensure_narrow(browser: &mut Browser) -> Result<()> {
     let narrow = json!({"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": false});
     browser.call("Emulation.setDeviceMetricsOverride", narrow)?;
@@ -359,7 +358,7 @@ fn names_of_strangers_do_nothing() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     opened(&mut browser, folder.path(), 14, true)?;
-    // Everything is opened, chosen and drawn.
+    // Opens, selects and draws everything.
     browser.value(
         "document.querySelectorAll('details').forEach((of) => { of.open = true; }); \
          for (let at = 0; at < 20; at++) { const of = document.querySelectorAll('#late button.open')[at]; if (of) of.click(); } \
@@ -386,7 +385,7 @@ fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
             == true
     );
     ensure_as_replayed(&mut browser, &file).context("all of it")?;
-    // The series of the whole span are those that came with the page, however much of them can be told of a part.
+    // Series of the whole span come with the page, also if only some can be computed for a part.
     let cpus = "section[data-source=timerlat] table.series";
     let timerlat = replayed_timerlat(&file, &[])?;
     let rows = shown(&mut browser, cpus)?;
@@ -405,7 +404,7 @@ fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
     let rows = shown(&mut browser, cpus)?;
     ensure!(rows.len() == 2 && timerlat.series.len() == 2, "{rows:?}");
     for (row, series) in rows.iter().zip(&timerlat.series) {
-        // Counts and maxima are exact in any case, and percentiles up to 12.5 % too high.
+        // Counts and maxima are exact; percentiles are up to 12.5 % too high.
         let of = &series.histograms["thread"];
         let is_near =
             |cell: &str, ns: u64| cell.parse::<u64>().is_ok_and(|told| told >= ns && told as f64 <= ns as f64 * 1.125);
@@ -417,7 +416,7 @@ fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
         };
         ensure!(row.windows(4).any(is_of), "{row:?}: {of:?}");
     }
-    // What the button saves is a recording.
+    // The button saves a recording.
     let downloads = json!({"behavior": "allow", "downloadPath": name(folder.path()), "eventsEnabled": false});
     browser.call("Browser.setDownloadBehavior", downloads)?;
     browser.value("document.getElementById('save').click()")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate run` as its users meet it, on commands whose critical path is known.
+//! `whylate run` on commands with a known critical path.
 
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/chance.rs"]
@@ -42,7 +42,7 @@ use whylate_model::path::PathSegment;
 use whylate_model::path::command::Explained;
 
 const MS: u64 = 1_000_000;
-/// What this program does when it is run by itself.
+/// Selects the workload that the test program runs as a command.
 const PLAYED: &str = "WHYLATE_PLAYED";
 
 #[derive(Debug, Deserialize)]
@@ -61,7 +61,7 @@ impl Told {
         self.sum(|segment| segment.kind == CauseKind::Timer)
     }
 
-    /// With the interrupts that the kernel counts as the time of whom they interrupt.
+    /// Returns the CPU time of the threads of this name, including interrupts that the kernel charges to them.
     fn worked_ns(&self, name: &str) -> u64 {
         self.sum(|segment| segment.kind == CauseKind::Running && segment.who.starts_with(name))
     }
@@ -80,18 +80,18 @@ impl Told {
         Ok(())
     }
 
-    /// Whether the machine hid what was to be told: an interrupt of a timer that comes while one of its own hidden
-    /// threads has the CPU makes no event, and that wait ends in `unknown`, as it has to.
+    /// Returns whether the virtual machine hid switches: a timer interrupt on a CPU that runs one of its hidden threads
+    /// makes no event, and the wait then ends in `unknown`.
     fn is_hidden(&self) -> bool {
         let unknown_ns = self.sum(|segment| segment.kind == CauseKind::Unknown);
         self.lost.contains_key("unseen_switches") && unknown_ns * 1000 > self.explained.elapsed_ns
     }
 }
 
-/// How often a command is run where the machine hides what is to be told of it, at most.
+/// Maximum number of runs of a command whose switches were hidden.
 const TRIES: usize = 20;
 
-/// As it is told, of a command that ends well and may run more than once.
+/// Runs an idempotent command until no switches are hidden and returns its report.
 fn told(command: &mut Command) -> Result<Told> {
     for _ in 0..TRIES {
         let told = told_of(&command.output()?)?;
@@ -130,7 +130,7 @@ fn near(told_ns: u64, ms: u64, off_ms: u64) -> bool {
     told_ns.abs_diff(ms * MS) <= off_ms * MS
 }
 
-/// Whether the machine is emulated, which the matrix says.
+/// Whether the machine is emulated, as the test matrix says.
 fn is_emulated() -> bool {
     std::env::var_os("WHYLATE_EMULATED").is_some()
 }
@@ -146,7 +146,7 @@ fn a_sleep_is_a_wait_for_a_timer() -> Result<()> {
         let told = told(&mut run_json(&["sleep", "0.3"]))?;
         let timer_ns = told.timer_ns();
         ensure!(near(timer_ns, 300, 1), "{timer_ns} ns are a timer's: {told:?}");
-        // Whoever else is busy here may have its CPU before and after.
+        // Other threads may occupy the CPU before and after the sleep.
         let others_ns = told.sum(|segment| segment.ready.is_some());
         let own_ns = told.explained.elapsed_ns - others_ns;
         println!("{timer_ns} of {own_ns} ns, and {others_ns} ns behind others");
@@ -174,7 +174,7 @@ fn both_ends_of_a_pipe_have_what_they_compute() -> Result<()> {
 const FIRST_MS: u64 = 100;
 const SECOND_MS: u64 = 50;
 
-/// Waits for grace periods of RCU, and then computes.
+/// Waits for RCU grace periods, then computes.
 const BARRIERS: &str = "barriers";
 
 #[test]
@@ -195,7 +195,7 @@ fn a_grace_period_has_no_more_than_its_own_time() -> Result<()> {
         let told: Told =
             serde_json::from_slice(output.stderr.rsplit(|&byte| byte == b'\n').nth(1).context("no JSON")?)?;
         told.ensure_sums()?;
-        // They end by a softirq, or by the kernel's thread for them, which waits for timers in turn.
+        // Grace periods end in a softirq or in an RCU kthread, which waits for timers in turn.
         let (worked_ns, within_ns) = (told.worked_ns("second:"), told.sum(|segment| segment.depth > 0));
         println!("{took_ns} ns for grace periods, {within_ns} ns in waits; it worked for {worked_ns} ns");
         ensure!((took_ns / 2..=took_ns + 10 * MS).contains(&within_ns), "{told:?}");
@@ -204,7 +204,7 @@ fn a_grace_period_has_no_more_than_its_own_time() -> Result<()> {
     })
 }
 
-/// What this program does where a test runs it as a command.
+/// Entry point of the test program when it runs as a command.
 #[test]
 fn played() -> Result<()> {
     let Ok(what) = std::env::var(PLAYED) else { return Ok(()) };
@@ -220,7 +220,7 @@ fn played() -> Result<()> {
     };
     let is_first = what == "first";
     rustix::thread::set_name(if is_first { c"first" } else { c"second" })?;
-    // It has its name from when it gets a CPU again.
+    // The new name is seen at the next switch-in.
     thread::sleep(Duration::from_millis(1));
     if what == BARRIERS {
         let began = Instant::now();
@@ -240,7 +240,7 @@ fn played() -> Result<()> {
     Ok(())
 }
 
-/// As the kernel counts it.
+/// Throttled time matches the cgroup's counter.
 #[test]
 fn a_command_whose_quota_is_used_up_is_throttled() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
@@ -274,14 +274,14 @@ fn of_children_at_the_same_time_the_longest_is_the_path() -> Result<()> {
         ensure!(near(longest.ns, 250, 2), "{told:?}");
         let waiter = longest.path.first().and_then(|segment| segment.waiter.as_deref()).unwrap_or_default();
         ensure!(waiter.starts_with("sleep:"), "{told:?}");
-        // One after another they are all on it.
+        // In sequence, all sleeps are on the path.
         let told = shell("sleep 0.1; (sleep 0.05; sleep 0.05) & wait; sleep 0.1")?;
         ensure!(near(told.timer_ns(), 300, 4), "{told:?}");
         Ok(())
     })
 }
 
-/// A file system of which hardly anything may wait in memory to be written, as there is on a slow disk; it goes with this.
+/// A file system with a tiny dirty limit, as on a slow disk; unmounted on drop.
 struct Strict {
     _disk: Loop,
     folder: tempfile::TempDir,
@@ -328,7 +328,7 @@ fn a_writer_that_is_held_back_for_its_dirty_pages_is_told_so() -> Result<()> {
     Ok(())
 }
 
-/// Designs of programs, as shells, and the sleeps on their critical paths in milliseconds.
+/// Workloads as shell scripts, with the sleeps on their critical paths in milliseconds.
 const DESIGNS: [(&str, &str, &[u64]); 5] = [
     ("nested sleeps", "sleep 0.05; (sleep 0.06; (sleep 0.07; :); :); sleep 0.03", &[50, 60, 70, 30]),
     ("a barrier", "for round in 1 2 3; do sleep 0.03 & sleep 0.08 & sleep 0.05 & wait; done", &[80, 80, 80]),
@@ -341,7 +341,7 @@ const DESIGNS: [(&str, &str, &[u64]); 5] = [
     ),
 ];
 
-/// A thread that is not the first works, and executes a program, which works too.
+/// A thread other than the leader computes, then executes a program that computes too.
 const EXECUTES_IN_A_THREAD: &str = r#"
 import os, sys, threading, time
 WORK = "import time\nuntil = time.thread_time() + 0.03\nwhile time.thread_time() < until: pass"
@@ -464,7 +464,7 @@ fn what_a_command_reads_and_writes_is_its_own() -> Result<()> {
     Ok(())
 }
 
-/// Runs a command that says when it has begun, and then does that to whoever runs it.
+/// Runs a command that announces its start, then calls `send` with whylate's PID.
 fn signalled(script: &str, send: impl FnOnce(Pid) -> Result<()>) -> Result<(ExitStatus, String)> {
     let mut run = whylate(&["run", "--", "sh", "-c", script]);
     let mut child = run.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -485,7 +485,7 @@ fn a_command_that_is_interrupted_is_told_up_to_there() -> Result<()> {
     Ok(())
 }
 
-/// It has the terminal to itself, and Ctrl-C is its own: what it makes of that is its exit status.
+/// The command has the terminal to itself: Ctrl-C goes to it, and its reaction is the exit status.
 #[test]
 fn a_command_has_the_terminal_and_what_is_typed_there() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
@@ -493,14 +493,14 @@ fn a_command_has_the_terminal_and_what_is_typed_there() -> Result<()> {
     let line = format!("'{PROGRAM}' run -- sh -c \"{command}\"");
     let Some((status, printed)) = typed(&line, "begun", CTRL_C)? else { return Ok(()) };
     ensure!(status == Some(7), "{status:?}: {printed}");
-    // The report comes after all that the command prints.
+    // The report follows the command's output.
     let report = printed.find("sh took ").with_context(|| printed.clone())?;
     ensure!(printed.find("caught").is_some_and(|caught| caught < report), "{printed}");
     ensure!(!printed.contains('\x1b'), "{printed:?}");
     Ok(())
 }
 
-/// While it attaches, nobody else is there to be ended.
+/// While it attaches, whylate is the only process to terminate.
 #[test]
 fn a_signal_before_the_command_begins_ends_it() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
@@ -514,7 +514,7 @@ fn a_signal_before_the_command_begins_ends_it() -> Result<()> {
             let (status, _) = running.end()?;
             Ok(printed.is_empty() && status.signal() == Some(signal.as_raw()))
         };
-        // The signal may be late.
+        // The signal may arrive late.
         let mut tries = (0..5).map(|_| ends_in_time());
         ensure!(tries.any(|ended| ended.is_ok_and(|ended| ended)), "the command has run despite {signal:?}");
     }
@@ -544,7 +544,7 @@ fn other_signals_are_handed_on() -> Result<()> {
 #[test]
 fn a_signal_that_is_ignored_is_ignored_by_the_command_too() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    // As nohup(1) does it, and shells with what they run beside themselves.
+    // As nohup(1) does, and shells with background jobs.
     let script = format!("trap '' HUP INT; exec '{}' run -- sh -c 'kill -HUP $$; kill -INT $$; exit 5'", PROGRAM);
     let output = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output()?;
     ensure!(output.status.code() == Some(5), "{output:?}");
@@ -556,13 +556,13 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_whylate");
 #[test]
 fn thousands_of_processes_are_followed() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    // `make trial` has the time for more.
+    // `make trial` runs more.
     let count = if std::env::var_os("WHYLATE_TRIAL").is_some() { 20_000 } else { 5_000 };
     let told = shell(&format!("i=0; while [ $i -lt {count} ]; do (:); i=$((i + 1)); done"))?;
     let members_ns = told.sum(|segment| segment.is_member);
     println!("{members_ns} of {} ns are its own", told.explained.elapsed_ns);
     ensure!(told.explained.path.len() <= 800 && members_ns > 0, "{told:?}");
-    // All of them have one name, and keep it.
+    // All processes share one name and keep it.
     let nameless_ns = told.sum(|segment| segment.kind == CauseKind::Running && segment.who == "others");
     ensure!(nameless_ns == 0, "{nameless_ns} ns are nobody's: {told:?}");
     Ok(())
@@ -589,7 +589,7 @@ fn processes_on_the_path_are_told_one_by_one() -> Result<()> {
         let rows = stderr.lines().skip_while(|line| !line.ends_with(" PROCESS ON THE PATH")).skip(1);
         let rows: Vec<Vec<&str>> =
             rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
-        // The longest wait first, below whoever began both.
+        // The longest wait comes first, below the parent of both.
         let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::without_number(row[3])).collect();
         ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
         for (row, ms) in rows.iter().rev().zip([50.0, 60.0]) {
@@ -598,7 +598,7 @@ fn processes_on_the_path_are_told_one_by_one() -> Result<()> {
         }
         Ok(())
     })?;
-    // A test has a thread of its own beside the first one of its process.
+    // Tests run on a thread other than the leader.
     let program = std::env::current_exe()?;
     let script = format!("{PLAYED}=first '{}' --exact played --nocapture --test-threads=1; true", program.display());
     let output = whylate(&["run", "--tree", "--", "sh", "-c", &script]).output()?;

@@ -23,7 +23,7 @@ use turn::turn_to_measure;
 #[test]
 fn every_source_that_attaches_is_right() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Whoever else runs here may have real-time threads.
+    // Other programs may have real-time threads.
     let output = whylate(&["selftest", "--json", "--force"]).output()?;
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     let told: Selftest = serde_json::from_slice(&output.stdout).with_context(|| format!("no result: {stderr}"))?;
@@ -40,13 +40,13 @@ fn every_source_that_attaches_is_right() -> Result<()> {
     Ok(())
 }
 
-/// What it does while a thread has the first CPU for so long, fifty times a second.
+/// Runs the selftest while a thread occupies the first CPU for `length_ns`, fifty times a second.
 fn beside_a_hog(policy: Policy, length_ns: u64, arguments: &[&str]) -> Result<Output> {
     let over = AtomicBool::new(false);
     let plan = Plan { kind: Kind::Hog(policy), length_ns, times: 1_000, every_ns: 20_000_000, cpu: Some(0) };
     thread::scope(|scope| {
         let hog = scope.spawn(|| run(&plan, &over, &mut |_| Ok(())));
-        // Until it runs.
+        // Until the thread runs.
         thread::sleep(Duration::from_millis(500));
         let output = whylate(arguments).output();
         over.store(true, Ordering::Relaxed);

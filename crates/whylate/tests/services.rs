@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Services that are slow for reasons that are known, as the look sees them; beside what is idle by design.
+//! Services with known causes of slowness, beside ones that are idle by design, as the overview reports them.
 
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/chance.rs"]
@@ -26,18 +26,18 @@ use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
 
-/// Only the kernel tests run on emulated CPUs.
+/// Emulated CPUs run only the kernel tests.
 fn is_emulated() -> bool {
     false
 }
 
-/// A service of `services/service.py`.
+/// A kind of service in `services/service.py`.
 struct Slow {
     kind: &'static str,
-    /// Whether these lines tell why it is slow.
+    /// Whether the printed lines name the cause.
     is_told: fn(&str) -> bool,
-    /// Among whom a look at the machine has it: kinds of causes, and how the name begins. Without a kind, it is among those
-    /// that slept while somebody waited for them.
+    /// Expected culprit in the overview: kinds of causes, and a prefix of the name. Without a kind, the name is among
+    /// the waited-for sleepers.
     culprit: (&'static [CauseKind], &'static str),
 }
 
@@ -64,7 +64,7 @@ const SERVICES: [Slow; 12] = [
     Slow {
         kind: "interpreter",
         is_told: |text| text.contains("futex") && text.contains("behind service:"),
-        // Its threads give the lock up when one has waited for 5 ms.
+        // A thread releases the lock once another has waited for 5 ms.
         culprit: (&[], "service:"),
     },
     Slow { kind: "own", is_told: is_mostly_on_cpu, culprit: (&[Running], "service:") },
@@ -73,21 +73,21 @@ const SERVICES: [Slow; 12] = [
     Slow { kind: "child", is_told: |text| text.contains("child-child"), culprit: (&[Running], "child-child") },
 ];
 
-/// Of the time in which nobody else has its CPU.
+/// Mostly on-CPU, not counting the time that other threads occupy its CPU.
 fn is_mostly_on_cpu(text: &str) -> bool {
     let share = |of: &str| text.split_once(of).and_then(|(_, rest)| rest.split_once('%')?.0.parse::<f64>().ok());
     let ready = share("waiting for a CPU ").unwrap_or(0.0);
     share("on CPU ").is_some_and(|percent| percent > (100.0 - ready) / 2.0)
 }
 
-/// Services that run until it is dropped.
+/// Running services, stopped on drop.
 struct Services {
     _folder: TempDir,
     program: Child,
 }
 
 impl Services {
-    /// `None`, and a line that says why, where they cannot run.
+    /// Returns `None` and prints why if they cannot run.
     fn start(kinds: &[&str]) -> Result<Option<Self>> {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
         let mut command = Command::new("python3");
@@ -118,13 +118,13 @@ fn look(duration: &str) -> Result<Look> {
     serde_json::from_slice(&output.stdout).context("it printed no look")
 }
 
-/// How long somebody made others late.
+/// Returns the culprit's total delay.
 fn blamed_ns(look: &Look, (kinds, name): (&[CauseKind], &str)) -> u64 {
     let of = look.culprits.iter().filter(|culprit| kinds.contains(&culprit.kind) && culprit.who.starts_with(name));
     of.map(|culprit| culprit.total_ns).sum()
 }
 
-/// Whoever makes services wait is among the culprits, and of those that have nothing to do none is late.
+/// Every service's culprit is listed, and idle services are never late.
 #[test]
 fn a_look_names_whom_services_wait_for_and_leaves_idle_ones_alone() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -156,18 +156,18 @@ fn a_look_names_whom_services_wait_for_and_leaves_idle_ones_alone() -> Result<()
     })
 }
 
-/// What a look from a service's point of view and one at the machine tell of it.
+/// Results of the service's overview and of the machine's.
 struct Told {
     is_told: bool,
     is_blamed: bool,
-    /// It says that nothing was late, where something was.
+    /// The overview said that nothing was late, although something was.
     is_silent: bool,
 }
 
 #[test]
 fn each_slow_service_is_told_why() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Every other one: all of them are what `make trial` does.
+    // Every other kind; `make trial` runs all.
     for slow in SERVICES.into_iter().step_by(2) {
         in_rounds(|| {
             let Some(told) = trial(&slow, "2s")? else { return Ok(()) };
@@ -180,7 +180,7 @@ fn each_slow_service_is_told_why() -> Result<()> {
     Ok(())
 }
 
-/// The same many times. `make trial` asks for it, and says how often.
+/// Repeats each kind many times; `make trial` sets how often.
 #[test]
 fn slow_services_are_told_why_in_a_trial() -> Result<()> {
     let Some(runs) = std::env::var("WHYLATE_TRIAL").ok().and_then(|runs| runs.parse::<u32>().ok()) else {
@@ -207,7 +207,7 @@ fn slow_services_are_told_why_in_a_trial() -> Result<()> {
     Ok(())
 }
 
-/// Both looks, at the same time.
+/// Takes both overviews at once.
 fn trial(slow: &Slow, duration: &str) -> Result<Option<Told>> {
     let Some(_services) = Services::start(&[slow.kind])? else { return Ok(None) };
     let over = AtomicBool::new(false);
@@ -216,7 +216,7 @@ fn trial(slow: &Slow, duration: &str) -> Result<Option<Told>> {
             let cpu = whylate_sources::cpus::online()?.last().copied();
             let plan = Plan { kind: Kind::IrqsOff, length_ns: 40 * MS_NS, times: 1_000, every_ns: 80 * MS_NS, cpu };
             let over = &over;
-            // A kernel that cannot counts as not told.
+            // A kernel that cannot trace this counts as a miss.
             scope.spawn(move || run(&plan, over, &mut |_| Ok(())));
         }
         let program = scope.spawn(|| whylate(&["--comm", "service", "-d", duration]).output());

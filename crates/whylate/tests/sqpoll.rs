@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate sqpoll` as people run it.
+//! End-to-end tests of `whylate sqpoll`.
 
 #[path = "running/quota.rs"]
 mod quota;

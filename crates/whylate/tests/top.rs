@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate top` in a real terminal: tmux(1) shows what a person would see.
+//! `whylate top` in a real terminal: tmux(1) shows what a user would see.
 
 mod running;
 #[allow(dead_code)]
@@ -17,17 +17,17 @@ use rustix::process::Signal;
 use running::{Running, whylate};
 use turn::turn_to_measure;
 
-/// Far longer than anything takes here.
+/// Timeout, far above what any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
-/// A terminal of its own, in a folder of its own.
+/// A tmux server with its own socket directory.
 struct Tmux {
     folder: tempfile::TempDir,
 }
 
 impl Tmux {
-    /// `None` where there is no tmux.
+    /// Returns `None` without tmux.
     fn start(columns: usize, rows: usize) -> Result<Option<Self>> {
         if Command::new("tmux").arg("-V").stdout(Stdio::null()).status().is_err() {
             println!("skipped: there is no tmux (scripts/install-deps terminal)");
@@ -57,13 +57,13 @@ impl Tmux {
         self.run(&[&["send-keys"], keys].concat()).map(drop)
     }
 
-    /// Types a command, and what ends it.
+    /// Types a command and Enter.
     fn type_line(&self, line: &str) -> Result<()> {
         self.run(&["send-keys", "-l", line])?;
         self.press(&["Enter"])
     }
 
-    /// The screen as soon as it has the text.
+    /// Waits until the screen has the text and returns the screen.
     fn wait_for(&self, text: &str) -> Result<String> {
         self.wait_until(text, |screen| screen.contains(text))
     }
@@ -80,13 +80,13 @@ impl Tmux {
         }
     }
 
-    /// The screen of a shell that has done nothing; the terminal's modes are in a file.
+    /// Returns the screen of a fresh shell; the terminal's modes are in a file.
     fn before(&self) -> Result<String> {
         self.type_line("clear; stty -a >before")?;
         self.wait_until("prompt", |screen| screen.trim_end() == "$")
     }
 
-    /// Screen and modes are those of before.
+    /// Screen and terminal modes are as before.
     fn ensure_as_before(&self, before: &str) -> Result<()> {
         self.type_line("stty -a >after; clear")?;
         self.wait_until("screen as before", |screen| screen == before)?;
@@ -95,7 +95,7 @@ impl Tmux {
         Ok(())
     }
 
-    /// The processes of this name that its shell has started.
+    /// Returns the processes of this name that the shell started.
     fn pids(&self, name: &str) -> Result<Vec<u32>> {
         let shell = self.run(&["display-message", "-p", "#{pane_pid}"])?;
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.trim()))?;
@@ -104,7 +104,7 @@ impl Tmux {
         Ok(children.split_whitespace().flat_map(str::parse).filter(is_named).collect())
     }
 
-    /// Runs the screen, and waits for its first figures.
+    /// Starts `top` and waits for its first figures.
     fn run_top(&self, arguments: &str) -> Result<u32> {
         self.type_line(&format!("{} top {arguments}", env!("CARGO_BIN_EXE_whylate")))?;
         self.wait_for("OVER TIME")?;
@@ -138,7 +138,7 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
     tmux.run_top("--sources wq,timerlat,offcpu")?;
     let hog = Running::start(&["inject", "hog", "--for", "40ms", "--every", "100ms", "--times", "600", "--cpu", "0"])?;
     tmux.wait_for("thread whylate-hog")?;
-    // Who it is, whom it made late, and one of these.
+    // The culprit, its victims, and one of their events.
     tmux.press(&["Tab"])?;
     tmux.type_line("/whylate-hog")?;
     tmux.press(&["Enter"])?;
@@ -150,7 +150,7 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
     })?;
     tmux.press(&["Space", "T", "t"])?;
     tmux.wait_for("FROZEN")?;
-    // Only a wide screen has room for the span.
+    // The span is visible on a wide screen only.
     tmux.run(&["resize-window", "-x", "20", "-y", "5"])?;
     tmux.wait_until("small screen", |screen| screen.contains("FROZEN") && !screen.contains("last 1m"))?;
     tmux.run(&["resize-window", "-x", "140", "-y", "40"])?;
@@ -164,10 +164,10 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
     ensure!(replayed.contains("Who made others late") && replayed.contains("whylate-hog"), "{replayed}");
     drop(hog);
     tmux.press(&["q"])?;
-    // What was there before is there again.
+    // The previous screen content is back.
     tmux.wait_until("prompt", |screen| !screen.contains("FROZEN") && screen.contains('$'))?;
     tmux.ensure_as_before(&before)?;
-    // The same screen of what was written.
+    // The written recording shows the same screen.
     tmux.type_line(&format!("{} top {name}", env!("CARGO_BIN_EXE_whylate")))?;
     tmux.wait_until("replay", |screen| screen.contains("REPLAY") && screen.contains("whylate-hog"))?;
     tmux.press(&["C-c"])?;
@@ -187,7 +187,7 @@ fn the_terminal_is_as_it_was_after_signals_and_faults() -> Result<()> {
     rustix::process::kill_process(rustix::process::Pid::from_raw(top as i32).context("a PID")?, Signal::TERM)?;
     wait_until_gone(top)?;
     tmux.ensure_as_before(&before)?;
-    // Suspended, the shell is there; afterwards the screen is.
+    // After a suspend the shell has the terminal; afterwards `top` is back.
     tmux.type_line("set -m")?;
     tmux.run_top("--sources wq")?;
     tmux.press(&["C-z"])?;
@@ -200,7 +200,7 @@ fn the_terminal_is_as_it_was_after_signals_and_faults() -> Result<()> {
         println!("skipped: no fault can be made in a release");
         return Ok(());
     }
-    // A fault of the screen is told below the prompt, and one of the feed on the screen.
+    // A panic of the screen is printed below the prompt, and a panic of the feed on the screen.
     let program = env!("CARGO_BIN_EXE_whylate");
     tmux.type_line(&format!("clear; WHYLATE_PANIC=screen {program} top --sources wq"))?;
     tmux.wait_until("fault", |screen| screen.contains("a test asks for it") && !screen.contains("OVER TIME"))?;
@@ -218,7 +218,7 @@ fn whoever_takes_the_terminal_away_leaves_nothing() -> Result<()> {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    // Whether it hears of that or not, and whether the terminal's program closes it or is killed.
+    // With and without SIGHUP, and whether the terminal emulator closes the terminal or is killed.
     for (ignored, is_killed) in [("", false), ("trap '' HUP; ", false), ("", true)] {
         let Some(tmux) = Tmux::start(80, 24)? else { return Ok(()) };
         tmux.type_line(&format!("{ignored}clear"))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Python with what reads exports and pages. It is fetched once and kept in the build folder.
+//! Python with the packages that read exports and pages, fetched once into the build directory.
 #![allow(dead_code)]
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use anyhow::Result;
 
-/// Newer ones may print other forms.
+/// Pinned, as newer versions may print differently.
 const PACKAGES: [&str; 2] = ["duckdb==2.0.0", "perfetto==0.59.1"];
 
 pub struct Python(PathBuf);
@@ -22,12 +22,12 @@ impl Python {
     }
 }
 
-/// What reads exports; `None`, with the reason printed, where it cannot be had.
+/// Returns a Python with the packages that read exports; `None` with a printed reason if they are not available.
 pub fn python() -> Result<Option<Python>> {
     python_with("python", &PACKAGES)
 }
 
-/// The same with these packages, in a folder of that name.
+/// Returns a Python with these packages, installed in a directory of that name.
 pub fn python_with(name: &str, packages: &[&str]) -> Result<Option<Python>> {
     // Tests are threads of one process.
     static FETCHING: Mutex<Option<String>> = Mutex::new(None);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A PostgreSQL server of a test, in a folder of its own and reached through a socket in it.
+//! A PostgreSQL server in its own directory, reached through a socket in it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -13,42 +13,42 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Far longer than anything takes here.
+/// Timeout, far above what any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
-/// Debian's, each version's in a folder of its own.
+/// Debian's layout: a directory per version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// The server refuses to be root's.
+/// The server refuses to run as root.
 const NOBODY: u32 = 65_534;
 
-/// How many client connections' processes wait for what, on average.
+/// Average number of client backends in each wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
     pub row_lock: f64,
     pub client: f64,
-    /// Locks of its shared memory (`LWLock`).
+    /// Locks of PostgreSQL's shared memory (`LWLock`).
     pub inner_lock: f64,
     pub file: f64,
 }
 
-/// A server that runs until it is dropped.
+/// A running server, stopped on drop.
 pub struct Cluster {
     folder: TempDir,
     programs: PathBuf,
     server: Option<Child>,
 }
 
-/// Clients that keep it busy until they are dropped.
+/// Clients that generate load until they are dropped.
 pub struct Load(Child);
 
 impl Cluster {
-    /// `None`, and a line that says why, where there is none.
+    /// Returns `None` and prints why if PostgreSQL is not installed.
     pub fn start() -> Result<Option<Self>> {
         let Some(programs) = programs() else {
             println!("skipped: there is no PostgreSQL server with pgbench (scripts/install-deps programs)");
             return Ok(None);
         };
-        // Whose memory may be short; /tmp is often in memory, where nothing waits for a disk.
+        // /tmp is often in memory: nothing would wait for a disk, and memory may be short.
         let folder = tempfile::tempdir_in("/var/tmp")?;
         fs::set_permissions(&folder, Permissions::from_mode(0o700))?;
         if rustix::process::getuid().is_root() {
@@ -70,7 +70,7 @@ impl Cluster {
         Ok(Some(cluster))
     }
 
-    /// Runs one of pgbench's workloads.
+    /// Runs a pgbench workload.
     pub fn load(&self, workload: &str, clients: u32) -> Result<Load> {
         let mut command = self.command("pgbench");
         command.args(["-n", "-j", "1", "-T", "600", "-c", &clients.to_string(), "-b", workload]);
@@ -78,8 +78,8 @@ impl Cluster {
         Ok(Load(command.stdout(Stdio::null()).stderr(self.log()?).spawn()?))
     }
 
-    /// Looks 40 times a second at what the clients' processes wait for. It sleeps in the server, so that it is no
-    /// client which the server waits for.
+    /// Samples the waits of the client backends 40 times a second. The sampling backend sleeps in the server, so that
+    /// it is no client that the server waits for.
     pub fn sample(&self, seconds: f64) -> Result<Waiting> {
         let sql = format!(
             "create temp table seen (type text);
@@ -112,13 +112,13 @@ impl Cluster {
         arguments
     }
 
-    /// One of its programs, in its folder; it ends with this test, however that ends.
+    /// Builds a command of one of its programs, in its directory; the process is killed with the test.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new("setpriv");
         if rustix::process::getuid().is_root() {
             command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);
         }
-        // Which is a fast shutdown for the server.
+        // SIGINT is a fast shutdown of the server.
         command.args(["--pdeathsig", "INT", "--"]).arg(self.programs.join(program));
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         command.env_clear().env("PATH", "/usr/bin:/bin").env("LC_ALL", "C");
@@ -143,7 +143,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         let Some(mut server) = self.server.take() else { return };
-        // An immediate shutdown: it ends its processes and gives its shared memory back, and writes nothing.
+        // An immediate shutdown: kills its processes and frees its shared memory, without writing.
         let _ = kill_process(Pid::from_child(&server), Signal::QUIT);
         let _ = server.wait();
     }
@@ -156,7 +156,7 @@ impl Drop for Load {
     }
 }
 
-/// The folder of the newest server's programs that has all of them.
+/// Returns the program directory of the newest version that has all programs.
 fn programs() -> Option<PathBuf> {
     let has_all = |folder: &PathBuf| {
         ["initdb", "postgres", "psql", "pgbench"].iter().all(|program| Path::new(folder).join(program).exists())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A recording of all sources that is made up, as long as is asked for: each second differs, and always in the same way.
+//! A synthetic, deterministic recording of all sources, of any length: each second differs.
 #![allow(dead_code)]
 
 use std::fs;
@@ -19,7 +19,7 @@ pub const SECOND_NS: u64 = 1_000 * MS;
 /// 2026-11-26T10:00:00Z.
 pub const START_NS: u64 = 1_795_687_200 * SECOND_NS;
 pub const CULPRIT: &str = "hog:4242";
-/// What strangers may call themselves: markup, marks that turn text around, what opens a program, and very long.
+/// Hostile names: markup, bidirectional overrides, a program opener, and very long names.
 pub const EVIL: [&str; 4] = [
     "</script><img src=x onerror=\"document.title='owned'\">",
     "abc\u{202e}gpj.exe\u{2066}\u{200f}\u{1b}[2J",
@@ -27,10 +27,10 @@ pub const EVIL: [&str; 4] = [
     "<!--<script>'\"><svg/onload=document.title=`owned`>&lt;",
 ];
 
-/// What else is in each of their names: marks of direction, a space without width, a tag, controls and the end of a line.
+/// Appended to each hostile name: bidirectional marks, a zero-width space, a tag, control characters and a line end.
 pub const MARKS: &str = "\u{202e}\u{2066}\u{200b}\u{e0041}\u{9b}31m\u{1b}[31m\u{2028}\n";
 
-/// How things are called.
+/// Names of things in the recording.
 pub struct Names {
     is_evil: bool,
 }
@@ -53,7 +53,7 @@ fn latencies(second: u64, scale_ns: u64, count: u64) -> Histogram {
     (0..count).map(|number| scale_ns * (1 + (number * 37 + second * 11) % 90)).collect()
 }
 
-/// The same in the fine layout, as `timerlat` has it.
+/// Returns a histogram of the fine layout, as `timerlat` uses it.
 fn fine(second: u64, scale_ns: u64, count: u64) -> Histogram {
     let mut values: Vec<u64> =
         (0..count).map(|number| scale_ns * (1 + (number * 37 + second * 11) % 90) + number * 997).collect();
@@ -166,7 +166,7 @@ fn fill(snapshot: &mut Snapshot, second: u64, names: &Names) {
                 ("utilisation", 0.4),
                 ("idle_ms", 100.0),
             ];
-            // It comes and goes.
+            // Comes and goes.
             if second % 7 > 1 {
                 snapshot.series.push(series(labels.into(), &[], &shares));
             }
@@ -248,11 +248,11 @@ fn threads(snapshot: &mut Snapshot, second: u64, names: &Names) {
     }
 }
 
-/// The lines of a second.
+/// Returns the lines of one second.
 fn moment(second: u64, names: &Names) -> Vec<Line> {
     let mut lines = Vec::new();
     for (card, number) in CARDS.into_iter().zip(0..) {
-        // Each source is asked in its turn.
+        // Each source has its turn.
         let start_ns = START_NS + second * SECOND_NS + number * 3 * MS;
         let mut snapshot = Snapshot::new(card.name, "made", &names.of("web1", 0), start_ns);
         snapshot.duration_ns = SECOND_NS;
@@ -264,7 +264,7 @@ fn moment(second: u64, names: &Names) -> Vec<Line> {
     lines
 }
 
-/// Makes the file.
+/// Writes the recording.
 pub fn recording(folder: &Path, seconds: u64, is_evil: bool) -> Result<PathBuf> {
     let names = Names { is_evil };
     let measured = |card: &whylate_model::Card| Measured {
