@@ -45,8 +45,8 @@ fn root() -> Result<TempDir> {
         fs::create_dir_all(copy.parent().context("it is in no folder")?)?;
         fs::copy(file, copy)?;
     }
-    for folder in ["proc", "sys", "dev"] {
-        fs::create_dir(root.path().join(folder))?;
+    for directory in ["proc", "sys", "dev"] {
+        fs::create_dir(root.path().join(directory))?;
     }
     Ok(root)
 }
@@ -65,7 +65,7 @@ fn snapshot_of(output: &Output) -> Result<Snapshot> {
 }
 
 #[test]
-fn in_another_root_folder_code_outside_has_its_names() -> Result<()> {
+fn symbolizes_outside_code_from_a_chroot() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let (root, sleeping) = (root()?, Sleeping::start()?);
     let pid = sleeping.0.id().to_string();
@@ -85,7 +85,7 @@ fn in_another_root_folder_code_outside_has_its_names() -> Result<()> {
 }
 
 #[test]
-fn in_another_root_folder_and_namespace_numbers_are_those_inside() -> Result<()> {
+fn chroot_in_pid_namespace_shows_inner_pids() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let (root, _sleeping) = (root()?, Sleeping::start()?);
     let script = "mount -t proc proc $IN/proc; sleep 1000 & chroot $IN /whylate offcpu -d 1s --json";
@@ -103,7 +103,7 @@ fn in_another_root_folder_and_namespace_numbers_are_those_inside() -> Result<()>
 
 /// Missing privileges are not the cause.
 #[test]
-fn a_cgroup_without_time_for_real_time_threads_is_named() -> Result<()> {
+fn names_cgroup_without_real_time_budget() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(cgroup) = Quota::make("real-time")? else { return Ok(()) };
     if cgroup.of_real_time().is_none() {

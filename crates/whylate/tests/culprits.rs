@@ -42,14 +42,14 @@ fn sleepers<'a>(all: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Vec<Str
 }
 
 #[test]
-fn a_thread_that_slept_is_the_culprit_in_each_view() -> Result<()> {
+fn sleeping_lock_holder_is_culprit_in_each_view() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let directory = tempfile::tempdir()?;
+    let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     let (recording, page) = (path("a.whylate"), path("a.html"));
     let mut looking = Running::start(&["-d", "4s", "-o", &recording])?;
     sleep(Duration::from_millis(1_500));
-    holders(&folder.path().join("lock"))?.wait()?;
+    holders(&directory.path().join("lock"))?.wait()?;
     let (status, stderr) = looking.end()?;
     ensure!(status.success(), "{stderr}");
     let look: Look = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
@@ -83,8 +83,8 @@ struct Uninterruptible {
 }
 
 impl Uninterruptible {
-    fn start(folder: &Path) -> Result<Self> {
-        let pipe = folder.join("pipe");
+    fn start(directory: &Path) -> Result<Self> {
+        let pipe = directory.join("pipe");
         ensure!(Command::new("mkfifo").arg(&pipe).status()?.success(), "no pipe");
         let process = Command::new("python3").args(["-c", VFORK]).arg(&pipe).spawn()?;
         let sleeper = Uninterruptible { process, pipe };
@@ -107,13 +107,13 @@ impl Drop for Uninterruptible {
 }
 
 #[test]
-fn a_thread_in_uninterruptible_sleep_is_named() -> Result<()> {
+fn names_thread_in_uninterruptible_sleep() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let sleeper = Uninterruptible::start(folder.path())?;
+    let directory = tempfile::tempdir()?;
+    let sleeper = Uninterruptible::start(directory.path())?;
     let who = format!("python3:{}", sleeper.process.id());
     sleep(Duration::from_secs(1));
-    let recording = folder.path().join("a.whylate").to_string_lossy().into_owned();
+    let recording = directory.path().join("a.whylate").to_string_lossy().into_owned();
     let text = printed(&["-d", "1s", "-o", &recording])?;
     let row = text.lines().find(|line| line.starts_with("offcpu") && line.contains(" 1.00s ")).context("no row")?;
     ensure!(row.contains("LATE") && row.contains(", longest of threads in uninterruptible sleep"), "{text}");
@@ -135,13 +135,13 @@ fn a_thread_in_uninterruptible_sleep_is_named() -> Result<()> {
 }
 
 #[test]
-fn explained_waits_have_the_same_culprits_as_a_look() -> Result<()> {
+fn late_events_have_the_overviews_culprits() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let mut looking = Running::start(&["offcpu", "--why", "100ms", "--worst", "1000", "--json", "-d", "4s"])?;
     let output = looking.stdout()?;
     sleep(Duration::from_millis(1_500));
-    holders(&folder.path().join("lock"))?.wait()?;
+    holders(&directory.path().join("lock"))?.wait()?;
     let snapshot: Value = serde_json::from_reader(output)?;
     let late = snapshot["late"].as_array().context("nothing is late")?;
     let causes = late.iter().flat_map(|event| event["causes"].as_array().into_iter().flatten());

@@ -72,9 +72,9 @@ fn diff(arguments: &[&str]) -> Result<Diff> {
 }
 
 #[test]
-fn one_recording_is_compared_with_another_or_with_itself() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (path, later) = (folder.path().join("a.whylate"), folder.path().join("b.whylate"));
+fn compares_two_recordings_or_parts_of_one() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (path, later) = (directory.path().join("a.whylate"), directory.path().join("b.whylate"));
     write_recording(&path, 40, |second| second >= 20)?;
     write_recording(&later, 20, |_| true)?;
     let [name, later] = [&path, &later].map(|path| path.to_str().unwrap_or_default());
@@ -100,12 +100,12 @@ fn one_recording_is_compared_with_another_or_with_itself() -> Result<()> {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("a.whylate");
+fn rejects_invalid_arguments() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("a.whylate");
     write_recording(&path, 10, |_| false)?;
     let name = path.to_str().context("a plain name")?;
-    for (arguments, status, told) in [
+    for (arguments, status, message) in [
         (&[name][..], 2, "--split"),
         (&[name, name, "--after", "2026-11-21T09:15:00Z..2026-11-21T09:14:00Z"], 2, "ends before it begins"),
         (&[name, name, "--after", "2026-11-22T09:15:00Z.."], 1, "no snapshots in that span"),
@@ -113,7 +113,7 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
     ] {
         let output = whylate(&["diff"]).args(arguments).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(status) && said.contains(told), "{arguments:?}: {said}");
+        ensure!(output.status.code() == Some(status) && said.contains(message), "{arguments:?}: {said}");
     }
     Ok(())
 }
@@ -260,8 +260,8 @@ fn trial(rounds: usize) -> Result<()> {
 }
 
 fn rounds_of(rounds: usize) -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (before, after) = (folder.path().join("a.whylate"), folder.path().join("b.whylate"));
+    let directory = tempfile::tempdir()?;
+    let (before, after) = (directory.path().join("a.whylate"), directory.path().join("b.whylate"));
     // Only this kind, if one is given.
     let only = std::env::var("WHYLATE_TRIAL_OF").ok();
     // Directory for pairs with another first row, for inspection.
@@ -285,9 +285,9 @@ fn rounds_of(rounds: usize) -> Result<()> {
                     *found_first += 1;
                     break;
                 }
-                if let Some(folder) = &kept {
+                if let Some(directory) = &kept {
                     for (path, side) in [(&before, "before"), (&after, "after")] {
-                        fs::copy(path, folder.join(format!("{kind}-{round}-{pair}-{side}.whylate")))?;
+                        fs::copy(path, directory.join(format!("{kind}-{round}-{pair}-{side}.whylate")))?;
                     }
                 }
                 // By the kernel's count, the second one also had steal time.

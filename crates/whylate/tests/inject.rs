@@ -52,7 +52,7 @@ fn is_skipped(kind: &str) -> Result<bool> {
 }
 
 #[test]
-fn arguments_that_make_no_sense_are_refused() -> Result<()> {
+fn rejects_invalid_arguments() -> Result<()> {
     for kind in KINDS {
         for arguments in [
             &["--for", "51ms"][..],
@@ -81,7 +81,7 @@ fn arguments_that_make_no_sense_are_refused() -> Result<()> {
 }
 
 #[test]
-fn json_tells_every_disturbance() -> Result<()> {
+fn json_lists_every_disturbance() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for (kind, in_json) in KINDS.into_iter().zip(["irqs_off", "preempt_off", "softirq", "hog"]) {
         if is_skipped(kind)? {
@@ -107,7 +107,7 @@ fn json_tells_every_disturbance() -> Result<()> {
 }
 
 #[test]
-fn ctrl_c_ends_it_and_it_tells_how_many_of_how_many() -> Result<()> {
+fn ctrl_c_ends_it_and_prints_progress() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for kind in KINDS {
         if is_skipped(kind)? {
@@ -134,7 +134,7 @@ fn ctrl_c_ends_it_and_it_tells_how_many_of_how_many() -> Result<()> {
 }
 
 #[test]
-fn work_ends_well_at_ctrl_c_too() -> Result<()> {
+fn work_injection_ends_with_success_on_ctrl_c() -> Result<()> {
     let mut whylate = Running::start(&["inject", "work", "--delay", "1h"])?;
     // Signals are caught before the BPF program is loaded.
     while whylate.is_alive()? {
@@ -154,7 +154,7 @@ fn work_ends_well_at_ctrl_c_too() -> Result<()> {
 }
 
 #[test]
-fn killed_it_leaves_no_program_behind() -> Result<()> {
+fn leaves_no_bpf_program_when_killed() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for kind in ["irqs-off", "softirq"] {
         if is_skipped(kind)? {
@@ -173,7 +173,7 @@ fn killed_it_leaves_no_program_behind() -> Result<()> {
 }
 
 #[test]
-fn a_reader_that_has_had_enough_is_a_normal_end() -> Result<()> {
+fn closed_pipe_ends_it_with_success() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let mut whylate = Running::start(&["inject", "hog", "--policy", "normal", "--times", "5000"])?;
     BufReader::new(whylate.stdout()?).read_line(&mut String::new())?;
@@ -276,7 +276,7 @@ fn ensure_nothing_is_left() -> Result<()> {
 }
 
 #[test]
-fn reads_that_a_limit_holds_back_are_told_with_it() -> Result<()> {
+fn throttled_reads_name_their_limit() -> Result<()> {
     const MS_NS: u64 = 1_000_000;
     const READS: usize = 40;
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -337,7 +337,7 @@ fn reads_that_a_limit_holds_back_are_told_with_it() -> Result<()> {
 }
 
 #[test]
-fn reads_of_a_loop_device_are_counted_there() -> Result<()> {
+fn counts_reads_on_loop_device() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let options = BlockOptions { by: By::Process, late_over_ns: Some(1), ..BlockOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
@@ -364,7 +364,7 @@ fn reads_of_a_loop_device_are_counted_there() -> Result<()> {
 }
 
 #[test]
-fn killed_it_leaves_no_disk_and_the_next_one_removes_its_cgroup() -> Result<()> {
+fn leaves_no_disk_when_killed_and_next_run_removes_cgroup() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let control = "/sys/fs/cgroup/cgroup.subtree_control";
     let before = fs::read_to_string(control).ok();

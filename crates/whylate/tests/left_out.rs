@@ -21,7 +21,7 @@ use running::whylate;
 use turn::turn_to_measure;
 
 /// Timeout, far above what attaching takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// Timer function of perf events in /proc/timer_list.
 const TIMER: &str = "perf_swevent_hrtimer";
 
@@ -80,7 +80,7 @@ fn timers_of(cpu: u32) -> Option<usize> {
 }
 
 #[test]
-fn an_overview_starts_no_thread_and_no_timer_outside_of_its_affinity() -> Result<()> {
+fn overview_starts_no_thread_or_timer_outside_its_affinity() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some((own, other)) = two_cpus()? else { return Ok(()) };
     let before = timers_of(other);
@@ -90,7 +90,7 @@ fn an_overview_starts_no_thread_and_no_timer_outside_of_its_affinity() -> Result
     let (pid, began) = (child.0.id(), Instant::now());
     // Its threads start last.
     while !bound_threads(pid, own).iter().any(|name| name.contains(&format!("timerlat/{own}"))) {
-        let is_over = began.elapsed() >= PATIENCE || child.0.try_wait()?.is_some();
+        let is_over = began.elapsed() >= TIMEOUT || child.0.try_wait()?.is_some();
         ensure!(!is_over, "no thread of timerlat is started: {}", fs::read_to_string(output.path())?);
         thread::sleep(Duration::from_millis(20));
     }
@@ -114,7 +114,7 @@ fn an_overview_starts_no_thread_and_no_timer_outside_of_its_affinity() -> Result
 }
 
 #[test]
-fn a_cpu_is_left_to_a_real_time_thread_unless_it_is_asked_for() -> Result<()> {
+fn skips_cpu_of_real_time_thread_unless_requested() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some((own, other)) = two_cpus()? else { return Ok(()) };
     let script = ["-f", "1", "sh", "-c", "while :; do sleep 0.01; done"];
@@ -174,7 +174,7 @@ impl Drop for Cpuset {
 }
 
 #[test]
-fn the_cpus_of_a_cpuset_are_measured_and_others_are_refused() -> Result<()> {
+fn measures_cpus_of_cpuset_and_rejects_others() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some((own, other)) = two_cpus()? else { return Ok(()) };
     let Some(cpuset) = Cpuset::make(own)? else { return Ok(()) };

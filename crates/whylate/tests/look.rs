@@ -95,20 +95,20 @@ fn ensure_blamed(look: &Look, kind: CauseKind, who: &str) -> Result<()> {
     ensure!(names.len() == all, "one is told twice: {:?}", look.culprits);
     let timerlat = look.sources.iter().find(|source| source.source == "timerlat").context("no timerlat")?;
     ensure!(timerlat.is_late && timerlat.late > 0, "{timerlat:?}");
-    let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
+    let blamed_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
     let late: u64 = look.sources.iter().map(|source| source.late_ns).sum();
-    ensure!(told == late, "{told} ns are blamed on somebody, and {late} ns were late");
+    ensure!(blamed_ns == late, "{blamed_ns} ns are blamed on somebody, and {late} ns were late");
     Ok(())
 }
 
 #[test]
-fn a_hog_is_the_first_culprit() -> Result<()> {
+fn cpu_hog_is_first_culprit() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     judged(Kind::Hog(Policy::Fifo(98)), &|look| ensure_blamed(look, CauseKind::Thread, "whylate-hog:"))
 }
 
 #[test]
-fn interrupts_off_are_one_culprit_of_several_sources() -> Result<()> {
+fn disabled_interrupts_are_one_culprit_of_several_sources() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     judged(Kind::IrqsOff, &interrupts_are_off)
 }
@@ -178,7 +178,7 @@ fn beside_alarms<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
 }
 
 #[test]
-fn on_an_idle_machine_everything_is_normal_and_nobody_is_blamed() -> Result<()> {
+fn idle_machine_has_no_culprits() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let cpus = thread::available_parallelism()?.get() as f64;
     let duration = if std::env::var_os("WHYLATE_THOROUGH").is_some() { "60s" } else { "5s" };
@@ -205,7 +205,7 @@ fn on_an_idle_machine_everything_is_normal_and_nobody_is_blamed() -> Result<()> 
 
 /// The overview counts over its reported span, however long attaching takes: measured threads wake once per period.
 #[test]
-fn measured_threads_are_counted_from_the_beginning_to_the_end() -> Result<()> {
+fn counts_measured_threads_over_the_whole_span() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let cpus = whylate_sources::cpus::online()?.len() as f64;
     in_rounds(|| {
@@ -223,7 +223,7 @@ fn measured_threads_are_counted_from_the_beginning_to_the_end() -> Result<()> {
 }
 
 #[test]
-fn a_screen_names_each_source() -> Result<()> {
+fn text_names_each_source() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = whylate(&["-d", "1s"]).output()?;
     let text = String::from_utf8(output.stdout)?;
@@ -240,19 +240,19 @@ fn a_screen_names_each_source() -> Result<()> {
 
 /// A program in a sparse file of 2 GB that uses the first kilobytes, killed on drop.
 struct Large {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     program: std::process::Child,
 }
 
 impl Large {
     fn start() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("sleep");
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("sleep");
         std::fs::copy("/bin/sleep", &path)?;
         // The rest is a hole.
         std::fs::OpenOptions::new().write(true).open(&path)?.set_len(2 << 30)?;
         let program = std::process::Command::new(&path).arg("60").spawn()?;
-        Ok(Large { _folder: folder, program })
+        Ok(Large { _directory: directory, program })
     }
 }
 
@@ -264,7 +264,7 @@ impl Drop for Large {
 }
 
 #[test]
-fn a_look_locks_only_what_measured_threads_touch() -> Result<()> {
+fn locks_only_memory_of_measured_threads() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _large = Large::start()?;
     let mut look = Running::start(&["-d", "3s", "--json"])?;
@@ -286,7 +286,7 @@ fn a_look_locks_only_what_measured_threads_touch() -> Result<()> {
 
 /// BPF programs use the machine's clocks, whatever offsets a time namespace adds.
 #[test]
-fn in_a_time_namespace_a_look_measures_the_same() -> Result<()> {
+fn time_namespace_does_not_change_results() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let inside = |arguments: &[&str]| {
         let mut unshare = std::process::Command::new("unshare");
@@ -309,7 +309,7 @@ fn in_a_time_namespace_a_look_measures_the_same() -> Result<()> {
 }
 
 #[test]
-fn a_signal_while_it_attaches_ends_it_before_it_looks() -> Result<()> {
+fn signal_during_attach_ends_it() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut looking = Running::start(&["-d", "60s"])?;
     looking.wait_until_it_catches(Signal::INT)?;

@@ -28,7 +28,7 @@ const DURATION: &str = "1s";
 const SLACK_S: f64 = 0.25;
 
 #[test]
-fn thousands_of_threads_are_all_there_in_each_form() -> Result<()> {
+fn each_format_has_thousands_of_threads() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let wanted = wanted_threads();
     let crowd = match Crowd::start(wanted)? {
@@ -40,9 +40,9 @@ fn thousands_of_threads_are_all_there_in_each_form() -> Result<()> {
     };
     let threads = crowd.threads()?;
     ensure!(threads >= u64::from(wanted), "the process has {threads} threads");
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let written = |name: &str, more: &[&str]| -> Result<Vec<u8>> {
-        let file = folder.path().join(name).to_string_lossy().into_owned();
+        let file = directory.path().join(name).to_string_lossy().into_owned();
         let pid = crowd.pid().to_string();
         let output = whylate(&["offcpu", "-d", DURATION, "-p", &pid, "-o", &file]).args(more).output()?;
         ensure!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));

@@ -79,12 +79,12 @@ fn end(mut running: Running, silence: Silence) -> Result<String> {
 }
 
 #[test]
-fn memory_and_files_that_do_not_answer_are_given_up() -> Result<()> {
+fn skips_unresponsive_memory_and_files() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(silence) = silence()? else { return Ok(()) };
     let answering = Sleeping::start("/bin/sleep".as_ref())?;
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("x.json");
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("x.json");
     let name = file.to_str().context("a name in UTF-8")?;
     let running = Running::start(&["offcpu", "-d", "1s", "--backend", "sample", "--by", "thread", "-o", name])?;
     let pids: Vec<String> = silence.processes.iter().map(|process| process.pid().to_string()).collect();
@@ -124,7 +124,7 @@ fn ends_in(arguments: &[&str], measuring: Duration) -> Result<Option<Duration>> 
 }
 
 #[test]
-fn a_signal_ends_it_while_something_does_not_answer() -> Result<()> {
+fn signal_ends_it_despite_unresponsive_process() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     // The overview attaches its sources one by one, for some seconds.
     for (arguments, begins_s) in

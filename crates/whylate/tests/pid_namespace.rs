@@ -89,7 +89,7 @@ fn snapshot_of(output: &Output) -> Result<Snapshot> {
 }
 
 #[test]
-fn a_process_is_found_by_its_own_number_and_waits_for_one_outside() -> Result<()> {
+fn finds_process_by_namespace_pid_and_waker_outside() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     let script = format!("{HOG} $W offcpu -p $! --why 1ms -d 2s --json");
@@ -107,7 +107,7 @@ fn a_process_is_found_by_its_own_number_and_waits_for_one_outside() -> Result<()
 }
 
 #[test]
-fn all_threads_of_the_namespace_and_no_others_wait() -> Result<()> {
+fn victims_are_threads_of_the_namespace_only() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     let Some(output) = inside(&format!("{HOG} exec $W offcpu --why 1ms -d 2s --json"))? else { return Ok(()) };
@@ -121,7 +121,7 @@ fn all_threads_of_the_namespace_and_no_others_wait() -> Result<()> {
 }
 
 #[test]
-fn every_source_tells_a_culprit_outside() -> Result<()> {
+fn each_source_names_culprit_outside() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     // Queues an item per millisecond during the whole run, to workers that compete with the outsider for the first CPU.
@@ -129,11 +129,11 @@ fn every_source_tells_a_culprit_outside() -> Result<()> {
     let has_ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let injection = scope.spawn(|| run(&items, &has_ended));
-        let told = culprits_outside(&|| injection.is_finished());
+        let result = culprits_outside(&|| injection.is_finished());
         has_ended.store(true, Ordering::Relaxed);
         let injected = injection.join().map_err(|_| anyhow!("the injection failed"))?;
         println!("injected {injected:?}");
-        told
+        result
     })
 }
 
@@ -165,7 +165,7 @@ fn culprits_outside(has_no_items: &dyn Fn() -> bool) -> Result<()> {
 }
 
 #[test]
-fn a_look_blames_nobody_by_a_number_of_the_machine() -> Result<()> {
+fn overview_shows_no_host_pids() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     let Some(output) = inside(&format!("{HOG} exec $W -d 2s --json"))? else { return Ok(()) };
@@ -180,7 +180,7 @@ fn a_look_blames_nobody_by_a_number_of_the_machine() -> Result<()> {
 
 /// As in a container with a limit: a fifth of a CPU.
 #[test]
-fn the_selftest_is_right_in_a_namespace_with_a_quota() -> Result<()> {
+fn selftest_passes_in_namespace_with_quota() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let quota = Quota::make("selftest")?;
     if let Some(file) = quota.as_ref().and_then(Quota::of_real_time) {
@@ -192,14 +192,14 @@ fn the_selftest_is_right_in_a_namespace_with_a_quota() -> Result<()> {
     let sources = if std::env::var_os("WHYLATE_TRIAL").is_some() { "" } else { "--sources wq,offcpu" };
     let Some(output) = inside(&format!("{enter}; exec $W selftest --json --force {sources}"))? else { return Ok(()) };
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let told: Selftest = serde_json::from_slice(&output.stdout).with_context(|| format!("no result: {stderr}"))?;
-    for check in &told.checks {
+    let result: Selftest = serde_json::from_slice(&output.stdout).with_context(|| format!("no result: {stderr}"))?;
+    for check in &result.checks {
         println!("{check:?}");
         if check.verdict == Verdict::Skip {
             println!("skipped: {}: {}", check.source, check.reason);
         }
     }
-    ensure!(told.failed == 0 && output.status.code() == Some(0), "{} failed: {stderr}", told.failed);
+    ensure!(result.failed == 0 && output.status.code() == Some(0), "{} failed: {stderr}", result.failed);
     ensure!(
         stderr.matches("in a PID namespace").count() == 1,
         "it says more than once whose numbers it tells: {stderr}"
@@ -208,7 +208,7 @@ fn the_selftest_is_right_in_a_namespace_with_a_quota() -> Result<()> {
 }
 
 #[test]
-fn a_proc_of_others_is_not_read_and_does_not_keep_programs_from_looking() -> Result<()> {
+fn ignores_proc_of_another_namespace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let others = ["-pf", "--kill-child"];
     let Some(output) = inside_with(&others, &format!("{HOG} exec $W offcpu -d 1s --json"))? else { return Ok(()) };
@@ -216,7 +216,7 @@ fn a_proc_of_others_is_not_read_and_does_not_keep_programs_from_looking() -> Res
     ensure!(snapshot.backend == "sample", "{} measures: {:?}", snapshot.backend, snapshot.lost);
     ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == "2"), "{:?}", snapshot.stacks);
     let without = ["-m"];
-    for (namespaces, script, told) in [
+    for (namespaces, script, message) in [
         (&others[..], "exec $W offcpu -d 1s --backend proc", "/proc belongs to another PID namespace"),
         (&others, "sleep 9 & exec $W -p $! -d 1s", "/proc belongs to another PID namespace"),
         (&without, "umount -l /proc && exec $W offcpu -d 1s --backend proc", "/proc is not mounted"),
@@ -225,13 +225,13 @@ fn a_proc_of_others_is_not_read_and_does_not_keep_programs_from_looking() -> Res
         let stderr = String::from_utf8_lossy(&output.stderr);
         let last = stderr.lines().next_back().unwrap_or_default();
         ensure!(!output.status.success() && output.stdout.is_empty(), "{script}: {}: {stderr}", output.status);
-        ensure!(last.contains(told) && !last.contains("run as root"), "{script}: {stderr}");
+        ensure!(last.contains(message) && !last.contains("run as root"), "{script}: {stderr}");
     }
     Ok(())
 }
 
 #[test]
-fn a_number_of_the_machine_is_refused() -> Result<()> {
+fn rejects_host_pid() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let outsider = Outsider::start()?;
     for source in ["offcpu", "sqpoll"] {

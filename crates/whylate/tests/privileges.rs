@@ -75,11 +75,11 @@ fn turn() -> Option<Turn> {
 
 /// Without the privilege some kernels reveal their addresses all the same, and some not even with it.
 fn addresses_need_the_privilege() -> Result<bool> {
-    let told = |setpriv: &[&str]| -> Result<bool> {
+    let shows_addresses = |setpriv: &[&str]| -> Result<bool> {
         let output = Command::new("setpriv").args(setpriv).args(["cat", "/proc/kallsyms"]).output()?;
         Ok(String::from_utf8_lossy(&output.stdout).lines().any(|line| !line.starts_with("0000000000000000")))
     };
-    Ok(told(&[])? && !told(&["--bounding-set=-syslog", "--inh-caps=-syslog"])?)
+    Ok(shows_addresses(&[])? && !shows_addresses(&["--bounding-set=-syslog", "--inh-caps=-syslog"])?)
 }
 
 /// A sleeping process of a program of its own.
@@ -87,13 +87,13 @@ struct Sleeper(Child, TempDir);
 
 impl Sleeper {
     fn new() -> Result<Self> {
-        let folder = copied(which_sleep()?, "sleeper")?;
-        let child = Command::new(folder.path().join("sleeper")).arg("60").spawn()?;
+        let directory = copied(which_sleep()?, "sleeper")?;
+        let child = Command::new(directory.path().join("sleeper")).arg("60").spawn()?;
         // The process has its name after execve(2).
         while fs::read_to_string(format!("/proc/{}/comm", child.id()))?.trim() != "sleeper" {
             thread::sleep(Duration::from_millis(1));
         }
-        Ok(Sleeper(child, folder))
+        Ok(Sleeper(child, directory))
     }
 
     fn program(&self) -> std::path::PathBuf {
@@ -128,8 +128,8 @@ fn without(capability: &str) -> Result<()> {
         println!("skipped: this kernel's settings tell the addresses of functions to everybody, or to nobody");
         return Ok(());
     }
-    let folder = program()?;
-    let program = folder.path().join("whylate");
+    let directory = program()?;
+    let program = directory.path().join("whylate");
     let rows: Vec<_> = rows(WITHOUT).into_iter().filter(|row| quoted(row[0])[0] == capability).collect();
     ensure!(!rows.is_empty(), "no row begins with {capability}");
     some_at_once(&rows, |row| try_row(row, &program))
@@ -210,10 +210,10 @@ without! {
 }
 
 #[test]
-fn doctor_the_table_and_these_tests_name_the_same_capabilities() -> Result<()> {
+fn doctor_table_and_tests_list_the_same_capabilities() -> Result<()> {
     let output = whylate(&["doctor", "--json"]).output()?;
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let known = told["capabilities"].as_object().context("doctor lists capabilities")?;
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let known = report["capabilities"].as_object().context("doctor lists capabilities")?;
     let known: BTreeSet<String> = known.keys().map(|name| name.to_uppercase()).collect();
     let rows: BTreeSet<String> = rows(WITHOUT).iter().map(|row| quoted(row[0])[0].to_owned()).collect();
     let tried: BTreeSet<String> = TRIED.iter().map(|&name| name.to_owned()).collect();
@@ -223,11 +223,11 @@ fn doctor_the_table_and_these_tests_name_the_same_capabilities() -> Result<()> {
 
 /// Everything works with the smallest set, and something fails without any one capability of it.
 #[test]
-fn the_smallest_sets_are_enough_and_none_is_too_large() -> Result<()> {
+fn smallest_capability_sets_suffice_and_are_minimal() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let needs_syslog = addresses_need_the_privilege()?;
-    let folder = program()?;
-    let program = folder.path().join("whylate");
+    let directory = program()?;
+    let program = directory.path().join("whylate");
     let as_nobody = |capabilities: &[&str], command: &str| {
         let added = options(capabilities, '+');
         let ids = ["--reuid", "--regid"].map(|id| format!("{id}={NOBODY}"));

@@ -51,16 +51,16 @@ fn printed(command: &mut Command) -> Result<String> {
 }
 
 #[test]
-fn a_recording_shows_what_was_shown_live() -> Result<()> {
+fn replay_matches_live_output() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     // Run in parallel, they take as long as one.
     thread::scope(|scope| {
         let all = SHOWN.iter().enumerate().map(|(number, words)| {
-            let path = folder.path().join(format!("{number}.whylate"));
+            let path = directory.path().join(format!("{number}.whylate"));
             scope.spawn(move || -> Result<()> {
                 let live = printed(whylate(words).arg("-o").arg(&path))?;
                 ensure!(!live.is_empty(), "{words:?} shows nothing");
@@ -83,13 +83,13 @@ fn kills() -> u32 {
 }
 
 #[test]
-fn killed_at_any_moment_it_has_lost_nothing_that_was_shown() -> Result<()> {
+fn recording_keeps_shown_snapshots_when_killed() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("a.whylate");
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("a.whylate");
     let name = path.to_str().context("a plain name")?;
     let mut random = 1_u64;
     for round in 0..kills() {
@@ -121,13 +121,13 @@ fn killed_at_any_moment_it_has_lost_nothing_that_was_shown() -> Result<()> {
 }
 
 #[test]
-fn all_sources_are_recorded_and_no_command_line_is() -> Result<()> {
+fn records_all_sources_and_no_command_lines() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("a.whylate");
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("a.whylate");
     let secret = "hunter2-is-a-secret";
     let mut sleeper = Command::new("sh").args(["-c", "sleep 30; :", secret]).stdout(Stdio::null()).spawn()?;
     let outcome = printed(whylate(&["record", "-d", "3s", "--why", "5ms", "-o"]).arg(&path));
@@ -173,13 +173,13 @@ fn snapshots_of(path: &Path) -> usize {
 }
 
 #[test]
-fn a_look_that_is_killed_has_recorded_what_was_seen_before() -> Result<()> {
+fn killed_overview_keeps_recorded_snapshots() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("a.whylate");
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("a.whylate");
     let child = Running::start(&["-d", "1m", "-o", path.to_str().context("a plain name")?])?;
     until("nothing is recorded", || Ok(snapshots_of(&path) > 0))?;
     child.signal(Signal::KILL)?;
@@ -189,14 +189,14 @@ fn a_look_that_is_killed_has_recorded_what_was_seen_before() -> Result<()> {
 }
 
 #[test]
-fn the_flight_recorder_writes_what_was_before_somebody_asks() -> Result<()> {
+fn flight_recorder_writes_history_on_signal() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let mode = |path: &Path| Ok::<_, anyhow::Error>(fs::metadata(path)?.mode() & 0o777);
-    let kept = folder.path().join("kept");
+    let kept = directory.path().join("kept");
     let name = kept.to_str().context("a plain name")?;
     let options = ["--ring", "1m", "--after", "300ms", "--every", "100ms", "--sources", "wq", "-o"];
     let mut recorder = Running::start(&[&["record"][..], &options, &[&format!("{name}/")]].concat())?;

@@ -2,8 +2,8 @@
 //! Tests of `whylate report`: its tables have the figures of `replay --json`, for recordings of any length and any
 //! names.
 
-#[path = "report/made.rs"]
-mod made;
+#[path = "report/fixtures.rs"]
+mod fixtures;
 #[path = "export/python.rs"]
 mod python;
 mod running;
@@ -23,7 +23,7 @@ use whylate_model::Snapshot;
 use whylate_model::recording::Reader;
 use whylate_model::units::is_printable;
 
-use made::{MARKS, recording};
+use fixtures::{MARKS, recording};
 use python::python_with;
 use running::whylate;
 use tables::{ensure_same, rows};
@@ -58,14 +58,14 @@ fn inside(page: &str) -> Result<Vec<u8>> {
 }
 
 #[test]
-fn a_page_has_the_figures_that_replay_prints() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (short, long) = (folder.path().join("short"), folder.path().join("long"));
+fn page_has_figures_of_replay() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (short, long) = (directory.path().join("short"), directory.path().join("long"));
     fs::create_dir(&short)?;
     fs::create_dir(&long)?;
     // The longer recording has far more ticks than slots.
     for file in [Path::new(GOLDEN).to_owned(), recording(&short, 30, false)?, recording(&long, 1_500, false)?] {
-        let page = page(&[name(&file)], &folder.path().join("x.html"))?;
+        let page = page(&[name(&file)], &directory.path().join("x.html"))?;
         let look = look(&[name(&file)])?;
         ensure_same(&rows(&page, "<table id=\"sources\">")?, &rows(&page, "<table id=\"culprits\">")?, &look)
             .with_context(|| name(&file).to_owned())?;
@@ -81,20 +81,20 @@ fn a_page_has_the_figures_that_replay_prints() -> Result<()> {
 }
 
 #[test]
-fn a_part_of_a_recording_is_what_replay_takes_for_it() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 60, false)?;
+fn selects_the_same_part_as_replay() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 60, false)?;
     let span = ["--from", "2026-11-26T10:00:20Z", "--to", "2026-11-26T10:00:40Z"];
-    let page = page(&[&[name(&file)], &span[..]].concat(), &folder.path().join("x.html"))?;
+    let page = page(&[&[name(&file)], &span[..]].concat(), &directory.path().join("x.html"))?;
     let look = look(&[&[name(&file)], &span[..]].concat())?;
     ensure_same(&rows(&page, "<table id=\"sources\">")?, &rows(&page, "<table id=\"culprits\">")?, &look)
 }
 
 #[test]
-fn series_have_the_figures_that_their_command_prints() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 45, false)?;
-    let page = page(&[name(&file)], &folder.path().join("x.html"))?;
+fn series_have_figures_of_their_command() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 45, false)?;
+    let page = page(&[name(&file)], &directory.path().join("x.html"))?;
     let output = whylate(&["replay", name(&file), "timerlat", "top", "-q", "--json"]).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -112,21 +112,21 @@ fn series_have_the_figures_that_their_command_prints() -> Result<()> {
 }
 
 #[test]
-fn the_recording_inside_replays_the_same() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 40, false)?;
-    let saved = folder.path().join("saved.whylate");
-    fs::write(&saved, inside(&page(&[name(&file)], &folder.path().join("x.html"))?)?)?;
+fn embedded_recording_replays_identically() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 40, false)?;
+    let saved = directory.path().join("saved.whylate");
+    fs::write(&saved, inside(&page(&[name(&file)], &directory.path().join("x.html"))?)?)?;
     ensure!(look(&[name(&saved)])? == look(&[name(&file)])?, "it replays something else");
     Ok(())
 }
 
 #[test]
-fn a_recording_that_is_thinned_has_the_same_stacks_and_series() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 6_000, false)?;
-    let saved = folder.path().join("saved.whylate");
-    let bytes = inside(&page(&[name(&file)], &folder.path().join("x.html"))?)?;
+fn thinned_recording_keeps_stacks_and_series() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 6_000, false)?;
+    let saved = directory.path().join("saved.whylate");
+    let bytes = inside(&page(&[name(&file)], &directory.path().join("x.html"))?)?;
     ensure!(Reader::new(Cursor::new(&bytes))?.header().every_ns.is_none(), "all of it is inside");
     fs::write(&saved, bytes)?;
     let snapshot = |path: &Path| -> Result<Snapshot> {
@@ -142,10 +142,10 @@ fn a_recording_that_is_thinned_has_the_same_stacks_and_series() -> Result<()> {
 }
 
 #[test]
-fn strangers_write_no_markup() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 12, true)?;
-    let page = page(&[name(&file)], &folder.path().join("x.html"))?;
+fn escapes_markup_in_names() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 12, true)?;
+    let page = page(&[name(&file)], &directory.path().join("x.html"))?;
     ensure!(page.matches("<script").count() == 3, "{} scripts", page.matches("<script").count());
     ensure!(!page.contains("<img") && !page.contains("<svg/"), "a name is markup");
     ensure!(page.contains("&lt;img src=x"), "no name is told");
@@ -193,7 +193,7 @@ const SHOW: [&str; 25] = [
 
 /// Hostile names are printable in every output: text, JSON, tables, folded stacks, graphs, traces and messages.
 #[test]
-fn what_is_shown_is_printable() -> Result<()> {
+fn escapes_control_characters_in_every_output() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let evil = directory.path().join(format!("{MARKS}.whylate"));
     fs::rename(recording(directory.path(), 12, true)?, &evil)?;
@@ -239,12 +239,12 @@ fn what_is_shown_is_printable() -> Result<()> {
 
 #[test]
 fn two_runs_are_on_one_page() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+    let directory = tempfile::tempdir()?;
+    let (one, other) = (directory.path().join("one"), directory.path().join("other"));
     fs::create_dir(&one)?;
     fs::create_dir(&other)?;
     let (before, after) = (recording(&one, 40, false)?, recording(&other, 80, false)?);
-    let page = page(&[name(&before), "--diff", name(&after)], &folder.path().join("x.html"))?;
+    let page = page(&[name(&before), "--diff", name(&after)], &directory.path().join("x.html"))?;
     let look = look(&[name(&after)])?;
     ensure_same(&rows(&page, "<table id=\"other-sources\">")?, &rows(&page, "<table id=\"other-culprits\">")?, &look)?;
     let (what, when) =
@@ -254,13 +254,13 @@ fn two_runs_are_on_one_page() -> Result<()> {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 3, false)?;
-    let link = folder.path().join("link.html");
+fn rejects_invalid_arguments() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 3, false)?;
+    let link = directory.path().join("link.html");
     symlink(&file, &link)?;
     let before = fs::read(&file)?;
-    for (arguments, status, told) in [
+    for (arguments, status, message) in [
         (&["-o", "x.txt"][..], 2, "must end in .html"),
         (&[name(&file), "-o", name(&file)], 2, "must end in .html"),
         (&[name(&file), "-d", "5s"], 2, "cannot be used with"),
@@ -269,17 +269,17 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
         (&["/dev/null", "-o", "/dev/null/x.html"], 1, "/dev/null"),
         (&[name(&file), "--from", "2027-01-01", "-o", "/dev/null/x.html"], 1, "cannot write"),
     ] {
-        let output = whylate(&["report"]).args(arguments).current_dir(folder.path()).output()?;
+        let output = whylate(&["report"]).args(arguments).current_dir(directory.path()).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(status) && said.contains(told), "{arguments:?}: {said}");
+        ensure!(output.status.code() == Some(status) && said.contains(message), "{arguments:?}: {said}");
     }
     ensure!(fs::read(&file)? == before, "the recording was written over");
     // Without a name, each page gets a new one.
     for _ in 0..2 {
-        let output = whylate(&["report", name(&file)]).current_dir(folder.path()).output()?;
+        let output = whylate(&["report", name(&file)]).current_dir(directory.path()).output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let pages = fs::read_dir(folder.path())?
+    let pages = fs::read_dir(directory.path())?
         .flatten()
         .filter(|file| name(&file.path()).ends_with("Z.html") || name(&file.path()).contains("Z-"));
     ensure!(pages.count() == 2, "one was written over");
@@ -289,8 +289,8 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
 /// The page without scripts and without the line on how it was made.
 #[test]
 fn a_page_of_a_recording_stays_as_it_is() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let page = page(&[GOLDEN], &folder.path().join("x.html"))?;
+    let directory = tempfile::tempdir()?;
+    let page = page(&[GOLDEN], &directory.path().join("x.html"))?;
     let (_, body) = page.split_once("<main>").context("no page")?;
     let (body, _) = body.split_once("<section id=\"raw\">").context("no end")?;
     insta::assert_snapshot!(body.replace(GOLDEN, "schema-1.whylate"));
@@ -298,12 +298,12 @@ fn a_page_of_a_recording_stays_as_it_is() -> Result<()> {
 }
 
 #[test]
-fn a_page_is_html_as_the_standard_says() -> Result<()> {
+fn page_is_valid_html() -> Result<()> {
     let Some(python) = python_with("html", &["html5lib==1.1"])? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     for (seconds, is_evil) in [(20, true), (9, false)] {
-        let file = recording(folder.path(), seconds, is_evil)?;
-        let out = folder.path().join("x.html");
+        let file = recording(directory.path(), seconds, is_evil)?;
+        let out = directory.path().join("x.html");
         page(&[name(&file), "--diff", name(&file)], &out)?;
         let output = python.command().args([CHECK, name(&out)]).output()?;
         ensure!(

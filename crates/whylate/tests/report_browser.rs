@@ -3,8 +3,8 @@
 
 #[path = "report/cdp.rs"]
 mod cdp;
-#[path = "report/made.rs"]
-mod made;
+#[path = "report/fixtures.rs"]
+mod fixtures;
 mod running;
 #[path = "report/tables.rs"]
 mod tables;
@@ -17,7 +17,7 @@ use whylate_model::Snapshot;
 use whylate_model::sources::named;
 
 use cdp::{Browser, browser};
-use made::recording;
+use fixtures::recording;
 use running::whylate;
 use tables::{Row, ensure_same};
 
@@ -26,9 +26,9 @@ fn name(path: &Path) -> &str {
 }
 
 /// Writes a page of that many seconds and opens it. Returns the recording's name.
-fn opened(browser: &mut Browser, folder: &Path, seconds: u64, is_evil: bool) -> Result<String> {
-    let file = recording(folder, seconds, is_evil)?;
-    let out = folder.join("x.html");
+fn opened(browser: &mut Browser, directory: &Path, seconds: u64, is_evil: bool) -> Result<String> {
+    let file = recording(directory, seconds, is_evil)?;
+    let out = directory.join("x.html");
     let output = whylate(&["report", name(&file), "-o", name(&out)]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let width = json!({"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": false});
@@ -92,10 +92,10 @@ fn middle(browser: &mut Browser, selector: &str) -> Result<(f64, f64, f64, f64)>
 }
 
 #[test]
-fn a_selected_span_has_the_figures_that_replay_prints() -> Result<()> {
+fn selected_span_has_figures_of_replay() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let file = opened(&mut browser, folder.path(), 40, false)?;
+    let directory = tempfile::tempdir()?;
+    let file = opened(&mut browser, directory.path(), 40, false)?;
     ensure_as_replayed(&mut browser, &file).context("the whole span")?;
 
     // Drags over a source's graph.
@@ -166,13 +166,13 @@ fn ensure_series(browser: &mut Browser, file: &str) -> Result<()> {
             }
         }
         // The bars above show the same shares.
-        let told = browser.text(&format!(
+        let text = browser.text(&format!(
             "[...document.querySelectorAll('section[data-source={source}] ul.shares li')].map((of) => of.textContent).join()"
         ))?;
         let shares = named(source).map_or(&[][..], |card| card.shares);
         for (name, value) in snapshot.series.iter().flat_map(|series| &series.values) {
             let share = format!("{name} {:.1}%", value * 100.0);
-            ensure!(!shares.contains(&name.as_str()) || told.contains(&share), "{source}: no {share} in {told}");
+            ensure!(!shares.contains(&name.as_str()) || text.contains(&share), "{source}: no {share} in {text}");
         }
     }
     let snapshot = replayed_source(file, &words, "block", &["--json", "3600"])?;
@@ -205,10 +205,10 @@ fn replayed_source(file: &str, span: &[&str], source: &str, options: &[&str]) ->
 }
 
 #[test]
-fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
+fn culprits_filter_events_and_headings_sort_tables() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    opened(&mut browser, folder.path(), 30, false)?;
+    let directory = tempfile::tempdir()?;
+    opened(&mut browser, directory.path(), 30, false)?;
     ensure!(shown(&mut browser, "#late")?.len() == 50, "the first ones");
     browser.value("document.getElementById('show-all').click()")?;
     let all = shown(&mut browser, "#late")?.len();
@@ -237,7 +237,7 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
     browser.value(&format!("{event}.focus()"))?;
     browser.press("Enter", 13)?;
     browser.until("document.querySelector('tr.more svg.path') !== null")?;
-    let told = browser.text("document.querySelector('tr.more').textContent")?;
+    let text = browser.text("document.querySelector('tr.more').textContent")?;
     for part in [
         "In order of time",
         "writer:99 worked (while postgres:4711 waited in futex)",
@@ -246,7 +246,7 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
         "Waker: writer:99",
         "io_schedule",
     ] {
-        ensure!(told.contains(part), "{part}: {told}");
+        ensure!(text.contains(part), "{part}: {text}");
     }
     let widths = browser.value("[...document.querySelectorAll('tr.more svg.path path')].map((of) => Number(of.getAttribute('d').match(/h(\\d+)/)[1])).reduce((a, b) => a + b)")?;
     ensure!((9_990..=10_000).contains(&widths.as_u64().context("no widths")?), "parts add up to {widths}");
@@ -256,8 +256,8 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
 #[test]
 fn flame_graphs_are_searched_and_zoomed() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    opened(&mut browser, folder.path(), 30, false)?;
+    let directory = tempfile::tempdir()?;
+    opened(&mut browser, directory.path(), 30, false)?;
     let graph = "document.querySelector('section[data-source=offcpu] .graph')";
     let root = browser.text(&format!("{graph}.querySelector('svg.flame g').getAttribute('aria-label')"))?;
     ensure!(root.starts_with("all: ") && root.ends_with("(100.0%)"), "{root}");
@@ -315,10 +315,10 @@ const CONTRAST: &str = r"(() => {
 })()";
 
 #[test]
-fn it_is_readable_in_light_and_dark_wide_and_narrow_and_reachable_by_keys() -> Result<()> {
+fn is_accessible_in_light_and_dark_wide_and_narrow() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    opened(&mut browser, folder.path(), 20, false)?;
+    let directory = tempfile::tempdir()?;
+    opened(&mut browser, directory.path(), 20, false)?;
     browser.value("document.querySelectorAll('details').forEach((of) => { of.open = true; }); document.querySelector('#late button.open').click(); document.querySelector('#culprits tbody button').click()")?;
     for scheme in ["light", "dark"] {
         browser.call(
@@ -339,7 +339,7 @@ fn it_is_readable_in_light_and_dark_wide_and_narrow_and_reachable_by_keys() -> R
     ensure!(others == 0, "{others} cannot be reached");
     ensure_quiet(&mut browser)?;
     // Times of a short recording have milliseconds.
-    opened(&mut browser, folder.path(), 5, false)?;
+    opened(&mut browser, directory.path(), 5, false)?;
     ensure_narrow(&mut browser)
 }
 
@@ -354,10 +354,10 @@ fn ensure_narrow(browser: &mut Browser) -> Result<()> {
 }
 
 #[test]
-fn names_of_strangers_do_nothing() -> Result<()> {
+fn hostile_names_run_no_script() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    opened(&mut browser, folder.path(), 14, true)?;
+    let directory = tempfile::tempdir()?;
+    opened(&mut browser, directory.path(), 14, true)?;
     // Opens, selects and draws everything.
     browser.value(
         "document.querySelectorAll('details').forEach((of) => { of.open = true; }); \
@@ -378,8 +378,8 @@ fn names_of_strangers_do_nothing() -> Result<()> {
 #[test]
 fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let file = opened(&mut browser, folder.path(), 1_600, false)?;
+    let directory = tempfile::tempdir()?;
+    let file = opened(&mut browser, directory.path(), 1_600, false)?;
     ensure!(
         browser.value("document.getElementById('packed') !== null || document.getElementById('data') !== null")?
             == true
@@ -407,7 +407,7 @@ fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
         // Counts and maxima are exact; percentiles are up to 12.5 % too high.
         let of = &series.histograms["thread"];
         let is_near =
-            |cell: &str, ns: u64| cell.parse::<u64>().is_ok_and(|told| told >= ns && told as f64 <= ns as f64 * 1.125);
+            |cell: &str, ns: u64| cell.parse::<u64>().is_ok_and(|text| text >= ns && text as f64 <= ns as f64 * 1.125);
         let is_of = |cells: &[String]| {
             cells[0] == of.count().to_string()
                 && is_near(&cells[1], of.quantile_ns(0.5))
@@ -417,10 +417,10 @@ fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
         ensure!(row.windows(4).any(is_of), "{row:?}: {of:?}");
     }
     // The button saves a recording.
-    let downloads = json!({"behavior": "allow", "downloadPath": name(folder.path()), "eventsEnabled": false});
+    let downloads = json!({"behavior": "allow", "downloadPath": name(directory.path()), "eventsEnabled": false});
     browser.call("Browser.setDownloadBehavior", downloads)?;
     browser.value("document.getElementById('save').click()")?;
-    let saved = folder.path().join("x.whylate");
+    let saved = directory.path().join("x.whylate");
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while !saved.exists() {
         ensure!(std::time::Instant::now() < deadline, "nothing is saved");

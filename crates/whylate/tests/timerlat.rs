@@ -27,7 +27,7 @@ use turn::turn_to_measure;
 const ALWAYS: &str = "1";
 /// Number of concurrent command lines.
 const LANES: usize = 3;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn timerlat(arguments: &[&str]) -> Result<Output> {
     Ok(whylate(&[&["timerlat"], arguments].concat()).output()?)
@@ -69,7 +69,7 @@ fn counts(series: &Series) -> u64 {
 }
 
 #[test]
-fn what_is_not_there_is_refused_in_one_line() -> Result<()> {
+fn rejects_unavailable_features_in_one_line() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut cases: Vec<(&[&str], i32, &str)> = vec![
         (&["-c", "4095", "-d", "1"], 3, "CPU 4095 is not online"),
@@ -85,17 +85,17 @@ fn what_is_not_there_is_refused_in_one_line() -> Result<()> {
     ];
     let tracers = fs::read_to_string("/sys/kernel/tracing/available_tracers").unwrap_or_default();
     if !tracers.split_whitespace().any(|tracer| tracer == "timerlat") {
-        let told = "tracer timerlat is not in this kernel";
+        let message = "tracer timerlat is not in this kernel";
         cases.extend([
-            (&["-U", "-d", "1"][..], 3, told),
-            (&["-k", "-d", "1"], 3, told),
-            (&["-e", "sched:sched_switch", "-t", "-d", "1"], 3, told),
-            (&["--backend", "tracer", "-d", "1"], 3, told),
+            (&["-U", "-d", "1"][..], 3, message),
+            (&["-k", "-d", "1"], 3, message),
+            (&["-e", "sched:sched_switch", "-t", "-d", "1"], 3, message),
+            (&["--backend", "tracer", "-d", "1"], 3, message),
         ]);
     }
-    for (arguments, status, told) in cases {
+    for (arguments, status, message) in cases {
         let (found, line) = refused(arguments)?;
-        ensure!((found, line.contains(told)) == (status, true), "{arguments:?}: {found}, {line}");
+        ensure!((found, line.contains(message)) == (status, true), "{arguments:?}: {found}, {line}");
     }
     // Status 2 would mean a threshold.
     ensure!(timerlat(&["-p", "5"])?.status.code() == Some(1), "a period that is too short has another status");
@@ -108,7 +108,9 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
     if rustix::process::geteuid().is_root() {
         // A user who may not open it cannot be refused by it.
         let program = PathBuf::from(command.get_program());
-        if program.ancestors().any(|folder| fs::metadata(folder).is_ok_and(|data| data.permissions().mode() & 0o1 == 0))
+        if program
+            .ancestors()
+            .any(|directory| fs::metadata(directory).is_ok_and(|data| data.permissions().mode() & 0o1 == 0))
         {
             println!("skipped: the program is in a folder of root alone");
             return Ok(());
@@ -123,7 +125,7 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
 }
 
 #[test]
-fn a_second_that_is_missed_is_counted() -> Result<()> {
+fn counts_activations_missed_while_stopped() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut running = Running::start(&["timerlat", "hist", "--json", "-d", "4"])?;
     thread::sleep(Duration::from_millis(1_500));
@@ -146,10 +148,10 @@ fn a_second_that_is_missed_is_counted() -> Result<()> {
 }
 
 #[test]
-fn a_threshold_ends_it_and_is_explained() -> Result<()> {
+fn threshold_ends_it_with_an_explanation() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let trace = folder.path().join("trace.txt");
+    let directory = tempfile::tempdir()?;
+    let trace = directory.path().join("trace.txt");
     let to_trace = format!("-t={}", trace.display());
     let auto = hit(&["-a", ALWAYS, "-c", "0", "-q", &to_trace, "--dump-tasks"])?;
     let wanted =
@@ -173,10 +175,10 @@ fn a_threshold_ends_it_and_is_explained() -> Result<()> {
 }
 
 #[test]
-fn actions_are_performed() -> Result<()> {
+fn performs_actions() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let path = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir()?;
+    let path = |name: &str| directory.path().join(name);
     let touch = |name: &str| format!("shell,command=touch {}", path(name).display());
     hit(&["-T", ALWAYS, "-q", "--on-threshold", &touch("hit"), "--on-end", &touch("end")])?;
     ensure!(path("hit").exists() && path("end").exists(), "an action was not performed");
@@ -199,22 +201,22 @@ fn recorded(trace: &str) -> Vec<(u32, u64)> {
 
 /// Runs an rtla command line, which must print a line with this start. Returns the trace, if it saves one.
 fn taken(arguments: &[&str], status: i32, begins: &str) -> Result<String> {
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let program = whylate(&[]).get_program().to_owned();
     let mut command = std::process::Command::new("sh");
     command.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(program).arg("timerlat").args(arguments);
-    let output = command.current_dir(folder.path()).output()?;
+    let output = command.current_dir(directory.path()).output()?;
     let text = text(&output.stdout);
     ensure!(output.status.code() == Some(status), "{arguments:?}: {}: {text}", output.status);
     ensure!(text.lines().any(|line| line.starts_with(begins)), "{arguments:?}: no line begins so: {text}");
     let Some(name) = begins.strip_prefix("  Saving trace to ") else { return Ok(String::new()) };
-    let trace = fs::read_to_string(folder.path().join(name))?;
+    let trace = fs::read_to_string(directory.path().join(name))?;
     ensure!(!recorded(&trace).is_empty(), "{arguments:?}: {trace}");
     Ok(trace)
 }
 
 #[test]
-fn what_rtla_takes_is_taken_in_its_place() -> Result<()> {
+fn accepts_command_lines_of_rtla() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let hit = "whylate timerlat hit stop tracing";
     let (usual, own) = ("  Saving trace to timerlat_trace.txt", "  Saving trace to custom_filename.txt");
@@ -265,7 +267,7 @@ fn what_rtla_takes_is_taken_in_its_place() -> Result<()> {
 }
 
 #[test]
-fn the_period_the_unit_and_the_warm_up_count() -> Result<()> {
+fn applies_period_unit_and_warm_up() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let json = shown(&["top", "-q", "--json", "-d", "2", "-p", "10ms", "--warm-up", "1", "-c", "0"])?;
     let all = snapshots(&json)?;
@@ -279,7 +281,7 @@ fn the_period_the_unit_and_the_warm_up_count() -> Result<()> {
 }
 
 #[test]
-fn json_comes_each_second_with_causes_that_add_up() -> Result<()> {
+fn json_has_a_line_per_second_with_causes_that_add_up() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let all = snapshots(&shown(&["top", "--json", "-d", "3", "-c", "0", "--why", "5"])?)?;
     ensure!(all.len() >= 3, "{} lines", all.len());
@@ -326,7 +328,7 @@ fn while_running<T>(arguments: &[&str], look: impl FnOnce(u32) -> Result<T>) -> 
     let mut running = Running::start(&[&["timerlat", "-q"], arguments].concat())?;
     let began = Instant::now();
     while measured_threads(running.pid())?.is_empty() {
-        ensure!(began.elapsed() < PATIENCE && running.is_alive()?, "{arguments:?}: nothing is measured");
+        ensure!(began.elapsed() < TIMEOUT && running.is_alive()?, "{arguments:?}: nothing is measured");
         thread::sleep(Duration::from_millis(20));
     }
     thread::sleep(Duration::from_millis(300));
@@ -356,7 +358,7 @@ fn measured_threads(pid: u32) -> Result<Vec<(String, String, String)>> {
 }
 
 #[test]
-fn threads_run_where_and_as_they_are_told_to() -> Result<()> {
+fn threads_have_requested_cpus_and_policy() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     // Policy 1 is SCHED_FIFO, 2 SCHED_RR, 0 SCHED_OTHER.
     for (arguments, priority, policy) in [(&[][..], "95", "1"), (&["-P", "r:7"], "7", "2"), (&["-P", "o:5"], "0", "0")]
@@ -379,7 +381,7 @@ fn threads_run_where_and_as_they_are_told_to() -> Result<()> {
 }
 
 #[test]
-fn idle_states_and_cgroups_are_asked_for() -> Result<()> {
+fn applies_idle_states_and_cgroups() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let files = |pid: u32| -> Result<Vec<PathBuf>> {
         fs::read_dir(format!("/proc/{pid}/fd"))?.map(|entry| Ok(fs::read_link(entry?.path())?)).collect()
@@ -408,7 +410,7 @@ fn idle_states_and_cgroups_are_asked_for() -> Result<()> {
 }
 
 #[test]
-fn debugging_says_what_is_done() -> Result<()> {
+fn debug_option_logs_steps() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = timerlat(&["-D", "-q", "-d", "1", "-p", "2000"])?;
     ensure!(text(&output.stderr).contains("backend bpf") && text(&output.stderr).contains("2000000"), "{output:?}");

@@ -18,12 +18,12 @@ use running::{Running, whylate};
 use turn::turn_to_measure;
 
 /// Timeout, far above what any step takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
 /// A tmux server with its own socket directory.
 struct Tmux {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Tmux {
@@ -33,7 +33,7 @@ impl Tmux {
             println!("skipped: there is no tmux (scripts/install-deps terminal)");
             return Ok(None);
         }
-        let tmux = Tmux { folder: tempfile::tempdir()? };
+        let tmux = Tmux { directory: tempfile::tempdir()? };
         let (columns, rows) = (columns.to_string(), rows.to_string());
         tmux.run(&["new-session", "-d", "-x", &columns, "-y", &rows, "env PS1='$ ' sh"])?;
         tmux.wait_for("$")?;
@@ -42,8 +42,8 @@ impl Tmux {
 
     fn run(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new("tmux");
-        command.arg("-u").arg("-S").arg(self.folder.path().join("tmux")).args(["-f", "/dev/null"]).args(arguments);
-        command.current_dir(self.folder.path()).env("LC_ALL", "C.UTF-8").env_remove("TMUX").stdin(Stdio::null());
+        command.arg("-u").arg("-S").arg(self.directory.path().join("tmux")).args(["-f", "/dev/null"]).args(arguments);
+        command.current_dir(self.directory.path()).env("LC_ALL", "C.UTF-8").env_remove("TMUX").stdin(Stdio::null());
         let output = command.output()?;
         ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8(output.stdout)?)
@@ -69,7 +69,7 @@ impl Tmux {
     }
 
     fn wait_until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> Result<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let screen = self.screen()?;
             if is_so(&screen) {
@@ -90,7 +90,7 @@ impl Tmux {
     fn ensure_as_before(&self, before: &str) -> Result<()> {
         self.type_line("stty -a >after; clear")?;
         self.wait_until("screen as before", |screen| screen == before)?;
-        let [before, after] = ["before", "after"].map(|name| fs::read_to_string(self.folder.path().join(name)));
+        let [before, after] = ["before", "after"].map(|name| fs::read_to_string(self.directory.path().join(name)));
         ensure!(before? == after?, "the terminal is not as it was");
         Ok(())
     }
@@ -119,7 +119,7 @@ impl Drop for Tmux {
 }
 
 fn wait_until_gone(pid: u32) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while fs::exists(format!("/proc/{pid}"))? {
         ensure!(Instant::now() < deadline, "{pid} goes on without its terminal");
         thread::sleep(POLL);
@@ -128,7 +128,7 @@ fn wait_until_gone(pid: u32) -> Result<()> {
 }
 
 #[test]
-fn a_culprit_is_found_and_handed_over() -> Result<()> {
+fn finds_culprit_and_writes_recording() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
@@ -158,7 +158,7 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
     tmux.press(&["w"])?;
     let screen = tmux.wait_until("name", |screen| screen.contains("saved ") && screen.contains(".whylate ("))?;
     let name = screen.split("saved ").nth(1).and_then(|rest| rest.split(" (").next()).context("it has a name")?;
-    let path = tmux.folder.path().join(name);
+    let path = tmux.directory.path().join(name);
     let replayed = whylate(&["replay"]).arg(&path).output()?;
     let replayed = String::from_utf8_lossy(&replayed.stdout) + String::from_utf8_lossy(&replayed.stderr);
     ensure!(replayed.contains("Who made others late") && replayed.contains("whylate-hog"), "{replayed}");
@@ -176,7 +176,7 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
 }
 
 #[test]
-fn the_terminal_is_as_it_was_after_signals_and_faults() -> Result<()> {
+fn restores_terminal_after_signals_and_panics() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
@@ -213,7 +213,7 @@ fn the_terminal_is_as_it_was_after_signals_and_faults() -> Result<()> {
 }
 
 #[test]
-fn whoever_takes_the_terminal_away_leaves_nothing() -> Result<()> {
+fn closed_terminal_leaves_nothing_behind() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
@@ -234,8 +234,8 @@ fn whoever_takes_the_terminal_away_leaves_nothing() -> Result<()> {
 }
 
 #[test]
-fn without_a_terminal_or_a_recording_a_sentence_says_what_to_do() -> Result<()> {
-    for (arguments, status, told) in [
+fn explains_missing_terminal_or_recording() -> Result<()> {
+    for (arguments, status, message) in [
         (&["top"][..], 1, "standard output is not a terminal (run `whylate` for text"),
         (&["top", "/dev/null"], 1, "not a regular file"),
         (&["top", "/no/such/file"], 1, "cannot read /no/such/file"),
@@ -244,7 +244,7 @@ fn without_a_terminal_or_a_recording_a_sentence_says_what_to_do() -> Result<()> 
     ] {
         let output = whylate(arguments).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
-        if output.status.code() != Some(status) || !said.contains(told) {
+        if output.status.code() != Some(status) || !said.contains(message) {
             bail!("{arguments:?}: {:?} {said}", output.status);
         }
     }

@@ -52,7 +52,7 @@ fn put_back(exercise: &mut Exercise) -> Result<()> {
 }
 
 #[test]
-fn killed_at_any_moment_it_leaves_nothing() -> Result<()> {
+fn leaves_nothing_behind_when_killed_at_any_time() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped("kill -9", "no source measures here") };
     let mut exercise = Exercise::begin("kill -9")?;
     let mut chance = Chance(1);
@@ -68,7 +68,7 @@ fn killed_at_any_moment_it_leaves_nothing() -> Result<()> {
 }
 
 #[test]
-fn two_at_once_are_in_nobodys_way() -> Result<()> {
+fn two_instances_do_not_interfere() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped("two copies", "no source measures here") };
     let mut exercise = Exercise::begin("two copies")?;
     let mut pairs: Vec<(&[&str], &[&str])> = COMMANDS.iter().map(|&one| (one, one)).collect();

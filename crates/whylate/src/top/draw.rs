@@ -9,15 +9,15 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 use whylate_model::units::printable;
 
 use super::panel::{Body, Choice, Panel, Row, heights};
-use super::state::{Mode, Phase, State, What};
+use super::state::{Mode, Phase, State, ViewKind};
 use crate::output::moment::moment;
 use crate::output::why::counted;
 
 /// Minimum width of a name column when the screen is too narrow.
-const LEAST_NAME: usize = 8;
+const MIN_NAME: usize = 8;
 
 /// Columns reserved for ` (+12)`, the count of hidden columns.
-const LEFT_OUT: usize = 6;
+const HIDDEN_COUNT: usize = 6;
 
 /// Draws the top view.
 pub fn draw(frame: &mut Frame<'_>, state: &State) {
@@ -108,13 +108,13 @@ fn header(state: &State, columns: usize) -> Line<'static> {
     };
     let missed = if state.missed > 0 { format!("{} lost", counted(state.missed, "snapshot")) } else { String::new() };
     let namespace = state.header.pid_namespace.map_or_else(String::new, |_| "in a PID namespace".to_owned());
-    let place: Vec<String> = state.views().iter().skip(1).map(|view| title_of(&view.what)).collect();
-    let place = if place.is_empty() { String::new() } else { format!("> {}", place.join(" > ")) };
-    let gap = if state.shown().any(|moment| moment.has_gap()) { "with gaps".to_owned() } else { String::new() };
+    let position: Vec<String> = state.views().iter().skip(1).map(|view| title_of(&view.kind)).collect();
+    let position = if position.is_empty() { String::new() } else { format!("> {}", position.join(" > ")) };
+    let gap = if state.shown().any(|tick| tick.has_gap()) { "with gaps".to_owned() } else { String::new() };
     // In a live session, evicted ticks were on the screen before.
     let is_cut = matches!(state.mode, Mode::Replay(_)) && state.history.forgotten() > 0;
     let cut = if is_cut { "start dropped (use --from or a larger --history)".to_owned() } else { String::new() };
-    Line::styled(joined([mode, host, at, window, place, lost, gap, cut, own, missed, namespace], columns), bold())
+    Line::styled(joined([mode, host, at, window, position, lost, gap, cut, own, missed, namespace], columns), bold())
 }
 
 /// Formats seconds in the largest unit that divides them.
@@ -126,19 +126,19 @@ fn short(seconds: u64) -> String {
     }
 }
 
-fn title_of(what: &What) -> String {
-    match what {
-        What::Look => "look".to_owned(),
-        What::Source(name) => (*name).to_owned(),
-        What::Series(_, labels) => printable(&labels.values().cloned().collect::<Vec<_>>().join(" ")),
-        What::Frames(_, _, path) => {
+fn title_of(kind: &ViewKind) -> String {
+    match kind {
+        ViewKind::Overview => "look".to_owned(),
+        ViewKind::Source(name) => (*name).to_owned(),
+        ViewKind::Series(_, labels) => printable(&labels.values().cloned().collect::<Vec<_>>().join(" ")),
+        ViewKind::Frames(_, _, path) => {
             let key = path.split_terminator('\n').next_back().unwrap_or_default();
             printable(key.split_once(' ').map_or(key, |(_, name)| name))
         }
-        What::Culprit(_, who) => printable(who),
-        What::Event(source, ..) => format!("{source} event"),
-        What::Program(whose) => printable(&whose.name(None)),
-        What::Help => "help".to_owned(),
+        ViewKind::Culprit(_, who) => printable(who),
+        ViewKind::Event(source, ..) => format!("{source} event"),
+        ViewKind::Program(program) => printable(&program.name(None)),
+        ViewKind::Help => "help".to_owned(),
     }
 }
 
@@ -189,12 +189,12 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
     let mark = if is_focused { "> " } else { "  " };
     let beside = focus.map_or("", String::as_str);
     let room = usize::from(area.width).saturating_sub(mark.len() + beside.width());
-    let title = format!("{mark}{}{beside}", cut(&printable(&panel.title), room.max(LEAST_NAME)));
+    let title = format!("{mark}{}{beside}", cut(&printable(&panel.title), room.max(MIN_NAME)));
     frame.render_widget(Line::styled(title, if is_focused { bold() } else { Style::new() }), line(0));
     match &panel.body {
         Body::Text(lines) => {
             let shown = usize::from(area.height - 1);
-            let from = choice.place.min(lines.len().saturating_sub(shown));
+            let from = choice.index.min(lines.len().saturating_sub(shown));
             for (row, text) in lines.iter().skip(from).take(shown).enumerate() {
                 frame.render_widget(Line::raw(format!("  {}", printable(text))), line(1 + row as u16));
             }
@@ -204,11 +204,11 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
         }
         Body::Table { columns, rows } => {
             let shown = usize::from(area.height.saturating_sub(2));
-            let chosen = choice.place_in(panel);
+            let chosen = choice.index_in(panel);
             // Scrolls only as far as the selected row needs.
             let from = chosen.saturating_sub(shown.saturating_sub(1)).min(rows.len().saturating_sub(shown));
             let rows = &rows[from..(from + shown).min(rows.len())];
-            let layout = Columns::of(columns, rows, usize::from(area.width).saturating_sub(2));
+            let layout = Columns::new(columns, rows, usize::from(area.width).saturating_sub(2));
             let heading = layout.heading(columns, choice);
             frame.render_widget(Line::raw(format!("  {heading}")), line(1));
             for (number, row) in rows.iter().enumerate() {
@@ -238,7 +238,7 @@ struct Columns {
 }
 
 impl Columns {
-    fn of(names: &[String], rows: &[Row], room: usize) -> Self {
+    fn new(names: &[String], rows: &[Row], room: usize) -> Self {
         let is_name: Vec<bool> = names.iter().map(|name| name.starts_with('<')).collect();
         let is_left = names.iter().map(|name| name.starts_with(['<', '='])).collect();
         let mut widths: Vec<usize> = names.iter().map(|name| name.trim_start_matches(['<', '=']).width()).collect();
@@ -250,11 +250,11 @@ impl Columns {
         let total = |widths: &[usize]| widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
         // Names shrink to the width of the screen at once, and step by step from there.
         for (width, _) in widths.iter_mut().zip(&is_name).filter(|(_, is_name)| **is_name) {
-            *width = (*width).min(room.max(LEAST_NAME));
+            *width = (*width).min(room.max(MIN_NAME));
         }
         while total(&widths) > room {
             let widest = widths.iter_mut().zip(&is_name).filter(|(_, is_name)| **is_name).map(|(width, _)| width);
-            match widest.max_by_key(|width| **width).filter(|width| **width > LEAST_NAME) {
+            match widest.max_by_key(|width| **width).filter(|width| **width > MIN_NAME) {
                 Some(width) => *width -= 1,
                 None => break,
             }
@@ -262,7 +262,7 @@ impl Columns {
         let mut shown = widths.len();
         if total(&widths) > room {
             // The title needs room for the count of hidden columns.
-            while shown > 1 && total(&widths[..shown]) + LEFT_OUT > room {
+            while shown > 1 && total(&widths[..shown]) + HIDDEN_COUNT > room {
                 shown -= 1;
             }
         }
@@ -324,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_cut_by_what_it_takes_on_a_terminal() {
+    fn cuts_text_by_display_width() {
         assert_eq!((cut("abcdef", 6), cut("abcdefg", 6)), ("abcdef".to_owned(), "abcd..".to_owned()));
         let wide = cut("\u{6f22}\u{5b57}\u{6f22}\u{5b57}", 7);
         assert_eq!((wide.as_str(), wide.width()), ("\u{6f22}\u{5b57}..", 6));

@@ -25,14 +25,14 @@ use crate::recording::play::Recording;
 use crate::recording::recorder::{MAX_QUEUED, weight};
 
 /// Capacity of the queue to the screen, in messages. A replay waits for the screen and needs only a few.
-const QUEUED: usize = 64;
-const QUEUED_OF_RECORDING: usize = 4;
+const LIVE_QUEUE: usize = 64;
+const REPLAY_QUEUE: usize = 4;
 /// Maximum number of recorded lines per tick.
-const MOST_LINES: usize = 100;
+const MAX_LINES: usize = 100;
 /// Gap reason, also in recordings, of ticks that the screen was too slow for.
 pub const SLOW_SCREEN: &str = "slow_screen";
 /// The first tick comes early.
-const FIRST: Duration = Duration::from_millis(500);
+const FIRST_TICK: Duration = Duration::from_millis(500);
 
 /// Panic message, kept because printing it would overwrite the screen.
 pub static PANIC: Mutex<Option<String>> = Mutex::new(None);
@@ -44,13 +44,13 @@ pub fn panic_if_asked(of: &str) {
 }
 
 /// Message of a feed.
-pub enum Told {
+pub enum Message {
     /// Name of the source that is being attached.
     Attaching(String),
     /// Snapshots of the sources attached so far, without causes.
     Early(Box<Header>, Vec<Line>),
-    Begun(Box<Header>),
-    Moment(Vec<Line>, Own),
+    Started(Box<Header>),
+    Tick(Vec<Line>, Own),
     /// Error message of a source that failed.
     Problem(String),
     /// End of a recording, with notes on what is missing from it.
@@ -59,16 +59,16 @@ pub enum Told {
     Ended(Option<anyhow::Error>),
 }
 
-impl Told {
+impl Message {
     /// Returns the queue weight of a tick: its late events and stacks. Other messages have none.
     fn weight(&self) -> Option<usize> {
-        if let Told::Moment(lines, _) = self { Some(weight(lines)) } else { None }
+        if let Message::Tick(lines, _) = self { Some(weight(lines)) } else { None }
     }
 }
 
 /// Receiving side of a feed thread.
 pub struct Feed {
-    receiver: Option<Receiver<Told>>,
+    receiver: Option<Receiver<Message>>,
     /// Number of queued late events and stacks.
     queued: Arc<AtomicUsize>,
     wake: UnixStream,
@@ -79,23 +79,23 @@ pub struct Feed {
 }
 
 /// Sending side, on the feed thread.
-struct Teller {
-    sender: SyncSender<Told>,
+struct Sender {
+    sender: SyncSender<Message>,
     queued: Arc<AtomicUsize>,
     wake: UnixStream,
     /// Dropped ticks, as a gap that the next tick carries.
     missed: Option<Gap>,
 }
 
-impl Teller {
+impl Sender {
     /// Sends a tick. If the queue is full, drops the tick and adds it to the gap that the next one carries.
-    fn moment(&mut self, mut lines: Vec<Line>, own: Own) {
+    fn send_tick(&mut self, mut lines: Vec<Line>, own: Own) {
         let span = lines.iter().filter_map(Line::span_unix_ns).reduce(|all, of| (all.0.min(of.0), all.1.max(of.1)));
         let (first_ns, last_ns) = span.unwrap_or_default();
         let count = lines.iter().filter(|line| matches!(line, Line::Snapshot(_))).count() as u64;
         let before = self.missed.take();
         lines.splice(..0, before.iter().cloned().map(Line::Gap));
-        if !self.tell(Told::Moment(lines, own)) {
+        if !self.try_send(Message::Tick(lines, own)) {
             let mut gap = before.unwrap_or(Gap {
                 start_unix_ns: first_ns,
                 duration_ns: 0,
@@ -108,25 +108,25 @@ impl Teller {
     }
 
     /// Sends a message unless the queue is full. Returns whether it was queued.
-    fn tell(&mut self, told: Told) -> bool {
-        let weight = told.weight();
+    fn try_send(&mut self, message: Message) -> bool {
+        let weight = message.weight();
         let has_room = weight.is_none() || self.queued.load(Ordering::Relaxed) < MAX_QUEUED;
         self.queued.fetch_add(weight.unwrap_or(0), Ordering::Relaxed);
-        let is_told = has_room && self.sender.try_send(told).is_ok();
-        if !is_told {
+        let is_queued = has_room && self.sender.try_send(message).is_ok();
+        if !is_queued {
             self.queued.fetch_sub(weight.unwrap_or(0), Ordering::Relaxed);
         }
         // A full socket is readable already: a failed write does no harm.
         let _ = self.wake.write(&[0]);
-        is_told
+        is_queued
     }
 
     /// Sends a message and waits for room. Returns false if the receiver is gone.
-    fn tell_surely(&mut self, told: Told) -> bool {
-        self.queued.fetch_add(told.weight().unwrap_or(0), Ordering::Relaxed);
-        let is_heard = self.sender.send(told).is_ok();
+    fn send_blocking(&mut self, message: Message) -> bool {
+        self.queued.fetch_add(message.weight().unwrap_or(0), Ordering::Relaxed);
+        let is_received = self.sender.send(message).is_ok();
         let _ = self.wake.write(&[0]);
-        is_heard
+        is_received
     }
 }
 
@@ -136,7 +136,7 @@ impl Feed {
     /// # Errors
     /// If no thread or descriptor is available.
     pub fn live(wish: Wish, every: Duration) -> anyhow::Result<Self> {
-        Self::start("whylate-measure", QUEUED, move |teller, stop| measure(teller, stop, &wish, every))
+        Self::start("whylate-measure", LIVE_QUEUE, move |sender, stop| measure(sender, stop, &wish, every))
     }
 
     /// Starts reading a recording.
@@ -144,25 +144,25 @@ impl Feed {
     /// # Errors
     /// If no thread or descriptor is available.
     pub fn recorded(recording: Recording) -> anyhow::Result<Self> {
-        Self::start("whylate-replay", QUEUED_OF_RECORDING, move |teller, stop| replay(teller, &stop, &recording))
+        Self::start("whylate-replay", REPLAY_QUEUE, move |sender, stop| replay(sender, &stop, &recording))
     }
 
     fn start(
         name: &str,
-        most: usize,
-        run: impl FnOnce(&mut Teller, UnixStream) -> anyhow::Result<()> + Send + 'static,
+        capacity: usize,
+        run: impl FnOnce(&mut Sender, UnixStream) -> anyhow::Result<()> + Send + 'static,
     ) -> anyhow::Result<Self> {
-        let (sender, receiver) = sync_channel(most);
+        let (sender, receiver) = sync_channel(capacity);
         let (wake, wakes) = UnixStream::pair().context("cannot start to measure")?;
         let (stop, stops) = UnixStream::pair().context("cannot start to measure")?;
         for stream in [&wake, &wakes, &stops] {
             stream.set_nonblocking(true)?;
         }
         let queued = Arc::new(AtomicUsize::new(0));
-        let mut teller = Teller { sender, queued: Arc::clone(&queued), wake: wakes, missed: None };
+        let mut sender = Sender { sender, queued: Arc::clone(&queued), wake: wakes, missed: None };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let outcome = run(&mut teller, stops);
-            teller.tell_surely(Told::Ended(outcome.err()));
+            let outcome = run(&mut sender, stops);
+            sender.send_blocking(Message::Ended(outcome.err()));
         })?;
         Ok(Feed { receiver: Some(receiver), queued, wake, stop: Some(stop), thread: Some(thread), has_ended: false })
     }
@@ -173,19 +173,19 @@ impl Feed {
     }
 
     /// Returns the next queued message, without waiting.
-    pub fn take(&mut self) -> Option<Told> {
-        let told = self.receiver.as_ref()?.try_recv();
-        match told {
-            Ok(told) => {
-                self.queued.fetch_sub(told.weight().unwrap_or(0), Ordering::Relaxed);
-                self.has_ended |= matches!(told, Told::Ended(_));
-                Some(told)
+    pub fn take(&mut self) -> Option<Message> {
+        let message = self.receiver.as_ref()?.try_recv();
+        match message {
+            Ok(message) => {
+                self.queued.fetch_sub(message.weight().unwrap_or(0), Ordering::Relaxed);
+                self.has_ended |= matches!(message, Message::Ended(_));
+                Some(message)
             }
             // The thread panicked.
             Err(TryRecvError::Disconnected) if !self.has_ended => {
                 self.has_ended = true;
                 let said = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
-                Some(Told::Ended(Some(anyhow!("internal error (please report it): {said}"))))
+                Some(Message::Ended(Some(anyhow!("internal error (please report it): {said}"))))
             }
             Err(TryRecvError::Disconnected | TryRecvError::Empty) => None,
         }
@@ -202,11 +202,11 @@ impl Drop for Feed {
     }
 }
 
-fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) -> anyhow::Result<()> {
+fn measure(sender: &mut Sender, stop: UnixStream, wish: &Wish, every: Duration) -> anyhow::Result<()> {
     let watch = Watch::of(stop);
     let mut attaching = |step: Attaching<'_>| match step {
         Attaching::Begins(card) => {
-            teller.tell(Told::Attaching(card.name.to_owned()));
+            sender.try_send(Message::Attaching(card.name.to_owned()));
         }
         Attaching::Done(looking) => {
             // The newest source has recorded nothing yet. A source that fails here fails again later, and is reported
@@ -216,30 +216,30 @@ fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) 
             let lines = looking[..last].iter_mut().filter_map(|feed| feed.snapshot().ok());
             let lines: Vec<Line> = lines.map(|snapshot| Line::Snapshot(Box::new(snapshot))).collect();
             if !lines.is_empty() {
-                teller.tell(Told::Early(Box::new(Header { sources, ..about::this_machine() }), lines));
+                sender.try_send(Message::Early(Box::new(Header { sources, ..about::this_machine() }), lines));
             }
         }
     };
     let Some(attached) = sources::attach(&watch, wish, &mut attaching)? else { return Ok(()) };
     let (mut recorded, header) = Recorded::begin(attached, wish)?;
     let every_ns = u64::try_from(every.as_nanos()).ok();
-    teller.tell(Told::Begun(Box::new(Header { every_ns, ..header })));
+    sender.try_send(Message::Started(Box::new(Header { every_ns, ..header })));
     let started = Instant::now();
     let mut cost = Cost::now();
-    let mut due = started + FIRST.min(every);
+    let mut due = started + FIRST_TICK.min(every);
     let mut problems: VecDeque<String> = VecDeque::new();
     loop {
         let ended = wait(&watch, Some(due), NOW_AND_THEN, &mut || recorded.take_late().map(|()| false))?;
         if ended != Ended::Time {
             return Ok(());
         }
-        let moment = recorded.moment()?;
-        teller.moment(moment.lines, cost.since());
+        let tick = recorded.moment()?;
+        sender.send_tick(tick.lines, cost.since());
         panic_if_asked("feed");
-        problems.extend(moment.problems);
+        problems.extend(tick.problems);
         // Problems wait for room in the queue.
         while let Some(problem) = problems.front()
-            && teller.tell(Told::Problem(problem.clone()))
+            && sender.try_send(Message::Problem(problem.clone()))
         {
             problems.pop_front();
         }
@@ -274,9 +274,9 @@ impl Cost {
     }
 }
 
-fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyhow::Result<()> {
+fn replay(sender: &mut Sender, stop: &UnixStream, recording: &Recording) -> anyhow::Result<()> {
     let mut played = recording.play()?;
-    if !teller.tell_surely(Told::Begun(Box::new(played.header().clone()))) {
+    if !sender.send_blocking(Message::Started(Box::new(played.header().clone()))) {
         return Ok(());
     }
     let (mut lines, mut seen, mut has_any): (Vec<Line>, Vec<&str>, bool) = (Vec::new(), Vec::new(), false);
@@ -291,7 +291,7 @@ fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyh
             // A tick has one snapshot per source: the second snapshot of a source starts the next tick.
             if seen.contains(&card.name) {
                 seen.clear();
-                if !teller.tell_surely(Told::Moment(std::mem::take(&mut lines), Own::default())) {
+                if !sender.send_blocking(Message::Tick(std::mem::take(&mut lines), Own::default())) {
                     return Ok(());
                 }
             }
@@ -299,18 +299,18 @@ fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyh
             has_any = true;
         }
         // Other kinds of lines are few per tick.
-        if lines.len() < MOST_LINES {
+        if lines.len() < MAX_LINES {
             lines.push(line);
         } else {
             beyond += 1;
         }
     }
-    teller.tell_surely(Told::Moment(lines, Own::default()));
+    sender.send_blocking(Message::Tick(lines, Own::default()));
     if !has_any {
         bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
     }
     let mut missing = played.missing();
     missing.extend(played.skipped_message(beyond));
-    teller.tell_surely(Told::Read(missing));
+    sender.send_blocking(Message::Read(missing));
     Ok(())
 }

@@ -7,10 +7,10 @@ pub mod feed;
 pub mod history;
 pub mod keys;
 pub mod panel;
+pub mod program_filter;
 pub mod state;
 pub mod terminal;
 mod view;
-pub mod whose;
 
 #[cfg(test)]
 mod tests;

@@ -6,10 +6,10 @@ use std::cmp::Ordering;
 
 use whylate_model::units::{format_ns, printable};
 
-use super::state::What;
+use super::state::ViewKind;
 
 /// A panel has at least a title, a heading, and a row.
-const LEAST_ROWS: u16 = 3;
+const MIN_ROWS: u16 = 3;
 
 /// Value of a table cell.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +63,7 @@ pub struct Row {
     pub cells: Vec<Cell>,
     pub is_late: bool,
     /// View that Enter opens.
-    pub opens: Option<What>,
+    pub opens: Option<ViewKind>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -152,7 +152,7 @@ pub struct Choice {
     /// Key of the selected row; `None` for text, and before any was selected.
     pub key: Option<String>,
     /// Last index of the selected row, used if the row disappears. For text, its first visible line.
-    pub place: usize,
+    pub index: usize,
     /// Index of the sort column; `None` is the default order.
     pub sorted_by: Option<usize>,
     pub is_reversed: bool,
@@ -160,22 +160,22 @@ pub struct Choice {
 
 impl Choice {
     /// Returns the index of the selected row in the current panel.
-    pub fn place_in(&self, panel: &Panel) -> usize {
+    pub fn index_in(&self, panel: &Panel) -> usize {
         let found = self.key.as_ref().and_then(|key| panel.rows().iter().position(|row| row.key == *key));
-        found.unwrap_or_else(|| self.place.min(panel.len().saturating_sub(1)))
+        found.unwrap_or_else(|| self.index.min(panel.len().saturating_sub(1)))
     }
 
     /// Updates the index of the selected row. A row that disappears stays selected by key until the next move, as it
     /// may come back. Before the first move, the first row is selected.
     pub fn follow(&mut self, panel: &Panel) {
-        self.place = self.place_in(panel);
+        self.index = self.index_in(panel);
     }
 
     /// Moves the selection by `by` rows.
     pub fn step(&mut self, panel: &Panel, by: isize) {
         let last = panel.len().saturating_sub(1);
-        self.place = self.place_in(panel).saturating_add_signed(by).min(last);
-        self.key = panel.rows().get(self.place).map(|row| row.key.clone());
+        self.index = self.index_in(panel).saturating_add_signed(by).min(last);
+        self.key = panel.rows().get(self.index).map(|row| row.key.clone());
     }
 
     /// Sorts by the next column; after the last one, restores the default order.
@@ -200,7 +200,7 @@ pub fn heights(panels: &[Panel], focus: usize, room: u16) -> Vec<u16> {
     let mut left = room;
     let order = || std::iter::once(focus).chain((0..panels.len()).filter(|&number| number != focus));
     for number in order().filter(|&number| number < panels.len()) {
-        let least = wanted[number].min(LEAST_ROWS);
+        let least = wanted[number].min(MIN_ROWS);
         if left >= least {
             heights[number] = least;
             left -= least;
@@ -274,20 +274,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_is_followed_by_its_key() {
+    fn selection_follows_row_key() {
         let mut choice = Choice::default();
         let before = panel(vec![row("a", 1), row("b", 2), row("c", 3)]);
         choice.follow(&before);
-        assert_eq!((choice.place, &choice.key), (0, &None));
+        assert_eq!((choice.index, &choice.key), (0, &None));
         choice.step(&before, 1);
         let mut after = panel(vec![row("c", 3), row("a", 1), row("b", 2)]);
         choice.follow(&after);
-        assert_eq!((choice.place, choice.key.as_deref()), (2, Some("b")));
+        assert_eq!((choice.index, choice.key.as_deref()), (2, Some("b")));
         // A missing row keeps its index, and its selection when it comes back.
         choice.follow(&panel(vec![row("c", 3)]));
-        assert_eq!((choice.place, choice.key.as_deref()), (0, Some("b")));
+        assert_eq!((choice.index, choice.key.as_deref()), (0, Some("b")));
         choice.follow(&after);
-        assert_eq!(choice.place, 2);
+        assert_eq!(choice.index, 2);
         choice.sort_on(&after);
         choice.sort_on(&after);
         after.arrange(&choice, "");
@@ -295,11 +295,11 @@ mod tests {
         after.arrange(&choice, "B");
         assert_eq!(after.len(), 1);
         choice.step(&panel(Vec::new()), 5);
-        assert_eq!((choice.place, choice.key), (0, None));
+        assert_eq!((choice.index, choice.key), (0, None));
     }
 
     #[test]
-    fn a_graph_is_full_from_the_limit_on() {
+    fn graph_is_full_at_the_limit() {
         let values = [None, Some(0), Some(1_000), Some(600_000), Some(1_000_000), Some(9_000_000)];
         assert_eq!(Glyphs::Ascii.spark(&values, 1_000_000), " .-%##");
         assert_eq!(Glyphs::Unicode.spark(&values[4..], 1_000_000), "██");
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_focused_panel_has_room_first() {
+    fn focused_panel_gets_space_first() {
         let panel = |lines: usize| Panel::text("a", "a", &"x\n".repeat(lines));
         let panels = [panel(20), panel(20), panel(1)];
         assert_eq!(heights(&panels, 1, 22), [10, 10, 2]);

@@ -15,25 +15,25 @@ use whylate_model::sources::named;
 use whylate_model::{Card, CauseKind, LateEvent, Snapshot};
 
 use super::feed::SLOW_SCREEN;
-use super::history::{History, Moment};
+use super::history::{History, Tick};
 use super::keys::Key;
 use super::panel::{Body, Choice, Glyphs, Panel, heights};
+use super::program_filter::{ProgramFilter, Stacks};
 use super::view;
-use super::whose::{Stacks, Whose};
 
 /// Window lengths in seconds, chosen with `[` and `]`.
 const WINDOWS_S: [u64; 7] = [1, 10, 30, 60, 300, 900, 3600];
 /// Index into `WINDOWS_S` of the initial window.
-const WINDOW: usize = 3;
+const INITIAL_WINDOW: usize = 3;
 /// Maximum depth of nested views.
-const DEEPEST: usize = 16;
+const MAX_VIEWS: usize = 16;
 /// Maximum length of a filter in bytes.
-const LONGEST_FILTER: usize = 200;
+const MAX_FILTER: usize = 200;
 
 /// Subject of a view.
 #[derive(Clone, Debug, PartialEq)]
-pub enum What {
-    Look,
+pub enum ViewKind {
+    Overview,
     /// A source by name.
     Source(&'static str),
     /// One series of a source.
@@ -45,7 +45,7 @@ pub enum What {
     /// A late event: source name, sequence number of the tick, index within the tick.
     Event(&'static str, u64, usize),
     /// A program, or all threads of a name.
-    Program(Whose),
+    Program(ProgramFilter),
     Help,
 }
 
@@ -88,7 +88,7 @@ pub enum Reaction {
 /// One level of the view stack, with its selections.
 #[derive(Clone, Debug)]
 pub struct View {
-    pub what: What,
+    pub kind: ViewKind,
     pub panels: Vec<Panel>,
     /// Selections by panel id. A panel may disappear and come back.
     choices: BTreeMap<&'static str, Choice>,
@@ -97,8 +97,8 @@ pub struct View {
 }
 
 impl View {
-    fn of(what: What) -> Self {
-        View { what, panels: Vec::new(), choices: BTreeMap::new(), focus: None, filter: String::new() }
+    fn new(kind: ViewKind) -> Self {
+        View { kind, panels: Vec::new(), choices: BTreeMap::new(), focus: None, filter: String::new() }
     }
 
     /// Returns the index of the focused panel; before any was focused, the first that is not empty.
@@ -180,8 +180,8 @@ impl State {
             missed: 0,
             at: None,
             is_playing: false,
-            window_choice: WINDOW,
-            views: vec![View::of(What::Look)],
+            window_choice: INITIAL_WINDOW,
+            views: vec![View::new(ViewKind::Overview)],
             columns: 80,
             rows: 24,
             is_stale: false,
@@ -200,7 +200,7 @@ impl State {
     }
 
     /// Takes the header once all sources are attached, or a recording is opened.
-    pub fn begin(&mut self, header: Header) {
+    pub fn start(&mut self, header: Header) {
         self.header = header;
         self.phase = Phase::Running;
         self.refresh();
@@ -214,7 +214,7 @@ impl State {
     }
 
     /// Returns whether a tick of all sources is there.
-    pub fn has_begun(&self) -> bool {
+    pub fn has_started(&self) -> bool {
         self.history.newest().is_some() && !self.is_early
     }
 
@@ -291,11 +291,11 @@ impl State {
 
     /// Returns the end of the window, in nanoseconds since the Unix epoch.
     pub fn shown_unix_ns(&self) -> Option<u64> {
-        self.shown().next_back().map(|moment| moment.end_unix_ns)
+        self.shown().next_back().map(|tick| tick.end_unix_ns)
     }
 
     /// Iterates over the shown ticks.
-    pub fn shown(&self) -> impl DoubleEndedIterator<Item = &Moment> + ExactSizeIterator {
+    pub fn shown(&self) -> impl DoubleEndedIterator<Item = &Tick> + ExactSizeIterator {
         self.history.within(&self.window)
     }
 
@@ -322,12 +322,12 @@ impl State {
 
     /// Iterates over the shown ticks as lines of a recording.
     pub fn shown_lines(&self) -> impl Iterator<Item = Vec<Line>> + '_ {
-        self.shown().map(Moment::lines)
+        self.shown().map(Tick::lines)
     }
 
     /// Advances a playing recording by one tick.
     pub fn play(&mut self) {
-        if self.is_playing && !self.step_moment(1) {
+        if self.is_playing && !self.step_ticks(1) {
             self.is_playing = false;
             self.said = "the recording ends here".to_owned();
         }
@@ -345,9 +345,9 @@ impl State {
             Key::Redraw => return Reaction::Redraw,
             Key::Char('w') if self.history.newest().is_none() => self.said = "nothing to save yet".to_owned(),
             Key::Char('w') => return Reaction::Write,
-            Key::Char('?') if self.view().what != What::Help => self.open(What::Help),
+            Key::Char('?') if self.view().kind != ViewKind::Help => self.open(ViewKind::Help),
             Key::Char('/') => self.typing = Some(self.view().filter.clone()),
-            Key::Enter | Key::Right | Key::Char('l') => self.open_chosen(),
+            Key::Enter | Key::Right | Key::Char('l') => self.open_selected(),
             Key::Esc | Key::Left | Key::Char('h' | '?') | Key::Backspace => self.back(key),
             Key::Tab => self.turn_to(1),
             Key::BackTab => self.turn_to(-1),
@@ -359,9 +359,9 @@ impl State {
             Key::End | Key::Char('G') => self.step(isize::MAX / 2),
             Key::Char('s') => self.sort(|panel, choice| choice.sort_on(panel)),
             Key::Char('I') => self.sort(|_, choice| choice.is_reversed = !choice.is_reversed),
-            Key::Char(' ') => self.freeze_or_go_on(),
-            Key::Char('t') => self.step_by_hand(1),
-            Key::Char('T') => self.step_by_hand(-1),
+            Key::Char(' ') => self.toggle_freeze(),
+            Key::Char('t') => self.step_paused(1),
+            Key::Char('T') => self.step_paused(-1),
             Key::Char('[') => self.widen(-1),
             Key::Char(']') => self.widen(1),
             Key::Char(_) => self.said = "press ? for help".to_owned(),
@@ -378,7 +378,7 @@ impl State {
                 return Reaction::Nothing;
             }
             Key::Backspace => drop(typed.pop()),
-            Key::Char(character) if typed.len() < LONGEST_FILTER => typed.push(character),
+            Key::Char(character) if typed.len() < MAX_FILTER => typed.push(character),
             _ => {}
         }
         self.view_mut().filter.clone_from(&typed);
@@ -388,33 +388,33 @@ impl State {
     }
 
     /// Opens the view of one program; Esc leads to the overview.
-    pub fn look_at(&mut self, whose: Whose) {
-        self.open(What::Program(whose));
+    pub fn open_program(&mut self, program: ProgramFilter) {
+        self.open(ViewKind::Program(program));
     }
 
     /// Opens a view, or returns to it if it is already on the stack.
-    fn open(&mut self, what: What) {
-        let before = self.views.iter().position(|view| view.what == what);
-        if before.is_none() && self.views.len() >= DEEPEST {
+    fn open(&mut self, kind: ViewKind) {
+        let before = self.views.iter().position(|view| view.kind == kind);
+        if before.is_none() && self.views.len() >= MAX_VIEWS {
             self.said = "cannot open more views (press Esc to go back)".to_owned();
             return;
         }
         // The panels are built again when the view is on top.
         self.view_mut().panels.clear();
         match before {
-            Some(place) => self.views.truncate(place + 1),
-            None => self.views.push(View::of(what)),
+            Some(index) => self.views.truncate(index + 1),
+            None => self.views.push(View::new(kind)),
         }
         self.show();
         self.step(0);
     }
 
-    fn open_chosen(&mut self) {
+    fn open_selected(&mut self) {
         let view = self.view();
         let Some(panel) = view.panels.get(view.focus()) else { return };
         let choice = view.choice(panel);
-        match panel.rows().get(choice.place_in(panel)).and_then(|row| row.opens.clone()) {
-            Some(what) => self.open(what),
+        match panel.rows().get(choice.index_in(panel)).and_then(|row| row.opens.clone()) {
+            Some(kind) => self.open(kind),
             None => self.said = "this row has no details".to_owned(),
         }
     }
@@ -450,7 +450,7 @@ impl State {
             choice.step(panel, by);
             // Text scrolls no further than to its last line at the bottom, below the title.
             if matches!(panel.body, Body::Text(_)) {
-                choice.place = choice.place.min(panel.len().saturating_sub(shown.saturating_sub(1)));
+                choice.index = choice.index.min(panel.len().saturating_sub(shown.saturating_sub(1)));
             }
         });
     }
@@ -465,7 +465,7 @@ impl State {
         self.show();
     }
 
-    fn freeze_or_go_on(&mut self) {
+    fn toggle_freeze(&mut self) {
         if matches!(self.mode, Mode::Replay(_)) {
             self.is_playing = !self.is_playing;
             return;
@@ -477,16 +477,16 @@ impl State {
         self.refresh();
     }
 
-    fn step_by_hand(&mut self, by: i64) {
+    fn step_paused(&mut self, by: i64) {
         self.is_playing = false;
-        if !self.step_moment(by) {
+        if !self.step_ticks(by) {
             let end = if by > 0 { "this is the newest" } else { "this is the oldest one kept" };
             self.said = end.to_owned();
         }
     }
 
     /// Moves the window by `by` ticks. Returns false if there is no such tick.
-    fn step_moment(&mut self, by: i64) -> bool {
+    fn step_ticks(&mut self, by: i64) -> bool {
         let Some(now) = self.at.or(self.history.newest()) else { return false };
         let Some(next) = now.checked_add_signed(by).filter(|&next| self.history.get(next).is_some()) else {
             return false;
@@ -508,17 +508,17 @@ impl State {
         let mut gatherer = Gatherer::of(self.cards(), By::Name);
         let mut found: Vec<Found<'static>> = Vec::new();
         let mut lost: BTreeMap<String, u64> = BTreeMap::new();
-        for moment in self.shown() {
-            for (card, event) in &moment.late {
+        for tick in self.shown() {
+            for (card, event) in &tick.late {
                 gatherer.add_kept(card, event);
             }
-            for of in &moment.found {
+            for of in &tick.summaries {
                 match found.iter_mut().find(|sum| sum.card.name == of.card.name) {
                     Some(sum) => sum.add(of),
                     None => found.push(of.clone()),
                 }
             }
-            for (reason, count) in &moment.lost {
+            for (reason, count) in &tick.lost {
                 let lost = lost.entry(reason.clone()).or_default();
                 *lost = lost.saturating_add(*count);
             }
@@ -538,7 +538,7 @@ impl State {
     /// Builds the panels of the top view.
     fn show(&mut self) {
         let last = self.views.len() - 1;
-        let panels = view::panels(self, &self.views[last].what, self.columns);
+        let panels = view::panels(self, &self.views[last].kind, self.columns);
         let view = &mut self.views[last];
         view.panels = panels;
         let focus = view.focus();

@@ -39,7 +39,7 @@ const REST_OF_KEY: Duration = Duration::from_millis(50);
 static BEFORE: Mutex<Option<(File, Termios, File)>> = Mutex::new(None);
 
 /// Restores the terminal, if it was changed. Errors do not matter: it may have been closed.
-fn put_back() {
+fn restore() {
     let mut before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((input, termios, mut output)) = before.take() {
         let _ = tcsetattr(&input, OptionalActions::Now, &termios);
@@ -91,7 +91,8 @@ impl Screen {
                 .and_then(|_| signal_hook::flag::register(signal, is_second))
                 .context("cannot watch for signals")?;
         }
-        let (ends, resizes, continues) = (heard(&ends)?, heard(&[SIGWINCH])?, heard(&[SIGCONT])?);
+        let (ends, resizes, continues) =
+            (signal_socket(&ends)?, signal_socket(&[SIGWINCH])?, signal_socket(&[SIGCONT])?);
         let (output, input) = (output()?, input()?);
         restore_at_panic();
         show_on(&input, &output)?;
@@ -182,12 +183,12 @@ impl Screen {
                 [(&self.continues, continues, Event::Continued), (&self.resizes, resizes, Event::Resized)]
             {
                 if !events.is_empty() {
-                    empty(stream);
+                    drain(stream);
                     return Ok(event);
                 }
             }
             if let Some(fed) = fed.filter(|_| !feed.is_empty()) {
-                empty(fed);
+                drain(fed);
                 return Ok(Event::Fed);
             }
         }
@@ -198,17 +199,17 @@ impl Screen {
     /// # Errors
     /// If the terminal was closed.
     pub fn suspend(&mut self) -> anyhow::Result<()> {
-        put_back();
+        restore();
         // Stops the whole process group, as the terminal does: a shell script that runs whylate is stopped too.
         kill_current_process_group(Signal::TSTP).context("cannot suspend")?;
-        self.go_on()
+        self.resume()
     }
 
     /// Takes over the terminal again after the shell used it.
     ///
     /// # Errors
     /// If the terminal was closed.
-    pub fn go_on(&mut self) -> anyhow::Result<()> {
+    pub fn resume(&mut self) -> anyhow::Result<()> {
         show_on(&self.input, &output()?)?;
         self.forget().context("cannot draw")
     }
@@ -216,7 +217,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        put_back();
+        restore();
     }
 }
 
@@ -258,7 +259,7 @@ fn restore_at_panic() {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             if thread::current().name() == Some("main") {
-                put_back();
+                restore();
                 before(panic);
             } else {
                 // Another thread's panic is reported on the screen, which goes on.
@@ -269,7 +270,7 @@ fn restore_at_panic() {
 }
 
 /// Returns a socket that is readable when one of these signals arrives.
-fn heard(signals: &[i32]) -> anyhow::Result<UnixStream> {
+fn signal_socket(signals: &[i32]) -> anyhow::Result<UnixStream> {
     let (receiver, sender) = UnixStream::pair().context("cannot watch for signals")?;
     receiver.set_nonblocking(true)?;
     for &signal in signals {
@@ -278,7 +279,7 @@ fn heard(signals: &[i32]) -> anyhow::Result<UnixStream> {
     Ok(receiver)
 }
 
-fn empty(stream: &UnixStream) {
+fn drain(stream: &UnixStream) {
     let mut bytes = [0; 256];
     while rustix::io::read(stream, &mut bytes).is_ok_and(|length| length == bytes.len()) {}
 }

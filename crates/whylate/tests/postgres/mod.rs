@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Timeout, far above what any step takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 /// Debian's layout: a directory per version.
 const VERSIONS: &str = "/usr/lib/postgresql";
@@ -33,7 +33,7 @@ pub struct Waiting {
 
 /// A running server, stopped on drop.
 pub struct Cluster {
-    folder: TempDir,
+    directory: TempDir,
     programs: PathBuf,
     server: Option<Child>,
 }
@@ -49,18 +49,18 @@ impl Cluster {
             return Ok(None);
         };
         // /tmp is often in memory: nothing would wait for a disk, and memory may be short.
-        let folder = tempfile::tempdir_in("/var/tmp")?;
-        fs::set_permissions(&folder, Permissions::from_mode(0o700))?;
+        let directory = tempfile::tempdir_in("/var/tmp")?;
+        fs::set_permissions(&directory, Permissions::from_mode(0o700))?;
         if rustix::process::getuid().is_root() {
-            chown(folder.path(), Some(NOBODY), Some(NOBODY))?;
+            chown(directory.path(), Some(NOBODY), Some(NOBODY))?;
         }
-        let mut cluster = Cluster { folder, programs, server: None };
+        let mut cluster = Cluster { directory, programs, server: None };
         cluster.run("initdb", &["--no-sync", "--auth=trust", "--username=postgres", "-D", "data"])?;
         let mut server = cluster.command("postgres");
-        let socket = cluster.folder.path().to_owned();
+        let socket = cluster.directory.path().to_owned();
         server.args(["-D", "data", "-c", "listen_addresses=", "-c", "max_connections=40", "-k"]).arg(socket);
         cluster.server = Some(server.stdout(Stdio::null()).stderr(cluster.log()?).spawn()?);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while cluster.run("psql", &cluster.sql("select 1")).is_err() {
             ensure!(Instant::now() < deadline, "PostgreSQL does not start: {}", cluster.logged());
             sleep(POLL);
@@ -95,14 +95,14 @@ impl Cluster {
              select (select count(*) from seen where type = kind)::float8 / (select count(*) from times)
                  from unnest(array['Lock', 'Client', 'LWLock', 'IO']) with ordinality as kinds (kind, place) order by place"
         );
-        let told = self.run("psql", &self.sql(&sql))?;
-        let figures: Vec<f64> = told.lines().filter_map(|line| line.parse().ok()).collect();
-        let [row_lock, client, inner_lock, file] = figures[..] else { bail!("no four figures: {told}") };
+        let output = self.run("psql", &self.sql(&sql))?;
+        let figures: Vec<f64> = output.lines().filter_map(|line| line.parse().ok()).collect();
+        let [row_lock, client, inner_lock, file] = figures[..] else { bail!("no four figures: {output}") };
         Ok(Waiting { row_lock, client, inner_lock, file })
     }
 
     fn host(&self) -> String {
-        format!("--host={}", self.folder.path().display())
+        format!("--host={}", self.directory.path().display())
     }
 
     fn sql(&self, sql: &str) -> Vec<String> {
@@ -120,7 +120,7 @@ impl Cluster {
         }
         // SIGINT is a fast shutdown of the server.
         command.args(["--pdeathsig", "INT", "--"]).arg(self.programs.join(program));
-        command.current_dir(self.folder.path()).stdin(Stdio::null());
+        command.current_dir(self.directory.path()).stdin(Stdio::null());
         command.env_clear().env("PATH", "/usr/bin:/bin").env("LC_ALL", "C");
         command
     }
@@ -132,11 +132,11 @@ impl Cluster {
     }
 
     fn log(&self) -> Result<File> {
-        Ok(File::options().create(true).append(true).open(self.folder.path().join("log"))?)
+        Ok(File::options().create(true).append(true).open(self.directory.path().join("log"))?)
     }
 
     fn logged(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 }
 
@@ -158,10 +158,10 @@ impl Drop for Load {
 
 /// Returns the program directory of the newest version that has all programs.
 fn programs() -> Option<PathBuf> {
-    let has_all = |folder: &PathBuf| {
-        ["initdb", "postgres", "psql", "pgbench"].iter().all(|program| Path::new(folder).join(program).exists())
+    let has_all = |directory: &PathBuf| {
+        ["initdb", "postgres", "psql", "pgbench"].iter().all(|program| Path::new(directory).join(program).exists())
     };
-    let version = |folder: &PathBuf| folder.parent()?.file_name()?.to_str()?.parse::<u32>().ok();
+    let version = |directory: &PathBuf| directory.parent()?.file_name()?.to_str()?.parse::<u32>().ok();
     let versions = fs::read_dir(VERSIONS).ok()?.flatten().map(|version| version.path().join("bin"));
     versions.filter(has_all).max_by_key(version)
 }

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// Names of Chromium's executable.
 const BROWSERS: [&str; 3] = ["chromium-headless-shell", "chromium", "chromium-browser"];
 /// Timeout, far above what any step takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Browser {
     child: Child,
@@ -87,13 +87,13 @@ impl Browser {
         }
         self.to.write_all(format!("{message}\0").as_bytes())?;
         loop {
-            let told = self.read()?;
-            if told["id"] != id {
-                self.events.push(told);
+            let message = self.read()?;
+            if message["id"] != id {
+                self.events.push(message);
                 continue;
             }
-            ensure!(told["error"].is_null(), "{method}: {}", told["error"]);
-            return Ok(told["result"].clone());
+            ensure!(message["error"].is_null(), "{method}: {}", message["error"]);
+            return Ok(message["result"].clone());
         }
     }
 
@@ -107,9 +107,9 @@ impl Browser {
     /// Evaluates an expression.
     pub fn value(&mut self, expression: &str) -> Result<Value> {
         let asked = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
-        let told = self.call("Runtime.evaluate", asked)?;
-        ensure!(told["exceptionDetails"].is_null(), "{expression}: {}", told["exceptionDetails"]);
-        Ok(told["result"]["value"].clone())
+        let message = self.call("Runtime.evaluate", asked)?;
+        ensure!(message["exceptionDetails"].is_null(), "{expression}: {}", message["exceptionDetails"]);
+        Ok(message["result"]["value"].clone())
     }
 
     /// Evaluates an expression to text.
@@ -120,7 +120,7 @@ impl Browser {
 
     /// Waits until the expression is true.
     pub fn until(&mut self, expression: &str) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.value(expression)? != true {
             if Instant::now() > deadline {
                 bail!("it does not come to {expression}");

@@ -33,17 +33,17 @@ fn cell(text: &str) -> Result<String> {
     }
     let inside = inside.split_once("</td>").map_or(inside, |(inside, _)| inside);
     // Text between tags.
-    let mut told = String::new();
+    let mut text = String::new();
     let mut is_tag = false;
     for c in inside.chars() {
         match c {
             '<' => is_tag = true,
             '>' => is_tag = false,
-            c if !is_tag => told.push(c),
+            c if !is_tag => text.push(c),
             _ => {}
         }
     }
-    Ok(told
+    Ok(text
         .replace("&lt;", "<")
         .replace("&gt;", ">")
         .replace("&quot;", "\"")
@@ -142,13 +142,13 @@ pub fn ensure_same(sources_rows: &[Row], culprit_rows: &[Row], look: &Value) -> 
     );
     let all_ns: u64 = expected.iter().map(|culprit| culprit.0).sum();
     for (row, (total_ns, who, victims)) in culprit_rows.iter().zip(&expected) {
-        let [share, delay, _, _, named, told] = &row[..] else { anyhow::bail!("{row:?}") };
+        let [share, delay, _, _, named, text] = &row[..] else { anyhow::bail!("{row:?}") };
         let share: f64 = share.parse()?;
         ensure!(
             (share - *total_ns as f64 / all_ns as f64).abs() < 1e-9 && *delay == total_ns.to_string(),
             "{row:?}: {total_ns}"
         );
-        ensure!(named.starts_with(who.as_str()) && told == victims, "{row:?}: {who} {victims}");
+        ensure!(named.starts_with(who.as_str()) && text == victims, "{row:?}: {who} {victims}");
     }
     Ok(())
 }

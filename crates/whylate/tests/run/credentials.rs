@@ -39,7 +39,7 @@ const ALL_SETS: [&str; 4] = ["CapInh", "CapPrm", "CapEff", "CapAmb"];
 
 /// A user may run whylate with ambient, inheritable or file capabilities.
 #[test]
-fn the_command_of_a_user_with_capabilities_has_none() -> Result<()> {
+fn command_of_privileged_user_has_no_capabilities() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let directory = copied(PROGRAM, "whylate")?;
     let program = directory.path().join("whylate");
@@ -77,7 +77,7 @@ fn the_command_of_a_user_with_capabilities_has_none() -> Result<()> {
 
 /// The shell of `timerlat --on-end` is a command of the user, too.
 #[test]
-fn the_shell_of_an_action_has_no_capabilities() -> Result<()> {
+fn shell_of_action_has_no_capabilities() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let directory = copied(PROGRAM, "whylate")?;
     let written = tempfile::NamedTempFile::new()?;
@@ -97,7 +97,7 @@ fn the_shell_of_an_action_has_no_capabilities() -> Result<()> {
 }
 
 #[test]
-fn a_command_runs_as_the_user_that_is_named() -> Result<()> {
+fn command_runs_as_given_user() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for name in ["nobody", "65534"] {
         // A remaining group of root would let the command read root's files.

@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// Timeout, far above what any step takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(5);
 
 /// Path of the built program.
@@ -25,15 +25,15 @@ pub fn whylate(arguments: &[&str]) -> Command {
 }
 
 /// Copies a program under that name into a directory that every user can read. cp(1) writes the copy: a file that this
-/// process has open for writing leaks into processes that other tests fork, and cannot be executed meanwhile.
+/// process has open for writing leaks into processes that other tests fork, and cannot be executed until they exit.
 pub fn copied(program: &str, name: &str) -> Result<TempDir> {
-    let folder = tempfile::tempdir()?;
-    fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
-    let copy = folder.path().join(name);
+    let directory = tempfile::tempdir()?;
+    fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
+    let copy = directory.path().join(name);
     let status = Command::new("cp").arg(program).arg(&copy).status()?;
     ensure!(status.success(), "cp cannot copy {program}");
     fs::set_permissions(&copy, Permissions::from_mode(0o755))?;
-    Ok(folder)
+    Ok(directory)
 }
 
 /// Returns whether a process catches a signal.
@@ -73,7 +73,7 @@ impl Running {
 
     /// Waits until the process catches the signal.
     pub fn wait_until_it_catches(&mut self, signal: Signal) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !catches(self.pid(), signal) {
             ensure!(self.is_alive()?, "it ends before it catches {signal:?}");
             ensure!(Instant::now() < deadline, "it does not catch {signal:?}");
@@ -84,7 +84,7 @@ impl Running {
 
     /// Waits for the exit and returns the status and standard error.
     pub fn end(&mut self) -> Result<(ExitStatus, String)> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.0.try_wait()? {
                 let mut stderr = String::new();
@@ -109,7 +109,7 @@ impl Running {
 
     /// Waits until the signal is no longer pending.
     pub fn wait_until_delivered(&self, signal: Signal) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let bit = 1_u64 << (signal.as_raw() - 1);
         while Instant::now() < deadline {
             let status = self.proc("status")?;

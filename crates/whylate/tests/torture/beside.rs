@@ -16,7 +16,7 @@ use crate::exercise::{Exercise, is_whole, part};
 use crate::turn::turn_to_measure;
 
 /// Minimum rate of threads per second.
-const BIRTHS: f64 = 5_000.0;
+const MIN_THREADS_PER_S: f64 = 5_000.0;
 
 /// Runs the commands while threads call `disturb` repeatedly. Returns the calls per second.
 pub fn beside(
@@ -42,23 +42,23 @@ pub fn beside(
 }
 
 /// Starts one thread that exits at once.
-pub fn births() {
+pub fn short_lived_thread() {
     let _ = thread::Builder::new().stack_size(16 << 10).spawn(|| ()).map(thread::JoinHandle::join);
 }
 
 #[test]
-fn births_and_deaths_do_not_hurt() -> Result<()> {
+fn survives_thread_churn() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped("births", "no source measures here") };
     let mut exercise = Exercise::begin("births")?;
     let parents = 2 * thread::available_parallelism()?.get();
-    let rate = beside(&mut exercise, part(&COMMANDS, 1), parents, |_| births())?;
+    let rate = beside(&mut exercise, part(&COMMANDS, 1), parents, |_| short_lived_thread())?;
     exercise.note(format!("{rate:.0} births and deaths a second"));
     // In `make test` other programs may use the machine.
-    if is_whole() && rate < BIRTHS {
+    if is_whole() && rate < MIN_THREADS_PER_S {
         if std::env::var_os("WHYLATE_EMULATED").is_some() {
             println!("skipped: an emulated CPU makes {rate:.0} threads a second");
         } else {
-            exercise.wrong(&format!("{rate:.0} births a second, of {BIRTHS}"));
+            exercise.wrong(&format!("{rate:.0} births a second, of {MIN_THREADS_PER_S}"));
         }
     }
     exercise.end()
@@ -66,20 +66,20 @@ fn births_and_deaths_do_not_hurt() -> Result<()> {
 
 /// Directory in which a controller's cgroups can be created.
 fn hierarchy(controller: &str) -> Option<&'static str> {
-    let folders: &[&str] = match controller {
+    let directories: &[&str] = match controller {
         "cpu" => &["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup"],
         _ => &["/sys/fs/cgroup/pids", "/sys/fs/cgroup"],
     };
-    folders.iter().copied().find(|folder| Path::new(folder).join("cgroup.procs").exists())
+    directories.iter().copied().find(|directory| Path::new(directory).join("cgroup.procs").exists())
 }
 
 #[test]
-fn cgroups_that_go_are_told_or_unknown() -> Result<()> {
+fn removed_cgroups_are_named_or_unknown() -> Result<()> {
     const NAME: &str = "cgroups";
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
-    let Some(folder) = hierarchy("cpu") else { return Exercise::skipped(NAME, "no cgroup can be made here") };
+    let Some(directory) = hierarchy("cpu") else { return Exercise::skipped(NAME, "no cgroup can be made here") };
     let mut exercise = Exercise::begin(NAME)?;
-    let made = format!("{folder}/whylate-torture-{}", std::process::id());
+    let made = format!("{directory}/whylate-torture-{}", std::process::id());
     let rate = beside(&mut exercise, part(&COMMANDS, 1), 1, |_| {
         let _ = fs::create_dir(&made);
         let mut enter = Command::new("sh");
@@ -94,15 +94,15 @@ fn cgroups_that_go_are_told_or_unknown() -> Result<()> {
 }
 
 #[test]
-fn a_fork_bomb_within_its_limit_does_not_hurt() -> Result<()> {
+fn survives_fork_bomb_in_cgroup() -> Result<()> {
     const NAME: &str = "fork bomb";
     if !is_whole() {
         return Exercise::skipped(NAME, "only make torture does it");
     }
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
-    let Some(folder) = hierarchy("pids") else { return Exercise::skipped(NAME, "processes cannot be limited here") };
+    let Some(directory) = hierarchy("pids") else { return Exercise::skipped(NAME, "processes cannot be limited here") };
     let mut exercise = Exercise::begin(NAME)?;
-    let made = format!("{folder}/whylate-bomb-{}", std::process::id());
+    let made = format!("{directory}/whylate-bomb-{}", std::process::id());
     fs::create_dir(&made)?;
     let bomb = fs::write(format!("{made}/pids.max"), "60").map_err(anyhow::Error::from).and_then(|()| {
         // A shell whose fork fails exits, so the next bomb follows it; the process that starts them is not limited. A

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-use crate::left::{KINDS, Seen};
+use crate::left::{KINDS, Leftovers};
 use crate::running::whylate;
 
 /// Timeout, far above what a run takes, also with ten busy threads per CPU.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Exit status of a Rust program that panicked.
 const PANICKED: i32 = 101;
 /// Exit status of a measurement that hit its threshold: no failure, and no reason is expected.
@@ -41,8 +41,8 @@ pub fn part<T>(commands: &[T], in_test: usize) -> &[T] {
 pub struct Exercise {
     name: &'static str,
     /// Working directory of the commands.
-    folder: TempDir,
-    before: Seen,
+    directory: TempDir,
+    before: Leftovers,
     times: u64,
     panics: u64,
     hangs: u64,
@@ -55,9 +55,9 @@ pub struct Exercise {
 impl Exercise {
     pub fn begin(name: &'static str) -> Result<Self> {
         // Not named after whylate: files that are count as leftovers.
-        let folder = tempfile::Builder::new().prefix("torture-").tempdir()?;
-        let before = Seen::now(folder.path());
-        Ok(Self { name, folder, before, times: 0, panics: 0, hangs: 0, letters: 0, other: 0, note: String::new() })
+        let directory = tempfile::Builder::new().prefix("torture-").tempdir()?;
+        let before = Leftovers::now(directory.path());
+        Ok(Self { name, directory, before, times: 0, panics: 0, hangs: 0, letters: 0, other: 0, note: String::new() })
     }
 
     /// Adds a row that says why there are no figures.
@@ -66,8 +66,8 @@ impl Exercise {
         add_row(&format!("{name}\tskipped: {reason}"))
     }
 
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// Counts a run of something other than a command that exits by itself.
@@ -96,12 +96,12 @@ impl Exercise {
     /// Starts whylate with the caller's outputs, or in a shell around it.
     pub fn start_as(&mut self, command: &mut Command) -> Result<Child> {
         self.times += 1;
-        Ok(command.stdin(Stdio::null()).current_dir(self.folder()).spawn()?)
+        Ok(command.stdin(Stdio::null()).current_dir(self.directory()).spawn()?)
     }
 
     /// Returns the output of a run that exits by itself; a failure must say why in one line. `None` if it did not exit.
     pub fn finish(&mut self, mut child: Child, what: &str) -> Result<Option<Output>> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         // An output that is not read would block it.
         let (stdout, stderr) = (read(child.stdout.take()), read(child.stderr.take()));
         let is_heard = stderr.is_some();
@@ -123,18 +123,18 @@ impl Exercise {
             None => Ok(Vec::new()),
         };
         let output = Output { status, stdout: joined(stdout)?, stderr: joined(stderr)? };
-        let told = String::from_utf8_lossy(&output.stderr);
-        if status.signal().is_some() || status.code() == Some(PANICKED) || told.contains("panicked") {
-            println!("WRONG: {}: {what}: {status}: {told}", self.name);
+        let text = String::from_utf8_lossy(&output.stderr);
+        if status.signal().is_some() || status.code() == Some(PANICKED) || text.contains("panicked") {
+            println!("WRONG: {}: {what}: {status}: {text}", self.name);
             self.panics += 1;
-        } else if is_heard && status.code() != Some(0) && !(status.code() == Some(OVER_THRESHOLD) && told.is_empty()) {
-            let says_why = told.lines().any(|line| line.starts_with("whylate: ") || line.starts_with("error: "));
+        } else if is_heard && status.code() != Some(0) && !(status.code() == Some(OVER_THRESHOLD) && text.is_empty()) {
+            let says_why = text.lines().any(|line| line.starts_with("whylate: ") || line.starts_with("error: "));
             if !says_why {
-                self.wrong(&format!("{what}: {status} and no reason: {told}"));
+                self.wrong(&format!("{what}: {status} and no reason: {text}"));
             }
         }
-        self.look_at(&output.stdout, what);
-        self.look_at(&output.stderr, &format!("what {what} says beside it"));
+        self.check_output(&output.stdout, what);
+        self.check_output(&output.stderr, &format!("what {what} says beside it"));
         Ok(Some(output))
     }
 
@@ -156,9 +156,9 @@ impl Exercise {
     }
 
     /// Output must be text without control characters.
-    pub fn look_at(&mut self, told: &[u8], what: &str) {
+    pub fn check_output(&mut self, text: &[u8], what: &str) {
         let is_plain = |letter: char| matches!(letter, '\n' | '\t') || !letter.is_control();
-        let found = match std::str::from_utf8(told) {
+        let found = match std::str::from_utf8(text) {
             Ok(text) => text.chars().find(|&letter| !is_plain(letter)).map(|letter| format!("{letter:?}")),
             Err(error) => Some(format!("no text from byte {}", error.valid_up_to())),
         };
@@ -170,18 +170,18 @@ impl Exercise {
 
     /// Compares the machine's state with the one before and adds the row.
     pub fn end(self) -> Result<()> {
-        let left = self.before.left_behind(self.folder());
+        let left = self.before.left_behind(self.directory());
         let mut counts: Vec<u64> = left.iter().map(|left| left.len() as u64).collect();
         for (kind, left) in KINDS.iter().zip(&left).filter(|(_, left)| !left.is_empty()) {
             println!("WRONG: {}: {} {kind} are left behind: {left:?}", self.name, left.len());
         }
         counts.extend([self.panics, self.hangs, self.letters, self.other]);
         let named = KINDS.iter().chain(&["panics", "hangs", "letters", "other"]).zip(&counts);
-        let told: Vec<String> = named.map(|(name, count)| format!("{count} {name}")).collect();
-        println!("{}, {} times: {}; {}", self.name, self.times, told.join(", "), self.note);
+        let text: Vec<String> = named.map(|(name, count)| format!("{count} {name}")).collect();
+        println!("{}, {} times: {}; {}", self.name, self.times, text.join(", "), self.note);
         let figures: Vec<String> = counts.iter().map(u64::to_string).collect();
         add_row(&format!("{}\t{}\t{}\t{}", self.name, self.times, figures.join("\t"), self.note))?;
-        ensure!(counts.iter().all(|&count| count == 0), "{}: {}", self.name, told.join(", "));
+        ensure!(counts.iter().all(|&count| count == 0), "{}: {}", self.name, text.join(", "));
         Ok(())
     }
 }
@@ -204,7 +204,7 @@ fn read(from: Option<impl Read + Send + 'static>) -> Option<JoinHandle<Vec<u8>>>
 /// have none. Also returns after it exits.
 pub fn wait_until_it_measures(pid: u32) {
     let (mut held, mut calm) = (0, 0);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while calm < if held > 0 { 4 } else { 20 } && Instant::now() < deadline {
         sleep(Duration::from_millis(50));
         let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return };

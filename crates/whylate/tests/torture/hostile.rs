@@ -35,13 +35,13 @@ const FILES: [&str; 4] = ["out.svg", "out.folded", "out.json", "out.speedscope.j
 
 /// Cgroups with hostile names, each with a process that keeps a CPU busy.
 struct Cgroups {
-    folders: Vec<PathBuf>,
+    directories: Vec<PathBuf>,
     busy: Vec<Child>,
 }
 
 impl Cgroups {
     fn make() -> Result<Self> {
-        let mut made = Cgroups { folders: Vec::new(), busy: Vec::new() };
+        let mut made = Cgroups { directories: Vec::new(), busy: Vec::new() };
         // The kernel refuses line feeds in cgroup names.
         for (at, name) in NAMES.iter().filter(|name| !name.contains(&b'\n')).enumerate() {
             let mut busy = Command::new("nice");
@@ -51,10 +51,10 @@ impl Cgroups {
             made.busy.push(busy);
             for hierarchy in HIERARCHIES.map(Path::new).iter().filter(|path| path.join("cgroup.procs").exists()) {
                 let unique = format!("{}-{at}-", std::process::id());
-                let folder = hierarchy.join(OsStr::from_bytes(&[unique.as_bytes(), name].concat()));
-                if fs::create_dir(&folder).is_ok() {
-                    made.folders.push(folder.clone());
-                    let _ = fs::write(folder.join("cgroup.procs"), &pid);
+                let directory = hierarchy.join(OsStr::from_bytes(&[unique.as_bytes(), name].concat()));
+                if fs::create_dir(&directory).is_ok() {
+                    made.directories.push(directory.clone());
+                    let _ = fs::write(directory.join("cgroup.procs"), &pid);
                 }
             }
         }
@@ -68,10 +68,10 @@ impl Drop for Cgroups {
             let _ = busy.kill();
             let _ = busy.wait();
         }
-        for folder in &self.folders {
+        for directory in &self.directories {
             // A process that was in the cgroup may still be exiting.
             for _ in 0..200 {
-                if fs::remove_dir(folder).is_ok() {
+                if fs::remove_dir(directory).is_ok() {
                     break;
                 }
                 sleep(Duration::from_millis(5));
@@ -90,15 +90,15 @@ impl Hostile {
     /// Returns `None` without a compiler.
     fn start(exercise: &Exercise) -> Result<Option<Self>> {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/torture/hostile.c");
-        let folder = tempfile::Builder::new().prefix("hostile-").tempdir()?;
-        let program = folder.path().join("hostile");
+        let directory = tempfile::Builder::new().prefix("hostile-").tempdir()?;
+        let program = directory.path().join("hostile");
         let Ok(built) = Command::new("cc").args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).status() else {
             return Ok(None);
         };
         ensure!(built.success(), "{source} does not compile");
         // A process names its perf map by its PID, which the shell has before it executes the program.
         let mut start = Command::new("sh");
-        start.args(["-c", "exec \"$0\" /tmp/perf-$$.map"]).arg(&program).current_dir(exercise.folder());
+        start.args(["-c", "exec \"$0\" /tmp/perf-$$.map"]).arg(&program).current_dir(exercise.directory());
         let mut process = start.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let mut line = String::new();
         BufReader::new(process.stdout.take().context("it has an output")?).read_line(&mut line)?;
@@ -124,33 +124,33 @@ fn look_at_it(exercise: &mut Exercise, hostile: &Hostile) -> Result<()> {
     let words = ["offcpu", "-F", "499", "-p", &pid, "--call-graph", "fp", "-d", "1s"];
     let child = exercise.start(&words)?;
     if let Some(output) = exercise.finish(child, "offcpu of hostile code")? {
-        let told = String::from_utf8_lossy(&output.stdout);
+        let text = String::from_utf8_lossy(&output.stdout);
         // The generated code exists on x86-64 alone.
-        if cfg!(target_arch = "x86_64") && !told.contains("jit ") {
-            exercise.wrong(&format!("offcpu tells no code of a perf map: {told}"));
+        if cfg!(target_arch = "x86_64") && !text.contains("jit ") {
+            exercise.wrong(&format!("offcpu tells no code of a perf map: {text}"));
         }
     }
     for file in part(&FILES, 1) {
         exercise.run(&[&words[..], &["-o", file]].concat(), " of hostile code")?;
-        let path = exercise.folder().join(file);
-        let told = fs::read(&path)?;
-        exercise.look_at(&told, file);
+        let path = exercise.directory().join(file);
+        let text = fs::read(&path)?;
+        exercise.check_output(&text, file);
         fs::remove_file(path)?;
     }
     let packed = "out.pb.gz";
     exercise.run(&[&words[..], &["-o", packed]].concat(), " of hostile code")?;
-    let path = exercise.folder().join(packed);
-    let mut told = Vec::new();
-    flate2::read::GzDecoder::new(fs::File::open(&path)?).read_to_end(&mut told)?;
+    let path = exercise.directory().join(packed);
+    let mut text = Vec::new();
+    flate2::read::GzDecoder::new(fs::File::open(&path)?).read_to_end(&mut text)?;
     // Lengths and numbers are any bytes, but not as many as a name has.
-    if told.windows(4).any(|bytes| bytes == b"\x1b[2J" || bytes == b"\x1b]0;") {
+    if text.windows(4).any(|bytes| bytes == b"\x1b[2J" || bytes == b"\x1b]0;") {
         exercise.wrong("out.pb.gz has an escape");
     }
     Ok(fs::remove_file(path)?)
 }
 
 #[test]
-fn names_that_are_no_names_stay_out_of_the_screen() -> Result<()> {
+fn escapes_hostile_names_in_all_outputs() -> Result<()> {
     const NAME: &str = "renames";
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
     let mut exercise = Exercise::begin(NAME)?;
@@ -164,7 +164,7 @@ fn names_that_are_no_names_stay_out_of_the_screen() -> Result<()> {
     };
     let rate = rename(&mut exercise, part(&COMMANDS, 1))?;
     let cgroups = Cgroups::make()?;
-    let made = cgroups.folders.len();
+    let made = cgroups.directories.len();
     rename(&mut exercise, part(&BY_CGROUP, 1))?;
     drop(cgroups);
     match &hostile {
@@ -172,8 +172,8 @@ fn names_that_are_no_names_stay_out_of_the_screen() -> Result<()> {
         None => println!("skipped: no C compiler for a process with a perf map"),
     }
     if is_whole() {
-        let folder = copied("/bin/sleep", "\x1b[2J")?;
-        let program = folder.path().join("\x1b[2J");
+        let directory = copied("/bin/sleep", "\x1b[2J")?;
+        let program = directory.path().join("\x1b[2J");
         exercise.run(&["run", "--tree", "--", program.to_str().context("it is text")?, "0.1"], "")?;
     }
     let code = if hostile.is_some() { "code of a perf map" } else { "no code" };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Columns of the table, in order.
 pub const KINDS: [&str; 7] = ["programs", "maps", "links", "instances", "settings", "files", "threads"];
@@ -32,31 +32,31 @@ const OTHERS_THREADS: [&str; 2] = ["kworker/", "psimon"];
 
 /// State by kind, each item with enough detail to distinguish it.
 #[derive(Debug)]
-pub struct Seen(BTreeMap<&'static str, BTreeSet<String>>);
+pub struct Leftovers(BTreeMap<&'static str, BTreeSet<String>>);
 
-impl Seen {
-    /// Takes the current state. `folder` is where the commands run, in addition to the shared directories.
-    pub fn now(folder: &Path) -> Self {
+impl Leftovers {
+    /// Takes the current state. `directory` is where the commands run, in addition to the shared directories.
+    pub fn now(directory: &Path) -> Self {
         let programs = ProgInfoIter::default().map(|info| format!("{} {}", info.id, info.name.to_string_lossy()));
         let maps = MapInfoIter::default().map(|info| format!("{} {}", info.id, info.name.to_string_lossy()));
         let links = LinkInfoIter::default().map(|info| format!("{} of program {}", info.id, info.prog_id));
-        Seen(BTreeMap::from([
+        Leftovers(BTreeMap::from([
             ("programs", programs.collect()),
             ("maps", maps.collect()),
             ("links", links.collect()),
             ("instances", names_in(Path::new("/sys/kernel/tracing/instances")).collect()),
             ("settings", settings()),
-            ("files", files(folder)),
+            ("files", files(directory)),
             ("threads", threads()),
         ]))
     }
 
     /// Returns the items that are new since `before`, by kind in the order of `KINDS`. The kernel frees some items a
     /// little later.
-    pub fn left_behind(&self, folder: &Path) -> Vec<Vec<String>> {
-        let deadline = Instant::now() + PATIENCE;
+    pub fn left_behind(&self, directory: &Path) -> Vec<Vec<String>> {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            let now = Seen::now(folder);
+            let now = Leftovers::now(directory);
             let left = KINDS.map(|kind| now.0[kind].difference(&self.0[kind]).cloned().collect::<Vec<_>>());
             if left.iter().all(Vec::is_empty) || Instant::now() >= deadline {
                 return left.into();
@@ -66,8 +66,8 @@ impl Seen {
     }
 }
 
-fn names_in(folder: &Path) -> impl Iterator<Item = String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+fn names_in(directory: &Path) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
@@ -87,14 +87,14 @@ fn settings() -> BTreeSet<String> {
     paths.iter().map(|path| format!("{}: {}", path.display(), read(path).trim_end())).collect()
 }
 
-fn files(folder: &Path) -> BTreeSet<String> {
+fn files(directory: &Path) -> BTreeSet<String> {
     let mut files = BTreeSet::new();
     for (parent, is_ours) in [("/tmp", false), ("/var/tmp", false), ("/dev/shm", false), ("/run/whylate", true)] {
         // The lock of a running whylate's records stays.
-        let told = |name: &String| if is_ours { !name.ends_with(".lock") } else { name.contains("whylate") };
-        files.extend(names_in(Path::new(parent)).filter(told).map(|name| format!("{parent}/{name}")));
+        let is_left = |name: &String| if is_ours { !name.ends_with(".lock") } else { name.contains("whylate") };
+        files.extend(names_in(Path::new(parent)).filter(is_left).map(|name| format!("{parent}/{name}")));
     }
-    files.extend(names_in(folder));
+    files.extend(names_in(directory));
     files
 }
 

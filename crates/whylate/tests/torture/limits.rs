@@ -9,7 +9,7 @@ use std::thread;
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-use crate::beside::births;
+use crate::beside::short_lived_thread;
 use crate::exercise::{Exercise, part, wait_until_it_measures};
 use crate::turn::turn_to_measure;
 use crate::{COMMANDS, put_back};
@@ -19,7 +19,7 @@ const SMALL_ADDRESS_SPACE: &str = "-v 65536";
 const LEFT_BYTES: u64 = 64 << 20;
 
 #[test]
-fn with_little_of_everything_it_says_what_is_missing() -> Result<()> {
+fn scarce_resources_are_reported() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped("limits", "no source measures here") };
     let mut exercise = Exercise::begin("limits")?;
     for command in part(&COMMANDS, 1) {
@@ -42,7 +42,7 @@ fn with_little_of_everything_it_says_what_is_missing() -> Result<()> {
 
 /// Once it measures, it may map 64 MB more; short-lived threads give it much to keep.
 #[test]
-fn with_little_address_space_left_it_goes_on_or_says_so() -> Result<()> {
+fn low_address_space_is_survived_or_reported() -> Result<()> {
     const NAME: &str = "64 MB left";
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
     let mut exercise = Exercise::begin(NAME)?;
@@ -64,7 +64,7 @@ fn with_little_address_space_left_it_goes_on_or_says_so() -> Result<()> {
         let output = thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    births();
+                    short_lived_thread();
                 }
             });
             let output = exercise.finish(child, &what);

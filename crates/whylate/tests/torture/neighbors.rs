@@ -24,13 +24,13 @@ use crate::turn::turn_to_measure;
 /// UID of `nobody`, who has no privileges.
 const USER: &str = "65534";
 /// Limits of whylate beside any neighbor.
-const MOST_MEMORY_KB: u64 = 200 << 10;
-const MOST_DESCRIPTORS: usize = 1_024;
+const MAX_MEMORY_KB: u64 = 200 << 10;
+const MAX_DESCRIPTORS: usize = 1_024;
 /// Maximum delay of an answer after its span, including startup.
 const ANSWER: Duration = Duration::from_secs(3);
 /// A recording of this length has at least this many snapshots of each source.
 const SPAN: &str = "8s";
-const LEAST_SNAPSHOTS: usize = 7;
+const MIN_SNAPSHOTS: usize = 7;
 
 /// The compiled processes, in a directory that all users can enter.
 struct Neighbors {
@@ -141,7 +141,7 @@ fn run(exercise: &mut Exercise, words: &[&str]) -> Result<Option<Run>> {
 
 /// An overview, a recording and a program's answer stay within their bounds.
 fn keeps_within_bounds(exercise: &mut Exercise, pid: u32, beside: &str) -> Result<String> {
-    let (pid, recording) = (pid.to_string(), exercise.folder().join("x.whylate"));
+    let (pid, recording) = (pid.to_string(), exercise.directory().join("x.whylate"));
     let path = recording.to_str().context("a temporary directory's path is text")?.to_owned();
     let (mut memory_kb, mut descriptors) = (0, 0);
     for (words, span) in
@@ -154,14 +154,14 @@ fn keeps_within_bounds(exercise: &mut Exercise, pid: u32, beside: &str) -> Resul
         memory_kb = memory_kb.max(run.memory_kb);
         descriptors = descriptors.max(run.descriptors);
     }
-    if memory_kb > MOST_MEMORY_KB {
+    if memory_kb > MAX_MEMORY_KB {
         exercise.wrong(&format!("beside {beside} whylate takes {} MB", memory_kb >> 10));
     }
-    if descriptors > MOST_DESCRIPTORS {
+    if descriptors > MAX_DESCRIPTORS {
         exercise.wrong(&format!("beside {beside} whylate has {descriptors} descriptors"));
     }
     for (source, snapshots) in snapshots_by_source(&recording)? {
-        if snapshots < LEAST_SNAPSHOTS {
+        if snapshots < MIN_SNAPSHOTS {
             exercise.wrong(&format!("beside {beside} {source} has {snapshots} snapshots in {SPAN}"));
         }
     }
@@ -262,7 +262,7 @@ fn symbols(neighbors: &Neighbors) -> Result<()> {
             }
         }
     }
-    if most_kb > MOST_MEMORY_KB {
+    if most_kb > MAX_MEMORY_KB {
         exercise.wrong(&format!("beside a hostile symbol whylate takes {} MB", most_kb >> 10));
     }
     exercise.note(format!("C++ names of 12^5 to 12^16 parameters: {} MB", most_kb >> 10));
@@ -356,7 +356,7 @@ fn unmounting(neighbors: &Neighbors) -> Result<()> {
         let program = point.join("program");
         let copied = Command::new("cp").arg("/bin/sleep").arg(&program).status()?;
         ensure!(copied.success(), "cp(1) fails");
-        let recording = exercise.folder().join("x.whylate");
+        let recording = exercise.directory().join("x.whylate");
         let words = ["record", "-d", "30s", "-o", recording.to_str().context("it is text")?];
         let child = exercise.start(&words)?;
         crate::exercise::wait_until_it_measures(child.id());
@@ -426,7 +426,7 @@ fn identities(neighbors: &Neighbors) -> Result<()> {
 }
 
 #[test]
-fn hostile_and_large_neighbors_do_not_hurt() -> Result<()> {
+fn stays_within_bounds_beside_hostile_neighbors() -> Result<()> {
     if !is_whole() {
         println!("skipped: only make torture does it");
         return Ok(());

@@ -101,11 +101,11 @@ fn failing(failure: Failure) -> Result<OwnedFd> {
 }
 
 #[test]
-fn outputs_that_fail_end_it_in_order() -> Result<()> {
+fn failing_outputs_end_it_cleanly() -> Result<()> {
     const NAME: &str = "outputs";
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
     let mut exercise = Exercise::begin(NAME)?;
-    let stacks = [exercise.folder().join("stacks.txt"), exercise.folder().join("stacks.folded")];
+    let stacks = [exercise.directory().join("stacks.txt"), exercise.directory().join("stacks.folded")];
     fs::write(&stacks[0], "[<0>] do_nanosleep+0x1/0x2\n[<0>] __x64_sys_nanosleep+0x1/0x2\n\n")?;
     fs::write(&stacks[1], "a;b 1\na;c 2\n")?;
     let mut commands: Vec<_> = COMMANDS.iter().map(|&words| (words, To::Stdout)).collect();
@@ -160,8 +160,8 @@ fn streams(exercise: &mut Exercise, words: &[&str], to: To) -> Result<()> {
         let Some(output) = exercise.finish(child, &what)? else { continue };
         // A source without output succeeds, whatever its output is.
         if output.status.code() != Some(expected) && !(to == To::Nobody && output.status.code() == Some(1)) {
-            let told = String::from_utf8_lossy(&output.stderr);
-            exercise.wrong(&format!("{what}: {}, not {expected}: {told}", output.status));
+            let message = String::from_utf8_lossy(&output.stderr);
+            exercise.wrong(&format!("{what}: {}, not {expected}: {message}", output.status));
         }
     }
     Ok(())
@@ -169,21 +169,21 @@ fn streams(exercise: &mut Exercise, words: &[&str], to: To) -> Result<()> {
 
 /// A directory in which a file of that name cannot be written.
 struct FailingFile {
-    folder: PathBuf,
+    directory: PathBuf,
     file: PathBuf,
     reader: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
 }
 
 impl FailingFile {
-    fn make(folder: &Path, name: &str, failure: Failure) -> Result<Self> {
-        let folder = folder.join("failing");
-        fs::create_dir(&folder)?;
+    fn make(directory: &Path, name: &str, failure: Failure) -> Result<Self> {
+        let directory = directory.join("failing");
+        fs::create_dir(&directory)?;
         // One page: a file can be created but not written.
         let full = c"size=4k";
-        mount("tmpfs", &folder, "tmpfs", MountFlags::empty(), full).context("cannot mount a small tmpfs")?;
-        let mut made = FailingFile { file: folder.join(name), folder, reader: None };
+        mount("tmpfs", &directory, "tmpfs", MountFlags::empty(), full).context("cannot mount a small tmpfs")?;
+        let mut made = FailingFile { file: directory.join(name), directory, reader: None };
         match failure {
-            Failure::Full => fs::write(made.folder.join("fill"), [1; 4096])?,
+            Failure::Full => fs::write(made.directory.join("fill"), [1; 4096])?,
             Failure::Broken => {
                 // A terminal whose other end is closed.
                 let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
@@ -221,8 +221,8 @@ impl Drop for FailingFile {
             drop(other_end);
         }
         let _ = unmount(&self.file, UnmountFlags::DETACH);
-        let _ = unmount(&self.folder, UnmountFlags::DETACH);
-        let _ = fs::remove_dir(&self.folder);
+        let _ = unmount(&self.directory, UnmountFlags::DETACH);
+        let _ = fs::remove_dir(&self.directory);
     }
 }
 
@@ -234,16 +234,16 @@ fn file(
     what: &str,
     expected: &[i32],
 ) -> Result<()> {
-    let failing = FailingFile::make(exercise.folder(), name, failure)?;
+    let failing = FailingFile::make(exercise.directory(), name, failure)?;
     let mut command = whylate(words);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).current_dir(&failing.folder);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).current_dir(&failing.directory);
     exercise.count();
     let child = command.spawn()?;
     if let Some(output) = exercise.finish(child, what)?
         && !output.status.code().is_some_and(|code| expected.contains(&code))
     {
-        let told = String::from_utf8_lossy(&output.stderr);
-        exercise.wrong(&format!("{what}: {}, not {expected:?}: {told}", output.status));
+        let message = String::from_utf8_lossy(&output.stderr);
+        exercise.wrong(&format!("{what}: {}, not {expected:?}: {message}", output.status));
     }
     Ok(())
 }

@@ -8,10 +8,10 @@ use whylate_model::thread::by_name;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Cause, CauseKind, LateEvent};
 
-use super::{late, moments_per_part, program};
+use super::{late, program, ticks_per_part};
 use crate::output::why;
 use crate::top::panel::{Cell, Panel, Row};
-use crate::top::state::{State, What};
+use crate::top::state::{State, ViewKind};
 
 /// Maximum number of stacks.
 const STACKS: usize = 5;
@@ -51,7 +51,7 @@ struct Victim {
     /// Longest delay per column of the graph, in nanoseconds.
     over_time: Vec<Option<u64>>,
     /// Newest late event.
-    event: Option<What>,
+    event: Option<ViewKind>,
 }
 
 pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<Panel> {
@@ -59,9 +59,9 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
     let mut stacks: BTreeMap<&[String], (u64, u64)> = BTreeMap::new();
     let mut threads: BTreeMap<&str, Delays> = BTreeMap::new();
     let graph = columns.saturating_sub(BESIDE_GRAPH).clamp(8, 60);
-    let per_part = moments_per_part(state, graph);
+    let per_part = ticks_per_part(state, graph);
     let nothing = vec![Some(0); state.shown().len().div_ceil(per_part)];
-    for (card, moment, place, event) in late::events(state) {
+    for (card, tick, index, event) in late::events(state) {
         let ns = delay(event, kind, who);
         if ns == 0 {
             continue;
@@ -71,11 +71,11 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
         if victim.over_time.is_empty() {
             victim.over_time.clone_from(&nothing);
         }
-        let part = (moment.saturating_sub(state.window.start.max(state.history.forgotten())) as usize) / per_part;
+        let part = (tick.saturating_sub(state.window.start.max(state.history.forgotten())) as usize) / per_part;
         if let Some(value) = victim.over_time.get_mut(part) {
             *value = Some(value.unwrap_or(0).max(ns));
         }
-        victim.event.get_or_insert(What::Event(card.name, moment, place));
+        victim.event.get_or_insert(ViewKind::Event(card.name, tick, index));
         for cause in own(event, kind, who) {
             threads.entry(&cause.who).or_default().add(cause.ns);
             if !cause.stack.is_empty() {
@@ -102,9 +102,9 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
     // A single thread is shown with its TID.
     let who = if threads.len() == 1 { threads.keys().next().copied().unwrap_or(who) } else { who };
     let title = format!("Victims of {}", why::culprit(kind, who));
-    let whom =
+    let victims_panel =
         Panel::table("victims", title, "<SOURCE, <VICTIM, EVENTS, TOTAL, WORST, =OVER TIME", rows.collect(), "nothing");
-    let mut panels = vec![whom, late::panel(state, |_, event| delay(event, kind, who) > 0)];
+    let mut panels = vec![victims_panel, late::panel(state, |_, event| delay(event, kind, who) > 0)];
     // A thread is named `comm:tid`.
     let thread = threads.keys().next().copied().unwrap_or(who);
     if let Some((thread, _)) = thread.rsplit_once(':').filter(|_| kind == CauseKind::Thread) {
@@ -135,7 +135,7 @@ fn alike(kind: CauseKind, threads: BTreeMap<&str, Delays>) -> Panel {
             Cell::Text(who.to_owned()),
         ],
         is_late: false,
-        opens: Some(What::Culprit(kind, who.to_owned())),
+        opens: Some(ViewKind::Culprit(kind, who.to_owned())),
     });
     Panel::table("alike", title, "SHARE, DELAY, TIMES, WORST, <WHO", rows.collect(), "none")
 }

@@ -9,15 +9,15 @@ use super::{late, program, written};
 use crate::output::pad::{Left, Spaces};
 use crate::output::{path, why};
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
-use crate::top::state::{State, What};
+use crate::top::state::{State, ViewKind};
 
 /// Width of the text beside a bar.
 const BESIDE_BAR: usize = 60;
 /// Parts below this share of the latency are summed up in one line.
 const SMALL: f64 = 0.005;
 
-pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, columns: usize) -> Vec<Panel> {
-    let late = state.history.get(moment).and_then(|moment| moment.late.get(place));
+pub fn panels(state: &State, source: &'static str, tick: u64, index: usize, columns: usize) -> Vec<Panel> {
+    let late = state.history.get(tick).and_then(|tick| tick.late.get(index));
     let Some((_, event)) = late.filter(|(card, _)| card.name == source) else {
         return vec![Panel::text("causes", "Late event", "This event is no longer kept.")];
     };
@@ -33,7 +33,7 @@ pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, co
             Cell::Text(cause.who.clone()),
         ],
         is_late: false,
-        opens: Some(What::Culprit(cause.kind, cause.who.clone())),
+        opens: Some(ViewKind::Culprit(cause.kind, cause.who.clone())),
     });
     let nothing = "no causes were recorded";
     let mut panels = vec![Panel::table("causes", title, "SHARE, DELAY, <KIND, <WHO", rows.collect(), nothing)];

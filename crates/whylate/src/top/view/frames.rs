@@ -14,48 +14,48 @@ use crate::output::offcpu::chains::parts_of;
 use crate::output::pad::Spaces;
 use crate::top::draw::cut;
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
-use crate::top::state::{State, What};
-use crate::top::whose::{Stacks, Whose};
+use crate::top::program_filter::{ProgramFilter, Stacks};
+use crate::top::state::{State, ViewKind};
 
 /// Frames below this share of the total time have no row.
 const SMALL: f64 = 0.005;
 /// Maximum number of rows of an outline.
-const MOST_FRAMES: usize = 5_000;
+const MAX_ROWS: usize = 5_000;
 const BAR: usize = 12;
 /// Maximum depth of an icicle graph.
-const DEEPEST: usize = 40;
+const MAX_DEPTH: usize = 40;
 /// Minimum width of a frame with a name, in columns.
-const LEAST_COLUMNS: usize = 3;
+const MIN_WIDTH: usize = 3;
 
 /// Builds panels of the selected stacks; none if no stack is selected.
 pub fn panels(state: &State, card: &'static Card, stacks: &[Stack], shown: &Stacks, columns: usize) -> Vec<Panel> {
-    let tree = Node::of(stacks.iter().filter(|stack| shown.has(&stack.labels)), Root::Process);
+    let tree = Node::of(stacks.iter().filter(|stack| shown.matches(&stack.labels)), Root::Process);
     if tree.children.is_empty() {
         return Vec::new();
     }
-    of_node(&Zoom { card, shown, path: "", glyphs: state.glyphs }, &tree, columns)
+    panels_of(&Zoom { card, shown, path: "", glyphs: state.glyphs }, &tree, columns)
 }
 
 /// Builds an outline of a program's wait chains: where it waited, for which waker, and where the waker waited in turn.
-pub fn chains(state: &State, card: &'static Card, whose: &Whose) -> Option<Panel> {
-    let shown = Stacks::Chains(whose.clone());
-    let tree = of_chains(state, card, whose);
+pub fn chains(state: &State, card: &'static Card, program: &ProgramFilter) -> Option<Panel> {
+    let shown = Stacks::Chains(program.clone());
+    let tree = chain_tree(state, card, program);
     (!tree.children.is_empty()).then(|| outline(&Zoom { card, shown: &shown, path: "", glyphs: state.glyphs }, &tree))
 }
 
-fn of_chains(state: &State, card: &Card, whose: &Whose) -> Node {
-    let own = late::events(state).filter(|(of, .., event)| of.name == card.name && whose.has(&event.labels));
+fn chain_tree(state: &State, card: &Card, program: &ProgramFilter) -> Node {
+    let own = late::events(state).filter(|(of, .., event)| of.name == card.name && program.matches(&event.labels));
     Node::of_parts(own.flat_map(|(.., event)| parts_of(event, Root::Process)))
 }
 
 /// Builds panels of one frame and its callees.
 pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, columns: usize) -> Vec<Panel> {
     let tree = match shown {
-        Stacks::Chains(whose) => of_chains(state, card, whose),
+        Stacks::Chains(program) => chain_tree(state, card, program),
         _ => {
             let snapshot = state.merged(card);
             let stacks = snapshot.iter().flat_map(|snapshot| &snapshot.stacks);
-            Node::of(stacks.filter(|stack| shown.has(&stack.labels)), Root::Process)
+            Node::of(stacks.filter(|stack| shown.matches(&stack.labels)), Root::Process)
         }
     };
     let (mut node, mut frames) = (&tree, 0);
@@ -66,7 +66,7 @@ pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, co
         };
         (node, frames) = (child, frames + 1);
     }
-    let mut panels = of_node(&Zoom { card, shown, path, glyphs: state.glyphs }, node, columns);
+    let mut panels = panels_of(&Zoom { card, shown, path, glyphs: state.glyphs }, node, columns);
     if let Some(name) = path.split_terminator('\n').next_back().and_then(|key| key.split_once(' '))
         && let Some(panel) = panels.first_mut()
     {
@@ -84,7 +84,7 @@ struct Zoom<'a> {
     glyphs: Glyphs,
 }
 
-fn of_node(zoom: &Zoom<'_>, node: &Node, columns: usize) -> Vec<Panel> {
+fn panels_of(zoom: &Zoom<'_>, node: &Node, columns: usize) -> Vec<Panel> {
     vec![outline(zoom, node), Panel::text("icicle", "Icicle graph", &icicle(node, columns.saturating_sub(2)))]
 }
 
@@ -112,7 +112,7 @@ fn key_of(frame: &Frame) -> String {
 fn add_frames(zoom: &Zoom<'_>, node: &Node, all_ns: u64, path: &str, depth: usize, rows: &mut Vec<Row>) {
     for (frame, child) in node.widest_first() {
         let share = child.all.weight_ns as f64 / all_ns.max(1) as f64;
-        if share < SMALL || rows.len() >= MOST_FRAMES {
+        if share < SMALL || rows.len() >= MAX_ROWS {
             break;
         }
         let key = format!("{path}{}\n", key_of(frame));
@@ -125,7 +125,8 @@ fn add_frames(zoom: &Zoom<'_>, node: &Node, all_ns: u64, path: &str, depth: usiz
                 Cell::Text(format!("{}{}", Spaces(depth), frame.name)),
             ],
             is_late: false,
-            opens: (!child.children.is_empty()).then(|| What::Frames(zoom.card.name, zoom.shown.clone(), key.clone())),
+            opens: (!child.children.is_empty())
+                .then(|| ViewKind::Frames(zoom.card.name, zoom.shown.clone(), key.clone())),
         });
         add_frames(zoom, child, all_ns, &key, depth + 1, rows);
     }
@@ -138,16 +139,16 @@ fn icicle(node: &Node, columns: usize) -> String {
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-fn add_boxes(node: &Node, place: Range<usize>, depth: usize, lines: &mut Vec<String>) {
-    if depth >= DEEPEST {
+fn add_boxes(node: &Node, span: Range<usize>, depth: usize, lines: &mut Vec<String>) {
+    if depth >= MAX_DEPTH {
         return;
     }
     let all_ns = node.all.weight_ns.max(1) as f64;
-    let mut from = place.start;
+    let mut from = span.start;
     for (frame, child) in node.widest_first() {
-        let width = (child.all.weight_ns as f64 / all_ns * place.len() as f64) as usize;
-        let width = width.min(place.end - from);
-        if width < LEAST_COLUMNS {
+        let width = (child.all.weight_ns as f64 / all_ns * span.len() as f64) as usize;
+        let width = width.min(span.end - from);
+        if width < MIN_WIDTH {
             break;
         }
         if lines.len() <= depth {
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_as_wide_as_its_share_and_stands_below_its_caller() {
+    fn frame_width_is_its_share_below_its_caller() {
         let stacks = [stack(&["main", "read"], 600), stack(&["main", "\u{6f22}\u{5b57}"], 300), stack(&["idle"], 100)];
         let tree = Node::of(&stacks, Root::Process);
         let picture = icicle(&tree, 40);

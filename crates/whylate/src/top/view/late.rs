@@ -6,18 +6,18 @@ use whylate_model::{Card, LateEvent};
 
 use crate::output::why;
 use crate::top::panel::{Cell, Panel, Row};
-use crate::top::state::{State, What};
+use crate::top::state::{State, ViewKind};
 
 /// Maximum number of rows.
-const MOST: usize = 2_000;
+const MAX_ROWS: usize = 2_000;
 
 /// Iterates over the shown late events that the overview counts, newest first: source, sequence number of the tick,
 /// index within the tick, event.
 pub fn events(state: &State) -> impl Iterator<Item = (&'static Card, u64, usize, &LateEvent)> {
-    state.shown().rev().flat_map(move |moment| {
-        let late = moment.late.iter().enumerate().rev();
+    state.shown().rev().flat_map(move |tick| {
+        let late = tick.late.iter().enumerate().rev();
         let counts = late.filter(move |(_, (card, event))| state.counts(card, event));
-        counts.map(move |(place, (card, event))| (*card, moment.number, place, event))
+        counts.map(move |(index, (card, event))| (*card, tick.number, index, event))
     })
 }
 
@@ -25,15 +25,15 @@ pub fn events(state: &State) -> impl Iterator<Item = (&'static Card, u64, usize,
 pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel {
     let mut rows = Vec::new();
     let mut more = 0_u64;
-    for (card, moment, place, event) in events(state).filter(|(card, _, _, event)| is_of(card, event)) {
-        if rows.len() >= MOST {
+    for (card, tick, index, event) in events(state).filter(|(card, _, _, event)| is_of(card, event)) {
+        if rows.len() >= MAX_ROWS {
             more += 1;
             continue;
         }
         let main = event.causes.iter().max_by_key(|cause| cause.ns);
         let because = main.map_or_else(|| "not explained".to_owned(), |cause| why::culprit(cause.kind, &cause.who));
         rows.push(Row {
-            key: format!("{moment}/{place}"),
+            key: format!("{tick}/{index}"),
             cells: vec![
                 Cell::Ordered(time_of_day(event.at_unix_ns, state), event.at_unix_ns),
                 Cell::Text(card.name.to_owned()),
@@ -42,7 +42,7 @@ pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel 
                 Cell::Text(because),
             ],
             is_late: false,
-            opens: Some(What::Event(card.name, moment, place)),
+            opens: Some(ViewKind::Event(card.name, tick, index)),
         });
     }
     let title = match more {

@@ -11,8 +11,8 @@ use whylate_model::{Card, Histogram, Series, Snapshot};
 use super::{frames, late, written};
 use crate::output::histogram;
 use crate::top::panel::{Cell, Panel, Row};
-use crate::top::state::{State, What};
-use crate::top::whose::{Stacks, agree};
+use crate::top::program_filter::{Stacks, agree};
+use crate::top::state::{State, ViewKind};
 
 pub fn panels(state: &State, card: &'static Card, columns: usize) -> Vec<Panel> {
     let Some(snapshot) = state.merged(card) else {
@@ -31,7 +31,7 @@ pub fn panels(state: &State, card: &'static Card, columns: usize) -> Vec<Panel> 
 
 /// Returns the distribution that the source's limit applies to.
 fn figures_of(state: &State, card: &Card) -> Histogram {
-    let mut found = state.shown().filter_map(|moment| moment.of(card));
+    let mut found = state.shown().filter_map(|tick| tick.summary(card));
     let Some(mut sum) = found.next().cloned() else { return Histogram::default() };
     found.for_each(|later| sum.add(later));
     sum.figures()
@@ -63,14 +63,14 @@ fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, state: &S
 
 /// Label names that differ between series, histogram names, and value names.
 #[derive(Default)]
-struct Names<'a> {
+struct ColumnNames<'a> {
     labels: BTreeSet<&'a str>,
     histograms: BTreeSet<&'a str>,
     values: BTreeSet<&'a str>,
 }
 
 fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
-    let mut names = Names::default();
+    let mut names = ColumnNames::default();
     for series in &snapshot.series {
         names.labels.extend(series.labels.keys().map(String::as_str));
         names.histograms.extend(series.histograms.keys().map(String::as_str));
@@ -94,7 +94,7 @@ fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
             key: format!("{:?}", series.labels),
             cells: labels.chain(histograms).chain(values).collect(),
             is_late: false,
-            opens: Some(What::Series(card.name, series.labels.clone())),
+            opens: Some(ViewKind::Series(card.name, series.labels.clone())),
         }
     });
     let title = format!("{} over {}, longest total time first", card.name, format_ns(snapshot.duration_ns));
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_columns_cannot_make_columns() {
+    fn column_names_are_escaped() {
         assert_eq!(heading("a,<b_c"), "A??B C");
     }
 }

@@ -31,11 +31,11 @@ pub const EVIL: [&str; 4] = [
 pub const MARKS: &str = "\u{202e}\u{2066}\u{200b}\u{e0041}\u{9b}31m\u{1b}[31m\u{2028}\n";
 
 /// Names of things in the recording.
-pub struct Names {
+pub struct NameSet {
     is_evil: bool,
 }
 
-impl Names {
+impl NameSet {
     fn of(&self, plain: &str, number: usize) -> String {
         match self.is_evil {
             false => plain.to_owned(),
@@ -84,7 +84,7 @@ fn late(subject: String, at_unix_ns: u64, causes: Vec<Cause>) -> LateEvent {
     LateEvent { subject, at_unix_ns, latency_ns, causes, ..LateEvent::default() }
 }
 
-fn fill(snapshot: &mut Snapshot, second: u64, names: &Names) {
+fn fill(snapshot: &mut Snapshot, second: u64, names: &NameSet) {
     let at_ns = snapshot.start_unix_ns + 500 * MS;
     let cause = |kind, who: &str, number, ns| Cause::new(kind, names.of(who, number), ns);
     let stack = |frames: &str| -> Vec<String> {
@@ -189,7 +189,7 @@ fn fill(snapshot: &mut Snapshot, second: u64, names: &Names) {
     }
 }
 
-fn threads(snapshot: &mut Snapshot, second: u64, names: &Names) {
+fn threads(snapshot: &mut Snapshot, second: u64, names: &NameSet) {
     let frames = |of: &str| -> Vec<String> {
         of.split(' ').enumerate().map(|(number, frame)| names.of(frame, number)).collect()
     };
@@ -249,7 +249,7 @@ fn threads(snapshot: &mut Snapshot, second: u64, names: &Names) {
 }
 
 /// Returns the lines of one second.
-fn moment(second: u64, names: &Names) -> Vec<Line> {
+fn tick(second: u64, names: &NameSet) -> Vec<Line> {
     let mut lines = Vec::new();
     for (card, number) in CARDS.into_iter().zip(0..) {
         // Each source has its turn.
@@ -265,8 +265,8 @@ fn moment(second: u64, names: &Names) -> Vec<Line> {
 }
 
 /// Writes the recording.
-pub fn recording(folder: &Path, seconds: u64, is_evil: bool) -> Result<PathBuf> {
-    let names = Names { is_evil };
+pub fn recording(directory: &Path, seconds: u64, is_evil: bool) -> Result<PathBuf> {
+    let names = NameSet { is_evil };
     let measured = |card: &whylate_model::Card| Measured {
         source: card.name.to_owned(),
         backend: names.of("made", 0),
@@ -288,7 +288,7 @@ pub fn recording(folder: &Path, seconds: u64, is_evil: bool) -> Result<PathBuf> 
     };
     let end = Line::End(End { at_unix_ns: START_NS + seconds * SECOND_NS + SECOND_NS / 2 });
     let frames = std::iter::once(vec![Line::Header(header)])
-        .chain((0..seconds).map(|second| moment(second, &names)))
+        .chain((0..seconds).map(|second| tick(second, &names)))
         .chain(std::iter::once(vec![end]));
     let mut bytes = Vec::new();
     for lines in frames {
@@ -302,7 +302,7 @@ pub fn recording(folder: &Path, seconds: u64, is_evil: bool) -> Result<PathBuf> 
         bytes.extend(index.to_bytes());
         bytes.extend(compressed);
     }
-    let path = folder.join(if is_evil { "evil.whylate" } else { "web1.whylate" });
+    let path = directory.join(if is_evil { "evil.whylate" } else { "web1.whylate" });
     fs::write(&path, bytes)?;
     Ok(path)
 }

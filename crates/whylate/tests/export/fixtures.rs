@@ -130,7 +130,7 @@ fn threads(hour: u64) -> Snapshot {
 }
 
 /// Writes the recording.
-pub fn recording(folder: &Path) -> Result<PathBuf> {
+pub fn recording(directory: &Path) -> Result<PathBuf> {
     let measured =
         |source: &str| Measured { source: source.to_owned(), backend: "made".to_owned(), ..Measured::default() };
     let header = Header {
@@ -183,7 +183,7 @@ pub fn recording(folder: &Path) -> Result<PathBuf> {
         bytes.extend(index.to_bytes());
         bytes.extend(compressed);
     }
-    let path = folder.join("web1.whylate");
+    let path = directory.join("web1.whylate");
     fs::write(&path, bytes)?;
     Ok(path)
 }
