@@ -9,7 +9,7 @@ MAKEFLAGS += --no-print-directory
 PREFIX ?= /usr/local
 DESTDIR ?=
 CARGO ?= cargo
-# rustup's folder is on the PATH of login shells only, and its Rust is newer than the distribution's.
+# rustup's directory is on the PATH of login shells only, and its Rust is newer than the distribution's.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 target := $(or $(CARGO_TARGET_DIR),target)
@@ -38,7 +38,7 @@ build: ## build the program (release): target/release/whylate
 	@$(CARGO) build --release -p whylate || { scripts/install-deps --check >/dev/null || true; exit 1; }
 
 .PHONY: demo
-demo: deps build ## install what is missing, build, and look at this machine while it is disturbed
+demo: deps build ## install what is missing, build, and show the overview of this machine while it is disturbed
 	@scripts/demo
 
 # One test, or one program of tests: `make test T=name`.
@@ -89,7 +89,7 @@ torture: ## kill, starve and mislead it, here and in a virtual machine; ends wit
 	@mountpoint -q /sys/kernel/tracing || mount -t tracefs tracefs /sys/kernel/tracing
 	@CARGO=$(CARGO) scripts/torture
 
-# So many waits of each kind, and runs of each service: `make trial RUNS=3`.
+# The number of waits of each kind, and of runs of each service: `make trial RUNS=3`.
 RUNS ?= 100
 
 .PHONY: trial
@@ -102,70 +102,70 @@ trial: ## how often the true cause is named, in RUNS waits of each kind and RUNS
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test diff what_is_injected -- --nocapture
 	WHYLATE_TRIAL=$(RUNS) $(CARGO) test -q -p whylate --test services in_a_trial -- --nocapture --test-threads=1
 
-# So many seconds each: `make fuzz FOR=600`; or so many inputs each: `make fuzz INPUTS=10000000`.
+# The seconds per parser: `make fuzz FOR=600`; or the inputs per parser: `make fuzz INPUTS=10000000`.
 FOR ?= 60
 INPUTS ?=
 
 .PHONY: fuzz
-fuzz: ## hand inputs to each parser of what others write, FOR seconds each, or INPUTS
+fuzz: ## fuzz each parser of foreign data, FOR seconds each, or INPUTS
 	@scripts/install-deps
 	@INPUTS=$(INPUTS) scripts/fuzz $(FOR)
 
 .PHONY: bench-wq
-bench-wq: ## what `whylate wq` costs, beside the tools users have today (as root)
+bench-wq: ## what `whylate wq` costs, compared with existing tools (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- wq
 
-# Other builds of its peers: `make bench-block BIOSNOOP=PATH BIOLATENCY=PATH`.
+# Other builds of the tools to compare with: `make bench-block BIOSNOOP=PATH BIOLATENCY=PATH`.
 BIOSNOOP ?= biosnoop
 BIOLATENCY ?= biolatency
 
 .PHONY: bench-block
-bench-block: ## what `whylate block` costs a request, beside biolatency and biosnoop (as root)
+bench-block: ## what `whylate block` costs per request, compared with biolatency and biosnoop (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- block --biosnoop $(BIOSNOOP) --biolatency $(BIOLATENCY)
 
 .PHONY: bench-occupancy
-bench-occupancy: ## what the account behind `--why` costs a context switch (as root)
+bench-occupancy: ## what the CPU account behind `--why` costs per context switch (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- occupancy
 
 .PHONY: bench-timerlat
-bench-timerlat: ## what `whylate timerlat` tells and costs, beside cyclictest (as root)
+bench-timerlat: ## what `whylate timerlat` reports and costs, compared with cyclictest (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- timerlat
 
 .PHONY: bench-irqsoff
-bench-irqsoff: ## how much `whylate irqsoff` slows a scheduler benchmark down, beside bpftrace and the kernel's tracer (as root)
+bench-irqsoff: ## how much `whylate irqsoff` slows a scheduler benchmark down, compared with bpftrace and the kernel's tracer (as root)
 	@scripts/install-deps bench static vm tracers
 	@$(CARGO) xtask kernels 6.12-tracers >/dev/null
 	$(CARGO) run --release -p whylate-bench -- irqsoff --rounds 60
 	$(CARGO) run --release -p whylate-bench -- irqsoff-vm-cost --rounds 5
 
 .PHONY: bench-irqsoff-vm
-bench-irqsoff-vm: ## what each backend of `whylate irqsoff` tells of known delays, in a virtual machine
+bench-irqsoff-vm: ## what each backend of `whylate irqsoff` reports of known delays, in a virtual machine
 	@scripts/install-deps bench static vm tracers
 	@$(CARGO) xtask kernels 6.12-tracers >/dev/null
 	$(CARGO) run --release -p whylate-bench -- irqsoff-vm
 
 .PHONY: bench-sqpoll
-bench-sqpoll: ## how right `whylate sqpoll` is and what it costs, beside fdinfo and fio (as root)
+bench-sqpoll: ## accuracy and cost of `whylate sqpoll`, compared with fdinfo and fio (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- sqpoll
 
 .PHONY: bench-sqpoll-vm
-bench-sqpoll-vm: ## how right `whylate sqpoll --precise` is, beside the kernel's function tracer, in a virtual machine
+bench-sqpoll-vm: ## accuracy of `whylate sqpoll --precise`, compared with the kernel's function tracer, in a virtual machine
 	@scripts/install-deps bench static vm
 	@$(CARGO) xtask kernels 6.12-cloud >/dev/null
 	$(CARGO) run --release -p whylate-bench -- sqpoll-vm
 
 .PHONY: bench-offcpu
-bench-offcpu: ## what `whylate offcpu` costs a thread and a switch, beside /proc and offcputime (as root)
+bench-offcpu: ## what `whylate offcpu` costs per thread and per switch, compared with /proc and offcputime (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- offcpu
 
 .PHONY: bench-why
-bench-why: ## what a look costs, compared with perf sched record and offcputime; then bench-run (as root)
+bench-why: ## what the overview costs, compared with perf sched record and offcputime; then bench-run (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- why
 	$(CARGO) run --release -p whylate-bench -- run
@@ -176,7 +176,7 @@ bench-run: ## what `whylate run` adds to a build, how much memory ten minutes ta
 	$(CARGO) run --release -p whylate-bench -- run
 
 .PHONY: bench-record
-bench-record: ## disk, CPU and memory use of `whylate record`, beside perf sched record (as root)
+bench-record: ## disk, CPU and memory use of `whylate record`, compared with perf sched record (as root)
 	@scripts/install-deps bench
 	$(CARGO) run --release -p whylate-bench -- record
 
@@ -191,14 +191,14 @@ bench-top: ## CPU and memory use of `whylate top`, and how soon it shows figures
 	$(CARGO) run --release -p whylate-bench -- top
 
 .PHONY: bench-timerlat-vm
-bench-timerlat-vm: ## what `whylate timerlat` tells and costs, beside rtla, in a virtual machine
+bench-timerlat-vm: ## what `whylate timerlat` reports and costs, compared with rtla, in a virtual machine
 	@scripts/install-deps bench static vm
 	@$(CARGO) xtask kernels 6.12-rt >/dev/null
 	$(CARGO) run --release -p whylate-bench -- timerlat-vm
 
 .PHONY: install
 install: ## install program, man pages and completions (PREFIX=/usr/local, DESTDIR=)
-	@# Under sudo, cargo would be another user's, or leave root's files in the build folder.
+	@# Under sudo, cargo would be another user's, or leave root-owned files in the build directory.
 	@if [ -z "$${SUDO_USER:-}" ]; then $(MAKE) build; fi
 	@test -x $(binary) || { echo 'install: there is no $(binary): run `make build` first' >&2; exit 1; }
 	@made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; \
@@ -242,7 +242,7 @@ static-program:
 	@echo "$(TO): $$(stat -c %s $(TO)) bytes, needs no shared library"
 
 .PHONY: deny
-deny: ## check licences, advisories and origins of all dependencies
+deny: ## check licenses, advisories and origins of all dependencies
 	@cargo-deny --version >/dev/null 2>&1 || \
 	    { echo 'deny: cargo-deny is not installed: `cargo install cargo-deny --locked` builds it' >&2; exit 1; }
 	$(CARGO) deny check

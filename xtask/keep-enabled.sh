@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Has two probes that do nothing at each tracepoint that whylate uses. The kernel then changes none of its code when another one comes or
-# goes (kernel/tracepoint.c), which emulated CPUs may miss. For what follows in the same shell of a virtual machine.
+# Keeps two no-op probes at each tracepoint that whylate uses. The kernel then does not patch its code when another
+# probe comes or goes (kernel/tracepoint.c), which emulated CPUs may miss. Sourced by the script of a virtual machine.
 for instance in first second; do
     mkdir "/sys/kernel/tracing/instances/$instance"
     echo 0 >"/sys/kernel/tracing/instances/$instance/tracing_on"

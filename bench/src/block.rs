@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What watching I/O requests costs, with whylate and with biolatency and biosnoop, on the same load of fio.
+//! Cost of watching I/O requests with whylate, and with biolatency and biosnoop, on the same fio load.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,11 +14,11 @@ use crate::figures::{self, Check, Spread, median_of};
 use crate::programs::{self, Counts};
 use crate::{floor, kernel, machine, results, whylate};
 
-/// BPF per request, with all phases, without what counting its time takes.
+/// Limit of BPF run time per request with all phases, less the time of counting.
 const LIMIT_NS: f64 = 400.0;
-/// Of biolatency and biosnoop together, on the same load.
+/// Limit of the cost relative to biolatency and biosnoop together.
 const RATIO_LIMIT: f64 = 0.7;
-/// How many requests fewer a second there may be.
+/// Limit of the loss of requests per second.
 const SLOWDOWN_LIMIT_PERCENT: f64 = 2.0;
 const DEPTH: u32 = 128;
 const SECONDS: u32 = 4;
@@ -46,24 +46,24 @@ const WITHOUT_PHASES: usize = 5;
 const NAMES: [&str; 6] =
     ["nothing", "`whylate block --table`", "`biolatency`", "`biosnoop`", "`blktrace`", "`whylate block`"];
 
-/// What is left out where it does not run.
+/// Subjects that are left out if they do not run.
 const OPTIONAL: [usize; 2] = [BIOSNOOP, BLKTRACE];
 
-/// One subject in one round.
+/// A measurement of one subject in one round.
 #[derive(Clone, Debug, Default)]
 struct Sample {
     requests_per_second: f64,
-    /// Of all BPF programs, for one request.
+    /// Run time of all BPF programs per request.
     bpf_ns: f64,
-    /// The same without what counting takes: the mean run time of an empty program beside them, for each of their runs.
+    /// `bpf_ns` less the time of counting: the mean run time of an empty program beside them, for each run.
     own_ns: f64,
     programs: Vec<Counts>,
     requests: f64,
-    /// Events that the tool says it has lost.
+    /// Events that the tool reports as lost.
     lost: f64,
 }
 
-/// A file that is written once, and goes with this.
+/// A file that is written once, removed on drop.
 struct Load(tempfile::NamedTempFile);
 
 impl Load {
@@ -85,12 +85,12 @@ impl Load {
         serde_json::from_slice(&output.stdout).context("fio tells nothing")
     }
 
-    /// Requests a second, and all of them.
+    /// Returns fio's requests per second, and their total number.
     fn read(&self) -> Result<(f64, f64)> {
         let (depth, seconds) = (format!("--iodepth={DEPTH}"), format!("--runtime={SECONDS}"));
         let options = ["--rw=randread", "--bs=4k", "--ioengine=libaio", "--time_based", &depth, &seconds];
-        let told = self.fio(&options)?;
-        let read = &told["jobs"][0]["read"];
+        let report = self.fio(&options)?;
+        let read = &report["jobs"][0]["read"];
         let figure = |name: &str| read[name].as_f64().with_context(|| format!("fio does not tell {name}"));
         Ok((figure("iops")?, figure("total_ios")?))
     }
@@ -98,22 +98,22 @@ impl Load {
 
 /// The block device that a file lies on.
 struct Device {
-    /// Below `/sys`.
-    folder: PathBuf,
+    /// Directory in `/sys`.
+    directory: PathBuf,
     node: String,
 }
 
 impl Device {
-    fn of(file: &Path) -> Result<Device> {
+    fn for_file(file: &Path) -> Result<Device> {
         let number = fs::metadata(file)?.dev();
-        let folder = PathBuf::from(format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number)));
-        let facts = fs::read_to_string(folder.join("uevent")).context("the file lies on no block device")?;
+        let directory = PathBuf::from(format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number)));
+        let facts = fs::read_to_string(directory.join("uevent")).context("the file lies on no block device")?;
         let name = facts.lines().find_map(|line| line.strip_prefix("DEVNAME=")).context("its device has no name")?;
-        Ok(Device { node: format!("/dev/{name}"), folder })
+        Ok(Device { node: format!("/dev/{name}"), directory })
     }
 
     fn is_traced(&self) -> bool {
-        fs::read_to_string(self.folder.join("trace/enable")).is_ok_and(|text| text.trim() == "1")
+        fs::read_to_string(self.directory.join("trace/enable")).is_ok_and(|text| text.trim() == "1")
     }
 }
 
@@ -181,7 +181,7 @@ impl Bench<'_> {
     }
 
     fn start_blktrace(&self) -> Result<Tool> {
-        let device = Device::of(self.load.0.path())?;
+        let device = Device::for_file(self.load.0.path())?;
         let mut tool = Tool::start("blktrace", &["-d", &device.node, "-o", "-"])?;
         wait_until("it does not trace", || {
             tool.expect_running()?;
@@ -190,7 +190,7 @@ impl Bench<'_> {
         Ok(tool)
     }
 
-    /// Under load: what has loaded its programs may fail to attach them yet.
+    /// Tries it under load, as a tool that has loaded its programs may still fail to attach them.
     fn try_out(&self, subject: usize) -> Result<()> {
         if let Some(tool) = self.start(subject)? {
             self.load.read()?;
@@ -199,7 +199,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Requests are counted without the kernel's own counting of BPF's time, which costs more than some programs.
+    /// Measures requests per second without the kernel's counting of BPF run time, which costs more than some programs.
     fn sample(&self, subject: usize) -> Result<Sample> {
         let tool = self.start(subject)?;
         let (requests_per_second, requests) = self.load.read()?;
@@ -226,7 +226,7 @@ impl Bench<'_> {
     }
 }
 
-/// By what biosnoop says.
+/// Sums biosnoop's messages about lost events.
 fn lost_events(said: &str) -> f64 {
     let counts = said.lines().filter_map(|line| line.strip_prefix("lost ")?.split(' ').next()?.parse::<u64>().ok());
     counts.sum::<u64>() as f64
@@ -254,7 +254,7 @@ fn checks(rounds: &[Vec<Sample>], subjects: &[usize]) -> Vec<Check> {
     checks
 }
 
-/// Of biolatency and biosnoop together, by the same figure of each.
+/// Returns the ratio of a figure to that of biolatency and biosnoop together.
 fn ratio(round: &[Sample], figure: impl Fn(&Sample) -> f64) -> f64 {
     figure(&round[WHYLATE]) / (figure(&round[BIOLATENCY]) + figure(&round[BIOSNOOP])).max(1.0)
 }
@@ -269,7 +269,7 @@ fn markdown(rounds: &[Vec<Sample>], subjects: &[usize], checks: &[Check], headin
         rounds.len()
     );
     let spread = |figure: &dyn Fn(&Vec<Sample>) -> f64, digits: usize| {
-        let Spread { median, min, max } = Spread::of(&rounds.iter().map(figure).collect::<Vec<_>>());
+        let Spread { median, min, max } = Spread::from_values(&rounds.iter().map(figure).collect::<Vec<_>>());
         format!("{median:.digits$} ({min:.digits$} to {max:.digits$})")
     };
     for &subject in subjects {
@@ -313,7 +313,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lost_events_are_added_up() {
+    fn sums_lost_events() {
         assert!((lost_events("lost 12 events on CPU #0\nlost 3 events on CPU #1\nlibbpf: lost\n") - 15.0).abs() < 1e-9);
         assert!(lost_events("").abs() < 1e-9);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A tool that runs while it is measured.
+//! Runs a tool while it is measured.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -18,17 +18,17 @@ use crate::kernel;
 use crate::programs::{self, Programs};
 
 /// How long a tool may take to start, and to end.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How often to look whether something has happened.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+/// Polling interval.
 pub const POLL: Duration = Duration::from_millis(5);
 
-/// Ends with its value: nothing stays attached, on an error neither.
+/// A running tool, killed on drop: nothing stays attached, even after an error.
 pub struct Tool {
     child: Child,
     spawned: Instant,
     first_output: Receiver<Instant>,
-    /// What it prints on standard error.
-    complaints: Option<JoinHandle<String>>,
+    /// Collects its standard error.
+    stderr_reader: Option<JoinHandle<String>>,
 }
 
 impl Tool {
@@ -46,21 +46,21 @@ impl Tool {
         thread::spawn(move || {
             let mut bytes = [0; 65536];
             while output.read(&mut bytes).is_ok_and(|length| length > 0) {
-                // Nobody waits for it any more after the first time.
+                // After the first time the receiver may be gone.
                 let _ = first.send(Instant::now());
             }
         });
         let mut errors = child.stderr.take().context("the tool has no standard error")?;
-        let complaints = thread::spawn(move || {
+        let stderr_reader = thread::spawn(move || {
             let mut bytes = Vec::new();
-            // What came before an error is of use too.
+            // Output before a read error is useful too.
             let _ = errors.read_to_end(&mut bytes);
             String::from_utf8_lossy(&bytes).trim().to_owned()
         });
-        Ok(Self { child, spawned, first_output, complaints: Some(complaints) })
+        Ok(Self { child, spawned, first_output, stderr_reader: Some(stderr_reader) })
     }
 
-    /// On one CPU alone, as far as its user space goes.
+    /// Starts a command on one CPU, which applies to its user space.
     pub fn start_on(cpu: usize, command: &[&str]) -> Result<Self> {
         Self::start("taskset", &[&["-c", &cpu.to_string()], command].concat())
     }
@@ -69,21 +69,21 @@ impl Tool {
         self.child.id()
     }
 
-    /// The most memory it has had, in KiB.
+    /// Returns the peak memory in KiB.
     pub fn peak_kib(&self) -> Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).context("the tool has ended")?;
         peak_kib(&status).context("the kernel does not tell the peak of a process's memory")
     }
 
-    /// Waits for the first byte of its output; returns how long after its start that came.
+    /// Waits for the first byte of its output; returns the time since its start.
     pub fn first_output(&mut self) -> Result<Duration> {
-        match self.first_output.recv_timeout(PATIENCE) {
+        match self.first_output.recv_timeout(TIMEOUT) {
             Ok(at) => Ok(at - self.spawned),
             Err(_) => Err(self.failure("printed nothing")),
         }
     }
 
-    /// Fails where it has ended, with what it has said.
+    /// Fails with its standard error if it has ended.
     pub fn expect_running(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             Some(status) => Err(self.failure(&format!("ended too early, {status}"))),
@@ -91,31 +91,31 @@ impl Tool {
         }
     }
 
-    /// Ends it as Ctrl-C does. Returns what it has said on standard error.
+    /// Ends it with SIGINT, and returns its standard error.
     pub fn end(mut self) -> Result<String> {
         self.expect_running()?;
         kill_process(Pid::from_child(&self.child), Signal::INT).context("cannot end a tool")?;
         match self.wait()? {
-            // Some tools tidy up and then let the signal end them.
-            Some(status) if status.success() || status.signal() == Some(Signal::INT.as_raw()) => Ok(self.said()),
+            // Some tools clean up and then let the signal end them.
+            Some(status) if status.success() || status.signal() == Some(Signal::INT.as_raw()) => Ok(self.stderr()),
             Some(status) => Err(self.failure(&format!("failed, {status}"))),
             None => Err(self.failure("did not end")),
         }
     }
 
-    /// Ends it at once, and tells what it had to say.
+    /// Kills it, and returns an error with its standard error.
     fn failure(&mut self, what: &str) -> Error {
         let _ = self.child.kill();
-        anyhow!("the tool {what}: {}", self.said())
+        anyhow!("the tool {what}: {}", self.stderr())
     }
 
-    /// What it has said on standard error, once it ends.
-    fn said(&mut self) -> String {
-        self.complaints.take().and_then(|complaints| complaints.join().ok()).unwrap_or_default()
+    /// Returns its standard error, once it ends.
+    fn stderr(&mut self) -> String {
+        self.stderr_reader.take().and_then(|stderr_reader| stderr_reader.join().ok()).unwrap_or_default()
     }
 
     fn wait(&mut self) -> Result<Option<ExitStatus>> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Some(status));
@@ -128,19 +128,19 @@ impl Tool {
 
 impl Drop for Tool {
     fn drop(&mut self) {
-        // Without effect on one that has ended.
+        // Without effect on a tool that has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The most memory that a process has had by its status (proc_pid_status(5)).
+/// Returns the peak memory of a process in KiB, from its status (proc_pid_status(5)).
 pub fn peak_kib(status: &str) -> Option<f64> {
     let rest = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     rest.trim().strip_suffix(" kB")?.parse().ok()
 }
 
-/// What watches; it ends with its value.
+/// A running watcher, ended on drop.
 pub enum Running {
     Ours { _links: Vec<Link> },
     Theirs(Tool),
@@ -163,9 +163,9 @@ impl Running {
     }
 }
 
-/// Fails with the complaint where that takes too long.
+/// Polls until `is_so` holds. Fails with `complaint` after a timeout.
 pub fn wait_until(complaint: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so()? {
         ensure!(Instant::now() <= deadline, "{complaint}");
         thread::sleep(POLL);
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_peak_is_found() {
+    fn finds_peak_memory() {
         assert_eq!(peak_kib("VmPeak:\t   9999 kB\nVmHWM:\t    5120 kB\n"), Some(5120.0));
         assert_eq!(peak_kib("Name:\tkthreadd\n"), None);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* The floor: what the kernel asks for an event when nothing is done with it. */
+/* The floor: what an event costs with an empty BPF program. */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
@@ -24,7 +24,7 @@ int BPF_PROG(on_switch)
 	return 0;
 }
 
-/* A plain iterator: both loops that take a stack of every thread have it, and nothing else. */
+/* A minimal iterator: it takes a stack of each thread, as both tools with iterators do, and nothing else. */
 u64 frames[127];
 
 SEC("iter/task")

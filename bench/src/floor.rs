@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Empty programs, in this process.
+//! Empty BPF programs, in this process.
 
 use std::mem::MaybeUninit;
 
@@ -17,17 +17,17 @@ fn attach_with<T>(attach: impl FnOnce(&skel::FloorProgs<'_>) -> libbpf_rs::Resul
     attach(&skeleton.progs)
 }
 
-/// Attaches the pair of a work item, until the links are dropped: they keep their programs.
+/// Attaches an empty program to each of the two events of a work item, until the links are dropped.
 pub fn attach() -> libbpf_rs::Result<Vec<Link>> {
     attach_with(|programs| Ok(vec![programs.on_queue_work.attach()?, programs.on_execute_start.attach()?]))
 }
 
-/// Attaches the one of a context switch, as long.
+/// Attaches an empty program to context switches, until the link is dropped.
 pub fn attach_to_switches() -> libbpf_rs::Result<Link> {
     attach_with(|programs| programs.on_switch.attach())
 }
 
-/// The iterator over all threads that takes the kernel stack of each and does nothing with it.
+/// Attaches an iterator over all threads that takes each kernel stack and drops it.
 pub fn attach_to_threads() -> libbpf_rs::Result<Link> {
     attach_with(|programs| programs.on_each_thread.attach())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Recordings of hours, made of a minute, and the memory of a screen that has read one, which it does as fast as it can.
+//! Makes recordings of hours from a minute, and measures the memory of `top` that has read one as fast as it can.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
@@ -13,20 +13,20 @@ use whylate_model::recording::{End, Frame, Line, Reader};
 use crate::child::Tool;
 use crate::record::cpu_ns;
 
-/// So many moments have a frame, as what `record` writes.
-const MOMENTS: usize = 16;
-/// How long a screen may take to read all of it.
-const PATIENCE: Duration = Duration::from_secs(900);
-/// A word that a screen says whose history is full. What is drawn anew has no spaces where there were some.
+/// Ticks per frame, as `record` writes them.
+const TICKS_PER_FRAME: usize = 16;
+/// How long `top` may take to read all of it.
+const TIMEOUT: Duration = Duration::from_secs(900);
+/// A word on the screen when the history is full; redrawn text may lack spaces.
 const FULL: &[u8] = b"dropped";
-/// A screen that takes less than this of a second's CPU time has read all.
+/// `top` has read all of the recording when it uses less CPU time per second than this.
 const IDLE_NS: u64 = 20_000_000;
 
-/// Writes what a file has again and again, each time later, until it is so long. Returns how many moments it has.
+/// Repeats a recording's contents, each time later, up to this length. Returns the number of ticks.
 pub fn lengthen(from: &Path, to: &Path, length_s: u64) -> Result<usize> {
     let mut reader = Reader::new(File::open(from)?).context("nothing was recorded")?;
     let header = Line::Header(reader.header().clone());
-    let mut moments: Vec<Vec<Line>> = Vec::new();
+    let mut ticks: Vec<Vec<Line>> = Vec::new();
     let mut first = String::new();
     while let Some(line) = reader.next_line()? {
         if let Line::Snapshot(snapshot) = &line {
@@ -34,15 +34,15 @@ pub fn lengthen(from: &Path, to: &Path, length_s: u64) -> Result<usize> {
                 first.clone_from(&snapshot.source);
             }
             if snapshot.source == first {
-                moments.push(Vec::new());
+                ticks.push(Vec::new());
             }
         }
-        if let (Line::Snapshot(_) | Line::Account(_), Some(moment)) = (&line, moments.last_mut()) {
-            moment.push(line);
+        if let (Line::Snapshot(_) | Line::Account(_), Some(tick)) = (&line, ticks.last_mut()) {
+            tick.push(line);
         }
     }
-    ensure!(!moments.is_empty(), "nothing was recorded");
-    let spans = || moments.iter().flatten().filter_map(Line::span_unix_ns);
+    ensure!(!ticks.is_empty(), "nothing was recorded");
+    let spans = || ticks.iter().flatten().filter_map(Line::span_unix_ns);
     let begins_ns = spans().map(|(first_ns, _)| first_ns).min().unwrap_or(0);
     let each_ns = spans().map(|(_, last_ns)| last_ns).max().unwrap_or(0).saturating_sub(begins_ns);
     let mut out = BufWriter::new(File::create(to)?);
@@ -60,7 +60,7 @@ pub fn lengthen(from: &Path, to: &Path, length_s: u64) -> Result<usize> {
     write(&[header])?;
     let (mut count, mut later_ns) = (0, 0);
     while later_ns < length_s * 1_000_000_000 {
-        for frame in moments.chunks(MOMENTS) {
+        for frame in ticks.chunks(TICKS_PER_FRAME) {
             let lines: Vec<Line> = frame.iter().flatten().map(|line| later(line, later_ns)).collect();
             write(&lines)?;
             count += frame.len();
@@ -85,10 +85,11 @@ fn later(line: &Line, by_ns: u64) -> Line {
     line
 }
 
-/// What a screen of that recording has in memory, in MB, once it has read all of it.
+/// Returns the resident memory in MB of `top` after it has read all of that recording.
 ///
 /// # Errors
-/// When its history has room for all of it where it is to be full.
+///
+/// Fails if its history is not full although `is_full` is set.
 pub fn resident_mb(program: &Path, recording: &Path, is_full: bool) -> Result<f64> {
     let seen = tempfile::NamedTempFile::new().context("cannot make a file")?;
     let name = seen.path().to_str().context("a plain name")?;
@@ -104,7 +105,7 @@ pub fn resident_mb(program: &Path, recording: &Path, is_full: bool) -> Result<f6
         if cpu_ns(pid)?.saturating_sub(before_ns) < IDLE_NS {
             break;
         }
-        ensure!(began.elapsed() < PATIENCE, "the screen does not come to the end of the recording");
+        ensure!(began.elapsed() < TIMEOUT, "the screen does not come to the end of the recording");
     }
     terminal.expect_running()?;
     let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the screen has ended")?;

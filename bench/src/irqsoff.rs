@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How much longer a scheduler benchmark takes while `whylate irqsoff` or what people use today watches.
+//! How much longer a scheduler benchmark takes while `whylate irqsoff`, or another tool, watches.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -11,27 +11,28 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::child::{POLL, Tool};
-use crate::figures::{Spread, median, median_interval, word};
+use crate::figures::{Spread, median, median_interval, verdict};
 use crate::{kernel, machine, programs, results, whylate};
 
-/// Of the median slowdown of `ticks`, and of the median time that a thread loses to it, in percent.
+/// Limit of the median slowdown by `ticks`, and of the median time that a thread loses to it, in percent.
 const LIMIT: f64 = 1.0;
-/// A third of a second: what other machines of the same host do changes little meanwhile.
+/// A third of a second, so that the load of other machines on the host changes little during it.
 const LOAD: [&str; 5] = ["bench", "sched", "pipe", "-l", "30000"];
 /// How long a thread spins at a time.
 const SPIN: Duration = Duration::from_millis(100);
-/// Far longer than it takes.
+/// A timeout that is far longer than the load takes.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// From a watcher's first output until it is surely attached, and from its end until the kernel has put its code back.
+/// Time from a watcher's first output until it is surely attached, and from its end until the kernel has patched its
+/// code back.
 const SETTLE: Duration = Duration::from_millis(200);
-/// What people write for the same question: how late timers are, with a timer of 1 kHz on each CPU to ask it.
+/// A common script for the question how late timers are, with a timer of 1 kHz on each CPU to answer it.
 const SCRIPT: &str = "BEGIN { printf(\"ready\\n\"); } profile:hz:1000 { @ticks = count(); } tracepoint:timer:hrtimer_expire_entry { \
                       $timer = (struct hrtimer *)args->hrtimer; @late = hist(args->now - $timer->node.expires); }";
-/// A timer of 1 kHz on each CPU, whose program does nothing.
+/// A timer of 1 kHz on each CPU with an empty program.
 const TIMER: &str = "BEGIN { printf(\"ready\\n\"); } profile:hz:1000 { }";
 const TICKS: [&str; 3] = ["irqsoff", "--backend", "ticks"];
 const AT_1_MS: [&str; 5] = ["irqsoff", "--backend", "ticks", "--period", "1ms"];
-/// Where the one with a limit is in [`SUBJECTS`].
+/// Index of the subject with a limit in [`SUBJECTS`].
 const OURS: usize = 0;
 const SUBJECTS: [&str; 5] = [
     "`whylate irqsoff --backend ticks`",
@@ -40,21 +41,21 @@ const SUBJECTS: [&str; 5] = [
     "bpftrace script on `hrtimer_expire_entry` with a timer of 1 kHz",
     "nobody: what the machine adds by itself",
 ];
-/// What the running kernel must have to be watched by the others.
+/// The tracepoint that the other subjects need.
 const EVENT: &str = "events/preemptirq/irq_disable";
 
-/// What each subject did, one figure a time that it watched.
+/// Figures of each subject, one per watched pair of runs.
 #[derive(Default)]
 struct Figures {
     /// How much longer the load took, in percent.
     slowdown: [Vec<f64>; SUBJECTS.len()],
     /// How much more of its time a spinning thread lost, in percent.
     lost: [Vec<f64>; SUBJECTS.len()],
-    /// What `ticks` has said of the period that it has chosen.
+    /// How often `ticks` chose each period, by its own message.
     chosen: BTreeMap<String, usize>,
 }
 
-/// The load and a spinning thread, once.
+/// One run of the load, and of a spinning thread.
 #[derive(Clone, Copy)]
 struct Run {
     load_s: f64,
@@ -69,14 +70,14 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
         return Ok(true);
     }
     let program = whylate::build("bench-irqsoff")?;
-    // Interrupts of devices are often on the first.
+    // Device interrupts often go to the first one.
     let cpu = machine::usable_cpus()?.pop().context("there is no CPU")?;
     // The first run fills caches.
     load_s(cpu)?;
     let mut figures = Figures::default();
     for number in 0..arguments.rounds as usize {
         eprintln!("round {} of {}", number + 1, arguments.rounds);
-        // The others take turns.
+        // The others alternate.
         let mut both = [OURS, 1 + number % (SUBJECTS.len() - 1)];
         both.rotate_left(number / 2 % 2);
         let mut before = once(cpu)?;
@@ -90,7 +91,8 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
 }
 
 impl Figures {
-    /// Two runs that a subject watches, beside the one right before and one right after them, which is returned.
+    /// Measures two runs that a subject watches, against the unwatched ones right before and right after them. Returns
+    /// the latter.
     fn watch(&mut self, whylate: &Path, which: usize, cpu: usize, before: Run) -> Result<Run> {
         let mut tool = start(whylate, which)?;
         if let Some(tool) = &mut tool {
@@ -134,7 +136,7 @@ impl Figures {
              {} us and longer, in which others had the CPU, are left out.\n\n\
              | watcher | lost | 95 % interval | from, to | limit | |\n|---|--:|--:|--:|--:|---|\n",
             SPIN.as_millis(),
-            AWAY.as_micros()
+            OTHER_TASK.as_micros()
         );
         text += &lines(&self.lost);
         text += "\nWithout `--period`, `ticks` measures what a timer's interrupt costs and chooses its period by that. Here it has chosen:\n\n";
@@ -149,7 +151,7 @@ impl Figures {
     }
 }
 
-/// From what it says at its start.
+/// Parses the period from its message at startup.
 fn period_of(said: &str) -> String {
     let period =
         said.split_once("heartbeats come every ").and_then(|(_, rest)| rest.split_once(" (")).map(|(period, _)| period);
@@ -162,11 +164,11 @@ fn lines(figures: &[Vec<f64>]) -> String {
 }
 
 fn line(name: &str, figures: &[f64], limit: Option<f64>) -> String {
-    let Spread { median, min: least, max: most } = Spread::of(figures);
-    let (limit, judged) = limit.map_or_else(Default::default, |limit| (format!("{limit} %"), word(median, limit)));
+    let Spread { median, min: min_percent, max: max_percent } = Spread::from_values(figures);
+    let (limit, judged) = limit.map_or_else(Default::default, |limit| (format!("{limit} %"), verdict(median, limit)));
     let interval = median_interval(figures)
         .map_or_else(|| "too few rounds".to_owned(), |(low, high)| format!("{low:.2} to {high:.2} %"));
-    format!("| {name} | {median:.2} % | {interval} | {least:.2}, {most:.2} % | {limit} | {judged} |\n")
+    format!("| {name} | {median:.2} % | {interval} | {min_percent:.2}, {max_percent:.2} % | {limit} | {judged} |\n")
 }
 
 fn start(whylate: &Path, which: usize) -> Result<Option<Tool>> {
@@ -184,23 +186,23 @@ fn once(cpu: usize) -> Result<Run> {
     Ok(Run { load_s: load_s(cpu)?, lost_percent: lost_percent(cpu)? })
 }
 
-/// Between two readings of the clock, an interrupt or something else comes in from here on; a reading takes far less.
-const AWAY_FROM: Duration = Duration::from_nanos(500);
-/// From here on others have the CPU, which is no interrupt.
-const AWAY: Duration = Duration::from_micros(200);
+/// A gap between two clock readings from this on is an interrupt or another disturbance; a reading takes far less.
+const MIN_GAP: Duration = Duration::from_nanos(500);
+/// A longer gap is another task on the CPU, not an interrupt.
+const OTHER_TASK: Duration = Duration::from_micros(200);
 
-/// What a thread loses of its time on this CPU.
+/// Returns how much of its time a thread loses on this CPU, in percent.
 fn lost_percent(cpu: usize) -> Result<f64> {
     let spinning = thread::spawn(move || {
-        machine::stay_on(cpu)?;
+        machine::pin_to(cpu)?;
         let (mut lost, mut away) = (Duration::ZERO, Duration::ZERO);
         let began = Instant::now();
         let mut last = began;
         while last - began < SPIN {
             let now = Instant::now();
             match now - last {
-                gap if gap >= AWAY => away += gap,
-                gap if gap >= AWAY_FROM => lost += gap,
+                gap if gap >= OTHER_TASK => away += gap,
+                gap if gap >= MIN_GAP => lost += gap,
                 _ => {}
             }
             last = now;
@@ -210,7 +212,8 @@ fn lost_percent(cpu: usize) -> Result<f64> {
     spinning.join().map_err(|_| anyhow!("the thread that spins failed"))?
 }
 
-/// Run time of the BPF programs of `ticks` under the load, in percent of all CPUs' time. Counting slows them down.
+/// Returns the run time of the BPF programs of `ticks` under the load, in percent of all CPUs' time. Counting slows
+/// them down.
 fn share_of_programs_percent(whylate: &Path, cpu: usize) -> Result<f64> {
     let _counting = kernel::count_run_times()?;
     let mut tool = Tool::start(whylate, &AT_1_MS)?;
@@ -227,7 +230,7 @@ fn share_of_programs_percent(whylate: &Path, cpu: usize) -> Result<f64> {
     Ok(100.0 * run_ns as f64 / (took.as_nanos() as f64 * cpus as f64))
 }
 
-/// How long the load takes on this CPU, by its own clock. It is ended at the deadline.
+/// Returns how long the load takes on this CPU, by its own clock. It is killed at the deadline.
 fn load_s(cpu: usize) -> Result<f64> {
     let mut command = Command::new("taskset");
     command.args(["-c", &cpu.to_string(), "perf"]).args(LOAD);
@@ -247,12 +250,12 @@ fn load_s(cpu: usize) -> Result<f64> {
     };
     ensure!(status.success(), "the load failed, {status}");
     let mut text = String::new();
-    // It prints some lines, which a pipe holds.
+    // It prints a few lines, which fit into a pipe.
     child.stdout.take().context("the load has no output")?.read_to_string(&mut text)?;
     total_s(&text).with_context(|| format!("the load does not tell its time: {text}"))
 }
 
-/// From `Total time: 1.234 [sec]`.
+/// Parses `Total time: 1.234 [sec]`.
 fn total_s(text: &str) -> Option<f64> {
     let rest = text.lines().find_map(|line| line.trim().strip_prefix("Total time:"))?;
     rest.split_whitespace().next()?.parse().ok()
@@ -263,20 +266,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_load_tells_its_time() {
+    fn parses_total_time_of_load() {
         assert_eq!(total_s("# Running\n\n     Total time: 0.152 [sec]\n"), Some(0.152));
         assert_eq!(total_s("Total: none"), None);
     }
 
     #[test]
-    fn the_period_is_told_where_it_is_not_the_shortest() {
+    fn parses_chosen_period() {
         let said = "whylate: a timer interrupt costs 14.1 us here, so heartbeats come every 2 ms (irqsoff --period 1ms for finer bounds)";
         assert_eq!(period_of(said), "2 ms");
         assert_eq!(period_of("whylate: irqsoff uses the ticks backend: it is asked for"), "1 ms");
     }
 
     #[test]
-    fn a_line_says_how_sure_it_is() {
+    fn row_has_confidence_interval() {
         let slowdowns = [0.5, 0.25, 0.75, 1.0, 1.25, 1.5];
         assert_eq!(line("x", &slowdowns, Some(1.0)), "| x | 0.88 % | 0.25 to 1.50 % | 0.25, 1.50 % | 1 % | pass |\n");
         assert!(line("x", &slowdowns[..2], None).contains("| too few rounds |"));

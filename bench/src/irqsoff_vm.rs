@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine whose kernel has the
-//! events, the tracers and a module that makes the delays.
+//! Compares each backend of `whylate irqsoff` with delays of known length, in a virtual machine with a kernel that has
+//! the events, the tracers and a module that makes the delays.
 
 use anyhow::{Result, ensure};
 use whylate_model::{LateEvent, Snapshot};
@@ -12,17 +12,18 @@ const KERNEL: &str = "6.12-tracers";
 const LENGTHS_US: [u64; 4] = [500, 1_000, 5_000, 20_000];
 const MODES: [&str; 2] = ["irq", "preempt"];
 const BACKENDS: [&str; 4] = ["events", "tracer", "tracer-all", "ticks"];
-/// At the end of a backend's name: it measures all CPUs, the default. The others measure the CPU with the delays.
+/// Suffix of a backend that measures all CPUs, the default. The others measure the CPU with the delays only.
 const OF_ALL: &str = "-all";
-/// The module and the backends then have one clock: a busy host makes the kernel measure the speed of each wrong.
+/// Gives the module and the backends one clock: on a busy host the kernel calibrates each wrongly.
 const ONE_CLOCK: &str = "tsc=reliable clocksource=tsc";
-/// In the names of the module's functions that make a delay.
+/// Part of the names of the module's functions that make a delay.
 const MAKER: &str = "preemptirqtest";
-/// The median of lengths is off by one of these at most, where they are told exactly.
+/// Maximum error of the median length by exact backends: one of the two.
 const APART_PERCENT: f64 = 2.0;
 const APART_US: f64 = 20.0;
 
-/// Before each delay there is time for the one before to be told. All but the delays is kept on the other CPU.
+/// Runs each backend with each kind of delay. Pauses leave time to report a delay before the next; everything else runs
+/// on the other CPU.
 const SCRIPT: &str = r#"
     cd /tmp
     taskset -p 1 $$ >/dev/null
@@ -34,7 +35,7 @@ const SCRIPT: &str = r#"
         rm -f out
         whylate irqsoff $what --backend ${backend%-all} $cpus --json --slower $floor --from $floor --period 1ms 1 >out 2>err &
         measuring=$!
-        # Its first line comes a second after it has begun.
+        # Its first line comes a second after its start.
         until [ -s out ]; do
             sleep 0.2
         done
@@ -56,26 +57,26 @@ const SCRIPT: &str = r#"
             one events $mode $us
             one tracer $mode $us
             one tracer-all $mode $us
-            # Its timer comes in where preemption is off.
+            # Its timer comes in with preemption off, too.
             [ $mode = preempt ] || one ticks $mode $us
         done
     done
     echo "@ end"
 "#;
 
-/// What a backend told of the delays of one kind.
+/// What a backend reported of the delays of one kind.
 #[derive(Clone, Debug, Default)]
 struct Row {
     backend: String,
     mode: String,
     length_us: u64,
-    /// What was told of each delay, less its length.
+    /// Reported length less the real one, per delay.
     errors_us: Vec<f64>,
-    /// Of them, how many name the function that made it; all, where lengths are exact.
+    /// How many name the function that made the delay; all of them, for exact lengths.
     named: usize,
-    /// Of those that have a bound above, how many lie between the bounds.
+    /// For backends with an upper bound: how many delays lie between the bounds.
     within: Option<usize>,
-    /// How many sections of others were at least as long.
+    /// Other sections that were at least as long.
     longer: usize,
     function: String,
     lost: u64,
@@ -90,13 +91,13 @@ impl Row {
         self.errors_us.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(0.0)
     }
 
-    /// Of those that were told.
+    /// Returns the cells about the reported delays.
     fn cells(&self) -> [String; 4] {
         if self.errors_us.is_empty() {
             return ["none", "", "", ""].map(str::to_owned);
         }
-        let (told, within) = (self.errors_us.len(), self.within);
-        let within = within.map_or_else(|| "exact".to_owned(), |within| format!("{within} of {told}"));
+        let (reported, within) = (self.errors_us.len(), self.within);
+        let within = within.map_or_else(|| "exact".to_owned(), |within| format!("{within} of {reported}"));
         let errors = [self.median_us(), self.worst_us()].map(|us| format!("{us:.1}"));
         let [median, worst] = errors;
         [format!("`{}` in {}", self.function, self.named), within, median, worst]
@@ -135,7 +136,7 @@ fn row(backend: &str, mode: &str, length_us: u64, json: &str) -> Result<Row> {
         let wanted = backend.trim_end_matches(OF_ALL);
         ensure!(snapshot.backend == wanted, "{} measured, not {wanted}", snapshot.backend);
         snapshots += 1;
-        // `late_events` are there where a line holds no more of them, or nobody read them in time.
+        // `late_events` counts events that did not fit into a line, or were not read in time.
         row.lost +=
             ["traces", "late_events", "unseen"].iter().filter_map(|reason| snapshot.lost.get(*reason)).sum::<u64>();
         snapshot.late.iter().for_each(|event| row.add(event));
@@ -150,12 +151,12 @@ impl Row {
         let latency_us = event.latency_ns as f64 / 1e3;
         let length_us = self.length_us as f64;
         let is_of_thread = label("task").starts_with(&format!("{}_test:", self.mode));
-        // Whoever tells sections exactly tells those of interrupts that came between too.
-        let is_told = match event.at_most_ns {
+        // A backend with exact lengths also reports sections of interrupts that came in during a delay.
+        let is_delay = match event.at_most_ns {
             Some(_) => event.stack.iter().any(|frame| frame.contains(MAKER)),
             None => label("function").contains(MAKER),
         };
-        if !is_of_thread || !is_told {
+        if !is_of_thread || !is_delay {
             self.longer += usize::from(latency_us >= length_us);
             return;
         }
@@ -171,7 +172,7 @@ impl Row {
     }
 }
 
-/// Of the backends that tell a length exactly.
+/// Checks the backends with exact lengths.
 fn checks(rows: &[Row], times: usize) -> Vec<Check> {
     let exact = rows.iter().filter(|row| row.backend != "ticks" && !row.backend.ends_with(OF_ALL));
     let errors = exact.map(|row| {
@@ -216,7 +217,7 @@ mod tests {
     const START: &str = "2026-01-01T00:00:00.000Z";
 
     #[test]
-    fn delays_are_told_from_sections_of_others() {
+    fn distinguishes_delays_from_other_sections() {
         let event = |task: &str, function: &str, ns: u64| {
             let labels = format!(r#"{{"task":"{task}","function":"{function}"}}"#);
             format!(r#"{{"labels":{labels},"at":"{START}","latency_ns":{ns},"cpu":1,"stack":["{function}"]}}"#)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How much longer a scheduler benchmark takes while `whylate irqsoff` watches, in a virtual machine: for what the
-//! running kernel may lack, the events of interrupts that are off and the kernel's own tracer.
+//! running kernel may lack, the preemptirq events and the irqsoff tracer.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::figures::{Spread, first_quartile};
 use crate::{results, vm};
 
 const KERNEL: &str = "6.12-tracers";
-/// What watches there, as its rows are called.
+/// The watchers, with the names of their rows.
 const SUBJECTS: [(&str, &str); 5] = [
     ("events", "`whylate irqsoff --backend events`"),
     ("tracer", "`whylate irqsoff --backend tracer`"),
@@ -18,14 +18,14 @@ const SUBJECTS: [(&str, &str); 5] = [
     ("bpftrace", "bpftrace script on `preemptirq:irq_disable` and `irq_enable`"),
     ("ticks", "`whylate irqsoff --backend ticks`"),
 ];
-/// A second or two of it there.
+/// Takes a second or two there.
 const LOAD: &str = "perf bench sched messaging -g 1 -l 100";
 
-/// What people write for the question, with no more than it needs.
+/// A minimal script for the question.
 const BPFTRACE: &str = "BEGIN { printf(\"ready\\n\"); } tracepoint:preemptirq:irq_disable { @start[cpu] = nsecs; } \
                         tracepoint:preemptirq:irq_enable /@start[cpu]/ { @length = hist(nsecs - @start[cpu]); delete(@start[cpu]); }";
 
-/// Each watched run lies between two that nobody watches. The first run of all fills caches.
+/// Each watched run lies between two unwatched ones. The very first run fills caches.
 const SCRIPT: &str = r#"
     cd /tmp
     instance=/sys/kernel/tracing/instances/bare
@@ -71,7 +71,7 @@ const SCRIPT: &str = r#"
     round=0
     while [ $round -lt $1 ]; do
         load nobody
-        # They take turns at being first.
+        # The watchers take turns at being first.
         for turn in 0 1 2 3 4; do
             case $(((turn + round) % 5)) in
             0) one events ;;
@@ -103,14 +103,14 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     for (key, name) in SUBJECTS {
         let of = samples.get(key).with_context(|| format!("{key} was not measured"))?;
         let slowdowns: Vec<f64> = of.iter().map(Sample::slowdown_percent).collect();
-        let (Spread { median, min, max }, quartile) = (Spread::of(&slowdowns), first_quartile(&slowdowns));
+        let (Spread { median, min, max }, quartile) = (Spread::from_values(&slowdowns), first_quartile(&slowdowns));
         text += &format!("| {name} | {median:.2} % ({min:.2} to {max:.2}) | {quartile:.2} % | | |\n");
     }
     arguments.publish("irqsoff-vm-cost", &text)?;
     Ok(true)
 }
 
-/// A watched run, and the mean of the runs right before and right after it, in seconds.
+/// A watched run, and the mean of the unwatched runs right before and right after it, in seconds.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     watched_s: f64,
@@ -123,25 +123,25 @@ impl Sample {
     }
 }
 
-/// By subject.
+/// Runs the script; returns the samples by subject.
 fn samples(rounds: u32) -> Result<BTreeMap<String, Vec<Sample>>> {
     let (load, script) = (format!("LOAD={LOAD}"), format!("SCRIPT={BPFTRACE}"));
     let before = ["--timeout", "3000", "--with", "perf", "--with", "bpftrace", "--", &load, &script];
     let text = vm::run(KERNEL, &before, SCRIPT, &[&rounds.to_string()])?;
     ensure!(text.contains("@ end"), "the virtual machine failed: {text}");
-    of_lines(&text)
+    parse_lines(&text)
 }
 
-/// From lines like `@ nobody 1.234` and `@ ticks 1.235`, in the order in which they ran.
-fn of_lines(text: &str) -> Result<BTreeMap<String, Vec<Sample>>> {
+/// Parses lines such as `@ nobody 1.234` and `@ ticks 1.235`, in the order in which they ran.
+fn parse_lines(text: &str) -> Result<BTreeMap<String, Vec<Sample>>> {
     let runs: Vec<(&str, f64)> = text
         .lines()
         .filter_map(|line| line.trim().strip_prefix("@ ")?.split_once(' '))
         .map(|(name, seconds)| Ok((name, seconds.parse().with_context(|| format!("{name} tells no time: {seconds}"))?)))
         .collect::<Result<_>>()?;
     let mut samples: BTreeMap<String, Vec<Sample>> = BTreeMap::new();
-    for neighbours in runs.windows(3) {
-        if let [("nobody", before_s), (name, watched_s), ("nobody", after_s)] = *neighbours {
+    for neighbors in runs.windows(3) {
+        if let [("nobody", before_s), (name, watched_s), ("nobody", after_s)] = *neighbors {
             samples.entry(name.to_owned()).or_default().push(Sample { watched_s, bare_s: (before_s + after_s) / 2.0 });
         }
     }
@@ -153,17 +153,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_run_is_compared_with_its_neighbours() {
+    fn compares_each_run_with_its_neighbors() {
         let samples =
-            of_lines("@ nobody 1.0\n@ ticks 2.2\nx\n@ nobody 1.2\n@ bare 3.3\n@ nobody 1.0\n@ end\n").expect("read");
+            parse_lines("@ nobody 1.0\n@ ticks 2.2\nx\n@ nobody 1.2\n@ bare 3.3\n@ nobody 1.0\n@ end\n").expect("read");
         let slowdowns: Vec<(&str, f64)> =
             samples.iter().map(|(name, samples)| (name.as_str(), samples[0].slowdown_percent().round())).collect();
         assert_eq!(slowdowns, [("bare", 200.0), ("ticks", 100.0)]);
-        assert!(of_lines("@ nobody nothing\n@ ticks 1\n").is_err());
+        assert!(parse_lines("@ nobody nothing\n@ ticks 1\n").is_err());
     }
 
     #[test]
-    fn slowdowns_are_of_the_runs_around() {
+    fn slowdown_is_relative_to_unwatched_runs() {
         let sample = Sample { watched_s: 1.02, bare_s: 1.0 };
         assert!((sample.slowdown_percent() - 2.0).abs() < 1e-9);
     }

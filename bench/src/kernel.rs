@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Requests to the kernel that have no safe function elsewhere.
+//! System calls without a safe wrapper elsewhere.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -14,25 +14,25 @@ use anyhow::{Context as _, Result};
 use libbpf_rs::libbpf_sys::{BPF_STATS_RUN_TIME, bpf_enable_stats};
 use rustix::process::{Signal, set_parent_process_death_signal};
 
-/// Has the kernel count the runs and the run time of BPF programs, until the descriptor is closed, however this process
-/// ends. `kernel.bpf_stats_enabled` stays as it is.
+/// Has the kernel count runs and run time of BPF programs until the descriptor is closed, however this process ends.
+/// `kernel.bpf_stats_enabled` stays unchanged.
 pub fn count_run_times() -> Result<OwnedFd> {
     // SAFETY: the call takes a number and gives a descriptor, or a negative error.
     let fd = unsafe { bpf_enable_stats(BPF_STATS_RUN_TIME) };
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(-fd)).context("the kernel does not count run times of BPF programs");
     }
-    // SAFETY: a descriptor that the call above made, and that nobody else has.
+    // SAFETY: a descriptor that the call above made, and that is used nowhere else.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The child does not outlive the thread that starts it, so nothing stays attached.
+/// Kills the child when the thread that starts it ends, so that nothing stays attached.
 pub fn die_with_parent(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec there is one system call, which takes no lock and no memory.
     unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) }
 }
 
-/// Begins a thread with a single mapping of memory, unlike a Rust thread: there is room for 30,000 of them.
+/// Starts a thread with a single memory mapping, unlike a Rust thread: there is room for 30,000 of them.
 pub fn begin_thread(
     begin: extern "C" fn(*mut c_void) -> *mut c_void,
     number: usize,
@@ -49,16 +49,16 @@ pub fn begin_thread(
         checked(libc::pthread_attr_setstacksize(attributes, stack_bytes))?;
         checked(libc::pthread_attr_setguardsize(attributes, 0))?;
         checked(libc::pthread_attr_setdetachstate(attributes, libc::PTHREAD_CREATE_DETACHED))?;
-        // A number is passed as an address, which nobody reads from.
+        // A number is passed as an address, which is never read.
         checked(libc::pthread_create(&raw mut thread, attributes, begin, number as *mut c_void))
     }
 }
 
-/// What ended children of this process, and theirs, have used.
+/// Resources used by ended children of this process, and theirs.
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     pub cpu: Duration,
-    /// How often they gave up a CPU, of their own accord or not.
+    /// Context switches, voluntary and involuntary.
     pub switches: u64,
 }
 
@@ -66,15 +66,15 @@ pub fn usage_of_children() -> io::Result<Usage> {
     usage_of(libc::RUSAGE_CHILDREN)
 }
 
-/// What the calling thread has used.
+/// Returns what the calling thread has used.
 pub fn usage_of_this_thread() -> io::Result<Usage> {
     usage_of(libc::RUSAGE_THREAD)
 }
 
-fn usage_of(whom: libc::c_int) -> io::Result<Usage> {
+fn usage_of(target: libc::c_int) -> io::Result<Usage> {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the pointer is valid for a write of the structure, which the call fills when it succeeds.
-    if unsafe { libc::getrusage(whom, usage.as_mut_ptr()) } != 0 {
+    if unsafe { libc::getrusage(target, usage.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the call above has succeeded.
@@ -86,7 +86,7 @@ fn usage_of(whom: libc::c_int) -> io::Result<Usage> {
     Ok(Usage { cpu: duration(usage.ru_utime) + duration(usage.ru_stime), switches })
 }
 
-/// The calling thread comes before all normal ones.
+/// Makes the calling thread SCHED_FIFO.
 pub fn become_fifo(priority: i32) -> io::Result<()> {
     // SAFETY: `sched_param` is made of integers, for which zero is a value.
     let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
@@ -98,9 +98,9 @@ pub fn become_fifo(priority: i32) -> io::Result<()> {
     }
 }
 
-/// Starts a process that does nothing and ends with this one. Only for programs with one thread.
+/// Starts a process that sleeps and ends with this one. Only for single-threaded programs.
 pub fn fork_sleeper() -> io::Result<()> {
-    // SAFETY: this process has one thread, so the child may do anything; it makes system calls alone.
+    // SAFETY: this process has one thread, so the child may do anything; it only makes system calls.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
         0 => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where a figure was measured.
+//! The machine on which a figure is measured.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use rustix::process::geteuid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Prints why nothing can be measured here, if so: without root, or one of these tools, each with the reason to give.
+/// Prints why nothing can be measured here, if so: without root, or without one of these tools, each with the reason to
+/// print.
 pub fn is_skipped(tools: &[(&str, &str)]) -> bool {
     let lack = tools.iter().find(|(tool, _)| !has(tool)).map(|&(_, reason)| reason);
     let reason = if geteuid().is_root() { lack } else { Some("needs root") };
@@ -20,20 +21,20 @@ pub fn has(tool: &str) -> bool {
     probe.arg("--help").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
-/// The CPUs that this process may use.
+/// Returns the CPUs that this process may use.
 pub fn usable_cpus() -> Result<Vec<usize>> {
     let allowed = sched_getaffinity(None).context("cannot tell which CPUs there are")?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect())
 }
 
-/// Keeps the calling thread, and those that it starts, on one CPU.
-pub fn stay_on(cpu: usize) -> Result<()> {
+/// Pins the calling thread, and those that it starts, to one CPU.
+pub fn pin_to(cpu: usize) -> Result<()> {
     let mut only = CpuSet::new();
     only.set(cpu);
     sched_setaffinity(None, &only).with_context(|| format!("cannot run on CPU {cpu}"))
 }
 
-/// One line of Markdown per fact.
+/// Returns a line of Markdown per fact about the machine.
 pub fn describe() -> String {
     let mut text = String::new();
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
@@ -49,7 +50,7 @@ pub fn describe() -> String {
     text
 }
 
-/// Of 1, 5 and 15 minutes.
+/// Returns the load average of 1, 5 and 15 minutes.
 pub fn load_average() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').take(3).collect::<Vec<_>>().join(" ")
@@ -61,7 +62,7 @@ fn cpu_model() -> String {
     model.map_or_else(|| "unknown".to_owned(), |(_, model)| model.trim().to_owned())
 }
 
-/// The first line of `tool --version`.
+/// Returns the first line of `tool --version`.
 fn version(tool: &str) -> String {
     let output = Command::new(tool).arg("--version").output().map(|output| output.stdout).unwrap_or_default();
     String::from_utf8_lossy(&output).lines().next().unwrap_or("not installed").to_owned()

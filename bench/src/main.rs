@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Benchmarks of whylate against the tools people use today. Each one measures both in the same run.
+//! Benchmarks of whylate against common tools. Each one measures both in the same run.
 
 mod block;
 mod child;
@@ -91,7 +91,7 @@ enum What {
 }
 
 fn main() -> ExitCode {
-    // Whether every figure is within its limit.
+    // True if every figure is within its limit.
     let outcome = match Arguments::parse().what {
         What::Wq(arguments) => wq::run(&arguments),
         What::Block(arguments) => block::run(&arguments),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the account of who has each CPU costs, beside other tools that watch every switch under the same loads.
+//! Cost of the account of the CPUs, compared with other tools that record every switch under the same loads.
 
 mod cost;
 pub mod loads;
@@ -40,7 +40,7 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     Ok(report::within_limits(&slowdowns, &costs))
 }
 
-/// With `kernel.bpf_stats_enabled`, each run of a program takes two clock reads more.
+/// With `kernel.bpf_stats_enabled`, each run of a program costs two more clock readings.
 fn fail_if_counted_always() -> Result<()> {
     let setting = fs::read_to_string("/proc/sys/kernel/bpf_stats_enabled").unwrap_or_default();
     if setting.trim() == "1" {

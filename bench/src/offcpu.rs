@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate offcpu` costs a thread and a switch, beside other means, and how soon its flame graph is there.
+//! Cost of `whylate offcpu` per thread and switch, compared with other means, and how soon its flame graph is there.
 
 mod naming;
 pub mod sleepers;
@@ -11,10 +11,10 @@ use clap::{Args, ValueEnum};
 
 use self::slowdown::SUBJECTS;
 use self::walks::Cost;
-use crate::figures::{median, word};
+use crate::figures::{median, verdict};
 use crate::{machine, results, whylate};
 
-/// What the benchmark takes.
+/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -35,19 +35,19 @@ enum Part {
     Switches,
 }
 
-/// A figure, what was measured, and what it may be.
+/// A figure: name, value and limit.
 type Figure = (String, f64, f64);
 
-/// Of a look at a thread that has not run, and of the user stack of one that has.
+/// Limits of visiting a thread that has not run, and of the user stack of one that has.
 const UNCHANGED_LIMIT_NS: f64 = 400.0;
 const USER_STACK_LIMIT_NS: f64 = 2_000.0;
-/// How many times a look costs that reads a file of /proc.
+/// Minimum factor by which reading a file of /proc per thread is more expensive.
 const PROC_RATIO: f64 = 30.0;
 const STEADY_LIMIT_PERCENT: f64 = 5.0;
 const GRAPH_LIMIT_MS: f64 = 300.0;
 const NAMES_LIMIT_MS: f64 = 500.0;
 const SAMPLE_LIMIT_PERCENT: f64 = 3.0;
-/// Of what offcputime adds to a switch.
+/// Limit relative to offcputime's cost per switch.
 const TRACE_RATIO: f64 = 0.7;
 
 pub fn run(arguments: &Arguments) -> Result<bool> {
@@ -78,7 +78,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
 fn rows(figures: &[Figure]) -> String {
     let mut text = "| figure | measured | limit | result |\n|---|--:|--:|---|\n".to_owned();
     for (name, value, limit) in figures {
-        text += &format!("| {name} | {} | {} | {} |\n", short(*value), short(*limit), word(*value, *limit));
+        text += &format!("| {name} | {} | {} | {} |\n", short(*value), short(*limit), verdict(*value, *limit));
     }
     text
 }
@@ -132,7 +132,7 @@ fn names_part(rounds: u32) -> Result<(&'static str, Vec<Figure>, String)> {
     Ok(("names and graphs", figures, String::new()))
 }
 
-/// `None` where the load or the peer is missing.
+/// Measures the cost of watched switches. Returns `None` without the load or offcputime.
 fn switches_part(rounds: u32) -> Result<Option<(&'static str, Vec<Figure>, String)>> {
     let tools = [("perf", "no perf: no load to watch"), ("offcputime", "no offcputime: nothing to compare with")];
     if machine::is_skipped(&tools) {
@@ -172,7 +172,7 @@ fn costs_table(costs: &[Cost]) -> String {
     text
 }
 
-/// Three digits are enough.
+/// Formats with three significant digits or so.
 fn short(value: f64) -> String {
     let digits = if value >= 100.0 { 0 } else { 3 };
     format!("{value:.digits$}")

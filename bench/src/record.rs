@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate record` costs of a disk, of the CPUs and of memory, beside a look that records nothing and beside
-//! `perf sched record`, which keeps every switch.
+//! Cost of `whylate record` in disk space, CPU time and memory, compared with an overview that records nothing, and
+//! with `perf sched record`, which keeps every switch.
 
 use std::fs;
 use std::path::Path;
@@ -15,15 +15,15 @@ use crate::child::{Tool, peak_kib};
 use crate::figures::{Check, median_of};
 use crate::{figures, machine, results, whylate};
 
-/// What recording may take of a CPU beyond looking.
+/// Limit of CPU time beyond that of an overview.
 const MORE_PERCENT: f64 = 0.2;
-/// What a day may take of a disk.
+/// Limit of disk space per day.
 const DAY_MB: f64 = 300.0;
-/// Until it has attached, and what that has left to do is done.
+/// Time until it has attached, and until the follow-up work of that is done.
 const SETTLE: Duration = Duration::from_secs(5);
 const DAY_S: f64 = 86_400.0;
 
-/// What the benchmark takes.
+/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub struct Arguments {
     pub seconds: u64,
 }
 
-/// What one program takes while it runs.
+/// Resources of one program while it runs.
 pub struct Taken {
     pub cpu_percent: f64,
     bytes_per_s: f64,
@@ -41,10 +41,10 @@ pub struct Taken {
 }
 
 struct Round {
-    look: Taken,
+    overview: Taken,
     record: Taken,
     perf_bytes_per_s: f64,
-    /// Of all CPUs, while `perf sched record` runs.
+    /// Context switches of all CPUs during `perf sched record`.
     switches_per_s: f64,
 }
 
@@ -53,16 +53,16 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     let program = whylate::build("bench-record")?;
-    let folder = tempfile::tempdir().context("cannot make a folder")?;
+    let directory = tempfile::tempdir().context("cannot make a folder")?;
     let (rounds, length) = (arguments.results.rounds, Duration::from_secs(arguments.seconds));
     let rounds_of_all: Vec<Round> =
-        (0..rounds).map(|_| round(&program, folder.path(), length)).collect::<Result<_>>()?;
+        (0..rounds).map(|_| round(&program, directory.path(), length)).collect::<Result<_>>()?;
 
     let of = |figure: fn(&Round) -> f64| median_of(&rounds_of_all, figure);
     let checks = [
         Check::new(
             "CPU of a recorder beyond a look (%)",
-            of(|round| round.record.cpu_percent - round.look.cpu_percent),
+            of(|round| round.record.cpu_percent - round.overview.cpu_percent),
             "",
             MORE_PERCENT,
         ),
@@ -72,12 +72,12 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let mut text = results::heading("What `whylate record` costs", "bench-record", &options);
     text += &figures::table(&checks, [2, 1]);
     for (what, value, digits) in [
-        ("CPU of a look (%)", of(|round| round.look.cpu_percent), 2),
+        ("CPU of a look (%)", of(|round| round.overview.cpu_percent), 2),
         ("CPU of a recorder (%)", of(|round| round.record.cpu_percent), 2),
         ("growth of a recording (bytes/s)", of(|round| round.record.bytes_per_s), 0),
         ("growth of `perf sched record` (bytes/s)", of(|round| round.perf_bytes_per_s), 0),
         ("switches during perf (1/s)", of(|round| round.switches_per_s), 0),
-        ("peak memory of a look (MB)", of(|round| round.look.peak_mb), 1),
+        ("peak memory of a look (MB)", of(|round| round.overview.peak_mb), 1),
         ("peak memory of a recorder (MB)", of(|round| round.record.peak_mb), 1),
     ] {
         text += &format!("| {what} | {value:.digits$} | | |\n");
@@ -91,8 +91,8 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     Ok(checks.iter().all(Check::is_within))
 }
 
-fn round(program: &Path, folder: &Path, length: Duration) -> Result<Round> {
-    let path = folder.join("a.whylate");
+fn round(program: &Path, directory: &Path, length: Duration) -> Result<Round> {
+    let path = directory.join("a.whylate");
     let name = path.to_str().context("a plain name")?;
     let tool = |words: &[&str], file: Option<&Path>| {
         let mut tool = Tool::start(program, words)?;
@@ -101,10 +101,10 @@ fn round(program: &Path, folder: &Path, length: Duration) -> Result<Round> {
         tool.end()?;
         Ok::<_, anyhow::Error>(taken)
     };
-    let look = tool(&["-d", "1h"], None)?;
+    let overview = tool(&["-d", "1h"], None)?;
     let record = tool(&["record", "-d", "1h", "-o", name], Some(&path))?;
     fs::remove_file(&path).context("nothing was recorded")?;
-    let perf = folder.join("perf.data");
+    let perf = directory.join("perf.data");
     let before = switches()?;
     let began = Instant::now();
     let seconds = length.as_secs().min(10).to_string();
@@ -120,10 +120,10 @@ fn round(program: &Path, folder: &Path, length: Duration) -> Result<Round> {
     ensure!(status.success(), "perf sched record failed");
     let took_s = began.elapsed().as_secs_f64();
     let perf_bytes_per_s = fs::metadata(&perf)?.len() as f64 / took_s;
-    Ok(Round { look, record, perf_bytes_per_s, switches_per_s: (switches()? - before) as f64 / took_s })
+    Ok(Round { overview, record, perf_bytes_per_s, switches_per_s: (switches()? - before) as f64 / took_s })
 }
 
-/// What a process of a tool takes, and how the file grows.
+/// Measures a process of a tool, and the growth of its file.
 pub fn taken(tool: &mut Tool, pid: u32, file: Option<&Path>, length: Duration) -> Result<Taken> {
     let size = || file.map_or(Ok(0), |file| fs::metadata(file).map(|about| about.len()));
     thread::sleep(SETTLE);
@@ -139,11 +139,11 @@ pub fn taken(tool: &mut Tool, pid: u32, file: Option<&Path>, length: Duration) -
     })
 }
 
-/// What its threads have had of the CPUs.
+/// Returns the CPU time of its threads.
 pub fn cpu_ns(pid: u32) -> Result<u64> {
     let mut sum_ns = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("the tool has ended")? {
-        // A thread may end meanwhile.
+        // The thread may have ended since.
         let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
         let first = text.split(' ').next().context("the kernel tells nothing")?;
         sum_ns += first.parse::<u64>().context("the kernel tells no number")?;
@@ -151,7 +151,7 @@ pub fn cpu_ns(pid: u32) -> Result<u64> {
     Ok(sum_ns)
 }
 
-/// Of all CPUs since boot.
+/// Returns the context switches of all CPUs since boot.
 fn switches() -> Result<u64> {
     let text = fs::read_to_string("/proc/stat")?;
     let count = text.lines().find_map(|line| line.strip_prefix("ctxt ")).context("the kernel counts no switches")?;

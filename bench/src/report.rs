@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate report` takes for a recording of a day: a minute of this machine, recorded again and again with later times.
+//! Cost of `whylate report` on a recording of a day: a minute of this machine, repeated with later times.
 
 use std::fs;
 use std::path::Path;
@@ -13,14 +13,14 @@ use crate::child::peak_kib;
 use crate::figures::{self, Check};
 use crate::{hours, machine, results, whylate};
 
-/// What a report of a day may take.
+/// Limits for a report of a day.
 const SECONDS: f64 = 20.0;
 const MEMORY_MB: f64 = 512.0;
 const PAGE_MB: f64 = 8.0;
-/// How often its memory is looked at.
+/// Sampling interval of its memory.
 const POLL: Duration = Duration::from_millis(20);
 
-/// What the benchmark takes.
+/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -44,8 +44,8 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     let program = whylate::build("bench-report")?;
-    let folder = tempfile::tempdir().context("cannot make a folder")?;
-    let [minute, day, page] = ["minute.whylate", "day.whylate", "day.html"].map(|name| folder.path().join(name));
+    let directory = tempfile::tempdir().context("cannot make a folder")?;
+    let [minute, day, page] = ["minute.whylate", "day.whylate", "day.html"].map(|name| directory.path().join(name));
     let seconds = arguments.seconds.to_string();
     let status = Command::new(&program)
         .args(["record", "-d", &format!("{seconds}s"), "-o"])
@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         .status()
         .context("cannot run whylate")?;
     ensure!(status.success(), "whylate record failed");
-    let moments = hours::lengthen(&minute, &day, arguments.hours * 3600)?;
+    let ticks = hours::lengthen(&minute, &day, arguments.hours * 3600)?;
     let day_mb = fs::metadata(&day)?.len() as f64 / 1e6;
     let rounds = arguments.results.rounds;
     let all: Vec<Taken> = (0..rounds).map(|_| report(&program, &day, &page)).collect::<Result<_>>()?;
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let mut text = results::heading("What `whylate report` takes", "bench-report", &options);
     text += &figures::table(&checks, [1, 0]);
     text += &format!(
-        "\nMedians of {rounds} rounds, of a recording of {} hours with a snapshot a second ({moments} moments, {day_mb:.0} MB): {seconds} s of this machine, \
+        "\nMedians of {rounds} rounds, of a recording of {} hours with a snapshot a second ({ticks} moments, {day_mb:.0} MB): {seconds} s of this machine, \
          recorded with all sources and repeated with later times. A day of a machine on which more changes has more different stacks.\n",
         arguments.hours
     );
@@ -93,8 +93,8 @@ fn report(program: &Path, day: &Path, page: &Path) -> Result<Taken> {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        let told = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-        peak = peak.max(peak_kib(&told).unwrap_or(0.0));
+        let process_status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        peak = peak.max(peak_kib(&process_status).unwrap_or(0.0));
         std::thread::sleep(POLL);
     };
     ensure!(status.success(), "whylate report failed");

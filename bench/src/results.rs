@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The file that holds the figures of the last run of each benchmark.
+//! The file with the figures of the last run of each benchmark.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -12,7 +12,7 @@ use crate::machine;
 
 const HEADING: &str = "# Benchmark results\n\nEach section is written by the command it names.\n";
 
-/// What every benchmark takes.
+/// Arguments of every benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Rounds; each measures every subject once.
@@ -24,7 +24,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Prints the results, and writes them where that is asked for.
+    /// Prints the results, and writes them to the file if one is given.
     pub fn publish(&self, section: &str, text: &str) -> Result<()> {
         print!("{text}");
         match &self.write {
@@ -34,7 +34,7 @@ impl Arguments {
     }
 }
 
-/// The beginning of a section: what was measured, how, and where.
+/// Returns the beginning of a section: what was measured, how, and where.
 pub fn heading(title: &str, target: &str, arguments: &str) -> String {
     let command = format!("`make {target}` (`cargo run --release -p whylate-bench -- {arguments}`)");
     format!("## {title}\n\nCommand: {command}\n\n{}", machine::describe())
@@ -49,7 +49,7 @@ fn write(path: &Path, section: &str, text: &str) -> io::Result<()> {
     fs::write(path, replace(&old, section, text))
 }
 
-/// The section lies between `<!-- name -->` and `<!-- /name -->`; one that is not there yet comes last.
+/// Replaces the section between `<!-- name -->` and `<!-- /name -->`, or appends it.
 fn replace(old: &str, section: &str, text: &str) -> String {
     let (begin, end) = (format!("<!-- {section} -->"), format!("<!-- /{section} -->"));
     let new = format!("{begin}\n{text}{end}");

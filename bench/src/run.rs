@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What it costs to have a command's time explained (`whylate run`), and to have a late wait followed to who ended it.
+//! Cost of explaining a command's time (`whylate run`), and of following a late wait along its wakeup edges.
 
 use std::fs;
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -17,28 +17,28 @@ use crate::figures::{Check, median, median_interval, median_of};
 use crate::occupancy::loads::Load;
 use crate::{figures, kernel, machine, programs, results, whylate};
 
-/// How much longer a build may take.
+/// Limit of how much longer a build may take.
 const SLOWER_PERCENT: f64 = 2.0;
-/// How much longer a pipe may take where wakers are kept, than where only who has each CPU is.
+/// Limit of how much longer a pipe may take with wakeup edges than with the account of the CPUs only.
 const EDGES_PERCENT: f64 = 5.0;
-/// Programs of the account, at the least: from then on all are there soon.
+/// Minimum number of the account's programs: from then on all are there soon.
 const PROGRAMS: usize = 10;
-/// Until whylate surely watches, and after its end until the kernel has put its code back.
+/// Time until whylate surely watches, and after its end until the kernel has patched its code back.
 const SETTLE: Duration = Duration::from_millis(1_500);
 const ACCOUNT: usize = 0;
 const EDGES: usize = 1;
-/// Commands that keep who has each CPU, and who woke whom, too.
+/// Commands that keep the account only, and wakeup edges too.
 const SUBJECTS: [&str; 2] = ["wq", "offcpu"];
-/// What `run` may keep of a command that makes a CPU switch 100,000 times a second.
+/// Memory limit of `run` for a command that makes a CPU switch 100,000 times a second.
 const MEMORY_MB: f64 = 256.0;
 const LOOKUP_MS: f64 = 1.0;
 /// Files that a build compiles.
 const FILES: usize = 300;
-/// A process that waits for children that sleep, again and again.
+/// A process that repeatedly waits for children that sleep.
 const WAITS: &str = "while :; do sleep 0.002; done";
 const WATCHED: Duration = Duration::from_secs(5);
 
-/// What the benchmark takes.
+/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -53,9 +53,9 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     let program = whylate::build("bench-run")?;
-    let folder = tempfile::tempdir().context("cannot make a folder")?;
+    let directory = tempfile::tempdir().context("cannot make a folder")?;
     let rounds = arguments.results.rounds;
-    let builds = builds(&program, folder.path(), rounds)?;
+    let builds = builds(&program, directory.path(), rounds)?;
     let pipes = if machine::is_skipped(&[("perf", "no perf to measure a pipe with")]) {
         Vec::new()
     } else {
@@ -123,25 +123,25 @@ struct Build {
     before_s: f64,
     watched_s: f64,
     after_s: f64,
-    /// With what whylate takes meanwhile and afterwards.
+    /// CPU time, including what whylate takes during and after it.
     before_cpu_s: f64,
     watched_cpu_s: f64,
     after_cpu_s: f64,
-    /// What `run` takes itself, before the command and after it.
+    /// Time of `run` itself, before and after the command.
     around_s: f64,
 }
 
-fn builds(program: &Path, folder: &Path, rounds: u32) -> Result<Vec<Build>> {
+fn builds(program: &Path, directory: &Path, rounds: u32) -> Result<Vec<Build>> {
     let objects: Vec<String> = (0..FILES).map(|number| format!("f{number}.o")).collect();
-    fs::write(folder.join("Makefile"), format!("all: {}\n%.o: %.c\n\tgcc -O1 -c -o $@ $<\n", objects.join(" ")))?;
+    fs::write(directory.join("Makefile"), format!("all: {}\n%.o: %.c\n\tgcc -O1 -c -o $@ $<\n", objects.join(" ")))?;
     for number in 0..FILES {
         let text =
             format!("#include <stdio.h>\n#include <stdlib.h>\nint f{number}(int a) {{ return printf(\"%d\", a); }}\n");
-        fs::write(folder.join(format!("f{number}.c")), text)?;
+        fs::write(directory.join(format!("f{number}.c")), text)?;
     }
-    let clean = || objects.iter().try_for_each(|object| fs::remove_file(folder.join(object)));
-    let folder_text = folder.to_string_lossy();
-    let make = ["make", "-s", "-j2", "-C", &folder_text];
+    let clean = || objects.iter().try_for_each(|object| fs::remove_file(directory.join(object)));
+    let directory_text = directory.to_string_lossy();
+    let make = ["make", "-s", "-j2", "-C", &directory_text];
     let cpu_s = || -> Result<f64> { Ok(kernel::usage_of_children()?.cpu.as_secs_f64()) };
     let plain = || -> Result<(f64, f64)> {
         let (began, before_cpu_s) = (Instant::now(), cpu_s()?);
@@ -166,7 +166,7 @@ fn builds(program: &Path, folder: &Path, rounds: u32) -> Result<Vec<Build>> {
         let (all_s, watched_cpu_s) = (began.elapsed().as_secs_f64(), cpu_s()? - before_watched_s - nothing_cpu_s);
         ensure!(output.status.success(), "whylate run ends with {}", output.status);
         clean()?;
-        let watched_s = elapsed_s(&told(&output.stderr)?)?;
+        let watched_s = elapsed_s(&parse_report(&output.stderr)?)?;
         let (after_s, after_cpu_s) = plain()?;
         let around_s = all_s - watched_s;
         builds.push(Build { before_s, watched_s, after_s, before_cpu_s, watched_cpu_s, after_cpu_s, around_s });
@@ -175,7 +175,7 @@ fn builds(program: &Path, folder: &Path, rounds: u32) -> Result<Vec<Build>> {
     Ok(builds)
 }
 
-/// Seconds of the fastest run, by round and subject. Subjects take turns at being first.
+/// Returns the seconds of the fastest run, by round and subject. Subjects take turns at being first.
 fn pipes(program: &Path, rounds: u32) -> Result<Vec<[f64; 2]>> {
     let load = Load::short_pipes();
     let watched = |source: &str| -> Result<f64> {
@@ -199,57 +199,57 @@ fn pipes(program: &Path, rounds: u32) -> Result<Vec<[f64; 2]>> {
     (0..rounds).map(of_round).collect()
 }
 
-/// What `run` tells after whatever the command has written to standard error.
-fn told(stderr: &[u8]) -> Result<Value> {
+/// Parses the JSON of `run`, which follows the command's standard error.
+fn parse_report(stderr: &[u8]) -> Result<Value> {
     let last = stderr.trim_ascii_end().rsplit(|&byte| byte == b'\n').next().unwrap_or_default();
     serde_json::from_slice(last).context("`run` tells no JSON")
 }
 
-fn elapsed_s(told: &Value) -> Result<f64> {
-    Ok(told["elapsed_ns"].as_u64().context("`run` does not tell how long it took")? as f64 / 1e9)
+fn elapsed_s(report: &Value) -> Result<f64> {
+    Ok(report["elapsed_ns"].as_u64().context("`run` does not tell how long it took")? as f64 / 1e9)
 }
 
-/// Ends with its value.
-struct Ends(Child);
+/// A child, killed on drop.
+struct KilledOnDrop(Child);
 
-impl Drop for Ends {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// CPU time for each wait of a process that waits several hundred times a second.
+/// Returns the CPU time in milliseconds per wait, of a process that waits several hundred times a second.
 fn lookup_ms(program: &Path) -> Result<f64> {
-    let waits = Ends(kernel::die_with_parent(Command::new("sh").args(["-c", WAITS])).spawn()?);
+    let waits = KilledOnDrop(kernel::die_with_parent(Command::new("sh").args(["-c", WAITS])).spawn()?);
     let pid = waits.0.id().to_string();
     let watched = format!("{}s", WATCHED.as_secs());
-    let look = |over: &str| -> Result<(f64, usize)> {
+    let measure = |over: &str| -> Result<(f64, usize)> {
         let before = kernel::usage_of_children()?.cpu;
         let options = ["offcpu", "--json", "--idle", "--worst", "10000", "--why", over, "-p", &pid, "-d", &watched];
         let output = Command::new(program).args(options).stderr(Stdio::null()).output()?;
         let cpu = kernel::usage_of_children()?.cpu - before;
         ensure!(output.status.success(), "whylate offcpu ends with {}", output.status);
-        let told: Value = serde_json::from_slice(&output.stdout).context("`offcpu` tells no JSON")?;
-        let late = told["late"].as_array().map_or(0, Vec::len);
+        let report: Value = serde_json::from_slice(&output.stdout).context("`offcpu` tells no JSON")?;
+        let late = report["late"].as_array().map_or(0, Vec::len);
         Ok((cpu.as_secs_f64(), late))
     };
-    let (without_s, none) = look("1h")?;
-    let (with_s, late) = look("1ms")?;
+    let (without_s, none) = measure("1h")?;
+    let (with_s, late) = measure("1ms")?;
     ensure!(none == 0 && late >= 100, "{late} waits were late, and {none} that could not be");
     Ok(1_000.0 * (with_s - without_s) / late as f64)
 }
 
 struct Long {
     elapsed_s: f64,
-    /// Switches a second.
+    /// Switches per second.
     rate: f64,
     peak_mb: f64,
     around_s: f64,
     unknown_percent: f64,
 }
 
-/// Two threads that switch all the time.
+/// Runs two threads that switch all the time.
 fn long_command(program: &Path, seconds: u64) -> Result<Long> {
     let load = Load::paced_for(Duration::from_secs(seconds))?;
     let before = kernel::usage_of_children()?;
@@ -258,7 +258,7 @@ fn long_command(program: &Path, seconds: u64) -> Result<Long> {
     let stderr = tempfile::tempfile()?;
     command.args(["run", "--json", "--"]).args(&load);
     command.stdout(Stdio::null()).stderr(stderr.try_clone()?);
-    let mut running = Ends(kernel::die_with_parent(&mut command).spawn()?);
+    let mut running = KilledOnDrop(kernel::die_with_parent(&mut command).spawn()?);
     let mut peak = 0.0_f64;
     let status = loop {
         let status = fs::read_to_string(format!("/proc/{}/status", running.0.id())).unwrap_or_default();
@@ -270,12 +270,12 @@ fn long_command(program: &Path, seconds: u64) -> Result<Long> {
     };
     let all_s = began.elapsed().as_secs_f64();
     ensure!(status.success(), "whylate run ends with {status}");
-    let mut said = Vec::new();
+    let mut stderr_text = Vec::new();
     (&stderr).seek(SeekFrom::Start(0))?;
-    (&stderr).read_to_end(&mut said)?;
-    let told = told(&said)?;
-    let elapsed_s = elapsed_s(&told)?;
-    let parts = told["path"].as_array().context("`run` tells no path")?;
+    (&stderr).read_to_end(&mut stderr_text)?;
+    let report = parse_report(&stderr_text)?;
+    let elapsed_s = elapsed_s(&report)?;
+    let parts = report["path"].as_array().context("`run` tells no path")?;
     let unknown = parts.iter().filter(|part| part["kind"] == "unknown").filter_map(|part| part["ns"].as_u64());
     let unknown_ns: u64 = unknown.sum();
     let switches = kernel::usage_of_children()?.switches - before.switches;

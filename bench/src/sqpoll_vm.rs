@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How right `whylate sqpoll --precise` is, beside the function_graph tracer, in a virtual machine: a long kernel test.
+//! Accuracy of `whylate sqpoll --precise`, compared with the function_graph tracer, in a virtual machine: a long kernel
+//! test.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,19 +15,19 @@ use crate::{results, vm};
 const KERNEL: &str = "6.12-cloud";
 const TEST: &str = "kernel_sqpoll_precise";
 const INTERVALS: usize = 10;
-/// In points.
+/// In percentage points.
 const LIMIT: f64 = 1.0;
-/// So that no code of the kernel changes at its tracepoints; then the test is run.
+/// Keeps tracepoints from being patched, and then runs the test.
 const SCRIPT: &str = concat!(include_str!("../../xtask/keep-enabled.sh"), "exec \"$@\"\n");
 
-/// One interval, in percent and points.
+/// One interval, in percent and percentage points.
 struct Sample {
     truth: f64,
-    told: f64,
+    reported: f64,
     hidden: f64,
 }
 
-/// What was measured of one duty, and how often it was begun anew.
+/// Measurements of one duty, and the reasons of repeated tries.
 #[derive(Default)]
 struct Duty {
     samples: Vec<Sample>,
@@ -45,7 +46,7 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     Ok(largest <= LIMIT)
 }
 
-/// Builds it, and returns where it is.
+/// Builds the test program, and returns its path.
 fn test_program() -> Result<PathBuf> {
     let mut cargo = Command::new("cargo");
     cargo.args(["test", "--workspace", "--test", TEST, "--no-run", "--message-format=json"]);
@@ -57,7 +58,8 @@ fn test_program() -> Result<PathBuf> {
     Ok(PathBuf::from(built.context("cargo names no program")?["executable"].as_str().unwrap_or_default()))
 }
 
-/// `duty 0.37: by functions 0.3052, told 0.3038: off by -0.145 points; 61 calls, […], in all 0.313 points`
+/// Parses `duty 0.37: by functions 0.3052, reported 0.3038: off by -0.145 points; 61 calls, […], in total 0.313
+/// points`.
 fn duties(text: &str) -> Result<BTreeMap<String, Duty>> {
     let mut duties: BTreeMap<String, Duty> = BTreeMap::new();
     let mut last = String::new();
@@ -75,8 +77,8 @@ fn duties(text: &str) -> Result<BTreeMap<String, Duty>> {
             let word = word.with_context(|| format!("cannot read {line:?}"))?;
             Ok(word.trim_end_matches([',', ':', ';']).parse()?)
         };
-        let hidden = number(words.len().checked_sub(2).and_then(|place| words.get(place)))?;
-        let sample = Sample { truth: number(words.first())? * 100.0, told: number(words.get(2))? * 100.0, hidden };
+        let hidden = number(words.len().checked_sub(2).and_then(|index| words.get(index)))?;
+        let sample = Sample { truth: number(words.first())? * 100.0, reported: number(words.get(2))? * 100.0, hidden };
         duty.clone_into(&mut last);
         duties.entry(last.clone()).or_default().samples.push(sample);
     }
@@ -85,7 +87,7 @@ fn duties(text: &str) -> Result<BTreeMap<String, Duty>> {
 
 impl Sample {
     fn off(&self) -> f64 {
-        (self.told - self.truth).abs()
+        (self.reported - self.truth).abs()
     }
 
     fn off_at_most(&self) -> f64 {
@@ -128,11 +130,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_test_prints_is_read() {
+    fn parses_output_of_the_test() {
         let text = "test a ... duty 0.37: 9 requests each 50ms make 0.3600\n\
-                    duty 0.37: by functions 0.3052, told 0.4038: off by +9.86 points; 61 calls, of which each may hide 51827 ns, in all 0.313 points\n\
-                    another try: duty 0.37: by functions 0.3052, told 0.4038, and 0.003 may be hidden\n\
-                    duty 0.37: by functions 0.3052, told 0.3038: off by -0.145 points; 61 calls, of which each may hide 51827 ns, in all 0.313 points\n";
+                    duty 0.37: by functions 0.3052, reported 0.4038: off by +9.86 points; 61 calls, of which each may hide 51827 ns, in total 0.313 points\n\
+                    another try: duty 0.37: by functions 0.3052, reported 0.4038, and 0.003 may be hidden\n\
+                    duty 0.37: by functions 0.3052, reported 0.3038: off by -0.145 points; 61 calls, of which each may hide 51827 ns, in total 0.313 points\n";
         let duties = duties(text).expect("it can be read");
         let duty = &duties["0.37"];
         assert_eq!((duty.samples.len(), duty.tries.len()), (1, 1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How late threads are by `whylate timerlat` and by cyclictest, and what an activation costs with each.
+//! Latency of threads by `whylate timerlat` and by cyclictest, and the cost of an activation with each.
 
 use std::fs;
 use std::path::Path;
@@ -13,28 +13,28 @@ use whylate_model::Snapshot;
 use crate::figures::{Check, median_of};
 use crate::{figures, floor, kernel, machine, programs, results, user_time, whylate};
 
-/// Of the mean latency, in percent of cyclictest's.
+/// Limit of the difference of the mean latencies, in percent of cyclictest's.
 const MEAN_LIMIT: f64 = 20.0;
-/// Of the BPF programs, for each activation.
+/// Limit of the BPF run time per activation.
 const BPF_LIMIT_NS: f64 = 300.0;
-/// Starting costs the same however long a run is, so the difference of two tells what an activation costs.
+/// Startup costs the same in runs of any length, so the difference of two runs is the cost of activations.
 const SHORT_S: u64 = 2;
 const LONG_S: u64 = 7;
-/// Some 1 kHz and 10 kHz. No multiple is a tick's length, so that ticks come in at any part of an activation.
+/// About 1 kHz and 10 kHz. No multiple equals a tick's period, so that ticks come in at any phase.
 const PERIODS_US: [u64; 2] = [1_007, 101];
 
-/// What one program tells and costs at one period.
+/// Figures of one program at one period.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
     mean_us: f64,
-    /// User space alone, and with the kernel.
+    /// CPU time per activation: user space only, and with the kernel.
     user_us: f64,
     cpu_us: f64,
     missed: f64,
     unseen: f64,
 }
 
-/// Of both programs, by period.
+/// Samples of both programs, by period.
 type Round = [[Sample; 2]; PERIODS_US.len()];
 
 pub fn run(arguments: &results::Arguments) -> Result<bool> {
@@ -79,7 +79,7 @@ fn ours(program: &Path, period_us: u64) -> Result<Sample> {
     Ok(Sample {
         mean_us: user.mean_ns() as f64 / 1e3,
         user_us: user_us(|seconds| {
-            let (ns, out) = user_time::of(program, &words(seconds))?;
+            let (ns, out) = user_time::measure(program, &words(seconds))?;
             let json = out.lines().find(|line| line.starts_with('{')).context("it printed no snapshot")?;
             Ok((ns, serde_json::from_str::<Snapshot>(json)?.total("user").count() as f64))
         })?,
@@ -90,8 +90,8 @@ fn ours(program: &Path, period_us: u64) -> Result<Sample> {
 }
 
 fn cyclictest(period_us: u64) -> Result<Sample> {
-    let folder = tempfile::tempdir()?;
-    let json = folder.path().join("cyclictest.json");
+    let directory = tempfile::tempdir()?;
+    let json = directory.path().join("cyclictest.json");
     let words = |seconds| format!("-m -S -p95 -d0 -q -i{period_us} -D{seconds} --json={}", json.display());
     let read =
         || -> Result<Value> { serde_json::from_str(&fs::read_to_string(&json)?).context("cyclictest wrote no JSON") };
@@ -99,8 +99,8 @@ fn cyclictest(period_us: u64) -> Result<Sample> {
         let (_, cpu) = measured(Command::new("cyclictest").args(words(seconds).split(' ')))?;
         Ok((read()?, cpu))
     };
-    let ((_, short), (told, long)) = (run(SHORT_S)?, run(LONG_S)?);
-    let threads = told["thread"].as_object().context("cyclictest tells of no thread")?;
+    let ((_, short), (report, long)) = (run(SHORT_S)?, run(LONG_S)?);
+    let threads = report["thread"].as_object().context("cyclictest tells of no thread")?;
     let (mut cycles, mut sum_us) = (0.0, 0.0);
     for thread in threads.values() {
         let count = thread["cycles"].as_f64().context("cyclictest tells no cycles")?;
@@ -112,9 +112,9 @@ fn cyclictest(period_us: u64) -> Result<Sample> {
     Ok(Sample {
         mean_us: sum_us / cycles,
         user_us: user_us(|seconds| {
-            let (ns, _) = user_time::of(Path::new("/usr/bin/cyclictest"), &words(seconds))?;
-            let told = read()?;
-            let threads = told["thread"].as_object().context("cyclictest tells of no thread")?;
+            let (ns, _) = user_time::measure(Path::new("/usr/bin/cyclictest"), &words(seconds))?;
+            let report = read()?;
+            let threads = report["thread"].as_object().context("cyclictest tells of no thread")?;
             Ok((ns, threads.values().filter_map(|thread| thread["cycles"].as_f64()).sum()))
         })?,
         cpu_us: (long.as_secs_f64() - short.as_secs_f64()) * 1e6 / activations,
@@ -122,14 +122,15 @@ fn cyclictest(period_us: u64) -> Result<Sample> {
     })
 }
 
-/// Of an activation, by a short run and a long one, apart from the others: measuring it slows both programs down.
+/// Returns the user time per activation, from a short run and a long one. In runs of their own, as measuring it slows
+/// both programs down.
 fn user_us(run: impl Fn(u64) -> Result<(u64, f64)>) -> Result<f64> {
     let ((short_ns, short), (long_ns, long)) = (run(SHORT_S)?, run(LONG_S)?);
     ensure!(long > short, "the longer run has no more activations");
     Ok((long_ns as f64 - short_ns as f64) / 1e3 / (long - short))
 }
 
-/// What it prints, and what it and its threads had of all CPUs.
+/// Returns the output, and the CPU time of the process and its threads.
 fn measured(command: &mut Command) -> Result<(String, Duration)> {
     let before = kernel::usage_of_children()?.cpu;
     let output = kernel::die_with_parent(command.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
@@ -140,19 +141,19 @@ fn measured(command: &mut Command) -> Result<(String, Duration)> {
     Ok((String::from_utf8_lossy(&output.stdout).into_owned(), cpu))
 }
 
-/// What BPF programs take for an activation.
+/// BPF run time per activation.
 #[derive(Clone, Copy, Debug)]
 struct Bpf {
     ns: f64,
     runs: f64,
-    /// What an empty program takes by the same count: the kernel's own clock reads.
+    /// Run time of an empty program by the same count: the kernel's own clock readings.
     floor_ns: f64,
 }
 
 impl Bpf {
-    fn median(of: &[Bpf]) -> Bpf {
-        let floor_ns = median_of(of, |bpf| bpf.floor_ns);
-        Bpf { ns: median_of(of, |bpf| bpf.ns), runs: median_of(of, |bpf| bpf.runs), floor_ns }
+    fn median(values: &[Bpf]) -> Bpf {
+        let floor_ns = median_of(values, |bpf| bpf.floor_ns);
+        Bpf { ns: median_of(values, |bpf| bpf.ns), runs: median_of(values, |bpf| bpf.runs), floor_ns }
     }
 
     fn without_clock_reads_ns(&self) -> f64 {
@@ -160,7 +161,7 @@ impl Bpf {
     }
 }
 
-/// On an idle machine: other switches and timers are in it too.
+/// Measures BPF run time on an idle machine: other switches and timers are included.
 fn bpf(program: &Path, period_us: u64, more: &[&str]) -> Result<Bpf> {
     let _counting = kernel::count_run_times()?;
     let _floor = floor::attach_to_switches()?;

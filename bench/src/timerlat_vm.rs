@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate timerlat` by both backends beside `rtla timerlat`, in one boot of a virtual machine with the tracer.
+//! Compares both backends of `whylate timerlat` with `rtla timerlat`, in one boot of a virtual machine with the tracer.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use crate::{figures, machine, results, vm};
 
 const KERNEL: &str = "6.12-rt";
 const SECONDS: u64 = 3;
-/// The medians of latencies are apart by one of these at most.
+/// Maximum difference of the median latencies: one of the two.
 const APART_PERCENT: f64 = 10.0;
 const APART_US: f64 = 2.0;
 
-/// Each prints a line that says what follows, what it measured, and what it and all before have had of the CPUs.
+/// Each run is preceded by a line with its name, and with the CPU times so far, before and after it.
 const SCRIPT: &str = concat!(
     include_str!("../../xtask/keep-enabled.sh"),
     r#"
@@ -23,7 +23,7 @@ const SCRIPT: &str = concat!(
     measure() {
         name=$1
         shift
-        # In a pipe it would be of another shell.
+        # In a pipe, `times` would be of another shell.
         times >before
         "$@" >out 2>/dev/null || true
         times >after
@@ -33,7 +33,7 @@ const SCRIPT: &str = concat!(
     rtla() { measure rtla$1 /usr/bin/rtla timerlat hist -p $2 -d ${3}s -b 1 -E 8192; }
     tracer() { measure tracer$1 whylate timerlat hist -k -p $2 --json -d ${3}s; }
     bpf() { measure bpf$1 whylate timerlat hist --backend bpf -p $2 --json -d ${3}s; }
-    # Nobody always follows the same one.
+    # So that no program always follows the same one.
     for round in $(seq $1); do
         rtla "" 1000 $2; tracer "" 1000 $2; bpf "" 1000 $2
         tracer "" 1000 $2; rtla "" 1000 $2; bpf "" 1000 $2
@@ -45,14 +45,14 @@ const SCRIPT: &str = concat!(
 "#
 );
 
-/// What one run told, and cost.
+/// Figures and cost of one run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
     irq_us: f64,
     thread_us: f64,
     activations: f64,
     user_us: f64,
-    /// What was delivered and what was missed, less what was due, where it is told.
+    /// Activations delivered and missed, less those due, if reported.
     off_schedule: f64,
     lost: f64,
 }
@@ -80,9 +80,9 @@ fn samples(text: &str) -> Result<BTreeMap<String, Vec<Sample>>> {
             continue;
         }
         let mut sample = if name.starts_with("rtla") {
-            of_rtla(rest)?
+            from_rtla(rest)?
         } else {
-            of_json(rest, if name.ends_with("10kHz") { 1e5 } else { 1e6 })?
+            from_json(rest, if name.ends_with("10kHz") { 1e5 } else { 1e6 })?
         };
         let user_s = seconds(after).context("no time")? - seconds(before).context("no time")?;
         sample.user_us = user_s * 1e6 / sample.activations.max(1.0);
@@ -91,14 +91,14 @@ fn samples(text: &str) -> Result<BTreeMap<String, Vec<Sample>>> {
     Ok(samples)
 }
 
-/// Of `1m2.34s`.
+/// Parses `1m2.34s`.
 fn seconds(text: &str) -> Option<f64> {
     let (minutes, seconds) = text.strip_suffix('s')?.split_once('m')?;
     Some(minutes.parse::<f64>().ok()? * 60.0 + seconds.parse::<f64>().ok()?)
 }
 
-/// Means over the CPUs of their medians.
-fn of_rtla(text: &str) -> Result<Sample> {
+/// Returns the means over the CPUs of their medians.
+fn from_rtla(text: &str) -> Result<Sample> {
     let heading = text.lines().find(|line| line.starts_with("Index")).context("rtla printed no histogram")?;
     let names: Vec<&str> = heading.split_whitespace().collect();
     let rows: Vec<Vec<f64>> = text
@@ -108,18 +108,18 @@ fn of_rtla(text: &str) -> Result<Sample> {
         .collect();
     let of = |kind: &str| {
         let columns = (1..names.len()).filter(|&column| names[column].starts_with(kind));
-        let medians: Vec<f64> = columns.map(|column| middle(&rows, column)).collect();
+        let medians: Vec<f64> = columns.map(|column| median_of_column(&rows, column)).collect();
         medians.iter().sum::<f64>() / medians.len().max(1) as f64
     };
     let counts = text.lines().find_map(|line| line.strip_prefix("count:")).context("rtla printed no counts")?;
     let counts: Vec<f64> = counts.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    // Of each CPU one of the interrupt and one of the thread.
+    // One count of the interrupt and one of the thread, per CPU.
     let activations = counts.iter().sum::<f64>() / 2.0;
     Ok(Sample { irq_us: of("IRQ"), thread_us: of("Thr"), activations, ..Sample::default() })
 }
 
-/// Of a column, by steps of one microsecond: the middle of the step.
-fn middle(rows: &[Vec<f64>], column: usize) -> f64 {
+/// Returns the median of a column with steps of one microsecond: the middle of the step.
+fn median_of_column(rows: &[Vec<f64>], column: usize) -> f64 {
     let at = |row: &Vec<f64>| row.get(column).copied().unwrap_or(0.0);
     let total: f64 = rows.iter().map(at).sum();
     let mut seen = 0.0;
@@ -130,7 +130,7 @@ fn middle(rows: &[Vec<f64>], column: usize) -> f64 {
     found.and_then(|row| row.first()).map_or(0.0, |us| us + 0.5)
 }
 
-fn of_json(text: &str, period_ns: f64) -> Result<Sample> {
+fn from_json(text: &str, period_ns: f64) -> Result<Sample> {
     let line = text.lines().find(|line| line.starts_with('{')).context("whylate printed no snapshot")?;
     let snapshot: Snapshot = serde_json::from_str(line)?;
     let cpus = snapshot.series.len().max(1) as f64;
@@ -153,7 +153,7 @@ fn of_json(text: &str, period_ns: f64) -> Result<Sample> {
     })
 }
 
-fn middle_of(samples: &BTreeMap<String, Vec<Sample>>, name: &str, figure: Figure) -> Result<f64> {
+fn median_of_runs(samples: &BTreeMap<String, Vec<Sample>>, name: &str, figure: Figure) -> Result<f64> {
     let of = samples.get(name).with_context(|| format!("{name} was not measured"))?;
     Ok(median_of(of, figure))
 }
@@ -163,7 +163,7 @@ fn checks(samples: &BTreeMap<String, Vec<Sample>>) -> Result<Vec<Check>> {
     let mut checks = Vec::new();
     for backend in ["tracer", "bpf"] {
         for (kind, figure) in kinds {
-            let (ours, rtlas) = (middle_of(samples, backend, figure)?, middle_of(samples, "rtla", figure)?);
+            let (ours, rtlas) = (median_of_runs(samples, backend, figure)?, median_of_runs(samples, "rtla", figure)?);
             let limit = APART_US.max(rtlas * APART_PERCENT / 100.0);
             let what = format!("median latency of {kind}, {backend}: apart from rtla's (us)");
             checks.push(Check::new(what, (ours - rtlas).abs(), "", limit));
@@ -175,10 +175,10 @@ fn checks(samples: &BTreeMap<String, Vec<Sample>>) -> Result<Vec<Check>> {
         checks.push(Check::new(format!("off schedule in any run, {name} (periods of a CPU)"), most, "", 1.0));
     }
     for suffix in ["", "-10kHz"] {
-        let user = |name: &str| middle_of(samples, &format!("{name}{suffix}"), |sample| sample.user_us);
+        let user = |name: &str| median_of_runs(samples, &format!("{name}{suffix}"), |sample| sample.user_us);
         let name = format!("user space an activation, tracer{suffix} (us; the limit is rtla's)");
         checks.push(Check::new(name, user("tracer")?, "", user("rtla")?));
-        let lost = middle_of(samples, &format!("tracer{suffix}"), |sample| sample.lost)?;
+        let lost = median_of_runs(samples, &format!("tracer{suffix}"), |sample| sample.lost)?;
         checks.push(Check::new(format!("lost samples, tracer{suffix}"), lost, "", 0.0));
     }
     Ok(checks)
@@ -199,7 +199,7 @@ fn markdown(samples: &BTreeMap<String, Vec<Sample>>, checks: &[Check], rounds: u
     );
     for (name, of) in samples {
         let shown = |figure: fn(&Sample) -> f64| {
-            let Spread { median, min, max } = Spread::of(&of.iter().map(figure).collect::<Vec<_>>());
+            let Spread { median, min, max } = Spread::from_values(&of.iter().map(figure).collect::<Vec<_>>());
             format!("{median:.2} ({min:.2} to {max:.2})")
         };
         let schedule =
@@ -219,10 +219,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_rtla_prints_is_read() {
+    fn parses_output_of_rtla() {
         let text = "# RTLA\nIndex   IRQ-000   Thr-000   IRQ-001   Thr-001\n3      5     0     9   0\n7   6   11    2     0\n9 0 0 0 11\n\
                     over:    0 0 0 0\ncount:  11 11 11 11\n";
-        let sample = of_rtla(text).expect("read");
+        let sample = from_rtla(text).expect("read");
         assert_eq!((sample.irq_us, sample.thread_us, sample.activations), ((7.5 + 3.5) / 2.0, (7.5 + 9.5) / 2.0, 22.0));
         assert_eq!(seconds("1m2.50s"), Some(62.5));
     }

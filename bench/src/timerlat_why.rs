@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whom `whylate timerlat` and `rtla timerlat` blame for the same delays, in one boot of a kernel that has the tracer
-//! and a module that keeps interrupts off.
+//! Whether `whylate timerlat` and `rtla timerlat` attribute delays to their true cause, in one boot of a kernel that
+//! has the tracer and a module that disables interrupts.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ use clap::Args;
 use crate::{machine, results, vm};
 
 const KERNEL: &str = "6.12-tracers";
-/// Of a latency, what a part has to have for the analysis to say that it was the delay.
-const MOST_PERCENT: f64 = 50.0;
-/// Of all stops, in percent.
+/// Minimum share of the latency for a part to count as the cause.
+const MIN_PERCENT: f64 = 50.0;
+/// Minimum share of correct stops, in percent.
 const RIGHT_PERCENT: usize = 95;
 
-/// What the comparison takes.
+/// Arguments of the comparison.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -26,22 +26,26 @@ pub struct Arguments {
     rtla: PathBuf,
 }
 
-/// What is done, what it is called by the tools, and in which part of the latency it belongs.
+/// A delay, its name in the tools, and the part of the latency that it belongs to.
 struct Cause {
     name: &'static str,
-    told_as: &'static str,
+    name_in_tools: &'static str,
     parts: &'static [&'static str],
 }
 
-/// Each lasts for 50 ms, or just less: an emulated CPU is late by milliseconds at any time.
+/// Each lasts 50 ms, or just less: an emulated CPU is late by milliseconds at any time.
 const CAUSES: [Cause; 3] = [
-    Cause { name: "interrupts off", told_as: "irq_test", parts: &["IRQ handler delay"] },
-    Cause { name: "a FIFO:98 thread", told_as: "whylate-hog", parts: &["Blocking thread", "Thread interference"] },
-    Cause { name: "a softirq", told_as: "hrtimer", parts: &["Softirq interference"] },
+    Cause { name: "interrupts off", name_in_tools: "irq_test", parts: &["IRQ handler delay"] },
+    Cause {
+        name: "a FIFO:98 thread",
+        name_in_tools: "whylate-hog",
+        parts: &["Blocking thread", "Thread interference"],
+    },
+    Cause { name: "a softirq", name_in_tools: "hrtimer", parts: &["Softirq interference"] },
 ];
 const TOOLS: [&str; 4] = ["rtla -T", "rtla -i", "whylate, tracer", "whylate, bpf"];
 
-/// A threshold of 40 ms stops each; what it printed follows a line that says what it is.
+/// A threshold of 40 ms stops each tool; its output follows a line that identifies the run.
 const SCRIPT: &str = concat!(
     include_str!("../../xtask/keep-enabled.sh"),
     r#"
@@ -71,7 +75,7 @@ const SCRIPT: &str = concat!(
                 tool $tool >out 2>&1 &
                 measuring=$!
                 sleep 3
-                # One tool takes longer to start than another.
+                # Tools take different times to start.
                 for _ in $(seq 8); do
                     kill -0 $measuring 2>/dev/null || break
                     cause $cause
@@ -89,7 +93,7 @@ const SCRIPT: &str = concat!(
 /// The analysis of one stop.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Analysis {
-    /// The largest part of the latency, its share in percent, and who is named below it.
+    /// The largest part of the latency, its share in percent, and the names below it.
     part: String,
     percent: f64,
     named: Vec<String>,
@@ -101,29 +105,29 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let rtla = arguments.rtla.canonicalize().with_context(|| format!("no {}", arguments.rtla.display()))?;
     let (rtla, rounds) = (rtla.to_string_lossy(), arguments.results.rounds.to_string());
     let text = vm::run(KERNEL, &["--timeout", "3000", "--with", &rtla, "--"], SCRIPT, &[&rounds, &rtla])?;
-    let told = told(&text)?;
-    arguments.results.publish("timerlat-why", &markdown(&told, arguments.results.rounds))?;
-    let ours = told.iter().filter(|((_, tool), _)| TOOLS[*tool].starts_with("whylate"));
-    let (right, all) =
-        ours.fold((0, 0), |(right, all), ((cause, _), of)| (right + rights(&CAUSES[*cause], of).1, all + of.len()));
+    let analyses = parse(&text)?;
+    arguments.results.publish("timerlat-why", &markdown(&analyses, arguments.results.rounds))?;
+    let ours = analyses.iter().filter(|((_, tool), _)| TOOLS[*tool].starts_with("whylate"));
+    let (right, all) = ours
+        .fold((0, 0), |(right, all), ((cause, _), of)| (right + count_right(&CAUSES[*cause], of).1, all + of.len()));
     Ok(right * 100 >= all * RIGHT_PERCENT)
 }
 
-/// By cause and tool, what each run told; `None` where nothing stopped it.
-type Told = BTreeMap<(usize, usize), Vec<Option<Analysis>>>;
+/// Analyses by cause and tool, one per run; `None` if nothing stopped the run.
+type Analyses = BTreeMap<(usize, usize), Vec<Option<Analysis>>>;
 
-fn told(text: &str) -> Result<Told> {
-    let mut told = Told::new();
+fn parse(text: &str) -> Result<Analyses> {
+    let mut analyses = Analyses::new();
     for (words, rest) in vm::parts(text) {
         let [cause, tool] = words[..] else { bail!("not a run's head: {}", words.join(" ")) };
         let (cause, tool): (usize, usize) = (cause.parse()?, tool.parse()?);
         ensure!(cause < CAUSES.len() && tool < TOOLS.len(), "not a run's head: {cause} {tool}");
-        told.entry((cause, tool)).or_default().push(analysis(rest));
+        analyses.entry((cause, tool)).or_default().push(analysis(rest));
     }
-    Ok(told)
+    Ok(analyses)
 }
 
-/// Of the first stop: lines of parts have a share, lines below them have none.
+/// Parses the analysis of the first stop: lines of parts have a share, lines below them have none.
 fn analysis(text: &str) -> Option<Analysis> {
     let is_head = |line: &&str| line.contains("hit stop tracing, analyzing it");
     let block = text.lines().skip_while(|line| !is_head(line)).skip(1);
@@ -141,7 +145,7 @@ fn analysis(text: &str) -> Option<Analysis> {
             Ok(percent) => {
                 parts.push(Analysis { part: name.to_owned(), percent, ..Analysis::default() });
             }
-            // The latency itself has no share, and nobody below it.
+            // The latency itself has no share, and no names below it.
             Err(_) if name == "IRQ latency" => {}
             Err(_) => parts.last_mut()?.named.push(name.to_owned()),
         }
@@ -150,17 +154,18 @@ fn analysis(text: &str) -> Option<Analysis> {
     Some(Analysis { latency_us, ..largest })
 }
 
-/// How many put the delay in the right part, and how many of those name who made it.
-fn rights(cause: &Cause, told: &[Option<Analysis>]) -> (usize, usize) {
+/// Counts the analyses with the delay in the right part, and those of them that also name its maker.
+fn count_right(cause: &Cause, analyses: &[Option<Analysis>]) -> (usize, usize) {
     let in_part = |analysis: &&Analysis| {
-        analysis.percent >= MOST_PERCENT && cause.parts.iter().any(|part| analysis.part.starts_with(part))
+        analysis.percent >= MIN_PERCENT && cause.parts.iter().any(|part| analysis.part.starts_with(part))
     };
-    let in_part = told.iter().flatten().filter(in_part);
-    let names = |analysis: &&Analysis| analysis.named.iter().any(|name| name.to_lowercase().contains(cause.told_as));
+    let in_part = analyses.iter().flatten().filter(in_part);
+    let names =
+        |analysis: &&Analysis| analysis.named.iter().any(|name| name.to_lowercase().contains(cause.name_in_tools));
     (in_part.clone().count(), in_part.filter(names).count())
 }
 
-fn markdown(told: &Told, rounds: u32) -> String {
+fn markdown(analyses: &Analyses, rounds: u32) -> String {
     let mut text = format!(
         "## Whom timerlat blames, beside rtla, in a virtual machine\n\nCommand: `cargo run --release -p whylate-bench -- timerlat-why --rounds \
          {rounds} --rtla PROGRAM`, with rtla built of the source of Linux 6.12\n\n{}- in the machine: {KERNEL}, CPUs that QEMU \
@@ -170,15 +175,15 @@ fn markdown(told: &Told, rounds: u32) -> String {
          |\n|---|---|--:|--:|--:|---|\n",
         machine::describe()
     );
-    for ((cause, tool), of) in told {
+    for ((cause, tool), of) in analyses {
         let cause = &CAUSES[*cause];
-        let (in_part, by_name) = rights(cause, of);
+        let (in_part, by_name) = count_right(cause, of);
         let stops = of.iter().flatten().count();
         let last = of.iter().flatten().next_back().map_or_else(
             || "no analysis".to_owned(),
-            |told| {
-                let named = told.named.first().map_or("nobody", String::as_str);
-                format!("{} {:.1} % of {:.1} ms: {named}", told.part, told.percent, told.latency_us / 1e3)
+            |analysis| {
+                let named = analysis.named.first().map_or("nobody", String::as_str);
+                format!("{} {:.1} % of {:.1} ms: {named}", analysis.part, analysis.percent, analysis.latency_us / 1e3)
             },
         );
         text += &format!(
@@ -196,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_part_is_told_with_who_is_named() {
+    fn analysis_has_largest_part_and_names_below() {
         let text = "Timer Latency\nrtla timerlat hit stop tracing\n## CPU 1 hit stop tracing, analyzing it ##\n  IRQ handler delay:  1.00 us (2.38 %)\n  IRQ latency: 28.13 us\n  \
                     Blocking thread:     39.96 us (95.14 %)\n       irq_test:71   39.96 us\n    Blocking thread stack trace\n       -> timerlat_irq\n\
                     ------\n  Thread latency:     42.00 us (100%)\nMax timerlat IRQ latency from idle: 7.00 us in cpu 0\n";
@@ -208,14 +213,15 @@ mod tests {
             latency_us: 42.0,
         };
         assert_eq!(analysis, expected);
-        assert_eq!(rights(&CAUSES[0], &[Some(analysis.clone()), None]), (0, 0));
-        assert_eq!(rights(&CAUSES[1], &[Some(analysis)]), (1, 0));
+        assert_eq!(count_right(&CAUSES[0], &[Some(analysis.clone()), None]), (0, 0));
+        assert_eq!(count_right(&CAUSES[1], &[Some(analysis)]), (1, 0));
     }
 
     #[test]
-    fn a_run_that_nothing_stopped_has_no_analysis() {
-        let told = told("@ 0 1\nTimer Latency\n@ 2 3\n## CPU 0 hit stop tracing, analyzing it ##\n").expect("two runs");
-        assert_eq!(told, Told::from([((0, 1), vec![None]), ((2, 3), vec![None])]));
-        assert!(super::told("rubbish").is_err());
+    fn run_without_stop_has_no_analysis() {
+        let analyses =
+            parse("@ 0 1\nTimer Latency\n@ 2 3\n## CPU 0 hit stop tracing, analyzing it ##\n").expect("two runs");
+        assert_eq!(analyses, Analyses::from([((0, 1), vec![None]), ((2, 3), vec![None])]));
+        assert!(super::parse("rubbish").is_err());
     }
 }

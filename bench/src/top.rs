@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate top` costs beside a look, which measures as much and draws nothing, how soon it shows figures, and what
-//! memory it has after hours.
+//! Cost of `whylate top`, compared with an overview, which measures as much and draws nothing; its time to first
+//! figures, and its memory after hours.
 
 use std::fs;
 use std::path::Path;
@@ -15,19 +15,19 @@ use crate::figures::{Check, median_of};
 use crate::record::{Arguments, Taken, taken};
 use crate::{figures, hours, machine, results, whylate};
 
-/// What the screen may take of a CPU beyond looking.
+/// Limit of CPU time beyond that of an overview.
 const MORE_PERCENT: f64 = 1.0;
-/// How soon the first figures are to be seen.
+/// Limit of the time to first figures.
 const FIRST_S: f64 = 1.0;
-/// How much more a screen may have in memory whose history is full.
+/// Limit of additional memory with a full history.
 const MEMORY_MB: f64 = 96.0;
-/// How much more it may have after twice as long.
+/// Limit of the growth after twice as long.
 const GROWTH: f64 = 1.05;
-/// The heading of a column that is there as soon as a source has figures.
+/// The heading of a column that appears as soon as a source has figures.
 const FIGURES: &[u8] = b"VERDICT";
 
 struct Round {
-    look: Taken,
+    overview: Taken,
     top: Taken,
     first_s: f64,
 }
@@ -44,14 +44,14 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let checks = [
         Check::new(
             "CPU of the screen beyond a look (%)",
-            of(|round| round.top.cpu_percent - round.look.cpu_percent),
+            of(|round| round.top.cpu_percent - round.overview.cpu_percent),
             "",
             MORE_PERCENT,
         ),
         Check::new("first figures after (s)", of(|round| round.first_s), "", FIRST_S),
         Check::new(
             "memory beyond a look after 8 hours, history full (MB)",
-            of(|round| round.top.peak_mb - round.look.peak_mb) + full_mb,
+            of(|round| round.top.peak_mb - round.overview.peak_mb) + full_mb,
             "",
             MEMORY_MB,
         ),
@@ -61,10 +61,10 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let mut text = results::heading("What `whylate top` costs", "bench-top", &options);
     text += &figures::table(&checks, [2, 1]);
     for (what, value, digits) in [
-        ("CPU of a look (%)", of(|round| round.look.cpu_percent), 2),
+        ("CPU of a look (%)", of(|round| round.overview.cpu_percent), 2),
         ("CPU of the screen (%)", of(|round| round.top.cpu_percent), 2),
         ("growth from 1 minute to 8 hours (MB)", full_mb, 1),
-        ("peak memory of a look (MB)", of(|round| round.look.peak_mb), 1),
+        ("peak memory of a look (MB)", of(|round| round.overview.peak_mb), 1),
         ("peak memory of the screen (MB)", of(|round| round.top.peak_mb), 1),
     ] {
         text += &format!("| {what} | {value:.digits$} | | |\n");
@@ -80,10 +80,10 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
 }
 
 fn round(program: &Path, length: Duration) -> Result<Round> {
-    let mut look = Tool::start(program, &["-d", "1h"])?;
-    let pid = look.pid();
-    let of_look = taken(&mut look, pid, None, length)?;
-    look.end()?;
+    let mut overview = Tool::start(program, &["-d", "1h"])?;
+    let pid = overview.pid();
+    let of_overview = taken(&mut overview, pid, None, length)?;
+    overview.end()?;
     let output = tempfile::NamedTempFile::new().context("cannot make a file")?;
     let name = output.path().to_str().context("a plain name")?;
     // The shell becomes the program.
@@ -95,13 +95,13 @@ fn round(program: &Path, length: Duration) -> Result<Round> {
     let pid = child_of(terminal.pid())?;
     let top = taken(&mut terminal, pid, None, length)?;
     end(pid)?;
-    Ok(Round { look: of_look, top, first_s })
+    Ok(Round { overview: of_overview, top, first_s })
 }
 
-/// What a screen has in memory after eight hours, and after sixteen, beyond one that has seen a minute.
+/// Returns the memory of `top` after eight and after sixteen hours, beyond that after a minute.
 fn after_hours(program: &Path) -> Result<[f64; 2]> {
-    let folder = tempfile::tempdir().context("cannot make a folder")?;
-    let [minute, long] = ["minute.whylate", "hours.whylate"].map(|name| folder.path().join(name));
+    let directory = tempfile::tempdir().context("cannot make a folder")?;
+    let [minute, long] = ["minute.whylate", "hours.whylate"].map(|name| directory.path().join(name));
     let name = minute.to_str().context("a plain name")?;
     let status = Command::new(program).args(["record", "-d", "1m", "-o", name]).stderr(Stdio::null()).status()?;
     ensure!(status.success(), "whylate record failed");
@@ -113,14 +113,14 @@ fn after_hours(program: &Path) -> Result<[f64; 2]> {
     Ok([after(8)? - empty_mb, after(16)? - empty_mb])
 }
 
-/// Ends a screen.
+/// Ends a `top`.
 pub fn end(pid: u32) -> Result<()> {
     kill_process(Pid::from_raw(pid as i32).context("a PID")?, Signal::TERM).context("it has ended")?;
-    // Whoever measures next is alone.
+    // So that the next measurement is undisturbed.
     wait_until("it does not end", || Ok(!fs::exists(format!("/proc/{pid}"))?))
 }
 
-/// The only child of a process.
+/// Returns the only child of a process.
 pub fn child_of(pid: u32) -> Result<u32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).context("the terminal has ended")?;
     children.split_whitespace().next().context("it runs nothing")?.parse().context("the kernel tells no number")

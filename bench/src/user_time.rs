@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a program has of the CPUs in user space, to the nanosecond: by the kernel's own count it is sampled at ticks,
-//! of which those that were due while interrupts were off come in just when a thread returns to user space.
+//! User time of a program, to the nanosecond. The kernel's own count samples at ticks, and a tick that was due while
+//! interrupts were off comes in just when a thread returns to user space.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::kernel;
 
-/// From each return to user space to the next system call, less what others had of the CPU meanwhile.
+/// Sums the time from each return to user space to the next system call, less the time off the CPU.
 const SCRIPT: &str = "
 tracepoint:raw_syscalls:sys_exit /pid == cpid/ { @since[tid] = nsecs; }
 tracepoint:raw_syscalls:sys_enter /@since[tid]/ { @user = sum(nsecs - @since[tid]); delete(@since[tid]); }
@@ -22,8 +22,8 @@ tracepoint:sched:sched_switch /@away[args->next_pid]/ { @since[args->next_pid] =
 END { clear(@since); clear(@away); }
 ";
 
-/// Of all threads of a program, and what it printed. None of its arguments has a blank.
-pub fn of(program: &Path, arguments: &str) -> Result<(u64, String)> {
+/// Returns the user time of all threads of a program, and its output. None of its arguments has a blank.
+pub fn measure(program: &Path, arguments: &str) -> Result<(u64, String)> {
     let line = format!("{} {arguments}", program.display());
     let mut command = Command::new("bpftrace");
     command.args(["-e", SCRIPT, "-c", &line]).stdin(Stdio::null()).stderr(Stdio::null());

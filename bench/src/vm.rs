@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Scripts in a virtual machine.
+//! Runs scripts in a virtual machine.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,8 @@ use anyhow::{Result, ensure};
 
 use crate::kernel;
 
-/// What a script prints on that kernel. `before`: options of `cargo xtask vm`, `--`, and variables for the script.
+/// Returns what a script prints on that kernel. `before`: options of `cargo xtask vm`, `--`, and variables for the
+/// script.
 pub fn run(kernel: &str, before: &[&str], script: &str, arguments: &[&str]) -> Result<String> {
     let mut vm = Command::new("cargo");
     vm.args(["xtask", "vm", kernel, "--no-tools"]).args(before).args(["sh", "-ec", script, "sh"]).args(arguments);
@@ -17,7 +18,7 @@ pub fn run(kernel: &str, before: &[&str], script: &str, arguments: &[&str]) -> R
     Ok(text)
 }
 
-/// The words of each line `@ ...`, and what follows it.
+/// Returns the words of each line `@ ...`, and the text after it.
 pub fn parts(text: &str) -> impl Iterator<Item = (Vec<&str>, &str)> {
     text.split("\n@ ").map(|part| {
         let part = part.trim_start_matches("@ ");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate` without a command costs, with every source and all causes: how much slower loads get beside what
-//! people use today, what its programs take, and how soon and with how much memory it answers.
+//! Cost of `whylate` without a command, with every source and all causes: slowdown of loads compared with common tools,
+//! run time of its programs, time to its answer, and memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,22 +17,22 @@ use crate::occupancy::slowdown::{Sample, of_round};
 use crate::programs::Programs;
 use crate::{figures, floor, kernel, machine, programs, results, whylate};
 
-/// What its programs may take of a CPU, in percent: 1.4 for who has each CPU, as measured before wakeups were kept, and
-/// one for who woke whom.
+/// Limit of the programs' CPU time, in percent: 1.4 for the account, as measured before wakeup edges were kept, and 1
+/// for wakeup edges.
 const LIMIT: f64 = 2.4;
-/// When it switches so often.
+/// Switch rate at which the limit holds.
 const SWITCHES_PER_SECOND: f64 = 100_000.0;
-/// Programs of all sources together, at the least: from then on they are all there soon.
+/// Minimum number of programs of all sources: from then on all are there soon.
 const PROGRAMS: usize = 30;
-/// Until a tool surely watches, and after its end until the kernel has put its code back.
+/// Time until a tool surely watches, and after its end until the kernel has patched its code back.
 const SETTLE: Duration = Duration::from_millis(1_500);
 const SUBJECTS: [&str; 4] =
     ["`whylate`", "`perf sched record`", "`offcputime`", "nobody: what the machine adds by itself"];
 const OURS: usize = 0;
-/// How many programs are told by name.
+/// Number of programs that are listed by name.
 const LARGEST: usize = 12;
 
-/// What the benchmark takes.
+/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -54,14 +54,14 @@ enum Part {
 }
 
 impl Part {
-    /// The load that gets slower; `None` for the first part.
-    fn load(self, folder: &Path) -> Result<Option<Load>> {
+    /// Returns the load that is slowed down; `None` for the first part.
+    fn load(self, directory: &Path) -> Result<Option<Load>> {
         Ok(match self {
             Part::Cost => None,
             Part::Pipe => Some(Load::pipe()),
             Part::Paced => Some(Load::paced()?),
             Part::Messaging => Some(Load::messaging()),
-            Part::Fio => Some(Load::fio(folder)),
+            Part::Fio => Some(Load::fio(directory)),
         })
     }
 
@@ -81,14 +81,14 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     let program = whylate::build("bench-why")?;
-    let folder = tempfile::tempdir().context("cannot make a folder")?;
+    let directory = tempfile::tempdir().context("cannot make a folder")?;
     let rounds = arguments.results.rounds;
     let mut is_within = true;
     for &part in Part::value_variants() {
         if arguments.part.is_some_and(|wanted| wanted != part) {
             continue;
         }
-        let text = match part.load(folder.path())? {
+        let text = match part.load(directory.path())? {
             None => {
                 let costs = costs(&program, &Load::paced()?, rounds)?;
                 is_within = percent(&costs, Cost::own_ns) <= LIMIT;
@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
             }
             Some(load) => {
                 load.run().with_context(|| format!("cannot run {}", load.name))?;
-                report_load(rounds, &load, &under(&load, &program, folder.path(), rounds)?)
+                report_load(rounds, &load, &under(&load, &program, directory.path(), rounds)?)
             }
         };
         arguments.results.publish(part.section(), &text)?;
@@ -104,12 +104,12 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     Ok(is_within)
 }
 
-/// By round and subject.
-fn under(load: &Load, program: &Path, folder: &Path, rounds: u32) -> Result<Vec<Vec<Sample>>> {
+/// Measures a load, by round and subject.
+fn under(load: &Load, program: &Path, directory: &Path, rounds: u32) -> Result<Vec<Vec<Sample>>> {
     let samples = (0..rounds as usize).map(|round| {
         eprintln!("{}: round {} of {rounds}", load.name, round + 1);
         of_round(load, &SUBJECTS, round, |which| {
-            let tool = start(program, folder, which)?;
+            let tool = start(program, directory, which)?;
             let watched = load.run()?;
             if let Some(tool) = tool {
                 tool.end()?;
@@ -121,12 +121,12 @@ fn under(load: &Load, program: &Path, folder: &Path, rounds: u32) -> Result<Vec<
     samples.collect()
 }
 
-/// `None` for nobody.
-fn start(whylate: &Path, folder: &Path, which: usize) -> Result<Option<Tool>> {
-    let (whylate, recording) = (whylate.to_string_lossy(), folder.join("perf.data"));
+/// Starts a subject; `None` for the unwatched one.
+fn start(whylate: &Path, directory: &Path, which: usize) -> Result<Option<Tool>> {
+    let (whylate, recording) = (whylate.to_string_lossy(), directory.join("perf.data"));
     let recording = recording.to_string_lossy();
     let command: &[&str] = match which {
-        // Its threads that measure timers are on every CPU all the same.
+        // Its threads that measure timers run on every CPU anyway.
         OURS => &[&whylate, "-d", "1h"],
         1 => &["perf", "sched", "record", "-o", &recording],
         2 => &["offcputime"],
@@ -139,7 +139,7 @@ fn start(whylate: &Path, folder: &Path, which: usize) -> Result<Option<Tool>> {
     wait_until("it does not watch", || {
         Ok(match which {
             OURS => programs::of_process(tool.pid())?.len() >= PROGRAMS,
-            1 => fs::metadata(folder.join("perf.data")).is_ok_and(|file| file.len() > 0),
+            1 => fs::metadata(directory.join("perf.data")).is_ok_and(|file| file.len() > 0),
             _ => !programs::of_process(tool.pid())?.is_empty(),
         })
     })?;
@@ -147,15 +147,15 @@ fn start(whylate: &Path, folder: &Path, which: usize) -> Result<Option<Tool>> {
     Ok(Some(tool))
 }
 
-/// What the programs take under the paced load, in one run of it.
+/// Run time of the programs during one run of the paced load.
 struct Cost {
     switches: u64,
     switches_per_second: f64,
-    /// Of our programs.
+    /// Counters of whylate's programs.
     programs: Vec<programs::Counts>,
-    /// Mean run time of an empty program that runs beside them at each switch, nearly all of which the counting takes.
+    /// Mean run time of an empty program beside them at each switch, which is mostly the time of counting.
     floor_ns: f64,
-    /// What our programs take of the CPUs without a load, in as long, less what the counting takes.
+    /// Run time of whylate's programs in an equal time without the load, on the other CPUs, less the time of counting.
     elsewhere_ns: f64,
 }
 
@@ -164,28 +164,28 @@ impl Cost {
         self.programs.iter().map(|counts| counts.runs).sum()
     }
 
-    /// Of a switch, as the kernel counts it.
+    /// Returns the run time per switch, as the kernel counts it.
     fn counted_ns(&self) -> f64 {
         self.of_switch(self.programs.iter().map(|counts| counts.run_ns).sum())
     }
 
-    /// The same without what the counting takes.
+    /// Returns the run time per switch, less the time of counting.
     fn everywhere_ns(&self) -> f64 {
         self.counted_ns() - self.floor_ns * self.runs() as f64 / self.switches.max(1) as f64
     }
 
-    /// The same on the load's CPU alone.
+    /// Returns the run time per switch on the load's CPU only, less the time of counting.
     fn own_ns(&self) -> f64 {
         self.everywhere_ns() - self.elsewhere_ns / self.switches.max(1) as f64
     }
 
-    /// Of what is counted in all, the part of a switch.
+    /// Returns a sum per switch.
     fn of_switch(&self, sum: u64) -> f64 {
         sum as f64 / self.switches.max(1) as f64
     }
 }
 
-/// Of a CPU that switches 100,000 times a second.
+/// Returns the share of a CPU that switches 100,000 times per second, in percent.
 fn percent(costs: &[Cost], ns_per_switch: fn(&Cost) -> f64) -> f64 {
     100.0 * median_of(costs, ns_per_switch) * SWITCHES_PER_SECOND / 1e9
 }
@@ -207,7 +207,7 @@ fn costs(program: &Path, load: &Load, rounds: u32) -> Result<Vec<Cost>> {
         let after = count()?;
         thread::sleep(took);
         let idle = count()?;
-        let [programs, floor] = [0, 1].map(|whose| programs::difference(&before[whose], &after[whose]));
+        let [programs, floor] = [0, 1].map(|index| programs::difference(&before[index], &after[index]));
         let floor = floor.iter().find(|counts| counts.runs > 0).context("the empty program has not run")?;
         ensure!(programs.iter().any(|counts| counts.run_ns > 0), "no BPF program has run");
         let idle = programs::difference(&after[0], &idle[0]);
@@ -226,7 +226,7 @@ fn costs(program: &Path, load: &Load, rounds: u32) -> Result<Vec<Cost>> {
 }
 
 struct Footprint {
-    /// From its start to the screen, less the second that it looked for.
+    /// Time from its start to its output, less the second that it measured.
     answer_s: f64,
     memory_mb: f64,
     maps_mb: f64,
@@ -246,7 +246,7 @@ fn footprint(program: &Path) -> Result<Footprint> {
     let mut maps = 0_u64;
     let mut seen = std::collections::BTreeSet::new();
     for entry in fs::read_dir(format!("/proc/{}/fdinfo", tool.pid()))? {
-        // A descriptor may be closed meanwhile.
+        // The descriptor may have been closed since.
         let Ok(text) = fs::read_to_string(entry?.path()) else { continue };
         let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:"))

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Builds what `make target` measures. It lands beside this program, which has to be built the same way.
+/// Builds what `make target` measures. Its path is beside this program, which has to be a build of the same profile.
 pub fn build(target: &str) -> Result<PathBuf> {
     if cfg!(debug_assertions) {
         bail!("only a release build tells anything: run `make {target}`");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What watching work items costs, with whylate and with the usual bpftrace one-liner, on the same load.
+//! Cost of watching work items with whylate, and with the usual bpftrace one-liner, on the same load.
 
 mod cost;
 mod footprint;
@@ -26,7 +26,7 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
         println!("skipped: {reason}");
         return Ok(true);
     }
-    // Before the load of the rounds: what the first start of all reads is in the page cache from the build.
+    // Before the rounds: what the first start reads is in the page cache from the build.
     let mut checks = vec![Check::new(
         "start to first output of `whylate wq`, median of 10",
         footprint::start_ms(&whylate)?,
@@ -47,7 +47,7 @@ pub fn run(arguments: &results::Arguments) -> Result<bool> {
     Ok(report::within_limits(&rounds, &checks))
 }
 
-/// Why there are no known work items, e.g. a kernel without `bpf_wq`.
+/// Returns why no work items can be injected, e.g. on a kernel without `bpf_wq`.
 fn lack_of_load(whylate: &Path) -> Option<String> {
     match Command::new(whylate).args(["inject", "work"]).output() {
         Ok(output) if output.status.success() => None,
@@ -56,7 +56,7 @@ fn lack_of_load(whylate: &Path) -> Option<String> {
     }
 }
 
-/// Where it takes the start of an item: what it costs depends on that.
+/// Returns the backend, on which the cost depends.
 fn backend(whylate: &Path) -> Result<String> {
     let output = Command::new(whylate).args(["wq", "--json", "--duration", "100ms"]).output();
     let output = output.context("cannot run whylate")?.stdout;
@@ -64,14 +64,14 @@ fn backend(whylate: &Path) -> Result<String> {
     Ok(line["backend"].as_str().unwrap_or("unknown").to_owned())
 }
 
-/// A load that has run.
+/// Figures of a load that has run.
 struct Load {
-    /// How many items waited together: fewer than asked for where the kernel is short of memory for a moment.
+    /// Items that waited together: fewer than requested if the kernel is briefly short of memory.
     at_once: u64,
     items_per_second: f64,
 }
 
-/// Runs known work items, `at_once` of them waiting together. Fails when not all have run.
+/// Injects work items, `at_once` of them waiting together. Fails if not all have run.
 fn inject(whylate: &Path, items: u64, at_once: u64) -> Result<Load> {
     let (items_text, at_once_text) = (items.to_string(), at_once.to_string());
     let output = Command::new(whylate)

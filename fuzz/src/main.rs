@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Hands bytes to a parser of what others have written: `scripts/fuzz` runs each for a time. `FUZZ_TARGET` names it.
+//! Feeds bytes to a parser of foreign input: `scripts/fuzz` runs each target for a while. `FUZZ_TARGET` selects it.
 #![no_main]
 
-/// Of the program, which is no library.
+/// Modules of the binary crate, which is not a library.
 #[path = "../../crates/whylate/src/commands/sqpoll/sweep/fio/figures.rs"]
 mod figures;
 #[path = "../../crates/whylate-model/tests/pasted/mangle.rs"]
@@ -29,7 +29,7 @@ use whylate_sources::fuzzing;
 
 type Target = fn(&[u8]);
 
-/// What is made of a recording, by whoever reads one.
+/// Reads a recording as the commands do, into a comparison and into mergers.
 fn recorded(bytes: &[u8]) {
     let Ok(mut reader) = Reader::new(Cursor::new(bytes)) else { return };
     let sources = reader.header().sources.clone();
@@ -44,31 +44,31 @@ fn recorded(bytes: &[u8]) {
     }
     let _ = comparison.finish([About::default(), About::default()]);
     mergers.values_mut().for_each(|merger| drop(merger.take()));
-    repeated(bytes);
+    fast_reader_agrees(bytes);
 }
 
-/// What is read by its text is what serde reads, but for reasons for which nothing was lost.
-fn repeated(bytes: &[u8]) {
-    let [mut repeating, mut other] = [(); 2].map(|()| Reader::new(Cursor::new(bytes)).expect("it was read before"));
-    repeating.repeat(|_, _| true);
+/// Checks that the fast reader returns what serde reads, apart from `lost` counters of zero.
+fn fast_reader_agrees(bytes: &[u8]) {
+    let [mut fast, mut other] = [(); 2].map(|()| Reader::new(Cursor::new(bytes)).expect("it was read before"));
+    fast.repeat(|_, _| true);
     loop {
-        let (mut line, same) = match (other.next_line(), repeating.next_line()) {
+        let (mut line, same) = match (other.next_line(), fast.next_line()) {
             (Ok(Some(line)), Ok(Some(same))) => (line, same),
             (Ok(None), Ok(None)) | (Err(_), Err(_)) => break,
             different => panic!("{different:?}"),
         };
         line = without_zeros(line);
-        // What nobody can order is equal to nothing.
+        // A snapshot with NaN is not equal to itself.
         if line == line.clone() {
             assert_eq!(without_zeros(same.clone()), line);
         }
-        if let (Line::Snapshot(snapshot), Some(of)) = (line, repeating.take_repeated()) {
-            let told = |stack: &Stack| (stack.samples, stack.weight_ns, stack.waits);
-            assert!(of.iter().map(|of| (of.samples, of.weight_ns, of.waits)).eq(snapshot.stacks.iter().map(told)));
+        if let (Line::Snapshot(snapshot), Some(of)) = (line, fast.take_repeated()) {
+            let counts = |stack: &Stack| (stack.samples, stack.weight_ns, stack.waits);
+            assert!(of.iter().map(|of| (of.samples, of.weight_ns, of.waits)).eq(snapshot.stacks.iter().map(counts)));
         }
-        repeating.use_again(same);
+        fast.use_again(same);
     }
-    assert_eq!(repeating.damage(), other.damage());
+    assert_eq!(fast.damage(), other.damage());
 }
 
 fn without_zeros(mut line: Line) -> Line {
@@ -78,7 +78,7 @@ fn without_zeros(mut line: Line) -> Line {
     line
 }
 
-/// A recording with these lines behind a header.
+/// Returns a recording of these lines after a header.
 fn recording_of(lines: &[u8]) -> io::Result<Vec<u8>> {
     let header = br#"{"line":"header","recording":1,"schema":1,"start":"1970-01-01T00:00:00Z","sources":[
         {"source":"wq","backend":"bpf","late_from_ns":1},{"source":"offcpu","backend":"bpf","late_from_ns":1}]}"#;
@@ -155,11 +155,11 @@ const TARGETS: &[(&str, Target)] = &[
         }
     }),
     ("stacks", |bytes| {
-        // Drawing takes nearly all of the time: one of the four ways is enough for an input.
+        // Drawing takes most of the time: one of the four combinations is enough per input.
         let names = [Names::Thread, Names::Process][bytes.len() / 2 % 2];
         let order = [Order::RootFirst, Order::LeafFirst][bytes.len() % 2];
         let Ok(mut imported) = Imported::read(&text(bytes), names) else { return };
-        // Its counts may be too large twice.
+        // Merging with itself may overflow the counts.
         let _ = imported.merge(imported.clone());
         let lines = imported.lines(order);
         let drawn = graph::write_lines(&mut io::sink(), "Off-CPU", "samples", &lines);

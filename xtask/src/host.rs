@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Programs and folders of the machine this runs on.
+//! Programs and directories of the host.
 
 use std::env;
 use std::ffi::OsStr;
@@ -9,20 +9,20 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// The root of the work tree.
+/// Returns the root of the work tree.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
 }
 
-/// Where cargo builds.
+/// Returns cargo's build directory.
 pub fn target() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
-        Some(folder) => root().join(folder),
+        Some(directory) => root().join(directory),
         None => root().join("target"),
     }
 }
 
-/// Runs a program to its end; what it prints goes to standard error, which is for people.
+/// Runs a program to its end, with its output on standard error, for people.
 pub fn run(command: &mut Command) -> Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let outcome = command.stdin(Stdio::null()).stdout(io::stderr()).status();
@@ -33,7 +33,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     }
 }
 
-/// What a program prints, when it succeeds.
+/// Returns what a program prints. Fails if the program does.
 pub fn output_of(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output().map_err(|error| cannot_run(&name, error))?;
@@ -43,7 +43,7 @@ pub fn output_of(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{name} printed something else than text"))
 }
 
-/// Why a program does not even start.
+/// Explains why a program did not start.
 pub fn cannot_run(name: &str, error: io::Error) -> anyhow::Error {
     if error.kind() == ErrorKind::NotFound {
         anyhow::anyhow!("{name} is not installed: `scripts/install-deps vm tracers arm64` installs what is missing")
@@ -52,10 +52,10 @@ pub fn cannot_run(name: &str, error: io::Error) -> anyhow::Error {
     }
 }
 
-/// A program on the search path.
+/// Finds a program on the search path.
 pub fn which(name: &OsStr) -> Option<PathBuf> {
-    // Debian keeps some tools where only root looks.
-    let folders = env::var_os("PATH").unwrap_or_default();
+    // Debian keeps some tools in directories on root's path only.
+    let paths = env::var_os("PATH").unwrap_or_default();
     let also = ["/usr/local/bin", "/usr/bin", "/usr/sbin", "/bin", "/sbin"].map(PathBuf::from);
-    env::split_paths(&folders).chain(also).map(|folder| folder.join(name)).find(|path| path.is_file())
+    env::split_paths(&paths).chain(also).map(|directory| directory.join(name)).find(|path| path.is_file())
 }

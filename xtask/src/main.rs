@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What developers and CI run beside cargo: commands on other kernels than the running one.
+//! Runs commands on other kernels than the running one, for developers and CI.
 
 mod host;
 mod initramfs;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// The status of a virtual machine that could not run the command, as `git bisect run` takes it for "cannot tell".
+/// Exit status if the virtual machine could not run the command; `git bisect run` skips on it.
 const NO_ANSWER: u8 = 125;
 
 #[derive(Debug, Parser)]

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The one serial line carries what the command prints and, after a mark that nothing else prints, its status.
+//! The serial line carries the command's output and, after a unique mark, its status.
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
 
-/// A mark that no command can know.
+/// Returns a mark that no command can know.
 pub fn new_mark() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("whylate-vm-{:016x}{:016x} ", random(), random())
 }
 
-/// Passes on what comes before the mark.
+/// Passes on the output before the mark.
 pub struct Output<W> {
     to: W,
     mark: Vec<u8>,
@@ -23,17 +23,17 @@ impl<W: Write> Output<W> {
         Self { to, mark: mark.as_bytes().to_owned(), held_back: Vec::new() }
     }
 
-    /// The status, once it has come.
+    /// Passes on what precedes the mark, and returns the status once it is complete.
     pub fn take(&mut self, bytes: &[u8]) -> io::Result<Option<u8>> {
         self.held_back.extend_from_slice(bytes);
         let (ready, status) = match find(&self.held_back, &self.mark) {
-            Some(place) => {
-                let rest = &self.held_back[place + self.mark.len()..];
+            Some(index) => {
+                let rest = &self.held_back[index + self.mark.len()..];
                 let line = rest.iter().position(|&byte| byte == b'\n').map(|end| &rest[..end]);
                 let status = line.and_then(|line| std::str::from_utf8(line).ok()?.trim().parse().ok());
-                (place, status)
+                (index, status)
             }
-            None => (self.held_back.len() - begun(&self.held_back, &self.mark), None),
+            None => (self.held_back.len() - partial_mark_length(&self.held_back, &self.mark), None),
         };
         self.to.write_all(&self.held_back[..ready])?;
         self.to.flush()?;
@@ -46,8 +46,8 @@ fn find(bytes: &[u8], mark: &[u8]) -> Option<usize> {
     bytes.windows(mark.len()).position(|window| window == mark)
 }
 
-/// How many of the last bytes may be the beginning of the mark.
-fn begun(bytes: &[u8], mark: &[u8]) -> usize {
+/// Returns how many of the last bytes may be the beginning of the mark.
+fn partial_mark_length(bytes: &[u8], mark: &[u8]) -> usize {
     (1..mark.len().min(bytes.len() + 1)).rev().find(|&length| bytes.ends_with(&mark[..length])).unwrap_or(0)
 }
 
@@ -57,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// What is passed on, and the status, when the bytes come in pieces of this size.
+    /// Returns the output and the status, from bytes in pieces of this size.
     fn in_pieces(text: &str, mark: &str, size: usize) -> Result<(String, Option<u8>)> {
         let mut to = Vec::new();
         let mut output = Output::new(&mut to, mark);
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_status_is_found_however_the_bytes_come() -> Result<()> {
+    fn status_is_found_at_any_piece_size() -> Result<()> {
         let mark = new_mark();
         let text = format!("one\ntwo{mark}17\nnever shown");
         for size in 1..text.len() {
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_begins_like_the_mark_is_passed_on() -> Result<()> {
+    fn prefix_of_mark_is_passed_on() -> Result<()> {
         let text = "aab aab aaab. aaab 0\n";
         for size in 1..text.len() {
             assert_eq!(in_pieces(text, "aaab ", size)?, ("aab aab aaab. ".to_owned(), Some(0)), "pieces of {size}");
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_held_back_that_cannot_be_the_mark() -> Result<()> {
+    fn holds_back_only_possible_marks() -> Result<()> {
         let mark = new_mark();
         assert_eq!(in_pieces("without an end", &mark, 5)?, ("without an end".to_owned(), None));
         Ok(())

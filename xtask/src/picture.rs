@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A terminal's screen, as `tmux capture-pane -e -p` prints it, as an SVG for documentation.
+//! Draws a terminal's screen, as printed by `tmux capture-pane -e -p`, as an SVG for the documentation.
 
 use std::fmt::Write as _;
 use std::io::{self, Read as _, Write as _};
@@ -7,11 +7,11 @@ use std::io::{self, Read as _, Write as _};
 use anyhow::{Context as _, Result};
 use clap::Args;
 
-/// What a character takes, in pixels.
+/// Size of a character cell in pixels.
 const WIDTH: f64 = 8.4;
 const HEIGHT: f64 = 18.0;
 const MARGIN: f64 = 14.0;
-/// Readable on light and on dark pages: the picture has a background of its own.
+/// Readable on light and on dark pages: the picture has its own background.
 const STYLE: &str = "\
     rect.page { fill: #16181d } rect.reversed { fill: #d7dae0 }\n\
     text { font: 14px 'DejaVu Sans Mono', Menlo, Consolas, monospace; fill: #d7dae0; white-space: pre }\n\
@@ -31,20 +31,20 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     io::stdout().write_all(svg(&arguments.title, &screen).as_bytes()).context("cannot write the picture")
 }
 
-/// How characters look.
+/// Graphic rendition of characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Look {
+struct Rendition {
     bold: bool,
     reversed: bool,
     red: bool,
 }
 
-impl Look {
-    /// Changes it as a sequence `ESC [ numbers m` has it (ECMA-48, 8.3.117); other colours than red are not drawn.
+impl Rendition {
+    /// Applies the parameters of an SGR sequence (ECMA-48, 8.3.117); colors other than red are not drawn.
     fn select(&mut self, numbers: &str) {
         for number in numbers.split([';', ':']) {
             match number {
-                "" | "0" => *self = Look::default(),
+                "" | "0" => *self = Rendition::default(),
                 "1" => self.bold = true,
                 "22" => self.bold = false,
                 "7" => self.reversed = true,
@@ -63,9 +63,9 @@ impl Look {
 }
 
 fn svg(title: &str, screen: &str) -> String {
-    let mut look = Look::default();
-    let lines: Vec<Vec<(Look, String)>> = screen.lines().map(|line| parts(line, &mut look)).collect();
-    let length = |line: &Vec<(Look, String)>| line.iter().map(|(_, text)| text.chars().count()).sum::<usize>();
+    let mut rendition = Rendition::default();
+    let lines: Vec<Vec<(Rendition, String)>> = screen.lines().map(|line| parts(line, &mut rendition)).collect();
+    let length = |line: &Vec<(Rendition, String)>| line.iter().map(|(_, text)| text.chars().count()).sum::<usize>();
     let columns = lines.iter().map(length).max().unwrap_or(0) as f64;
     let (width, height) = (columns * WIDTH + 2.0 * MARGIN, lines.len() as f64 * HEIGHT + 2.0 * MARGIN);
     let title = escaped(title);
@@ -77,9 +77,9 @@ fn svg(title: &str, screen: &str) -> String {
     for (number, line) in lines.iter().enumerate() {
         let top = MARGIN + number as f64 * HEIGHT;
         let mut x = MARGIN;
-        for (look, text) in line {
-            let (wide, classes) = (text.chars().count() as f64 * WIDTH, look.classes());
-            if look.reversed {
+        for (rendition, text) in line {
+            let (wide, classes) = (text.chars().count() as f64 * WIDTH, rendition.classes());
+            if rendition.reversed {
                 let _ = writeln!(
                     out,
                     "<rect class=\"reversed\" x=\"{x:.1}\" y=\"{top:.1}\" width=\"{wide:.1}\" height=\"{HEIGHT}\"/>"
@@ -87,7 +87,7 @@ fn svg(title: &str, screen: &str) -> String {
             }
             if !text.trim().is_empty() {
                 let class = if classes.is_empty() { String::new() } else { format!(" class=\"{classes}\"") };
-                // Whatever font there is, columns stand where they stood.
+                // Columns stay aligned in any font.
                 let _ = writeln!(
                     out,
                     "<text{class} x=\"{x:.1}\" y=\"{:.1}\" textLength=\"{wide:.1}\" lengthAdjust=\"spacingAndGlyphs\" xml:space=\"preserve\">{}</text>",
@@ -101,25 +101,25 @@ fn svg(title: &str, screen: &str) -> String {
     out + "</svg>\n"
 }
 
-/// The parts of a line that look different.
-fn parts(line: &str, look: &mut Look) -> Vec<(Look, String)> {
-    let mut parts: Vec<(Look, String)> = Vec::new();
+/// Splits a line into parts of equal rendition.
+fn parts(line: &str, rendition: &mut Rendition) -> Vec<(Rendition, String)> {
+    let mut parts: Vec<(Rendition, String)> = Vec::new();
     let mut rest = line;
     while !rest.is_empty() {
         let text = rest.find('\x1b').map_or(rest, |at| &rest[..at]);
         if !text.is_empty() {
-            match parts.last_mut().filter(|(of, _)| of == look) {
+            match parts.last_mut().filter(|(of, _)| of == rendition) {
                 Some((_, before)) => before.push_str(text),
-                None => parts.push((*look, text.to_owned())),
+                None => parts.push((*rendition, text.to_owned())),
             }
         }
         rest = &rest[text.len()..];
         if let Some(sequence) = rest.strip_prefix('\x1b') {
-            // A sequence ends with its first letter; others than those of looks change nothing that is drawn.
+            // A sequence ends with its first letter; other sequences than SGR are dropped.
             let end = sequence.find(|c: char| c.is_ascii_alphabetic()).map_or(sequence.len(), |at| at + 1);
             let (sequence, after) = sequence.split_at(end);
             if let Some(numbers) = sequence.strip_prefix('[').and_then(|of| of.strip_suffix('m')) {
-                look.select(numbers);
+                rendition.select(numbers);
             }
             rest = after;
         }
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_are_drawn_and_columns_stay() {
+    fn renditions_are_drawn_and_columns_aligned() {
         let picture = svg("a <screen>", "\x1b[1mbold\x1b[0m plain\n\x1b[7;31m> ▆ & x\x1b[39m\x1b[27m  y");
         assert!(picture.contains("<title>a &lt;screen&gt;</title>"), "{picture}");
         assert!(picture.contains("class=\"bold\" x=\"14.0\"") && picture.contains(">bold</text>"), "{picture}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kinds of processor that kernels are for, and the machine that QEMU makes of each.
+//! The processor architectures of the kernels, and the machine that QEMU emulates for each.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// Where a kernel's image of arm64 says that it is one (Documentation/arch/arm64/booting.rst), and how.
+/// Offset and value of the magic number in an arm64 kernel image (Documentation/arch/arm64/booting.rst).
 const ARM64_AT: usize = 56;
 const ARM64: [u8; 4] = *b"ARM\x64";
 
@@ -18,8 +18,8 @@ pub enum Processor {
 }
 
 impl Processor {
-    /// The one that a kernel's image is for.
-    pub fn of(image: &Path) -> Result<Self> {
+    /// Detects the architecture of a kernel image.
+    pub fn detect(image: &Path) -> Result<Self> {
         let mut begin = Vec::new();
         let file = File::open(image).and_then(|file| file.take(1 << 10).read_to_end(&mut begin));
         file.with_context(|| format!("cannot read {}", image.display()))?;
@@ -34,8 +34,7 @@ impl Processor {
         }
     }
 
-    /// QEMU's options for the processor and what is around it. Authenticating pointers as a real arm64 processor does
-    /// takes longer than all the rest.
+    /// Returns QEMU's options for the processor and the board. Real pointer authentication is very slow to emulate.
     pub fn machine(self) -> &'static [&'static str] {
         match self {
             Processor::X86 => &["-cpu", "max"],
@@ -43,7 +42,7 @@ impl Processor {
         }
     }
 
-    /// The kernel's name of its first serial line, which is its console.
+    /// Returns the kernel's name of its first serial line, the console.
     pub fn console(self) -> &'static str {
         match self {
             Processor::X86 => "ttyS0",
@@ -51,7 +50,8 @@ impl Processor {
         }
     }
 
-    /// QEMU's options for the line of the command, and the kernel's name of it. The arm64 machine has one serial line.
+    /// Returns QEMU's options for the command's serial line, and the kernel's name of it. The arm64 machine has one
+    /// serial line only.
     pub fn line(self) -> (&'static [&'static str], &'static str) {
         match self {
             Processor::X86 => (&["-serial", "stdio"], "ttyS1"),
@@ -62,7 +62,7 @@ impl Processor {
         }
     }
 
-    /// What makes the static program, and where it then is in the build folder.
+    /// Returns the make target of the static program, and its path in the build directory.
     pub fn whylate(self) -> (&'static str, &'static str) {
         match self {
             Processor::X86 => ("static", "static/whylate"),
@@ -70,7 +70,7 @@ impl Processor {
         }
     }
 
-    /// Whether programs of this machine run on it.
+    /// Returns whether the host's programs run on it.
     pub fn is_this(self) -> bool {
         match self {
             Processor::X86 => cfg!(target_arch = "x86_64"),
@@ -86,17 +86,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_tells_what_it_is_for() -> Result<()> {
-        let folder = tempfile::tempdir()?;
-        let image = folder.path().join("vmlinuz");
+    fn image_reveals_its_architecture() -> Result<()> {
+        let directory = tempfile::tempdir()?;
+        let image = directory.path().join("vmlinuz");
         let mut bytes = vec![0; 100];
         fs::write(&image, &bytes)?;
-        assert_eq!(Processor::of(&image)?, Processor::X86);
+        assert_eq!(Processor::detect(&image)?, Processor::X86);
         bytes[56..60].copy_from_slice(b"ARMd");
         fs::write(&image, &bytes)?;
-        assert_eq!(Processor::of(&image)?, Processor::Arm64);
+        assert_eq!(Processor::detect(&image)?, Processor::Arm64);
         fs::write(&image, b"short")?;
-        assert_eq!(Processor::of(&image)?, Processor::X86);
+        assert_eq!(Processor::detect(&image)?, Processor::X86);
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A command on another kernel, in a virtual machine that needs no permission of the host: the processor is emulated.
+//! Runs a command on another kernel, in a fully emulated virtual machine that needs no permission of the host.
 
 use std::ffi::OsString;
 use std::fs;
@@ -24,15 +24,15 @@ use crate::output::{Output, new_mark};
 use crate::processor::Processor;
 use crate::wake;
 
-/// The status of a command that took too long: that of timeout(1).
+/// Exit status of a command that timed out, as of timeout(1).
 const TIMED_OUT: u8 = 124;
-/// Above this, a status says which signal ended it.
+/// Added to the number of the signal that ended the run.
 const SIGNALLED: u8 = 128;
-/// How long a machine may sleep: longer than what `torture.sh` takes for being late.
+/// How long a machine may sleep; longer than `torture.sh` takes for late.
 const ASLEEP: Duration = Duration::from_secs(6);
-/// Until a machine whose output has ended has a status.
-const SOON: Duration = Duration::from_secs(5);
-/// How often signals are looked for.
+/// Time for a machine to exit after its output has ended.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Period at which signals are checked.
 const POLL: Duration = Duration::from_millis(100);
 const MEBIBYTE: u64 = 1 << 20;
 
@@ -76,19 +76,19 @@ pub struct Arguments {
     command: Vec<OsString>,
 }
 
-/// The command's status.
+/// Runs the command, and returns its status.
 pub fn run(arguments: &Arguments) -> Result<u8> {
     let kernel = kernels::find(&arguments.kernel)?;
-    let processor = Processor::of(&kernel)?;
+    let processor = Processor::detect(&kernel)?;
     let whylate = if arguments.no_whylate { None } else { Some(static_whylate(processor)?) };
-    // Told to end, it takes the machine and its files along.
+    // A signal ends the machine and removes its files.
     let signal = Arc::new(AtomicUsize::new(0));
     for known in [SIGHUP, SIGINT, SIGTERM] {
         register_usize(known, Arc::clone(&signal), known as usize)?;
     }
-    let folder = tempfile::tempdir()?;
-    let console = arguments.console.clone().unwrap_or_else(|| folder.path().join("console"));
-    let archive = folder.path().join("initramfs");
+    let directory = tempfile::tempdir()?;
+    let console = arguments.console.clone().unwrap_or_else(|| directory.path().join("console"));
+    let archive = directory.path().join("initramfs");
     let mark = new_mark();
     let contents = Contents {
         busybox: busybox(processor, &kernel)?,
@@ -101,17 +101,17 @@ pub fn run(arguments: &Arguments) -> Result<u8> {
         mark: &mark,
     };
     initramfs::write(&contents, fs::File::create(&archive)?)?;
-    // While it is unpacked it is there twice; and files may take half of the memory at most.
+    // Unpacking needs room for both copies, and files may take half of the memory at most.
     let memory = arguments.memory.unwrap_or(1024.max(512 + 3 * fs::metadata(&archive)?.len() / MEBIBYTE));
 
     let mut devices = vec![OsString::from("-serial"), option_of("file:", &console)];
-    let socket = folder.path().join("wake");
-    wake::that_sleeps(&socket, ASLEEP)?;
+    let socket = directory.path().join("wake");
+    wake::wake_when_asleep(&socket, ASLEEP)?;
     devices.extend([OsString::from("-qmp"), option_of("unix:", &socket)]);
     if let Some(mebibytes) = arguments.disk {
-        let disk = folder.path().join("disk");
+        let disk = directory.path().join("disk");
         fs::File::create(&disk)?.set_len(mebibytes * MEBIBYTE)?;
-        // What is written goes no further than this machine's memory, so it would be done before an emulated CPU waits.
+        // Writes only reach the host's memory, so without a limit they would be done before an emulated CPU waits.
         let drive = option_of("if=none,id=disk,format=raw,cache=unsafe,throttling.iops-total=100,file=", &disk);
         let words = ["-device", "nvme,drive=disk,serial=whylate"].map(OsString::from);
         devices.extend([OsString::from("-drive"), drive].into_iter().chain(words));
@@ -154,14 +154,14 @@ fn timed_out(timeout_s: u64, console: &Path) -> u8 {
     TIMED_OUT
 }
 
-/// Builds it where its sources are newer.
+/// Builds the static program if its sources are newer.
 fn static_whylate(processor: Processor) -> Result<PathBuf> {
     let (target, path) = processor.whylate();
     host::run(Command::new("make").args(["--silent", target]).current_dir(host::root()))?;
     Ok(host::target().join(path))
 }
 
-/// This machine's own, or the one that is kept beside a kernel on which that does not run.
+/// Returns the host's busybox, or the one beside a kernel of another architecture.
 fn busybox(processor: Processor, kernel: &Path) -> Result<PathBuf> {
     if processor.is_this() {
         let busybox = host::which("busybox".as_ref());
@@ -172,13 +172,13 @@ fn busybox(processor: Processor, kernel: &Path) -> Result<PathBuf> {
     Ok(busybox)
 }
 
-/// An option of QEMU's that ends with a path, in which it takes a comma doubled.
+/// Returns a QEMU option that ends with a path, with commas doubled.
 fn option_of(begin: &str, path: &Path) -> OsString {
     let parts = path.as_os_str().as_bytes().split(|&byte| byte == b',').collect::<Vec<_>>();
     OsString::from_vec([begin.as_bytes(), &parts.join(&b",,"[..])].concat())
 }
 
-/// A running QEMU. It goes with this process, however that ends.
+/// A running QEMU, killed with this process in any case.
 struct Machine(Child);
 
 impl Machine {
@@ -192,7 +192,7 @@ impl Machine {
     ) -> Result<Self> {
         let of_console = format!("console={}", processor.console());
         let mut words = vec![of_console.as_str(), "loglevel=5", "panic=-1", "nowatchdog"];
-        // A CPU that does not come out of an emulated breakpoint ends the machine, not the caller's patience.
+        // A CPU stuck at an emulated breakpoint ends the machine before the caller's timeout.
         words.extend(["rcupdate.rcu_cpu_stall_timeout=60", "sysctl.kernel.panic_on_rcu_stall=1"]);
         words.extend(append);
         let qemu = processor.qemu();
@@ -216,9 +216,9 @@ impl Machine {
         Ok(Self(command.spawn().map_err(|error| cannot_run("setpriv", error))?))
     }
 
-    /// How it has ended, or ends soon after its output.
+    /// Describes the exit status, waiting for it after the end of the output.
     fn ended(&mut self) -> String {
-        let deadline = Instant::now() + SOON;
+        let deadline = Instant::now() + EXIT_TIMEOUT;
         while Instant::now() < deadline {
             if let Ok(Some(status)) = self.0.try_wait() {
                 return status.to_string();
@@ -228,7 +228,7 @@ impl Machine {
         "no status yet".to_owned()
     }
 
-    /// What comes from the command, as it comes.
+    /// Returns the command's output as it comes.
     fn output(&mut self) -> Result<Receiver<Vec<u8>>> {
         let mut stdout = self.0.stdout.take().context("the output is in use")?;
         let (send, receive) = channel();
@@ -251,7 +251,7 @@ impl Drop for Machine {
     }
 }
 
-/// The end of what the kernel said.
+/// Returns the last lines of the kernel's messages.
 fn last_lines(console: &Path) -> String {
     let text = fs::read(console).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Wakes a machine that has gone to sleep. Its own alarm clock may ring before it sleeps, and then nothing wakes it.
+//! Wakes a machine that sleeps. Its own alarm may fire before it sleeps, and then nothing wakes it.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -10,13 +10,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// Waits for a QEMU that is started with `-qmp unix:SOCKET`, and wakes its machine whenever it has slept for so long.
+/// Waits for a QEMU that is started with `-qmp unix:SOCKET`, and wakes its machine `asleep` after each suspend.
 ///
 /// # Errors
-/// When there can be no socket.
-pub fn that_sleeps(socket: &Path, asleep: Duration) -> Result<()> {
+///
+/// Fails if the socket cannot be created.
+pub fn wake_when_asleep(socket: &Path, asleep: Duration) -> Result<()> {
     let listener = UnixListener::bind(socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
-    // It ends with QEMU.
+    // The thread ends with QEMU.
     thread::spawn(move || {
         let attended = listener.accept().map_err(Into::into).and_then(|(machine, _)| attend(&machine, asleep));
         if let Err(error) = attended {
@@ -26,7 +27,7 @@ pub fn that_sleeps(socket: &Path, asleep: Duration) -> Result<()> {
     Ok(())
 }
 
-/// By QEMU's machine protocol, of which each message is a line.
+/// Speaks QMP, in which each message is a line.
 fn attend(mut machine: &UnixStream, asleep: Duration) -> Result<()> {
     for message in BufReader::new(machine).lines() {
         let message: Value = serde_json::from_str(&message?)?;
@@ -49,10 +50,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_that_sleeps_is_woken_once() -> Result<()> {
-        let folder = tempfile::tempdir()?;
-        let socket = folder.path().join("qmp");
-        that_sleeps(&socket, Duration::ZERO)?;
+    fn suspended_machine_is_woken_once() -> Result<()> {
+        let directory = tempfile::tempdir()?;
+        let socket = directory.path().join("qmp");
+        wake_when_asleep(&socket, Duration::ZERO)?;
         let mut machine = UnixStream::connect(&socket)?;
         machine.set_read_timeout(Some(Duration::from_secs(60)))?;
         let mut asked = BufReader::new(machine.try_clone()?).lines();

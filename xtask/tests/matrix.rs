@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What whylate measures on other kernels than the running one, each in a virtual machine: the kernel tests of the
-//! sources, which compare with raw trace lines of the same run, and the static program.
+//! Tests whylate on other kernels than the running one, each in a virtual machine: the kernel tests of the sources,
+//! which compare with raw trace lines of the same run, and the static program.
 
 use anyhow::Result;
 
@@ -125,7 +125,7 @@ fn whole_disks_6_12_tracers() -> Result<()> {
     disks(&TRACERS_6_12)
 }
 
-/// By itself, as those above and below, so that no landing has to wait for all of a kernel's parts.
+/// Separate, as those above and below, so that no landing has to wait for all parts of a kernel.
 #[test]
 fn whole_tracer_6_12_rt() -> Result<()> {
     machine::try_all(RT_6_12.kernel, "tracer", parts::tracer(&RT_6_12))
@@ -136,7 +136,7 @@ fn whole_tracer_6_12_tracers() -> Result<()> {
     machine::try_all(TRACERS_6_12.kernel, "tracer", parts::tracer(&TRACERS_6_12))
 }
 
-/// One of its two CPUs is set apart from the boot on.
+/// One of its two CPUs is isolated at boot.
 #[test]
 fn whole_isolated_6_12_cloud() -> Result<()> {
     let words = Some("isolcpus=1 nohz_full=1");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How the matrix reads what a machine printed, which needs no machine.
+//! Tests how the matrix reads what a machine printed, without a machine.
 
 #[allow(dead_code)]
 #[path = "matrix/record.rs"]

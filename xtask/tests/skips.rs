@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `scripts/check-skips`: a run of tests fails if a test is skipped that may not be, on made-up output of `cargo test`.
+//! Tests `scripts/check-skips` with made-up output of `cargo test`: a run fails if a test is skipped without a rule.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// The last landing's kernel.
+/// The kernel of the last landing.
 const RELEASE: &str = "6.18.44";
 
-/// Output of `cargo test -- --show-output`, in which each of these tests printed that.
+/// Returns output of `cargo test -- --show-output` in which each of these tests printed that text.
 fn output(tests: &[(&str, &str)]) -> String {
     let mut text = format!("\nrunning {} tests\n", tests.len());
     tests.iter().for_each(|(name, _)| text += &format!("test {name} ... ok\n"));
@@ -21,7 +21,7 @@ fn output(tests: &[(&str, &str)]) -> String {
     text + &format!("\ntest result: ok. {} passed; 0 failed; 0 ignored; 0 measured\n\n", tests.len())
 }
 
-/// Whether a run with such output is right, and what is said of it.
+/// Runs the script; returns whether it succeeds, and its output.
 fn checked(rules: Option<&str>, output: &str, release: &str, root: &str, is_ci: bool) -> Result<(bool, String)> {
     let directory = tempfile::tempdir()?;
     let (log, list) = (directory.path().join("log"), directory.path().join("rules"));
@@ -43,7 +43,7 @@ fn checked(rules: Option<&str>, output: &str, release: &str, root: &str, is_ci: 
 }
 
 #[test]
-fn a_run_with_skips_that_are_allowed_is_right() -> Result<()> {
+fn allowed_skips_pass() -> Result<()> {
     let rules = "# why\n\nany | a::test | there is no (tool) *\nlinux-6.18.* | * | this kernel has no null_blk\nno-ci | b | *\n";
     let all = output(&[
         ("a::test", "skipped: there is no (tool) of this *name*"),
@@ -62,7 +62,7 @@ fn a_run_with_skips_that_are_allowed_is_right() -> Result<()> {
             output(&[("a::test", "skipped: but there is no (tool) x")]),
             "a::test: but there is no (tool) x",
         ),
-        // Of no test, such as what a program prints.
+        // Without a test, such as a line that a program prints.
         (RELEASE, false, "skipped: anything\n".to_owned(), "?: anything"),
     ] {
         let said = checked(Some(rules), &text, release, "root", is_ci)?;
@@ -72,7 +72,7 @@ fn a_run_with_skips_that_are_allowed_is_right() -> Result<()> {
 }
 
 #[test]
-fn a_few_comparisons_may_be_inconclusive() -> Result<()> {
+fn few_inconclusive_comparisons_pass() -> Result<()> {
     let tests: Vec<(String, String)> = (0..4)
         .map(|number| (format!("test_{number}"), "inconclusive: others\ninconclusive: others".to_owned()))
         .collect();
@@ -87,9 +87,9 @@ fn a_few_comparisons_may_be_inconclusive() -> Result<()> {
     Ok(())
 }
 
-/// The list that is committed: what the code under test says of the kernel is no reason.
+/// The committed list: a message of the code under test about the kernel is no valid reason.
 #[test]
-fn nothing_is_skipped_because_a_source_does_not_attach() -> Result<()> {
+fn attach_failure_is_no_reason_to_skip() -> Result<()> {
     let refused = output(&[
         ("a", "skipped: tracepoint workqueue:workqueue_queue_wrk is not in this kernel (boot one that has it)"),
         ("b", "skipped: no source measures here"),
@@ -100,7 +100,7 @@ fn nothing_is_skipped_because_a_source_does_not_attach() -> Result<()> {
         let (is_right, said) = checked(None, &refused, RELEASE, root, is_ci)?;
         ensure!(!is_right && said.lines().count() == 4, "{said}");
     }
-    // Without root all kernel tests are skipped, but not in CI.
+    // Without root all kernel tests are skipped, except in CI.
     ensure!(checked(None, &refused, RELEASE, "no-root", false)? == (true, String::new()));
     let known = output(&[
         ("disk", "skipped: this kernel has no null_blk"),
@@ -111,7 +111,7 @@ fn nothing_is_skipped_because_a_source_does_not_attach() -> Result<()> {
 }
 
 #[test]
-fn a_rule_that_cannot_be_read_is_an_error() -> Result<()> {
+fn malformed_rule_is_an_error() -> Result<()> {
     for rules in ["any | a test without a reason\n", "windows | * | *\n"] {
         ensure!(checked(Some(rules), "", RELEASE, "root", false).is_err(), "{rules}");
     }

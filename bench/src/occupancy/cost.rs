@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The time that BPF programs take for one event, as the kernel counts it.
+//! The run time of BPF programs per event, as the kernel counts it.
 
 use anyhow::{Context, Result, bail};
 
@@ -16,26 +16,26 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Of all programs together.
+    /// Returns the run time of all programs per context switch.
     pub fn ns_per_switch(&self) -> f64 {
         self.programs.iter().map(|program| program.run_ns as f64).sum::<f64>() / self.switches.max(1) as f64
     }
 
-    /// Mean run time of the program at a context switch; 0 without one.
+    /// Returns the mean run time of the program at a context switch; 0 without one.
     pub fn at_switch_ns(&self) -> f64 {
         self.programs.iter().find(|program| is_at_switch(&program.name)).map_or(0.0, Counts::mean_ns)
     }
 }
 
-/// `on_sched_switch`, runqlat's `sched_switch`, the floor's `on_switch`.
+/// Matches `on_sched_switch`, runqlat's `sched_switch` and the floor's `on_switch`.
 fn is_at_switch(name: &str) -> bool {
     name.ends_with("_switch")
 }
 
-/// By load and subject.
+/// Samples by load and subject.
 pub type Round = Vec<Vec<Sample>>;
 
-/// Measures all rounds; the kernel counts run times only meanwhile.
+/// Measures all rounds; the kernel counts run times only during them.
 pub fn measure(tools: &Tools, loads: &[Load], rounds: u32) -> Result<Vec<Round>> {
     let _counting = kernel::count_run_times()?;
     let mut counted = Vec::new();
@@ -65,7 +65,7 @@ fn sample(tools: &Tools, load: &Load, subject: Subject) -> Result<Sample> {
     let programs = programs::difference(&before, &running.programs()?);
     subject.end(tools, running, run.switches)?;
     match programs.iter().find(|program| is_at_switch(&program.name)) {
-        // The kernel runs no program inside itself.
+        // The kernel skips a program that would run inside itself.
         Some(program) if program.runs + program.missed >= run.switches => {
             Ok(Sample { programs, switches: run.switches })
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What runs while a subject watches.
+//! The loads that run while a subject watches.
 
 use std::env;
 use std::process::{Command, Stdio};
@@ -9,24 +9,24 @@ use anyhow::{Context, Result, bail};
 
 use crate::kernel;
 
-/// Loads of one CPU run on this one, and what watches them on the other, as far as its user space goes.
+/// CPU of the loads of one CPU, and CPU of the tools' user space.
 pub const LOAD_CPU: usize = 1;
 pub const TOOLS_CPU: usize = 0;
 
 /// The index of the paced load among those that are measured.
 pub const PACED: usize = 1;
 
-/// The rate that the paced load keeps when nobody watches.
+/// Rate of the paced load without a watcher.
 const SWITCHES_PER_SECOND: f64 = 100_000.0;
-/// Turns of each of the two threads of the paced load; fewer to find out how long one takes.
+/// Turns of each of the two threads of the paced load; fewer to calibrate a turn.
 const PACED_ROUNDS: u64 = 5_000;
-/// How often the paced load runs for one sample.
+/// Runs of the paced load per sample.
 const PACED_RUNS: usize = 10;
 const TRIAL_ROUNDS: u64 = 5_000;
 const TRIALS: usize = 10;
 
 const PIPE_LOOPS: &str = "300000";
-/// The pipe of which the fastest run counts: a third as long, and as often.
+/// The pipe load of which the fastest run counts: a third as long, and several runs.
 const SHORT_PIPE_LOOPS: &str = "100000";
 const SHORT_PIPE_RUNS: usize = 6;
 const MESSAGING: [&str; 4] = ["-g", "5", "-l", "300"];
@@ -35,23 +35,23 @@ const MESSAGING: [&str; 4] = ["-g", "5", "-l", "300"];
 pub struct Load {
     pub name: String,
     pub what: &'static str,
-    /// Whether it runs on `LOAD_CPU` alone.
+    /// Whether it runs on `LOAD_CPU` only.
     pub is_pinned: bool,
     command: Vec<String>,
-    /// How often it runs for one sample.
+    /// Runs per sample.
     pub runs: usize,
-    /// It prints other things than its time, which is ours then.
+    /// It does not print its time, so it is timed here.
     is_silent: bool,
 }
 
-/// What a load did for one sample.
+/// Figures of a load for one sample.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Of each run.
+    /// Seconds of each run.
     pub elapsed_s: Vec<f64>,
-    /// What all runs had of all CPUs: without the time in which somebody else's threads were on them.
+    /// CPU time of all runs together, without the time of other tasks.
     pub cpu_s: f64,
-    /// Of all runs.
+    /// Context switches of all runs together.
     pub switches: u64,
 }
 
@@ -60,7 +60,7 @@ impl Run {
         self.elapsed_s.iter().sum::<f64>() / self.elapsed_s.len().max(1) as f64
     }
 
-    /// What others do to a run makes it longer only.
+    /// Other tasks on the machine only make a run longer.
     pub fn fastest_s(&self) -> f64 {
         self.elapsed_s.iter().copied().fold(f64::INFINITY, f64::min)
     }
@@ -83,22 +83,22 @@ impl Load {
     fn pipe_of(loops: &str) -> Self {
         let cpu = LOAD_CPU.to_string();
         let what = "two processes of one CPU that do nothing but wake each other";
-        Self::of(&["taskset", "-c", &cpu, "perf", "bench", "-f", "simple", "sched", "pipe", "-l", loops], what)
+        Self::new(&["taskset", "-c", &cpu, "perf", "bench", "-f", "simple", "sched", "pipe", "-l", loops], what)
     }
 
     pub fn messaging() -> Self {
-        let mut load = Self::of(&["perf", "bench", "-f", "simple", "sched", "messaging"], "200 processes on all CPUs");
+        let mut load = Self::new(&["perf", "bench", "-f", "simple", "sched", "messaging"], "200 processes on all CPUs");
         load.command.extend(MESSAGING.map(str::to_owned));
         Self { name: load.command.join(" "), is_pinned: false, ..load }
     }
 
-    /// Its work fills the time that 100,000 switches a second leave.
+    /// With work that fills the time that 100,000 switches a second leave.
     pub fn paced() -> Result<Self> {
         Ok(Self { runs: PACED_RUNS, ..Self::turns(PACED_ROUNDS, paced_steps()?)? })
     }
 
-    /// The same as a shell command, for about so long. It pauses each second: on some kernels no worker of that CPU runs
-    /// beside two threads that never rest.
+    /// Returns a paced load of about this length as a shell command. It pauses each second: on some kernels no worker
+    /// of that CPU runs beside two threads that never rest.
     pub fn paced_for(time: Duration) -> Result<[String; 3]> {
         let load = Self::turns((SWITCHES_PER_SECOND / 2.0) as u64, paced_steps()?)?;
         let words: Vec<String> = load.command.iter().map(|word| format!("'{word}'")).collect();
@@ -116,9 +116,9 @@ impl Load {
         Ok(Self { name: format!("whylate-bench {options}"), what, is_pinned: true, command, runs: 1, is_silent: false })
     }
 
-    /// Reads blocks of a file of `folder` at random, all of them many times, from the page cache.
-    pub fn fio(folder: &std::path::Path) -> Self {
-        let file = format!("--filename={}", folder.join("data").display());
+    /// Reads blocks of a file in `directory` at random, each many times, from the page cache.
+    pub fn fio(directory: &std::path::Path) -> Self {
+        let file = format!("--filename={}", directory.join("data").display());
         let options = [
             "--name=read",
             "--rw=randread",
@@ -130,12 +130,12 @@ impl Load {
             "--output=/dev/null",
             &file,
         ];
-        let mut load = Self::of(&[&["fio"], &options[..]].concat(), "random reads of 4 KiB that the page cache has");
+        let mut load = Self::new(&[&["fio"], &options[..]].concat(), "random reads of 4 KiB that the page cache has");
         load.name = load.command[..load.command.len() - 2].join(" ");
         Self { is_silent: true, is_pinned: false, ..load }
     }
 
-    fn of(command: &[&str], what: &'static str) -> Self {
+    fn new(command: &[&str], what: &'static str) -> Self {
         let command: Vec<String> = command.iter().copied().map(str::to_owned).collect();
         Self { name: command.join(" "), what, is_pinned: true, command, runs: 1, is_silent: false }
     }
@@ -147,7 +147,7 @@ impl Load {
         Ok(Run { elapsed_s, cpu_s: (after.cpu - before.cpu).as_secs_f64(), switches: after.switches - before.switches })
     }
 
-    /// Seconds that it took.
+    /// Runs it once, and returns the seconds.
     fn run_once(&self) -> Result<f64> {
         let (program, arguments) = self.command.split_first().context("a load without a command")?;
         let mut command = Command::new(program);
@@ -165,7 +165,7 @@ impl Load {
     }
 }
 
-/// How much work lies between two switches of the paced load.
+/// Calibrates the work between two switches of the paced load.
 fn paced_steps() -> Result<u64> {
     let [few, many] = [1_000, 10_000];
     let (few_s, many_s) = (turn_s(few)?, turn_s(many)?);
@@ -177,7 +177,7 @@ fn paced_steps() -> Result<u64> {
     Ok(steps as u64)
 }
 
-/// How long one turn takes, with its switch: the shortest of several, because the work is always the same.
+/// Returns how long one turn takes, with its switch: the minimum of several, as the work is constant.
 fn turn_s(steps: u64) -> Result<f64> {
     let trial = Load::turns(TRIAL_ROUNDS, steps)?;
     let mut shortest_s = f64::INFINITY;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A load with work between its context switches: two threads of one CPU that take turns.
+//! A load with work between its context switches: two threads on one CPU that take turns.
 
 use std::hint::black_box;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
@@ -30,23 +30,23 @@ pub fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn take_turns(arguments: &Arguments) -> Result<Duration> {
-    machine::stay_on(arguments.cpu)?;
+    machine::pin_to(arguments.cpu)?;
     let (mut from_second, mut to_first) = io::pipe()?;
     let (mut from_first, mut to_second) = io::pipe()?;
     let (rounds, steps) = (arguments.rounds, arguments.steps);
     let start = Instant::now();
-    // A new thread may run where the one that makes it may.
+    // A new thread inherits the affinity.
     let second = thread::spawn(move || -> io::Result<()> {
         for _ in 0..rounds {
             wait(&mut from_first)?;
             work(steps);
-            hand_over(&mut to_first)?;
+            wake_other(&mut to_first)?;
         }
         Ok(())
     });
     for _ in 0..rounds {
         work(steps);
-        hand_over(&mut to_second)?;
+        wake_other(&mut to_second)?;
         wait(&mut from_second)?;
     }
     let span = start.elapsed();
@@ -64,6 +64,6 @@ fn wait(from: &mut PipeReader) -> io::Result<()> {
     from.read_exact(&mut [0])
 }
 
-fn hand_over(to: &mut PipeWriter) -> io::Result<()> {
+fn wake_other(to: &mut PipeWriter) -> io::Result<()> {
     to.write_all(&[0])
 }

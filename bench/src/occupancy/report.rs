@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The figures as Markdown, and whether they are within their limits.
+//! Formats the figures as Markdown, and checks their limits.
 
 use super::cost::{self, Sample as Cost};
 use super::loads::{Load, PACED, Run};
 use super::slowdown::{self, Sample as Slowdown};
 use super::subjects::{Subject, Tools};
-use crate::figures::{Spread, first_quartile, median_of, word};
+use crate::figures::{Spread, first_quartile, median_of, verdict};
 
-/// Of the programs at a context switch.
+/// Limit of the program at a context switch.
 const SWITCH_LIMIT_NS: f64 = 200.0;
-/// Under the paced load, in percent.
+/// Limit of the slowdown of the paced load, in percent.
 const SLOWDOWN_LIMIT: f64 = 2.0;
 
 impl Spread {
@@ -23,17 +23,17 @@ impl Spread {
     }
 }
 
-/// Of one subject under one load, over all rounds.
+/// Returns a figure of one subject under one load, over all rounds.
 fn spread<T>(rounds: &[Vec<Vec<T>>], load: usize, subject: usize, figure: impl Fn(&T) -> f64) -> Spread {
-    Spread::of(&rounds.iter().map(|round| figure(&round[load][subject])).collect::<Vec<_>>())
+    Spread::from_values(&rounds.iter().map(|round| figure(&round[load][subject])).collect::<Vec<_>>())
 }
 
 fn index_of(subject: Subject, subjects: &[Subject]) -> usize {
     subjects.iter().position(|&other| other == subject).unwrap_or_default()
 }
 
-/// The first quartile of all runs under the paced load against that of those that nobody watches: others on the machine
-/// only ever make a run longer.
+/// Compares the first quartile of all watched runs of the paced load with that of the unwatched ones: other tasks on
+/// the machine only make a run longer.
 fn paced_percent(rounds: &[slowdown::Round], subject: Subject) -> f64 {
     let which = index_of(subject, &Subject::ALL);
     let all = |runs: fn(&Slowdown) -> [&Run; 2], subjects: &[usize]| {
@@ -45,19 +45,19 @@ fn paced_percent(rounds: &[slowdown::Round], subject: Subject) -> f64 {
     (all(|sample| [&sample.watched, &sample.watched], &[which]) / alone_s - 1.0) * 100.0
 }
 
-/// The larger one of the loads.
+/// Returns the larger figure of the loads.
 fn at_switch_ns(rounds: &[cost::Round]) -> f64 {
     let ours = index_of(Subject::Whylate, &Subject::WITH_PROGRAMS);
     let loads = rounds.first().map_or(0, Vec::len);
     (0..loads).map(|load| spread(rounds, load, ours, Cost::at_switch_ns).median).fold(0.0, f64::max)
 }
 
-/// True when no limit is missed.
+/// Returns whether all limits are kept.
 pub fn within_limits(slowdowns: &[slowdown::Round], costs: &[cost::Round]) -> bool {
     paced_percent(slowdowns, Subject::Whylate) <= SLOWDOWN_LIMIT && at_switch_ns(costs) <= SWITCH_LIMIT_NS
 }
 
-/// Everything that was measured.
+/// Formats everything that was measured.
 pub fn markdown(
     tools: &Tools,
     loads: &[Load],
@@ -71,8 +71,8 @@ pub fn markdown(
     text += &format!(
         "| `on_sched_switch` at a context switch, the larger one of the loads | {ns:.0} ns | {SWITCH_LIMIT_NS:.0} ns | {} |\n\
          | slowdown at 100,000 switches a second, first quartile of all runs | {percent:.2} % | {SLOWDOWN_LIMIT:.0} % | {} |\n",
-        word(ns, SWITCH_LIMIT_NS),
-        word(percent, SLOWDOWN_LIMIT)
+        verdict(ns, SWITCH_LIMIT_NS),
+        verdict(percent, SLOWDOWN_LIMIT)
     );
     let paced_runs = loads.get(PACED).map_or(0, |load| load.runs);
     text += &format!(
@@ -99,7 +99,8 @@ fn slowdown_table(tools: &Tools, load: &Load, rounds: &[slowdown::Round], index:
     let unwatched: Vec<_> = rounds.iter().flat_map(|round| &round[index]).map(|sample| &sample.before).collect();
     let rate = median_of(&unwatched, |run| run.switches_per_second());
     let elapsed_s = median_of(&unwatched, |run| run.mean_s());
-    let noise = Spread::of(&rounds.iter().flat_map(|round| &round[index]).map(Slowdown::noise).collect::<Vec<_>>());
+    let noise =
+        Spread::from_values(&rounds.iter().flat_map(|round| &round[index]).map(Slowdown::noise).collect::<Vec<_>>());
     let mut text = format!(
         "\nLoad: `{}`: {}. When nobody watches: {elapsed_s:.2} s, {rate:.0} switches/s.\n\n\
          | subject | what | slowdown, elapsed | slowdown, CPU time | added CPU ns a switch |\n|---|---|--:|--:|--:|\n\
@@ -171,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn a_slowdown_is_told_beside_both_neighbours() {
+    fn slowdown_is_relative_to_both_neighbors() {
         let sample = &slowdown_rounds(1.155)[0][0][0];
         assert!((sample.slowdown() - 0.05).abs() < 1e-9);
         assert!((sample.added_ns_per_switch() - 55.0).abs() < 1e-6);
     }
 
     #[test]
-    fn a_limit_is_missed_when_it_is_passed() {
+    fn values_above_the_limit_fail() {
         assert!(within_limits(&slowdown_rounds(1.019), &cost_rounds(200)));
         assert!(!within_limits(&slowdown_rounds(1.021), &cost_rounds(200)));
         assert!(!within_limits(&slowdown_rounds(1.0), &cost_rounds(201)));

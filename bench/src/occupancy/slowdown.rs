@@ -7,7 +7,7 @@ use super::loads::{Load, Run};
 use super::subjects::{Subject, Tools};
 use crate::child::Running;
 
-/// A watched run and the runs right before and right after it, in which nobody watched.
+/// A watched run, and the unwatched runs right before and right after it.
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub before: Run,
@@ -16,32 +16,32 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// How much longer it took, in parts of the time without.
+    /// Returns how much longer the watched run took, as a fraction of the unwatched time.
     pub fn slowdown(&self) -> f64 {
         2.0 * self.watched.mean_s() / (self.before.mean_s() + self.after.mean_s()) - 1.0
     }
 
-    /// The same of its time on CPUs.
+    /// Returns how much more CPU time the watched run took, as a fraction.
     pub fn cpu_slowdown(&self) -> f64 {
         2.0 * self.watched.cpu_s / (self.before.cpu_s + self.after.cpu_s) - 1.0
     }
 
-    /// Its time on CPUs that is added to a switch.
+    /// Returns the CPU time that is added to a switch.
     pub fn added_ns_per_switch(&self) -> f64 {
         let per_switch_ns = |run: &Run| run.cpu_s * 1e9 / run.switches.max(1) as f64;
         per_switch_ns(&self.watched) - (per_switch_ns(&self.before) + per_switch_ns(&self.after)) / 2.0
     }
 
-    /// What two runs differ by when nobody watches.
+    /// Returns the difference of the two unwatched runs, as a fraction.
     pub fn noise(&self) -> f64 {
         self.after.mean_s() / self.before.mean_s() - 1.0
     }
 }
 
-/// By load and subject.
+/// Samples by load and subject.
 pub type Round = Vec<Vec<Sample>>;
 
-/// Measures all rounds, after one that does not count. Each round begins with another subject.
+/// Measures all rounds, after one that does not count. Each round starts with another subject.
 pub fn measure(tools: &Tools, loads: &[Load], rounds: u32) -> Result<Vec<Round>> {
     let mut counted = Vec::new();
     let names = Subject::ALL.map(Subject::name);
@@ -56,7 +56,7 @@ pub fn measure(tools: &Tools, loads: &[Load], rounds: u32) -> Result<Vec<Round>>
     Ok(counted)
 }
 
-/// One run for each subject, between two that nobody watches. Subjects take turns at being first.
+/// Measures one run for each subject, between two unwatched ones. Subjects take turns at being first.
 pub fn of_round(
     load: &Load,
     subjects: &[&str],
@@ -83,7 +83,7 @@ fn watched(tools: &Tools, load: &Load, subject: Subject) -> Result<Run> {
     Ok(run)
 }
 
-/// Where run times are counted, each run takes two clock reads more.
+/// With run time counting, each run costs two more clock readings.
 fn fail_if_counted(running: &Running) -> Result<()> {
     if running.programs()?.values().any(|counts| counts.runs > 0) {
         bail!("somebody has the kernel count run times of BPF programs, which slows them: try again later");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What watches the load: whylate's account of who has each CPU, and what people use today.
+//! The subjects that watch the load: whylate's account of the CPUs, and common tools.
 
 use std::env;
 use std::fs;
@@ -14,10 +14,10 @@ use super::loads::TOOLS_CPU;
 use crate::child::{Running, Tool, wait_until};
 use crate::{floor, machine};
 
-/// From the moment that the programs or events are there until they are surely attached, and from their end until the
-/// kernel has put its code back.
+/// Time from when programs or events are there until they are surely attached, and from their end until the kernel has
+/// patched its code back.
 const SETTLE: Duration = Duration::from_millis(300);
-/// What `perf` writes of a switch at the least: a sample's header, its fixed fields and the event's own.
+/// Minimum size of a switch in `perf`'s file: a sample's header, its fixed fields and the event's own.
 const PERF_BYTES_PER_SWITCH: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,9 +31,9 @@ pub enum Subject {
 
 pub struct Tools {
     pub whylate: PathBuf,
-    /// From libbpf-tools; bcc's where that is not installed.
+    /// From libbpf-tools; bcc's if that is not installed.
     pub runqlat: &'static str,
-    /// Holds what perf writes.
+    /// Directory for perf's file.
     scratch: PathBuf,
 }
 
@@ -53,14 +53,14 @@ impl Tools {
 
 impl Drop for Tools {
     fn drop(&mut self) {
-        // It holds nothing that anybody needs.
+        // Temporary files only.
         let _ = fs::remove_dir_all(&self.scratch);
     }
 }
 
 impl Subject {
     pub const ALL: [Self; 4] = [Self::Floor, Self::Whylate, Self::PerfSched, Self::Runqlat];
-    /// Those that have BPF programs.
+    /// Subjects with BPF programs.
     pub const WITH_PROGRAMS: [Self; 3] = [Self::Floor, Self::Whylate, Self::Runqlat];
 
     pub fn name(self) -> &'static str {
@@ -82,7 +82,7 @@ impl Subject {
         }
     }
 
-    /// Starts it, on `TOOLS_CPU` alone if `is_pinned`, and waits until it watches.
+    /// Starts it, on `TOOLS_CPU` only if `is_pinned`, and waits until it watches.
     pub fn start(self, tools: &Tools, is_pinned: bool) -> Result<Running> {
         let recording = tools.recording();
         let (whylate, recording_text) = (tools.whylate.to_string_lossy(), recording.to_string_lossy());
@@ -117,7 +117,7 @@ impl Subject {
         Ok(running)
     }
 
-    /// Ends it; fails if it cannot have watched that many switches.
+    /// Ends it. Fails if it cannot have recorded that many switches.
     pub fn end(self, tools: &Tools, running: Running, switches: u64) -> Result<()> {
         running.end()?;
         if self == Self::PerfSched {

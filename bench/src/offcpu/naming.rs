@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How long it takes from the last look at the threads to their flame graph, and to name many addresses of the kernel.
+//! Time from the last walk over the threads to their flame graph, and time to symbolize many kernel addresses.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,17 +15,18 @@ use crate::child::Tool;
 
 pub const THREADS: u32 = 10_000;
 pub const PLACES: u32 = 500;
-/// As many steps as a number below `PLACES` has bits.
+/// Bits of a number below `PLACES`.
 const DESCENTS: u32 = 9;
-/// Until it has looked at all threads.
+/// Long enough to walk over all threads.
 const SAMPLING: Duration = Duration::from_millis(1500);
 pub const ADDRESSES: usize = 100_000;
 
-/// Milliseconds from Ctrl-C to the end of `whylate offcpu -o x.svg`: the last look at all threads, names and graph.
+/// Returns the milliseconds from SIGINT to the end of `whylate offcpu -o x.svg`: the last walk, symbolization and the
+/// graph.
 pub fn first_graph_ms(whylate: &Path) -> Result<f64> {
     let _sleepers = Sleepers::start(THREADS, DESCENTS, PLACES)?;
-    let folder = tempfile::tempdir()?;
-    let svg = folder.path().join("first.svg");
+    let directory = tempfile::tempdir()?;
+    let svg = directory.path().join("first.svg");
     let tool = Tool::start(whylate, &["offcpu", "-o", &svg.to_string_lossy()])?;
     thread::sleep(SAMPLING);
     let began = Instant::now();
@@ -36,7 +37,7 @@ pub fn first_graph_ms(whylate: &Path) -> Result<f64> {
     Ok(ms)
 }
 
-/// Milliseconds to name so many addresses in as many functions as possible, with nothing looked up before.
+/// Returns the milliseconds to symbolize [`ADDRESSES`] in as many functions as possible, without a cache.
 pub fn names_ms() -> Result<f64> {
     let symbols = fs::read_to_string("/proc/kallsyms")?;
     let functions: BTreeSet<u64> = symbols
@@ -48,7 +49,7 @@ pub fn names_ms() -> Result<f64> {
         })
         .collect();
     ensure!(functions.len() > 10_000, "the kernel does not tell where its functions are");
-    // Inside functions, as return addresses are, and several in each where there are fewer functions than addresses.
+    // Within functions, as return addresses are, and several per function if there are fewer functions than addresses.
     let wanted: BTreeSet<u64> =
         (1..).flat_map(|offset| functions.iter().map(move |at| at + offset)).take(ADDRESSES).collect();
     let mut names = KernelSymbols::default();

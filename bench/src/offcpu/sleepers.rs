@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A process whose threads all sleep at a known depth, in a known number of places, and wake together when told.
+//! A process with threads that sleep at a known depth, in a known number of call sites, and wake together on request.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -29,12 +29,12 @@ pub struct Arguments {
 }
 
 const ASLEEP: &str = "asleep";
-/// From the last thread's word until it has surely fallen asleep.
+/// Time for the last thread to block after it has counted itself.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Little of it is ever used, and nothing is kept for the rest.
+/// Little of it is ever used, and untouched pages take no memory.
 const STACK_BYTES: usize = 32 << 10;
 
-/// Threads sleep as long as it has the value that they saw.
+/// Futex: threads sleep as long as it has the value that they saw.
 static WORD: AtomicU32 = AtomicU32::new(0);
 static READY: AtomicU32 = AtomicU32::new(0);
 
@@ -45,18 +45,18 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         kernel::begin_thread(begin, path as usize, STACK_BYTES)
             .with_context(|| format!("cannot start thread {number}"))?;
     }
-    tell_when_asleep(arguments.threads)?;
+    report_when_asleep(arguments.threads)?;
     for line in io::stdin().lines() {
         line?;
         READY.store(0, SeqCst);
         WORD.fetch_add(1, SeqCst);
         futex::wake(&WORD, futex::Flags::PRIVATE, i32::MAX as u32)?;
-        tell_when_asleep(arguments.threads)?;
+        report_when_asleep(arguments.threads)?;
     }
     Ok(())
 }
 
-/// Of a number that tells the way down, how many are for its length.
+/// Bits of a path's encoding that hold its length.
 const BITS: u32 = 8;
 
 extern "C" fn begin(path: *mut c_void) -> *mut c_void {
@@ -65,7 +65,7 @@ extern "C" fn begin(path: *mut c_void) -> *mut c_void {
     black_box(std::ptr::null_mut())
 }
 
-fn tell_when_asleep(threads: u32) -> Result<()> {
+fn report_when_asleep(threads: u32) -> Result<()> {
     while READY.load(SeqCst) < threads {
         thread::sleep(Duration::from_millis(1));
     }
@@ -75,7 +75,7 @@ fn tell_when_asleep(threads: u32) -> Result<()> {
     Ok(())
 }
 
-/// The way down tells the place: a bit of its number for each step.
+/// Descends by one bit of `place` per step, so that each place has its own stack.
 fn descend(place: u32, descents: u32) {
     match (descents, place & 1) {
         (0, _) => sleep(),
@@ -102,13 +102,13 @@ fn sleep() {
         let seen = WORD.load(SeqCst);
         READY.fetch_add(1, SeqCst);
         while WORD.load(SeqCst) == seen {
-            // It tells the same when the word has changed before it slept.
+            // Returns at once if the word changed before the thread slept.
             let _ = futex::wait(&WORD, futex::Flags::PRIVATE, seen, None);
         }
     }
 }
 
-/// The process. It ends with this.
+/// The process, killed on drop.
 pub struct Sleepers {
     child: Child,
     input: Option<ChildStdin>,
@@ -116,7 +116,7 @@ pub struct Sleepers {
 }
 
 impl Sleepers {
-    /// Starts it and waits until its threads sleep.
+    /// Starts the process, and waits until its threads sleep.
     pub fn start(threads: u32, descents: u32, places: u32) -> Result<Self> {
         let ours = std::env::current_exe().context("the path of this program is unknown")?;
         let words = format!("sleepers --threads {threads} --descents {descents} --places {places}");
@@ -134,7 +134,7 @@ impl Sleepers {
         self.child.id()
     }
 
-    /// Wakes all of them, and waits until they sleep again.
+    /// Wakes all threads, and waits until they sleep again.
     pub fn wake(&mut self) -> Result<()> {
         let input = self.input.as_mut().context("the sleeping threads have no input")?;
         input.write_all(b"\n").context("the process with the sleeping threads has ended")?;

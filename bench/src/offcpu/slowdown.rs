@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How much slower two processes wake each other while somebody asks where threads wait.
+//! How much slower two processes wake each other while a tool records where threads wait.
 
 use std::path::Path;
 use std::thread;
@@ -13,17 +13,17 @@ use crate::occupancy::loads::{Load, TOOLS_CPU};
 use crate::occupancy::slowdown::{Sample, of_round};
 use crate::programs;
 
-/// The peer is last.
+/// offcputime is last.
 pub const SUBJECTS: [&str; 4] = [
     "`whylate offcpu --backend sample`",
     "`whylate offcpu --backend trace`",
     "`whylate offcpu --backend trace --wakers`",
     "`offcputime` (libbpf-tools)",
 ];
-/// Until its programs are surely attached, and after its end until the kernel has put its code back.
+/// Time until its programs are surely attached, and after its end until the kernel has patched its code back.
 const SETTLE: Duration = Duration::from_millis(500);
 
-/// By round and subject.
+/// Samples by round and subject.
 pub struct Slowdowns(Vec<Vec<Sample>>);
 
 pub fn measure(whylate: &Path, rounds: u32) -> Result<Slowdowns> {
@@ -47,7 +47,7 @@ fn start(whylate: &Path, which: usize) -> Result<Tool> {
     let command: &[&str] = match which {
         0 => &[&whylate, "offcpu", "--backend", "sample"],
         1 => &[&whylate, "offcpu", "--backend", "trace"],
-        // A stack of whoever wakes, in addition to those of whoever is woken; offcputime has nothing like it.
+        // Takes the waker's stack in addition to the wakee's; offcputime has nothing like it.
         2 => &[&whylate, "offcpu", "--backend", "trace", "--wakers"],
         _ => &["offcputime"],
     };
@@ -58,7 +58,7 @@ fn start(whylate: &Path, which: usize) -> Result<Tool> {
 }
 
 impl Slowdowns {
-    /// By the time on CPUs, which leaves out that of other threads there.
+    /// Returns the slowdown in CPU time, which leaves out other threads.
     pub fn percent(&self, which: usize) -> f64 {
         100.0 * median_of(&self.0, |round| round[which].cpu_slowdown())
     }

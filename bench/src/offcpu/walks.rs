@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What looking at a thread costs: one that has run since the last look or has not, by other means, and for a while.
+//! Cost of visiting a thread that has run since the last walk, or has not; by other means; and of sampling for a while.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -17,25 +17,25 @@ use super::sleepers::Sleepers;
 use crate::figures::median_of;
 use crate::floor;
 
-/// Threads of the process; those of the machine come to them.
+/// Numbers of threads of the process, in addition to the machine's.
 pub const THREADS: [u32; 4] = [100, 1_000, 10_000, 30_000];
-/// A walk over fewer takes less than a millisecond, and one interrupt tells: there are so many times the rounds.
+/// A walk over fewer threads takes less than a millisecond, so one interrupt matters: the rounds are multiplied.
 const MANY: u32 = 1_000;
 const ROUNDS_OF_FEW: u32 = 4;
-/// Its own functions in a thread's stack, so that 12 user frames are there with those that begin a thread.
+/// Depth of the process's own functions: 12 user frames together with those that start a thread.
 const DESCENTS: u32 = 8;
-/// Stacks of the same shape: a look at one thread does not find what it has just seen of the thread before.
+/// Call sites with stacks of equal shape, so that a thread's stack differs from the previous thread's.
 pub const PLACES: u32 = 16;
-/// A walk of its own may come in between, and others run.
-const TRIES: usize = 50;
+/// Maximum number of tries, as a walk of its own may come in between, and other threads run.
+const MAX_TRIES: usize = 50;
 
-/// CPU time for each thread and look, in nanoseconds.
+/// CPU time per thread and walk, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     pub threads: u64,
     pub unchanged_ns: f64,
     pub changed_ns: f64,
-    /// Of that, for the user stack.
+    /// Part of `changed_ns` for the user stack.
     pub user_stack_ns: f64,
     pub user_frames: f64,
     pub plain_ns: f64,
@@ -79,7 +79,7 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
 }
 
 fn attach(process: Option<u32>, user_stacks: bool) -> Result<Measuring<AttachedOffcpu>> {
-    // Its own walks are not counted, and may not be in the way.
+    // Its own periodic walks are not counted, and are rare enough not to disturb.
     let options = OffcpuOptions {
         rate_hz: 1,
         threads: Threads { process, ..Threads::default() },
@@ -89,10 +89,10 @@ fn attach(process: Option<u32>, user_stacks: bool) -> Result<Measuring<AttachedO
     options.start(&Session::of_one()).context("cannot attach offcpu")
 }
 
-/// A walk in which hardly a thread has run.
+/// Measures a walk in which hardly any thread has run.
 fn unchanged_ns(source: &mut AttachedOffcpu) -> Result<f64> {
-    for _ in 0..TRIES {
-        // The first one finds what has run meanwhile.
+    for _ in 0..MAX_TRIES {
+        // The first one covers what has run in between.
         source.snapshot()?;
         source.snapshot()?;
         let met = source.met();
@@ -103,11 +103,11 @@ fn unchanged_ns(source: &mut AttachedOffcpu) -> Result<f64> {
     bail!("too many other threads run on this machine");
 }
 
-/// Of a thread that has run, in a walk in which all of the process have; what others of it cost is taken off. Threads
-/// of other processes are not wanted: their stacks have depths of their own, a new place of theirs makes for a second
-/// walk round, and among few threads that would tell.
+/// Returns the cost of a thread that has run, from a walk in which all threads of the process have; the cost of the
+/// process's other threads is taken off. Threads of other processes are excluded: their stacks have other depths, and a
+/// new call site needs a second pass, which matters with few threads.
 fn changed_ns(source: &mut AttachedOffcpu, sleepers: &mut Sleepers, threads: u32, unchanged_ns: f64) -> Result<f64> {
-    for _ in 0..TRIES {
+    for _ in 0..MAX_TRIES {
         source.snapshot()?;
         sleepers.wake()?;
         source.snapshot()?;
@@ -120,12 +120,12 @@ fn changed_ns(source: &mut AttachedOffcpu, sleepers: &mut Sleepers, threads: u32
     bail!("another walk always came in between")
 }
 
-/// One of the threads that are told to sleep, and not the process's first.
+/// Returns whether the stack is of a sleeping thread, and not of the process's first.
 fn is_asleep(stack: &Stack) -> bool {
     stack.user.iter().any(|frame| frame.contains("offcpu::sleepers::sleep"))
 }
 
-/// How many frames there are in the user stacks of the process, on average.
+/// Returns the mean number of user frames of the process.
 fn user_frames(snapshot: &Snapshot, pid: u32) -> Result<f64> {
     let pid = pid.to_string();
     let ours: Vec<f64> = snapshot
@@ -139,7 +139,7 @@ fn user_frames(snapshot: &Snapshot, pid: u32) -> Result<f64> {
 }
 
 fn plain_ns(link: &Link) -> Result<f64> {
-    // It looks at all threads of the machine.
+    // It visits all threads of the machine.
     let threads = Choice::look(Often::RateHz(1)).context("cannot count threads")?.threads;
     let began_ns = thread_cpu_ns();
     let mut iterator = Iter::new(link)?;
@@ -148,22 +148,22 @@ fn plain_ns(link: &Link) -> Result<f64> {
 }
 
 fn proc_ns(pid: u32) -> Result<f64> {
-    let folders: Vec<_> = fs::read_dir(format!("/proc/{pid}/task"))?
+    let paths: Vec<_> = fs::read_dir(format!("/proc/{pid}/task"))?
         .map(|entry| Ok(entry?.path().join("stack")))
         .collect::<Result<_>>()?;
     let mut bytes = vec![0; 64 << 10];
     let began_ns = thread_cpu_ns();
-    for path in &folders {
+    for path in &paths {
         let _ = File::open(path)?.read(&mut bytes)?;
     }
-    Ok((thread_cpu_ns() - began_ns) as f64 / folders.len() as f64)
+    Ok((thread_cpu_ns() - began_ns) as f64 / paths.len() as f64)
 }
 
-/// What sampling many threads at the usual rate takes.
+/// Figures of sampling many threads at the usual rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Steady {
     pub cpu_percent: f64,
-    /// Threads of the process that are in the result, of all of them.
+    /// Threads of the process in the result, out of `threads`.
     pub seen: u64,
     pub threads: u64,
     pub lost: u64,
@@ -172,7 +172,7 @@ pub struct Steady {
 const STEADY_THREADS: u32 = 10_000;
 const STEADY: Duration = Duration::from_secs(5);
 
-/// All that this process uses while it samples: nothing else runs in it.
+/// Measures all CPU time of this process while it samples: nothing else runs in it.
 pub fn steady() -> Result<Steady> {
     let sleepers = Sleepers::start(STEADY_THREADS, DESCENTS, 1)?;
     let mut source = OffcpuOptions::default().start(&Session::of_one()).context("cannot attach offcpu")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What one look takes of a CPU on a machine with many processes and open descriptors.
+//! CPU time of one snapshot on a machine with many processes and open descriptors.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -19,11 +19,11 @@ use crate::kernel;
 
 const PROCESSES: u32 = 5_000;
 const DESCRIPTORS: u32 = 100_000;
-/// Of one look, in milliseconds.
+/// Limit of one snapshot, in milliseconds.
 const LIMIT_MS: f64 = 100.0;
-/// What this process needs beside those that are only there to be many.
+/// Descriptors that this process needs for other purposes.
 const SPARE: u32 = 1_000;
-/// From one look to the next.
+/// Pause between two snapshots.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// So many processes that do nothing, until somebody closes the standard input.
@@ -36,7 +36,7 @@ pub struct Arguments {
     descriptors: u32,
 }
 
-/// Is such a crowd.
+/// Runs as the crowd.
 pub fn be(arguments: &Arguments) -> Result<()> {
     let _descriptors = descriptors(arguments.descriptors)?;
     for _ in 0..arguments.processes {
@@ -48,7 +48,7 @@ pub fn be(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The process with the ring has as many of the descriptors as it may have, and the crowd has the others.
+/// The process with the ring has as many of the descriptors as it may, and the crowd has the others.
 pub fn measure(rounds: u32) -> Result<Part> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit })?;
@@ -87,15 +87,15 @@ fn among(crowd: &mut Child, own: u32, rounds: u32) -> Result<Part> {
         eprintln!("{rounds} looks at {PROCESSES} processes by {backend}");
         let mut source =
             SqpollOptions { backend: Some(backend.to_owned()), ..SqpollOptions::default() }.start(&Session::of_one())?;
-        let mut looks = Vec::new();
+        let mut snapshots_ms = Vec::new();
         for _ in 0..rounds {
             std::thread::sleep(PAUSE);
             let before = kernel::usage_of_this_thread()?;
             let snapshot = source.snapshot()?;
-            looks.push((kernel::usage_of_this_thread()?.cpu - before.cpu).as_secs_f64() * 1e3);
+            snapshots_ms.push((kernel::usage_of_this_thread()?.cpu - before.cpu).as_secs_f64() * 1e3);
             ensure!(!snapshot.series.is_empty(), "the thread was not seen");
         }
-        cpu_ms.push(Spread::of(&looks));
+        cpu_ms.push(Spread::from_values(&snapshots_ms));
     }
     drop(descriptors);
     let [(bpf, bpf_max), (fdinfo, fdinfo_max)] = [0, 1].map(|which: usize| (cpu_ms[which].median, cpu_ms[which].max));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Loads whose share of work is known: how far off each way to tell it is.
+//! Errors of each way to measure work, on loads with a known share of work.
 
 use std::fs;
 use std::thread;
@@ -12,44 +12,44 @@ use whylate_sources::inject::sqpoll::{Done, Load, Plan};
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
 use whylate_sources::{AttachError, Attached as _, Measuring, Session, Threads};
 
-use super::{Part, places};
+use super::{Part, cpus};
 use crate::figures::Check;
 
 const DUTIES: [f64; 4] = [0.01, 0.10, 0.37, 0.99];
 const INTERVALS: usize = 10;
 const INTERVAL: Duration = Duration::from_secs(1);
-/// In points.
+/// In percentage points.
 const LIMIT: f64 = 2.0;
 const PRECISE_LIMIT: f64 = 1.0;
-/// Of the time. Where others or the hypervisor took more of an interval, the truth is not known.
-const UNSURE: f64 = 0.005;
+/// As a share of time: if other tasks or the hypervisor took more of an interval, the truth is unknown.
+const MAX_UNSURE: f64 = 0.005;
 
 struct Way {
     name: &'static str,
     source: Measuring<AttachedSqpoll>,
-    /// What the load had done when it looked last, and what the hypervisor had taken.
+    /// The load's account and the stolen time at the previous snapshot.
     before: (Done, f64),
     limit: Option<f64>,
-    /// By duty, one each interval, in points.
+    /// Errors by duty, one per interval, in percentage points.
     errors: [Vec<f64>; DUTIES.len()],
-    /// Intervals in which it told nothing.
+    /// Intervals without a result.
     blind: usize,
 }
 
-/// All ways look at the same loads in the same intervals.
+/// Measures all ways on the same loads in the same intervals.
 pub fn measure() -> Result<Part> {
-    let (app_cpu, sq_cpu) = places()?;
+    let (app_cpu, sq_cpu) = cpus()?;
     let (mut ways, notes) = ways()?;
     let mut unsure = 0;
     for (index, duty) in DUTIES.into_iter().enumerate() {
         eprintln!("duty {duty}");
         let plan = Plan { duty, sq_cpu: Some(sq_cpu), app_cpu: Some(app_cpu), urgent: true, ..Plan::default() };
         let load = Load::start(&plan)?;
-        // The load learns how long a request takes.
+        // The load calibrates the duration of a request.
         thread::sleep(Duration::from_millis(500));
         for number in 0..=INTERVALS {
             for way in &mut ways {
-                // Looking takes the load some time too, so the truth is of each one's own interval.
+                // Snapshots take time too, so each way is compared over its own interval.
                 let snapshot = way.source.snapshot()?;
                 let now = (load.done()?, stolen_s());
                 let (before, stolen_before) = std::mem::replace(&mut way.before, now);
@@ -61,7 +61,7 @@ pub fn measure() -> Result<Part> {
                 let is_of_load =
                     |series: &&Series| is_thread(series) && series.labels.get("tid") == Some(&load.tid().to_string());
                 let series = snapshot.series.iter().find(is_of_load).context("the thread was not seen")?;
-                if share(done.uncertain_ns) > UNSURE || now.1 - stolen_before > UNSURE {
+                if share(done.uncertain_ns) > MAX_UNSURE || now.1 - stolen_before > MAX_UNSURE {
                     unsure += 1;
                 } else if let Some(working) = series.values.get("working") {
                     way.errors[index].push((working - share(done.busy_ns)) * 100.0);
@@ -99,7 +99,7 @@ fn ways() -> Result<(Vec<Way>, String)> {
     Ok((ways, notes))
 }
 
-/// What the hypervisor has taken of all CPUs (proc_stat(5)), in seconds.
+/// Returns the time stolen from all CPUs (proc_stat(5)), in seconds.
 fn stolen_s() -> f64 {
     let text = fs::read_to_string("/proc/stat").unwrap_or_default();
     let ticks = text.lines().next().and_then(|line| line.split_whitespace().nth(8)?.parse::<f64>().ok());
@@ -115,7 +115,7 @@ fn report(ways: &[Way], unsure: usize, notes: &str) -> Part {
          are {unsure} of {} figures, in which the hypervisor or others on the application's CPU took more than {} points. \
          Errors in points: mean of what it is off, and the largest.\n\n| work is told by | {} | told nothing |\n|---|{}--:|\n",
         INTERVALS * DUTIES.len() * ways.len(),
-        UNSURE * 100.0,
+        MAX_UNSURE * 100.0,
         DUTIES.map(|duty| format!("{:.0} %", duty * 100.0)).join(" | "),
         "--:|".repeat(DUTIES.len()),
     );

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The table of `whylate sqpoll sweep` from its own load, beside the same from fio's.
+//! Compares `whylate sqpoll sweep` with its own load to the same with fio's load.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -8,20 +8,20 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-use super::{Part, places, stay_on_any};
+use super::{Part, cpus, unpin};
 use crate::figures::{Check, median, median_of};
 use crate::{kernel, machine, whylate};
 
-/// Those of the reference.
+/// Depths of the reference.
 const DEPTHS: [u32; 5] = [1, 4, 8, 16, 64];
-/// Runs of each depth by each load, by turns: what a disk that others use as well gives differs from second to second.
+/// Runs of each depth by each load, alternately: a shared disk's performance differs from second to second.
 const ROUNDS: usize = 21;
 const RUNTIME: &str = "1s";
 const FILE_BYTES: usize = 256 << 20;
-/// In points.
+/// In percentage points.
 const LIMIT: f64 = 3.0;
 
-/// What was told of one depth: utilisation in percent, the share of time without a CPU in percent, and IOPS.
+/// Figures of one depth: utilization in percent, share of time without a CPU in percent, and IOPS.
 #[derive(Clone, Copy, Default)]
 struct Run {
     utilisation: f64,
@@ -35,17 +35,17 @@ pub fn measure() -> Result<Part> {
         return Ok(Part { checks: Vec::new(), text });
     }
     let program = whylate::build("bench-sqpoll")?;
-    // On a disk rather than in memory: requests are direct I/O.
+    // On a disk, not in memory: requests are direct I/O.
     let mut file = tempfile::NamedTempFile::new_in("/var/tmp")?;
     for _ in 0..FILE_BYTES >> 20 {
         file.write_all(&[0x5a; 1 << 20])?;
     }
     file.as_file().sync_all()?;
-    let (app_cpu, sq_cpu) = places()?;
-    // fio is a child, and is where its parent may be.
-    machine::stay_on(app_cpu as usize)?;
+    let (app_cpu, sq_cpu) = cpus()?;
+    // fio inherits the affinity.
+    machine::pin_to(app_cpu as usize)?;
     let outcome = both(&program, file.path(), sq_cpu);
-    stay_on_any()?;
+    unpin()?;
     let [own, fio] = outcome?;
     let mut text = format!(
         "### Beside fio\n\n`whylate sqpoll sweep --filename FILE --runtime {RUNTIME} --sq-cpu {sq_cpu}` with its own load and with `--fio` (direct reads of 128k \
@@ -61,7 +61,7 @@ pub fn measure() -> Result<Part> {
         let [ours, theirs] = both(|run| run.utilisation);
         let [our_starved, their_starved] = both(|run| run.starved);
         let [our_iops, their_iops] = both(|run| run.iops);
-        // Of runs that follow each other, so that what the disk gives in these seconds is the same for both.
+        // Of consecutive runs, so that the disk's performance is equal for both.
         let apart: Vec<f64> = own.iter().zip(fio).map(|(own, fio)| own.utilisation - fio.utilisation).collect();
         let apart = median(&apart);
         largest = largest.max(apart.abs());
@@ -75,21 +75,21 @@ pub fn measure() -> Result<Part> {
     Ok(Part { checks: vec![Check::new(what, largest, "points", LIMIT)], text })
 }
 
-/// By load and depth, what all runs told.
+/// Returns the figures of all runs, by load and depth.
 fn both(program: &Path, file: &Path, sq_cpu: u32) -> Result<[Vec<Vec<Run>>; 2]> {
-    let mut told = [vec![Vec::new(); DEPTHS.len()], vec![Vec::new(); DEPTHS.len()]];
+    let mut runs = [vec![Vec::new(); DEPTHS.len()], vec![Vec::new(); DEPTHS.len()]];
     for number in 1..=ROUNDS {
         eprintln!("round {number} of {ROUNDS}: beside fio");
-        for (place, depth) in DEPTHS.into_iter().enumerate() {
+        for (index, depth) in DEPTHS.into_iter().enumerate() {
             // They take turns at being first.
             for turn in 0..2 {
                 let load = (turn + number) % 2;
                 let more: &[&str] = if load == 0 { &[] } else { &["--fio"] };
-                told[load][place].push(sweep(program, file, depth, sq_cpu, more)?);
+                runs[load][index].push(sweep(program, file, depth, sq_cpu, more)?);
             }
         }
     }
-    Ok(told)
+    Ok(runs)
 }
 
 fn sweep(program: &Path, file: &Path, depth: u32, sq_cpu: u32, more: &[&str]) -> Result<Run> {

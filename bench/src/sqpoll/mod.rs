@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How right `whylate sqpoll` is, and what it costs those it looks at, beside the kernel's own fdinfo and beside fio.
+//! Accuracy of `whylate sqpoll`, and its cost for the measured rings, compared with the kernel's fdinfo and with fio.
 
 pub mod crowd;
 mod duty;
@@ -40,15 +40,15 @@ fn markdown(parts: &[Part], rounds: u32) -> String {
     text
 }
 
-/// The first CPU that this process may use, and the last one, which are two.
-fn places() -> Result<(u32, u32)> {
+/// Returns the first and the last CPU that this process may use, which must differ.
+fn cpus() -> Result<(u32, u32)> {
     match machine::usable_cpus()?[..] {
         [first, .., last] => Ok((first as u32, last as u32)),
         _ => bail!("this needs two CPUs"),
     }
 }
 
-fn stay_on_any() -> Result<()> {
+fn unpin() -> Result<()> {
     let mut any = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| any.set(cpu));
     Ok(sched_setaffinity(None, &any)?)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What looking at a ring costs its owner: how long a request waits until the submission thread takes it, while
-//! somebody looks 50 times a second at a ring with many completions that nobody has reaped.
+//! Cost for a ring's owner: how long a request waits until the submission thread takes it, while a watcher takes 50
+//! snapshots per second of a ring with many unreaped completions.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,21 +12,21 @@ use io_uring::{IoUring, opcode};
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session, Threads};
 
-use super::{Part, places};
+use super::{Part, cpus};
 use crate::figures::{Check, median_of};
 use crate::kernel;
-use crate::machine::stay_on;
+use crate::machine::pin_to;
 
 const ENTRIES: u32 = 32_768;
-/// Between two looks, and between two requests.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Interval of snapshots, and of requests.
+const SNAPSHOT_EVERY: Duration = Duration::from_millis(20);
 const SUBMIT_EVERY: Duration = Duration::from_micros(200);
-/// For so long it is waited for without a pause.
-const WATCHED: Duration = Duration::from_micros(50);
+/// How long to spin before sleeping.
+const SPIN: Duration = Duration::from_micros(50);
 const RUN: Duration = Duration::from_secs(2);
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 const WATCHERS: [&str; 3] = ["nobody", "bpf", "fdinfo"];
-/// As a share of what it is without, and on top of that.
+/// Limit relative to the unwatched figure, and added to that.
 const LIMIT: f64 = 1.05;
 const LIMIT_US: f64 = 1.0;
 
@@ -38,8 +38,8 @@ struct Sample {
 }
 
 pub fn measure(rounds: u32) -> Result<Part> {
-    let (app_cpu, sq_cpu) = places()?;
-    // A thread of its own, which may be urgent and stay where it is.
+    let (app_cpu, sq_cpu) = cpus()?;
+    // A thread of its own, which may be real-time and pinned.
     let samples = thread::scope(|scope| {
         scope
             .spawn(|| all_rounds(app_cpu, sq_cpu, rounds))
@@ -51,7 +51,7 @@ pub fn measure(rounds: u32) -> Result<Part> {
     let what = "from submission to taken, p99 while bpf looks at 50 Hz (the limit is 105 % of nobody's and 1 us)";
     let checks = vec![Check::new(what, p99(1), "us", p99(0) * LIMIT + LIMIT_US)];
     let mut text = format!(
-        "### A ring that is looked at\n\nA ring of {ENTRIES} entries with as many completions that nobody has reaped; a look each {LOOK_EVERY:?}. The time is \
+        "### A ring that is looked at\n\nA ring of {ENTRIES} entries with as many completions that nobody has reaped; a look each {SNAPSHOT_EVERY:?}. The time is \
          from when a request is in the queue to when the submission thread, which spins on a CPU of its own, has taken it. The application comes \
          before whoever looks, on the other CPU. Medians of {rounds} rounds of {RUN:?} each, in turn.\n\n\
          | who looks | p50 us | p99 us | max us |\n|---|--:|--:|--:|\n"
@@ -64,7 +64,7 @@ pub fn measure(rounds: u32) -> Result<Part> {
 }
 
 fn all_rounds(app_cpu: u32, sq_cpu: u32, rounds: u32) -> Result<[Vec<Sample>; WATCHERS.len()]> {
-    stay_on(app_cpu as usize)?;
+    pin_to(app_cpu as usize)?;
     let mut builder = IoUring::builder();
     builder.setup_sqpoll(5_000).setup_sqpoll_cpu(sq_cpu);
     let mut ring: IoUring = builder.build(ENTRIES)?;
@@ -87,7 +87,7 @@ fn watched(ring: &mut IoUring, app_cpu: u32, watcher: &str) -> Result<Sample> {
     let (over, ready) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         let looking = scope.spawn(|| {
-            let outcome = look(app_cpu, watcher, &over, &ready);
+            let outcome = take_snapshots(app_cpu, watcher, &over, &ready);
             ready.store(true, Ordering::Relaxed);
             outcome
         });
@@ -102,8 +102,8 @@ fn watched(ring: &mut IoUring, app_cpu: u32, watcher: &str) -> Result<Sample> {
     })
 }
 
-fn look(cpu: u32, watcher: &str, over: &AtomicBool, ready: &AtomicBool) -> Result<()> {
-    stay_on(cpu as usize)?;
+fn take_snapshots(cpu: u32, watcher: &str, over: &AtomicBool, ready: &AtomicBool) -> Result<()> {
+    pin_to(cpu as usize)?;
     let options = SqpollOptions {
         backend: Some(watcher.to_owned()),
         threads: Threads::of(std::process::id()),
@@ -115,12 +115,12 @@ fn look(cpu: u32, watcher: &str, over: &AtomicBool, ready: &AtomicBool) -> Resul
         if let Some(source) = &mut source {
             source.snapshot()?;
         }
-        thread::sleep(LOOK_EVERY);
+        thread::sleep(SNAPSHOT_EVERY);
     }
     Ok(())
 }
 
-/// One request after another; each one makes a completion, and one is reaped for it.
+/// Submits one request after another; each makes a completion, and one is reaped for it.
 fn requests(ring: &mut IoUring) -> Result<Sample> {
     kernel::become_fifo(1).context("cannot come before others")?;
     let mut taken_us = Vec::new();
@@ -149,9 +149,9 @@ fn wait_until_taken(ring: &mut IoUring) -> Result<()> {
     let began = Instant::now();
     while !ring.submission().is_empty() {
         let elapsed = began.elapsed();
-        ensure!(elapsed < PATIENCE, "the submission thread takes no requests");
-        // Whoever looks may hold the ring's lock, and needs this CPU to be done with it.
-        if elapsed > WATCHED { thread::sleep(WATCHED) } else { std::hint::spin_loop() }
+        ensure!(elapsed < TIMEOUT, "the submission thread takes no requests");
+        // The watcher may hold the ring's lock, and needs this CPU to release it.
+        if elapsed > SPIN { thread::sleep(SPIN) } else { std::hint::spin_loop() }
     }
     Ok(())
 }

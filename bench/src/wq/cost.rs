@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The time that the BPF programs of each subject take for one work item, as the kernel counts it.
+//! The run time of each subject's BPF programs per work item, as the kernel counts it.
 
 use std::path::Path;
 use std::thread;
@@ -8,35 +8,35 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::inject;
-use crate::child::{PATIENCE, POLL, Running, Tool};
+use crate::child::{POLL, Running, TIMEOUT, Tool};
 use crate::floor;
 use crate::programs::{self, Counts};
 
-/// Items of one load.
+/// Items per load.
 pub const ITEMS: u64 = 50_000;
 /// How many of them wait at once.
 pub const LOADS: [u64; 2] = [100, 1000];
-/// How often a load is run until the kernel has the memory for it, and how long it gets to find some.
+/// Maximum number of tries until the kernel has the memory for a load, and the pause between them.
 const LOAD_TRIES: u32 = 20;
 const LOAD_PAUSE: Duration = Duration::from_millis(100);
 
-/// What people type today.
+/// The usual one-liner.
 pub const ONE_LINER: &str = "tracepoint:workqueue:workqueue_queue_work { @start[args->work] = nsecs; } \
      tracepoint:workqueue:workqueue_execute_start /@start[args->work]/ \
      { @usecs = hist((nsecs - @start[args->work]) / 1000); delete(@start[args->work]); }";
 
-/// Something that watches work items.
+/// A tool that watches work items.
 pub struct Subject {
     pub name: &'static str,
     pub what: &'static str,
     tool: Option<(&'static str, &'static [&'static str])>,
-    /// How many BPF programs it runs for each item.
+    /// BPF programs that it runs for each item.
     programs: usize,
-    /// Of the cost of bpftrace.
+    /// Limit relative to bpftrace's cost.
     pub limit: Option<f64>,
 }
 
-/// The index of what the others are compared with.
+/// The index of the subject to compare with.
 pub const BPFTRACE: usize = 1;
 
 pub const SUBJECTS: [Subject; 4] = [
@@ -61,7 +61,7 @@ pub const SUBJECTS: [Subject; 4] = [
 /// One subject under one load.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Names and mean run times.
+    /// Names and mean run times in nanoseconds.
     pub programs: Vec<(String, f64)>,
     pub items_per_second: f64,
     /// Events that its programs were not run for.
@@ -69,16 +69,16 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Each program runs once for an item.
+    /// Returns the sum of the mean run times: each program runs once per item.
     pub fn cost_ns(&self) -> f64 {
         self.programs.iter().map(|(_, mean_ns)| mean_ns).sum()
     }
 }
 
-/// By load and subject, in the order of `LOADS` and `SUBJECTS`.
+/// Samples by load and subject, in the order of `LOADS` and `SUBJECTS`.
 pub type Round = Vec<Vec<Sample>>;
 
-/// Measures all rounds. Within one, each subject is alone, and the next round begins with another.
+/// Measures all rounds. Within one, each subject runs alone, and each round starts with another.
 pub fn measure(whylate: &Path, rounds: u32) -> Result<Vec<Round>> {
     let mut timed = Vec::new();
     for round in 0..=rounds as usize {
@@ -97,7 +97,7 @@ pub fn measure(whylate: &Path, rounds: u32) -> Result<Vec<Round>> {
     Ok(timed)
 }
 
-/// From subject and load to load and subject.
+/// Transposes from subject and load to load and subject.
 fn by_load(samples: Vec<Option<Vec<Sample>>>) -> Round {
     let mut round: Round = vec![Vec::new(); LOADS.len()];
     for under_loads in samples.into_iter().flatten() {
@@ -128,9 +128,9 @@ impl Subject {
         Ok(Running::Theirs(tool))
     }
 
-    /// A program that has run is attached, whatever the tool has printed.
+    /// Waits until each program has run: only that shows that it is attached.
     fn wait_until_attached(&self, running: &Running, whylate: &Path) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             inject(whylate, 100, 100)?;
             let programs = running.programs()?;
@@ -144,7 +144,7 @@ impl Subject {
         }
     }
 
-    /// A load with fewer items at once than asked for is another load: it does not count, and is run again.
+    /// Runs a load until it has as many items at once as requested: another number would be another load.
     fn sample(&self, running: &Running, whylate: &Path, at_once: u64) -> Result<Sample> {
         for _ in 0..LOAD_TRIES {
             let before = running.programs()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate wq` takes besides the cost of each item: time to start, memory.
+//! Cost of `whylate wq` besides that of each item: startup time and memory.
 
 use std::path::Path;
 use std::thread;
@@ -14,7 +14,7 @@ use crate::figures::median;
 const STARTS: usize = 10;
 const ITEMS: u64 = 10_000;
 
-/// Median time from starting the program to the first byte of its output.
+/// Returns the median time from starting the program to the first byte of its output.
 pub fn start_ms(whylate: &Path) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..STARTS {
@@ -25,7 +25,7 @@ pub fn start_ms(whylate: &Path) -> Result<f64> {
     Ok(median(&times))
 }
 
-/// Peak memory once it has counted the items and printed them; `options` have an interval of a second.
+/// Returns the peak memory once it has counted the items and printed them; `options` have an interval of a second.
 pub fn peak_mb(whylate: &Path, options: &[&str]) -> Result<f64> {
     let mut tool = Tool::start(whylate, options)?;
     tool.first_output()?;

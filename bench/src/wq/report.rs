@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The figures as Markdown, and whether they are within their limits.
+//! Formats the figures as Markdown, and checks their limits.
 
 use super::cost::{self, BPFTRACE, LOADS, Round, SUBJECTS, Sample};
-use crate::figures::{self, Check, Spread, median, word};
+use crate::figures::{self, Check, Spread, median, verdict};
 
 /// One subject under one load, over all rounds.
 struct Row {
     ns: Spread,
-    /// Of the ratios within each round.
+    /// The ratios within each round.
     ratio: Spread,
     programs: Vec<(String, f64)>,
     items_per_second: f64,
@@ -15,7 +15,7 @@ struct Row {
 }
 
 impl Row {
-    fn of(rounds: &[Round], load: usize, subject: usize) -> Self {
+    fn new(rounds: &[Round], load: usize, subject: usize) -> Self {
         let samples: Vec<&Sample> = rounds.iter().map(|round| &round[load][subject]).collect();
         let medians = |figure: &dyn Fn(&Sample) -> f64| -> Vec<f64> { samples.iter().map(|s| figure(s)).collect() };
         let ratios: Vec<f64> =
@@ -26,8 +26,8 @@ impl Row {
             (name.clone(), mean_ns)
         });
         Self {
-            ns: Spread::of(&medians(&Sample::cost_ns)),
-            ratio: Spread::of(&ratios),
+            ns: Spread::from_values(&medians(&Sample::cost_ns)),
+            ratio: Spread::from_values(&ratios),
             programs: programs.collect(),
             items_per_second: median(&medians(&|sample| sample.items_per_second)),
             missed: samples.iter().map(|sample| sample.missed).sum(),
@@ -35,18 +35,18 @@ impl Row {
     }
 }
 
-/// True when no limit is missed.
+/// Returns whether all limits are kept.
 pub fn within_limits(rounds: &[Round], checks: &[Check]) -> bool {
     let costs = (0..LOADS.len()).all(|load| {
         SUBJECTS
             .iter()
             .enumerate()
-            .all(|(subject, of)| of.limit.is_none_or(|l| Row::of(rounds, load, subject).ratio.median <= l))
+            .all(|(subject, of)| of.limit.is_none_or(|l| Row::new(rounds, load, subject).ratio.median <= l))
     });
     costs && checks.iter().all(Check::is_within)
 }
 
-/// Everything that was measured.
+/// Formats everything that was measured.
 pub fn markdown(rounds: &[Round], checks: &[Check], count: u32, heading: &str) -> String {
     let mut text = format!(
         "{heading}\nCost of one work item: the sum of the mean run times of a subject's BPF programs, as the kernel counts them \
@@ -60,9 +60,9 @@ pub fn markdown(rounds: &[Round], checks: &[Check], count: u32, heading: &str) -
         text += "|---|---|--:|--:|--:|--:|---|--:|\n";
         let mut details = String::new();
         for (index, subject) in SUBJECTS.iter().enumerate() {
-            let row = Row::of(rounds, load, index);
+            let row = Row::new(rounds, load, index);
             let (limit, result) = match subject.limit {
-                Some(limit) => (format!("{limit:.2}"), word(row.ratio.median, limit)),
+                Some(limit) => (format!("{limit:.2}"), verdict(row.ratio.median, limit)),
                 None => (String::new(), ""),
             };
             text += &format!(
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_missed_when_it_is_passed() {
+    fn values_above_the_limit_fail() {
         assert!(within_limits(&rounds([10.0, 100.0, 60.0, 120.0]), &[]));
         assert!(!within_limits(&rounds([10.0, 100.0, 61.0, 120.0]), &[]));
         assert!(!within_limits(&rounds([10.0, 100.0, 60.0, 120.0]), &[Check::new("x", 31.0, "MB", 30.0)]));

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Which cgroup a thread is in. */
+/* The cgroup of a thread. */
 #pragma once
 
-/* By the controller `cpu` of cgroup v1: containers are there, and all threads in the root of v2, if it is mounted. */
+/* Use the controller `cpu` of cgroup v1: containers are there, and all threads in the root of v2, if it is mounted. */
 const volatile bool has_cgroups_of_v1 = false;
 
-/* The thread's own cgroup; of the controller `cpu` NULL where its threads have a group for a session (autogroup). */
+/* The thread's own cgroup; NULL for the controller `cpu` if the thread is in an autogroup (of its session). */
 static __always_inline const struct cgroup *cgroup_of(const struct task_struct *task)
 {
 	/* With CONFIG_CGROUPS. */
@@ -16,7 +16,7 @@ static __always_inline const struct cgroup *cgroup_of(const struct task_struct *
 	return bpf_core_field_exists(task->sched_task_group) ? task->sched_task_group->css.cgroup : NULL;
 }
 
-/* Its number, which is that of its folder; 0 without one. */
+/* Its ID, which is the inode of its directory; 0 without one. */
 static __always_inline u64 cgroup_number_of(const struct task_struct *task)
 {
 	const struct cgroup *cgroup = cgroup_of(task);

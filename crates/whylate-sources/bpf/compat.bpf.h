@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Every difference between kernel versions that the BPF programs have to know, with the version that made it. */
+/* Every difference between kernel versions that the BPF programs have to handle, with the version that introduced it. */
 #pragma once
 
 #include <bpf/bpf_core_read.h>
 
 /*
- * Programs at functions may be preempted where the kernel is, and from 7.0 on those at tracepoints too. They can hold
- * their CPU since 6.10, and call global functions meanwhile since 6.15, which has this lock too.
+ * Programs at functions may be preempted where the kernel is, and from 7.0 on those at tracepoints too. They can disable
+ * preemption since 6.10, and call global functions while it is disabled since 6.15, which has this lock too.
  */
 struct bpf_res_spin_lock {
 	u32 val;
@@ -31,7 +31,7 @@ static __always_inline void let_cpu_go(void)
 /* Gives memory of the kernel a type, so that a program reads it without a call (6.2). */
 extern void *bpf_rdonly_cast(const void *memory, u32 type) __weak __ksym;
 
-/* A number of 32 bits at any address of the kernel; 0 where that cannot be read. */
+/* A 32-bit number at any kernel address; 0 if it cannot be read. */
 static __always_inline u32 read_u32(u64 address)
 {
 	const struct refcount_struct *count;
@@ -45,18 +45,18 @@ static __always_inline u32 read_u32(u64 address)
 	return value;
 }
 
-/* x86 counts preemption in a variable of each CPU: in this one from 6.2 to 6.14, else in `__preempt_count`. */
+/* x86 has a per-CPU preemption count: in this variable from 6.2 to 6.14, otherwise in `__preempt_count`. */
 struct pcpu_hot {
 	int preempt_count;
 } __attribute__((preserve_access_index));
 
-/* Address of the count, by that of the variable. */
+/* Address of the count, from that of the variable. */
 static __always_inline u64 preempt_count_in(u64 variable)
 {
 	return bpf_core_type_exists(struct pcpu_hot) ? variable + bpf_core_field_offset(struct pcpu_hot, preempt_count) : variable;
 }
 
-/* The run queue of the CPU that the thread has; 0 without CONFIG_FAIR_GROUP_SCHED. */
+/* The run queue of the CPU on which the thread runs; 0 without CONFIG_FAIR_GROUP_SCHED. */
 static __always_inline u64 run_queue_of(const struct task_struct *current)
 {
 	return bpf_core_field_exists(current->se.cfs_rq) ? (u64)current->se.cfs_rq->rq : 0;
@@ -83,7 +83,7 @@ static __always_inline bool work_is_inactive(const struct work_struct *work)
 	return work->data.counter & (1 << WORK_STRUCT_INACTIVE_BIT);
 }
 
-/* The pwq of a queued item, 0 where it is not there any more: from the start on, the item's worker has it. */
+/* The pwq of a queued item, 0 once it is gone: from the start on, the item's worker has it. */
 static __always_inline u64 pwq_of_queued(const struct work_struct *work)
 {
 	u64 data = work->data.counter;
@@ -91,7 +91,7 @@ static __always_inline u64 pwq_of_queued(const struct work_struct *work)
 	return data & (1 << WORK_STRUCT_PWQ_BIT) ? data & ~((1ull << WORK_STRUCT_FLAG_BITS) - 1) : 0;
 }
 
-/* max_active of an unbound workqueue is for a whole node since 6.9, and before for each pwq as that of others. */
+/* max_active of an unbound workqueue is per node since 6.9; before, per pwq as that of other workqueues. */
 struct workqueue_struct___6_9 {
 	void *node_nr_active[1];
 } __attribute__((preserve_access_index));
@@ -106,7 +106,7 @@ enum {
 	PF_WQ_WORKER = 0x20,
 };
 
-/* Only a worker in softirq context (WQ_BH, 6.9) has no task: `current` is then whoever was interrupted. */
+/* Only a worker in softirq context (WQ_BH, 6.9) has no task: `current` is then the interrupted one. */
 enum worker_pool_flags {
 	POOL_BH = 1 << 0,
 };
@@ -129,7 +129,7 @@ static __always_inline u64 task_run_delay_ns(const struct task_struct *task)
 	return 0;
 }
 
-/* Of a thread with PF_WQ_WORKER. Every kernel with the other hooks has struct kthread in worker_private (5.17). */
+/* For a thread with PF_WQ_WORKER. Every kernel with the other hooks has struct kthread in worker_private (5.17). */
 static __always_inline struct worker *worker_of(const struct task_struct *task)
 {
 	struct kthread *kthread = task->worker_private;
@@ -144,7 +144,7 @@ static __always_inline bool is_rescuer(const struct task_struct *task)
 	return BPF_CORE_READ(worker_of(task), rescue_wq) != NULL;
 }
 
-/* The function of the item that a worker has, or 0. */
+/* The function of a worker's current item, or 0. */
 static __always_inline u64 handler_of_worker(const struct task_struct *task)
 {
 	return (u64)BPF_CORE_READ(worker_of(task), current_func);
@@ -230,31 +230,31 @@ static __always_inline bool ring_has_polled_requests(const struct io_ring_ctx *c
 	return BPF_CORE_READ(newer, iopoll_list.next) != (const void *)ctx + bpf_core_field_offset(newer->iopoll_list);
 }
 
-/* From one of its stamps until its CPU's clock was read last, a tick ago at most; 0 without a stamp. */
+/* Time from a scheduler timestamp until its CPU's run queue clock was last updated, a tick ago at most; 0 without one. */
 static __always_inline u64 since_stamp_ns(struct task_struct *task, u64 since)
 {
 	u64 now;
 
-	/* It is there with CONFIG_FAIR_GROUP_SCHED. */
+	/* cfs_rq exists with CONFIG_FAIR_GROUP_SCHED. */
 	if (!bpf_core_field_exists(task->se.cfs_rq))
 		return 0;
 	now = since ? task->se.cfs_rq->rq->clock : 0;
 	return since && now > since ? now - since : 0;
 }
 
-/* How long a runnable thread has been waiting for its CPU; 0 when it does not. */
+/* Run-queue wait of a runnable thread so far; 0 if it is not waiting. */
 static __always_inline u64 task_waiting_ns(struct task_struct *task)
 {
 	return bpf_core_field_exists(task->sched_info.last_queued) ? since_stamp_ns(task, task->sched_info.last_queued) : 0;
 }
 
-/* How long a thread that has a CPU has had it; 0 where the kernel does not keep that. */
+/* Time since the switch-in of a running thread; 0 if the kernel does not record it. */
 static __always_inline u64 task_ran_ns(struct task_struct *task)
 {
 	return bpf_core_field_exists(task->sched_info.last_arrival) ? since_stamp_ns(task, task->sched_info.last_arrival) : 0;
 }
 
-/* For how long it has not had a CPU, by the scheduler's clock; longer than anything where that is not known. */
+/* Time since the thread last ran, by the run queue clock; the maximum if unknown. */
 static __always_inline u64 task_off_cpu_ns(const struct task_struct *task)
 {
 	u64 since_ns, now_ns;
@@ -267,16 +267,16 @@ static __always_inline u64 task_off_cpu_ns(const struct task_struct *task)
 }
 
 enum {
-	/* Of a thread that is being woken, and is in no queue yet (include/linux/sched.h). */
+	/* The thread is being woken, and is not queued yet (include/linux/sched.h). */
 	TASK_WAKING = 0x200,
 };
 
-/* Since 6.18 a throttled cgroup's threads are dequeued as they return to user space; before, their queue was. */
+/* Since 6.18 a throttled cgroup's threads are dequeued as they return to user space; before, their cfs_rq was. */
 struct task_struct___6_18 {
 	bool throttled;
 } __attribute__((preserve_access_index));
 
-/* Up to 6.17, with CONFIG_CFS_BANDWIDTH: whoever is in the queue waits with it. */
+/* Up to 6.17, with CONFIG_CFS_BANDWIDTH: all threads in a throttled cfs_rq wait with it. */
 static __always_inline bool queues_are_throttled(void)
 {
 	return !bpf_core_field_exists(struct task_struct___6_18, throttled) && bpf_core_field_exists(struct cfs_rq, throttle_count) &&
@@ -289,7 +289,7 @@ static __always_inline bool is_real_time(const struct task_struct *task)
 	return task->prio >= 0 && task->prio < 100;
 }
 
-/* Quotas are for threads of the fair class: one that left it while it was throttled keeps that mark (6.18). */
+/* Quotas apply to the fair class: a thread that left it while it was throttled keeps the flag (6.18). */
 static __always_inline bool may_be_throttled(const struct task_struct *task)
 {
 	return task->prio >= 100;
@@ -307,8 +307,8 @@ static __always_inline bool is_throttled(const struct task_struct *task)
 }
 
 /*
- * Whether a thread that is woken to this CPU is throttled as it gets into its queue: that is throttled already, or has
- * nothing left, nor has its group.
+ * Whether a thread that is woken on this CPU is throttled when it is enqueued: its cfs_rq is throttled already, or neither
+ * the cfs_rq nor its group has runtime left.
  */
 static __always_inline bool finds_quota_used_up(const struct task_struct *task, u32 cpu)
 {
@@ -334,19 +334,19 @@ static __always_inline bool is_deadline(const struct task_struct *task)
 	return task->prio < 0;
 }
 
-/* When the budget of a deadline thread was last refilled after it was used up, or will be; on CLOCK_MONOTONIC. */
+/* When the exhausted budget of a deadline thread was last replenished, or will be; on CLOCK_MONOTONIC. */
 static __always_inline u64 deadline_refilled_ns(const struct task_struct *task)
 {
 	return is_deadline(task) ? task->dl.dl_timer.node.expires : 0;
 }
 
 enum {
-	/* The kernel's number for "no quota" (kernel/sched/sched.h). */
+	/* The kernel's value for "no quota" (kernel/sched/sched.h). */
 	RUNTIME_INF = -1,
 	GROUP_LEVELS = 16,
 };
 
-/* Whether the limit of real-time threads keeps it from its CPU: one for all up to 6.11, or one a cgroup. */
+/* Whether real-time throttling keeps it off the CPU: one limit for all up to 6.11, or one per cgroup. */
 static __always_inline bool is_real_time_throttled(const struct task_struct *task)
 {
 	const struct sched_rt_entity *entity = &task->rt;
@@ -365,7 +365,7 @@ static __always_inline bool is_real_time_throttled(const struct task_struct *tas
 	return bpf_core_field_exists(task->se.cfs_rq) && BPF_CORE_READ(task, se.cfs_rq, rq, rt.rt_throttled);
 }
 
-/* Whose scheduler is a BPF program, 6.12 (CONFIG_SCHED_CLASS_EXT). */
+/* A thread scheduled by a BPF scheduler, 6.12 (CONFIG_SCHED_CLASS_EXT). */
 struct sched_ext_entity {
 	u32 flags;
 } __attribute__((preserve_access_index));
@@ -375,7 +375,7 @@ struct task_struct___6_12_ext {
 } __attribute__((preserve_access_index));
 
 enum {
-	/* It is in a queue of that class (include/linux/sched/ext.h). */
+	/* It is queued in that class (include/linux/sched/ext.h). */
 	SCX_TASK_QUEUED = 1 << 0,
 };
 
@@ -386,20 +386,20 @@ static __always_inline bool is_of_sched_ext(const struct task_struct *task)
 	return bpf_core_field_exists(newer->scx) && BPF_CORE_READ(newer, scx.flags) & SCX_TASK_QUEUED;
 }
 
-/* Threads share a core only with those of their cookie: a CPU may have to be idle (5.14, CONFIG_SCHED_CORE). */
+/* Only threads with equal cookies share a core: a CPU may have to idle (5.14, CONFIG_SCHED_CORE). */
 static __always_inline bool has_core_scheduling(const struct task_struct *task)
 {
 	return bpf_core_field_exists(struct rq, core_enabled) && bpf_core_field_exists(task->se.cfs_rq) &&
 	       BPF_CORE_READ(task, se.cfs_rq, rq, core_enabled);
 }
 
-/* The number of a cgroup by its struct task_group; 0 for one that is no cgroup. */
+/* The ID of a cgroup by its struct task_group; 0 for an autogroup. */
 static __always_inline u64 cgroup_of_group(const struct task_group *group)
 {
 	return BPF_CORE_READ(group, css.cgroup, kn, id);
 }
 
-/* When the quota of a group was first refilled after that time, which ends throttling; a timer does so each period. */
+/* When the quota of a group was first refilled after `since_ns`, which ends throttling; a timer does so each period. */
 static __always_inline u64 quota_filled_ns(const struct task_group *group, u64 since_ns)
 {
 	u64 due_ns = BPF_CORE_READ(group, cfs_bandwidth.period_timer.node.expires);
@@ -414,8 +414,8 @@ static __always_inline bool has_quota(const struct task_group *group)
 }
 
 /*
- * When a quota of the thread's cgroups was first refilled after that time. 0 without a quota. Of several quotas the
- * latest of these times: which of them was used up is not known.
+ * When a quota of the thread's cgroups was first refilled after `since_ns`. 0 without a quota. With several quotas, the
+ * latest of these times: which of them was exhausted is unknown.
  */
 static __always_inline u64 cpu_quota_filled_ns(const struct task_struct *task, u64 since_ns)
 {
@@ -434,13 +434,13 @@ static __always_inline u64 cpu_quota_filled_ns(const struct task_struct *task, u
 	return filled_ns;
 }
 
-/* The group whose quota is used up on this CPU, where the thread's queue is throttled. */
+/* The group with the exhausted quota on this CPU, if the thread's cfs_rq is throttled. */
 static __always_inline struct task_group *throttled_group_of(const struct task_struct *task, u32 cpu)
 {
 	struct task_group *group = BPF_CORE_READ(task, se.cfs_rq, tg), *throttled = NULL;
 	struct cfs_rq *queue;
 
-	/* Queues count what throttles those above: the topmost that counts has none above. */
+	/* throttle_count includes throttled ancestors: the topmost group with a nonzero count has none above. */
 	for (u32 level = 0; level < GROUP_LEVELS && group; level++) {
 		if (bpf_probe_read_kernel(&queue, sizeof(queue), BPF_CORE_READ(group, cfs_rq) + cpu) ||
 		    !BPF_CORE_READ(queue, throttle_count))
@@ -451,7 +451,7 @@ static __always_inline struct task_group *throttled_group_of(const struct task_s
 	return throttled;
 }
 
-/* The next cgroup with a quota of CPU time from this one upwards, itself included; NULL for none (CONFIG_CFS_BANDWIDTH). */
+/* The nearest cgroup with a CPU quota from this one upwards, itself included; NULL for none (CONFIG_CFS_BANDWIDTH). */
 static __always_inline struct task_group *group_with_quota(struct task_group *group)
 {
 	if (!bpf_core_field_exists(struct task_group, cfs_bandwidth.quota))
@@ -464,14 +464,14 @@ static __always_inline struct task_group *group_with_quota(struct task_group *gr
 	return NULL;
 }
 
-/* The cgroup by which the thread has its share of CPU time; NULL without CONFIG_FAIR_GROUP_SCHED. */
+/* The cgroup that determines the thread's share of CPU time; NULL without CONFIG_FAIR_GROUP_SCHED. */
 static __always_inline struct task_group *group_of(const struct task_struct *task)
 {
 	return bpf_core_field_exists(struct cfs_rq, tg) ? BPF_CORE_READ(task, se.cfs_rq, tg) : NULL;
 }
 
 /*
- * The lock that a thread sleeps for, with CONFIG_DETECT_HUNG_TASK_BLOCKER: only mutexes in 6.15, semaphores and the kind
+ * The lock on which a thread blocks, with CONFIG_DETECT_HUNG_TASK_BLOCKER: only mutexes in 6.15, semaphores and the kind
  * of the lock since 6.16, rwsems since 6.17.
  */
 struct task_struct___6_15 {
@@ -482,7 +482,7 @@ struct task_struct___6_16 {
 	unsigned long blocker;
 } __attribute__((preserve_access_index));
 
-/* Of mutexes, also of those that signals end, on every kernel since 6.17; before, with DEBUG_MUTEXES, something else. */
+/* Only mutexes, including interruptible waits, on every kernel since 6.17; before, with DEBUG_MUTEXES, something else. */
 struct task_struct___6_17 {
 	struct mutex *blocked_on;
 } __attribute__((preserve_access_index));
@@ -501,7 +501,7 @@ enum blocker_kind {
 	BLOCKER_KINDS = 3,
 };
 
-/* What a thread that is not woken sleeps for, and of what kind that is; 0 where the kernel does not tell. */
+/* The lock on which a blocked thread waits, with its kind; 0 if the kernel does not record it. */
 static __always_inline u64 blocker_of(const struct task_struct *task, bool has_mutex_in_blocked_on)
 {
 	const struct task_struct___6_15 *first = (const void *)task;
@@ -518,7 +518,7 @@ static __always_inline u64 blocker_of(const struct task_struct *task, bool has_m
 	return blocker;
 }
 
-/* The thread that has taken it last; 0 where the kernel does not keep that. */
+/* The thread that last acquired the semaphore; 0 if the kernel does not record it. */
 static __always_inline u64 last_holder_of(u64 semaphore)
 {
 	const struct semaphore___6_16 *newer = (const void *)semaphore;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What is the same in all requests of disks. */
+/* Helpers for all programs at block I/O requests. */
 #pragma once
 
 enum {
@@ -27,7 +27,7 @@ static __always_inline u32 device_of(const struct request *request)
 	return disk ? number_of_disk(disk) : 0;
 }
 
-/* It flushes the device's cache before or after what it writes; the block layer may do that in parts. */
+/* It flushes the device's cache before or after its writes; the block layer may do that in separate requests. */
 static __always_inline bool has_flush(u32 flags)
 {
 	u32 flushes = 1u << bpf_core_enum_value(enum req_flag_bits, __REQ_FUA) | 1u << bpf_core_enum_value(enum req_flag_bits, __REQ_PREFLUSH);
@@ -35,7 +35,7 @@ static __always_inline bool has_flush(u32 flags)
 	return (flags & REQ_OP_MASK) != REQ_OP_FLUSH && flags & flushes;
 }
 
-/* Whether the part that is done is the last: the others of one that began with a flush have a function of their own for their end. */
+/* Whether the last part completes: the earlier parts of a request that started with a flush complete with an end_io function. */
 static __always_inline bool is_last_part(const struct request *request, bool began_with_flush, u32 bytes)
 {
 	return bytes >= request->__data_len && !(began_with_flush && request->end_io);

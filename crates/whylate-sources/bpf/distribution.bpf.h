@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * A latency histogram of 64-bit counters whose memory follows the values that occur: the 496 buckets are cut into pages
- * of 16, and a page exists once a value has fallen into it. Most latencies of one handler span a few powers of two, so
+ * A latency histogram of 64-bit counters that allocates memory for values that occur: the 496 buckets are cut into pages
+ * of 16, and a page is allocated once a value falls into it. Most latencies of one handler span a few powers of two, so
  * a distribution takes about half a kilobyte instead of four.
  *
- * User space maps the same memory. It takes counts out by atomic exchange with zero, so that none is counted twice or
- * lost; or, where each CPU has its own distribution, which costs no atomic instruction, by the difference to before.
+ * User space maps the same memory. It takes counts by atomic exchange with zero, so that none is counted twice or lost;
+ * or, if each CPU has its own distribution, which needs no atomic instruction, by the difference to the last reading.
  */
 #pragma once
 
@@ -21,7 +21,7 @@ enum {
 	MAX_PAGES = 65536,
 };
 
-/* As long as bucket_pages: user space makes that shorter where few series are. */
+/* Length of bucket_pages: user space reduces it if there are few series. */
 const volatile u32 page_limit = MAX_PAGES;
 
 struct distribution {
@@ -29,7 +29,7 @@ struct distribution {
 	u64 max_ns;
 	/* The complement of the smallest value, so that 0 means that there is none. */
 	u64 inverted_min_ns;
-	/* Index into bucket_pages, 0 where there is no page yet. */
+	/* Index into bucket_pages, 0 if there is no page yet. */
 	u32 pages[DISTRIBUTION_PAGES + 1];
 };
 
@@ -45,7 +45,7 @@ struct {
 	__type(value, struct bucket_page);
 } bucket_pages SEC(".maps");
 
-/* Gives a distribution its page; 0 when there is none left. */
+/* Allocates a page for a distribution; 0 if none is left. */
 __noinline u32 new_page(u32 *entry)
 {
 	u32 page, taken;
@@ -63,7 +63,7 @@ __noinline u32 new_page(u32 *entry)
 	return taken;
 }
 
-/* Every failed attempt means that another CPU raised the maximum in between, so few are ever needed. */
+/* Every failed attempt means that another CPU raised the maximum concurrently: few are ever needed. */
 __noinline int raise_contended(u64 *maximum, u64 value)
 {
 	if (!maximum)
@@ -83,7 +83,7 @@ static __always_inline void raise_to(u64 *maximum, u64 value)
 		raise_contended(maximum, value);
 }
 
-/* Counts a value; false when no page is left for it. `shared`: other CPUs count into it too. */
+/* Counts a value; false if no page is left for it. `shared`: other CPUs count into it too. */
 static __always_inline bool distribution_add(struct distribution *distribution, u64 value_ns, bool shared)
 {
 	u32 bucket = histogram_bucket(value_ns);
@@ -99,7 +99,7 @@ static __always_inline bool distribution_add(struct distribution *distribution, 
 	page = bpf_map_lookup_elem(&bucket_pages, &index);
 	if (!page)
 		return false;
-	/* The count comes last: whoever reads counts first finds what is counted in the sum. */
+	/* The count comes last: a reader that reads counts first finds every counted value in the sum. */
 	if (shared) {
 		__sync_fetch_and_add(&distribution->sum_ns, value_ns);
 		__sync_fetch_and_add(&page->counts[bucket % PAGE_BUCKETS], 1);
@@ -113,7 +113,7 @@ static __always_inline bool distribution_add(struct distribution *distribution, 
 	return true;
 }
 
-/* The same for where it is rarely needed: not repeated in the program. */
+/* Variant for rare cases: not inlined. */
 __noinline bool distribution_add_rare(struct distribution *distribution, u64 value_ns)
 {
 	return distribution && distribution_add(distribution, value_ns, true);

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Elements of an array that programs take and user space frees (`src/elements.rs`): series found by a key, pages of
+ * Elements of an array that programs allocate and user space frees (`src/elements.rs`): series found by a key, pages of
  * buckets. The first word of a free element is the index of the next free one, so the free list needs no memory of its
- * own. Element 0 holds the list's head and is never taken. Nothing here takes a lock.
+ * own. Element 0 holds the list's head and is never allocated. Nothing here takes a lock.
  *
- * A program that makes a series writes its key and its names, enters its index in a hash map, and only then sets its
+ * A program that creates a series writes its key and its names, inserts its index into a hash map, and only then sets its
  * first word to ELEMENT_COUNTS. A program that finds an index in the hash map compares the key in the element: the hash
  * map reuses the memory of a deleted entry at once. User space deletes the entry, clears the key, waits for the end of
- * every program that may have found it before, takes the last counts out, and frees it.
+ * every program that may have found it before, takes the last counts, and frees it.
  */
 #pragma once
 
 enum {
-	/* A failed attempt means that another CPU, or user space, changed the list in between. */
+	/* A failed attempt means that another CPU, or user space, changed the list concurrently. */
 	ELEMENT_ATTEMPTS = 16,
 };
 
@@ -23,12 +23,12 @@ enum {
 struct element_list {
 	/*
 	 * The lower half is the index of the first free element, 0 if there is none. Each change increments the upper half, so
-	 * that a compare-and-exchange fails where the same element was taken and freed in between.
+	 * that a compare-and-exchange fails if the same element was allocated and freed in between.
 	 */
 	u64 head;
-	/* Elements that have been taken at least once. */
+	/* Number of elements that have been allocated at least once. */
 	u32 used;
-	/* Elements that are in use now. */
+	/* Number of elements in use. */
 	u32 in_use;
 };
 
@@ -37,7 +37,7 @@ static __always_inline u64 list_head(u64 before, u32 first)
 	return ((before >> 32) + 1) << 32 | first;
 }
 
-/* Takes a free element and clears its first word; 0 if there is none. `limit` is the length of the array, or less. */
+/* Allocates a free element and clears its first word; 0 if there is none. `limit` is the length of the array, or less. */
 static __always_inline u32 take_element(void *array, u32 limit)
 {
 	struct element_list *list;
@@ -71,7 +71,7 @@ static __always_inline u32 take_element(void *array, u32 limit)
 	return index;
 }
 
-/* Frees an element that no other program and no user space has seen. */
+/* Frees an element that no other program and not user space has seen. */
 static __always_inline void return_element(void *array, u32 index)
 {
 	struct element_list *list;

@@ -26,7 +26,7 @@ static const unsigned char HIGHEST_BIT_OF_BYTE[256] = {
 
 /*
  * Index of the highest set bit; 0 for 0. BPF has no instruction for it. Its byte is nearly always the same for one
- * handler, so the branches are predicted; its place within the byte is not, so that is looked up.
+ * handler, so the branches are predicted; its position within the byte is not, so that is looked up.
  */
 static inline __attribute__((always_inline)) unsigned int highest_bit(unsigned long long value)
 {

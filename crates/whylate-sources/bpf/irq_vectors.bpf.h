@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Interrupts that no device makes, by their x86 events less `_entry` and `_exit`. Kernels lack some of them. */
+/* Interrupts not raised by devices, by the names of their x86 tracepoints less `_entry` and `_exit`. Kernels lack some. */
 #pragma once
 
 #define EACH_VECTOR(VECTOR)                                                                                                                \

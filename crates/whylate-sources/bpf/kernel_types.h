@@ -73,7 +73,7 @@ struct bpf_timer {
 	__u64 __opaque[2];
 } __attribute__((aligned(8)));
 
-/* Which bit of a request's flags is what (include/linux/blk_types.h). */
+/* Bits of a request's flags (include/linux/blk_types.h). */
 enum req_flag_bits {
 	__REQ_SYNC = 11,
 	__REQ_META = 12,
@@ -107,13 +107,13 @@ struct work_struct {
 	void (*func)(struct work_struct *work);
 };
 
-/* An item behind another one, at whose end it wakes the thread that flushes that. */
+/* An item queued behind another one, which wakes the thread that flushes that item. */
 struct wq_barrier {
 	struct work_struct work;
 	struct task_struct *task;
 };
 
-/* With PREEMPT_RT neither this nor the next one has an owner: a thread waits for the rt_mutex within. */
+/* With PREEMPT_RT neither mutex nor rw_semaphore has an owner: a thread blocks on the rt_mutex within. */
 struct mutex {
 	atomic64_t owner;
 };
@@ -156,7 +156,7 @@ struct pool_workqueue {
 struct worker {
 	void (*current_func)(struct work_struct *work);
 	struct pool_workqueue *current_pwq;
-	/* What it runs next, which are barriers mostly. */
+	/* Items to run next, mostly barriers. */
 	struct list_head scheduled;
 	struct task_struct *task;
 	struct worker_pool *pool;
@@ -180,14 +180,14 @@ struct hrtimer_clock_base {
 struct hrtimer {
 	struct timerqueue_node node;
 	struct hrtimer_clock_base *base;
-	/* When it was asked for; `node` has the slack of the thread added. */
+	/* The requested expiry; `node` has the thread's timer slack added. */
 	s64 _softexpires;
 	void *function;
 	/* Its function is called in a softirq. */
 	u8 is_soft;
 };
 
-/* Of low resolution. */
+/* A timer of the timer wheel. */
 struct timer_list {
 	void *function;
 };
@@ -206,7 +206,7 @@ struct cgroup_subsys_state {
 struct cfs_bandwidth {
 	u64 period;
 	u64 quota;
-	/* What is left of it. */
+	/* Remaining runtime of the period. */
 	u64 runtime;
 	struct hrtimer period_timer;
 };
@@ -214,17 +214,17 @@ struct cfs_bandwidth {
 struct task_group {
 	struct cgroup_subsys_state css;
 	struct task_group *parent;
-	/* Its queue on each CPU. */
+	/* Its cfs_rq on each CPU. */
 	struct cfs_rq **cfs_rq;
 	struct cfs_bandwidth cfs_bandwidth;
 };
 
 struct cfs_rq {
 	struct rq *rq;
-	/* Its group has a quota itself, of which this queue has taken so much. */
+	/* Its group has a quota itself, and this is the runtime that the cfs_rq has taken from it. */
 	int runtime_enabled;
 	s64 runtime_remaining;
-	/* Of how many groups from its own upwards the quota is used up here. */
+	/* Number of throttled groups here, from its own upwards. */
 	int throttle_count;
 	struct task_group *tg;
 };
@@ -239,7 +239,7 @@ struct sched_rt_entity {
 };
 
 struct sched_dl_entity {
-	/* It refills the budget, which was used up until then. */
+	/* Replenishes the budget, which is exhausted until then. */
 	struct hrtimer dl_timer;
 };
 
@@ -255,7 +255,7 @@ struct rq {
 struct sched_entity {
 	u64 exec_start;
 	u64 sum_exec_runtime;
-	/* What that was when it got its CPU; of threads of the fair class alone. */
+	/* sum_exec_runtime at the switch-in; only for threads of the fair class. */
 	u64 prev_sum_exec_runtime;
 	struct cfs_rq *cfs_rq;
 };
@@ -271,7 +271,7 @@ struct thread_info {
 	/* On x86. */
 	u32 status;
 	u32 cpu;
-	/* Not on x86, which has it by CPU. Of 64 bits on arm64 these are the lower ones: only what has no sign may differ. */
+	/* Not on x86, where it is per CPU. On arm64 these are the lower of 64 bits: only a sign bit could differ. */
 	u32 preempt_count;
 };
 
@@ -284,7 +284,7 @@ struct css_set {
 	struct cgroup *dfl_cgrp;
 };
 
-/* x86-64 only: where the kernel has no such fields, user stacks are not read. */
+/* x86-64 only: if the kernel has no such fields, user stacks are not read. */
 struct pt_regs {
 	unsigned long bp;
 	unsigned long r10;
@@ -423,7 +423,7 @@ struct hrtimer_sleeper {
 };
 
 struct hw_perf_event {
-	/* Of software clocks. */
+	/* For software clocks. */
 	struct hrtimer hrtimer;
 };
 
@@ -432,7 +432,7 @@ struct perf_event {
 	u64 id;
 };
 
-/* What the hypervisor tells of a CPU (arch/x86/include/uapi/asm/kvm_para.h). */
+/* Steal time of a vCPU, written by the hypervisor (arch/x86/include/uapi/asm/kvm_para.h). */
 struct kvm_steal_time {
 	u64 steal;
 };

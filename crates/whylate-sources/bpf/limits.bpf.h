@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What kept a thread that could run from every CPU, or may have, for the record of its wait. */
+/* What kept a runnable thread off every CPU, or may have, for the record of its wait. */
 #pragma once
 
 #include "cgroup.bpf.h"
 #include "throttling.bpf.h"
 
-/* From when to when; 0 to 0: there is none. */
+/* A span of throttling; 0 to 0: none. */
 struct throttled_span {
 	u64 from_ns;
 	u64 until_ns;
 };
 
 struct limits {
-	/* Up to when a quota kept it off: it was throttled as it lost its CPU or was woken. 0: it was not. */
+	/* Until when a quota kept it off: it was throttled when it was switched out or woken. 0: it was not. */
 	u64 until_ns;
 	/* When it was throttled later, in any order, and by which cgroup's quota. */
 	struct throttled_span later[THROTTLES];
 	u64 later_cgroup;
-	/* When its own budget was refilled (SCHED_DEADLINE); 0: it has none, or had not used it up. */
+	/* When its own budget was replenished (SCHED_DEADLINE); 0: it has none, or had not exhausted it. */
 	u64 deadline_ns;
-	/* The next cgroup with a quota of CPU time from its own upwards; 0: there is none. */
+	/* The nearest cgroup with a CPU quota, from its own upwards; 0: there is none. */
 	u64 quota_cgroup;
-	/* The cgroup by which it has its share. */
+	/* The cgroup that determines its share. */
 	u64 own_cgroup;
-	/* enum throttled_by, when its wait began. */
+	/* enum throttled_by, when its wait started. */
 	u32 throttled_by;
 	u8 has_sched_ext;
 	u8 has_core_scheduling;
@@ -31,10 +31,10 @@ struct limits {
 };
 
 /*
- * When its queue was throttled while it waited in it, up to 6.17: whoever had the CPU before lost it for that. What was
- * longer ago than the last few times is told as if it had not been throttled.
+ * When its cfs_rq was throttled while it waited there, up to 6.17: the previously running thread was switched out for that.
+ * Only the last few throttles are known; earlier ones are reported as if there was no throttling.
  */
-static __noinline int tell_throttles(struct limits *limits, struct task_struct *task, u64 from_ns, u64 now_ns)
+static __noinline int add_throttles(struct limits *limits, struct task_struct *task, u64 from_ns, u64 now_ns)
 {
 	const struct throttles *throttles;
 	struct task_group *group;
@@ -62,7 +62,7 @@ static __noinline int tell_throttles(struct limits *limits, struct task_struct *
 	return 0;
 }
 
-/* What kept the thread from its CPU between these times, now that it gets one; `throttled_by` when its wait began. */
+/* What kept the thread off its CPU between these times, at its switch-in; `throttled_by` when its wait started. */
 static __noinline int tell_limits(struct limits *limits, struct task_struct *task, u64 from_ns, u64 now_ns, u32 throttled_by)
 {
 	struct task_group *group;
@@ -88,6 +88,6 @@ static __noinline int tell_limits(struct limits *limits, struct task_struct *tas
 	if (throttled_by == THROTTLED_BY_QUOTA)
 		limits->until_ns = cpu_quota_filled_ns(task, from_ns);
 	if (queues_are_throttled())
-		tell_throttles(limits, task, from_ns, now_ns);
+		add_throttles(limits, task, from_ns, now_ns);
 	return 0;
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Registers of user space, which each architecture's kernel keeps in fields of its own (kernel_types.h). */
+/* User space registers, in the fields of each architecture's kernel (kernel_types.h). */
 #pragma once
 
 #include <bpf/bpf_core_read.h>
 
 enum {
-	/* The level of privilege, of which the kernel has 0 (x86). */
+	/* The privilege level, 0 for the kernel (x86). */
 	X86_CS_LEVEL = 3,
-	/* The same; 0 for user space (arch/arm64/include/uapi/asm/ptrace.h). */
+	/* The exception level; 0 for user space (arch/arm64/include/uapi/asm/ptrace.h). */
 	ARM64_MODE = 0xf,
 	/* arch/x86/include/asm/thread_info.h, arch/arm64/include/asm/thread_info.h */
 	TS_COMPAT = 0x2,
@@ -20,8 +20,8 @@ static __always_inline const struct pt_regs___of_arm64 *as_arm64(const struct pt
 }
 
 /*
- * What was written before is there once this is, for whoever reads it without a lock, and what is written after it is not
- * there before. x86 keeps stores in order; elsewhere an atomic exchange does.
+ * A store that is ordered after earlier writes and before later ones, for readers without a lock. x86 keeps stores in
+ * order; elsewhere an atomic exchange does.
  */
 static __always_inline void store_in_order(u32 *where, u32 value)
 {
@@ -36,7 +36,7 @@ static __always_inline void store_in_order(u32 *where, u32 value)
 	}
 }
 
-/* The same of a word. */
+/* Variant for 64 bits. */
 static __always_inline void store_word_in_order(u64 *where, u64 value)
 {
 	const struct pt_regs *regs = NULL;
@@ -50,7 +50,7 @@ static __always_inline void store_word_in_order(u64 *where, u64 value)
 	}
 }
 
-/* Whether it is in a system call of 32-bit programs, which have numbers of their own. */
+/* Whether it is in a 32-bit system call, which have numbers of their own. */
 static __always_inline bool is_in_compat_call(const struct task_struct *task)
 {
 	if (bpf_core_field_exists(task->thread_info.status))
@@ -58,7 +58,7 @@ static __always_inline bool is_in_compat_call(const struct task_struct *task)
 	return task->thread_info.flags & ARM64_TIF_32BIT;
 }
 
-/* The number of its system call; -1 for none, or where that is not known. */
+/* The number of its system call; -1 for none, or if unknown. */
 static __always_inline s32 syscall_of(struct task_struct *task)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
@@ -72,7 +72,7 @@ static __always_inline s32 syscall_of(struct task_struct *task)
 	return -1;
 }
 
-/* The fourth argument of its system call; 0 where that is not known. */
+/* The fourth argument of its system call; 0 if unknown. */
 static __always_inline u64 fourth_argument_of(struct task_struct *task)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
@@ -84,7 +84,7 @@ static __always_inline u64 fourth_argument_of(struct task_struct *task)
 	return 0;
 }
 
-/* Whether registers that an interrupt has found are those of user code; false where that cannot be told. */
+/* Whether registers saved by an interrupt are of user code; false if unknown. */
 static __always_inline bool are_of_user(const struct pt_regs *regs)
 {
 	if (bpf_core_field_exists(regs->cs))

@@ -1,40 +1,40 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* A thread's long wait for a CPU, with who had it meanwhile. */
+/* A long run-queue wait of a thread, with the CPU's occupants during it. */
 #pragma once
 
 #include "limits.bpf.h"
 #include "pid_namespace.bpf.h"
 #include "window.bpf.h"
 
-/* What a thread is to the kernel: its name says nothing. */
+/* The kernel's role of a thread: its comm is not reliable. */
 enum thread_role {
 	ROLE_NONE,
-	/* Of workqueues. */
+	/* Of a workqueue. */
 	ROLE_WORKER,
 	/* Of io_uring. */
 	ROLE_SUBMISSION_THREAD,
 };
 
 enum {
-	/* Of where a thread slept. */
+	/* Of the stack on which a thread blocked. */
 	SLEEP_FRAMES = 24,
 };
 
 struct runnable_wait {
 	u64 runnable_ns;
 	u64 running_ns;
-	/* 0: not moved to this CPU meanwhile. */
+	/* 0: not moved to this CPU during the wait. */
 	u64 moved_ns;
 	u32 moved_from;
-	/* As they are shown. */
+	/* In whylate's PID namespace. */
 	u32 tid;
 	u32 tgid;
 	u32 cpu;
-	/* Of whoever woke it; 0 where that is not known, or was an interrupt. */
+	/* TID of the waker; 0 if unknown, or an interrupt. */
 	u32 waker_tid;
 	/* enum thread_role */
 	u32 role;
-	/* How many of `slept_in` there are. */
+	/* Number of frames in `slept_in`. */
 	u32 frames;
 	/* The item of a worker, or 0. */
 	u64 handler;
@@ -44,23 +44,23 @@ struct runnable_wait {
 	char process[16];
 	char thread[16];
 	struct limits limits;
-	/* When it was woken; 0: it was not asleep, or that is not asked for. */
+	/* Time of the wakeup; 0: it was not blocked, or this is not wanted. */
 	u64 woken_ns;
-	/* How long it has had no CPU, at most. */
+	/* Maximum time for which it was off-CPU. */
 	u64 off_ns;
-	/* enum stopper: what it was until then. */
+	/* enum stopper that had stopped it until then. */
 	u32 stopper;
-	/* enum entry_kind: who ended the wait. */
+	/* enum entry_kind: what ended the wait. */
 	u32 ended_by;
-	/* The kernel counts the wait as one for a device. */
+	/* The kernel counts the wait as I/O wait. */
 	u32 in_iowait;
 	u32 _unused;
-	/* Where it slept, innermost first. */
+	/* Stack on which it blocked, innermost first. */
 	u64 slept_in[SLEEP_FRAMES];
 	struct window window;
 };
 
-/* From which wait on; 0: none is explained. */
+/* Minimum wait that is explained; 0: none is. */
 const volatile u64 explain_over_ns = 0;
 
 /* Too large for the stack; the program that writes it has interrupts off. */
@@ -73,7 +73,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	/* User space makes it larger where waits are explained. */
+	/* User space enlarges it if waits are explained. */
 	__uint(max_entries, 4096);
 } runnable_waits SEC(".maps");
 
@@ -84,7 +84,7 @@ static __always_inline u32 role_of(const struct task_struct *task)
 	return is_sq_thread(task) ? ROLE_SUBMISSION_THREAD : ROLE_NONE;
 }
 
-/* Its memory, to be filled; NULL where it is not to be explained. */
+/* Memory of the record, to be filled in; NULL if the wait is not to be explained. */
 static __always_inline struct runnable_wait *begin_runnable_wait(struct task_struct *task, u64 runnable_ns, u64 now_ns)
 {
 	struct runnable_wait *late;
@@ -117,7 +117,7 @@ static __always_inline struct runnable_wait *begin_runnable_wait(struct task_str
 	return late;
 }
 
-/* Sends it without a window: it is late for something else than a CPU. */
+/* Sends the record without a window: it is late for another reason than a CPU. */
 static __always_inline int send_sleep(struct runnable_wait *late)
 {
 	u64 size = sizeof(*late) - WINDOW_INTERVALS * sizeof(struct interval);
@@ -134,7 +134,7 @@ static __always_inline int send_sleep(struct runnable_wait *late)
 	return 0;
 }
 
-/* Sends it with its window. */
+/* Sends the record with its window. */
 static __noinline int send_runnable_wait(struct runnable_wait *late)
 {
 	u32 count;

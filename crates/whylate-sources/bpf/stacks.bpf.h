@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Stacks that programs take. */
+/* Kernel stacks captured by programs. */
 #pragma once
 
 enum {

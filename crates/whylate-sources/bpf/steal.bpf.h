@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the hypervisor has taken of a CPU. */
+/* Steal time of a CPU. */
 #pragma once
 
 /*
- * By the address of the CPU's `steal_time`, which KVM brings up to date whenever it lets the CPU go on
- * (arch/x86/kernel/kvm.c): it is exact. 0 without such a clock, while nothing was stolen, or on a kernel that is not
- * built to be KVM's guest and lacks the type.
+ * From the CPU's `steal_time`, by its address, which KVM updates whenever it resumes the vCPU (arch/x86/kernel/kvm.c): it
+ * is exact. 0 without such a clock, while nothing was stolen, or on a kernel that is not built as a KVM guest and lacks
+ * the type.
  */
 static __always_inline u64 exact_steal_ns(u64 address)
 {
@@ -16,7 +16,7 @@ static __always_inline u64 exact_steal_ns(u64 address)
 	return BPF_CORE_READ(steal, steal);
 }
 
-/* What the run queue of a thread's CPU knew at its last switch or tick. */
+/* Steal time that the run queue of a thread's CPU knew at its last switch or tick. */
 static __always_inline u64 steal_ns_of_queue(const struct task_struct *task)
 {
 	if (!bpf_core_field_exists(task->se.cfs_rq) || !bpf_core_field_exists(struct rq, prev_steal_time_rq))

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Programs of several sources at one event. Where there is an account of the CPUs, its program alone comes in, and
- * calls that of a source only for what concerns it: an event that concerns nobody costs one program. A source's program
- * is called before the account hands the CPU over, so it finds who had it before.
+ * Programs of several sources at one event. If there is a CPU account, only its program is attached, and calls that of a
+ * source only for what concerns it: an event that concerns no source costs one program. A source's program is called
+ * before the account records the switch, so it finds the previous occupant.
  */
 #pragma once
 
@@ -10,9 +10,9 @@ enum switch_step {
 	STEP_TIMERLAT,
 	STEP_SQPOLL,
 	STEP_RUNNABLE,
-	/* How many sources have programs there. */
+	/* Number of sources with programs there. */
 	STEPS_OF_SOURCES,
-	/* The account's own program goes on. */
+	/* The account's own program continues. */
 	STEP_ACCOUNT = STEPS_OF_SOURCES,
 	SWITCH_STEPS,
 };
@@ -39,7 +39,7 @@ struct {
 /* The account's program calls those of this source at switches and wakeups; they are not attached themselves. */
 const volatile bool is_called_by_account = false;
 
-/* At the end of a source's program at a switch. It does not return where the account has called it. */
+/* Last call of a source's program at a switch. Does not return if the account has called the program. */
 static __always_inline void go_on_with_account(void *ctx)
 {
 	if (is_called_by_account)

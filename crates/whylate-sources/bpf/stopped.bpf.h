@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Threads that do not go on because somebody has stopped them, whatever they were doing. */
+/* Threads that were stopped, whatever they were doing. */
 #pragma once
 
 #include <bpf/bpf_core_read.h>
@@ -9,7 +9,7 @@ enum {
 	TASK_INTERRUPTIBLE = 0x1,
 	TASK_STOPPED = 0x4,
 	TASK_TRACED = 0x8,
-	/* Of the freezer of cgroups v1 and of suspension, 6.1. A thread that sleeps gets it without waking. */
+	/* Freezer of cgroups v1 and suspend, 6.1. A blocked thread gets it without waking. */
 	TASK_FROZEN = 0x8000,
 };
 
@@ -22,8 +22,8 @@ enum stopper {
 };
 
 /*
- * In a frozen cgroup of v2 a thread sleeps interruptibly, with a mark (do_freezer_trap()). One that is stopped has that
- * mark too, and so has the parent of a vfork, which sleeps uninterruptibly.
+ * In a frozen cgroup of v2 a thread sleeps interruptibly, with the `frozen` flag (do_freezer_trap()). A stopped thread has
+ * the flag too, and so has the parent of a vfork, which sleeps uninterruptibly.
  */
 static __always_inline enum stopper stopper_of(const struct task_struct *task, u32 state)
 {

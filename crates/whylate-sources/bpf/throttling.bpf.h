@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Who did not let a thread go on when it lost its CPU, or was woken. */
+/* What throttled a thread when it was switched out, or woken. */
 #pragma once
 
 #include "compat.bpf.h"
 
 enum throttled_by {
 	THROTTLED_NOT,
-	/* A cgroup's quota of CPU time. */
+	/* A cgroup's CPU quota. */
 	THROTTLED_BY_QUOTA,
-	/* The limit of real-time threads. */
+	/* Real-time throttling. */
 	THROTTLED_BY_REAL_TIME,
 };
 
-/* Of one that has lost its CPU. Of real-time threads that is not asked at a wakeup: it costs as much as all else there. */
+/* At a switch-out. Real-time throttling is not checked at a wakeup: it costs as much as all the rest there. */
 static __always_inline u32 throttled_by(const struct task_struct *task)
 {
 	if (is_throttled(task))
@@ -30,9 +30,9 @@ enum throttling_limits {
 	THROTTLES = 4,
 };
 
-/* When a thread that lost this CPU last left a throttled queue behind, with all who wait in it. */
+/* When threads switched out on this CPU last left a throttled cfs_rq, with all threads that wait in it. */
 struct throttles {
-	/* Whose quota was used up; another group may take the slot over. */
+	/* The group with the exhausted quota; another group may take over the slot. */
 	u64 group;
 	u64 since_ns[THROTTLES];
 	u32 next;
@@ -53,7 +53,7 @@ static __always_inline struct throttles *throttles_of(const struct task_group *g
 	return bpf_map_lookup_elem(&throttles_by_group, &slot);
 }
 
-/* Whoever loses the CPU may have used up what was left, and sleep now: it is in no queue. */
+/* A thread that is switched out may have used up the rest, and be blocked now: it is in no queue. */
 static __always_inline void keep_throttle(const struct task_struct *prev, u64 now_ns)
 {
 	const struct task_group *group;

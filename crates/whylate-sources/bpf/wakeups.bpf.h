@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Threads' last wakeups or losses of a CPU, and moves since: direct-mapped by id, so another may take an entry over. */
+/* Last wakeup or preemption of each thread, and moves since: direct-mapped by TID, so threads may collide. */
 #pragma once
 
 enum wakeup_limits {
@@ -9,33 +9,33 @@ enum wakeup_limits {
 };
 
 struct wakeup {
-	/* Of a worker; 0: not seen. */
+	/* For a worker; 0: not seen. */
 	u64 woken_ns;
-	/* Since when it waits for a CPU, or last waited: its wakeup, or when it lost its CPU. */
+	/* Start of its current or last run-queue wait: its wakeup, or its preemption. */
 	u64 waits_since_ns;
 	/* 0: not moved to another CPU since. */
 	u64 moved_ns;
-	/* How often it had left a CPU by then: once more, and that wait is over. */
+	/* Its switch count then: if it is higher, that wait is over. */
 	u32 switches;
-	/* When it was created, in units of 1,024 ns: numbers of threads are used again. */
+	/* Start time in units of 1,024 ns: TIDs are reused. */
 	u32 born_us;
 	u32 tid;
 	u16 moved_from;
-	/* enum stopper: what it was until it was woken. */
+	/* enum stopper that had stopped it until it was woken. */
 	u8 stopper;
 	u8 _unused;
-	/* Who woke it, as it is shown; 0 where an interrupt did, or it was not asleep. */
+	/* TID of the waker in whylate's PID namespace; 0 if an interrupt woke it, or it was not blocked. */
 	u32 waker_tid;
-	/* enum throttled_by, when it lost its CPU or was woken. */
+	/* enum throttled_by, when it was switched out or woken. */
 	u8 throttled_by;
 	/* enum entry_kind */
 	u8 entry;
 	u16 waker_cpu;
 	union {
 		char waker[16];
-		/* Of ENTRY_DISK. */
+		/* For ENTRY_DISK. */
 		u32 completed;
-		/* Of ENTRY_TIMER: as known_timer() tells it. */
+		/* For ENTRY_TIMER: result of known_timer(). */
 		u32 timer;
 	};
 };
@@ -43,7 +43,7 @@ _Static_assert(sizeof(struct wakeup) == 64, "a wakeup takes more than one cache 
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	/* User space makes it WAKEUPS long where causes are asked for. */
+	/* User space sets it to WAKEUPS if causes are wanted. */
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct wakeup);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Which threads are of interest. */
+/* Which threads are selected. */
 #pragma once
 
 #include "cgroup.bpf.h"
@@ -22,7 +22,7 @@ static __always_inline bool is_in_wanted_cgroup(const struct cgroup *cgroup)
 	for (u32 level = 0; level < CGROUP_LEVELS && cgroup; level++) {
 		if (BPF_CORE_READ(cgroup, kn, id) == wanted_cgroup)
 			return true;
-		/* A cgroup begins with its own state. */
+		/* struct cgroup starts with its own css. */
 		cgroup = (const struct cgroup *)BPF_CORE_READ(cgroup, self.parent);
 	}
 	return false;
@@ -48,7 +48,7 @@ static __always_inline bool is_wanted(const struct task_struct *task, bool is_ke
 		return false;
 	if (has_wanted_thread_name && !is_named(task, wanted_thread_name))
 		return false;
-	/* A process has the name of its first thread. */
+	/* A process has the comm of its first thread. */
 	if (has_wanted_process_name && !is_named(BPF_CORE_READ(task, group_leader), wanted_process_name))
 		return false;
 	return !wanted_cgroup || is_in_wanted_cgroup(cgroup_of(task));

@@ -19,7 +19,7 @@ static __always_inline u32 low_half(u64 key)
 	u64 low = (u32)key;
 
 #ifdef __bpf__
-	/* In C the compiler may compute with the whole key and cut the result. */
+	/* In C the compiler may compute with the whole key and truncate the result. */
 	asm volatile("r0 = %1; w0 = w0; %0 = r0" : "=r"(low) : "r"(key) : "r0");
 #endif
 	return low;
@@ -31,7 +31,7 @@ static __always_inline u32 hash_of(u32 low, u32 bits)
 	return (low * 0x9E3779B1U) >> (32 - bits);
 }
 
-/* Another one, so that keys which meet in one table part in the other. */
+/* A second hash: keys that collide in one table do not in the other. */
 static __always_inline u32 other_hash_of(u32 low, u32 bits)
 {
 	return (low * 0x85EBCA6BU) >> (32 - bits);
@@ -48,7 +48,7 @@ static __always_inline u32 way_of(const u64 *keys, u64 key)
 	return WAYS;
 }
 
-/* Takes a free way for the key; WAYS when all are taken. */
+/* Claims a free way for the key; WAYS if all are in use. */
 static __always_inline u32 claim_way(u64 *keys, u64 key)
 {
 #pragma unroll
@@ -59,7 +59,7 @@ static __always_inline u32 claim_way(u64 *keys, u64 key)
 	return WAYS;
 }
 
-/* The clock is read on different CPUs, and may step back by a little between two of them. */
+/* Difference of clocks read on different CPUs, which may step back slightly. */
 static __always_inline u64 since(u64 now_ns, u64 then_ns)
 {
 	return now_ns > then_ns ? now_ns - then_ns : 0;

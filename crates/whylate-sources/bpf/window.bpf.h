@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* How a source's program copies a window of the account of its CPU into a late event. */
+/* Copies a window of the account of this CPU into a late event. */
 #pragma once
 
 #include "occupancy.bpf.h"
@@ -30,7 +30,7 @@ static __noinline void leave_unexplained(u64 late_ns, bool has_room)
 	__sync_fetch_and_add(&unexplained->late_ns, late_ns);
 }
 
-/* Where late events are many, explaining each would make others late: run queues are locked meanwhile. */
+/* With many late events, explaining each would delay others: run queues are locked during it. */
 static __always_inline bool has_budget(u64 now_ns)
 {
 	struct account *account = account_of(bpf_get_smp_processor_id());
@@ -45,11 +45,11 @@ static __always_inline void take_from_budget(struct account *account, u32 steps,
 	account->explained_until_ns += (u64)(EXPLAIN_EVENT_STEPS + steps) * EXPLAIN_STEP_NS;
 }
 
-/* Asked before anything is gathered for a late event. Where it may not be explained, it is counted. */
+/* Called before evidence of a late event is collected. Counts the event if it may not be explained. */
 static __always_inline bool may_explain(void *ring, u64 record_bytes, u64 late_ns, u64 now_ns)
 {
 	u64 room = bpf_ringbuf_query(ring, BPF_RB_RING_SIZE) - bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA);
-	/* Each record has a head. */
+	/* Each record has a header. */
 	bool has_room = room >= record_bytes + BPF_RINGBUF_HDR_SZ;
 
 	if (has_room && has_budget(now_ns))
@@ -58,14 +58,14 @@ static __always_inline bool may_explain(void *ring, u64 record_bytes, u64 late_n
 	return false;
 }
 
-/* Sends the record of a late event. Others may have taken the room meanwhile. */
+/* Sends the record of a late event. The room may be taken by now. */
 static __always_inline void send_explained(void *ring, void *record, u64 bytes, u64 late_ns)
 {
 	if (bpf_ringbuf_output(ring, record, bytes, 0))
 		leave_unexplained(late_ns, false);
 }
 
-/* How far a walk back through the account has come. */
+/* State of a walk back through the account. */
 struct walk {
 	u64 from_ns;
 	u64 end_ns;
@@ -75,13 +75,13 @@ struct walk {
 	u32 left;
 };
 
-/* That of an interrupt holds how late it was. */
-static __always_inline bool is_told_by_handler(u32 kind)
+/* Whether `handler` identifies the occupant. That of an interrupt holds its lateness. */
+static __always_inline bool is_identified_by_handler(u32 kind)
 {
 	return kind == OCCUPANT_THREAD || kind == OCCUPANT_WORK;
 }
 
-/* `before_ns` of the interval was before the window, and as much of what was stolen may have been. */
+/* `before_ns` of the interval was before the window, and up to as much of its steal time. */
 static __always_inline void merge_part(struct window *window, const struct interval *interval, u64 ns, u64 before_ns)
 {
 	u32 home = (u32)(interval->handler >> 4) + interval->id * 7 + interval->kind;
@@ -90,14 +90,14 @@ static __always_inline void merge_part(struct window *window, const struct inter
 		struct merged_part *part = &window->merged[(home + probe) % MERGED_PARTS];
 
 		if (!part->ns) {
-			part->handler = is_told_by_handler(interval->kind) ? interval->handler : 0;
+			part->handler = is_identified_by_handler(interval->kind) ? interval->handler : 0;
 			part->id = interval->id;
 			part->kind = interval->kind;
 			part->steal_ns = 0;
 			part->nmi_ns = 0;
 			__builtin_memcpy(part->name, interval->name, sizeof(part->name));
 		} else if (part->id != interval->id || part->kind != interval->kind ||
-			   (is_told_by_handler(part->kind) && part->handler != interval->handler)) {
+			   (is_identified_by_handler(part->kind) && part->handler != interval->handler)) {
 			continue;
 		}
 		part->ns += ns;
@@ -112,7 +112,7 @@ struct walk_with_window {
 	struct walk walk;
 };
 
-/* One step back in time; 1 at the end. Global, so that the verifier looks at one step only. */
+/* One step back in time; 1 at the end. Global, so that the verifier verifies one step only. */
 __noinline int step_back(struct window *window, struct walk *walk)
 {
 	const struct interval *interval;
@@ -156,8 +156,8 @@ static long copy_interval(u64 step, struct walk_with_window *walk)
 }
 
 /*
- * Copies what has happened on this CPU since a moment. The programs of the account must not come in between, with an
- * interrupt on this CPU: they find the account busy.
+ * Copies the history of this CPU since `from_ns`. Programs of the account that interrupt this must not change it: they
+ * find the account busy.
  */
 static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns)
 {
@@ -186,7 +186,7 @@ static __noinline u32 copy_window(struct window *window, u64 from_ns, u64 now_ns
 	describe(&window->intervals[0], account);
 	window->intervals[0].steal_ns = since(steal_ns, account->steal_seen_ns);
 	if (account->missed_switch ||
-	    (is_told_by_handler(window->intervals[0].kind) && account->tid != (u32)bpf_get_current_pid_tgid()))
+	    (is_identified_by_handler(window->intervals[0].kind) && account->tid != (u32)bpf_get_current_pid_tgid()))
 		window->intervals[0].kind = OCCUPANT_NOBODY;
 	window->since_ns = account->since_ns;
 	window->count = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What every source does when it loads BPF programs.
+//! Helpers of all sources that load BPF programs.
 #![allow(unsafe_code)]
 
 use std::io::Read as _;
@@ -18,27 +18,27 @@ use whylate_model::{Probe, Snapshot};
 
 use crate::source::AttachError;
 
-/// Type information of the running kernel; without it no program can be adapted to the kernel.
+/// BTF of the running kernel; without it no program can be relocated.
 pub const KERNEL_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// Memory for a skeleton that lives as long as the source that owns it. The skeleton closes its BPF object when it is
-/// dropped; the few bytes given out here are never freed.
+/// Allocates memory for a skeleton with static lifetime. The skeleton closes its BPF object when it is dropped; these
+/// few bytes are never freed.
 pub fn open_object() -> &'static mut MaybeUninit<OpenObject> {
     Box::leak(Box::new(MaybeUninit::uninit()))
 }
 
-/// Keeps libbpf from writing to standard error: what it has to say comes back as an error. With `WHYLATE_LIBBPF_LOG` in
-/// the environment it may, and shows what the kernel's verifier dislikes.
+/// Keeps libbpf from writing to standard error: its errors are returned. With `WHYLATE_LIBBPF_LOG` in the environment
+/// it writes, including the verifier's log.
 pub fn silence_libbpf() {
     if std::env::var_os("WHYLATE_LIBBPF_LOG").is_none() {
         libbpf_rs::set_print(None);
     }
 }
 
-/// Fails early, with the reason, where no source with BPF programs can work.
+/// Fails early, with the reason, if no source with BPF programs can work.
 ///
 /// # Errors
-/// When the kernel has no type information.
+/// When the kernel has no BTF.
 pub fn require_btf() -> Result<(), AttachError> {
     if Path::new(KERNEL_BTF).exists() {
         Ok(())
@@ -47,10 +47,10 @@ pub fn require_btf() -> Result<(), AttachError> {
     }
 }
 
-/// Whether the kernel's type information has a function of this name.
+/// Tests whether the kernel's BTF has a function of this name.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When BTF cannot be read.
 pub fn kernel_has_function(name: &str) -> Result<bool, AttachError> {
     let types = libbpf_rs::Btf::from_vmlinux()?;
     Ok(types.type_by_name::<libbpf_rs::btf::types::Func<'_>>(name).is_some())
@@ -58,8 +58,8 @@ pub fn kernel_has_function(name: &str) -> Result<bool, AttachError> {
 
 impl From<libbpf_rs::Error> for AttachError {
     fn from(error: libbpf_rs::Error) -> Self {
-        // The verifier says EACCES or EINVAL to a program that it refuses, and a missing privilege is EPERM; libbpf-rs
-        // has one kind for the first and the last.
+        // The verifier rejects programs with EACCES or EINVAL, and a missing privilege is EPERM; libbpf-rs has one kind
+        // for the first and the last.
         let errno = errno_of(&error);
         match errno {
             Some(libc::EPERM) if may_load_programs() => {
@@ -79,12 +79,12 @@ impl From<libbpf_rs::Error> for AttachError {
     }
 }
 
-/// What one program has done so far.
+/// Statistics of programs since they were loaded.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProgramStatistics {
-    /// Its run time, where the kernel counts it.
+    /// Run time, if the kernel counts it.
     pub probe: Probe,
-    /// How often it was not run because it was running on the same CPU already. The kernel counts these always.
+    /// Number of runs skipped because the program was running on the same CPU already. The kernel always counts these.
     pub recursion_misses: u64,
 }
 
@@ -96,34 +96,34 @@ impl std::ops::AddAssign for ProgramStatistics {
     }
 }
 
-/// Tells what a source's programs have done since the last time.
+/// Reports what a source's programs have done since the last report.
 #[derive(Debug, Default)]
 pub struct Meter {
-    told: ProgramStatistics,
+    reported: ProgramStatistics,
 }
 
 impl Meter {
-    /// Adds to a snapshot what is new in the sums.
-    pub fn tell(&mut self, now: ProgramStatistics, snapshot: &mut Snapshot) {
-        snapshot.probe.run_ns += now.probe.run_ns.saturating_sub(self.told.probe.run_ns);
-        snapshot.probe.runs += now.probe.runs.saturating_sub(self.told.probe.runs);
+    /// Adds the difference to the last report to a snapshot.
+    pub fn report(&mut self, now: ProgramStatistics, snapshot: &mut Snapshot) {
+        snapshot.probe.run_ns += now.probe.run_ns.saturating_sub(self.reported.probe.run_ns);
+        snapshot.probe.runs += now.probe.runs.saturating_sub(self.reported.probe.runs);
         // A program that interrupts itself, e.g. in an NMI, is not run.
-        let nested = now.recursion_misses.saturating_sub(self.told.recursion_misses);
+        let nested = now.recursion_misses.saturating_sub(self.reported.recursion_misses);
         *snapshot.lost.entry("nested".to_owned()).or_default() += nested;
-        self.told = now;
+        self.reported = now;
     }
 }
 
-/// Returns when every BPF program has ended that ran at the time of the call.
+/// Waits until every BPF program that runs now has ended.
 pub fn wait_for_programs() {
     if !wait_for_grace_period() {
-        // A program takes microseconds, and the hypervisor may stop it.
+        // A program takes microseconds, unless a hypervisor preempts the vCPU.
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Waits for a grace period of RCU: BPF programs run in read-side critical sections. `false` where the kernel refuses, as
-/// with `nohz_full`.
+/// Waits for an RCU grace period: BPF programs run in read-side critical sections. Returns `false` if the kernel
+/// refuses, as with `nohz_full`.
 pub fn wait_for_grace_period() -> bool {
     // SAFETY: no memory is involved.
     unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) == 0 }
@@ -132,13 +132,13 @@ pub fn wait_for_grace_period() -> bool {
 /// include/uapi/linux/membarrier.h
 const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 
-/// Has the ring's callback take what has come in, and waits at most so long for the first record.
+/// Consumes all records of the ring buffer, waiting at most `wait` for the first one.
 ///
 /// # Errors
 /// When the kernel refuses; a signal only ends the wait.
 pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> anyhow::Result<()> {
-    // The kernel tells of records a while after it has written them: on PREEMPT_RT a thread does (irq_work), which
-    // others keep from running. They are there all the same.
+    // The kernel notifies of records a while after it has written them: on PREEMPT_RT by a thread (irq_work), which
+    // others may preempt. The records can be read anyway.
     if !wait.is_zero() {
         match ring.poll(wait) {
             Ok(()) => {}
@@ -149,10 +149,10 @@ pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> anyhow::Result<()> {
     ring.consume().context("cannot read late events")
 }
 
-/// What an iterator program over the descriptors of tasks writes about one process.
+/// Returns what an iterator program writes for one process.
 ///
 /// # Errors
-/// When the process is gone, or the kernel refuses.
+/// When the process has exited, or the kernel refuses.
 pub fn iterate_over_process(program: BorrowedFd<'_>, pid: u32) -> std::io::Result<Vec<u8>> {
     // SAFETY: the union and the structures are made of integers and of nullable pointers, so zero is a value of them.
     let mut about: bpf_iter_link_info = unsafe { std::mem::zeroed() };
@@ -171,16 +171,16 @@ pub fn iterate_over_process(program: BorrowedFd<'_>, pid: u32) -> std::io::Resul
     Ok(bytes)
 }
 
-/// A descriptor that a call of libbpf has just made, or its negative error.
+/// Converts the result of a libbpf call, a new descriptor or a negative error.
 fn owned(fd: i32) -> std::io::Result<OwnedFd> {
     if fd < 0 {
         return Err(std::io::Error::from_raw_os_error(-fd));
     }
-    // SAFETY: nobody else has it.
+    // SAFETY: the descriptor has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Asks the kernel for the sums over `programs`; a program that it does not answer for counts as zero.
+/// Sums the statistics of `programs`; a program without an answer of the kernel counts as zero.
 pub fn statistics<Fd: AsFd>(programs: impl IntoIterator<Item = Fd>) -> ProgramStatistics {
     let mut sum = ProgramStatistics::default();
     for program in programs {
@@ -204,7 +204,7 @@ pub fn statistics<Fd: AsFd>(programs: impl IntoIterator<Item = Fd>) -> ProgramSt
 /// The type has no padding that matters, no pointers, and no values that are not valid.
 pub unsafe trait PlainData: Copy + Default {}
 
-/// The record at the start of `bytes`; `None` when they are too few.
+/// Reads the record at the start of `bytes`; `None` if they are too few.
 pub fn read_plain<T: PlainData>(bytes: &[u8]) -> Option<T> {
     if bytes.len() < size_of::<T>() {
         return None;
@@ -213,7 +213,7 @@ pub fn read_plain<T: PlainData>(bytes: &[u8]) -> Option<T> {
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
-/// A thread's name as the kernel keeps it: its first 15 bytes.
+/// Truncates a thread name as the kernel does, to 15 bytes.
 pub(crate) fn kept_name(name: &str) -> [i8; 16] {
     let mut kept = [0; 16];
     for (to, from) in kept.iter_mut().take(15).zip(name.bytes()) {
@@ -222,20 +222,20 @@ pub(crate) fn kept_name(name: &str) -> [i8; 16] {
     kept
 }
 
-/// The text of a character array, up to its first zero byte.
+/// Returns the text of a character array, up to its first zero byte.
 pub fn text(characters: &[i8]) -> String {
     let bytes: Vec<u8> = characters.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The error number that the kernel gave. libbpf-rs shows it only in the text of its innermost error.
+/// Returns the kernel's error number. libbpf-rs shows it only in the text of its innermost error.
 pub(crate) fn errno_of(error: &libbpf_rs::Error) -> Option<i32> {
     let text = format!("{error:#}");
     let (_, number) = text.rsplit_once("(os error ")?;
     number.split(')').next()?.parse().ok()
 }
 
-/// CAP_SYS_ADMIN, or CAP_BPF and CAP_PERFMON: what tracing programs need (5.8).
+/// Tests for CAP_SYS_ADMIN, or CAP_BPF and CAP_PERFMON: what tracing programs need (5.8).
 pub(crate) fn may_load_programs() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
@@ -252,20 +252,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_error_number_is_found() {
+    fn finds_errno_of_kernel() {
         for errno in [libc::EPERM, libc::EACCES, libc::EINVAL] {
             assert_eq!(errno_of(&libbpf_rs::Error::from_raw_os_error(errno)), Some(errno));
         }
     }
 
     #[test]
-    fn an_error_below_zero_is_told_in_words() {
+    fn describes_negative_errno() {
         let error = AttachError::from(libbpf_rs::Error::from(std::io::Error::from_raw_os_error(-libc::ENOMEM)));
         assert!(format!("{error:?}").contains("Cannot allocate memory"), "{error:?}");
     }
 
     #[test]
-    fn a_program_that_the_verifier_refuses_is_no_matter_of_privileges() {
+    fn verifier_rejection_is_not_a_privilege_error() {
         let error = AttachError::from(libbpf_rs::Error::from_raw_os_error(libc::EACCES));
         assert!(matches!(error, AttachError::Failed(_)), "{error:?}");
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Paths of cgroups by their numbers, which are the inodes of their directories (on 64-bit kernels).
+//! Cgroup paths by ID, which is the inode of the cgroup's directory (on 64-bit kernels).
 //!
-//! A machine has one hierarchy by which containers are told: the one of the controller `cpu` of cgroup v1 where there is
-//! one, else cgroup v2. What a request is charged to, and who limits it, is in that of `blkio` or else of cgroup v2.
+//! Containers are identified in one hierarchy: that of the controller `cpu` of cgroup v1 if there is one, else cgroup
+//! v2. Requests are charged and limited in that of `blkio`, or else of cgroup v2.
 
 mod by_handle;
 mod frozen;
@@ -20,38 +20,38 @@ pub(crate) use frozen::is_frozen;
 
 use crate::first_thread;
 
-/// The memory that known paths take at most. A user with a subtree of its own can make cgroups without end.
+/// Maximum memory of known paths, in bytes. A user with a delegated subtree can create cgroups without end.
 const MAX_PATH_BYTES: usize = 4 << 20;
-/// How often directories are walked again at most, for new cgroups.
-const AGAIN: Duration = Duration::from_millis(50);
-/// The most cgroups that a walk visits: those beyond have no paths.
+/// Minimum interval between walks for new cgroups.
+const MIN_WALK_INTERVAL: Duration = Duration::from_millis(50);
+/// Maximum number of cgroups that a walk visits: those beyond have no paths.
 const MAX_WALKED: usize = 20_000;
-/// The number of a session's group (autogroup of cgroup v1), which only threads of the root have.
-const OF_SESSION: u64 = 0;
-/// Of the time, at most one part in so many goes into that.
+/// ID of a session's group (autogroup of cgroup v1), which only threads of the root have.
+const SESSION_ID: u64 = 0;
+/// Resolving cgroup paths may take at most 1/`SHARE` of wall time.
 const SHARE: u32 = 50;
 
-/// How a cgroup is told that is gone, or was not found: no path begins so.
-const UNKNOWN: &str = "unknown:";
+/// Prefix of the name of a cgroup that is gone, or was not found: no path begins so.
+const UNKNOWN_PREFIX: &str = "unknown:";
 
-/// Whether a cgroup that was told has no path.
-pub(crate) fn is_unknown(told: &str) -> bool {
-    told.starts_with(UNKNOWN)
+/// Tests whether a name stands for a cgroup without a path.
+pub(crate) fn is_unknown(name: &str) -> bool {
+    name.starts_with(UNKNOWN_PREFIX)
 }
 
-/// The controller of cgroup v1 by whose hierarchy containers are told.
+/// The cgroup v1 controller whose hierarchy identifies containers.
 const CPU: &str = "cpu";
-/// The one of disks.
+/// The cgroup v1 controller of block I/O.
 const BLKIO: &str = "blkio";
 
-/// Paths of cgroups by their numbers, each of which is looked up once.
+/// Cache of cgroup paths by ID.
 ///
-/// With CAP_DAC_READ_SEARCH the kernel opens a cgroup by its number. Without it, a bounded number of directories is walked
+/// With CAP_DAC_READ_SEARCH the kernel opens a cgroup by its ID. Without it, a bounded number of directories is walked
 /// at a bounded rate.
 #[derive(Debug)]
 pub struct Cgroups {
     controller: &'static str,
-    /// `None` before the first path is asked for.
+    /// `None` before the first lookup.
     hierarchy: Option<Opened>,
     paths: Paths,
 }
@@ -64,7 +64,7 @@ enum Opened {
     ByHandle(ByHandle),
     ByWalk {
         root: PathBuf,
-        /// When the last walk began, and how long it took.
+        /// Start and duration of the last walk.
         last: Option<(Instant, Duration)>,
     },
 }
@@ -81,7 +81,7 @@ impl Paths {
             *self = Paths::default();
         }
         let path = into_bounded(path);
-        // What a map's entry takes, beside its text.
+        // Approximate size of a map entry without its text.
         self.bytes += path.len() + 64;
         self.by_id.insert(id, path);
     }
@@ -105,37 +105,37 @@ impl Default for Cgroups {
     }
 }
 
-/// Where a controller's hierarchy is mounted.
+/// A mounted cgroup hierarchy.
 #[derive(Debug)]
 pub(crate) struct Hierarchy {
     pub root: PathBuf,
     pub is_of_v1: bool,
 }
 
-/// The hierarchy of the cgroups that requests are charged to.
+/// Returns the hierarchy of the cgroups that requests are charged to.
 pub(crate) fn of_disks() -> Option<Hierarchy> {
     hierarchy(BLKIO)
 }
 
-/// That of a controller of cgroup v1 where there is one, else cgroup v2.
+/// Returns the hierarchy of a cgroup v1 controller if there is one, else cgroup v2.
 fn hierarchy(controller: &str) -> Option<Hierarchy> {
     let of_v1 = mounted_of_v1(controller).map(|root| Hierarchy { root, is_of_v1: true });
     of_v1.or_else(|| Some(Hierarchy { root: unified_root()?, is_of_v1: false }))
 }
 
-/// Where cgroup v2 is mounted.
+/// Returns the mount point of cgroup v2.
 pub(crate) fn unified_root() -> Option<PathBuf> {
     mount_of(|kind, _| kind == "cgroup2")
 }
 
 impl Cgroups {
-    /// Those that requests are charged to.
+    /// Paths in the hierarchy that requests are charged to.
     pub(crate) fn of_disks() -> Self {
         Cgroups { controller: BLKIO, ..Cgroups::default() }
     }
 
-    /// The path within the hierarchy, such as `/system.slice/ssh.service`; `None` when it is gone, or is outside the
-    /// cgroup namespace of this process.
+    /// Returns the path within the hierarchy, such as `/system.slice/ssh.service`; `None` if the cgroup is gone, or is
+    /// outside of this process's cgroup namespace.
     pub fn path(&mut self, id: u64) -> Option<String> {
         if let Some(path) = self.paths.by_id.get(&id) {
             return Some(path.clone());
@@ -148,7 +148,7 @@ impl Cgroups {
                 }
             }
             Opened::ByWalk { root, last } => {
-                let may_walk = last.is_none_or(|(at, took)| at.elapsed() >= AGAIN.max(took * SHARE));
+                let may_walk = last.is_none_or(|(at, took)| at.elapsed() >= MIN_WALK_INTERVAL.max(took * SHARE));
                 if may_walk {
                     let at = Instant::now();
                     walk(root, &mut self.paths);
@@ -159,31 +159,31 @@ impl Cgroups {
         self.paths.by_id.get(&id).cloned()
     }
 
-    /// As causes name it.
-    pub(crate) fn called(&mut self, id: u64) -> String {
+    /// Returns the cgroup's name in causes.
+    pub(crate) fn label(&mut self, id: u64) -> String {
         self.path(id).map_or_else(|| format!("cgroup {id}"), |path| format!("cgroup {path}"))
     }
 
-    /// The same of a thread's cgroup, also of one that is gone; `None` where there is no hierarchy.
-    pub(crate) fn told(&mut self, id: u64) -> Option<String> {
-        if id == OF_SESSION {
+    /// Returns the path of a thread's cgroup, or a placeholder if it is gone; `None` if there is no hierarchy.
+    pub(crate) fn path_or_placeholder(&mut self, id: u64) -> Option<String> {
+        if id == SESSION_ID {
             return Some("/".to_owned());
         }
         let path = self.path(id);
         let is_mounted = !matches!(self.hierarchy, None | Some(Opened::None));
-        path.or_else(|| is_mounted.then(|| format!("{UNKNOWN}{id}")))
+        path.or_else(|| is_mounted.then(|| format!("{UNKNOWN_PREFIX}{id}")))
     }
 }
 
 impl Cgroups {
-    /// The path of the next cgroup with a quota of CPU time, from this one upwards; its own where none is found.
+    /// Returns the path of the nearest cgroup with a quota of CPU time, from this one upwards; its own if none has.
     pub(crate) fn with_quota(&mut self, id: u64) -> Option<String> {
-        let own = self.told(id)?;
+        let own = self.path_or_placeholder(id)?;
         let Some(root) = mounted() else { return Some(own) };
         let has_quota = |path: &&Path| {
-            let folder = root.join(path.strip_prefix("/").unwrap_or(path));
+            let directory = root.join(path.strip_prefix("/").unwrap_or(path));
             ["cpu.max", "cpu.cfs_quota_us"].iter().any(|file| {
-                let text = fs::read_to_string(folder.join(file)).unwrap_or_default();
+                let text = fs::read_to_string(directory.join(file)).unwrap_or_default();
                 text.bytes().next().is_some_and(|byte| byte.is_ascii_digit())
             })
         };
@@ -192,12 +192,12 @@ impl Cgroups {
     }
 }
 
-/// Whether the hierarchy is that of a controller of cgroup v1.
+/// Tests whether the hierarchy is that of a cgroup v1 controller.
 pub(crate) fn are_of_v1() -> bool {
     mounted_of_v1(CPU).is_some()
 }
 
-/// The path of the calling thread's cgroup in a hierarchy.
+/// Returns the path of the calling thread's cgroup in a hierarchy.
 pub(crate) fn own_path(hierarchy: &Hierarchy) -> std::io::Result<String> {
     let text = fs::read_to_string("/proc/thread-self/cgroup")?;
     let controller = if hierarchy.is_of_v1 { Some(BLKIO) } else { None };
@@ -205,7 +205,7 @@ pub(crate) fn own_path(hierarchy: &Hierarchy) -> std::io::Result<String> {
     Ok(path.ok_or(std::io::ErrorKind::NotFound)?.to_owned())
 }
 
-/// The number of a cgroup by its path, within the hierarchy or on the file system.
+/// Returns the ID of a cgroup by its path, within the hierarchy or on the file system.
 ///
 /// # Errors
 /// When there is no such cgroup.
@@ -219,7 +219,7 @@ pub fn id_of(path: &str) -> std::io::Result<u64> {
     Ok(about.ino())
 }
 
-/// For how long the cgroup of a process and those above it have been throttled so far, over all CPUs, by their paths.
+/// Returns how long the cgroup of a process and its ancestors have been throttled so far, over all CPUs, by path.
 pub fn throttled_ns(process: u32) -> Vec<(String, u64)> {
     let shown = first_thread::shown_as(process);
     let (Some(root), Ok(own)) = (mounted(), fs::read_to_string(format!("/proc/{shown}/cgroup"))) else {
@@ -227,15 +227,16 @@ pub fn throttled_ns(process: u32) -> Vec<(String, u64)> {
     };
     let controller = are_of_v1().then_some(CPU);
     let Some(path) = own.lines().find_map(|line| path_in_hierarchy(line, controller)) else { return Vec::new() };
-    let of = |folder: &Path| {
-        let inside = folder.to_str()?;
+    let of = |directory: &Path| {
+        let inside = directory.to_str()?;
         let stat = fs::read_to_string(root.join(inside.trim_start_matches('/')).join("cpu.stat")).ok()?;
         Some((inside.to_owned(), throttled_in(&stat)?))
     };
     Path::new(path).ancestors().filter_map(of).collect()
 }
 
-/// Of a line of `/proc/PID/cgroup`: in the hierarchy of a controller of cgroup v1, or in that of cgroup v2.
+/// Parses a line of `/proc/PID/cgroup`: returns the path if the hierarchy is that of the cgroup v1 controller, or
+/// cgroup v2.
 fn path_in_hierarchy<'a>(line: &'a str, controller: Option<&str>) -> Option<&'a str> {
     let mut parts = line.splitn(3, ':');
     let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
@@ -243,7 +244,7 @@ fn path_in_hierarchy<'a>(line: &'a str, controller: Option<&str>) -> Option<&'a 
     is_it.then_some(path)
 }
 
-/// In nanoseconds with v1, in microseconds with v2.
+/// Parses `cpu.stat`, which has nanoseconds with v1 and microseconds with v2.
 fn throttled_in(stat: &str) -> Option<u64> {
     stat.lines().find_map(|line| match line.split_once(' ')? {
         ("throttled_time", ns) => ns.parse().ok(),
@@ -260,7 +261,7 @@ fn mounted_of_v1(controller: &str) -> Option<PathBuf> {
     mount_of(|kind, options| kind == "cgroup" && options.split(',').any(|option| option == controller))
 }
 
-/// Where a file system is mounted, by its kind and options.
+/// Returns the mount point of a file system, by its type and options.
 fn mount_of(is_it: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     mount_in(&fs::read_to_string("/proc/self/mounts").ok()?, is_it)
 }
@@ -297,7 +298,7 @@ fn walk(root: &Path, paths: &mut Paths) {
 pub(crate) mod fuzzing {
     use std::path::Path;
 
-    /// What `cpu.stat`, /proc/PID/cgroup and /proc/self/mounts tell.
+    /// Parses `cpu.stat`, /proc/PID/cgroup and /proc/self/mounts.
     pub fn cgroups(text: &str) {
         super::throttled_in(text);
         for controller in [Some(super::CPU), None] {
@@ -314,7 +315,7 @@ pub(crate) mod fuzzing {
 mod tests {
     use super::*;
 
-    /// A cgroup below this process's own, or the root's where that has processes; `None` without the privilege.
+    /// Creates a cgroup below the root; `None` without the privilege.
     fn made() -> Option<(PathBuf, String)> {
         let root = mounted()?;
         let name = format!("/whylate-{}-{:?}", std::process::id(), std::thread::current().id()).replace(['(', ')'], "");
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cgroup_is_found_by_its_number_however_many_there_are() {
+    fn finds_cgroup_by_id() {
         let Some(root) = mounted() else { return };
         let mut by_handle = Cgroups::default();
         by_handle.path(1);
@@ -338,12 +339,12 @@ mod tests {
         assert_eq!(gone, [None, None]);
         assert_eq!(by_handle.path(id), Some(name), "it was known before it went");
         assert_eq!(Cgroups::default().path(id), None);
-        // Root may open files by handles, but in a user namespace of its own.
+        // Root may open files by handles, except in a user namespace of its own.
         assert!(is_by_handle || !rustix::process::geteuid().is_root(), "directories are walked");
     }
 
     #[test]
-    fn known_paths_take_bounded_memory() {
+    fn path_cache_is_bounded() {
         let mut paths = Paths::default();
         for id in 0..3_000 {
             paths.add(id, "/a".repeat(10_000));
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_not_walked_for_each_unknown_cgroup() {
+    fn limits_rate_of_walks() {
         let directory = tempfile::tempdir().expect("a directory");
         let last = Some((Instant::now(), Duration::from_secs(1)));
         let opened = Opened::ByWalk { root: directory.path().to_owned(), last };
@@ -367,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn both_versions_tell_for_how_long_a_cgroup_was_throttled() {
+    fn parses_throttled_time_of_both_versions() {
         assert_eq!(throttled_in("nr_periods 5\nnr_throttled 2\nthrottled_time 78000000\n"), Some(78_000_000));
         assert_eq!(throttled_in("usage_usec 9\nthrottled_usec 78000\n"), Some(78_000_000));
         assert_eq!(throttled_in("usage_usec 9\n"), None);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which CPUs there are, and of what kind.
+//! The CPUs of this machine, and their kind.
 
 mod choice;
 
@@ -10,44 +10,44 @@ pub(crate) use choice::{Rules, allowed_of};
 
 use crate::percpu::PreemptCount;
 
-/// The largest number that a CPU can have; numbers may be left out below it.
+/// Returns the highest possible CPU number; there may be gaps below it.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// When the kernel's list cannot be read.
 pub fn highest_possible() -> io::Result<u32> {
     read("possible")?.into_iter().max().ok_or_else(|| io::Error::other("the kernel names no CPU"))
 }
 
-/// Those that run.
+/// Returns the online CPUs.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// When the kernel's list cannot be read.
 pub fn online() -> io::Result<Vec<u32>> {
     read("online")
 }
 
-/// How long a hypervisor has had a CPU since the start, to a tick of [`stolen_tick_ns`] (proc_stat(5)); 0 where the kernel
-/// does not tell.
+/// Returns the steal time of a CPU since boot, rounded to [`stolen_tick_ns`] (proc_stat(5)); 0 if the kernel does not
+/// count it.
 ///
 /// # Errors
-/// When the kernel's counts cannot be read.
+/// When the kernel's counters cannot be read.
 pub fn stolen_ns(cpu: u32) -> io::Result<u64> {
     Ok(stolen_ticks(&std::fs::read_to_string("/proc/stat")?, cpu).unwrap_or(0).saturating_mul(stolen_tick_ns()))
 }
 
-/// What the kernel's counts are rounded to.
+/// Granularity of the kernel's steal time.
 pub fn stolen_tick_ns() -> u64 {
     1_000_000_000 / rustix::param::clock_ticks_per_second().max(1)
 }
 
-/// The eighth count of a CPU's line.
+/// Parses the eighth counter of a CPU's line.
 fn stolen_ticks(stat: &str, cpu: u32) -> Option<u64> {
     let name = format!("cpu{cpu}");
     let mut words = stat.lines().map(str::split_ascii_whitespace).find(|words| words.clone().next() == Some(&name))?;
     words.nth(8)?.parse().ok()
 }
 
-/// CPUs that run, that this process may use, and that are not set apart (`isolcpus`, `nohz_full`, cpusets).
+/// Returns online CPUs that this process may use, and that are not isolated (`isolcpus`, `nohz_full`, cpusets).
 ///
 /// # Errors
 /// When the kernel does not list them.
@@ -60,13 +60,13 @@ fn read(which: &str) -> io::Result<Vec<u32>> {
     numbers(&text).ok_or_else(|| io::Error::other(format!("the kernel's list of {which} CPUs makes no sense")))
 }
 
-/// From the kernel's form, `0-3,8`; `None` where it is another one.
+/// Parses the kernel's CPU list format, `0-3,8`; `None` if it is invalid.
 pub fn numbers(list: &str) -> Option<Vec<u32>> {
     let mut cpus = Vec::new();
     for range in list.trim().split(',').filter(|range| !range.is_empty()) {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last) = (first.parse::<u32>().ok()?, last.parse::<u32>().ok()?);
-        // No kernel has more CPUs than this, and none names one twice.
+        // No kernel has more CPUs than this, and none lists one twice.
         if last < first || last > 0xffff || cpus.len() > 0xffff {
             return None;
         }
@@ -75,7 +75,7 @@ pub fn numbers(list: &str) -> Option<Vec<u32>> {
     Some(cpus)
 }
 
-/// In the kernel's form, `0-3,8`, from ascending numbers.
+/// Formats ascending CPU numbers as the kernel does, `0-3,8`.
 pub fn list(cpus: &[u32]) -> String {
     let ranges = cpus.chunk_by(|one, next| one + 1 == *next);
     let named = ranges.filter_map(|range| match (range.first()?, range.last()?) {
@@ -85,14 +85,15 @@ pub fn list(cpus: &[u32]) -> String {
     named.collect::<Vec<_>>().join(",")
 }
 
-/// What is weaker where timers come in by interrupts that the kernel has no events of.
+/// Returns the limitation on machines with interrupts that have no tracepoints.
 pub(crate) fn unseen_interrupts() -> Option<&'static str> {
     let device = std::fs::read_to_string("/sys/devices/system/clockevents/clockevent0/current_device").ok()?;
     unseen_interrupts_of(device.trim(), PreemptCount::here() != PreemptCount::Unknown)
 }
 
-/// By the name of a clock event device. `sysvec_hyperv_stimer0` and `sysvec_hyperv_callback` (arch/x86/kernel/cpu/mshyperv.c)
-/// have no tracepoints. With the preemption count, programs know that there is one.
+/// Decides by the name of a clock event device. `sysvec_hyperv_stimer0` and `sysvec_hyperv_callback`
+/// (arch/x86/kernel/cpu/mshyperv.c) have no tracepoints. The preemption count shows programs that there is an
+/// interrupt.
 fn unseen_interrupts_of(device: &str, has_preempt_count: bool) -> Option<&'static str> {
     const WITH_COUNT: &str = "the kernel has no tracepoints for Hyper-V's timer and VMBus interrupts: their time counts as that \
                               of what they interrupt, threads that they wake have an unseen waker, and only late timers show \
@@ -103,32 +104,32 @@ fn unseen_interrupts_of(device: &str, has_preempt_count: bool) -> Option<&'stati
     device.starts_with("Hyper-V").then_some(if has_preempt_count { WITH_COUNT } else { WITHOUT })
 }
 
-/// What runs the kernel.
+/// What the kernel runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
-    /// Nothing else.
+    /// Bare metal.
     Bare,
-    /// A hypervisor, which may take a CPU away.
+    /// A hypervisor, which may preempt a vCPU.
     Virtual,
-    /// QEMU, which makes up each instruction: a CPU may stop for milliseconds between any two of them.
+    /// QEMU without KVM, which emulates each instruction: a CPU may stop for milliseconds between any two of them.
     Emulated,
 }
 
-/// What a machine tells of itself.
+/// What shows the kind of a machine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Signs {
     /// `/proc/cpuinfo`; `None` where it cannot be read.
     pub cpus: Option<String>,
-    /// `/sys/hypervisor/type`, or what is compatible with the `hypervisor` of the device tree.
+    /// `/sys/hypervisor/type`, or the `hypervisor` node's `compatible` in the device tree.
     pub hypervisor: Option<String>,
-    /// The maker and the product of the firmware (SMBIOS), or the model of the device tree.
+    /// Vendor and product of the firmware (SMBIOS), or the model in the device tree.
     pub firmware: String,
-    /// The hypervisor that a clock source is of.
+    /// Hypervisor by an available clock source.
     pub clock: Option<&'static str>,
 }
 
-/// Makers and products of firmware that never is on bare metal. EC2 sells bare metal as `NAME.metal`.
-const VIRTUAL: [&str; 9] = [
+/// Vendors and products of firmware that is never on bare metal. EC2 sells bare metal as `NAME.metal`.
+const VIRTUAL_FIRMWARE: [&str; 9] = [
     "QEMU",
     "KVM",
     "VMware",
@@ -141,7 +142,7 @@ const VIRTUAL: [&str; 9] = [
 ];
 
 impl Signs {
-    /// Of this machine.
+    /// Reads the signs of this machine.
     pub(crate) fn here() -> Self {
         let read = |path: &str| {
             let text = String::from_utf8_lossy(&std::fs::read(path).ok()?).into_owned();
@@ -165,26 +166,26 @@ impl Signs {
         }
     }
 
-    /// Whether a line of this field of `/proc/cpuinfo` has this word.
+    /// Tests whether a line of this field of `/proc/cpuinfo` has this word.
     fn cpus_have(&self, field: &str, word: &str) -> bool {
         let mut lines = self.cpus.iter().flat_map(|text| text.lines());
         lines.any(|line| line.starts_with(field) && line.split_whitespace().any(|found| found == word))
     }
 
-    /// Whether an x86 CPU says that there is a hypervisor. Those of arm64 cannot say it.
+    /// Tests whether an x86 CPU reports a hypervisor. Those of arm64 cannot.
     pub(crate) fn is_flagged(&self) -> bool {
         self.cpus_have("flags", "hypervisor")
     }
 
-    /// What the hypervisor is called, where something else than the CPU tells of one.
+    /// Returns the hypervisor's name, if anything but the CPU shows one.
     pub(crate) fn name(&self) -> Option<&str> {
         let is_of_ec2 = self.firmware.contains("Amazon EC2") && !self.firmware.contains(".metal");
-        let is_virtual = is_of_ec2 || VIRTUAL.iter().any(|name| self.firmware.contains(name));
+        let is_virtual = is_of_ec2 || VIRTUAL_FIRMWARE.iter().any(|name| self.firmware.contains(name));
         self.hypervisor.as_deref().or(self.clock).or(is_virtual.then_some(&self.firmware))
     }
 
-    /// QEMU calls an x86 CPU that it makes up TCG. On arm64 its own `max` has no implementer, and those that it borrows
-    /// cannot be told from real ones.
+    /// Classifies the machine. QEMU's emulated x86 CPUs are called TCG. On arm64 its own `max` has no implementer, and
+    /// those that it imitates cannot be distinguished from real ones.
     pub(crate) fn machine(&self) -> Machine {
         match () {
             () if self.cpus_have("model name", "TCG") || self.cpus_have("CPU implementer", "0x00") => Machine::Emulated,
@@ -195,7 +196,7 @@ impl Signs {
 }
 
 impl Machine {
-    /// The one this runs on.
+    /// Returns the kind of this machine.
     pub fn this() -> Self {
         Signs::here().machine()
     }
@@ -206,14 +207,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_hypervisor_had_is_told_of_each_cpu() {
+    fn parses_steal_time_of_each_cpu() {
         let stat = "cpu  9 9 9 9 9 9 9 99 0 0\ncpu1 1 2 3 4 5 6 7 8 9 0\ncpu11 1 2 3 4 5 6 7 80 9 0\nctxt 5\n";
         assert_eq!([1, 11, 0].map(|cpu| stolen_ticks(stat, cpu)), [Some(8), Some(80), None]);
         assert_eq!(stolen_ticks("cpu0 1 2 3\n", 0), None);
     }
 
     #[test]
-    fn interrupts_without_tracepoints_are_reported() {
+    fn reports_interrupts_without_tracepoints() {
         for has_preempt_count in [true, false] {
             let text = unseen_interrupts_of("Hyper-V clockevent", has_preempt_count).expect("VMBus has no tracepoints");
             assert!(text.contains("VMBus"), "{text}");
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_cpus_are_read() {
+    fn parses_cpu_lists() {
         assert_eq!(numbers("0-3,8\n"), Some(vec![0, 1, 2, 3, 8]));
         assert_eq!(numbers("\n"), Some(vec![]));
         assert_eq!(numbers("0-x"), None);
@@ -237,34 +238,34 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_told_by_its_processor() {
-        let told = |model: &str, flags: &str| {
+    fn classifies_machine_by_processor() {
+        let machine_of = |model: &str, flags: &str| {
             let cpus = Some(format!("model name\t: {model}\nflags\t\t: fpu {flags}\n"));
             Signs { cpus, ..Signs::default() }.machine()
         };
-        assert_eq!(told("QEMU TCG CPU version 2.5+", "hypervisor apic"), Machine::Emulated);
-        assert_eq!(told("AMD EPYC", "apic hypervisor"), Machine::Virtual);
-        assert_eq!(told("AMD EPYC", "apic"), Machine::Bare);
+        assert_eq!(machine_of("QEMU TCG CPU version 2.5+", "hypervisor apic"), Machine::Emulated);
+        assert_eq!(machine_of("AMD EPYC", "apic hypervisor"), Machine::Virtual);
+        assert_eq!(machine_of("AMD EPYC", "apic"), Machine::Bare);
         assert_eq!(Signs::default().machine(), Machine::Bare);
     }
 
-    /// On arm64 no CPU tells of a hypervisor.
+    /// On arm64 no CPU reports a hypervisor.
     #[test]
-    fn a_machine_without_flags_is_told_by_its_firmware() {
-        let told = |implementer: &str, firmware: &str, hypervisor: Option<&str>| {
+    fn classifies_machine_by_firmware() {
+        let machine_of = |implementer: &str, firmware: &str, hypervisor: Option<&str>| {
             let cpus = Some(format!("processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: {implementer}\n"));
             let (firmware, hypervisor) = (firmware.to_owned(), hypervisor.map(str::to_owned));
             Signs { cpus, firmware, hypervisor, clock: None }.machine()
         };
-        assert_eq!(told("0x41", "Amazon EC2 c7g.large", None), Machine::Virtual);
-        assert_eq!(told("0x41", "Amazon EC2 c7g.metal", None), Machine::Bare);
-        assert_eq!(told("0x41", "Microsoft Corporation Virtual Machine", None), Machine::Virtual);
-        assert_eq!(told("0x41", "Google Google Compute Engine", None), Machine::Virtual);
-        assert_eq!(told("0x41", "QEMU KVM Virtual Machine", None), Machine::Virtual);
-        assert_eq!(told("0x61", "linux,dummy-virt", None), Machine::Virtual);
-        assert_eq!(told("0x41", "", Some("xen,xen-4.17")), Machine::Virtual);
-        assert_eq!(told("0x00", "linux,dummy-virt", None), Machine::Emulated);
-        assert_eq!(told("0x41", "Raspberry Pi 5 Model B Rev 1.0", None), Machine::Bare);
-        assert_eq!(told("0xc0", "Ampere Altra", None), Machine::Bare);
+        assert_eq!(machine_of("0x41", "Amazon EC2 c7g.large", None), Machine::Virtual);
+        assert_eq!(machine_of("0x41", "Amazon EC2 c7g.metal", None), Machine::Bare);
+        assert_eq!(machine_of("0x41", "Microsoft Corporation Virtual Machine", None), Machine::Virtual);
+        assert_eq!(machine_of("0x41", "Google Google Compute Engine", None), Machine::Virtual);
+        assert_eq!(machine_of("0x41", "QEMU KVM Virtual Machine", None), Machine::Virtual);
+        assert_eq!(machine_of("0x61", "linux,dummy-virt", None), Machine::Virtual);
+        assert_eq!(machine_of("0x41", "", Some("xen,xen-4.17")), Machine::Virtual);
+        assert_eq!(machine_of("0x00", "linux,dummy-virt", None), Machine::Emulated);
+        assert_eq!(machine_of("0x41", "Raspberry Pi 5 Model B Rev 1.0", None), Machine::Bare);
+        assert_eq!(machine_of("0xc0", "Ampere Altra", None), Machine::Bare);
     }
 }

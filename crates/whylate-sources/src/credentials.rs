@@ -24,35 +24,35 @@ pub struct Credentials {
     pub groups: Vec<u32>,
 }
 
-/// Whether this process may change its user and groups.
+/// Tests whether this process may change its user and groups.
 pub fn may_change_user() -> bool {
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
     capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
 }
 
-/// Keeps the capabilities of this process from the programs that it executes: the inheritable and the ambient ones. The
-/// process itself keeps its own, and a program of root has those that the kernel gives root. Call it before there is
-/// another thread: each has its own sets.
+/// Keeps this process's inheritable and ambient capabilities from the programs that it executes. The process itself
+/// keeps its own, and a program of root has those that the kernel gives root. Call it before other threads start: each
+/// has its own sets.
 ///
 /// # Errors
 /// When the kernel refuses it.
 pub fn keep_capabilities() -> io::Result<()> {
     let sets = capabilities(None)?;
-    // The ambient set has nothing that the inheritable one has not: it is cleared with it.
+    // The ambient set is a subset of the inheritable one: it is cleared with it.
     if sets.inheritable.is_empty() {
         return Ok(());
     }
     Ok(set_capabilities(None, CapabilitySets { inheritable: CapabilitySet::empty(), ..sets })?)
 }
 
-/// Lets a program run as the user who runs this process, if that is another one because of a set-user-ID bit.
+/// Runs a program as the real user of this process, if a set-user-ID bit has changed the effective one.
 pub fn run_as_real_user(command: &mut Command) {
     if (getuid(), getgid()) != (geteuid(), getegid()) {
         run_as(command, getuid(), getgid(), None);
     }
 }
 
-/// Lets a program run as another user.
+/// Runs a program as another user.
 pub fn run_as_user(command: &mut Command, user: &Credentials) {
     let groups = user.groups.iter().map(|&gid| Gid::from_raw(gid)).collect();
     run_as(command, Uid::from_raw(user.uid), Gid::from_raw(user.gid), Some(groups));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Takes histograms out of the memory in which BPF programs of several CPUs count (`bpf/distribution.bpf.h`).
+//! Takes histograms out of memory in which BPF programs of several CPUs count (`bpf/distribution.bpf.h`).
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -13,25 +13,26 @@ use crate::mapped::MappedArray;
 
 const PAGE_BUCKETS: usize = 16;
 const PAGES: usize = BUCKETS / PAGE_BUCKETS;
-/// A reading takes some microseconds, and few of them come between two values.
+/// Maximum number of reads. A read takes some microseconds, and values rarely come faster.
 const READ_ATTEMPTS: u32 = 16;
 
-/// A counter: the number of its page, and where in that, in bytes.
+/// Position of a counter: the index of its page, and the byte offset in that.
 type Position = (usize, usize);
-/// A bucket, its counter and what that holds.
+/// A bucket, its counter's position and value.
 type Counted = (u32, Position, u64);
 
-/// Where the fields of a distribution are in its owner, in bytes.
+/// Offsets of a distribution's fields in its owner, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Places {
+pub(crate) struct DistributionOffsets {
     pub sum_ns: usize,
     pub max_ns: usize,
     pub inverted_min_ns: usize,
     pub pages: usize,
 }
 
-impl Places {
-    /// Clears a distribution in which no program counts any more, and frees its pages. Its counts are taken out before.
+impl DistributionOffsets {
+    /// Clears a distribution in which no program counts any more, and frees its pages. Its counts have been taken
+    /// before.
     pub(crate) fn clear(&self, owners: &MappedArray, id: usize, pages: &MappedArray) {
         for word in [self.sum_ns, self.max_ns, self.inverted_min_ns] {
             owners.u64_at(id, word).store(0, Relaxed);
@@ -49,33 +50,33 @@ impl Places {
 #[derive(Debug)]
 pub(crate) struct Distributions {
     pages: Rc<MappedArray>,
-    places: Places,
-    /// By how many nanoseconds a sum exceeded its counts: a count came in later, and is taken the next time.
+    offsets: DistributionOffsets,
+    /// Nanoseconds by which a sum exceeded its counts: a count came in late, and is taken the next time.
     owed_ns: HashMap<usize, i64>,
 }
 
 impl Distributions {
-    pub(crate) fn new(pages: Rc<MappedArray>, places: Places) -> Self {
-        Distributions { pages, places, owed_ns: HashMap::new() }
+    pub(crate) fn new(pages: Rc<MappedArray>, offsets: DistributionOffsets) -> Self {
+        Distributions { pages, offsets, owed_ns: HashMap::new() }
     }
 
-    /// Takes out everything counted since the last time.
+    /// Takes everything counted since the last call.
     pub(crate) fn take(&mut self, owners: &MappedArray, id: usize) -> Histogram {
         let (buckets, sum_ns) = self.read(owners, id);
         let counts: Vec<(u32, u64)> = buckets.iter().map(|&(bucket, _, count)| (bucket, count)).collect();
         if counts.is_empty() {
-            // What a value has left elsewhere by now belongs to the count that is still to come.
+            // A sum without counts belongs to a count that is still to come.
             return Histogram::default();
         }
         for (_, (page, offset), count) in buckets {
             self.pages.u64_at(page, offset).fetch_sub(count, Relaxed);
         }
-        owners.u64_at(id, self.places.sum_ns).fetch_sub(sum_ns, Relaxed);
+        owners.u64_at(id, self.offsets.sum_ns).fetch_sub(sum_ns, Relaxed);
         let owed_ns = self.owed_ns.remove(&id).unwrap_or(0);
         let sum_ns = sum_ns.saturating_add_signed(owed_ns);
-        let max_ns = owners.u64_at(id, self.places.max_ns).swap(0, Relaxed);
-        let min_ns = !owners.u64_at(id, self.places.inverted_min_ns).swap(0, Relaxed);
-        // The indices ascend as they are read, so they are taken.
+        let max_ns = owners.u64_at(id, self.offsets.max_ns).swap(0, Relaxed);
+        let min_ns = !owners.u64_at(id, self.offsets.inverted_min_ns).swap(0, Relaxed);
+        // The indices ascend, so the buckets are valid.
         let histogram = Histogram::from_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default();
         let rest_ns = i128::from(sum_ns) - i128::try_from(histogram.sum_ns()).unwrap_or(i128::MAX);
         if let (false, Ok(rest_ns)) = (rest_ns == 0, i64::try_from(rest_ns)) {
@@ -84,22 +85,22 @@ impl Distributions {
         histogram
     }
 
-    /// Takes the rest out of a distribution in which no program counts any more, and frees its pages.
+    /// Takes the rest of a distribution in which no program counts any more, and frees its pages.
     pub(crate) fn release(&mut self, owners: &MappedArray, id: usize) -> Histogram {
         let rest = self.take(owners, id);
         self.owed_ns.remove(&id);
-        self.places.clear(owners, id, &self.pages);
+        self.offsets.clear(owners, id, &self.pages);
         rest
     }
 
-    /// The nonzero counters and the sum, read while nobody counted; where that never pauses, by the last attempt.
+    /// Reads the nonzero counters and the sum while no program counts; the last attempt returns them regardless.
     fn read(&self, owners: &MappedArray, id: usize) -> (Vec<Counted>, u64) {
         let mut before = self.read_buckets(owners, id);
         if before.is_empty() {
             return (before, 0);
         }
         for attempt in 1.. {
-            let sum_ns = owners.u64_at(id, self.places.sum_ns).load(Acquire);
+            let sum_ns = owners.u64_at(id, self.offsets.sum_ns).load(Acquire);
             let after = self.read_buckets(owners, id);
             if before == after || attempt == READ_ATTEMPTS {
                 return (before, sum_ns);
@@ -112,7 +113,7 @@ impl Distributions {
     fn read_buckets(&self, owners: &MappedArray, id: usize) -> Vec<Counted> {
         let mut buckets = Vec::new();
         for page in 0..PAGES {
-            let entry = self.places.pages + page * size_of::<u32>();
+            let entry = self.offsets.pages + page * size_of::<u32>();
             let number = owners.u32_at(id, entry).load(Acquire) as usize;
             if number == 0 || number >= self.pages.entries() {
                 continue;

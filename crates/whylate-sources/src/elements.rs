@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Frees elements of arrays that BPF programs take (`bpf/elements.bpf.h`), so that tables of series never fill for good.
+//! Frees elements of arrays that BPF programs allocate (`bpf/elements.bpf.h`), so that tables of series never stay
+//! full.
 
 use std::io;
 use std::mem::offset_of;
@@ -11,10 +12,10 @@ use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 use crate::attach;
 use crate::mapped::MappedArray;
 
-/// The first word of an element that counts (`ELEMENT_COUNTS`).
+/// State of an element that counts (`ELEMENT_COUNTS`).
 const COUNTS: u64 = u64::MAX;
 
-/// The start of element 0 (`struct element_list`).
+/// Free list at the start of element 0 (`struct element_list`).
 #[repr(C)]
 struct List {
     head: u64,
@@ -22,7 +23,7 @@ struct List {
     in_use: u32,
 }
 
-/// Appends an element to the free list: its first word becomes the index of the next free element.
+/// Adds an element to the free list: its first word becomes the index of the next free element.
 pub(crate) fn free(array: &MappedArray, index: usize) {
     let head = array.u64_at(0, offset_of!(List, head));
     let mut before = head.load(Acquire);
@@ -37,12 +38,12 @@ pub(crate) fn free(array: &MappedArray, index: usize) {
     array.u32_at(0, offset_of!(List, in_use)).fetch_sub(1, AcqRel);
 }
 
-/// What `Elements` asks of the kernel.
+/// Kernel operations that `Elements` needs.
 pub(crate) trait Kernel {
-    /// The index that the hash map has for a key.
+    /// Returns the index that the hash map has for a key.
     fn index_of(&self, key: &[u8]) -> Option<u32>;
     fn delete(&self, key: &[u8]);
-    /// Returns when every program has ended that ran at the time of the call.
+    /// Waits until every program that runs now has ended.
     fn wait_for_programs(&self);
 }
 
@@ -56,7 +57,7 @@ impl Kernel for IndexByKey {
     }
 
     fn delete(&self, key: &[u8]) {
-        // A key that is not there needs no deletion.
+        // A missing key needs no deletion.
         let _ = self.0.delete(key);
     }
 
@@ -68,14 +69,16 @@ impl Kernel for IndexByKey {
 /// Elements in which programs count, found by a key.
 pub(crate) struct Elements<K = IndexByKey> {
     pub array: MappedArray,
-    /// Where the key is in an element, in bytes; a multiple of 4.
+    /// Byte range of the key in an element; a multiple of 4.
     key: Range<usize>,
-    /// Elements that can be in use.
+    /// Maximum number of elements in use.
     limit: usize,
     kernel: K,
 }
 
 impl Elements {
+    /// Opens the hash map.
+    ///
     /// # Errors
     /// When the kernel refuses another descriptor.
     pub fn new(
@@ -90,17 +93,17 @@ impl Elements {
 }
 
 impl<K: Kernel> Elements<K> {
-    /// The indices of those that count.
+    /// Returns the indices of elements that count.
     pub fn counting(&self) -> Vec<usize> {
         (1..self.limit).filter(|&index| self.array.u64_at(index, 0).load(Acquire) == COUNTS).collect()
     }
 
-    /// Whether elements should be freed that count nothing.
+    /// Tests whether unused elements should be freed.
     pub fn is_half_full(&self) -> bool {
         self.in_use() * 2 >= self.limit
     }
 
-    /// Whether all should be freed: those that count go on in new ones.
+    /// Tests whether all elements should be freed: series that still count get new ones.
     pub fn is_nearly_full(&self) -> bool {
         self.in_use() * 4 >= self.limit * 3
     }
@@ -109,7 +112,7 @@ impl<K: Kernel> Elements<K> {
         self.array.u32_at(0, offset_of!(List, in_use)).load(Relaxed) as usize
     }
 
-    /// Frees elements that count. `take_last` takes the rest out of each, once no program counts in it any more, and clears
+    /// Frees elements that count. `take_last` takes the rest of each, once no program counts in it any more, and clears
     /// its counters.
     pub fn free(&self, unused: &[usize], mut take_last: impl FnMut(&MappedArray, usize)) {
         if unused.is_empty() {
@@ -122,7 +125,8 @@ impl<K: Kernel> Elements<K> {
             if self.kernel.index_of(&key) == Some(index as u32) {
                 self.kernel.delete(&key);
             }
-            // After the entry: a program that finds the cleared key makes a new series, for which the hash map has room.
+            // After the entry is deleted: a program that finds the cleared key creates a new series, for which the hash
+            // map has room.
             self.array.u64_at(index, 0).store(0, Release);
             words.for_each(|at| self.array.u32_at(index, at).store(0, Relaxed));
         }
@@ -150,7 +154,7 @@ mod tests {
     const COUNT: usize = 16;
     const ELEMENT: usize = 24;
 
-    /// Where a program is; each step is one access to memory that others see.
+    /// State of a program; each step is one access to shared memory.
     #[derive(Clone, Copy, Debug)]
     enum Step {
         LookUp,
@@ -165,11 +169,11 @@ mod tests {
         Count { index: usize },
     }
 
-    /// The kernel with running programs that follow `bpf/elements.bpf.h`.
+    /// A kernel with running programs that follow `bpf/elements.bpf.h`.
     struct World {
         array: MappedArray,
         limit: usize,
-        /// Entries of the hash map. The memory of a deleted one is used again at once.
+        /// Entries of the hash map. A deleted entry's memory is reused at once.
         slots: RefCell<Vec<(Option<u32>, usize)>>,
         programs: RefCell<Vec<(u32, Step)>>,
         counted: RefCell<BTreeMap<u32, u64>>,
@@ -218,7 +222,7 @@ mod tests {
             Some(index)
         }
 
-        /// One step of a program with this key; `None` once it has ended.
+        /// Runs one step of a program with this key; `None` if the program ends.
         fn after(&self, key: u32, step: Step) -> Option<Step> {
             let lose = || {
                 self.lost.set(self.lost.get() + 1);
@@ -285,8 +289,8 @@ mod tests {
             }
         }
 
-        /// Programs start and go on, in any order.
-        fn go_on(&self, keys: u32) {
+        /// Starts and advances programs in random order.
+        fn run_some(&self, keys: u32) {
             for _ in 0..self.next(12) {
                 let programs = self.programs.borrow().len();
                 if !self.are_last.get() && programs < 4 && self.next(3) == 0 {
@@ -305,25 +309,25 @@ mod tests {
 
     impl Kernel for Simulated {
         fn index_of(&self, key: &[u8]) -> Option<u32> {
-            self.world.go_on(self.keys);
+            self.world.run_some(self.keys);
             let slot = self.world.slot_of(u32::from_ne_bytes(key[..4].try_into().ok()?))?;
             Some(self.world.slots.borrow()[slot].1 as u32)
         }
 
         fn delete(&self, key: &[u8]) {
-            self.world.go_on(self.keys);
+            self.world.run_some(self.keys);
             let key = u32::from_ne_bytes(key[..4].try_into().expect("a key has eight bytes"));
             let slot = self.world.slot_of(key).expect("it is there");
             self.world.slots.borrow_mut()[slot].0 = None;
-            self.world.go_on(self.keys);
+            self.world.run_some(self.keys);
         }
 
         fn wait_for_programs(&self) {
             let running = self.world.programs.borrow().len();
-            self.world.go_on(self.keys);
-            // More of them than have to.
+            self.world.run_some(self.keys);
+            // More of them than necessary.
             self.world.end_programs();
-            (0..=running).for_each(|_| self.world.go_on(self.keys));
+            (0..=running).for_each(|_| self.world.run_some(self.keys));
         }
     }
 
@@ -345,7 +349,7 @@ mod tests {
         (world, Elements { array: map(), key: KEY..COUNT, limit, kernel })
     }
 
-    /// What is counted since the last time, by key, as sources do it.
+    /// Takes the counts since the last call by key, as sources do it.
     fn take(elements: &Elements<Simulated>, taken: &mut BTreeMap<u32, u64>) {
         let mut unused = Vec::new();
         let mut add = |key, count| *taken.entry(key).or_default() += count;
@@ -369,13 +373,13 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
         #[test]
-        fn whatever_the_order_each_event_counts_once_and_under_its_key(
+        fn each_event_counts_once_under_its_key_in_any_order(
             random: u64, limit in 2..8_usize, keys in 1..12_u32, rounds in 1..60_usize,
         ) {
             let (world, elements) = elements(limit, keys, random);
             let mut taken = BTreeMap::new();
             for _ in 0..rounds {
-                world.go_on(keys);
+                world.run_some(keys);
                 take(&elements, &mut taken);
             }
             world.are_last.set(true);
@@ -387,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_come_later_find_room_when_earlier_ones_are_quiet() {
+    fn later_keys_replace_unused_ones() {
         let (world, elements) = elements(8, 0, 1);
         let mut taken = BTreeMap::new();
         for key in 1..=1_000 {
@@ -399,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_element_is_the_next_to_be_taken() {
+    fn freed_element_is_allocated_next() {
         let (world, elements) = elements(4, 0, 1);
         let all: Vec<_> = std::iter::from_fn(|| world.take()).collect();
         assert_eq!((all, elements.is_half_full()), (vec![1, 2, 3], true));

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Processes whose first thread has exited: the others go on, but `/proc/PID` then shows a thread that has neither memory nor
-//! files nor a root any more. `/proc` shows these by the number of each other thread.
+//! Processes whose first thread has exited: the others go on, but `/proc/PID` then shows a thread without memory, files
+//! and root. `/proc` shows these under the TID of each other thread.
 
 use std::fs;
 
-/// Whether a thread of this number has exited, and is there only because others of its process are, or its parent is
-/// still to learn of its end.
+/// Tests whether a thread has exited. Its entry in `/proc` remains while other threads of its process live, or its
+/// parent has not waited for it.
 pub(crate) fn has_exited(tid: u32) -> bool {
     fs::read(format!("/proc/{tid}/stat")).is_ok_and(|stat| is_exited(&stat))
 }
 
-/// The state stands behind the name, which may hold anything (proc_pid_stat(5)).
+/// Parses the state behind the name, which may contain anything (proc_pid_stat(5)).
 fn is_exited(stat: &[u8]) -> bool {
     let end = stat.iter().rposition(|&byte| byte == b')');
     matches!(end.and_then(|end| stat.get(end + 2)), Some(b'Z' | b'X'))
 }
 
-/// The number by which `/proc` shows what the threads of a process share: its own, or that of another thread once the first
-/// one has exited.
+/// Returns the TID under which `/proc` shows what the threads of a process share: its PID, or the TID of another thread
+/// once the first one has exited.
 pub(crate) fn shown_as(process: u32) -> u32 {
     if !has_exited(process) {
         return process;
@@ -34,14 +34,14 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A process whose first thread has exited, while another one sleeps; it ends with this.
+    /// A process whose first thread has exited, while another one sleeps. Killed when dropped.
     pub(crate) struct Headless(pub(crate) u32);
 
     impl Headless {
         pub(crate) fn start() -> Self {
             // SAFETY: the new process only makes system calls, and one thread, which does the same.
             let pid = match unsafe { libc::fork() } {
-                // SAFETY: the same; what is handed over lives as long as the process.
+                // SAFETY: as above; the arguments live as long as the process.
                 0 => unsafe {
                     libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                     let mut thread = std::mem::zeroed();
@@ -62,7 +62,7 @@ pub(crate) mod tests {
 
     impl Drop for Headless {
         fn drop(&mut self) {
-            // SAFETY: it is a child that nobody has waited for.
+            // SAFETY: it is a child that has not been waited for.
             unsafe {
                 libc::kill(self.0 as i32, libc::SIGKILL);
                 libc::waitpid(self.0 as i32, std::ptr::null_mut(), 0);
@@ -78,7 +78,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_process_without_its_first_thread_is_shown_by_another_one() {
+    fn process_without_first_thread_is_shown_as_another() {
         let own = std::process::id();
         assert!(!has_exited(own) && shown_as(own) == own);
         let process = Headless::start();
@@ -90,7 +90,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_name_that_looks_like_a_state_is_none() {
+    fn ignores_state_like_names() {
         assert!(is_exited(b"7 (a) Z 1 7\n") && is_exited(b"7 (a) S) X 1 7\n"));
         for stat in [&b"7 (Z) S 1 7\n"[..], b"7 (a) Z) R 1\n", b"7 (a)", b""] {
             assert!(!is_exited(stat));

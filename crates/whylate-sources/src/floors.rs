@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From which latency on an activation is among the worst of its CPU, so that the programs send no others.
+//! Latency thresholds of the worst activations of each CPU, so that the programs send no others.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -12,7 +12,7 @@ pub(crate) struct Floors {
 }
 
 impl Floors {
-    /// For the worst `limit` of each CPU.
+    /// Keeps the worst `limit` latencies of each CPU.
     pub(crate) fn new(limit: usize) -> Self {
         Floors { limit, worst_ns: BTreeMap::new() }
     }
@@ -21,7 +21,7 @@ impl Floors {
         self.worst_ns.clear();
     }
 
-    /// Adds a latency; returns from which one on a further one is among the worst, once there are as many as wanted.
+    /// Adds a latency. Returns the minimum of further worst ones, once there are `limit` latencies.
     pub(crate) fn add(&mut self, cpu: u32, latency_ns: u64) -> Option<u64> {
         let worst_ns = self.worst_ns.entry(cpu).or_default();
         worst_ns.push(Reverse(latency_ns));
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_floor_rises_to_the_smallest_of_the_worst() {
+    fn floor_rises_to_smallest_of_worst() {
         let mut floors = Floors::new(2);
         assert_eq!(floors.add(0, 50), None);
         assert_eq!(floors.add(0, 10), Some(11));

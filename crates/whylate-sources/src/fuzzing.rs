@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `make fuzz` hands bytes to: parsers of what the kernel, other programs and our own in it have written.
+//! Entry points of `make fuzz`: parsers of data that the kernel, other programs and our BPF programs have written.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -21,16 +21,16 @@ use crate::tracefs::ring_page::Page;
 pub use crate::wq::fuzzing::work_items;
 use crate::{clock, cpus};
 
-/// With what names things; functions of the kernel are their addresses.
+/// Runs `read` with decoders; kernel functions are named by their addresses.
 pub(crate) fn with_names<T>(read: impl FnOnce(&mut Windows, &mut KernelSymbols) -> Option<T>) {
     thread_local! {
-        // Reading the hierarchy of cgroups for each input would take all the time.
-        static NAMES: (RefCell<Windows>, KernelSymbols) = (RefCell::default(), KernelSymbols::untold());
+        // Reading the cgroup hierarchy for each input would dominate.
+        static NAMES: (RefCell<Windows>, KernelSymbols) = (RefCell::default(), KernelSymbols::without_addresses());
     }
     NAMES.with(|(windows, symbols)| drop(read(&mut windows.borrow_mut(), &mut symbols.shared())));
 }
 
-/// A program or library: its headers, its names, and how some of its functions are unwound.
+/// Parses a program or library: its headers, its symbols, and the unwinding of some functions.
 ///
 /// # Panics
 /// When there is no memory for a file.
@@ -40,10 +40,10 @@ pub fn elf(bytes: &[u8]) {
     elf_in(file);
 }
 
-/// A symbol of any program.
+/// Demangles a symbol.
 ///
 /// # Panics
-/// When its name is longer than names are.
+/// When the name is longer than the limit.
 pub fn demangle(symbol: &str) {
     for begins in ["", "_Z", "_R", "_ZN"] {
         let name = crate::demangle::demangled(&format!("{begins}{symbol}")).into_owned();
@@ -51,15 +51,15 @@ pub fn demangle(symbol: &str) {
     }
 }
 
-/// A page of the kernel's ring buffer.
+/// Parses a page of the kernel's ring buffer.
 pub fn ring_page(bytes: &[u8]) {
     Page::new(bytes).into_iter().for_each(|page| page.for_each(drop));
 }
 
-/// Small files of /proc and /sys, none of which has more than some lines.
+/// Parses small files of /proc and /sys, of a few lines each.
 ///
 /// # Panics
-/// When a list of CPUs is not the same once it is written and read again.
+/// When a list of CPUs does not survive a round trip.
 pub fn small_files(text: &str) {
     if let Some(cpus) = cpus::numbers(text) {
         let ascending: Vec<u32> = BTreeSet::from_iter(cpus).into_iter().collect();

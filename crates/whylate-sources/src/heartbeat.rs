@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A timer on each CPU whose interrupt is due once in a period: when it comes late, interrupts were off. For the
-//! account of CPUs it rests while the CPU changes hands often, and comes back with a CPU that was offline.
+//! A heartbeat timer on each CPU: if its interrupt comes late, interrupts were off. For the CPU account it pauses while
+//! the CPU switches often, and restarts with a CPU that was offline.
 
 mod cost;
 mod period;
@@ -20,128 +20,127 @@ use cost::interrupt_ns;
 pub use period::DEFAULT_PERIODS_NS;
 pub(crate) use period::Period;
 
-/// How often it is due for the account. Longer times with interrupts off are seen, short of at most this much.
+/// Period for the account, in nanoseconds. A section with interrupts off is underestimated by at most this much.
 pub(crate) const PERIOD_NS: u64 = 1_000_000;
-/// The kernel's function that the timer calls (kernel/events/core.c). It sets the timer anew for times to come only.
+/// Kernel function of the timer (kernel/events/core.c). It rearms the timer only for the future.
 pub(crate) const FUNCTION: &str = "perf_swevent_hrtimer";
 
-/// How often it is decided whether a CPU's timer rests.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Intervals in that time from which on it rests: 20,000 a second. Each end of one shows that interrupts were on, and
-/// the tick still tells when they were not; in a virtual machine a timer's interrupt may cost 20 µs.
-const REST_FROM: u32 = 400;
-/// How many times in a row fewer must be found until it beats again.
-const CALM_LOOKS: u32 = 5;
-/// Looks until it is asked which timers have gone with their CPU: a second.
-const LOOKS_AT_CPUS: u32 = 50;
+/// Poll period of the decision which CPU's timer pauses.
+const POLL_PERIOD: Duration = Duration::from_millis(20);
+/// Number of intervals per poll from which on the timer pauses: 20,000 a second. Each end of one shows that interrupts
+/// were on, and the tick still shows when they were not; in a virtual machine a timer's interrupt may cost 20 us.
+const PAUSE_FROM: u32 = 400;
+/// Number of successive polls below `PAUSE_FROM` until the timer restarts.
+const CALM_POLLS: u32 = 5;
+/// Number of polls between checks for timers that were lost with their CPU: a second.
+const POLLS_PER_CPU_CHECK: u32 = 50;
 
-/// The timers of all CPUs, until it is dropped.
+/// Timers of all CPUs; they run until dropped.
 #[derive(Debug)]
 pub(crate) struct Heartbeats {
     /// Address of the timers' function.
     pub function: u64,
     period_ns: u64,
-    beats: Vec<Beat>,
-    pace: Option<Pace>,
+    timers: Vec<CpuTimer>,
+    limiter: Option<RateLimiter>,
 }
 
-/// The timer of one CPU.
+/// Timer of one CPU.
 #[derive(Debug)]
-struct Beat {
+struct CpuTimer {
     cpu: u32,
     event: OwnedFd,
-    /// Looks until it beats again; 0 while it does.
-    rests: u32,
-    /// Intervals of the CPU when it was looked at the last time.
+    /// Polls until it restarts; 0 while it runs.
+    paused_polls: u32,
+    /// Number of the CPU's intervals at the last poll.
     seen: u32,
-    /// What the event had counted when it was last asked whether it goes on.
+    /// Count of the event at the last check whether it is alive.
     counted: u64,
 }
 
-/// The thread that lets timers rest.
+/// Thread that pauses timers.
 #[derive(Debug)]
-struct Pace {
+struct RateLimiter {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
 impl Heartbeats {
-    /// Starts a timer on each of the CPUs. Nobody reads its samples: only its interrupt matters.
+    /// Starts a timer on each of the CPUs. Its samples are not read: only its interrupt matters.
     pub(crate) fn start(cpus: &[u32], period_ns: u64) -> io::Result<Self> {
         let function = address_of(FUNCTION)?;
-        let beats = cpus.iter().map(|&cpu| Beat::start(cpu, period_ns)).collect::<io::Result<_>>()?;
-        Ok(Heartbeats { function, period_ns, beats, pace: None })
+        let timers = cpus.iter().map(|&cpu| CpuTimer::start(cpu, period_ns)).collect::<io::Result<_>>()?;
+        Ok(Heartbeats { function, period_ns, timers, limiter: None })
     }
 
-    /// Each CPU with the kernel's number of its event, by which a program knows it in every namespace.
+    /// Returns each CPU with the ID of its perf event, by which a program identifies it in every namespace.
     pub(crate) fn ids(&self) -> io::Result<Vec<(u32, u64)>> {
-        self.beats.iter().map(|beat| Ok((beat.cpu, beat.id()?))).collect()
+        self.timers.iter().map(|timer| Ok((timer.cpu, timer.id()?))).collect()
     }
 
-    /// Starts the timer of a CPU anew, whose old one went when the CPU did. Returns the number of its event.
+    /// Starts a new timer on a CPU that lost its timer by going offline. Returns the ID of its event.
     pub(crate) fn restart(&mut self, cpu: u32, period_ns: u64) -> io::Result<u64> {
-        let beat = Beat::start(cpu, period_ns)?;
-        let id = beat.id()?;
-        self.beats.retain(|beat| beat.cpu != cpu);
-        self.beats.push(beat);
+        let timer = CpuTimer::start(cpu, period_ns)?;
+        let id = timer.id()?;
+        self.timers.retain(|timer| timer.cpu != cpu);
+        self.timers.push(timer);
         Ok(id)
     }
 
-    /// Holds the timers back, or lets them go on.
+    /// Pauses all timers, or restarts them.
     #[cfg(test)]
     pub(crate) fn hold_back(&self, is_held: bool) -> io::Result<()> {
         let request = if is_held { PERF_EVENT_IOC_DISABLE } else { PERF_EVENT_IOC_ENABLE };
-        self.beats.iter().try_for_each(|beat| perf_event::request(&beat.event, request))
+        self.timers.iter().try_for_each(|timer| perf_event::request(&timer.event, request))
     }
 
-    /// From now on lets timers rest on CPUs of which `written` tells many intervals, and starts them on CPUs that come
-    /// online and are to be measured. `written` gets the number of a CPU and returns how many intervals that has had,
-    /// wrapping.
-    pub(crate) fn keep_pace(
+    /// Starts a thread that pauses timers of CPUs with many intervals, and starts timers on measured CPUs that come
+    /// online. `written` returns the number of a CPU's intervals so far, wrapping.
+    pub(crate) fn limit_rate(
         &mut self,
         choice: Choice,
         written: impl Fn(u32) -> u32 + Send + 'static,
     ) -> io::Result<()> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let (mut beats, period_ns) = (std::mem::take(&mut self.beats), self.period_ns);
+        let (mut timers, period_ns) = (std::mem::take(&mut self.timers), self.period_ns);
         let thread = thread::Builder::new().name("heartbeats".to_owned()).spawn(move || {
-            let mut looks = 0;
+            let mut polls = 0;
             while !stopped.load(Ordering::Relaxed) {
-                thread::park_timeout(LOOK_EVERY);
-                for beat in &mut beats {
-                    beat.adapt(written(beat.cpu));
+                thread::park_timeout(POLL_PERIOD);
+                for timer in &mut timers {
+                    timer.adapt(written(timer.cpu));
                 }
-                looks = (looks + 1) % LOOKS_AT_CPUS;
-                if looks == 0 {
-                    follow_cpus(&mut beats, &choice, period_ns);
+                polls = (polls + 1) % POLLS_PER_CPU_CHECK;
+                if polls == 0 {
+                    follow_cpus(&mut timers, &choice, period_ns);
                 }
             }
         })?;
-        self.pace = Some(Pace { stop, thread });
+        self.limiter = Some(RateLimiter { stop, thread });
         Ok(())
     }
 }
 
 impl Drop for Heartbeats {
     fn drop(&mut self) {
-        if let Some(pace) = self.pace.take() {
-            pace.stop.store(true, Ordering::Relaxed);
-            pace.thread.thread().unpark();
-            // It cannot panic, and its timers end with it.
-            let _ = pace.thread.join();
+        if let Some(limiter) = self.limiter.take() {
+            limiter.stop.store(true, Ordering::Relaxed);
+            limiter.thread.thread().unpark();
+            // The thread does not panic, and its timers end with it.
+            let _ = limiter.thread.join();
         }
     }
 }
 
-impl Beat {
+impl CpuTimer {
     fn start(cpu: u32, period_ns: u64) -> io::Result<Self> {
         let event = perf_event::start_timer(EVERY_THREAD, cpu as libc::c_int, period_ns)?;
-        Ok(Beat { cpu, event, rests: 0, seen: 0, counted: 0 })
+        Ok(CpuTimer { cpu, event, paused_polls: 0, seen: 0, counted: 0 })
     }
 
-    /// Whether it has counted since the last time it was asked; the event of a CPU that went counts no more.
-    fn goes_on(&mut self) -> bool {
+    /// Tests whether it has counted since the last check; the event of an offline CPU does not.
+    fn is_alive(&mut self) -> bool {
         let Ok(counted) = perf_event::count(&self.event) else { return false };
         std::mem::replace(&mut self.counted, counted) != counted
     }
@@ -153,39 +152,39 @@ impl Beat {
     fn adapt(&mut self, written: u32) {
         let since = written.wrapping_sub(self.seen);
         self.seen = written;
-        let rests = looks_left(self.rests, since);
-        let request = match (self.rests, rests) {
+        let paused_polls = polls_left(self.paused_polls, since);
+        let request = match (self.paused_polls, paused_polls) {
             (0, 1..) => PERF_EVENT_IOC_DISABLE,
             (1.., 0) => PERF_EVENT_IOC_ENABLE,
             _ => {
-                self.rests = rests;
+                self.paused_polls = paused_polls;
                 return;
             }
         };
         if perf_event::request(&self.event, request).is_ok() {
-            self.rests = rests;
+            self.paused_polls = paused_polls;
         }
     }
 }
 
-/// A CPU that goes takes its timer with it. Where none can be started it is tried again the next time.
-fn follow_cpus(beats: &mut Vec<Beat>, choice: &Choice, period_ns: u64) {
+/// Replaces timers of CPUs that were offline. If a timer cannot be started, the next check retries.
+fn follow_cpus(timers: &mut Vec<CpuTimer>, choice: &Choice, period_ns: u64) {
     for cpu in cpus::online().unwrap_or_default().into_iter().filter(|&cpu| choice.takes(cpu)) {
-        match beats.iter_mut().find(|beat| beat.cpu == cpu) {
-            Some(beat) => {
-                let is_gone = beat.rests == 0 && !beat.goes_on();
-                if is_gone && let Ok(Beat { event, .. }) = Beat::start(cpu, period_ns) {
-                    beat.event = event;
+        match timers.iter_mut().find(|timer| timer.cpu == cpu) {
+            Some(timer) => {
+                let is_gone = timer.paused_polls == 0 && !timer.is_alive();
+                if is_gone && let Ok(CpuTimer { event, .. }) = CpuTimer::start(cpu, period_ns) {
+                    timer.event = event;
                 }
             }
-            None => beats.extend(Beat::start(cpu, period_ns)),
+            None => timers.extend(CpuTimer::start(cpu, period_ns)),
         }
     }
 }
 
-/// How many looks are left until a timer beats again, after one that has found so many intervals.
-fn looks_left(before: u32, intervals: u32) -> u32 {
-    if intervals >= REST_FROM { CALM_LOOKS } else { before.saturating_sub(1) }
+/// Returns the polls left until a timer restarts, after one that has found `intervals`.
+fn polls_left(before: u32, intervals: u32) -> u32 {
+    if intervals >= PAUSE_FROM { CALM_POLLS } else { before.saturating_sub(1) }
 }
 
 #[cfg(test)]
@@ -195,52 +194,52 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timer_that_has_gone_with_its_cpu_is_started_again() {
+    fn restarts_timer_lost_with_its_cpu() {
         let choice = Choice::here(&[]).expect("the kernel lists its CPUs");
         let cpu = *choice.measured.last().expect("one runs this");
-        let Ok(beat) = Beat::start(cpu, PERIOD_NS) else {
+        let Ok(timer) = CpuTimer::start(cpu, PERIOD_NS) else {
             println!("skipped: this user may have no timer on a CPU");
             return;
         };
-        let mut beats = vec![beat];
-        let follow_cpus = |beats: &mut Vec<Beat>| follow_cpus(beats, &choice, PERIOD_NS);
-        follow_cpus(&mut beats);
-        let first = beats.iter().position(|beat| beat.cpu == cpu).expect("it is still there");
-        let event = |beats: &[Beat]| beats[first].event.as_raw_fd();
-        let before = event(&beats);
+        let mut timers = vec![timer];
+        let follow_cpus = |timers: &mut Vec<CpuTimer>| follow_cpus(timers, &choice, PERIOD_NS);
+        follow_cpus(&mut timers);
+        let first = timers.iter().position(|timer| timer.cpu == cpu).expect("it is still there");
+        let event = |timers: &[CpuTimer]| timers[first].event.as_raw_fd();
+        let before = event(&timers);
         thread::sleep(Duration::from_millis(5));
-        follow_cpus(&mut beats);
-        assert_eq!(event(&beats), before, "it goes on");
-        // As when the CPU has gone: it is there, and counts no more.
-        perf_event::request(&beats[first].event, PERF_EVENT_IOC_DISABLE).expect("it may be held back");
-        follow_cpus(&mut beats);
+        follow_cpus(&mut timers);
+        assert_eq!(event(&timers), before, "it goes on");
+        // As after the CPU was offline: the event exists, and does not count.
+        perf_event::request(&timers[first].event, PERF_EVENT_IOC_DISABLE).expect("it may be held back");
+        follow_cpus(&mut timers);
         thread::sleep(Duration::from_millis(5));
-        follow_cpus(&mut beats);
+        follow_cpus(&mut timers);
         thread::sleep(Duration::from_millis(5));
-        assert!(beats[first].goes_on(), "another one counts");
-        let mut all: Vec<u32> = beats.iter().map(|beat| beat.cpu).collect();
+        assert!(timers[first].is_alive(), "another one counts");
+        let mut all: Vec<u32> = timers.iter().map(|timer| timer.cpu).collect();
         all.sort_unstable();
         assert_eq!(all, choice.measured, "each CPU has one");
     }
 
     #[test]
-    fn no_timer_is_started_on_a_cpu_that_is_left_out() {
+    fn starts_no_timer_on_excluded_cpu() {
         let online = cpus::online().expect("the kernel lists its CPUs");
         let (asked, left_out) = online.split_at(1);
         let choice = Choice::here(asked).expect("it is online");
-        let mut beats = Vec::new();
-        follow_cpus(&mut beats, &choice, PERIOD_NS);
-        assert!(beats.iter().all(|beat| asked.contains(&beat.cpu)), "{beats:?}, left out {left_out:?}");
+        let mut timers = Vec::new();
+        follow_cpus(&mut timers, &choice, PERIOD_NS);
+        assert!(timers.iter().all(|timer| asked.contains(&timer.cpu)), "{timers:?}, left out {left_out:?}");
     }
 
     #[test]
-    fn a_timer_rests_at_once_and_beats_again_when_it_stays_calm() {
-        let mut rests = 0;
-        let found = [10, REST_FROM, 10, 10, 10, 10, REST_FROM - 1, 10];
-        let told = found.map(|intervals| {
-            rests = looks_left(rests, intervals);
-            rests > 0
+    fn timer_pauses_at_once_and_restarts_after_calm_polls() {
+        let mut paused_polls = 0;
+        let found = [10, PAUSE_FROM, 10, 10, 10, 10, PAUSE_FROM - 1, 10];
+        let is_paused = found.map(|intervals| {
+            paused_polls = polls_left(paused_polls, intervals);
+            paused_polls > 0
         });
-        assert_eq!(told, [false, true, true, true, true, true, false, false]);
+        assert_eq!(is_paused, [false, true, true, true, true, true, false, false]);
     }
 }

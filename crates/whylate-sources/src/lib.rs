@@ -61,8 +61,8 @@ use sqpoll::SqpollOptions;
 use timerlat::TimerlatOptions;
 use wq::WqOptions;
 
-/// Every source as a look takes it, in the order of attaching. The first has timers of its own on each CPU, which the
-/// common account goes by. Measured threads come last: what attaching does to others is over then.
+/// Returns every source as the overview uses it, in attach order. The first has heartbeat timers on each CPU, which the
+/// shared account uses. Measured threads come last, after the disturbance of attaching.
 pub fn sources() -> [Box<dyn Source>; 6] {
     let backend = |name: &str| Some(name.to_owned());
     [
@@ -71,7 +71,7 @@ pub fn sources() -> [Box<dyn Source>; 6] {
         Box::new(OffcpuOptions { backend: backend(offcpu::SAMPLE), ..OffcpuOptions::default() }),
         Box::new(SqpollOptions::default()),
         Box::new(BlockOptions::default()),
-        // The kernel's tracer is one for everybody, who may be using it; programs measure the same.
+        // The kernel's tracer is a single one, which may be in use; programs measure the same.
         Box::new(TimerlatOptions { backend: backend(timerlat::BPF), is_frugal: true, ..TimerlatOptions::default() }),
     ]
 }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_card_has_a_source_and_those_with_timers_come_first_and_last() {
+    fn each_card_has_a_source_and_timers_come_first_and_last() {
         let names = sources().map(|source| source.info().card.name);
         assert_eq!(names.iter().copied().collect::<BTreeSet<_>>(), CARDS.iter().map(|card| card.name).collect());
         assert_eq!((names.first(), names.last()), (Some(&IRQSOFF.name), Some(&TIMERLAT.name)));

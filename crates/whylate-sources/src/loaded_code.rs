@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where the kernel code lies that was loaded after boot: modules and BPF programs. The kernel's list of symbols has no
-//! lengths: an address in unloaded code would be taken for the function before it, which may be any.
+//! Address ranges of kernel code loaded after boot: modules and BPF programs. The kernel's symbol list has no lengths:
+//! an address in unloaded code would be taken for the preceding function, whichever that is.
 //!
-//! Code is often loaded where other code lay. Each piece therefore has an epoch, and names are of an epoch ([`crate::symbols`]).
+//! Code is often loaded at the address of earlier code. Each piece therefore has an epoch, and names belong to an epoch
+//! ([`crate::symbols`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
@@ -12,36 +13,36 @@ use std::os::unix::fs::MetadataExt as _;
 
 use libbpf_rs::libbpf_sys;
 
-/// No function is as long, but the gaps between the kernel's own code and that of modules are longer.
-const LONGEST_FUNCTION: u64 = 1 << 20;
-/// The kernel makes trampolines of a page each (kernel/bpf/trampoline.c).
-const TRAMPOLINE: u64 = 4096;
-/// How many pieces of code that is gone are kept, at most.
+/// Maximum length of a function; the gaps between the kernel's own code and that of modules are longer.
+const MAX_FUNCTION_BYTES: u64 = 1 << 20;
+/// Size of a trampoline, which the kernel allocates by pages (kernel/bpf/trampoline.c).
+const TRAMPOLINE_BYTES: u64 = 4096;
+/// Maximum number of unloaded pieces of code that are kept.
 const MAX_FORMER: usize = 16_384;
 
-/// A module that is loaded anew has another directory in /sys.
+/// A loaded module. When it is loaded again, it has another directory in /sys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
     pub name: String,
-    /// 0 where it is hidden.
+    /// 0 if hidden.
     pub inode: u64,
     pub range: Range<u64>,
 }
 
-/// What is loaded at a time.
+/// Code that is loaded at a time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Listed {
     pub modules: Vec<Module>,
-    /// All BPF programs, by the kernel's numbers, which are not used again.
+    /// IDs of all BPF programs, which are not reused.
     pub programs: BTreeSet<u32>,
-    /// Functions of those that were asked for.
+    /// Functions of the requested programs.
     pub functions: BTreeMap<u32, Vec<Range<u64>>>,
 }
 
 impl Listed {
-    /// Now, with the functions of programs that are not known.
+    /// Lists what is loaded now, with the functions of programs that are not `known`.
     pub(crate) fn now(known: &BTreeSet<u32>) -> Self {
-        // Without modules in the kernel there is no such file.
+        // A kernel without modules has no such file.
         let modules = fs::read_to_string("/proc/modules").unwrap_or_default();
         let programs = programs();
         let functions = programs.difference(known).map(|&id| (id, functions_of(id).unwrap_or_default())).collect();
@@ -59,33 +60,33 @@ enum Key {
 struct Piece {
     key: Key,
     range: Range<u64>,
-    /// From which epoch on it was seen.
+    /// First epoch in which it was seen.
     epoch: u64,
 }
 
-/// Code that is gone, with what named it.
+/// Unloaded code, with the symbols that named it.
 #[derive(Debug)]
 pub(crate) struct Former<Names> {
     piece: Piece,
-    /// When it was found gone: until shortly before, it may have run.
+    /// When it was found unloaded: it may have run until shortly before.
     gone_ns: u64,
     /// Symbols that were read while it was loaded.
     pub names: Option<Names>,
 }
 
 impl<Names> Former<Names> {
-    /// Whether the function that begins there is of this code.
+    /// Tests whether the function that starts at this address belongs to this code.
     pub(crate) fn has(&self, begins: u64) -> bool {
         self.piece.range.contains(&begins)
     }
 }
 
-/// All of it, as far as the kernel lists it to this process.
+/// Loaded code, as far as the kernel lists it to this process.
 #[derive(Debug)]
 pub(crate) struct LoadedCode<Names> {
-    /// How often something else was loaded than before.
+    /// Number of changes of what is loaded.
     epoch: u64,
-    /// In the order of their addresses, as programs.
+    /// Sorted by address, as `programs` is.
     modules: Vec<Piece>,
     programs: Vec<Piece>,
     known: BTreeSet<u32>,
@@ -108,7 +109,7 @@ impl<Names: Clone> LoadedCode<Names> {
         &self.known
     }
 
-    /// Takes in what is loaded now. `names` are the symbols that were read last, and in which epoch.
+    /// Updates the list. `names` are the symbols that were read last, and in which epoch.
     pub(crate) fn update(&mut self, mut listed: Listed, now_ns: u64, names: Option<(&Names, u64)>) {
         let gone = |piece: &Piece| match &piece.key {
             Key::Module(module) => !listed.modules.contains(module),
@@ -150,17 +151,17 @@ impl<Names: Clone> LoadedCode<Names> {
         self.modules.iter().any(|piece| matches!(&piece.key, Key::Module(known) if known == module))
     }
 
-    /// Forgets code that was gone before that time.
+    /// Forgets code unloaded before `since_ns`.
     pub(crate) fn forget_former(&mut self, since_ns: u64) {
         self.former.retain(|former| former.gone_ns > since_ns);
     }
 
-    /// Other symbols were read: of those that were read before the last ones, none are kept.
+    /// Drops the names of unloaded code, except those of the last symbols read, when other symbols are read.
     pub(crate) fn keep_names(&mut self, is_last: impl Fn(&Names) -> bool) {
         self.former.iter_mut().for_each(|former| former.names = former.names.take().filter(&is_last));
     }
 
-    /// Code that has run at the address until it was found gone.
+    /// Returns code that has run at the address before it was unloaded.
     pub(crate) fn former_at(&self, address: u64) -> impl Iterator<Item = &Former<Names>> {
         self.former.iter().filter(move |former| former.piece.range.contains(&address))
     }
@@ -169,59 +170,59 @@ impl<Names: Clone> LoadedCode<Names> {
         !self.former.is_empty()
     }
 
-    /// Since which epoch the address has been that of the same code. What is in no list, such as a trampoline, may be other code
+    /// Returns since which epoch the address belongs to the same code. Unlisted code, such as a trampoline, may change
     /// with each epoch.
     pub(crate) fn epoch_of(&self, address: u64) -> u64 {
         self.piece_at(address).map_or(self.epoch, |piece| piece.epoch)
     }
 
-    /// Whether a module or a program has the address.
+    /// Tests whether a module or a program contains the address.
     pub(crate) fn has(&self, address: u64) -> bool {
         self.piece_at(address).is_some()
     }
 
     fn piece_at(&self, address: u64) -> Option<&Piece> {
-        // A module's size is that of all its parts, of which the code is the first: some may seem to overlap.
+        // A module's size covers all its parts, the first of which is the code: some may seem to overlap.
         self.program_at(address).or_else(|| last_with(&self.modules, address, usize::MAX))
     }
 
     fn program_at(&self, address: u64) -> Option<&Piece> {
-        // A return address may lie just behind a function, where the next one begins.
+        // A return address may be just behind a function, where the next one starts.
         last_with(&self.programs, address, 2)
     }
 
-    /// Whether the function that begins there, as the kernel's list of symbols has it, has code at the address.
+    /// Tests whether the function that starts at `begins`, by the kernel's symbol list, contains the address.
     pub(crate) fn belongs(&self, address: u64, function: &str, begins: u64) -> bool {
         let mut modules = self.modules.iter().filter(|module| module.range.contains(&begins)).peekable();
         match function {
-            // Without the privilege to ask, there are none.
+            // Without the privilege to list programs, there are none.
             _ if is_program(function) => self.programs.is_empty() || self.program_at(address).is_some(),
-            _ if function.starts_with("bpf_trampoline_") => address.abs_diff(begins) < TRAMPOLINE,
-            _ if address.abs_diff(begins) >= LONGEST_FUNCTION => false,
+            _ if function.starts_with("bpf_trampoline_") => address.abs_diff(begins) < TRAMPOLINE_BYTES,
+            _ if address.abs_diff(begins) >= MAX_FUNCTION_BYTES => false,
             _ => modules.peek().is_none() || modules.any(|module| module.range.contains(&address)),
         }
     }
 }
 
-/// The last one that has the address, among at most `among` that begin before it.
+/// Returns the last piece that contains the address, among the last `among` pieces that start before it.
 fn last_with(pieces: &[Piece], address: u64, among: usize) -> Option<&Piece> {
     let after = pieces.partition_point(|piece| piece.range.start <= address);
     pieces[..after].iter().rev().take(among).find(|piece| piece.range.contains(&address))
 }
 
-/// Whether the name is the kernel's for a BPF program: `bpf_prog_`, 16 digits of tag, its own name (kernel/bpf/core.c).
+/// Tests for the kernel's name of a BPF program: `bpf_prog_`, 16 digits of tag, its own name (kernel/bpf/core.c).
 fn is_program(function: &str) -> bool {
     let tag = function.strip_prefix("bpf_prog_").and_then(|rest| rest.get(..16));
     tag.is_some_and(|tag| tag.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
-/// Of a line `name size users of-whom state address`.
+/// Parses a line `name size users of-whom state address`.
 fn module(line: &str) -> Option<Module> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next()?.to_owned();
     let size: u64 = words.next()?.parse().ok()?;
     let begins = u64::from_str_radix(words.nth(3)?.strip_prefix("0x")?, 16).ok()?;
-    // All zeros where addresses are hidden.
+    // All zeros if addresses are hidden.
     (begins != 0).then(|| Module { name, inode: 0, range: begins..begins.saturating_add(size) })
 }
 
@@ -230,7 +231,7 @@ fn with_inode(module: Module) -> Module {
     Module { inode, ..module }
 }
 
-/// The numbers of all programs; none without CAP_SYS_ADMIN.
+/// Returns the IDs of all programs; none without CAP_SYS_ADMIN.
 #[allow(unsafe_code)]
 fn programs() -> BTreeSet<u32> {
     let mut programs = BTreeSet::new();
@@ -242,10 +243,10 @@ fn programs() -> BTreeSet<u32> {
     programs
 }
 
-/// Where the functions of a program lie; `None` where it is gone.
+/// Returns the address ranges of a program's functions; `None` if it is gone.
 #[allow(unsafe_code)]
 fn functions_of(id: u32) -> Option<Vec<Range<u64>>> {
-    // SAFETY: a number goes in, and a descriptor comes out, or a negative number.
+    // SAFETY: takes a number, and returns a descriptor or a negative number.
     let raw = unsafe { libbpf_sys::bpf_prog_get_fd_by_id(id) };
     if raw < 0 {
         return None;
@@ -255,7 +256,7 @@ fn functions_of(id: u32) -> Option<Vec<Range<u64>>> {
     let mut info = libbpf_sys::bpf_prog_info::default();
     let about = (&raw mut info).cast();
     let mut length = size_of::<libbpf_sys::bpf_prog_info>() as u32;
-    // SAFETY: the kernel writes `length` bytes of numbers into `info`, which has no place for anything else.
+    // SAFETY: the kernel writes `length` bytes of numbers into `info`, which has no room for anything else.
     let ret = unsafe { libbpf_sys::bpf_obj_get_info_by_fd(program.as_raw_fd(), about, &raw mut length) };
     let functions = info.nr_jited_ksyms.min(info.nr_jited_func_lens);
     let (mut begins, mut lengths) = (vec![0u64; functions as usize], vec![0u32; functions as usize]);
@@ -267,7 +268,7 @@ fn functions_of(id: u32) -> Option<Vec<Range<u64>>> {
         ..Default::default()
     };
     let about = (&raw mut info).cast();
-    // SAFETY: the same, and as many numbers as there is room for where `info` points to.
+    // SAFETY: as above, and `info` points to as many numbers as the kernel writes.
     if ret != 0 || unsafe { libbpf_sys::bpf_obj_get_info_by_fd(program.as_raw_fd(), about, &raw mut length) } != 0 {
         return None;
     }
@@ -280,7 +281,7 @@ fn functions_of(id: u32) -> Option<Vec<Range<u64>>> {
 pub(crate) mod fuzzing {
     use super::{Listed, LoadedCode};
 
-    /// What /proc/modules tells, and whether code is of one of them.
+    /// Parses /proc/modules, and looks up code in its modules.
     pub(crate) fn modules(text: &str) {
         let modules: Vec<_> = text.lines().filter_map(super::module).collect();
         let begins: Vec<u64> = modules.iter().map(|module| module.range.start).take(4).collect();
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_nobodys() {
+    fn gap_belongs_to_no_code() {
         let lines = [
             "ext4 983040 2 - Live 0xffffffffc0400000",
             "crc16 12288 1 ext4, Live 0xffffffffc0300000 (E)",
@@ -324,13 +325,13 @@ mod tests {
         assert!(!code.belongs(0xffff_ffff_c030_3210, "crc16", 0xffff_ffff_c030_0200));
         assert!(code.belongs(0xffff_ffff_c000_1010, PROGRAM, 0xffff_ffff_c000_1000));
         assert!(!code.belongs(0xffff_ffff_c000_1210, PROGRAM, 0xffff_ffff_c000_1000));
-        // A function of the kernel's own.
+        // A function of the kernel itself.
         assert!(code.belongs(0xffff_ffff_8100_1210, "bpf_prog_test_run_syscall", 0xffff_ffff_8100_1200));
         assert!(!code.belongs(0xffff_ffff_c000_1210, "_end", 0xffff_ffff_8300_0000));
     }
 
     #[test]
-    fn code_in_the_same_place_is_of_another_epoch() {
+    fn code_at_same_address_has_another_epoch() {
         let range = 0x1000..0x1100;
         let program = |id| listed(["ext4 4096 2 - Live 0x9000"], &[(id, std::slice::from_ref(&range))]);
         let mut code = LoadedCode::<u8>::default();
@@ -346,7 +347,7 @@ mod tests {
         let former: Vec<_> = code.former_at(0x1010).map(|former| (former.gone_ns, former.names)).collect();
         assert_eq!(former, [(30, Some(1))]);
         assert_eq!(code.former_at(0x9010).count(), 0);
-        // Symbols that are older than the code do not name it.
+        // Symbols older than the code do not name it.
         code.update(program(9), 40, Some((&1, 1)));
         assert_eq!(code.former_at(0x1010).map(|former| former.names).collect::<Vec<_>>(), [Some(1), None]);
         code.forget_former(30);
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_loaded_anew_is_another_one() {
+    fn reloaded_module_is_another_one() {
         let with = |inode| {
             let mut listed = listed(["ext4 4096 2 - Live 0x9000"], &[]);
             listed.modules.iter_mut().for_each(|module| module.inode = inode);
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn former_code_is_bounded() {
+    fn unloaded_code_is_bounded() {
         let mut code = LoadedCode::<u8>::default();
         let ranges: Vec<Range<u64>> = (0..MAX_FORMER as u64 + 10).map(|at| at * 64..at * 64 + 32).collect();
         code.update(listed([], &[(1, &ranges)]), 10, None);

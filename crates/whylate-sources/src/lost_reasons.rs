@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! No source yields a reason for lost events that nobody can look up.
+//! Checks that each reason for lost events is documented.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,17 +7,18 @@ use std::path::{Path, PathBuf};
 
 use whylate_model::sources::{CARDS, Card, IRQSOFF};
 
-fn rust_files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+fn rust_files(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).expect("a folder").map(|entry| entry.expect("an entry").path());
     let each = entries.flat_map(|path| if path.is_dir() { rust_files(&path) } else { vec![path] });
     each.filter(|path| path.extension().is_some_and(|end| end == "rs")).collect()
 }
 
-/// The names in a file: in tables called `LOST`, in what yields or names lost events, and next to `lost` or `lose`.
+/// Returns the names in a file: in tables called `LOST`, in functions that yield or name lost events, and next to
+/// `lost` or `lose`.
 fn names_in(text: &str) -> BTreeSet<String> {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let mut names = BTreeSet::new();
-    // The last line of what a line above has begun.
+    // The last line of a table or function that has started above.
     let mut until = None;
     for line in code.lines() {
         let indent = &line[..line.len() - line.trim_start().len()];
@@ -41,7 +42,7 @@ fn names_in(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn each_reason_is_explained() {
+fn each_reason_is_documented() {
     let sources_of = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../whylate-model/src");
     let mut found = BTreeSet::new();
@@ -49,7 +50,7 @@ fn each_reason_is_explained() {
         .into_iter()
         .map(|file| (file, None))
         .chain(
-            // Traces that somebody has sent are read there.
+            // Traces sent by users are read there.
             rust_files(&model.join("ftrace")).into_iter().map(|file| (file, Some(&IRQSOFF))),
         )
         .chain([(model.join("merge.rs"), None)])
@@ -64,7 +65,7 @@ fn each_reason_is_explained() {
         for name in names_in(&fs::read_to_string(&file).expect("text")) {
             let is_explained = match source {
                 Some(card) => card.meaning(&name).is_some(),
-                // What sources share.
+                // Reasons shared by sources.
                 None => CARDS.iter().any(|card| card.meaning(&name).is_some()),
             };
             assert!(

@@ -12,10 +12,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::attach::{PlainData, read_plain};
 
-/// The largest element that is copied.
-const MOST_COPIED_BYTES: usize = 320;
+/// Maximum size of an element that is copied.
+const MAX_COPIED_BYTES: usize = 320;
 
-/// A `BPF_MAP_TYPE_ARRAY` with `BPF_F_MMAPABLE`. The kernel changes it at the same time: every access is atomic.
+/// A `BPF_MAP_TYPE_ARRAY` with `BPF_F_MMAPABLE`. The kernel changes it concurrently: every access is atomic.
 #[derive(Debug)]
 pub struct MappedArray {
     memory: NonNull<u8>,
@@ -34,7 +34,7 @@ impl MappedArray {
     /// Maps `entries` elements of `element_bytes` each.
     ///
     /// # Errors
-    /// When the kernel refuses, e.g. because the map is smaller or not made for it.
+    /// When the kernel refuses, e.g. because the map is smaller or not mmapable.
     pub fn new(map: impl AsFd, entries: usize, element_bytes: usize) -> io::Result<Self> {
         let stride = element_bytes.next_multiple_of(8);
         let bytes =
@@ -51,56 +51,56 @@ impl MappedArray {
         self.entries
     }
 
-    /// The 64-bit counter at `offset` bytes into element `index`.
+    /// Returns the 64-bit counter at `offset` bytes into element `index`.
     ///
     /// # Panics
-    /// When it does not lie within the element or is not aligned.
+    /// When the counter is outside of the element or not aligned.
     pub fn u64_at(&self, index: usize, offset: usize) -> &AtomicU64 {
         let at = self.position::<AtomicU64>(index, offset);
         // SAFETY: within the mapping and aligned, as `position` checks; all access is atomic.
         unsafe { AtomicU64::from_ptr(at.cast()) }
     }
 
-    /// The 32-bit number at `offset` bytes into element `index`.
+    /// Returns the 32-bit number at `offset` bytes into element `index`.
     ///
     /// # Panics
-    /// When it does not lie within the element or is not aligned.
+    /// When the number is outside of the element or not aligned.
     pub fn u32_at(&self, index: usize, offset: usize) -> &AtomicU32 {
         let at = self.position::<AtomicU32>(index, offset);
         // SAFETY: within the mapping and aligned, as `position` checks; all access is atomic.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
-    /// The 16-bit number at `offset` bytes into element `index`.
+    /// Returns the 16-bit number at `offset` bytes into element `index`.
     ///
     /// # Panics
-    /// When it does not lie within the element or is not aligned.
+    /// When the number is outside of the element or not aligned.
     pub fn u16_at(&self, index: usize, offset: usize) -> &AtomicU16 {
         let at = self.position::<AtomicU16>(index, offset);
         // SAFETY: within the mapping and aligned, as `position` checks; all access is atomic.
         unsafe { AtomicU16::from_ptr(at.cast()) }
     }
 
-    /// The byte at `offset` bytes into element `index`.
+    /// Returns the byte at `offset` bytes into element `index`.
     ///
     /// # Panics
-    /// When it does not lie within the element.
+    /// When the byte is outside of the element.
     pub fn u8_at(&self, index: usize, offset: usize) -> &AtomicU8 {
         let at = self.position::<AtomicU8>(index, offset);
         // SAFETY: within the mapping, as `position` checks; all access is atomic.
         unsafe { AtomicU8::from_ptr(at) }
     }
 
-    /// An element as it is now, perhaps half of it older than the rest.
+    /// Copies an element, which may be torn.
     ///
     /// # Panics
     /// When there is no such element.
     pub fn copy<T: PlainData>(&self, index: usize) -> Option<T> {
-        const { assert!(size_of::<T>() <= MOST_COPIED_BYTES, "it is too large to be copied") };
-        let mut bytes = [0; MOST_COPIED_BYTES];
+        const { assert!(size_of::<T>() <= MAX_COPIED_BYTES, "it is too large to be copied") };
+        let mut bytes = [0; MAX_COPIED_BYTES];
         let words = bytes.chunks_exact_mut(8).take(size_of::<T>() / 8).enumerate();
-        for (place, word) in words {
-            word.copy_from_slice(&self.u64_at(index, place * 8).load(Ordering::Relaxed).to_ne_bytes());
+        for (index_of_word, word) in words {
+            word.copy_from_slice(&self.u64_at(index, index_of_word * 8).load(Ordering::Relaxed).to_ne_bytes());
         }
         read_plain(&bytes)
     }

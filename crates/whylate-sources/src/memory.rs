@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory of a program that ends with a sentence where there is no more: Rust's own way to end is a crash.
+//! Allocator that ends the program with a message if memory runs out: Rust's default is an abort.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-const SAID: &[u8] = b"whylate: out of memory: allow more (ulimit -v, or memory.max of its cgroup)\n";
-/// That of a failure.
+const MESSAGE: &[u8] = b"whylate: out of memory: allow more (ulimit -v, or memory.max of its cgroup)\n";
+/// Exit status of a failure.
 const STATUS: libc::c_int = 1;
 
-/// The system's memory.
+/// The system allocator.
 #[derive(Debug)]
 pub struct Memory;
 
-// SAFETY: all that is given out is the system's, and what is asked for is handed on unchanged.
+// SAFETY: all memory is the system's, and requests are passed on unchanged.
 unsafe impl GlobalAlloc for Memory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller keeps to what the system asks for too.
+        // SAFETY: the caller's contract is that of `System`.
         got(unsafe { System.alloc(layout) })
     }
 
@@ -42,12 +42,12 @@ fn got(memory: *mut u8) -> *mut u8 {
     memory
 }
 
-/// What it has changed in the kernel the next whylate puts back, as after `kill -9`.
+/// Ends the program. The next whylate restores kernel settings, as after `kill -9`.
 #[cold]
 fn end() -> ! {
-    // SAFETY: the bytes are there as long as the program; nothing is run or freed on the way out.
+    // SAFETY: the bytes are static; nothing is run or freed on the way out.
     unsafe {
-        libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len());
+        libc::write(libc::STDERR_FILENO, MESSAGE.as_ptr().cast(), MESSAGE.len());
         libc::_exit(STATUS)
     }
 }

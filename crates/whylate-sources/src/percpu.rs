@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How far apart the kernel's per-CPU variables are: BTF always tells places, addresses need CONFIG_KALLSYMS_ALL.
+//! Distances between the kernel's per-CPU variables: BTF always has offsets, addresses need CONFIG_KALLSYMS_ALL.
 
 use std::sync::OnceLock;
 
@@ -16,7 +16,7 @@ impl PerCpu {
         Ok(PerCpu { types: Btf::from_vmlinux()? })
     }
 
-    /// How many bytes `to` lies after `from`, for each CPU; `None` where the kernel lacks one of them.
+    /// Returns how many bytes `to` is after `from`, on each CPU; `None` if the kernel lacks one of them.
     pub(crate) fn distance(&self, from: &str, to: &str) -> Option<i64> {
         Some(self.offset(to)? - self.offset(from)?)
     }
@@ -31,14 +31,14 @@ impl PerCpu {
     }
 }
 
-/// Where programs find the preemption count of a CPU, which says whether an interrupt runs.
+/// Location of a CPU's preemption count, which shows whether an interrupt runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PreemptCount {
     /// In the current thread: every architecture but x86.
     InThread,
-    /// In a variable of the CPU, at this distance from its `runqueues`, in bytes.
+    /// In a per-CPU variable, at this distance from the CPU's `runqueues`, in bytes.
     BesideRunQueue(i64),
-    /// The kernel does not say where.
+    /// BTF does not show it.
     Unknown,
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum PreemptCount {
 const PREEMPT_COUNTS: [&str; 2] = ["__preempt_count", "pcpu_hot"];
 
 impl PreemptCount {
-    /// Looks at this kernel's types, once.
+    /// Reads this kernel's BTF, once.
     pub(crate) fn here() -> Self {
         static HERE: OnceLock<PreemptCount> = OnceLock::new();
         *HERE.get_or_init(|| match PerCpu::new() {
@@ -56,7 +56,7 @@ impl PreemptCount {
         })
     }
 
-    /// The value of programs' `preempt_count_distance`; 0 where it is of no use.
+    /// Returns the value of programs' `preempt_count_distance`; 0 if unused.
     pub(crate) fn distance(self) -> i64 {
         match self {
             PreemptCount::BesideRunQueue(distance) => distance,
@@ -64,7 +64,7 @@ impl PreemptCount {
         }
     }
 
-    /// What cannot be measured where programs cannot read the count.
+    /// Returns the limitation if programs cannot read the count.
     pub(crate) fn limitation(self) -> Option<&'static str> {
         const UNKNOWN: &str = "a thread that is interrupted without a tracepoint may be shown as a waker, a submitter or a queuer: \
                                the kernel's BTF does not say where the CPU's preemption count is";
@@ -74,7 +74,7 @@ impl PreemptCount {
 
 impl PerCpu {
     fn preempt_count(&self) -> PreemptCount {
-        // With CONFIG_FAIR_GROUP_SCHED a thread leads to the run queue of its CPU.
+        // With CONFIG_FAIR_GROUP_SCHED a thread points to the run queue of its CPU.
         let entity = self.types.type_by_name::<Struct<'_>>("sched_entity");
         let has_queue =
             entity.is_some_and(|entity| entity.iter().any(|member| member.name.is_some_and(|name| name == "cfs_rq")));
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_preemption_count_is_found() {
+    fn finds_preemption_count() {
         if PerCpu::new().is_err() {
             println!("skipped: this kernel has no BTF");
             return;
@@ -100,15 +100,15 @@ mod tests {
     }
 
     #[test]
-    fn distances_add_up() {
-        let Ok(places) = PerCpu::new() else {
+    fn distances_are_symmetric() {
+        let Ok(variables) = PerCpu::new() else {
             println!("skipped: this kernel has no BTF");
             return;
         };
         let (there, back) =
-            (places.distance("hrtimer_bases", "runqueues"), places.distance("runqueues", "hrtimer_bases"));
+            (variables.distance("hrtimer_bases", "runqueues"), variables.distance("runqueues", "hrtimer_bases"));
         assert_eq!(there.map(|bytes| bytes + back.unwrap_or(0)), Some(0));
         assert_ne!(there, Some(0));
-        assert_eq!(places.distance("hrtimer_bases", "no such variable"), None);
+        assert_eq!(variables.distance("hrtimer_bases", "no such variable"), None);
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's perf events, of which only the interrupts matter: nobody reads their samples.
+//! Perf events used only for their interrupts: their samples are not read.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,17 +18,17 @@ const PERF_EVENT_IOC_ID: libc::Ioctl = 0x8000_2407 | ((size_of::<*const u64>() a
 /// `_IOW('$', 8, __u32)`.
 const PERF_EVENT_IOC_SET_BPF: libc::Ioctl = 0x4004_2408;
 
-/// Starts a timer of a thread or of a CPU (-1: of any), which goes with the descriptor.
+/// Starts a timer of a thread or of a CPU (-1: of any), which runs until the descriptor is closed.
 pub(crate) fn start_timer(tid: libc::pid_t, cpu: libc::c_int, period_ns: u64) -> io::Result<OwnedFd> {
     open(PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK.into(), tid, cpu, period_ns)
 }
 
-/// Interrupts the CPU's kernel code each `period` cycles of it (on x86 by an NMI), until the descriptor is closed.
+/// Interrupts the CPU's kernel code after each `period` cycles (on x86 by an NMI), until the descriptor is closed.
 pub(crate) fn count_kernel_cycles(cpu: u32, period: u64) -> io::Result<OwnedFd> {
     open(PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES.into(), EVERY_THREAD, cpu as libc::c_int, period)
 }
 
-/// Of a CPU.
+/// Selects all threads of a CPU.
 pub(crate) const EVERY_THREAD: libc::pid_t = -1;
 
 fn open(kind: u32, config: u64, tid: libc::pid_t, cpu: libc::c_int, period: u64) -> io::Result<OwnedFd> {
@@ -51,11 +51,11 @@ fn open(kind: u32, config: u64, tid: libc::pid_t, cpu: libc::c_int, period: u64)
     if event < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor that nobody else has.
+    // SAFETY: a new descriptor with no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(event as i32) })
 }
 
-/// The kernel's number of an event, by which a program knows it in every namespace.
+/// Returns the ID of an event, by which a program identifies it in every namespace.
 pub(crate) fn id(event: &OwnedFd) -> io::Result<u64> {
     let mut id = 0_u64;
     // SAFETY: the request writes one 64-bit number to a valid pointer; the descriptor is that of a perf event.
@@ -65,17 +65,17 @@ pub(crate) fn id(event: &OwnedFd) -> io::Result<u64> {
     }
 }
 
-/// What an event has counted; of a timer the nanoseconds for which it has been on.
+/// Returns the count of an event; for a timer, the nanoseconds for which it has been enabled.
 pub(crate) fn count(event: &OwnedFd) -> io::Result<u64> {
     let mut count = [0; size_of::<u64>()];
     match rustix::io::read(event, &mut count)? {
         read if read == count.len() => Ok(u64::from_ne_bytes(count)),
-        // Its CPU had no room for it.
+        // The event could not be scheduled on its CPU.
         _ => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
-/// Holds an event back, or lets it go on: [`PERF_EVENT_IOC_DISABLE`], [`PERF_EVENT_IOC_ENABLE`].
+/// Disables or enables an event: [`PERF_EVENT_IOC_DISABLE`], [`PERF_EVENT_IOC_ENABLE`].
 pub(crate) fn request(event: &OwnedFd, request: libc::Ioctl) -> io::Result<()> {
     // SAFETY: these requests take no memory, and the descriptor is that of a perf event.
     match unsafe { libc::ioctl(event.as_raw_fd(), request, 0) } {
@@ -84,7 +84,7 @@ pub(crate) fn request(event: &OwnedFd, request: libc::Ioctl) -> io::Result<()> {
     }
 }
 
-/// Has a program run each time that the event interrupts, until the event is closed.
+/// Runs a program at each interrupt of the event, until the event is closed.
 pub(crate) fn run_at(event: &OwnedFd, program: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: the request takes a number, and both descriptors are open.
     match unsafe { libc::ioctl(event.as_raw_fd(), PERF_EVENT_IOC_SET_BPF, program.as_raw_fd()) } {

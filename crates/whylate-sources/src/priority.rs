@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How urgent threads are (sched(7)).
+//! Scheduling policies of threads (sched(7)).
 #![allow(unsafe_code)]
 
 use std::io;
@@ -22,8 +22,8 @@ pub(crate) fn become_fifo(priority: u8) -> io::Result<()> {
     set_policy(libc::SCHED_FIFO, priority.into())
 }
 
-/// What to do where the kernel does not permit a real-time priority: a cgroup may have no time for such threads
-/// (CONFIG_RT_GROUP_SCHED), whatever the process may do.
+/// Returns the remedy if the kernel does not permit a real-time priority: a cgroup may have no runtime for such threads
+/// (CONFIG_RT_GROUP_SCHED), whatever the privileges.
 pub(crate) fn remedy() -> &'static str {
     if capabilities::has("CAP_SYS_NICE") {
         "the cgroup has no time for real-time threads: raise its cpu.rt_runtime_us or run in the root cgroup"
@@ -32,7 +32,7 @@ pub(crate) fn remedy() -> &'static str {
     }
 }
 
-/// Gives a thread, 0 for the calling one, the largest share of its CPU that a normal thread can have.
+/// Gives a thread, 0 for the calling one, the highest weight of a normal thread.
 pub(crate) fn favour(tid: u32) -> io::Result<()> {
     // SAFETY: the call takes numbers.
     match unsafe { libc::setpriority(libc::PRIO_PROCESS, tid, -20) } {
@@ -41,7 +41,7 @@ pub(crate) fn favour(tid: u32) -> io::Result<()> {
     }
 }
 
-/// Gives the calling thread the policy that threads have by default.
+/// Gives the calling thread the default policy.
 pub(crate) fn become_normal() -> io::Result<()> {
     set_policy(libc::SCHED_OTHER, 0)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Real-time threads of processes that are at work, for whom a disturbance would be a missed deadline.
+//! Running real-time threads of other processes, which a disturbance could make miss a deadline.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,29 +18,30 @@ const POLICIES: [(u64, &str); 3] = [(1, "fifo"), (2, "rr"), (6, "deadline")];
 
 /// How long threads are watched to learn which CPUs they use.
 const WATCHED: Duration = Duration::from_millis(100);
-/// Of the time they are watched, the part for which a thread that may use any CPU has to run to keep one.
-const KEEPS_ONE_OF: u32 = 100;
-/// Names of threads that measure, followed by a CPU's number or by nothing: those of another whylate, rtla and cyclictest.
+/// A thread that may use any CPU counts if it runs for at least 1/`MIN_SHARE_DIVISOR` of that time.
+const MIN_SHARE_DIVISOR: u32 = 100;
+/// Prefixes of the names of measuring threads, followed by a CPU number or nothing: those of another whylate, rtla and
+/// cyclictest.
 const MEASURES: [&str; 3] = ["timerlat/", "timerlatu/", "cyclictest"];
-/// How the names of whylate's own threads begin, also of those that are an injected delay.
+/// Prefix of the names of whylate's own threads, including those of an injected delay.
 const OWN: &str = "whylate-";
 
-/// A thread that has run.
+/// A real-time thread that has run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RealtimeThread {
-    /// Its name and number.
+    /// Its name and TID.
     pub name: String,
     /// Its policy, as chrt(1) names it.
     pub policy: &'static str,
-    /// How long it had a CPU meanwhile, in nanoseconds.
+    /// CPU time while watched, in nanoseconds.
     pub ran_ns: u64,
-    /// The CPUs that it had last when it began to be watched and at the end.
+    /// CPUs of the thread at the start and the end of the watch.
     pub cpus: Vec<u32>,
-    /// The CPUs that it may use; empty where that cannot be read.
+    /// CPUs that it may use; empty if unreadable.
     pub allowed: Vec<u32>,
 }
 
-/// Those of other processes that had a CPU within that time, which passes meanwhile; kernel threads do not count.
+/// Returns the threads of other processes that run within `during`, which it waits for; kernel threads do not count.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -48,11 +49,11 @@ pub fn at_work(during: Duration) -> std::io::Result<Vec<RealtimeThread>> {
     ran_since(&all()?, during)
 }
 
-fn ran_since(before: &BTreeMap<PathBuf, Seen>, during: Duration) -> std::io::Result<Vec<RealtimeThread>> {
+fn ran_since(before: &BTreeMap<PathBuf, ThreadState>, during: Duration) -> std::io::Result<Vec<RealtimeThread>> {
     thread::sleep(during);
     let ran = all()?.into_iter().filter_map(|(path, now)| {
         let before = before.get(&path).map(|before| &before.thread);
-        // One that is new has run for as long as it has in all.
+        // A new thread counts with its total CPU time.
         let ran_ns = now.thread.ran_ns.saturating_sub(before.map_or(0, |before| before.ran_ns));
         let mut cpus = now.thread.cpus;
         cpus.extend(before.iter().flat_map(|before| &before.cpus));
@@ -67,9 +68,9 @@ fn ran_since(before: &BTreeMap<PathBuf, Seen>, during: Duration) -> std::io::Res
     Ok(ran.collect())
 }
 
-/// Which of these CPUs run a real-time thread of another process, and its name and policy. Takes no time where
+/// Returns which of these CPUs run a real-time thread of another process, with its name and policy. Returns at once if
 /// there is no such thread.
-pub(crate) fn cpus_at_work(of: &[u32]) -> std::io::Result<BTreeMap<u32, String>> {
+pub(crate) fn busy_cpus(of: &[u32]) -> std::io::Result<BTreeMap<u32, String>> {
     let mut before = all()?;
     before.retain(|_, seen| !seen.measures());
     if before.is_empty() || of.is_empty() {
@@ -77,74 +78,74 @@ pub(crate) fn cpus_at_work(of: &[u32]) -> std::io::Result<BTreeMap<u32, String>>
     }
     let mut ran = ran_since(&before, WATCHED)?;
     ran.retain(|thread| !measures(&thread.name));
-    Ok(kept_by(&ran, of, WATCHED))
+    Ok(occupied_by(&ran, of, WATCHED))
 }
 
-/// Which of these CPUs those threads keep. A thread that may use all of them is moved to another CPU when it has to wait,
-/// and many machines have some that hardly run: it keeps a CPU from one percent of it on.
-fn kept_by(threads: &[RealtimeThread], of: &[u32], watched: Duration) -> BTreeMap<u32, String> {
-    let least_ns = (watched / KEEPS_ONE_OF).as_nanos();
+/// Returns which of these CPUs the threads occupy. A thread that may use all of them is migrated when it has to wait,
+/// and many machines have some that hardly run: such a thread counts from one percent of a CPU on.
+fn occupied_by(threads: &[RealtimeThread], of: &[u32], watched: Duration) -> BTreeMap<u32, String> {
+    let least_ns = (watched / MIN_SHARE_DIVISOR).as_nanos();
     let keeps = |thread: &&RealtimeThread| {
         let is_bound = !thread.allowed.is_empty() && of.iter().any(|cpu| !thread.allowed.contains(cpu));
         is_bound || u128::from(thread.ran_ns) >= least_ns
     };
-    let mut kept = BTreeMap::new();
+    let mut occupied = BTreeMap::new();
     for thread in threads.iter().filter(keeps) {
         for cpu in thread.cpus.iter().filter(|cpu| of.contains(cpu)) {
-            kept.entry(*cpu).or_insert_with(|| format!("{} ({})", thread.name, thread.policy));
+            occupied.entry(*cpu).or_insert_with(|| format!("{} ({})", thread.name, thread.policy));
         }
     }
-    kept
+    occupied
 }
 
-/// Whether a thread of that name and number measures, or is a delay that is to be measured.
+/// Tests by name whether a thread measures, or is an injected delay that is to be measured.
 fn measures(thread: &str) -> bool {
     let name = thread.rsplit_once(':').map_or(thread, |(name, _)| name);
     let is_number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit());
     name.starts_with(OWN) || MEASURES.into_iter().any(|known| name.strip_prefix(known).is_some_and(is_number))
 }
 
-/// One at one moment, and how long it has run in all.
-struct Seen {
+/// A thread at one read, with its total CPU time.
+struct ThreadState {
     thread: RealtimeThread,
-    /// It has a CPU or wants one: on a CPU without a tick the kernel counts its time up now and then only.
+    /// Whether it is runnable: on a CPU without a tick the kernel updates its CPU time only now and then.
     is_runnable: bool,
 }
 
-impl Seen {
+impl ThreadState {
     fn measures(&self) -> bool {
         measures(&self.thread.name)
     }
 }
 
-/// By their folders.
-fn all() -> std::io::Result<BTreeMap<PathBuf, Seen>> {
+/// Returns all real-time threads by their directories in `/proc`.
+fn all() -> std::io::Result<BTreeMap<PathBuf, ThreadState>> {
     let own = pid_namespace::own_number_in_proc();
     let mut found = BTreeMap::new();
     for pid in numbers("/proc".as_ref())?.into_iter().filter(|&pid| Some(pid) != own) {
         let tasks = PathBuf::from(format!("/proc/{pid}/task"));
-        // Those that are gone meanwhile disturb nobody.
+        // Processes that have exited are skipped.
         for tid in numbers(&tasks).unwrap_or_default() {
-            let folder = tasks.join(tid.to_string());
+            let directory = tasks.join(tid.to_string());
             let Some((name, policy, is_runnable, cpu)) =
-                fs::read_to_string(folder.join("stat")).ok().and_then(|text| realtime(&text))
+                fs::read_to_string(directory.join("stat")).ok().and_then(|text| realtime(&text))
             else {
                 continue;
             };
-            let schedstat = fs::read_to_string(folder.join("schedstat")).unwrap_or_default();
+            let schedstat = fs::read_to_string(directory.join("schedstat")).unwrap_or_default();
             let ran_ns = schedstat.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0);
             let (name, cpus) = (format!("{name}:{tid}"), vec![cpu]);
             let thread = RealtimeThread { name, policy, ran_ns, cpus, allowed: Vec::new() };
-            found.insert(folder, Seen { thread, is_runnable });
+            found.insert(directory, ThreadState { thread, is_runnable });
         }
     }
     Ok(found)
 }
 
-/// Name, policy, whether it is runnable, and the CPU that it had last (proc_pid_stat(5)); `None` for kernel threads and
-/// other policies.
+/// Parses name, policy, whether the thread is runnable, and its last CPU (proc_pid_stat(5)); `None` for kernel threads
+/// and other policies.
 fn realtime(stat: &str) -> Option<(String, &'static str, bool, u32)> {
-    // The name may have blanks and parentheses in it; the third field comes after it.
+    // The name may contain blanks and parentheses; the third field follows it.
     let (head, rest) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn only_real_time_threads_of_processes_count() {
+    fn parses_real_time_threads_of_processes_only() {
         assert_eq!(realtime(&stat(0, 1)), Some(("a (b) c".to_owned(), "fifo", false, 3)));
         assert_eq!(realtime(&stat(0, 6)).map(|(_, policy, ..)| policy), Some("deadline"));
         assert_eq!(realtime(&stat(0, 0)), None);
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bound_thread_keeps_its_cpu_and_a_free_one_from_a_percent_on() {
+    fn bound_thread_keeps_its_cpu_and_unbound_one_from_a_percent_on() {
         let thread = |cpus: &[u32], allowed: &[u32], ran_us: u64| RealtimeThread {
             name: "loop:7".to_owned(),
             policy: "fifo",
@@ -182,19 +183,20 @@ mod tests {
             cpus: cpus.to_vec(),
             allowed: allowed.to_vec(),
         };
-        let kept = |thread| kept_by(&[thread], &[0, 1, 2], Duration::from_millis(100)).into_keys().collect::<Vec<_>>();
-        assert_eq!(kept(thread(&[1], &[1], 3)), [1]);
-        assert_eq!(kept(thread(&[2, 1], &[1, 2], 3)), [1, 2]);
-        assert_eq!(kept(thread(&[1], &[0, 1, 2, 3], 999)), [0_u32; 0]);
-        assert_eq!(kept(thread(&[1], &[0, 1, 2, 3], 1_000)), [1]);
+        let occupied =
+            |thread| occupied_by(&[thread], &[0, 1, 2], Duration::from_millis(100)).into_keys().collect::<Vec<_>>();
+        assert_eq!(occupied(thread(&[1], &[1], 3)), [1]);
+        assert_eq!(occupied(thread(&[2, 1], &[1, 2], 3)), [1, 2]);
+        assert_eq!(occupied(thread(&[1], &[0, 1, 2, 3], 999)), [0_u32; 0]);
+        assert_eq!(occupied(thread(&[1], &[0, 1, 2, 3], 1_000)), [1]);
         // A CPU that is not measured anyway.
-        assert_eq!(kept(thread(&[3], &[3], 90_000)), [0_u32; 0]);
-        let named = kept_by(&[thread(&[1], &[1], 3)], &[0, 1], Duration::from_millis(100));
+        assert_eq!(occupied(thread(&[3], &[3], 90_000)), [0_u32; 0]);
+        let named = occupied_by(&[thread(&[1], &[1], 3)], &[0, 1], Duration::from_millis(100));
         assert_eq!(named.get(&1).map(String::as_str), Some("loop:7 (fifo)"));
     }
 
     #[test]
-    fn threads_that_measure_keep_no_cpu() {
+    fn measuring_threads_keep_no_cpu() {
         for name in [
             "timerlat/0:12",
             "timerlat/17:12",
@@ -211,9 +213,9 @@ mod tests {
     }
 
     #[test]
-    fn this_process_does_not_count() -> std::io::Result<()> {
+    fn own_process_does_not_count() -> std::io::Result<()> {
         let own = format!("/proc/{}/", std::process::id());
-        assert!(!all()?.keys().any(|folder| folder.starts_with(&own)));
+        assert!(!all()?.keys().any(|directory| directory.starts_with(&own)));
         Ok(())
     }
 }

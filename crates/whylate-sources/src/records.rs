@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What BPF programs send through a ring buffer, record by record.
+//! Records that BPF programs send through a ring buffer.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -18,8 +18,8 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// Those of a ring buffer.
-    pub(crate) fn of(ring: &dyn MapCore) -> Result<Self, AttachError> {
+    /// Opens a ring buffer.
+    pub(crate) fn new(ring: &dyn MapCore) -> Result<Self, AttachError> {
         let came = Rc::<RefCell<VecDeque<Box<[u8]>>>>::default();
         let theirs = Rc::clone(&came);
         let mut builder = RingBufferBuilder::new();
@@ -30,12 +30,12 @@ impl Records {
         Ok(Records { ring: builder.build()?, came })
     }
 
-    /// Takes in what has been sent, and waits at most so long for the first one.
+    /// Reads new records, waiting at most `wait` for the first one.
     pub(crate) fn poll(&self, wait: Duration) -> anyhow::Result<()> {
         attach::poll(&self.ring, wait)
     }
 
-    /// The oldest one that was taken in.
+    /// Returns the oldest record that was read.
     pub(crate) fn next(&self) -> Option<Box<[u8]>> {
         self.came.borrow_mut().pop_front()
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Kernel settings changed until the end, and directories made in the kernel's file systems. A journal that all processes
-//! share has them: settings of several processes nest, and after a SIGKILL the next start restores the old values and removes
-//! the directories.
+//! Temporarily changed kernel settings, and directories created in the kernel's file systems. They are recorded in a
+//! journal shared by all processes: settings of several processes nest, and after a SIGKILL the next start restores the
+//! old values and removes the directories.
 
 mod journal;
 mod setting;
@@ -24,21 +24,21 @@ use self::setting::{Setting, of_word};
 use crate::lock::lock;
 use crate::tracefs::{self, instance};
 
-/// Where the journal is, with a file for each process, which is locked as long as the process lives. It goes with a reboot,
-/// as the settings do.
+/// Directory of the journal, with a file for each process, which is locked while the process lives. Lost on reboot, as
+/// the settings are.
 const RECORDS: &str = "/run/whylate";
-/// Only files below these are settings of the kernel.
+/// Only files below these are kernel settings.
 const SETTINGS: [&str; 2] = ["/sys", "/proc/sys"];
-/// How long another process may have the journal: a process that is stopped keeps it.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait for the journal's lock: a stopped process keeps it.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(5);
 
-/// Changed settings and directories, until it is dropped.
+/// Changed settings and created directories, restored and removed when dropped.
 #[derive(Debug)]
 pub struct Restore {
     records: PathBuf,
     places: Vec<PathBuf>,
-    /// The name of this owner in the journal, from the first entry on, and its file, which stays locked.
+    /// Name of this owner in the journal, from the first entry on, and its lock file.
     owner: Option<(String, File)>,
 }
 
@@ -49,7 +49,7 @@ impl Default for Restore {
 }
 
 impl Restore {
-    /// With a journal elsewhere, of settings beside it.
+    /// Uses a journal elsewhere, for settings beside it.
     #[cfg(test)]
     pub(crate) fn recorded_in(records: &Path) -> Self {
         Restore {
@@ -59,7 +59,7 @@ impl Restore {
         }
     }
 
-    /// What a setting is, without the end of its line.
+    /// Reads a setting, without the trailing newline.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -67,11 +67,11 @@ impl Restore {
         setting::read(path)
     }
 
-    /// Changes a setting of one line. It keeps its value until the end, also if another process of whylate that wanted the
-    /// same value ends before.
+    /// Changes a setting of one line. It keeps its value until the end, even if another process of whylate that has set
+    /// the same value ends before.
     ///
     /// # Errors
-    /// When it cannot be written, or not entered in the journal.
+    /// When it cannot be written, or recorded in the journal.
     pub fn set(&mut self, path: &Path, value: &str) -> anyhow::Result<()> {
         self.set_all(&[(Setting::line(path), value)])
     }
@@ -79,16 +79,16 @@ impl Restore {
     /// Sets several files of one line to the same value.
     ///
     /// # Errors
-    /// When one cannot be written, or not entered in the journal.
+    /// When one cannot be written, or recorded in the journal.
     pub fn set_each(&mut self, paths: &[PathBuf], value: &str) -> anyhow::Result<()> {
         let wanted: Vec<_> = paths.iter().map(|path| (Setting::line(path), value)).collect();
         self.set_all(&wanted)
     }
 
-    /// Changes one of several settings that a file lists by name, each with `NO_` before it where it is off.
+    /// Changes one of several settings that a file lists by name, each prefixed with `NO_` if off.
     ///
     /// # Errors
-    /// When the file does not list it, it cannot be written, or not entered in the journal.
+    /// When the file does not list it, or it cannot be written or recorded in the journal.
     pub fn set_flag(&mut self, path: &Path, name: &str, is_on: bool) -> anyhow::Result<()> {
         self.set_all(&[(Setting::flag(path, name), of_word(is_on))])
     }
@@ -96,7 +96,7 @@ impl Restore {
     /// Enables a controller in a cgroup.subtree_control.
     ///
     /// # Errors
-    /// When it cannot be written, or not entered in the journal.
+    /// When it cannot be written, or recorded in the journal.
     pub fn enable_controller(&mut self, path: &Path, name: &str) -> anyhow::Result<()> {
         self.set_all(&[(Setting::controller(path, name), of_word(true))])
     }
@@ -114,7 +114,7 @@ impl Restore {
         let changed = locked.journal.settings();
         for (setting, value) in wanted {
             let found = setting.read()?;
-            // Of another process that has set it, too: it has to stay when that one ends.
+            // If another process has set it too, it has to stay when that one ends.
             if found == *value && !changed.contains(setting) {
                 continue;
             }
@@ -130,7 +130,7 @@ impl Restore {
             if let (true, Some(Entry { change: Change::Setting { wrote, .. }, .. })) =
                 (now != *value, locked.journal.entries.last_mut())
             {
-                // The kernel has another form for it.
+                // The kernel formats the value differently.
                 *wrote = now;
                 locked.journal.save(&self.records)?;
             }
@@ -138,14 +138,14 @@ impl Restore {
         Ok(())
     }
 
-    /// Makes a directory that is removed at the end, and is empty by then, such as a cgroup.
+    /// Creates a directory that is removed at the end, and is empty by then, such as a cgroup.
     ///
     /// # Errors
-    /// When it is there already, cannot be made, or not entered in the journal.
+    /// When it exists already, or cannot be created or recorded in the journal.
     pub fn make_directory(&mut self, path: &Path) -> anyhow::Result<()> {
         let mut locked = Locked::new(&self.records)?;
         locked.undo(None, &self.places)?;
-        // Its owner is not known.
+        // Its owner is unknown.
         ensure!(!path.exists(), "{} already exists: remove it", path.display());
         let owner = self.owner(&locked)?;
         locked.journal.append(&self.records, Entry { owner, change: Change::Directory(path.to_owned()) })?;
@@ -157,7 +157,7 @@ impl Restore {
         Ok(())
     }
 
-    /// The name in the journal.
+    /// Returns the owner's name in the journal, which is created first.
     fn owner(&mut self, locked: &Locked) -> anyhow::Result<String> {
         if let Some((owner, _)) = &self.owner {
             return Ok(owner.clone());
@@ -171,7 +171,7 @@ impl Restore {
                     self.owner = Some((owner.clone(), file));
                     return Ok(owner);
                 }
-                // Of another process: numbers of one PID namespace are used in others too.
+                // It belongs to another process: PIDs are reused in other PID namespaces.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error).with_context(|| format!("cannot write to {}", path.display())),
             }
@@ -183,7 +183,7 @@ impl Restore {
 impl Drop for Restore {
     fn drop(&mut self) {
         let Some((owner, _)) = &self.owner else { return };
-        // Where the journal cannot be had, the next start finds that the owner has ended.
+        // If the journal cannot be locked, the next start finds that the owner has ended.
         if let Ok(mut locked) = Locked::new(&self.records) {
             let _ = locked.undo(Some(owner), &self.places);
             let _ = fs::remove_file(self.records.join(owner));
@@ -191,7 +191,7 @@ impl Drop for Restore {
     }
 }
 
-/// The journal while no other process has it.
+/// The journal, locked by this process.
 struct Locked {
     records: PathBuf,
     held: File,
@@ -209,7 +209,7 @@ impl Locked {
         let began = Instant::now();
         while !lock(&held) {
             ensure!(
-                began.elapsed() < PATIENCE,
+                began.elapsed() < LOCK_TIMEOUT,
                 "another whylate has locked {}: continue or end that process if it is stopped",
                 records.display()
             );
@@ -218,7 +218,7 @@ impl Locked {
         Ok(Locked { records: records.to_owned(), held, journal: Journal::read(records)? })
     }
 
-    /// Undoes what processes that have ended have left, and what this owner has changed.
+    /// Undoes the changes of exited processes, and those of this owner.
     fn undo(&mut self, own: Option<&str>, places: &[PathBuf]) -> anyhow::Result<PutBack> {
         let (mut living, mut ended) = (HashSet::new(), Vec::new());
         for file in fs::read_dir(&self.records).into_iter().flatten().flatten() {
@@ -227,7 +227,7 @@ impl Locked {
                 continue;
             }
             let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(file.path());
-            // The owner holds the lock, wherever it lives: a PID does not identify it, since each PID namespace has its own.
+            // The owner holds the lock, in whatever PID namespace it runs: PIDs do not identify it.
             match opened {
                 Ok(opened) if lock(&opened) => ended.push(file.path()),
                 _ => {
@@ -250,27 +250,27 @@ impl Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // A process that was forked while the journal was locked has the same open file, and keeps it.
+        // A process forked while the journal was locked shares the open file, and would keep the lock.
         let _ = flock(&self.held, FlockOperation::Unlock);
     }
 }
 
-/// What processes that are gone had left.
+/// What was restored or removed after exited processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PutBack {
-    /// Settings that they had changed.
+    /// Number of settings restored.
     pub settings: usize,
-    /// Tracing instances of theirs.
+    /// Number of tracing instances removed.
     pub instances: usize,
-    /// Cgroups of theirs.
+    /// Number of cgroups removed.
     pub cgroups: usize,
 }
 
-/// Puts back what processes that are gone have left changed, and removes the tracing instances and cgroups that they have
-/// left. A setting that somebody else has changed since keeps its value.
+/// Restores settings changed by exited processes, and removes their tracing instances and cgroups. A setting that has
+/// been changed by another program since keeps its value.
 pub fn recover() -> PutBack {
-    // The tracer of an instance that is gone does not begin anew with each setting.
-    let instances = tracefs::find().map_or(0, |folder| instance::remove_leftovers(&folder));
+    // Instances first: a leftover tracer would restart with each setting.
+    let instances = tracefs::find().map_or(0, |directory| instance::remove_leftovers(&directory));
     PutBack { instances, ..recover_from(Path::new(RECORDS), &SETTINGS.map(PathBuf::from)) }
 }
 
@@ -283,7 +283,7 @@ fn recover_from(records: &Path, places: &[PathBuf]) -> PutBack {
     undone.unwrap_or_default()
 }
 
-/// A directory that no other user can write to.
+/// Tests for a directory that no other user can write to.
 fn is_ours(directory: &Path) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|data| {
         data.is_dir() && data.uid() == rustix::process::geteuid().as_raw() && data.mode() & 0o022 == 0

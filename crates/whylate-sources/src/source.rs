@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What every source is: a description, a way to attach, and snapshots from then on.
+//! The interface of sources: a description, a way to attach, and snapshots from then on.
 
 use std::ops::{Deref, DerefMut};
 
@@ -9,20 +9,20 @@ use whylate_model::{Card, LateEvent, Snapshot};
 use crate::attach::silence_libbpf;
 use crate::session::Session;
 
-/// What attaches to the kernel and yields snapshots from then on: a source with its own options.
+/// A source with its own options, which attaches to the kernel and yields snapshots from then on.
 pub trait Source {
-    /// What it measures and what it needs.
+    /// Returns what it measures and what it needs.
     fn info(&self) -> &'static SourceInfo;
 
-    /// Sets what all sources understand.
+    /// Sets the options common to all sources.
     fn ask(&mut self, asked: Asked);
 
-    /// What one of its backends needs for what the source is asked.
+    /// Returns what a backend needs for the requested measurement.
     fn needs(&self, backend: &'static BackendInfo) -> &'static [Need] {
         backend.needs
     }
 
-    /// Whether it would use one of its backends for what it is asked.
+    /// Returns when the source would use a backend for the requested measurement.
     fn takes(&self, _backend: &str) -> Takes {
         Takes::Unasked
     }
@@ -37,21 +37,21 @@ pub trait Source {
 /// When a source uses a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Takes {
-    /// Wherever it works and no better one does.
+    /// Automatically, if it works and no better one does.
     Unasked,
-    /// Where it is named.
+    /// Only if it is named.
     Asked,
-    /// It cannot do what is asked for; what to do instead.
+    /// Never, as it cannot do what is requested; says what to do instead.
     Never(&'static str),
 }
 
-/// A source that measures, in one way.
+/// An attached source with its backend.
 pub struct Measuring<A: Attached + ?Sized = dyn Attached> {
     /// The backend in use, as `--backend` takes it.
     pub backend: &'static str,
-    /// Why a better one is not in use; `None` when this is the best.
+    /// Why a better one is not in use; `None` if this is the best.
     pub fallback_reason: Option<String>,
-    /// What measures.
+    /// The attached source.
     pub attached: Box<A>,
 }
 
@@ -69,11 +69,11 @@ impl<A: Attached + ?Sized> DerefMut for Measuring<A> {
     }
 }
 
-/// Starts the best backend that this kernel has and lets in, of those that the source uses for what it is asked, or
-/// the one that is named. The kernel is asked first for what a backend needs, as `doctor` asks it.
+/// Starts the best backend that works on this kernel, of those that the source uses for the request, or the named one.
+/// The kernel is checked first for what a backend needs, as by `doctor`.
 ///
 /// # Errors
-/// Those of the last backend, or when the one that is named is not known or cannot do what is asked for.
+/// The error of the last backend, or when the named one is unknown or cannot do what is requested.
 pub(crate) fn first_that_works<A: Attached + ?Sized>(
     source: &dyn Source,
     wanted: Option<&str>,
@@ -101,20 +101,20 @@ pub(crate) fn first_that_works<A: Attached + ?Sized>(
         let outcome = lacks.map_or_else(|| start(backend.name), |lacks| Err(AttachError::Unsupported(lacks)));
         match outcome {
             Ok(attached) => {
-                // One that is no worse needs no excuse where the other one is just not there.
-                let told = refused.filter(|(error, is_lack)| {
+                // An equivalent backend needs no reason if the other one is just missing.
+                let reason = refused.filter(|(error, is_lack)| {
                     !(backend.weaker.is_empty() && (*is_lack || matches!(error, AttachError::NotPermitted)))
                 });
-                let fallback_reason = told.map(|(error, _)| error.to_string());
+                let fallback_reason = reason.map(|(error, _)| error.to_string());
                 return Ok(Measuring { backend: backend.name, fallback_reason, attached });
             }
-            // What goes wrong says more than that a fallback is not there either.
+            // A failure says more than a fallback that is missing too.
             Err(_) if is_lack && matches!(refused, Some((_, false))) => {}
             Err(error) => refused = Some((error, is_lack)),
         }
     }
     Err(match (refused.map(|(error, _)| error), never) {
-        // One that fails is there, and says itself what is wrong.
+        // An error of an available backend speaks for itself.
         (Some(AttachError::Unsupported(lacks)), Some(instead)) => {
             AttachError::Unsupported(format!("{lacks}; {instead}"))
         }
@@ -124,41 +124,42 @@ pub(crate) fn first_that_works<A: Attached + ?Sized>(
     })
 }
 
-/// A source that measures. Dropping it detaches it and restores every kernel setting it changed.
+/// An attached source. Dropping it detaches it and restores every kernel setting it changed.
 pub trait Attached {
-    /// Everything seen since the previous call, or since attaching. The caller drives the cadence.
+    /// Returns everything seen since the previous call, or since attaching. The caller drives the cadence.
     ///
     /// # Errors
-    /// When the kernel refuses to hand over what was gathered.
+    /// When the kernel refuses to return the data.
     fn snapshot(&mut self) -> anyhow::Result<Snapshot>;
 
-    /// Hands over the late events that have come in, waiting at most `wait` for the first one.
+    /// Passes the late events that have come in to `each`, waiting at most `wait` for the first one.
     ///
     /// # Errors
-    /// When the kernel refuses to hand over what was gathered.
+    /// When the kernel refuses to return the data.
     fn drain_late(&mut self, wait: std::time::Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()>;
 
-    /// Whether tables of the programs may fill between two snapshots: `drain_late` is called some times a second then.
+    /// Whether tables of the programs may fill between two snapshots: `drain_late` is called several times a second
+    /// then.
     fn fills_between_snapshots(&self) -> bool {
         false
     }
 
-    /// Why there was nothing at all to measure, if there was not.
+    /// Why there was nothing at all to measure, if so.
     fn sees_nothing(&self) -> Option<&str> {
         None
     }
 
-    /// What cannot be told on this kernel of what was asked for, if anything.
+    /// Limitation of the requested measurement on this kernel, if any.
     fn weaker(&self) -> Option<&str> {
         None
     }
 
-    /// Which CPUs were left out that no thread or timer of this process measures, and how to measure them, if any.
+    /// CPUs that were excluded from measuring with threads or timers of this process, and how to measure them, if any.
     fn left_out(&self) -> Option<&str> {
         None
     }
 
-    /// What was chosen for this machine and makes figures coarser, and how to have it otherwise, if anything.
+    /// What was chosen for this machine and makes values coarser, and how to change it, if anything.
     fn chosen(&self) -> Option<&str> {
         None
     }
@@ -167,37 +168,38 @@ pub trait Attached {
 /// A source's description, the same on every machine.
 #[derive(Debug)]
 pub struct SourceInfo {
-    /// What everything that speaks of all sources knows of it.
+    /// Description of the source that is common to all parts of whylate.
     pub card: &'static Card,
-    /// Its ways to measure, best first.
+    /// Backends, best first.
     pub backends: &'static [BackendInfo],
 }
 
-/// One way to measure.
+/// A backend: one way to measure.
 #[derive(Debug)]
 pub struct BackendInfo {
     /// Name, as `--backend` takes it.
     pub name: &'static str,
     /// What it needs of the kernel.
     pub needs: &'static [Need],
-    /// What is weaker than with the best one; empty for the best.
+    /// Limitation compared with the best backend; empty for the best.
     pub weaker: &'static str,
 }
 
 /// Something a backend needs of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Type information of the running kernel in `/sys/kernel/btf/vmlinux`.
+    /// BTF of the running kernel in `/sys/kernel/btf/vmlinux`.
     Btf,
-    /// BPF programs on tracepoints with the kernel's types (`tp_btf`).
+    /// BPF programs on tracepoints with BTF (`tp_btf`).
     TpBtfPrograms,
     /// A tracepoint, `group:name`.
     Tracepoint(&'static str),
-    /// A tracepoint that few kernels have, and which do.
+    /// A tracepoint that few kernels have, and which kernels do.
     RareTracepoint(&'static str, &'static str),
-    /// A kernel function that BTF describes and at whose entry programs can run (`fentry`).
+    /// A kernel function in BTF at whose entry programs can run (`fentry`).
     Function(&'static str),
-    /// This kernel version or later. Distributions backport, so a function that came with it tells, not the number.
+    /// This kernel version or later. Distributions backport, so the version is recognized by a function that came with
+    /// it.
     Since {
         /// The version.
         version: &'static str,
@@ -206,9 +208,9 @@ pub enum Need {
     },
     /// A BPF map type.
     Map(MapKind),
-    /// Threads have the kernel's own numbers for this process: it is in the first PID namespace.
+    /// This process is in the initial PID namespace, so that its PIDs are the kernel's own.
     KernelsNumbers,
-    /// /proc has the same numbers for processes as this one.
+    /// /proc has the PIDs of this process's namespace.
     Proc,
     /// One of ftrace's tracers.
     Tracer(&'static str),
@@ -225,36 +227,37 @@ pub enum MapKind {
     StackTrace,
 }
 
-/// What all sources understand.
+/// Options common to all sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// Yield a late event with its causes for each latency of at least this.
+    /// Emit a late event with its causes for each latency of at least this, in nanoseconds.
     pub explain_over_ns: Option<u64>,
-    /// The same of each wait for others of at least this that somebody held up, of sources that follow those.
+    /// Emit a late event with its causes for each blocked wait of at least this that another thread held up, by sources
+    /// that follow those.
     pub explain_held_up_over_ns: Option<u64>,
-    /// Series tell as much apart as the source can without more programs.
+    /// Distinguish as many series as the source can without more programs.
     pub in_detail: bool,
-    /// Late events also carry what their causes were told from.
+    /// Add to late events the evidence that their causes were derived from.
     pub keep_evidence: bool,
-    /// Whose latency, for sources that measure threads.
+    /// Threads to measure, for sources that measure threads.
     pub threads: Threads,
 }
 
-/// Which threads a source is to measure: those for which all of this holds.
+/// Selects threads: those for which all of this holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Threads {
-    /// Of this process.
+    /// Threads of this process.
     pub process: Option<u32>,
-    /// Of this name, without what the kernel cuts off.
+    /// Threads of this name, compared up to the kernel's length limit.
     pub name: Option<String>,
-    /// Of processes of this name.
+    /// Threads of processes of this name.
     pub process_name: Option<String>,
-    /// In the cgroup of this number, or below.
+    /// Threads in the cgroup with this ID, or below it.
     pub cgroup: Option<u64>,
 }
 
 impl Threads {
-    /// All of one process.
+    /// Selects all threads of one process.
     pub fn of(process: u32) -> Self {
         Threads { process: Some(process), ..Threads::default() }
     }
@@ -269,15 +272,15 @@ pub enum AttachError {
     /// The kernel lacks something.
     #[error("{0}")]
     Unsupported(String),
-    /// What was asked for contradicts itself, or makes no sense on any kernel.
+    /// What was requested contradicts itself, or is invalid on any kernel.
     #[error("{0}")]
     Contradiction(String),
-    /// The backend's name is none of this source's.
+    /// The source has no backend of this name.
     #[error("no backend is named {name} (choose from: auto, {known})")]
     UnknownBackend {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is, separated by commas.
+        /// The known names, separated by commas.
         known: String,
     },
     /// Loading or attaching failed for another reason.

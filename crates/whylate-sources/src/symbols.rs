@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::demangle::demangled;
 use crate::loaded_code::{Listed, LoadedCode};
 
-/// The kernel's symbols in the order of /proc/kallsyms. Their addresses are 0 where the kernel does not tell them.
+/// Parses /proc/kallsyms, in its order. Addresses are 0 if the kernel hides them.
 fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {
     kallsyms.lines().filter_map(|line| {
         let mut words = line.split_ascii_whitespace();
@@ -24,11 +24,11 @@ fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {
     })
 }
 
-/// The kernel's symbols while some [`ReadOnce`] is there, and how many are.
+/// Number of live [`ReadOnce`] guards, and the text of /proc/kallsyms while there are any.
 static READ_ONCE: Mutex<(usize, Option<Arc<String>>)> = Mutex::new((0, None));
 
-/// While it is there /proc/kallsyms is read once, which takes some 60 ms each time: a distribution's kernel has 200,000
-/// symbols. They take some ten megabytes.
+/// Guard that caches /proc/kallsyms while it lives. Each read takes some 60 ms, as a distribution's kernel has 200,000
+/// symbols. The text takes some ten megabytes.
 pub(crate) struct ReadOnce(());
 
 impl ReadOnce {
@@ -40,31 +40,31 @@ impl ReadOnce {
 
 impl Drop for ReadOnce {
     fn drop(&mut self) {
-        let mut kept = READ_ONCE.lock().unwrap_or_else(PoisonError::into_inner);
-        kept.0 -= 1;
-        if kept.0 == 0 {
-            kept.1 = None;
+        let mut cached = READ_ONCE.lock().unwrap_or_else(PoisonError::into_inner);
+        cached.0 -= 1;
+        if cached.0 == 0 {
+            cached.1 = None;
         }
     }
 }
 
-/// The text of /proc/kallsyms.
+/// Returns the text of /proc/kallsyms.
 fn kallsyms() -> std::io::Result<Arc<String>> {
-    let mut kept = READ_ONCE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let (1.., Some(text)) = &*kept {
+    let mut cached = READ_ONCE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let (1.., Some(text)) = &*cached {
         return Ok(Arc::clone(text));
     }
     let text = Arc::new(std::fs::read_to_string("/proc/kallsyms")?);
-    if kept.0 > 0 {
-        kept.1 = Some(Arc::clone(&text));
+    if cached.0 > 0 {
+        cached.1 = Some(Arc::clone(&text));
     }
     Ok(text)
 }
 
-/// Where a kernel function is.
+/// Returns the address of a kernel function.
 ///
 /// # Errors
-/// When the kernel does not tell, as it does not without CAP_SYSLOG, and what to do then.
+/// When the kernel does not show it, as without CAP_SYSLOG; contains the remedy.
 pub fn address_of(function: &str) -> std::io::Result<u64> {
     let kallsyms = kallsyms()?;
     let found = symbols_of(&kallsyms).find(|&(_, name)| name == function);
@@ -77,7 +77,7 @@ pub fn address_of(function: &str) -> std::io::Result<u64> {
     }
 }
 
-/// Where kernel functions are; 0 of those that there are none of, or that the kernel does not tell.
+/// Returns the addresses of kernel functions; 0 if a function does not exist, or is hidden.
 pub(crate) fn addresses_of<const COUNT: usize>(functions: [&str; COUNT]) -> [u64; COUNT] {
     let mut addresses = [0; COUNT];
     for (address, name) in symbols_of(&kallsyms().unwrap_or_default()) {
@@ -88,7 +88,7 @@ pub(crate) fn addresses_of<const COUNT: usize>(functions: [&str; COUNT]) -> [u64
     addresses
 }
 
-/// What makes the kernel tell where its functions are.
+/// Returns how to make the kernel show addresses.
 pub(crate) fn to_see_addresses() -> &'static str {
     let restricted = std::fs::read_to_string("/proc/sys/kernel/kptr_restrict").unwrap_or_default();
     match restricted.trim() {
@@ -97,7 +97,7 @@ pub(crate) fn to_see_addresses() -> &'static str {
     }
 }
 
-/// From where to where the code of kernel functions goes, as far as the kernel tells.
+/// Returns the address ranges of kernel functions, as far as the kernel shows them.
 pub(crate) fn code_of<const COUNT: usize>(functions: [&str; COUNT]) -> [Option<Range<u64>>; COUNT] {
     code_in(&kallsyms().unwrap_or_default(), functions)
 }
@@ -118,19 +118,20 @@ fn code_in<const COUNT: usize>(kallsyms: &str, functions: [&str; COUNT]) -> [Opt
     })
 }
 
-/// How functions begin that stand in a stack only because a program of ours takes it.
-const OWN: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
+/// Prefixes of functions that are in a stack only because a program of ours takes it.
+const OWN_PREFIXES: [&str; 4] = ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"];
 
-/// Reading the symbols again for each address that is nobody's would take all the time.
-const READ_AGAIN_AFTER: Duration = Duration::from_millis(200);
+/// Minimum age of the symbols before they are read again for an unknown address: otherwise reading would take all the
+/// time.
+const MIN_SYMBOLS_AGE: Duration = Duration::from_millis(200);
 
-/// What is loaded is listed anew before names are looked up, unless it was within this time.
-const LISTED_FOR_NS: u64 = 20_000_000;
+/// Maximum age of the list of loaded code when names are looked up.
+const MAX_LIST_AGE_NS: u64 = 20_000_000;
 
-/// How many names each user of the symbols keeps.
+/// Maximum number of names that each user of the symbols caches.
 const MAX_NAMES: usize = 1 << 16;
 
-/// A function of the kernel's list of symbols.
+/// A function in the kernel's symbol list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Function {
     name: String,
@@ -140,13 +141,13 @@ struct Function {
 /// Finds the functions at addresses in symbols that were read once.
 type Find = dyn Fn(&[u64]) -> Vec<Option<Function>>;
 
-/// What is asked of the kernel.
+/// Kernel operations that symbolization needs.
 trait Kernel {
-    /// Code that stays; `None` where the kernel does not show addresses.
+    /// Returns the range of code that stays; `None` if addresses are hidden.
     fn fixed(&self) -> Option<Range<u64>>;
-    /// The symbols as they are now.
+    /// Reads the current symbols.
     fn symbols(&self) -> Rc<Find>;
-    /// What is loaded, with functions of programs that are not known.
+    /// Lists what is loaded, with the functions of programs that are not `known`.
     fn loaded(&self, known: &BTreeSet<u32>) -> Listed;
     fn now_ns(&self) -> u64;
 }
@@ -179,7 +180,7 @@ impl Kernel for Running {
     }
 }
 
-/// The kernel's own text, without modules; `None` where addresses are hidden, and empty where its end is not known.
+/// Returns the kernel's own text, without modules; `None` if addresses are hidden, and empty if its end is unknown.
 fn fixed_in(kallsyms: &str) -> Option<Range<u64>> {
     let (mut begin, mut end, mut is_shown) = (0, 0, false);
     for (address, name) in symbols_of(kallsyms) {
@@ -193,10 +194,10 @@ fn fixed_in(kallsyms: &str) -> Option<Range<u64>> {
     is_shown.then_some(if begin != 0 && begin < end { begin..end } else { 0..0 })
 }
 
-/// What a user of the symbols knows of an address.
-struct Named {
+/// Cached name of an address.
+struct CachedName {
     name: String,
-    /// Of which code it is.
+    /// The code that has this name.
     of: Code,
 }
 
@@ -205,41 +206,41 @@ struct Named {
 enum Code {
     /// The kernel's own text, which stays.
     Fixed,
-    /// That of an epoch of [`LoadedCode`].
+    /// Code of an epoch of [`LoadedCode`].
     Of(u64),
-    /// Other code may have run there since the span began: a name is good for this span only.
+    /// Other code may have run there since the span started: a name is valid for this span only.
     Changed,
 }
 
-/// What is known of the kernel's symbols and code, by all who name addresses.
+/// Symbols and code of the kernel, shared by all users.
 struct Shared {
     kernel: Box<dyn Kernel>,
-    /// Read with the first look-up.
+    /// Read with the first lookup.
     fixed: Option<Option<Range<u64>>>,
     symbols: Option<Symbols>,
     code: LoadedCode<Rc<Find>>,
     listed_ns: u64,
-    /// When the last span of each source began: what is named now ran since then.
+    /// Start of each source's last span: code that is named now ran since then.
     began_ns: BTreeMap<&'static str, u64>,
-    /// Changes when an address may have another name than before.
+    /// Changes when the name of an address may have changed.
     generation: u64,
 }
 
-/// The kernel's symbols as they were read.
+/// The kernel's symbols as of one read.
 struct Symbols {
     find: Rc<Find>,
-    /// In which epoch of the code.
+    /// Epoch of the code when they were read.
     epoch: u64,
     read: Instant,
 }
 
-/// Looks kernel addresses up, each once while the code there is the same. Reading the kernel's symbols takes some ten
-/// milliseconds and megabytes, so it happens with the first look-up only, and sources share what was read
-/// ([`crate::Session`]). An address in code that was unloaded since the span began has the names of both, as
-/// `one or other`: which of them ran is unknown.
+/// Symbolizes kernel addresses, each once while the code there is the same. Reading the kernel's symbols takes some ten
+/// milliseconds and megabytes, so the first lookup does it, and sources share the result ([`crate::Session`]). An
+/// address in code that was unloaded since the span started has the names of both, as `one or other`: which of them ran
+/// is unknown.
 pub struct KernelSymbols {
     shared: Rc<RefCell<Shared>>,
-    names: HashMap<u64, Named>,
+    names: HashMap<u64, CachedName>,
 }
 
 impl Default for KernelSymbols {
@@ -262,47 +263,47 @@ impl KernelSymbols {
         KernelSymbols { shared: Rc::new(RefCell::new(shared)), names: HashMap::new() }
     }
 
-    /// Of a kernel that does not tell where its functions are.
+    /// Symbols of a kernel that hides addresses.
     #[cfg(feature = "fuzzing")]
-    pub(crate) fn untold() -> Self {
+    pub(crate) fn without_addresses() -> Self {
         let symbols = KernelSymbols::default();
         symbols.shared.borrow_mut().fixed = Some(None);
         symbols
     }
 
-    /// Others, by the same reading. What is loaded is known from then on.
+    /// Returns another user of the same symbols. Code loaded by now is known to it.
     pub fn shared(&self) -> Self {
         self.shared.borrow_mut().list_if_old();
         KernelSymbols { shared: Rc::clone(&self.shared), names: HashMap::new() }
     }
 
-    /// Lists the code that is loaded, at the end of a span and before the next one begins.
+    /// Lists the loaded code, at the end of a span and before the next one starts.
     pub(crate) fn list_code(&self) {
         self.shared.borrow_mut().list_if_old();
     }
 
-    /// A span of this source has ended: what is named next ran since that time, on CLOCK_MONOTONIC.
+    /// Ends a span of this source: code that is named next ran since `began_ns` (CLOCK_MONOTONIC).
     pub(crate) fn span_ended(&self, source: &'static str, began_ns: u64) {
         self.shared.borrow_mut().span_ended(source, began_ns);
     }
 
-    /// The same number for as long as each address has the name that it had.
+    /// Returns a number that changes when the name of an address may have changed.
     pub(crate) fn generation(&self) -> u64 {
         self.shared.borrow_mut().list_if_old();
         self.shared.borrow().generation
     }
 
-    /// The function's name, or the address where nothing is known (e.g. under `kernel.kptr_restrict`).
+    /// Returns the function's name, or the address if it is unknown (e.g. under `kernel.kptr_restrict`).
     pub fn name(&mut self, address: u64) -> &str {
         let of = self.shared.borrow_mut().code_at(address);
         if !self.has(address, of) {
             let name = self.shared.borrow_mut().name(address, of);
-            self.keep(address, Named { name, of });
+            self.cache(address, CachedName { name, of });
         }
         self.names.get(&address).map_or("", |named| &named.name)
     }
 
-    /// Whether its name was looked up, and is good still.
+    /// Tests whether the address has a valid cached name.
     pub(crate) fn is_known(&self, address: u64) -> bool {
         self.has(address, self.shared.borrow_mut().code_at(address))
     }
@@ -311,14 +312,14 @@ impl KernelSymbols {
         of != Code::Changed && self.names.get(&address).is_some_and(|named| named.of == of)
     }
 
-    fn keep(&mut self, address: u64, named: Named) {
+    fn cache(&mut self, address: u64, named: CachedName) {
         if self.names.len() >= MAX_NAMES {
             self.names.clear();
         }
         self.names.insert(address, named);
     }
 
-    /// Looks up all of these addresses together, which takes a third of the time that it takes one by one.
+    /// Looks up all of these addresses together, which takes a third of the time of single lookups.
     pub fn look_up_all(&mut self, addresses: &BTreeSet<u64>) {
         let shared = Rc::clone(&self.shared);
         let mut shared = shared.borrow_mut();
@@ -326,17 +327,16 @@ impl KernelSymbols {
         let codes: Vec<(u64, Code)> = codes.collect();
         let unknown: Vec<(u64, Code)> =
             codes.into_iter().filter(|&(address, of)| of != Code::Changed && !self.has(address, of)).collect();
-        // Those that are not found may be of code that was loaded since: they are looked up again when they are asked
-        // for.
+        // Addresses that are not found may be of code that was loaded since: they are looked up again on use.
         for ((address, of), name) in unknown.iter().zip(shared.look_up(&unknown)) {
             if let Some(name) = name {
-                self.keep(*address, Named { name, of: *of });
+                self.cache(*address, CachedName { name, of: *of });
             }
         }
     }
 
-    /// The functions of a stack as the kernel's stack maps hold it, innermost first, without our own program and what
-    /// calls it.
+    /// Returns the functions of a stack from the kernel's stack maps, innermost first, without our own program and its
+    /// callers.
     pub fn stack(&mut self, addresses: &[u8]) -> Vec<String> {
         addresses
             .as_chunks::<8>()
@@ -345,24 +345,24 @@ impl KernelSymbols {
             .map(|address| u64::from_ne_bytes(*address))
             .take_while(|&address| address != 0)
             .map(|address| self.name(address).to_owned())
-            .skip_while(|name| OWN.iter().any(|prefix| name.starts_with(prefix)))
+            .skip_while(|name| OWN_PREFIXES.iter().any(|prefix| name.starts_with(prefix)))
             .collect()
     }
 }
 
 impl Shared {
-    /// The code that stays, which is read once.
+    /// Returns the range of code that stays, which is read once.
     fn fixed(&mut self) -> Option<&Range<u64>> {
         self.fixed.get_or_insert_with(|| self.kernel.fixed()).as_ref()
     }
 
     fn list_if_old(&mut self) {
-        // Where addresses are hidden, none has a name.
+        // If addresses are hidden, none has a name.
         if matches!(self.fixed, Some(None)) {
             return;
         }
         let now_ns = self.kernel.now_ns();
-        if self.listed_ns == 0 || now_ns.saturating_sub(self.listed_ns) > LISTED_FOR_NS {
+        if self.listed_ns == 0 || now_ns.saturating_sub(self.listed_ns) > MAX_LIST_AGE_NS {
             self.list(now_ns);
         }
     }
@@ -405,7 +405,7 @@ impl Shared {
                 names.push(name.unwrap_or_else(|| hexadecimal(address)));
             }
         }
-        // Where nothing is loaded now, the former code has run.
+        // If nothing is loaded there now, the unloaded code has run.
         if names.is_empty() || self.code.has(address) {
             names.push(self.current_name(address, of).unwrap_or_else(|| hexadecimal(address)));
         }
@@ -418,8 +418,8 @@ impl Shared {
         let of = [(address, if of == Code::Changed { Code::Of(self.code.epoch_of(address)) } else { of })];
         let look_up = |shared: &mut Self| shared.look_up(&of).pop().flatten();
         let name = look_up(self);
-        // What is in no list, such as a trampoline, comes and goes: it may have been loaded since the symbols were read.
-        let may_help = self.symbols.as_ref().is_some_and(|symbols| symbols.read.elapsed() >= READ_AGAIN_AFTER);
+        // Unlisted code, such as a trampoline, comes and goes: it may have been loaded since the symbols were read.
+        let may_help = self.symbols.as_ref().is_some_and(|symbols| symbols.read.elapsed() >= MIN_SYMBOLS_AGE);
         if name.is_none() && may_help {
             self.read();
             return look_up(self);
@@ -427,7 +427,7 @@ impl Shared {
         name
     }
 
-    /// The names of the code that is at these addresses now, as far as it has any.
+    /// Returns the names of the code that is at these addresses now, if any.
     fn look_up(&mut self, wanted: &[(u64, Code)]) -> Vec<Option<String>> {
         if self.fixed().is_none() || wanted.is_empty() {
             return vec![None; wanted.len()];
@@ -446,7 +446,7 @@ impl Shared {
         names.collect()
     }
 
-    /// Reads the symbols, which are those of all code that is listed.
+    /// Reads the symbols, which are those of all listed code.
     fn read(&mut self) {
         let (find, epoch) = (self.kernel.symbols(), self.code.epoch());
         let before = self.symbols.replace(Symbols { find, epoch, read: Instant::now() });
@@ -459,13 +459,13 @@ fn hexadecimal(address: u64) -> String {
     format!("{address:#x}")
 }
 
-/// The function that was found.
+/// Converts a symbol of the symbolizer.
 fn function(address: u64, found: &Symbolized<'_>) -> Option<Function> {
     let symbol = found.as_sym()?;
     Some(Function { name: demangled(&symbol.name).into_owned(), begins: address.saturating_sub(symbol.offset as u64) })
 }
 
-/// Whether the kernel or one of its modules has a function of this name; `None` where the kernel does not tell.
+/// Tests whether the kernel or a module has a function of this name; `None` if /proc/kallsyms cannot be read.
 pub fn is_kernel_function(name: &str) -> Option<bool> {
     let kallsyms = kallsyms().ok()?;
     Some(symbols_of(&kallsyms).any(|(_, known)| known == name))
@@ -473,10 +473,10 @@ pub fn is_kernel_function(name: &str) -> Option<bool> {
 
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing {
-    /// What /proc/kallsyms tells of where code is.
+    /// Finds code in the text of /proc/kallsyms.
     ///
     /// # Panics
-    /// When code ends before it begins.
+    /// When code ends before it starts.
     pub fn kallsyms(text: &str) {
         let [one, other] = super::code_in(text, ["schedule", "a"]);
         assert!([one, other].into_iter().flatten().all(|code| code.start < code.end));
@@ -493,7 +493,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn symbols_are_kept_as_long_as_somebody_asks_for_that() {
+    fn kallsyms_are_cached_while_guard_lives() {
         let read_once = [ReadOnce::begin(), ReadOnce::begin()];
         let Ok(first) = kallsyms() else { return };
         assert!(Arc::ptr_eq(&first, &kallsyms().expect("it is there")));
@@ -501,13 +501,13 @@ mod tests {
         assert!(!Arc::ptr_eq(&first, &kallsyms().expect("it is there")));
     }
 
-    /// A program's number, where it begins, and its name.
+    /// ID, address, and name of a program.
     type Program = (u32, u64, &'static str);
 
     /// A kernel with the code and symbols that a test sets.
     #[derive(Clone, Default)]
     struct FakeKernel {
-        /// BPF programs of 256 bytes: number, address, name.
+        /// BPF programs of 256 bytes: ID, address, name.
         programs: Rc<RefCell<Vec<Program>>>,
         now_ns: Rc<Cell<u64>>,
         read: Rc<Cell<u32>>,
@@ -515,7 +515,7 @@ mod tests {
     }
 
     const FIXED: u64 = 0x100_0000;
-    const PLACE: u64 = 0x900_0000;
+    const ADDRESS: u64 = 0x900_0000;
 
     impl Kernel for FakeKernel {
         fn fixed(&self) -> Option<Range<u64>> {
@@ -554,7 +554,7 @@ mod tests {
             *self.programs.borrow_mut() = programs.to_vec();
         }
 
-        /// A second goes by, in which a span ends that began with it.
+        /// Advances the clock by a second, and ends a span of that second.
         fn next_span(&self, symbols: &KernelSymbols) {
             let began_ns = self.now_ns.get();
             self.now_ns.set(began_ns + 1_000_000_000);
@@ -573,76 +573,76 @@ mod tests {
     const OTHER: &str = "bpf_prog_fedcba9876543210_other";
 
     #[test]
-    fn code_in_the_place_of_other_code_has_its_own_name() {
+    fn code_at_address_of_other_code_has_its_own_name() {
         let (kernel, symbols) = fake();
-        kernel.load(&[(7, PLACE, ONE)]);
+        kernel.load(&[(7, ADDRESS, ONE)]);
         let mut users = [symbols.shared(), symbols.shared()];
         for user in &mut users {
-            assert_eq!([FIXED + 8, PLACE + 8].map(|at| user.name(at).to_owned()), ["schedule", ONE]);
+            assert_eq!([FIXED + 8, ADDRESS + 8].map(|at| user.name(at).to_owned()), ["schedule", ONE]);
         }
         let (read, generation) = (kernel.read.get(), symbols.generation());
         kernel.next_span(&symbols);
-        // Unloaded: what ran before has its name as long as it may have run.
+        // Unloaded: the earlier code keeps its name while it may have run.
         kernel.load(&[]);
         kernel.next_span(&symbols);
         assert_ne!(symbols.generation(), generation);
-        assert!(users.iter_mut().all(|user| user.name(PLACE + 8) == ONE));
-        // Also where it was not asked for before.
-        assert_eq!(users[0].name(PLACE + 16), ONE);
+        assert!(users.iter_mut().all(|user| user.name(ADDRESS + 8) == ONE));
+        // Also if it was not looked up before.
+        assert_eq!(users[0].name(ADDRESS + 16), ONE);
         assert_eq!(kernel.read.get(), read);
         kernel.next_span(&symbols);
-        kernel.load(&[(8, PLACE, OTHER)]);
+        kernel.load(&[(8, ADDRESS, OTHER)]);
         kernel.next_span(&symbols);
         for user in &mut users {
             assert_eq!(
-                [FIXED + 8, PLACE + 8, PLACE + 16].map(|at| user.name(at).to_owned()),
+                [FIXED + 8, ADDRESS + 8, ADDRESS + 16].map(|at| user.name(at).to_owned()),
                 ["schedule", OTHER, OTHER]
             );
         }
-        users[0].look_up_all(&BTreeSet::from([PLACE + 24]));
-        assert_eq!(users[0].names[&(PLACE + 24)].name, OTHER);
+        users[0].look_up_all(&BTreeSet::from([ADDRESS + 24]));
+        assert_eq!(users[0].names[&(ADDRESS + 24)].name, OTHER);
         assert!(kernel.read.get() <= read + 2, "{} readings", kernel.read.get());
     }
 
     #[test]
-    fn an_address_of_two_pieces_of_code_in_one_span_has_both_names() {
+    fn address_with_two_programs_in_one_span_has_both_names() {
         let (kernel, symbols) = fake();
-        kernel.load(&[(7, PLACE, ONE)]);
+        kernel.load(&[(7, ADDRESS, ONE)]);
         let mut user = symbols.shared();
-        assert_eq!(user.name(PLACE + 8), ONE);
+        assert_eq!(user.name(ADDRESS + 8), ONE);
         kernel.next_span(&symbols);
-        kernel.load(&[(8, PLACE, OTHER)]);
+        kernel.load(&[(8, ADDRESS, OTHER)]);
         kernel.next_span(&symbols);
         let both = format!("{ONE} or {OTHER}");
-        user.look_up_all(&BTreeSet::from([PLACE + 8, PLACE + 24]));
-        assert_eq!([PLACE + 8, PLACE + 24].map(|at| user.name(at).to_owned()), [both.clone(), both]);
-        assert!(!user.is_known(PLACE + 8));
+        user.look_up_all(&BTreeSet::from([ADDRESS + 8, ADDRESS + 24]));
+        assert_eq!([ADDRESS + 8, ADDRESS + 24].map(|at| user.name(at).to_owned()), [both.clone(), both]);
+        assert!(!user.is_known(ADDRESS + 8));
         let generation = symbols.generation();
         kernel.next_span(&symbols);
         assert_ne!(symbols.generation(), generation);
-        assert_eq!(user.name(PLACE + 8), OTHER);
-        assert!(user.is_known(PLACE + 8));
-        // Code that nobody had asked for was never named: the later one's name would be a guess.
+        assert_eq!(user.name(ADDRESS + 8), OTHER);
+        assert!(user.is_known(ADDRESS + 8));
+        // Code that was never looked up has no name: the later code's name would be a guess.
         let (kernel, symbols) = fake();
-        kernel.load(&[(7, PLACE, ONE)]);
+        kernel.load(&[(7, ADDRESS, ONE)]);
         let mut user = symbols.shared();
-        kernel.load(&[(8, PLACE, OTHER)]);
+        kernel.load(&[(8, ADDRESS, OTHER)]);
         kernel.next_span(&symbols);
-        assert_eq!(user.name(PLACE + 8), format!("{:#x} or {OTHER}", PLACE + 8));
+        assert_eq!(user.name(ADDRESS + 8), format!("{:#x} or {OTHER}", ADDRESS + 8));
     }
 
     #[test]
-    fn code_that_comes_has_other_code_keep_its_name_without_reading() {
+    fn loading_code_keeps_other_names_without_rereading() {
         let (kernel, symbols) = fake();
-        kernel.load(&[(7, PLACE, ONE)]);
+        kernel.load(&[(7, ADDRESS, ONE)]);
         let mut user = symbols.shared();
-        assert_eq!(user.name(PLACE + 8), ONE);
+        assert_eq!(user.name(ADDRESS + 8), ONE);
         let read = kernel.read.get();
         for id in 8..20 {
-            kernel.load(&[(7, PLACE, ONE), (id, PLACE + 0x1000, OTHER)]);
+            kernel.load(&[(7, ADDRESS, ONE), (id, ADDRESS + 0x1000, OTHER)]);
             kernel.next_span(&symbols);
             assert_eq!(
-                [FIXED + 8, FIXED + u64::from(id), PLACE + 8].map(|at| user.name(at).to_owned()),
+                [FIXED + 8, FIXED + u64::from(id), ADDRESS + 8].map(|at| user.name(at).to_owned()),
                 ["schedule", "schedule", ONE]
             );
         }
@@ -650,25 +650,25 @@ mod tests {
     }
 
     #[test]
-    fn names_are_bounded() {
+    fn name_cache_is_bounded() {
         let (_, mut symbols) = fake();
         for address in 0..MAX_NAMES as u64 + 10 {
             symbols.name(FIXED + (address & 0xfff));
-            symbols.name(PLACE * 2 + address);
+            symbols.name(ADDRESS * 2 + address);
         }
         assert!(symbols.names.len() <= MAX_NAMES, "{} names", symbols.names.len());
     }
 
     #[test]
-    fn symbols_are_read_again_only_where_addresses_are_shown() {
+    fn rereads_symbols_only_if_addresses_are_shown() {
         for is_hidden in [true, false] {
             let kernel = FakeKernel { is_hidden, ..FakeKernel::default() };
             let mut symbols = KernelSymbols::new(Box::new(kernel.clone()));
-            // Nobody's, as each address is where they are hidden.
+            // Unknown, as each address is if they are hidden.
             assert_eq!(symbols.name(0x10), "0x10");
             assert_eq!(kernel.read.get(), u32::from(!is_hidden));
             if let Some(symbols) = &mut symbols.shared.borrow_mut().symbols {
-                symbols.read -= 2 * READ_AGAIN_AFTER;
+                symbols.read -= 2 * MIN_SYMBOLS_AGE;
             }
             assert_eq!(symbols.name(0x20), "0x20");
             assert_eq!(kernel.read.get(), if is_hidden { 0 } else { 2 });
@@ -676,21 +676,21 @@ mod tests {
     }
 
     #[test]
-    fn the_text_that_stays_is_found() {
+    fn finds_kernel_text() {
         let kallsyms = "ffffffff81000000 T _stext\nffffffff82000000 T _etext\nffffffffc0000000 t x [ext4]\n";
         assert_eq!(fixed_in(kallsyms), Some(0xffff_ffff_8100_0000..0xffff_ffff_8200_0000));
         assert_eq!(fixed_in("0000000000000000 T _stext\n0000000000000000 T _etext\n"), None);
         assert_eq!(fixed_in("ffffffff81000000 T _text\n"), Some(0..0));
     }
 
-    /// Loads the smallest program, and returns it with its address.
+    /// Loads a minimal program, and returns it with its address.
     #[allow(unsafe_code)]
     fn loaded(name: &std::ffi::CStr, value: i32) -> Option<(OwnedFd, u64)> {
         let instruction = |code: u32, imm| libbpf_sys::bpf_insn { code: code as u8, imm, ..Default::default() };
         // r0 = value; exit
         let instructions = [instruction(0xb7, value), instruction(0x95, 0)];
         let license = c"GPL";
-        // SAFETY: the instructions and the names last for the call.
+        // SAFETY: the instructions and the names outlive the call.
         let raw = unsafe {
             libbpf_sys::bpf_prog_load(
                 libbpf_sys::BPF_PROG_TYPE_SOCKET_FILTER,
@@ -704,25 +704,25 @@ mod tests {
         if raw < 0 {
             return None;
         }
-        // SAFETY: it is this program's.
+        // SAFETY: a new descriptor with no other owner.
         let program = unsafe { OwnedFd::from_raw_fd(raw) };
         let newest = Listed::now(&BTreeSet::new()).functions.pop_last()?;
         Some((program, newest.1.first()?.start))
     }
 
     #[test]
-    fn a_program_in_the_place_of_another_one_has_its_own_name() {
+    fn program_at_address_of_another_one_has_its_own_name() {
         if !rustix::process::geteuid().is_root() || fixed_in(&kallsyms().unwrap_or_default()).is_none() {
             println!("skipped: needs root and a kernel that shows addresses");
             return;
         }
-        let Some((first, place)) = loaded(c"first_one", 1) else {
+        let Some((first, address)) = loaded(c"first_one", 1) else {
             println!("skipped: no program is compiled");
             return;
         };
         let session = KernelSymbols::default();
         let mut symbols = session.shared();
-        let name = symbols.name(place).to_owned();
+        let name = symbols.name(address).to_owned();
         assert!(name.contains("first_one"), "{name}");
         let ended = |began_ns| {
             std::thread::sleep(Duration::from_millis(30));
@@ -730,7 +730,7 @@ mod tests {
         };
         ended(Running.now_ns());
         drop(first);
-        // The kernel puts a program that is as long anywhere in the same page, and frees memory some time later.
+        // The kernel loads a program of this size anywhere in the same page, and frees memory some time later.
         let mut others = Vec::new();
         let later = (0..3_000).find_map(|attempt| {
             if attempt % 30 == 29 {
@@ -738,7 +738,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(20));
             }
             let (program, at) = loaded(c"later_one", 2)?;
-            if at == place {
+            if at == address {
                 return Some(program);
             }
             others.push(program);
@@ -748,9 +748,9 @@ mod tests {
             println!("skipped: no other program came into its place");
             return;
         };
-        let name = symbols.name(place).to_owned();
+        let name = symbols.name(address).to_owned();
         assert!(name.contains("first_one or bpf_prog_") && name.ends_with("later_one"), "{name}");
         ended(Running.now_ns());
-        assert!(symbols.name(place).ends_with("later_one") && !symbols.name(place).contains("first_one"));
+        assert!(symbols.name(address).ends_with("later_one") && !symbols.name(address).contains("first_one"));
     }
 }

@@ -3,7 +3,7 @@
 
 use syscalls::Sysno;
 
-/// The name of a system call of this architecture; `None` when the number is none.
+/// Returns the name of a system call of this architecture; `None` if the number is invalid.
 pub fn name(number: i32) -> Option<String> {
     let number = usize::try_from(number).ok()?;
     Sysno::new(number).map(|call| call.name().to_owned())
@@ -17,15 +17,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_names() {
+    fn names_system_calls() {
         assert_eq!(name(libc::SYS_futex as i32).as_deref(), Some("futex"));
         assert_eq!(name(-1), None);
         assert_eq!(name(i32::MAX), None);
     }
 
-    /// A call that is new here has to be given its place: what a thread waits for in it decides whether it is idle.
+    /// A new system call has to be classified: what a thread waits for in it decides whether it is idle.
     #[test]
-    fn each_system_call_of_the_table_says_what_it_waits_for() {
+    fn each_system_call_is_classified() {
         let names = SysnoSet::all();
         let unknown: Vec<&str> =
             names.iter().map(|call| call.name()).filter(|name| of_syscall(name).is_none()).collect();

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The programs of the account, compiled by the host's compiler, on a CPU whose every nanosecond is known: interrupts come
-//! in, and threads are preempted, also in the middle of a program. Nobody is told to have had a CPU that another had.
+//! Runs the account's BPF programs, compiled by the host's compiler, on a simulated CPU with a known timeline:
+//! interrupts come in and threads are preempted, also in the middle of a program. No task may be reported on the CPU
+//! while another one ran.
 
 mod libbpf_on_host;
 
-/// Runs threads for some microseconds and prints what they had (`had`), and what the account says (`told`).
+/// Runs threads for 4 us per seed; prints who ran (`had`), and what the account says (`reported`).
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +43,7 @@ static void pass(void)
     now += 1 + drawn(9);
 }
 
-/* Without an event of its own, or as a device's. */
+/* Either only a timer's expiry announces the interrupt, or a device's handler does. */
 static void interrupt(void)
 {
     struct irqaction action = { .name = "eth0" };
@@ -65,7 +66,7 @@ static void interrupt(void)
     may_be_interrupted = may;
 }
 
-static void hand_to(struct task_struct *next, bool preempt)
+static void switch_to(struct task_struct *next, bool preempt)
 {
     int may = may_be_interrupted;
 
@@ -78,8 +79,8 @@ static void hand_to(struct task_struct *next, bool preempt)
     may_be_interrupted = may;
 }
 
-/* A program is at work, or the thread itself. */
-static void something_happens(void)
+/* Possibly interrupts or preempts the running BPF program or thread. */
+static void maybe_interrupt(void)
 {
     struct task_struct *preempted = current;
 
@@ -91,20 +92,20 @@ static void something_happens(void)
         return;
     may_be_preempted = 0;
     printf("blind %llu\n", now);
-    hand_to(&tasks[WORKERS_HERE + drawn(THREADS - WORKERS_HERE)], true);
+    switch_to(&tasks[WORKERS_HERE + drawn(THREADS - WORKERS_HERE)], true);
     for (u32 left = drawn(4); left; left--) {
         pass();
         if (drawn(2))
             interrupt();
-        hand_to(&tasks[1 + drawn(THREADS - 1)], true);
+        switch_to(&tasks[1 + drawn(THREADS - 1)], true);
     }
     pass();
-    hand_to(preempted, true);
+    switch_to(preempted, true);
 }
 
 void *bpf_map_lookup_elem(void *map, const void *key)
 {
-    something_happens();
+    maybe_interrupt();
     if (map == &account_by_cpu)
         return &account;
     return map == &intervals_by_position ? &ring[*(const u32 *)key] : NULL;
@@ -114,25 +115,25 @@ u64 bpf_ktime_get_ns(void)
 {
     u64 read;
 
-    something_happens();
+    maybe_interrupt();
     read = now;
-    something_happens();
+    maybe_interrupt();
     return read;
 }
 
 u32 bpf_get_smp_processor_id(void)
 {
-    something_happens();
+    maybe_interrupt();
     return 0;
 }
 
 struct task_struct *bpf_get_current_task_btf(void)
 {
-    something_happens();
+    maybe_interrupt();
     return current;
 }
 
-static void item_changes_here(bool is_preemptible)
+static void start_or_end_item(bool is_preemptible)
 {
     struct worker *worker = &workers[current->pid];
     struct work_struct work = { .func = (void *)(0x1000ul + current->pid) };
@@ -168,7 +169,7 @@ static void run(u64 seed, bool is_preemptible)
     current = &tasks[0];
     now = span_from = 1;
     printf("run %llu\n", seed);
-    hand_to(&tasks[1], false);
+    switch_to(&tasks[1], false);
     while (now < NS) {
         pass();
         switch (drawn(3)) {
@@ -176,27 +177,27 @@ static void run(u64 seed, bool is_preemptible)
             interrupt();
             break;
         case 1:
-            hand_to(&tasks[drawn(THREADS)], drawn(2));
+            switch_to(&tasks[drawn(THREADS)], drawn(2));
             break;
         default:
             if (!(current->flags & PF_WQ_WORKER))
                 continue;
-            item_changes_here(is_preemptible);
+            start_or_end_item(is_preemptible);
         }
         printf("event %llu\n", now);
     }
     pass();
-    hand_to(&tasks[0], false);
+    switch_to(&tasks[0], false);
     for (u32 at = 0; at < account.written; at++) {
         u64 end = at + 1 < account.written ? ring[at + 1].start_ns : account.since_ns;
         u32 late = ring[at].kind == OCCUPANT_VECTOR ? ((struct lateness *)&ring[at].handler)->late_ns : 0;
 
-        printf("told %d %u %llu %llu %u\n", ring[at].kind, ring[at].id, ring[at].start_ns, end, late);
+        printf("reported %d %u %llu %llu %u\n", ring[at].kind, ring[at].id, ring[at].start_ns, end, late);
     }
     printf("lost %llu %llu\n", account.nested, account.astray);
 }
 
-/* What user space sets before it loads the programs. */
+/* Sets a read-only setting as user space does before it loads the programs. */
 static void set(const volatile void *setting, u64 value, u32 size)
 {
     char *page = (char *)((u64)setting & ~4095ull);
@@ -218,12 +219,12 @@ int main(int count, char **arguments)
 }
 "#;
 
-/// Each run is shorter, in nanoseconds.
+/// Upper bound of one run's length in nanoseconds.
 const NS: usize = 5_000;
 
 #[derive(Default)]
-struct Found {
-    told_ns: u64,
+struct Comparison {
+    accounted_ns: u64,
     blind_ns: u64,
     blind_spans: u64,
     /// Interrupts that were late.
@@ -231,18 +232,18 @@ struct Found {
     wrong: Vec<String>,
 }
 
-/// `preemptible`, `unannounced` or neither.
-fn simulate(how: &str) -> Found {
+/// Runs the program as `preemptible`, `unannounced` or neither.
+fn simulate(how: &str) -> Comparison {
     let output = libbpf_on_host::build(PROGRAM).run(&[how]);
     check(&output)
 }
 
-/// Goes through what was printed, run by run.
-fn check(lines: &str) -> Found {
-    let mut found = Found::default();
+/// Compares what each run printed, nanosecond by nanosecond.
+fn check(lines: &str) -> Comparison {
+    let mut comparison = Comparison::default();
     for run in lines.split("run ").skip(1) {
-        let (mut had, mut irq, mut told) = (vec![None; NS], vec![false; NS], vec![None; NS]);
-        // What happens while a program is preempted is seen again from the end of the next event on.
+        let (mut had, mut irq, mut reported) = (vec![None; NS], vec![false; NS], vec![None; NS]);
+        // While a program is preempted, the account is blind until the end of the next event.
         let (mut blind, mut blind_since, mut has_ended) = (vec![false; NS], None, false);
         for line in run.lines().skip(1) {
             let mut words = line.split_whitespace();
@@ -252,17 +253,17 @@ fn check(lines: &str) -> Found {
                 ("had", &[pid, from, to]) => had[from..to].fill(Some(pid)),
                 ("irq", &[from, to]) => irq[from..to].fill(true),
                 ("blind", &[from]) => (blind_since, has_ended) = (blind_since.or(Some(from)), false),
-                // The program that was preempted, and the event after it.
+                // The first event is the preempted program's own, the second ends the blind span.
                 ("event", &[_]) if blind_since.is_some() && !has_ended => has_ended = true,
                 ("event", &[at]) => {
-                    found.blind_spans += u64::from(has_ended);
+                    comparison.blind_spans += u64::from(has_ended);
                     has_ended = false;
                     blind[blind_since.take().unwrap_or(at)..at].fill(true);
                 }
-                ("told", &[kind, id, from, to, late]) => {
-                    found.late += u64::from(late == 20);
+                ("reported", &[kind, id, from, to, late]) => {
+                    comparison.late += u64::from(late == 20);
                     assert!([0, 20].contains(&late), "{line}");
-                    told[from..to].fill(Some((kind, id)));
+                    reported[from..to].fill(Some((kind, id)));
                 }
                 ("lost", _) => {}
                 _ => panic!("{line}"),
@@ -271,45 +272,57 @@ fn check(lines: &str) -> Found {
         blind[blind_since.unwrap_or(NS)..].fill(true);
         for ns in 1..NS {
             let Some(pid) = had[ns] else { continue };
-            found.blind_ns += u64::from(blind[ns]);
-            let is_right = match told[ns] {
-                // Idle, a thread, or one with an item.
+            comparison.blind_ns += u64::from(blind[ns]);
+            let is_right = match reported[ns] {
+                // Idle, a thread, or a worker with a work item.
                 Some((1, _)) => pid == 0,
                 Some((2 | 3, id)) => pid == id,
                 Some((5 | 6, _)) => irq[ns],
                 Some((0, _)) | None => blind[ns] || pid == 0,
                 Some(_) => false,
             };
-            found.told_ns += u64::from(!matches!(told[ns], None | Some((0, _))));
+            comparison.accounted_ns += u64::from(!matches!(reported[ns], None | Some((0, _))));
             if !is_right {
-                found.wrong.push(format!("at {ns} {pid} had it, told {:?}, in run {}", told[ns], &run[..3]));
+                comparison.wrong.push(format!(
+                    "at {ns} {pid} had it, reported {:?}, in run {}",
+                    reported[ns],
+                    &run[..3]
+                ));
             }
         }
     }
-    found
+    comparison
 }
 
 #[test]
-fn nobody_has_what_others_had_while_a_program_was_preempted() {
+fn preempted_programs_attribute_no_time_to_other_threads() {
     for is_preemptible in [false, true] {
-        let found = simulate(if is_preemptible { "preemptible" } else { "" });
-        println!("{} ns told, {} blind in {} spans", found.told_ns, found.blind_ns, found.blind_spans);
-        assert!(
-            found.wrong.is_empty(),
-            "{} ns wrong: {:?}",
-            found.wrong.len(),
-            &found.wrong[..5.min(found.wrong.len())]
+        let comparison = simulate(if is_preemptible { "preemptible" } else { "" });
+        println!(
+            "{} ns reported, {} blind in {} spans",
+            comparison.accounted_ns, comparison.blind_ns, comparison.blind_spans
         );
-        assert!(found.told_ns > 300_000, "only {} ns are told", found.told_ns);
-        assert_eq!(found.blind_spans > 100, is_preemptible, "{} programs were preempted", found.blind_spans);
+        assert!(
+            comparison.wrong.is_empty(),
+            "{} ns wrong: {:?}",
+            comparison.wrong.len(),
+            &comparison.wrong[..5.min(comparison.wrong.len())]
+        );
+        assert!(comparison.accounted_ns > 300_000, "only {} ns are reported", comparison.accounted_ns);
+        assert_eq!(comparison.blind_spans > 100, is_preemptible, "{} programs were preempted", comparison.blind_spans);
     }
 }
 
-/// As on Hyper-V: nothing but the functions of timers tells of their interrupt.
+/// As on Hyper-V: only the timer tracepoints show the timer's interrupt.
 #[test]
-fn an_interrupt_without_an_event_is_told_by_its_timer() {
-    let found = simulate("unannounced");
-    println!("{} ns told, {} late interrupts", found.told_ns, found.late);
-    assert!(found.wrong.is_empty(), "{} ns wrong: {:?}", found.wrong.len(), &found.wrong[..5.min(found.wrong.len())]);
-    assert!(found.late > 1_000, "{} interrupts were late", found.late);
+fn timer_reports_interrupt_without_tracepoint() {
+    let comparison = simulate("unannounced");
+    println!("{} ns reported, {} late interrupts", comparison.accounted_ns, comparison.late);
+    assert!(
+        comparison.wrong.is_empty(),
+        "{} ns wrong: {:?}",
+        comparison.wrong.len(),
+        &comparison.wrong[..5.min(comparison.wrong.len())]
+    );
+    assert!(comparison.late > 1_000, "{} interrupts were late", comparison.late);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The bounds by which kernel tests are decided.
+//! Tests of the statistical bounds that decide kernel tests.
 
 #[allow(dead_code)]
 #[path = "kernel/chance.rs"]
@@ -9,22 +9,22 @@ use std::collections::BTreeMap;
 
 use chance::{Verdict, by_chance};
 
-/// Only the kernel tests ask.
+/// Stands in for the function of the kernel tests' support.
 fn is_emulated() -> bool {
     false
 }
 
 #[test]
-fn a_bound_is_exceeded_in_one_of_ten_thousand_runs() {
-    // One trial that nearly never fails, trials that fail at will, and none.
+fn bound_is_exceeded_once_in_ten_thousand_runs() {
+    // One trial that almost never fails, ten that almost always fail, and no trial.
     assert_eq!([by_chance(1, 1e-5), by_chance(10, 0.999), by_chance(0, 0.5)], [0, 10, 0]);
     // Of 30 with 5 %: P(X > 6) = 5.7e-4, P(X > 7) = 8.5e-5. Of 200 with 1 %: P(X > 8) = 2.1e-4, P(X > 9) = 4.0e-5.
     assert_eq!([by_chance(30, 0.05), by_chance(200, 0.01)], [7, 9]);
-    // So many that the chance of none is no number; three standard deviations and a half, by the normal distribution.
+    // With 16,000 trials the probability of no failure underflows; 3.5 standard deviations of the normal distribution.
     assert!((4_190..4_230).contains(&by_chance(16_000, 0.25)), "{}", by_chance(16_000, 0.25));
 }
 
-/// The verdict on rounds that pass where the letter is a `p`, and how many of them it took.
+/// Returns the verdict on `rounds`, in which `p` is a round that passes, and the number of rounds up to it.
 fn verdict(rounds: &str) -> (Option<bool>, usize) {
     let mut verdict = Verdict::new(0.05);
     for (number, round) in (1..).zip(rounds.chars()) {
@@ -36,7 +36,7 @@ fn verdict(rounds: &str) -> (Option<bool>, usize) {
 }
 
 #[test]
-fn a_failed_round_has_to_be_outweighed() {
+fn passed_rounds_must_outweigh_a_failed_one() {
     assert_eq!(verdict("p"), (Some(true), 1));
     assert_eq!(verdict("ffff"), (Some(false), 4));
     assert_eq!(verdict("fp"), (None, 2));
@@ -45,8 +45,8 @@ fn a_failed_round_has_to_be_outweighed() {
 }
 
 #[test]
-fn what_is_right_fails_once_in_ten_thousand_runs() {
-    // Chances of each number of failed and passed rounds that decides nothing, where one of twenty fails by chance.
+fn correct_code_fails_once_in_ten_thousand_runs() {
+    // Probabilities of each (failed, passed) count that is still undecided, where one round of twenty fails by chance.
     let mut undecided = BTreeMap::from([((0, 0), 1.0)]);
     let (mut wrong, mut right) = (0.0, 0.0);
     for _ in 0..60 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The BPF histogram header, compiled by the host's compiler, against the `histogram` crate.
+//! Compares the BPF histogram header, compiled by the host's compiler, with the `histogram` crate.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -18,7 +18,7 @@ int main(void)
 }
 "#;
 
-/// xorshift64*: values that are the same in every run and every bit position alike.
+/// xorshift64*: a reproducible generator in which all bits are equally random.
 fn next(state: &mut u64) -> u64 {
     *state ^= *state >> 12;
     *state ^= *state << 25;
@@ -26,7 +26,7 @@ fn next(state: &mut u64) -> u64 {
     state.wrapping_mul(0x2545_F491_4F6C_DD1D)
 }
 
-/// A million values whose magnitudes are spread evenly from 0 to 2^63, and the edges of every power of two.
+/// A million values, log-uniform from 0 to 2^63, and the edges of every power of two.
 fn values() -> Vec<u64> {
     let mut state = 0x5EED_u64;
     let mut values: Vec<u64> = (0..1_000_000)
@@ -43,10 +43,10 @@ fn values() -> Vec<u64> {
 }
 
 #[test]
-fn bpf_buckets_are_those_of_the_crate() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let program = folder.path().join("buckets");
-    let source = folder.path().join("buckets.c");
+fn bpf_buckets_match_histogram_crate() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let program = directory.path().join("buckets");
+    let source = directory.path().join("buckets.c");
     std::fs::write(&source, PROGRAM).expect("the program is written");
     let status = Command::new("cc")
         .args(["-O1", "-I", concat!(env!("CARGO_MANIFEST_DIR"), "/bpf"), "-o"])

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the source `block` sees of requests that a test makes, compared with the kernel's own trace and with how long
-//! the test itself waits. They run as root.
+//! Compares the source `block` with the kernel's own trace of the test's requests, and with the test's own timing. Runs
+//! as root.
 
 mod kernel;
 
@@ -28,22 +28,22 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use kernel::{amount, file_on_disk, is_emulated};
 
-/// What is read and written at once, on disks whose blocks are no larger.
+/// Bytes per read or write; at least the block size of the disk.
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 2_048;
 const LARGE: usize = 512 << 10;
-/// What a trace's stamps are exact to.
+/// Resolution of a trace's timestamps.
 const STAMP_NS: u64 = 1_000;
 
-/// Memory that a disk can write to.
+/// A buffer that is aligned for direct I/O.
 #[repr(align(4096))]
 struct Buffer([u8; BLOCK]);
 
-/// The same of what takes a disk long.
+/// Like [`Buffer`], for requests that take a disk long.
 #[repr(align(4096))]
 struct Large([u8; LARGE]);
 
-/// A file whose blocks are on the disk, and are not kept in memory.
+/// Creates a file on the disk that bypasses the page cache. Returns `None`, and prints why, if there can be none.
 fn direct_file() -> Result<Option<File>> {
     let Some(file) = file_on_disk()? else { return Ok(None) };
     let block = Buffer([7; BLOCK]);
@@ -56,11 +56,11 @@ fn direct_file() -> Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// How long each read or write of a block took, by the clock of whoever waits.
+/// Reads or writes blocks, and returns each one's duration in nanoseconds, as the caller measures it.
 fn requests(file: &File, count: u64, writes: bool) -> Result<Vec<u64>> {
     let mut block = Buffer([7; BLOCK]);
     let each = |number: u64| {
-        // Places that are far apart are not merged.
+        // Far apart, so that they are not merged.
         let at = (number * 769 % BLOCKS) * BLOCK as u64;
         let began = Instant::now();
         if writes {
@@ -73,7 +73,7 @@ fn requests(file: &File, count: u64, writes: bool) -> Result<Vec<u64>> {
     (0..count).map(each).collect()
 }
 
-fn of(snapshot: &Snapshot, operation: &str, name: &str) -> Histogram {
+fn merged_histogram(snapshot: &Snapshot, operation: &str, name: &str) -> Histogram {
     let own = std::process::id().to_string();
     let is_own = |labels: &whylate_model::Labels| labels["operation"] == operation && labels["pid"] == own;
     let mut all = Histogram::default();
@@ -83,26 +83,26 @@ fn of(snapshot: &Snapshot, operation: &str, name: &str) -> Histogram {
     all
 }
 
-/// Nanoseconds at the device of each of this process's requests, as the trace tells.
+/// Returns the nanoseconds at the device of each of this thread's requests, by the trace.
 fn at_device(trace: Trace, operation: char) -> Result<Vec<u64>> {
     let own = rustix::thread::gettid().as_raw_pid() as u32;
     let mut issued: HashMap<String, u64> = HashMap::new();
     let mut took = Vec::new();
     for line in trace.finish_lines()? {
-        // `254,0 R 4096 () 4711 + 8 none,0,0 [dd]`, and without the bytes when it is done.
-        let place = || {
+        // `254,0 R 4096 () 4711 + 8 none,0,0 [dd]`; a completion has no bytes.
+        let sector = || {
             let (before, after) = line.fields.split_once(" + ")?;
             Some(format!("{} {}", before.rsplit(' ').next()?, after.split(' ').next()?))
         };
-        // 6.1 prints no flags where other instances trace the same.
+        // 6.1 prints no flags while other instances trace the same events.
         let flags = line.fields.split(' ').nth(1).unwrap_or_default();
         let is_wanted = flags.is_empty() || flags.starts_with(operation);
-        match (line.event.as_str(), place()) {
-            ("block_rq_issue", Some(place)) if is_wanted && line.tid == own => {
-                issued.insert(place, line.at_us);
+        match (line.event.as_str(), sector()) {
+            ("block_rq_issue", Some(sector)) if is_wanted && line.tid == own => {
+                issued.insert(sector, line.at_us);
             }
-            ("block_rq_complete", Some(place)) => {
-                took.extend(issued.remove(&place).map(|at_us| (line.at_us - at_us) * 1_000));
+            ("block_rq_complete", Some(sector)) => {
+                took.extend(issued.remove(&sector).map(|at_us| (line.at_us - at_us) * 1_000));
             }
             _ => {}
         }
@@ -112,7 +112,7 @@ fn at_device(trace: Trace, operation: char) -> Result<Vec<u64>> {
 }
 
 #[test]
-fn requests_are_counted_and_take_as_long_as_the_kernel_says() -> Result<()> {
+fn request_counts_and_times_match_trace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(file) = direct_file()? else { return Ok(()) };
     let disk = disk_of(&file)?;
@@ -120,7 +120,7 @@ fn requests_are_counted_and_take_as_long_as_the_kernel_says() -> Result<()> {
         let count = amount(500);
         let (operation, letter) = if writes { ("write", 'W') } else { ("read", 'R') };
         in_rounds(|| {
-            let trace = Trace::of(&["block/block_rq_issue", "block/block_rq_complete"])?;
+            let trace = Trace::record(&["block/block_rq_issue", "block/block_rq_complete"])?;
             let options =
                 BlockOptions { device: Some(disk.clone()), by: By::Process, phases: true, ..BlockOptions::default() };
             let mut source = patching(|| options.attach(&Session::of_one()))?;
@@ -128,11 +128,12 @@ fn requests_are_counted_and_take_as_long_as_the_kernel_says() -> Result<()> {
             let snapshot = source.snapshot()?;
             patching(|| drop(source));
             let traced = at_device(trace, letter)?;
-            let (latency, device) = (of(&snapshot, operation, "latency"), of(&snapshot, operation, "device"));
-            let phases =
-                ["throttled", "queued", "device", "completion"].map(|name| of(&snapshot, operation, name).sum_ns());
+            let (latency, device) =
+                (merged_histogram(&snapshot, operation, "latency"), merged_histogram(&snapshot, operation, "device"));
+            let phases = ["throttled", "queued", "device", "completion"]
+                .map(|name| merged_histogram(&snapshot, operation, name).sum_ns());
             println!(
-                "{operation}: {} of {count}, {} in the trace; {} ns in all, {phases:?}, own clock {own_ns}; lost {:?}",
+                "{operation}: {} of {count}, {} in the trace; {} ns in total, {phases:?}, own clock {own_ns}; lost {:?}",
                 latency.count(),
                 traced.len(),
                 latency.sum_ns(),
@@ -147,12 +148,12 @@ fn requests_are_counted_and_take_as_long_as_the_kernel_says() -> Result<()> {
                 return Ok(());
             }
             let traced_ns: u64 = traced.iter().sum();
-            let device_ns = device.sum_ns() + of(&snapshot, operation, "completion").sum_ns();
+            let device_ns = device.sum_ns() + merged_histogram(&snapshot, operation, "completion").sum_ns();
             let apart_ns = u128::from(traced_ns).abs_diff(device_ns);
             let tolerated_ns = u128::from(count * STAMP_NS).max(u128::from(traced_ns) / 1_000);
             ensure!(apart_ns <= tolerated_ns, "{device_ns} ns at the device, {traced_ns} in the trace");
             let most_ns = traced.iter().copied().max().unwrap_or(0);
-            let longest_ns = device.max_ns() + of(&snapshot, operation, "completion").max_ns();
+            let longest_ns = device.max_ns() + merged_histogram(&snapshot, operation, "completion").max_ns();
             ensure!(device.max_ns() <= most_ns + 2 * STAMP_NS, "longest {} and {most_ns} ns", device.max_ns());
             ensure!(longest_ns + 2 * STAMP_NS + most_ns / 1_000 >= most_ns, "longest {longest_ns} and {most_ns} ns");
             Ok(())
@@ -161,7 +162,7 @@ fn requests_are_counted_and_take_as_long_as_the_kernel_says() -> Result<()> {
     Ok(())
 }
 
-/// Threads that write all the time, until it is dropped.
+/// Threads that write continuously, until it is dropped.
 struct Hogs {
     stop: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<Result<()>>>,
@@ -173,7 +174,7 @@ impl Hogs {
         let start = |number: usize| {
             let (file, stop) = (file.try_clone()?, Arc::clone(&stop));
             let write = move || -> Result<()> {
-                // Large ones, of which a disk does not do so many that there is no room to tell of them.
+                // Large, so that the number of requests stays within the buffer of late events.
                 let blocks = Box::new(Large([9; LARGE]));
                 for turn in (number as u64..).step_by(3) {
                     if stop.load(Ordering::Relaxed) {
@@ -198,7 +199,7 @@ impl Drop for Hogs {
 }
 
 #[test]
-fn late_requests_are_blamed_on_those_that_the_device_had_meanwhile() -> Result<()> {
+fn blames_late_requests_on_concurrent_ones() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     if is_emulated() {
         println!("skipped: an emulated CPU stops at any time, and an emulated disk serves one request after the other");
@@ -228,14 +229,14 @@ fn late_requests_are_blamed_on_those_that_the_device_had_meanwhile() -> Result<(
             let who = largest.map_or_else(String::new, |cause| cause.who.clone());
             first.push(who);
         };
-        // All requests are late here, of which there is room for some thousands.
+        // All requests are late here, and the buffer has room for some thousands.
         for _ in 0..100 {
             requests(&file, 2, false)?;
             source.drain_late(Duration::ZERO, &mut each)?;
         }
         drop(running);
         let snapshot = source.snapshot()?;
-        println!("{all} are told, {:?}, lost {:?}", snapshot.unexplained, snapshot.lost);
+        println!("{all} are reported, {:?}, lost {:?}", snapshot.unexplained, snapshot.lost);
         patching(|| drop(source));
         if let Some(wrong) = wrong {
             bail!("causes add up to {wrong}");
@@ -259,7 +260,7 @@ fn late_requests_are_blamed_on_those_that_the_device_had_meanwhile() -> Result<(
     })
 }
 
-/// How often each interrupt of a device has come in on each CPU.
+/// Returns each device interrupt's name, with its count on each CPU.
 fn device_interrupts() -> Result<Vec<(String, Vec<u64>)>> {
     let text = fs::read_to_string("/proc/interrupts")?;
     let row = |line: &str| {
@@ -270,7 +271,7 @@ fn device_interrupts() -> Result<Vec<(String, Vec<u64>)>> {
     Ok(text.lines().filter_map(row).collect())
 }
 
-/// The CPU to which the disk's interrupts go, as far as it is one.
+/// Returns the CPU that takes the disk's interrupts, if it is a single one.
 fn interrupted_cpu(file: &File) -> Result<Option<u32>> {
     let (count, before) = (200, device_interrupts()?);
     requests(file, count, false)?;
@@ -294,7 +295,7 @@ fn stay_off(cpu: u32) -> Result<()> {
 }
 
 #[test]
-fn whoever_keeps_a_disks_interrupt_off_is_blamed() -> Result<()> {
+fn blames_thread_that_disables_disk_interrupt() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     if is_emulated() {
         println!("skipped: an emulated CPU stops at any time, also with interrupts on");
@@ -369,22 +370,22 @@ fn whoever_keeps_a_disks_interrupt_off_is_blamed() -> Result<()> {
     })
 }
 
-/// A device of memory that nobody uses, which takes bios as they are. It is empty again after this.
+/// An unused zram device, which takes bios instead of requests. Reset on drop.
 struct Zram(PathBuf);
 
 impl Zram {
     fn take() -> Result<Option<Zram>> {
-        let folder = PathBuf::from("/sys/block/zram0");
-        if fs::read_to_string(folder.join("initstate")).is_ok_and(|state| state.trim() == "0")
-            && fs::write(folder.join("disksize"), "16M").is_ok()
+        let directory = PathBuf::from("/sys/block/zram0");
+        if fs::read_to_string(directory.join("initstate")).is_ok_and(|state| state.trim() == "0")
+            && fs::write(directory.join("disksize"), "16M").is_ok()
         {
-            return Ok(Some(Zram(folder)));
+            return Ok(Some(Zram(directory)));
         }
         println!("skipped: there is no zram0 that nobody uses");
         Ok(None)
     }
 
-    /// Who looks what is on a new device may have it open still.
+    /// The reset is retried, as udev may still have the new device open.
     fn open(&self) -> Result<File> {
         Ok(OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open("/dev/zram0")?)
     }
@@ -402,7 +403,7 @@ impl Drop for Zram {
 }
 
 #[test]
-fn bios_of_a_device_without_requests_are_counted_and_own_ones_left_out() -> Result<()> {
+fn counts_bios_of_bio_device_and_omits_own() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(zram) = Zram::take()? else { return Ok(()) };
     let file = zram.open()?;
@@ -419,7 +420,7 @@ fn bios_of_a_device_without_requests_are_counted_and_own_ones_left_out() -> Resu
             let own_ns: u64 = requests(&file, count, true)?.iter().sum();
             let snapshot = source.snapshot()?;
             patching(|| drop(source));
-            let latency = of(&snapshot, "write", "latency");
+            let latency = merged_histogram(&snapshot, "write", "latency");
             let left_out = snapshot.lost["own"];
             println!("{} of {count} writes, {} of {own_ns} ns; {left_out} left out", latency.count(), latency.sum_ns());
             let expected = if leave_out.is_some() { (0, count) } else { (count, 0) };

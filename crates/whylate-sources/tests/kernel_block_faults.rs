@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The source `block` while disks fail, time out, go away or are full, beside another copy of itself and after one that
-//! was killed; and whom it names where a file system or a driver submits for others. Each request is counted, or lost
-//! for a reason that is told. The tests run as root, where the kernel's null_blk is: in a virtual machine.
+//! The source `block` while disks fail, time out, disappear or are full, beside a second instance of the source and
+//! after a killed one. Each request is counted, or lost for a named reason. Runs as root, where the kernel has
+//! null_blk: in a virtual machine.
 
 mod kernel;
 
@@ -20,8 +20,8 @@ use whylate_sources::block::{BlockOptions, By};
 use whylate_sources::clock::monotonic_ns;
 
 use kernel::chance::{Unjudged, in_rounds};
-use kernel::disk_counts::{READS, in_flight, kernel_counts, late_events, reads, told, wait_for};
-use kernel::disk_counts::{Told, attach, end, ensure_counts_are_the_kernels, ensure_lost};
+use kernel::disk_counts::{READS, in_flight, kernel_counts, late_events, reads, totals, wait_for};
+use kernel::disk_counts::{Totals, attach, end, ensure_counts_are_the_kernels, ensure_lost};
 use kernel::null_disk::{BLOCK, Mounted, Null, load_modules};
 use kernel::programs;
 use kernel::turn::turn_to_measure;
@@ -38,7 +38,7 @@ fn errors_are_counted_and_named() -> Result<()> {
     let events = late_events(&mut source)?;
     let snapshot = end(source, &[])?;
     assert_eq!(read, 60);
-    assert_eq!(told(&snapshot, &null.name, "read"), Told { requests: 80, errors: 20, bytes: 80 * BLOCK as u64 });
+    assert_eq!(totals(&snapshot, &null.name, "read"), Totals { requests: 80, errors: 20, bytes: 80 * BLOCK as u64 });
     let failed = events.iter().filter(|event| event.labels.get("error").is_some_and(|error| error == "EIO"));
     let sectors: BTreeSet<u64> = failed.map(|event| event.labels["sector"].parse()).collect::<Result<_, _>>()?;
     assert_eq!(sectors, (0..20).map(|block| block * 8).collect());
@@ -47,10 +47,10 @@ fn errors_are_counted_and_named() -> Result<()> {
 }
 
 #[test]
-fn a_device_that_goes_away_leaves_nothing_behind() -> Result<()> {
+fn removed_device_leaves_no_state() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(null) = Null::make(Duration::from_millis(50), 4)? else { return Ok(()) };
-    // Of all disks: a new one may have the number and the memory of the one that has gone.
+    // Of all disks: a new disk may reuse the number and the memory of a removed one.
     let mut source = attach(&BlockOptions { device: None, late_over_ns: Some(1), ..null.options() })?;
     let name = null.name.clone();
     let file = null.open()?;
@@ -58,7 +58,7 @@ fn a_device_that_goes_away_leaves_nothing_behind() -> Result<()> {
     let read = thread::scope(|scope| -> Result<u64> {
         let file = &file;
         let each = |number: u64| {
-            // Until the first that fails.
+            // Until the first failure.
             move || (0..).take_while(|turn| reads(file, [number * 1_031 + turn % 1_000]) == 1).count() as u64
         };
         let threads: Vec<_> = (0..8).map(|number| scope.spawn(each(number))).collect();
@@ -76,7 +76,7 @@ fn a_device_that_goes_away_leaves_nothing_behind() -> Result<()> {
     let early = events.iter().find(|event| event.at_ns - event.latency_ns < began_ns);
     ensure!(early.is_none(), "it began before it was read: {early:?}");
     let failed = events.iter().filter(|event| event.labels.contains_key("error")).count() as u64;
-    let requests = told(&snapshot, &name, "read").requests;
+    let requests = totals(&snapshot, &name, "read").requests;
     println!("{read} are read of {name}, {requests} requests, {failed} with errors");
     ensure!(read >= 24 && failed <= 8, "{read} are read, {failed} have failed");
     assert_eq!((requests - failed, events.len() as u64), (read, requests));
@@ -87,14 +87,14 @@ fn a_device_that_goes_away_leaves_nothing_behind() -> Result<()> {
     let mut events = late_events(&mut source)?;
     events.retain(|event| event.labels["device"] == null.name);
     let snapshot = end(source, &[])?;
-    // With those of the kernel, which looks for partitions.
-    assert_eq!(told(&snapshot, &null.name, "read").requests, kernel_counts(&null.name)?[READS]);
+    // Including the kernel's own reads, of the partition table.
+    assert_eq!(totals(&snapshot, &null.name, "read").requests, kernel_counts(&null.name)?[READS]);
     let early = events.iter().find(|event| event.at_ns - event.latency_ns < began_ns);
     ensure!(early.is_none(), "it began before its device was there: {early:?}");
     Ok(())
 }
 
-/// A disk of the kernel's that lets commands time out.
+/// A disk of scsi_debug, which can let commands time out.
 struct Scsi {
     name: String,
 }
@@ -131,7 +131,7 @@ impl Drop for Scsi {
 }
 
 #[test]
-fn a_request_that_times_out_is_one_request_with_all_of_its_time() -> Result<()> {
+fn timed_out_request_counts_once_with_its_total_time() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(scsi) = Scsi::make()? else { return Ok(()) };
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(Path::new("/dev").join(&scsi.name))?;
@@ -154,7 +154,7 @@ fn a_request_that_times_out_is_one_request_with_all_of_its_time() -> Result<()> 
         let read = thread::scope(|scope| {
             let reading = scope.spawn(|| reads(&direct, [77]));
             if is_tried_again {
-                // From its queue it goes to the device at once; until it times out is long.
+                // The request is issued at once; the timeout takes long.
                 wait_for("the request", || (in_flight(&scsi.name) == Some(1)).then_some(()))?;
                 thread::sleep(Duration::from_millis(300));
                 Scsi::set("every_nth", "0")?;
@@ -168,9 +168,9 @@ fn a_request_that_times_out_is_one_request_with_all_of_its_time() -> Result<()> 
         ensure_counts_are_the_kernels(&snapshot, &scsi.name, &before)?;
         println!("tried again: {is_tried_again}: {read} read, {events:?}");
         assert_eq!((read, events.len()), (u64::from(is_tried_again), 1));
-        assert_eq!(told(&snapshot, &scsi.name, "read").errors, u64::from(!is_tried_again));
+        assert_eq!(totals(&snapshot, &scsi.name, "read").errors, u64::from(!is_tried_again));
         assert_eq!(events[0].labels.contains_key("error"), !is_tried_again);
-        // The time until it is tried again is none at the device.
+        // The time before the retry does not count as time at the device.
         let long = if is_tried_again { "queued" } else { "device" };
         ensure!(events[0].phases.iter().any(|(phase, ns)| phase == long && *ns >= 900 * MS), "{events:?}");
     }
@@ -178,7 +178,7 @@ fn a_request_that_times_out_is_one_request_with_all_of_its_time() -> Result<()> 
 }
 
 #[test]
-fn a_disk_that_is_full_has_all_of_its_requests_counted() -> Result<()> {
+fn counts_all_requests_of_full_disk() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(mounted) = Mounted::make(32)? else { return Ok(()) };
     let name = &mounted.null.name;
@@ -186,7 +186,7 @@ fn a_disk_that_is_full_has_all_of_its_requests_counted() -> Result<()> {
     let before = kernel_counts(name)?;
     let options = BlockOptions { by: By::Cgroup, late_over_ns: Some(10 * MS), ..mounted.null.options() };
     let source = attach(&options)?;
-    let mut file = File::create(mounted.folder.path().join("file"))?;
+    let mut file = File::create(mounted.directory.path().join("file"))?;
     let full = loop {
         match file.write_all(&[7; 64 << 10]) {
             Ok(()) => {}
@@ -194,18 +194,18 @@ fn a_disk_that_is_full_has_all_of_its_requests_counted() -> Result<()> {
         }
     };
     assert_eq!(full.kind(), io::ErrorKind::StorageFull);
-    // What has no room in it fails as well, and what is there is written.
+    // Writeback of what does not fit fails as well; the rest is written.
     mounted.sync()?;
     drop(file);
     wait_for("the end of all requests", || (in_flight(name) == Some(0)).then_some(()))?;
     let snapshot = end(source, &[])?;
     ensure_counts_are_the_kernels(&snapshot, name, &before)?;
-    let written = told(&snapshot, name, "write");
+    let written = totals(&snapshot, name, "write");
     ensure!(written.bytes >= 16 << 20 && written.errors == 0, "{written:?}");
     Ok(())
 }
 
-/// What this program does as another process: measures this disk until it is killed.
+/// Set for the second process: the disk to measure until it is killed.
 const MEASURED: &str = "WHYLATE_MEASURED";
 
 #[test]
@@ -221,7 +221,7 @@ fn measuring_process() -> Result<()> {
     }
 }
 
-/// It goes with this.
+/// The second process, killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -232,7 +232,7 @@ impl Drop for Running {
 }
 
 #[test]
-fn copies_see_the_same_and_one_that_is_killed_leaves_nothing() -> Result<()> {
+fn concurrent_instances_agree_and_killed_one_leaves_no_programs() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(null) = Null::make(Duration::from_millis(5), 4)? else { return Ok(()) };
     let file = null.open()?;
@@ -251,7 +251,7 @@ fn copies_see_the_same_and_one_that_is_killed_leaves_nothing() -> Result<()> {
     for source in [&mut first, &mut second] {
         let snapshot = source.snapshot()?;
         ensure_lost(&snapshot, &[])?;
-        assert_eq!(told(&snapshot, &null.name, "read").requests, 40);
+        assert_eq!(totals(&snapshot, &null.name, "read").requests, 40);
     }
     let programs = programs::held_by(child.0.id())?;
     ensure!(!programs.is_empty(), "it holds no programs");
@@ -266,20 +266,20 @@ fn copies_see_the_same_and_one_that_is_killed_leaves_nothing() -> Result<()> {
     })?;
     programs::ensure_gone(&programs)?;
     let snapshot = end(first, &[])?;
-    assert_eq!(told(&snapshot, &null.name, "read").requests, 80);
+    assert_eq!(totals(&snapshot, &null.name, "read").requests, 80);
     let third = attach(&options)?;
     assert_eq!(reads(&file, 0..40), 40);
     for (source, requests) in [(second, 120), (third, 40)] {
         let snapshot = end(source, &[])?;
-        assert_eq!(told(&snapshot, &null.name, "read").requests, requests);
+        assert_eq!(totals(&snapshot, &null.name, "read").requests, requests);
     }
     Ok(())
 }
 
 #[test]
-fn requests_that_began_before_measuring_are_told_as_such() -> Result<()> {
+fn requests_in_flight_at_start_count_as_unmatched() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Longer than attaching takes; after 5 s null_blk has them time out.
+    // Longer than attaching takes; null_blk times requests out after 5 s.
     let Some(null) = Null::make(Duration::from_secs(4), 8)? else { return Ok(()) };
     let file = &null.open()?;
     in_rounds(|| {
@@ -297,7 +297,7 @@ fn requests_that_began_before_measuring_are_told_as_such() -> Result<()> {
         })?;
         for (source, requests, unmatched) in [(first, 4, &[][..]), (second, 0, &[("unmatched", 4)])] {
             let snapshot = end(source, unmatched)?;
-            assert_eq!(told(&snapshot, &null.name, "read").requests, requests);
+            assert_eq!(totals(&snapshot, &null.name, "read").requests, requests);
         }
         Ok(())
     })

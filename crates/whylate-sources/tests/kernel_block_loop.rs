@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the source `block` tells of a loop device, of its partition, and of the disk that has its file. The tests run as
-//! root.
+//! The source `block` on a loop device, its partition, and the disk of its backing file. Runs as root.
 
 mod kernel;
 #[path = "kernel_block_loop/traced.rs"]
@@ -15,18 +14,18 @@ use whylate_model::LateEvent;
 use whylate_sources::block::BlockOptions;
 
 use kernel::chance::{Unjudged, in_rounds};
-use kernel::disk_counts::{attach, ensure_counts_are_the_kernels, kernel_counts, told};
+use kernel::disk_counts::{attach, ensure_counts_are_the_kernels, kernel_counts, totals};
 use kernel::loop_disk::Loop;
 use kernel::null_disk::{BLOCK, Buffer};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 
-/// Where the partition begins, in sectors.
+/// First sector of the partition.
 const BEGIN: u64 = 2048;
 const READS: u64 = 100;
 
 #[test]
-fn a_loop_device_has_the_time_of_the_disk_below_and_its_own() -> Result<()> {
+fn loop_device_time_includes_backing_disk_time() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(made) = Loop::make(8)? else { return Ok(()) };
     let Some(partition) = made.add_partition(BEGIN)? else { return Ok(()) };
@@ -41,15 +40,15 @@ fn a_loop_device_has_the_time_of_the_disk_below_and_its_own() -> Result<()> {
             let began = Instant::now();
             partition.read_exact_at(&mut block.0, turn * 7 * BLOCK as u64)?;
             own_ns.push(began.elapsed().as_nanos() as u64);
-            // Others may use the disk so much that there is no room for more.
+            // Other users of the disk may otherwise fill the buffer of late events.
             source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
         }
         let snapshot = source.snapshot()?;
         patching(|| drop(source));
         let late_events = snapshot.lost["late_events"];
-        ensure!(late_events == 0, Unjudged(format!("others do so much that {late_events} are not told")));
-        // Where a kernel keeps programs out of a process, they do not run in the interrupts that come in it either.
-        let seen = told(&snapshot, &made.name, "read").requests;
+        ensure!(late_events == 0, Unjudged(format!("others do so much that {late_events} are not reported")));
+        // A kernel that hides a process from BPF programs also hides interrupts that interrupt that process.
+        let seen = totals(&snapshot, &made.name, "read").requests;
         ensure!(seen >= READS, Unjudged(format!("the ends of {} reads are not seen", READS - seen)));
         ensure_counts_are_the_kernels(&snapshot, &made.name, &before)?;
         events.sort_by_key(|event| event.at_ns);
@@ -64,11 +63,11 @@ fn a_loop_device_has_the_time_of_the_disk_below_and_its_own() -> Result<()> {
         let began_ns = |event: &LateEvent| event.at_ns - event.latency_ns;
         let mut served = 0;
         for (turn, (event, own_ns)) in above.iter().zip(&own_ns).enumerate() {
-            // By its place in the disk, not in the partition.
-            let place = (BEGIN + turn as u64 * 7 * BLOCK as u64 / 512).to_string();
-            assert_eq!((&event.labels["submitter_tid"], &event.labels["sector"]), (&own, &place));
+            // Relative to the disk, not to the partition.
+            let sector = (BEGIN + turn as u64 * 7 * BLOCK as u64 / 512).to_string();
+            assert_eq!((&event.labels["submitter_tid"], &event.labels["sector"]), (&own, &sector));
             assert!(event.latency_ns <= *own_ns, "{event:?} of {own_ns} ns");
-            // That of the disk comes and goes meanwhile, by whichever thread hands it on.
+            // The backing disk's request lies within the loop device's, whichever thread submits it.
             let is_within = |below: &&&LateEvent| began_ns(event) <= began_ns(below) && below.at_ns <= event.at_ns;
             let within: Vec<_> = below.iter().filter(is_within).collect();
             served += u64::from(!within.is_empty());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the source `block` tells of a device whose times are known: the kernel's null_blk, where a timer ends requests.
-//! The tests run as root, where that module can be loaded: Debian's kernels in a virtual machine have it.
+//! The source `block` on a device with known service times: the kernel's null_blk, where a timer completes requests.
+//! Runs as root, where that module can be loaded: Debian's kernels in a virtual machine have it.
 
 mod kernel;
 
@@ -22,7 +22,7 @@ use whylate_sources::inject::file_load;
 use whylate_sources::{Session, Source as _};
 
 use kernel::chance::in_rounds;
-use kernel::disk_counts::{ensure_counts_are_the_kernels, ensure_lost, kernel_counts, told};
+use kernel::disk_counts::{ensure_counts_are_the_kernels, ensure_lost, kernel_counts, totals};
 use kernel::is_emulated;
 use kernel::null_disk::{BLOCK, Buffer, Null, SIZE_MIB};
 use kernel::turn::turn_to_measure;
@@ -30,8 +30,8 @@ use kernel::urgent::patching;
 
 const MS: u64 = 1_000_000;
 
-/// So many threads read or write `count` blocks each, of the half of the device that begins with block `from`, one after
-/// another; or until told to stop.
+/// Has `threads` threads read or write `count` blocks each, one after another, in the half of the device that starts at
+/// block `from`. Ends early when `stop` is set.
 fn load(null: &Null, threads: u64, count: u64, from: u64, writes: bool, stop: &Arc<AtomicBool>) -> Result<()> {
     let start = |number: u64| {
         let (file, stop) = (null.open()?, Arc::clone(stop));
@@ -41,7 +41,7 @@ fn load(null: &Null, threads: u64, count: u64, from: u64, writes: bool, stop: &A
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
-                // Places that are far apart are not merged.
+                // Far apart, so that they are not merged.
                 let at = (from + (number * 1_031 + turn * 769) % (SIZE_MIB * 128)) * BLOCK as u64;
                 if writes { file.write_all_at(&block.0, at)? } else { file.read_exact_at(&mut block.0, at)? }
             }
@@ -63,7 +63,7 @@ fn near(ns: u64, expected_ns: u64) -> bool {
 }
 
 #[test]
-fn a_device_and_its_queue_have_their_times() -> Result<()> {
+fn device_and_queue_times_match_service_time() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for (took_ms, depth, scheduler) in [
         (1, 1, "none"),
@@ -93,7 +93,7 @@ fn a_device_and_its_queue_have_their_times() -> Result<()> {
             };
             let [latency, throttled, queued, device] = ["latency", "throttled", "queued", "device"].map(of);
             let waited_ns = throttled.mean_ns() + queued.mean_ns();
-            // Each waits for a turn of those before it.
+            // Each request waits for the ones before it.
             let turns = threads.div_ceil(depth.into()) - 1;
             println!(
                 "{took_ms} ms, depth {depth}, {threads} threads, {scheduler}: {} requests, at the device {} ns ({} to {}), before {} and {} ns; \
@@ -107,10 +107,10 @@ fn a_device_and_its_queue_have_their_times() -> Result<()> {
                 snapshot.lost
             );
             assert_eq!(latency.count(), threads * count, "lost {:?}", snapshot.lost);
-            // A timer that ends it may be late, and never early.
+            // The completion timer may be late, but never early.
             ensure!(device.min_ns() >= took_ms * MS * 99 / 100, "{} ns at the device", device.min_ns());
             ensure!(near(device.quantile_ns(0.5), took_ms * MS), "{} ns at the device", device.quantile_ns(0.5));
-            // In the first turn some do not wait, and in the last one some do not make others wait.
+            // In the first turn some do not wait, and in the last one the queue is shorter.
             let expected_ns = turns * took_ms * MS;
             ensure!(
                 waited_ns <= expected_ns * 21 / 20 + if is_emulated() { 10 * MS + expected_ns / 4 } else { MS / 10 }
@@ -123,11 +123,11 @@ fn a_device_and_its_queue_have_their_times() -> Result<()> {
     Ok(())
 }
 
-/// Each request of a hog's device.
+/// Service time of the hog's device.
 const TOOK_MS: u64 = 20;
 const HOG: &str = "WHYLATE_NULL_HOG";
 
-/// Another process, with 64 writes in flight all the time. It goes with this.
+/// Another process that keeps 64 writes in flight, killed on drop.
 struct Hog(Child);
 
 impl Hog {
@@ -154,12 +154,13 @@ impl Drop for Hog {
 fn hog_process() -> Result<()> {
     let Some(name) = std::env::var_os(HOG) else { return Ok(()) };
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
-    // Whoever starts it makes the device, and takes it away.
-    let null = std::mem::ManuallyDrop::new(Null { name: name.to_string_lossy().into_owned(), folder: PathBuf::new() });
+    // The parent creates the device, and removes it.
+    let null =
+        std::mem::ManuallyDrop::new(Null { name: name.to_string_lossy().into_owned(), directory: PathBuf::new() });
     load(&null, 64, u64::MAX, 0, true, &Arc::default())
 }
 
-/// Reads of this thread that are late, and whom they name first.
+/// Reads, and returns the late reads of this thread with their causes.
 fn first_of_reads(null: &Null, reads: u64, late_ns: u64) -> Result<Vec<LateEvent>> {
     let options = BlockOptions { explain_over_ns: Some(late_ns), ..null.options() };
     let mut source = patching(|| options.attach(&Session::of_one()))?;
@@ -188,9 +189,9 @@ fn first_of_reads(null: &Null, reads: u64, late_ns: u64) -> Result<Vec<LateEvent
 }
 
 #[test]
-fn late_reads_name_whoever_fills_the_device() -> Result<()> {
+fn late_reads_name_process_that_fills_device() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // An emulated CPU has no time to explain more than some hundred of a hog's writes a second.
+    // An emulated CPU is too slow to explain more than some hundred of a hog's writes a second.
     let depths: &[u32] = if is_emulated() { &[4] } else { &[1, 4] };
     for &depth in depths {
         let Some(null) = Null::make(Duration::from_millis(TOOK_MS), depth)? else { return Ok(()) };
@@ -217,7 +218,7 @@ fn late_reads_name_whoever_fills_the_device() -> Result<()> {
     Ok(())
 }
 
-/// A cgroup that may read so often a second. It goes with this.
+/// A cgroup with a limit of reads per second, removed on drop.
 struct Limited(PathBuf);
 
 impl Limited {
@@ -228,10 +229,10 @@ impl Limited {
             println!("skipped: no cgroup may have limits of a disk here");
             return Ok(None);
         }
-        let folder = root.join("whylate-limited");
-        let _ = fs::remove_dir(&folder);
-        fs::create_dir(&folder)?;
-        let limited = Limited(folder);
+        let directory = root.join("whylate-limited");
+        let _ = fs::remove_dir(&directory);
+        fs::create_dir(&directory)?;
+        let limited = Limited(directory);
         let number = fs::read_to_string(format!("/sys/block/{}/dev", null.name))?;
         fs::write(limited.0.join("io.max"), format!("{} riops={reads_a_second}", number.trim()))?;
         Ok(Some(limited))
@@ -246,7 +247,7 @@ impl Drop for Limited {
 }
 
 #[test]
-fn limits_of_a_cgroup_are_told_with_whom_they_hold_back() -> Result<()> {
+fn io_max_throttling_is_attributed_to_cgroup() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(null) = Null::make(Duration::from_millis(1), 64)? else { return Ok(()) };
     let Some(limited) = Limited::make(&null, 20)? else { return Ok(()) };
@@ -277,7 +278,7 @@ fn limits_of_a_cgroup_are_told_with_whom_they_hold_back() -> Result<()> {
         let of_own = snapshot.series.iter().find(|series| series.labels["tid"] == own).context("it is not named")?;
         let (latency, throttled) = (&of_own.histograms["latency"], &of_own.histograms["throttled"]);
         println!(
-            "{} reads took {own_ns} ns, {} of them told, {} held back; {} late, lost {:?}",
+            "{} reads took {own_ns} ns, {} of them reported, {} held back; {} late, lost {:?}",
             latency.count(),
             latency.sum_ns(),
             throttled.sum_ns(),
@@ -309,18 +310,18 @@ fn limits_of_a_cgroup_are_told_with_whom_they_hold_back() -> Result<()> {
     })
 }
 
-/// blktrace with its own stamps, from now on.
+/// A running blktrace, with its own timestamps.
 struct Blktrace {
     running: Child,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Blktrace {
     fn start(null: &Null) -> Result<Option<Blktrace>> {
-        let folder = tempfile::tempdir()?;
+        let directory = tempfile::tempdir()?;
         let started = Command::new("blktrace")
             .args(["-d", &format!("/dev/{}", null.name), "-o", "trace", "-D"])
-            .arg(folder.path())
+            .arg(directory.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -334,17 +335,17 @@ impl Blktrace {
             println!("skipped: the kernel lets no blktrace in");
             return Ok(None);
         }
-        Ok(Some(Blktrace { running, folder }))
+        Ok(Some(Blktrace { running, directory }))
     }
 
-    /// Of each request in nanoseconds: from its bio to its end, and from its device to its end; by operation.
+    /// Returns each request's nanoseconds from queue to completion and from issue to completion, by operation.
     fn end(mut self) -> Result<BTreeMap<&'static str, Vec<(u64, u64)>>> {
         let pid = rustix::process::Pid::from_child(&self.running);
         rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
         self.running.wait()?;
         let parse = Command::new("blkparse")
             .args(["-q", "-i", "trace", "-f", "%a %d %S %T %t\\n", "-D"])
-            .arg(self.folder.path())
+            .arg(self.directory.path())
             .output()
             .context("there is no blkparse")?;
         ensure!(parse.status.success(), "{}", String::from_utf8_lossy(&parse.stderr));
@@ -375,7 +376,7 @@ impl Blktrace {
 }
 
 #[test]
-fn blktrace_tells_the_same() -> Result<()> {
+fn agrees_with_blktrace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for threads in [1, 32] {
         let Some(null) = Null::make(Duration::from_millis(5), 8)? else { return Ok(()) };
@@ -384,13 +385,13 @@ fn blktrace_tells_the_same() -> Result<()> {
         let stop = Arc::default();
         thread::scope(|scope| {
             let reads = scope.spawn(|| load(&null, threads, 10, 0, false, &stop));
-            // Elsewhere, so that each request is found by its place.
+            // In the other half, so that the sector identifies each request.
             load(&null, threads, 10, SIZE_MIB * 128, true, &stop)?;
             reads.join().map_err(|_| io::Error::other("a thread failed"))?
         })?;
         let snapshot = source.snapshot()?;
         patching(|| drop(source));
-        let told = blktrace.end()?;
+        let traced = blktrace.end()?;
         for operation in ["read", "write"] {
             let of = |name: &str| {
                 let mut all = Histogram::default();
@@ -398,7 +399,7 @@ fn blktrace_tells_the_same() -> Result<()> {
                 ours.for_each(|series| all.merge(&series.histograms[name]));
                 all
             };
-            let theirs = told.get(operation).context("blktrace saw none")?;
+            let theirs = traced.get(operation).context("blktrace saw none")?;
             let (latency, device, completion) = (of("latency"), of("device"), of("completion"));
             let count = theirs.len() as u64;
             let mean_ns = theirs.iter().map(|(latency_ns, _)| latency_ns).sum::<u64>() / count;
@@ -413,7 +414,7 @@ fn blktrace_tells_the_same() -> Result<()> {
                 latency.max_ns()
             );
             assert_eq!((latency.count(), count), (threads * 10, threads * 10), "lost {:?}", snapshot.lost);
-            // An emulated CPU takes long from one program at an event to the next, and may stop in between.
+            // An emulated CPU takes long between two BPF programs at one event, and may stop in between.
             let slack_ns = if is_emulated() { MS / 5 } else { 1_000 };
             for (ours_ns, theirs_ns) in [(latency.mean_ns(), mean_ns), (own_device_ns, mean_device_ns)] {
                 let apart_ns = ours_ns.abs_diff(theirs_ns);
@@ -427,7 +428,7 @@ fn blktrace_tells_the_same() -> Result<()> {
 }
 
 #[test]
-fn requests_that_are_polled_for_have_no_completion() -> Result<()> {
+fn polled_requests_have_no_completion_phase() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let took = Duration::from_millis(2);
     let Some(null) = Null::with(took, 8, &[("poll_queues", "1")])? else { return Ok(()) };
@@ -463,12 +464,12 @@ fn requests_that_are_polled_for_have_no_completion() -> Result<()> {
         completion.sum_ns(),
         snapshot.lost
     );
-    // Blocks that follow one another, and are submitted at once, are one request.
+    // Consecutive blocks that are submitted together are one request.
     ensure_counts_are_the_kernels(&snapshot, &null.name, &before)?;
-    assert_eq!(told(&snapshot, &null.name, "read").bytes, report.requests * BLOCK as u64);
+    assert_eq!(totals(&snapshot, &null.name, "read").bytes, report.requests * BLOCK as u64);
     ensure_lost(&snapshot, &[])?;
-    assert!(latency.max_ns() <= report.latency.max_ns(), "whoever waits for them takes longer");
-    // No interrupt tells of them: their device has them until they are found done.
+    assert!(latency.max_ns() <= report.latency.max_ns(), "the caller waits for longer");
+    // No interrupt reports their completion: they count as at the device until polling finds them done.
     assert_eq!((device.count(), completion.max_ns()), (latency.count(), 0));
     Ok(())
 }

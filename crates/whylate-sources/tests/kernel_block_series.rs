@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Series of short-lived processes and threads, and of reused PIDs. They run as root.
+//! Series of short-lived processes and threads, and of reused PIDs. Runs as root.
 
 mod kernel;
 
@@ -21,11 +21,11 @@ use whylate_sources::{Measuring, Session, Source as _};
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 256;
 
-/// Memory that a disk can write to.
+/// A buffer that is aligned for direct I/O.
 #[repr(align(4096))]
 struct Buffer([u8; BLOCK]);
 
-/// A file on the disk that is read without the page cache.
+/// Creates a file on the disk that bypasses the page cache. Returns `None`, and prints why, if there can be none.
 fn direct_file() -> Result<Option<File>> {
     let Some(file) = file_on_disk()? else { return Ok(None) };
     (0..BLOCKS).try_for_each(|number| file.write_all_at(&[7; BLOCK], (number * BLOCK) as u64))?;
@@ -48,20 +48,20 @@ fn start(file: &File, by: By, most_series: u32) -> Result<Measuring> {
     Ok(patching(|| options.attach(&Session::of_one()))?)
 }
 
-/// Reads of a thread or process with this name.
+/// Counts the reads of threads or processes with this name.
 fn reads(snapshot: &Snapshot, label: &str, name: &str) -> u64 {
     let is_its = |labels: &whylate_model::Labels| labels["operation"] == "read" && labels[label] == name;
     let series = snapshot.series.iter().filter(|series| is_its(&series.labels));
     series.map(|series| series.histograms["latency"].count()).sum()
 }
 
-/// Whether these are the reads that were made, but for those without an end. A page fault may read a page of the program
-/// under the same name.
+/// Returns whether `seen` are all reads that were made, except the unfinished ones. A page fault may read a page of the
+/// program under the same name.
 fn are_all(made: u64, seen: u64, unseen: u64) -> bool {
     (made..=made + 10).contains(&(seen + unseen.min(made - seen.min(made))))
 }
 
-/// A new thread that reads blocks.
+/// Starts a thread that reads blocks, and waits for its end.
 fn reader(name: &str, file: &File, count: usize) -> Result<()> {
     let file = file.try_clone()?;
     let read = move || (0..count).try_for_each(|at| file.read_exact_at(&mut Buffer([0; BLOCK]).0, (at * BLOCK) as u64));
@@ -70,7 +70,7 @@ fn reader(name: &str, file: &File, count: usize) -> Result<()> {
 }
 
 #[test]
-fn threads_that_come_after_many_others_are_counted() -> Result<()> {
+fn counts_threads_after_table_was_reused() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(file) = direct_file()? else { return Ok(()) };
     let mut source = start(&file, By::Thread, 128)?;
@@ -86,13 +86,13 @@ fn threads_that_come_after_many_others_are_counted() -> Result<()> {
     println!("{early} of 400 and {late} of 50 reads, lost {:?}", snapshot.lost);
     let unseen = snapshot.lost["reused"];
     ensure!(are_all(400, early, unseen) && are_all(50, late, unseen) && snapshot.lost["series_full"] == 0);
-    // Without anybody who makes room, what finds none is lost, and counted as that.
+    // Without a drain to free entries, requests without a free entry are lost, and counted as lost.
     (0..200).try_for_each(|_| reader("many", &file, 1))?;
     let snapshot = source.snapshot()?;
     let many = reads(&snapshot, "thread", "many");
     println!("{many} of 200 reads, lost {:?}", snapshot.lost);
     ensure!(many < 200 && many + snapshot.lost["series_full"] + snapshot.lost["reused"] >= 200);
-    // Bytes are counted with their requests.
+    // Bytes are counted together with their requests.
     let is_read = |labels: &whylate_model::Labels| labels["thread"] == "many";
     let bytes: f64 =
         snapshot.series.iter().filter(|series| is_read(&series.labels)).map(|series| series.values["bytes"]).sum();
@@ -101,8 +101,8 @@ fn threads_that_come_after_many_others_are_counted() -> Result<()> {
     Ok(())
 }
 
-/// A process with this number, or any, that reads blocks under one name after the other. `None` where the number is taken,
-/// or the kernel does not let it be chosen.
+/// Runs a process, with the given PID if any, that reads blocks under each name in turn. Returns `None` if the PID is
+/// taken, or if the kernel does not let a process choose it.
 #[allow(unsafe_code)]
 fn process(
     number: Option<libc::pid_t>,
@@ -122,7 +122,7 @@ fn process(
     let child = unsafe { libc::syscall(libc::SYS_clone3, &raw mut arguments, size_of::<libc::clone_args>()) };
     if child == 0 {
         for (name, reads) in lives {
-            // SAFETY: the name is a text that ends.
+            // SAFETY: the name ends with a zero.
             unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
             for at in 0..*reads {
                 // SAFETY: there is room for a block.
@@ -152,7 +152,7 @@ fn process(
 }
 
 #[test]
-fn a_reused_pid_and_a_new_name_have_series_of_their_own() -> Result<()> {
+fn reused_pid_and_renamed_process_get_own_series() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(file) = direct_file()? else { return Ok(()) };
     let mut source = start(&file, By::Process, 2048)?;

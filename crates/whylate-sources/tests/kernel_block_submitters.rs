@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whom the source `block` names where a file system or a driver submits for others, and how it counts flushes, discards
-//! and the devices below others. The tests run as root, where the kernel's null_blk is: in a virtual machine.
+//! Submitters named by the source `block` where a file system or a driver submits for others, and how it counts flushes,
+//! discards and stacked devices. Runs as root, where the kernel has null_blk: in a virtual machine.
 
 mod kernel;
 
@@ -17,22 +17,22 @@ use whylate_sources::block::{BlockOptions, By};
 use whylate_sources::clock::monotonic_ns;
 
 use kernel::disk_counts::{FLUSHES, MERGED_WRITES, attach, end, ensure_counts_are_the_kernels, in_flight};
-use kernel::disk_counts::{kernel_counts, late_events, reads, told, wait_for};
+use kernel::disk_counts::{kernel_counts, late_events, reads, totals, wait_for};
 use kernel::null_disk::{BLOCK, Buffer, Mounted, Null, SIZE_MIB, load_modules};
 use kernel::turn::turn_to_measure;
 
 const MS: u64 = 1_000_000;
-/// What is dirtied, of each file.
+/// Bytes dirtied per file.
 const DIRTIED: u64 = 512 << 10;
 const CGROUP: &str = "/whylate-dirtier";
 
-/// A cgroup whose writes are charged to it. It goes with this.
+/// A cgroup that is charged with its writeback, removed on drop.
 struct Dirtier(PathBuf);
 
 impl Dirtier {
     fn make() -> Result<Option<Dirtier>> {
         let root = Path::new("/sys/fs/cgroup");
-        // Who dirties pages is known where both are on (mm/backing-dev.c).
+        // Writeback is attributed to cgroups if both controllers are enabled (mm/backing-dev.c).
         if fs::write(root.join("cgroup.subtree_control"), "+io +memory").is_err() {
             println!("skipped: no cgroup is charged with what it writes here");
             return Ok(None);
@@ -43,7 +43,7 @@ impl Dirtier {
         Ok(Some(dirtier))
     }
 
-    /// Has a process in it write a file, and says which.
+    /// Has a process in the cgroup write a file, and returns its PID.
     fn write(&self, file: &Path, options: &str) -> Result<u32> {
         let script = format!(
             "echo $$ >{}/cgroup.procs; exec dd if=/dev/zero of={} bs={DIRTIED} count=1 {options}",
@@ -64,13 +64,13 @@ impl Drop for Dirtier {
 }
 
 #[test]
-fn who_submits_and_who_dirtied_are_told_whoever_issues() -> Result<()> {
+fn names_submitter_and_charged_cgroup_not_issuing_worker() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(mounted) = Mounted::make(64)? else { return Ok(()) };
     let Some(dirtier) = Dirtier::make()? else { return Ok(()) };
     let name = &mounted.null.name;
     for is_synced_by_dirtier in [true, false] {
-        let path = mounted.folder.path().join(format!("file-{is_synced_by_dirtier}"));
+        let path = mounted.directory.path().join(format!("file-{is_synced_by_dirtier}"));
         mounted.sync()?;
         let before = kernel_counts(name)?;
         let mut source = attach(&BlockOptions { by: By::Cgroup, late_over_ns: Some(1), ..mounted.null.options() })?;
@@ -86,24 +86,24 @@ fn who_submits_and_who_dirtied_are_told_whoever_issues() -> Result<()> {
         let events = late_events(&mut source)?;
         let snapshot = end(source, &[])?;
         ensure_counts_are_the_kernels(&snapshot, name, &before)?;
-        let mut bytes_by_whom: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+        let mut bytes_by_actor: BTreeMap<(&str, &str), u64> = BTreeMap::new();
         for event in events.iter().filter(|event| event.labels["operation"] == "write") {
             ensure!(event.at_ns - event.latency_ns >= began_ns, "it began before it was written: {event:?}");
             let labels = &event.labels;
-            *bytes_by_whom.entry((&labels["submitter"], &labels["charged_to"])).or_default() +=
+            *bytes_by_actor.entry((&labels["submitter"], &labels["charged_to"])).or_default() +=
                 labels["bytes"].parse::<u64>()?;
         }
-        println!("synced by the dirtier: {is_synced_by_dirtier}, {submitter}: {bytes_by_whom:?}");
-        let own = bytes_by_whom.iter().filter(|((who, _), _)| who.ends_with(&format!(":{submitter}")));
+        println!("synced by the dirtier: {is_synced_by_dirtier}, {submitter}: {bytes_by_actor:?}");
+        let own = bytes_by_actor.iter().filter(|((who, _), _)| who.ends_with(&format!(":{submitter}")));
         let charged: Vec<_> = own.map(|((_, cgroup), bytes)| (*cgroup, *bytes)).collect();
         assert_eq!(charged, [(CGROUP, DIRTIED)]);
-        let of_journal = bytes_by_whom.iter().filter(|((who, _), _)| is_of_journal(who, name));
+        let of_journal = bytes_by_actor.iter().filter(|((who, _), _)| is_of_journal(who, name));
         ensure!(of_journal.clone().count() > 0, "the journal has written nothing");
-        ensure!(of_journal.clone().all(|((_, cgroup), _)| *cgroup == "/"), "{bytes_by_whom:?}");
+        ensure!(of_journal.clone().all(|((_, cgroup), _)| *cgroup == "/"), "{bytes_by_actor:?}");
         let is_known = |who: &str| {
             who.ends_with(&format!(":{submitter}")) || is_of_journal(who, name) || who == format!("writeback of {name}")
         };
-        ensure!(bytes_by_whom.keys().all(|(who, _)| is_known(who)), "{bytes_by_whom:?}");
+        ensure!(bytes_by_actor.keys().all(|(who, _)| is_known(who)), "{bytes_by_actor:?}");
         let by_cgroup = snapshot.series.iter().filter(|series| series.labels["cgroup"] == CGROUP);
         let written = by_cgroup.filter(|series| series.labels["operation"] == "write");
         assert_eq!(written.map(|series| series.values["bytes"] as u64).sum::<u64>(), DIRTIED);
@@ -112,7 +112,7 @@ fn who_submits_and_who_dirtied_are_told_whoever_issues() -> Result<()> {
 }
 
 #[test]
-fn a_request_begins_with_its_own_bio_also_where_others_were_merged() -> Result<()> {
+fn request_starts_with_its_own_bio_despite_merges() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(mounted) = Mounted::make(64)? else { return Ok(()) };
     let name = &mounted.null.name;
@@ -122,8 +122,8 @@ fn a_request_begins_with_its_own_bio_also_where_others_were_merged() -> Result<(
     let (mut early, mut all) = (0, 0);
     for number in 0..20 {
         let began_ns = monotonic_ns();
-        // The journal writes one bio for each block, which the block layer merges. Their memory is used again.
-        let path = mounted.folder.path().join(format!("file-{number}"));
+        // The journal writes one bio per block, and the block layer merges them. Their memory is reused.
+        let path = mounted.directory.path().join(format!("file-{number}"));
         fs::write(&path, [7; 16 << 10])?;
         File::open(&path)?.sync_all()?;
         wait_for("the end of all requests", || (in_flight(name) == Some(0)).then_some(()))?;
@@ -139,7 +139,7 @@ fn a_request_begins_with_its_own_bio_also_where_others_were_merged() -> Result<(
     Ok(())
 }
 
-/// The thread of the file system's journal, by its name and number.
+/// Returns whether `who` is the live journal thread of the disk's file system, as `comm:TID`.
 fn is_of_journal(who: &str, disk: &str) -> bool {
     let Some((comm, tid)) = who.rsplit_once(':') else { return false };
     let is_alive = fs::read_to_string(format!("/proc/{tid}/comm")).is_ok_and(|now| now.trim() == comm);
@@ -147,9 +147,9 @@ fn is_of_journal(who: &str, disk: &str) -> bool {
 }
 
 #[test]
-fn flushes_and_discards_are_told_as_what_they_are() -> Result<()> {
+fn flushes_and_discards_have_own_operations() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Where the disk cannot force a write out by itself, the block layer flushes after it; not every null_blk can be told so.
+    // Without FUA the block layer flushes after the write; not every null_blk can be configured so.
     for fua in [None, Some(("fua", "0"))] {
         let more = [("memory_backed", "1"), ("cache_size", "8"), ("discard", "1")];
         let mut more = more.to_vec();
@@ -175,17 +175,17 @@ fn flushes_and_discards_are_told_as_what_they_are() -> Result<()> {
         let events = late_events(&mut source)?;
         let snapshot = end(source, &[])?;
         ensure_counts_are_the_kernels(&snapshot, &null.name, &before)?;
-        let of = |operation: &str| told(&snapshot, &null.name, operation).requests;
-        // A forced write is a write, and whoever waits for it flushes.
+        let of = |operation: &str| totals(&snapshot, &null.name, operation).requests;
+        // A FUA write counts as a write, and its O_DSYNC caller also flushes.
         assert_eq!(["write", "flush", "discard"].map(of), [6 + 8, 4 + 8, 3]);
-        assert_eq!(told(&snapshot, &null.name, "discard").bytes, 3 * (256 << 10));
+        assert_eq!(totals(&snapshot, &null.name, "discard").bytes, 3 * (256 << 10));
         let mut by_flags: BTreeMap<&str, u64> = BTreeMap::new();
         events.iter().for_each(|event| *by_flags.entry(&event.labels["flags"]).or_default() += 1);
         let flushed = kernel_counts(&null.name)?[FLUSHES] - before[FLUSHES];
         println!("{fua:?}: {by_flags:?}, {flushed} flushes of the disk");
         assert_eq!(by_flags, [("WS", 6), ("FS", 12), ("WFS", 8), ("DS", 3)].into());
         assert_eq!(flushed, if fua.is_some() { 12 + 8 } else { 12 });
-        // It lasts until what it wrote is flushed, if it has to be, which takes as long again.
+        // Without FUA it lasts until the flush after it is done, which takes as long again.
         let turns = if fua.is_some() { 2 } else { 1 };
         let short =
             events.iter().find(|event| event.labels["flags"] == "WFS" && event.latency_ns < turns * MS * 99 / 100);
@@ -194,7 +194,7 @@ fn flushes_and_discards_are_told_as_what_they_are() -> Result<()> {
     Ok(())
 }
 
-/// A device of device mapper on a disk. It goes with this.
+/// A device-mapper device on a disk, removed on drop.
 struct Mapped {
     name: String,
 }
@@ -231,7 +231,7 @@ impl Drop for Mapped {
 const DELAYED_MS: u64 = 20;
 
 #[test]
-fn a_mapped_device_has_the_time_of_the_disk_below_and_its_own() -> Result<()> {
+fn mapped_device_time_includes_disk_time() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for (target, own_ms) in [("linear DISK 0", 0), (&*format!("delay DISK 0 {DELAYED_MS}"), DELAYED_MS)] {
         let Some(null) = Null::make(Duration::from_millis(5), 4)? else { return Ok(()) };
@@ -244,7 +244,7 @@ fn a_mapped_device_has_the_time_of_the_disk_below_and_its_own() -> Result<()> {
         let snapshot = end(source, &[])?;
         for (disk, before) in [&null.name, &mapped.name].into_iter().zip(before) {
             ensure_counts_are_the_kernels(&snapshot, disk, &before?)?;
-            assert_eq!(told(&snapshot, disk, "read").requests, 40);
+            assert_eq!(totals(&snapshot, disk, "read").requests, 40);
         }
         let of = |disk: &str| -> BTreeMap<&str, &LateEvent> {
             let ours = events.iter().filter(|event| event.labels["device"] == disk);
@@ -263,7 +263,7 @@ fn a_mapped_device_has_the_time_of_the_disk_below_and_its_own() -> Result<()> {
             );
             ensure!(disk.latency_ns >= 5 * MS * 99 / 100, "{disk:?}");
             assert_eq!(event.labels["submitter_tid"], own);
-            // A worker hands on what was delayed.
+            // A worker submits what was delayed.
             assert_eq!(disk.labels["submitter_tid"] == own, own_ms == 0, "{disk:?}");
         }
         println!("{target}: submitted below by {}", below.values().next().context("none")?.labels["submitter"]);
@@ -271,11 +271,11 @@ fn a_mapped_device_has_the_time_of_the_disk_below_and_its_own() -> Result<()> {
     Ok(())
 }
 
-/// Memory for what is read at once, which a driver cuts into parts.
+/// A buffer for a read that a driver splits.
 #[repr(align(4096))]
 struct Large([u8; 256 << 10]);
 
-/// Reads of a device that cuts each into parts for the disk below.
+/// Reads a device that splits each read for the disk below.
 fn are_whole(name: &str, null: &Null) -> Result<()> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(format!("/dev/{name}"))?;
     let (below, above) = (kernel_counts(&null.name)?, kernel_counts(name)?);
@@ -286,7 +286,7 @@ fn are_whole(name: &str, null: &Null) -> Result<()> {
     let events = late_events(&mut source)?;
     let snapshot = end(source, &[])?;
     ensure_counts_are_the_kernels(&snapshot, &null.name, &below)?;
-    let (whole, parts) = (told(&snapshot, name, "read"), told(&snapshot, &null.name, "read"));
+    let (whole, parts) = (totals(&snapshot, name, "read"), totals(&snapshot, &null.name, "read"));
     println!("{name}: {whole:?} in {parts:?}; before {above:?}, now {:?}", kernel_counts(name)?);
     assert_eq!((whole.requests, whole.bytes, whole.errors, parts.bytes), (20, 20 * length, 0, 20 * length));
     assert!(parts.requests >= 4 * whole.requests);
@@ -296,23 +296,23 @@ fn are_whole(name: &str, null: &Null) -> Result<()> {
     };
     let (whole, parts) = (of(name), of(&null.name));
     let within = |whole: (u64, u64)| parts.iter().filter(move |part| whole.0 <= part.0 && part.1 <= whole.1).count();
-    // One after another, and each until its last part is done.
+    // The reads are sequential, and each lasts until its last part is done.
     assert_eq!(whole.iter().map(|&whole| within(whole)).sum::<usize>(), parts.len(), "{whole:?}, {parts:?}");
     Ok(())
 }
 
 #[test]
-fn a_bio_in_parts_is_one_until_the_last_of_them_is_done() -> Result<()> {
+fn split_bio_counts_once_until_last_part_completes() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(null) = Null::make(Duration::from_millis(1), 16)? else { return Ok(()) };
-    // 64 KiB of one half of the disk, and 64 of the other.
+    // Stripes of 64 KiB, alternately in both halves of the disk.
     let Some(mapped) = Mapped::make(&null, &format!("striped 2 128 DISK 0 DISK {}", SIZE_MIB * 1024))? else {
         return Ok(());
     };
     are_whole(&mapped.name, &null)
 }
 
-/// An array of md's on one disk, in chunks of 64 KiB. It goes with this.
+/// An md array on one disk, in chunks of 64 KiB, stopped on drop.
 struct Array;
 
 const ARRAY: &str = "md_whylate";
@@ -350,7 +350,7 @@ impl Drop for Array {
 }
 
 #[test]
-fn parts_that_an_array_ends_are_no_requests() -> Result<()> {
+fn split_parts_of_md_array_do_not_count() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(null) = Null::make(Duration::from_millis(1), 16)? else { return Ok(()) };
     let Some(_array) = Array::make(&null)? else { return Ok(()) };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Injected disturbances, compared with what the kernel's own tracepoints saw on that CPU.
+//! Compares injected disturbances with the kernel's own tracepoints on that CPU.
 
 mod kernel;
 
@@ -13,19 +13,20 @@ use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{Disturbance, Kind, Plan, Policy, Report, run};
 
 use kernel::chance::in_rounds;
-use kernel::trace::{Line, Trace};
+use kernel::trace::{Trace, TraceLine};
 use kernel::turn::{Turn, turn};
 
 const MS_NS: u64 = 1_000_000;
-/// The trace is rounded to the nearest microsecond, and its clock may be a little off the one that BPF reads.
+/// Tolerance in microseconds: the trace is rounded to the nearest one, and its clock may differ slightly from the one
+/// that BPF reads.
 const ROUNDING_US: u64 = 2;
 
-/// Longer than the tick of any kernel: in each disturbance an interrupt becomes due.
+/// Longer than the tick period of any kernel: an interrupt becomes due in each disturbance.
 fn plan(kind: Kind, cpu: u32) -> Plan {
     Plan { kind, length_ns: 25 * MS_NS, times: 10, every_ns: 60 * MS_NS, cpu: Some(cpu) }
 }
 
-/// A turn, where the machine can make this disturbance.
+/// Waits for this test's turn. Returns `None`, and prints why, if the machine cannot make this disturbance.
 fn turn_for(kind: Kind) -> Option<Turn> {
     let turn = turn()?;
     let outcome = run(&Plan { length_ns: 1_000, times: 1, ..plan(kind, 0) }, &AtomicBool::new(false), &mut |_| Ok(()));
@@ -34,20 +35,20 @@ fn turn_for(kind: Kind) -> Option<Turn> {
             println!("skipped: {error}");
             None
         }
-        // Anything else is for the test to find out.
+        // Any other error is for the test to find.
         _ => Some(turn),
     }
 }
 
-fn traced(plan: &Plan, stop: &AtomicBool, events: &[&str]) -> Result<(Report, Vec<Line>)> {
-    let trace = Trace::of(events)?;
-    let mut handed_over = Vec::new();
+fn traced(plan: &Plan, stop: &AtomicBool, events: &[&str]) -> Result<(Report, Vec<TraceLine>)> {
+    let trace = Trace::record(events)?;
+    let mut callbacks = Vec::new();
     let report = run(plan, stop, &mut |one| {
-        handed_over.push(*one);
+        callbacks.push(*one);
         Ok(())
     })?;
     let lines = trace.finish_lines()?;
-    ensure!(handed_over == report.made, "{handed_over:?} is not {report:?}");
+    ensure!(callbacks == report.made, "{callbacks:?} is not {report:?}");
     Ok((report, lines.into_iter().filter(|line| Some(line.cpu) == plan.cpu).collect()))
 }
 
@@ -57,19 +58,19 @@ fn ensure_as_planned(plan: &Plan, report: &Report) -> Result<()> {
     ensure!(report.made.iter().all(|one| one.length_ns >= plan.length_ns && Some(one.cpu) == plan.cpu), "{report:?}");
     for pair in report.made.windows(2) {
         let apart_ns = pair[1].start.monotonic_ns - pair[0].start.monotonic_ns;
-        // What is called ahead may come a little early; nothing is called twice.
+        // A disturbance that is scheduled ahead may come a little early; none comes twice.
         ensure!(apart_ns + MS_NS >= plan.every_ns, "{apart_ns} ns apart");
     }
     Ok(())
 }
 
-/// When it began and ended, in microseconds, as far as the trace can tell.
+/// Returns its start and end in microseconds, by the disturbance's own record.
 fn span_us(one: &Disturbance) -> (u64, u64) {
     (one.start.monotonic_ns / 1000, (one.start.monotonic_ns + one.length_ns) / 1000)
 }
 
 #[test]
-fn while_interrupts_are_off_nothing_happens_there_and_then_the_tick_comes() -> Result<()> {
+fn pending_tick_comes_when_interrupts_are_enabled() -> Result<()> {
     let Some(_turn) = turn_for(Kind::IrqsOff) else { return Ok(()) };
     let plan = plan(Kind::IrqsOff, 1);
     let events = ["irq_vectors", "irq", "sched/sched_switch", "timer"];
@@ -78,10 +79,11 @@ fn while_interrupts_are_off_nothing_happens_there_and_then_the_tick_comes() -> R
         ensure_as_planned(&plan, &report)?;
         for one in &report.made {
             let (start_us, end_us) = span_us(one);
-            let is_within = |line: &&Line| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us;
-            let within: Vec<&Line> = lines.iter().filter(is_within).collect();
+            let is_within =
+                |line: &&TraceLine| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us;
+            let within: Vec<&TraceLine> = lines.iter().filter(is_within).collect();
             ensure!(within.is_empty(), "interrupts were not off: {within:?}");
-            // What had to wait interrupts the thread that turned interrupts on again, before it does anything else.
+            // A pending interrupt comes in as soon as the thread enables interrupts again.
             let next = lines.iter().find(|line| line.at_us + ROUNDING_US >= end_us).context("nothing came after it")?;
             ensure!(next.event.ends_with("_entry") && next.thread == Kind::IrqsOff.thread(), "{next:?}");
         }
@@ -90,7 +92,7 @@ fn while_interrupts_are_off_nothing_happens_there_and_then_the_tick_comes() -> R
 }
 
 #[test]
-fn while_preemption_is_off_interrupts_come_and_no_thread_is_switched() -> Result<()> {
+fn preemption_off_allows_interrupts_but_no_switches() -> Result<()> {
     let Some(_turn) = turn_for(Kind::PreemptOff) else { return Ok(()) };
     let plan = plan(Kind::PreemptOff, 1);
     in_rounds(|| {
@@ -98,8 +100,9 @@ fn while_preemption_is_off_interrupts_come_and_no_thread_is_switched() -> Result
         ensure_as_planned(&plan, &report)?;
         for one in &report.made {
             let (start_us, end_us) = span_us(one);
-            let is_within = |line: &&Line| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us;
-            let within: Vec<&Line> = lines.iter().filter(is_within).collect();
+            let is_within =
+                |line: &&TraceLine| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us;
+            let within: Vec<&TraceLine> = lines.iter().filter(is_within).collect();
             let switched = within.iter().find(|line| line.event == "sched_switch");
             ensure!(switched.is_none(), "preemption was not off: {switched:?}");
             ensure!(within.iter().any(|line| line.event.ends_with("_entry")), "no interrupt came in: {within:?}");
@@ -109,18 +112,19 @@ fn while_preemption_is_off_interrupts_come_and_no_thread_is_switched() -> Result
 }
 
 #[test]
-fn a_softirq_runs_from_its_entry_to_its_exit_and_takes_interrupts() -> Result<()> {
+fn softirq_disturbance_takes_interrupts() -> Result<()> {
     let Some(_turn) = turn_for(Kind::Softirq) else { return Ok(()) };
     let plan = plan(Kind::Softirq, 1);
-    // A trace may lack what happens in the context of threads that the machine keeps out of it.
+    // A trace may lack events in the context of threads that the machine hides.
     in_rounds(|| {
         let (report, lines) = traced(&plan, &AtomicBool::new(false), &["irq_vectors", "irq", "sched/sched_switch"])?;
         ensure_as_planned(&plan, &report)?;
         let mut extra_us = Vec::new();
         for one in &report.made {
             let (start_us, end_us) = span_us(one);
-            let is_edge = |line: &Line, event: &str| line.event == event && line.fields.contains("[action=HRTIMER]");
-            let is_before = |line: &Line| line.at_us <= start_us + ROUNDING_US;
+            let is_edge =
+                |line: &TraceLine, event: &str| line.event == event && line.fields.contains("[action=HRTIMER]");
+            let is_before = |line: &TraceLine| line.at_us <= start_us + ROUNDING_US;
             let entry = lines.iter().rposition(|line| is_edge(line, "softirq_entry") && is_before(line));
             let entry = entry.context("no softirq was entered before it")?;
             let exit = lines[entry..].iter().position(|line| is_edge(line, "softirq_exit"));
@@ -132,16 +136,16 @@ fn a_softirq_runs_from_its_entry_to_its_exit_and_takes_interrupts() -> Result<()
             extra_us.push((left_us - entered_us).saturating_sub(end_us - start_us));
         }
         extra_us.sort_unstable();
-        println!("the softirqs took longer than told by, in us: {extra_us:?}");
+        println!("the softirqs took longer than reported by, in us: {extra_us:?}");
         Ok(())
     })
 }
 
-/// When the thread was switched to and when away from, in microseconds.
-fn spans_on_cpu_us(lines: &[Line], thread: &str) -> Vec<(u64, u64)> {
-    // Known by its number, because it is first switched to with the name of the thread that made it.
+/// Returns when the thread was switched in and out, in microseconds.
+fn spans_on_cpu_us(lines: &[TraceLine], thread: &str) -> Vec<(u64, u64)> {
+    // By TID, as its first switch-in is under the name of its creator.
     let name = format!("prev_comm={thread} ");
-    // The last one, because another hog before may have ended after the trace began.
+    // The last one, as an earlier hog may have ended after the trace began.
     let tid = lines.iter().rfind(|line| line.fields.starts_with(&name)).and_then(|line| value_of(line, "prev_pid"));
     let mut spans = Vec::new();
     let (mut since_us, mut before_us) = (None, 0);
@@ -149,45 +153,46 @@ fn spans_on_cpu_us(lines: &[Line], thread: &str) -> Vec<(u64, u64)> {
         if value_of(line, "next_pid") == tid {
             since_us = Some(line.at_us);
         } else if value_of(line, "prev_pid") == tid {
-            // Some machines keep threads of their own out of every trace: what these switch to is not seen.
+            // Some machines hide their own threads from every trace: switches to these are missing.
             spans.push((since_us.take().unwrap_or(before_us), line.at_us));
         }
         before_us = line.at_us;
     }
-    // The trace may end before a thread is done with ending.
+    // The trace may end before the thread has exited.
     spans.extend(since_us.map(|since_us| (since_us, u64::MAX)));
     spans
 }
 
-/// How long of it the thread was on the CPU.
+/// Returns for how many microseconds of the disturbance the thread ran.
 fn on_cpu_us(one: &Disturbance, spans: &[(u64, u64)]) -> u64 {
     let (start_us, end_us) = span_us(one);
     spans.iter().map(|&(from, to)| to.min(end_us).saturating_sub(from.max(start_us))).sum()
 }
 
-/// The scheduler's account and its tracepoint are not of the same instant, and it leaves out what a hypervisor took.
-fn ensure_ran_as_told(report: &Report, spans: &[(u64, u64)]) -> Result<()> {
-    let (mut told_us, mut traced_us, mut excess_us) = (0, 0, 0);
+/// Compares the hogs' reported CPU time with the trace. The scheduler's account and its tracepoint are not
+/// simultaneous, and the account leaves out stolen time.
+fn ensure_cpu_time_matches_trace(report: &Report, spans: &[(u64, u64)]) -> Result<()> {
+    let (mut reported_us, mut traced_us, mut excess_us) = (0, 0, 0);
     for one in &report.made {
-        let on_cpu_ns = one.on_cpu_ns.context("it does not tell how long it ran")?;
+        let on_cpu_ns = one.on_cpu_ns.context("its CPU time is not reported")?;
         ensure!(on_cpu_ns <= one.length_ns, "{one:?}");
-        let (told, traced) = (on_cpu_ns / 1000, on_cpu_us(one, spans));
-        excess_us = excess_us.max(told.saturating_sub(traced));
-        told_us += told;
+        let (reported, traced) = (on_cpu_ns / 1000, on_cpu_us(one, spans));
+        excess_us = excess_us.max(reported.saturating_sub(traced));
+        reported_us += reported;
         traced_us += traced;
     }
-    println!("it tells of {told_us} us on the CPU, the trace of {traced_us} us; one tells {excess_us} us more");
-    ensure!(excess_us < 200, "it tells {excess_us} us more than the trace");
-    ensure!(told_us >= traced_us / 2, "it tells far less than the trace");
+    println!("{reported_us} us on the CPU are reported, {traced_us} us traced; at most {excess_us} us more for one");
+    ensure!(excess_us < 200, "{excess_us} us more are reported than traced");
+    ensure!(reported_us >= traced_us / 2, "far less is reported than traced");
     Ok(())
 }
 
-fn value_of<'a>(line: &'a Line, key: &str) -> Option<&'a str> {
+fn value_of<'a>(line: &'a TraceLine, key: &str) -> Option<&'a str> {
     line.fields.split_whitespace().find_map(|word| word.strip_prefix(key)?.strip_prefix('='))
 }
 
 #[test]
-fn a_fifo_hog_leaves_its_cpu_only_to_what_is_more_urgent() -> Result<()> {
+fn fifo_hog_is_preempted_only_by_higher_priority() -> Result<()> {
     const PRIORITY: u8 = 50;
     let kind = Kind::Hog(Policy::Fifo(PRIORITY));
     let Some(_turn) = turn_for(kind) else { return Ok(()) };
@@ -203,23 +208,23 @@ fn a_fifo_hog_leaves_its_cpu_only_to_what_is_more_urgent() -> Result<()> {
             for line in
                 lines.iter().filter(|line| start_us + ROUNDING_US < line.at_us && line.at_us + ROUNDING_US < end_us)
             {
-                // The kernel counts real-time priorities from 99 down to 0, the most urgent one.
+                // The kernel's internal priorities of real-time threads run from 99 down to 0, the most urgent.
                 let priority: i32 = value_of(line, "next_prio").context("a switch without a priority")?.parse()?;
                 let is_back = line.fields.contains(&format!("next_comm={} ", kind.thread()));
                 ensure!(is_back || priority < 99 - i32::from(PRIORITY), "{line:?}");
             }
         }
-        ensure_ran_as_told(&report, &spans)
+        ensure_cpu_time_matches_trace(&report, &spans)
     })
 }
 
 #[test]
-fn a_normal_hog_tells_how_long_it_ran() -> Result<()> {
+fn normal_hog_reports_its_cpu_time() -> Result<()> {
     let kind = Kind::Hog(Policy::Normal);
     let Some(_turn) = turn_for(kind) else { return Ok(()) };
     let plan = plan(kind, 1);
     in_rounds(|| {
-        // Another thread wants that CPU as well.
+        // Another thread competes for that CPU.
         let over = AtomicBool::new(false);
         let (report, lines) = thread::scope(|scope| {
             scope.spawn(|| {
@@ -236,13 +241,13 @@ fn a_normal_hog_tells_how_long_it_ran() -> Result<()> {
         })?;
         ensure_as_planned(&plan, &report)?;
         let shares = report.made.iter().map(|one| one.on_cpu_ns.map(|ns| ns / 10_000 * 100 / (one.length_ns / 10_000)));
-        println!("it ran for so many percent: {:?}", shares.flatten().collect::<Vec<_>>());
-        ensure_ran_as_told(&report, &spans_on_cpu_us(&lines, kind.thread()))
+        println!("percent of the time on the CPU: {:?}", shares.flatten().collect::<Vec<_>>());
+        ensure_cpu_time_matches_trace(&report, &spans_on_cpu_us(&lines, kind.thread()))
     })
 }
 
 #[test]
-fn told_to_stop_it_cuts_short_what_is_being_made() -> Result<()> {
+fn stop_cuts_current_disturbance_short() -> Result<()> {
     for kind in [Kind::IrqsOff, Kind::PreemptOff, Kind::Softirq, Kind::Hog(Policy::Fifo(50))] {
         let Some(_turn) = turn_for(kind) else { continue };
         let plan = Plan { length_ns: 50 * MS_NS, times: 100, every_ns: 100 * MS_NS, ..plan(kind, 1) };
@@ -251,7 +256,7 @@ fn told_to_stop_it_cuts_short_what_is_being_made() -> Result<()> {
             let report = thread::scope(|scope| {
                 run(&plan, &stop, &mut |_| {
                     let stop = &stop;
-                    // In the middle of the next one.
+                    // In the middle of the next disturbance.
                     scope.spawn(move || {
                         thread::sleep(Duration::from_millis(75));
                         stop.store(true, Ordering::Relaxed);
@@ -271,7 +276,7 @@ fn told_to_stop_it_cuts_short_what_is_being_made() -> Result<()> {
 }
 
 #[test]
-fn two_do_not_disturb_at_the_same_time() -> Result<()> {
+fn rejects_second_concurrent_disturbance() -> Result<()> {
     let kind = Kind::Hog(Policy::Fifo(1));
     let Some(_turn) = turn_for(kind) else { return Ok(()) };
     let once = |cpu| Plan { length_ns: MS_NS, times: 1, ..plan(kind, cpu) };
@@ -287,7 +292,7 @@ fn two_do_not_disturb_at_the_same_time() -> Result<()> {
 }
 
 #[test]
-fn whoever_asks_runs_where_it_did_before_and_its_failure_ends_it() -> Result<()> {
+fn caller_keeps_its_affinity_and_callback_error_ends_run() -> Result<()> {
     let kind = Kind::Hog(Policy::Normal);
     let Some(_turn) = turn_for(kind) else { return Ok(()) };
     let before = rustix::thread::sched_getaffinity(None)?;
@@ -303,7 +308,7 @@ fn whoever_asks_runs_where_it_did_before_and_its_failure_ends_it() -> Result<()>
 }
 
 #[test]
-fn a_cpu_that_is_not_there_is_refused() -> Result<()> {
+fn rejects_nonexistent_cpu() -> Result<()> {
     for kind in [Kind::IrqsOff, Kind::PreemptOff, Kind::Softirq, Kind::Hog(Policy::Normal)] {
         let Some(_turn) = turn_for(kind) else { continue };
         let outcome = run(&plan(kind, 1_000_000), &AtomicBool::new(false), &mut |_| Ok(()));

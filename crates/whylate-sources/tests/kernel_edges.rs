@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who woke whom, beside what threads know of it themselves, and beside the kernel's own record. They run as root.
+//! Compares wakeup edges with what the threads know themselves, and with the kernel's own trace. Runs as root.
 
 mod kernel;
 #[path = "kernel_edges/naps.rs"]
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kernel::chance::by_chance;
-use kernel::trace::{Line, Trace};
+use kernel::trace::{Trace, TraceLine};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use kernel::{amount, file_on_disk, is_emulated};
@@ -27,14 +27,14 @@ use whylate_model::wait::Stop;
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::{Edges, Session};
 
-/// Of many edges, so many may be others than was meant: who else sends a signal, takes a lock, or is preempted.
-const OTHERWISE: f64 = 0.02;
+/// Maximum share of edges from another waker than the intended one: others send signals, take locks, or preempt.
+const MAX_OTHER_WAKERS: f64 = 0.02;
 
 fn tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// Everything that each CPU did until now, in order.
+/// Returns the run slices of each CPU up to now, oldest first.
 fn recorded(edges: &Edges) -> Result<Vec<Vec<Slice>>> {
     let mut history = edges.history(monotonic_ns()).context("edges are kept")?;
     let mut cpus: Vec<Vec<Slice>> = vec![Vec::new(); history.cpus()];
@@ -49,27 +49,27 @@ fn recorded(edges: &Edges) -> Result<Vec<Vec<Slice>>> {
     Ok(cpus)
 }
 
-/// One time that a thread had a CPU: how it came, how it left, and its names meanwhile.
+/// One stay of a thread on a CPU, with its switch-in and switch-out, and its names during it.
 #[derive(Clone, Debug)]
-struct Stay {
+struct CpuStay {
     start_ns: u64,
     end_ns: u64,
     entry: Entry,
     exit: Exit,
-    /// What had stopped it until it came.
+    /// What had stopped the thread before the switch-in.
     stopped: Option<Stop>,
     names: Vec<String>,
 }
 
-/// All of them of a thread, in order.
-fn stays_of(cpus: &[Vec<Slice>], tid: u32) -> Vec<Stay> {
-    let mut stays: Vec<Stay> = Vec::new();
+/// Merges the run slices of a thread, oldest first.
+fn stays_of(cpus: &[Vec<Slice>], tid: u32) -> Vec<CpuStay> {
+    let mut stays: Vec<CpuStay> = Vec::new();
     for slices in cpus {
-        let mut stay: Option<Stay> = None;
+        let mut stay: Option<CpuStay> = None;
         for slice in slices.iter().filter(|slice| slice.holder.tid() == Some(tid)) {
             let has_been_there = matches!(slice.entry, Entry::GoesOn | Entry::Queued { .. });
             let open = if has_been_there { stay.take() } else { None };
-            let mut open = open.unwrap_or(Stay {
+            let mut open = open.unwrap_or(CpuStay {
                 start_ns: slice.start_ns,
                 end_ns: 0,
                 entry: slice.entry,
@@ -92,8 +92,9 @@ fn stays_of(cpus: &[Vec<Slice>], tid: u32) -> Vec<Stay> {
     stays
 }
 
-/// Nearly all of the thread's waits in this system call were ended by whom it says; how many there were.
-fn ensure_woken(what: &str, stays: &[Stay], syscall: i64, is_it: impl Fn(u64, Waker) -> bool) -> Result<usize> {
+/// Checks that almost all of the thread's waits in this system call ended with a wakeup for which `is_it` holds.
+/// Returns the number of waits.
+fn ensure_woken(what: &str, stays: &[CpuStay], syscall: i64, is_it: impl Fn(u64, Waker) -> bool) -> Result<usize> {
     let waits = stays.windows(2).filter_map(|pair| match (pair[0].exit, pair[1].entry) {
         (Exit::Blocked(Blocked { syscall: Some(number), is_kernel: false, .. }), entry)
             if i64::from(number) == syscall =>
@@ -106,7 +107,12 @@ fn ensure_woken(what: &str, stays: &[Stay], syscall: i64, is_it: impl Fn(u64, Wa
     let is_right = |entry: &&Entry| matches!(**entry, Entry::Woken { at_ns, by, .. } if is_it(at_ns, by));
     let wrong: Vec<_> = waits.iter().filter(|entry| !is_right(entry)).collect();
     println!("{what}: {} waits, {} ended otherwise", waits.len(), wrong.len());
-    ensure!(wrong.len() <= by_chance(waits.len(), OTHERWISE), "{what}: {} of {}: {wrong:?}", wrong.len(), waits.len());
+    ensure!(
+        wrong.len() <= by_chance(waits.len(), MAX_OTHER_WAKERS),
+        "{what}: {} of {}: {wrong:?}",
+        wrong.len(),
+        waits.len()
+    );
     Ok(waits.len())
 }
 
@@ -115,7 +121,7 @@ fn attach() -> Result<Edges> {
 }
 
 #[test]
-fn threads_at_pipes_and_sockets_are_woken_by_each_other() -> Result<()> {
+fn pipe_and_socket_peers_wake_each_other() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let edges = attach()?;
     let rounds = amount(1_000);
@@ -137,7 +143,7 @@ fn threads_at_pipes_and_sockets_are_woken_by_each_other() -> Result<()> {
     let cpus = recorded(&edges)?;
     let pings = ensure_woken("ping", &stays_of(&cpus, ping), libc::SYS_read, |_, by| by == Waker::Thread(pong))?;
     let pongs = ensure_woken("pong", &stays_of(&cpus, pong), libc::SYS_read, |_, by| by == Waker::Thread(ping))?;
-    // One of two that run at the same time finds that the other has been there.
+    // With both threads running, a read may find data without waiting.
     ensure!(pings + pongs >= 100, "{pings} and {pongs} waits at pipes");
 
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -166,7 +172,7 @@ fn threads_at_pipes_and_sockets_are_woken_by_each_other() -> Result<()> {
 }
 
 #[test]
-fn sleepers_are_woken_by_timers_when_they_are_due() -> Result<()> {
+fn timers_wake_sleepers_on_time() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let edges = attach()?;
     let mut slept = Vec::new();
@@ -183,21 +189,21 @@ fn sleepers_are_woken_by_timers_when_they_are_due() -> Result<()> {
     Ok(())
 }
 
-/// How long a process may take from when its parent knows of its end until it has left its CPU: it may be preempted.
-const GONE_WITHIN: Duration = Duration::from_secs(1);
+/// Maximum time from the parent's waitpid to the process's last switch-out: it may be preempted.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often it is tried where the machine hides switches, at most.
-const TRIES: usize = 20;
+/// Maximum number of tries on a machine that hides context switches.
+const MAX_TRIES: usize = 20;
 
 #[test]
-fn a_process_begins_with_its_parent_and_ends() -> Result<()> {
+fn process_starts_with_parent_wakeup_and_ends_dead() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    for _ in 1..TRIES {
+    for _ in 1..MAX_TRIES {
         let mut edges = attach()?;
         let outcome = processes_begin_and_end(&edges);
         let unseen = edges.take_lost().into_iter().find(|(reason, _)| *reason == "unseen_switches");
         match outcome {
-            // A hidden thread that takes the CPU of a process for the last time hides that, too.
+            // If a hidden thread follows the process's last run slice, that switch-out is hidden too.
             Err(error) if unseen.is_some_and(|(_, count)| count > 0) => println!("another try: {unseen:?}, {error:#}"),
             outcome => return outcome,
         }
@@ -214,10 +220,10 @@ fn processes_begin_and_end(edges: &Edges) -> Result<()> {
         child.wait()?;
     }
     let is_gone = |cpus: &[Vec<Slice>], child| stays_of(cpus, child).last().is_some_and(|last| last.exit == Exit::Dead);
-    let until = Instant::now() + GONE_WITHIN;
+    let until = Instant::now() + EXIT_TIMEOUT;
     let mut cpus = recorded(edges)?;
     while !children.iter().all(|&child| is_gone(&cpus, child)) && Instant::now() < until {
-        thread::sleep(GONE_WITHIN / 50);
+        thread::sleep(EXIT_TIMEOUT / 50);
         cpus = recorded(edges)?;
     }
     for &child in &children {
@@ -234,7 +240,7 @@ fn processes_begin_and_end(edges: &Edges) -> Result<()> {
         Entry::Woken { by: Waker::Thread(by), .. } if children.contains(&by) => Some(by),
         _ => None,
     });
-    // For its execve(), or for its end.
+    // For the child's execve(), or for its end.
     let mut woken_by: Vec<u32> = waits.collect();
     woken_by.dedup();
     ensure!(woken_by.len() >= 15, "{woken_by:?}");
@@ -242,11 +248,11 @@ fn processes_begin_and_end(edges: &Edges) -> Result<()> {
 }
 
 #[test]
-fn a_write_to_a_disk_is_told_as_its_caller_saw_it() -> Result<()> {
+fn fdatasync_waits_match_disk_requests() -> Result<()> {
     let (Some(_turn), Some(file)) = (turn_to_measure(), file_on_disk()?) else { return Ok(()) };
-    // An interrupt that finds a thread which the machine hides is not seen, and all of a disk's may come to one CPU.
+    // An interrupt over a hidden thread is not seen, and all of a disk's interrupts may go to one CPU.
     for _ in 0..10 {
-        if writes_are_told(&file)? {
+        if writes_are_attributed_to_disk(&file)? {
             return Ok(());
         }
         println!("another try: the machine hid interrupts");
@@ -254,15 +260,15 @@ fn a_write_to_a_disk_is_told_as_its_caller_saw_it() -> Result<()> {
     bail!("who ended most waits is not seen")
 }
 
-/// What is written at once: so much that few disks have it before the caller sleeps.
+/// Bytes per write: too many for most disks to complete before the caller sleeps.
 const WRITTEN: usize = 256 << 10;
 
-/// False where fewer than half of the waits are told as those for a disk.
-fn writes_are_told(file: &File) -> Result<bool> {
+/// Returns false if less than half of the waits are reported as waits for a disk.
+fn writes_are_attributed_to_disk(file: &File) -> Result<bool> {
     let edges = attach()?;
     let mut calls = Vec::new();
     for round in 0..20_u8 {
-        // Where it grows, what is written of its size ends with a flush.
+        // Growing the file makes the sync end with a flush, for its size.
         file.write_all_at(&[round; WRITTEN], u64::from(round / 2) * WRITTEN as u64)?;
         let began_ns = monotonic_ns();
         file.sync_data()?;
@@ -274,7 +280,7 @@ fn writes_are_told(file: &File) -> Result<bool> {
         let Entry::Woken { at_ns, by, .. } = pair[1].entry else { continue };
         let Some(call) = calls.iter().find(|call| call.contains(&at_ns)) else { continue };
         waits += 1;
-        // Of the file system, which has what is told of the file's size.
+        // The journal thread of the file system, which writes the file's size.
         journal += usize::from(matches!(by, Waker::Thread(_)));
         let Waker::Disk(request) = by else { continue };
         let times = [call.start, request.queued_ns, request.issued_ns, at_ns, call.end];
@@ -285,7 +291,7 @@ fn writes_are_told(file: &File) -> Result<bool> {
             matches!(pair[0].exit, Exit::Blocked(Blocked { syscall: Some(75), is_uninterruptible: true, .. })),
             "{pair:?}"
         );
-        // Of the file system: where there is room for a file that grows.
+        // By the file system, to find free blocks for the growing file.
         reads += usize::from(request.operation == Operation::Read);
         writes += usize::from(request.operation == Operation::Write);
         flushes += usize::from(request.operation == Operation::Flush);
@@ -294,13 +300,13 @@ fn writes_are_told(file: &File) -> Result<bool> {
         "{waits} waits of {} calls: {writes} writes, {flushes} flushes, {reads} reads, {journal} for a thread",
         calls.len()
     );
-    // A disk may have flushed before its caller sleeps: then a call has one wait.
+    // The disk may have flushed before its caller sleeps: then a call has one wait.
     let for_disk = waits - journal;
     let has_flushes = 2 * flushes >= calls.len() || for_disk <= calls.len();
     Ok(2 * (reads + writes + flushes) >= for_disk && writes > 0 && has_flushes)
 }
 
-/// A bit of everything that wakes threads, for a while.
+/// Runs a bit of everything that wakes threads, for a while.
 fn all_kinds_of_load() -> Result<()> {
     let mut threads: Vec<thread::JoinHandle<Result<()>>> = Vec::new();
     let rounds = amount(3_000);
@@ -336,23 +342,23 @@ fn all_kinds_of_load() -> Result<()> {
     threads.into_iter().try_for_each(|thread| thread.join().expect("it does not panic"))
 }
 
-fn field(line: &Line, key: &str) -> Option<u32> {
-    // The name of a thread may have anything in it, but stands before its number.
+fn field(line: &TraceLine, key: &str) -> Option<u32> {
+    // From the right, as the thread's name, which may contain anything, precedes its TID.
     line.fields.rsplit(' ').find_map(|word| word.strip_prefix(key)?.parse().ok())
 }
 
-/// Whether the waker that was taken is the one of the line, in its context.
-fn is_same(line: &Line, by: Waker) -> bool {
+/// Returns whether the reported waker matches the trace line's thread and context.
+fn is_same(line: &TraceLine, by: Waker) -> bool {
     let is_thread = by == Waker::Thread(line.tid);
     match line.flags.chars().nth(2) {
         Some('h' | 'H' | 'z' | 'Z') => matches!(by, Waker::Timer(_) | Waker::Irq | Waker::Disk(_)),
-        // What a thread sends to its own machine is handed over in a softirq.
+        // Packets over loopback are delivered in a softirq, on behalf of the sending thread.
         Some('s') => {
             is_thread || matches!(by, Waker::Timer(_) | Waker::Network | Waker::Rcu | Waker::Softirq | Waker::Disk(_))
         }
-        // An idle CPU does what it would have been interrupted for.
+        // Idle polling does what an interrupt would have done.
         _ if line.tid == 0 => matches!(by, Waker::Timer(_) | Waker::Irq | Waker::Disk(_)),
-        // Interrupts wake these after their handlers, in nobody's context.
+        // Interrupts wake these after their handlers, in no thread's context.
         _ if line.fields.contains("comm=ksoftirqd/") => is_thread || by == Waker::Softirq,
         _ if line.fields.contains("comm=irq/") => is_thread || by == Waker::Irq,
         _ if line.fields.contains("comm=ktimers/") => is_thread || matches!(by, Waker::Timer(_)),
@@ -361,9 +367,9 @@ fn is_same(line: &Line, by: Waker) -> bool {
 }
 
 #[test]
-fn every_waking_of_the_trace_has_the_waker_that_was_taken() -> Result<()> {
+fn wakers_match_sched_waking_trace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let trace = Trace::of(&[
+    let trace = Trace::record(&[
         "sched/sched_waking",
         "sched/sched_switch",
         "workqueue/workqueue_queue_work",
@@ -378,7 +384,7 @@ fn every_waking_of_the_trace_has_the_waker_that_was_taken() -> Result<()> {
     patching(|| drop(edges));
     let lines = trace.finish_lines()?;
 
-    // Of before the oldest slice nothing is known.
+    // Nothing is known from before the oldest run slice.
     let oldest_ns = cpus.iter().filter_map(|slices| slices.first()).map(|slice| slice.start_ns).max().unwrap_or(0);
     let began_us = began_us.max(oldest_ns / 1_000 + 1);
     let mut taken: HashMap<u32, Vec<(u64, Waker, u32)>> = HashMap::new();
@@ -389,10 +395,10 @@ fn every_waking_of_the_trace_has_the_waker_that_was_taken() -> Result<()> {
     }
     let unseen =
         cpus.iter().flatten().filter(|slice| slice.entry == Entry::Unseen && slice.start_ns / 1_000 > began_us).count();
-    // Of each thread its last waking, and whether it was seen to leave its CPU since.
-    let mut waking: HashMap<u32, &Line> = HashMap::new();
+    // The last wakeup of each thread that has not been switched out since.
+    let mut waking: HashMap<u32, &TraceLine> = HashMap::new();
     let (mut compared, mut missing, mut wrong) = (0_usize, Vec::new(), Vec::new());
-    let within: Vec<&Line> = lines.iter().filter(|line| (began_us..ended_us).contains(&line.at_us)).collect();
+    let within: Vec<&TraceLine> = lines.iter().filter(|line| (began_us..ended_us).contains(&line.at_us)).collect();
     ensure_items_are_queued_by(&within, &cpus)?;
     for line in within.into_iter().filter(|line| line.event.starts_with("sched_")) {
         if line.event == "sched_waking" {
@@ -400,7 +406,7 @@ fn every_waking_of_the_trace_has_the_waker_that_was_taken() -> Result<()> {
             continue;
         }
         let left = field(line, "prev_pid=").filter(|_| line.fields.contains("prev_state=R"));
-        // It did not sleep, or was not asleep when it was woken.
+        // It did not block, or was not asleep when it was woken.
         left.and_then(|tid| waking.remove(&tid));
         let Some((tid, line)) = field(line, "next_pid=").and_then(|tid| waking.remove_entry(&tid)) else { continue };
         compared += 1;
@@ -424,15 +430,15 @@ fn every_waking_of_the_trace_has_the_waker_that_was_taken() -> Result<()> {
     Ok(())
 }
 
-/// Each work item that a worker begins was queued by whoever the trace says it was.
-fn ensure_items_are_queued_by(lines: &[&Line], cpus: &[Vec<Slice>]) -> Result<()> {
+/// Checks that each work item's queuer matches the trace.
+fn ensure_items_are_queued_by(lines: &[&TraceLine], cpus: &[Vec<Slice>]) -> Result<()> {
     // `work struct=00000000de996d5a function=…`, and `work struct 00000000de996d5a: function …`.
-    let item = |line: &Line| {
+    let item = |line: &TraceLine| {
         let rest = line.fields.split_once("work struct")?.1.trim_start_matches(['=', ' ']);
         Some(rest.split([':', ' ']).next()?.to_owned())
     };
-    let mut queued: HashMap<String, &Line> = HashMap::new();
-    // An emulated CPU may stop between both.
+    let mut queued: HashMap<String, &TraceLine> = HashMap::new();
+    // An emulated CPU may stop between the two.
     let apart_us = if is_emulated() { 20 * APART_US } else { APART_US };
     let (mut compared, mut missing, mut wrong) = (0_usize, Vec::new(), Vec::new());
     for line in lines.iter().filter(|line| line.event.starts_with("workqueue_")) {
@@ -462,7 +468,7 @@ fn ensure_items_are_queued_by(lines: &[&Line], cpus: &[Vec<Slice>]) -> Result<()
         if has_one { wrong.push((by, entries)) } else { missing.push(by) }
     }
     println!("{compared} items, {} without a queuer, {} with another one", missing.len(), wrong.len());
-    // Two that are queued at a time may meet in one place.
+    // Two items that are queued at a time may share a slot.
     let tolerated = by_chance(compared, if is_emulated() { 0.02 } else { 0.01 });
     ensure!(
         compared >= if is_emulated() { 3 } else { 20 } && missing.len() + wrong.len() <= tolerated,
@@ -473,5 +479,5 @@ fn ensure_items_are_queued_by(lines: &[&Line], cpus: &[Vec<Slice>]) -> Result<()
     Ok(())
 }
 
-/// Between a program and the kernel's own record of the same event.
+/// Maximum time between a BPF program and the kernel's trace of one event, in microseconds.
 const APART_US: u64 = 50;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Injected work items, compared with the kernel's own tracepoints in a tracefs instance.
+//! Compares injected work items with the kernel's own tracepoints.
 
 mod kernel;
 
@@ -17,7 +17,7 @@ use kernel::chance::{in_rounds, waited_for_a_cpu};
 use kernel::trace::{Kind, Trace, times_us};
 use kernel::turn::{plan, turn};
 
-/// Those of the first CPU. Others on it may have it in between.
+/// Workers of the first CPU, which other threads may preempt.
 const WORKERS: &str = "kworker/0";
 
 fn traced(plan: &Plan, stop: &AtomicBool) -> Result<(Report, Vec<u64>, Vec<u64>)> {
@@ -27,9 +27,9 @@ fn traced(plan: &Plan, stop: &AtomicBool) -> Result<(Report, Vec<u64>, Vec<u64>)
     Ok((report, queued, started))
 }
 
-/// No event is outside of the times that the report states. The trace is rounded to the nearest microsecond.
+/// Checks that no event is outside of the report's times. The trace is rounded to the nearest microsecond.
 fn assert_within(report: &Report, queued: &[u64], started: &[u64]) {
-    let stated_us = |moment: Option<Moment>| moment.map_or(0, |moment| moment.monotonic_ns / 1000);
+    let stated_us = |time: Option<Moment>| time.map_or(0, |time| time.monotonic_ns / 1000);
     assert!(queued.iter().all(|&us| us >= stated_us(report.first_queue)), "an item was queued earlier than reported");
     assert!(queued.iter().all(|&us| us <= stated_us(report.last_queue) + 1), "an item was queued later than reported");
     assert!(started.iter().all(|&us| us <= stated_us(report.last_end) + 1), "an item started later than reported");
@@ -46,9 +46,9 @@ fn ten_thousand_items_run_ten_thousand_times() -> Result<()> {
 }
 
 #[test]
-fn items_that_are_used_again_are_not_lost() -> Result<()> {
+fn reused_items_are_not_lost() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    // More than exist at the same time, on a loaded machine.
+    // More items than exist at a time, on a loaded machine.
     let (report, queued, started) = traced(&Plan { load: true, ..plan(50_000) }, &AtomicBool::new(false))?;
     assert_eq!((report.queued, report.executed, report.complete), (50_000, 50_000, true));
     assert_eq!((queued.len(), started.len()), (50_000, 50_000));
@@ -57,7 +57,7 @@ fn items_that_are_used_again_are_not_lost() -> Result<()> {
 }
 
 #[test]
-fn a_busy_item_delays_those_behind_it() -> Result<()> {
+fn busy_item_delays_later_ones() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     const BUSY_US: u64 = 5_000;
     let busy = Plan { busy_ns: BUSY_US * 1000, cpu: Some(0), ..plan(20) };
@@ -77,10 +77,10 @@ fn a_busy_item_delays_those_behind_it() -> Result<()> {
         assert!(report.busy_total_ns >= 20 * busy.busy_ns);
         let waits = queued.iter().zip(&started).map(|(queued, started)| started - queued);
         let mut worst_us = 0;
-        for ((wait_us, place), started_us) in waits.zip(0..).zip(&started) {
-            // However busy the machine is, an item cannot start before those in front of it have ended.
-            assert!(started_us + 1 >= started[0] + place * BUSY_US, "item {place} started too early");
-            worst_us = worst_us.max(wait_us.abs_diff(place * BUSY_US));
+        for ((wait_us, index), started_us) in waits.zip(0..).zip(&started) {
+            // However busy the machine is, an item cannot start before the earlier ones have ended.
+            assert!(started_us + 1 >= started[0] + index * BUSY_US, "item {index} started too early");
+            worst_us = worst_us.max(wait_us.abs_diff(index * BUSY_US));
         }
         println!("the waits are at most {worst_us} us off; their workers have waited for a CPU for {waited_us} us");
         ensure!(worst_us < 1_000 + waited_us, "the waits are {worst_us} us off, {waited_us} of them explained");
@@ -89,7 +89,7 @@ fn a_busy_item_delays_those_behind_it() -> Result<()> {
 }
 
 #[test]
-fn told_to_stop_it_ends_soon_and_accounts_for_every_item() -> Result<()> {
+fn stop_ends_soon_and_accounts_for_every_item() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let stop = AtomicBool::new(false);
     let (report, queued, started) = thread::scope(|scope| {
@@ -109,7 +109,7 @@ fn told_to_stop_it_ends_soon_and_accounts_for_every_item() -> Result<()> {
 }
 
 #[test]
-fn a_cpu_that_is_not_there_is_refused() -> Result<()> {
+fn rejects_nonexistent_cpu() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let outcome = run(&Plan { cpu: Some(1_000_000), ..plan(1) }, &AtomicBool::new(false));
     let error = outcome.err().ok_or_else(|| io::Error::other("it ran"))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Interrupts that are off for a known time, and what is late for other reasons. They run as root.
+//! Interrupts that are off for a known time, and lateness for other reasons. Runs as root.
 
 mod kernel;
 
@@ -13,9 +13,9 @@ use anyhow::{Context as _, Result, ensure};
 use kernel::chance::in_rounds;
 use kernel::disturb::{disturb, is_unsupported, while_loaded};
 use kernel::is_emulated;
-use kernel::late::{Places, common_ns, stay_on};
+use kernel::late::{TestCpus, common_ns, pin_to};
 use kernel::turn::turn_to_measure;
-use kernel::urgent::{be_urgent_on, patching};
+use kernel::urgent::{become_fifo_on, patching};
 use whylate_model::blame::Evidence;
 use whylate_model::blame::{Found, LateTick};
 use whylate_model::{Labels, LateEvent, Series, Snapshot};
@@ -37,27 +37,28 @@ fn tick(event: &LateEvent) -> &LateTick {
     }
 }
 
-/// What was seen while a CPU was disturbed.
-struct Seen {
+/// The result of measuring a CPU while it was disturbed.
+struct Measurement {
     made: Vec<Range<u64>>,
     events: Vec<LateEvent>,
     snapshot: Snapshot,
 }
 
 /// Measures a CPU while it is disturbed under load.
-fn seen(places: Places, options: &IrqsoffOptions, kind: Kind, length_ns: u64) -> Result<Seen> {
-    stay_on(places.tool)?;
+fn seen(test_cpus: TestCpus, options: &IrqsoffOptions, kind: Kind, length_ns: u64) -> Result<Measurement> {
+    pin_to(test_cpus.tool)?;
     let mut source = start(options)?;
     source.snapshot()?;
-    let cpu = places.disturbed;
+    let cpu = test_cpus.disturbed;
     let mut events = Vec::new();
     let over = AtomicBool::new(false);
-    // Not a multiple of the period, so that windows begin at any moment of it.
+    // Not a multiple of the period, so that windows begin at any phase of it.
     let every_ns = 2 * length_ns + 17 * MS_NS + 137_000;
     let made = thread::scope(|scope| {
         let disturbing = scope.spawn(|| {
             let disturb = || disturb(kind, cpu, length_ns, TIMES, every_ns);
-            let made = if kind == Kind::PreemptOff { while_wanted(cpu, disturb) } else { while_loaded(cpu, disturb) };
+            let made =
+                if kind == Kind::PreemptOff { while_contended(cpu, disturb) } else { while_loaded(cpu, disturb) };
             over.store(true, Ordering::Relaxed);
             made
         });
@@ -71,14 +72,14 @@ fn seen(places: Places, options: &IrqsoffOptions, kind: Kind, length_ns: u64) ->
     source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
     let snapshot = source.snapshot()?;
     patching(|| drop(source));
-    Ok(Seen { made, events, snapshot })
+    Ok(Measurement { made, events, snapshot })
 }
 
-fn options(places: Places) -> IrqsoffOptions {
+fn options(test_cpus: TestCpus) -> IrqsoffOptions {
     IrqsoffOptions {
         backend: Some("ticks".to_owned()),
-        cpus: vec![places.disturbed],
-        // Bounds are compared with lengths by it.
+        cpus: vec![test_cpus.disturbed],
+        // The period by which the bounds are known.
         period_ns: Some(MS_NS),
         late_over_ns: Some(100_000),
         keep_evidence: true,
@@ -86,21 +87,21 @@ fn options(places: Places) -> IrqsoffOptions {
     }
 }
 
-/// The late event of a window: the one that came in right after it.
-fn event_of<'a>(events: &'a [LateEvent], made: &Range<u64>) -> Option<&'a LateEvent> {
+/// Returns the late event of a window: the tick that came right after it.
+fn matching_event<'a>(events: &'a [LateEvent], made: &Range<u64>) -> Option<&'a LateEvent> {
     events
         .iter()
         .max_by_key(|event| common_ns(made, &(tick(event).due_ns..tick(event).came_ns)))
         .filter(|event| common_ns(made, &(tick(event).due_ns..tick(event).came_ns)) > 0)
 }
 
-/// What has become of windows of known length.
+/// Results for windows of known length.
 #[derive(Debug, Default)]
 struct Tally {
     windows: usize,
     missed: usize,
     outside: usize,
-    /// The same where what delivering an interrupt takes counts as an error.
+    /// Outside of the bounds, if interrupt delivery time counts as an error too.
     strictly_outside: usize,
     named: usize,
 }
@@ -112,11 +113,11 @@ fn is_by(labels: &Labels, function: &str) -> bool {
         && labels.get("function").is_some_and(|found| found == function)
 }
 
-fn windows_are_seen(places: Places, length_ns: u64, tally: &mut Tally) -> Result<()> {
-    let seen = seen(places, &options(places), Kind::IrqsOff, length_ns)?;
+fn windows_are_seen(test_cpus: TestCpus, length_ns: u64, tally: &mut Tally) -> Result<()> {
+    let seen = seen(test_cpus, &options(test_cpus), Kind::IrqsOff, length_ns)?;
     for made in &seen.made {
         tally.windows += 1;
-        let Some(event) = event_of(&seen.events, made) else {
+        let Some(event) = matching_event(&seen.events, made) else {
             tally.missed += 1;
             continue;
         };
@@ -143,15 +144,15 @@ fn windows_are_seen(places: Places, length_ns: u64, tally: &mut Tally) -> Result
         .filter(|series| is_by(&series.labels, ENABLES))
         .map(|series| series.histograms["length"].count())
         .sum();
-    let told = seen.events.iter().filter(|event| is_by(&event.labels, ENABLES)).count() as u64;
+    let reported = seen.events.iter().filter(|event| is_by(&event.labels, ENABLES)).count() as u64;
     println!("{length_ns} ns: {counted} counted, lost {:?}", seen.snapshot.lost);
-    ensure!(counted == told, "{counted} are counted, and {told} told");
+    ensure!(counted == reported, "{counted} are counted, and {reported} reported");
     Ok(())
 }
 
 #[test]
-fn windows_with_interrupts_off_are_seen_within_their_bounds() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn irqs_off_windows_are_within_bounds() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     if is_emulated() {
@@ -161,7 +162,7 @@ fn windows_with_interrupts_off_are_seen_within_their_bounds() -> Result<()> {
     let outcome = in_rounds(|| {
         let mut tally = Tally::default();
         for length_ms in [2, 5, 10, 20] {
-            windows_are_seen(places, length_ms * MS_NS, &mut tally)?;
+            windows_are_seen(test_cpus, length_ms * MS_NS, &mut tally)?;
         }
         println!("{tally:?}");
         ensure!(tally.windows as u64 == 4 * TIMES && tally.missed == 0, "not every window was seen: {tally:?}");
@@ -175,17 +176,18 @@ fn windows_with_interrupts_off_are_seen_within_their_bounds() -> Result<()> {
     }
 }
 
-/// Lateness of user code is others' doing: of what is told to have interrupts off, the stack shows who enabled them.
+/// Late ticks in user code are not its fault: an event with interrupts off needs a stack that shows the code that
+/// enabled them.
 #[test]
-fn user_code_is_never_told_to_keep_interrupts_off() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn user_code_is_never_blamed_for_irqs_off() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
-    stay_on(places.tool)?;
+    pin_to(test_cpus.tool)?;
     // Any lateness at all, as an undisturbed machine has no other.
     let from_ns = 5_000;
-    let mut source = start(&IrqsoffOptions { from_ns, late_over_ns: Some(from_ns), ..options(places) })?;
-    while_loaded(places.disturbed, || {
+    let mut source = start(&IrqsoffOptions { from_ns, late_over_ns: Some(from_ns), ..options(test_cpus) })?;
+    while_loaded(test_cpus.disturbed, || {
         thread::sleep(Duration::from_secs(2));
         Ok(())
     })?;
@@ -196,7 +198,7 @@ fn user_code_is_never_told_to_keep_interrupts_off() -> Result<()> {
     let in_user = |event: &&LateEvent| tick(event).found == Found::User;
     let kinds: BTreeSet<&str> = events.iter().filter(in_user).map(|event| event.labels["kind"].as_str()).collect();
     println!(
-        "{} late, {} of them in user code, told as {kinds:?}, lost {lost:?}",
+        "{} late, {} of them in user code, reported as {kinds:?}, lost {lost:?}",
         events.len(),
         events.iter().filter(in_user).count()
     );
@@ -205,9 +207,9 @@ fn user_code_is_never_told_to_keep_interrupts_off() -> Result<()> {
         ensure!(!(is_off && tick(event).found == Found::User), "{event:?}");
         ensure!(
             !is_off || lost["stacks"] > 0 || event.labels.contains_key("function"),
-            "nobody enabled them: {event:?}"
+            "no function enabled them: {event:?}"
         );
-        // What the hypervisor took nearly all of is nobody's doing.
+        // A window that was mostly stolen is not attributed to interrupts off.
         let stolen_at_most_ns = tick(event).steal_ns + tick(event).perhaps_stolen_ns;
         ensure!(!is_off || stolen_at_most_ns + from_ns <= event.latency_ns, "it was stolen: {event:?}");
         ensure!(event.causes.iter().map(|cause| cause.ns).sum::<u64>() == event.latency_ns, "{event:?}");
@@ -218,7 +220,7 @@ fn user_code_is_never_told_to_keep_interrupts_off() -> Result<()> {
     Ok(())
 }
 
-/// Adds the time that something takes.
+/// Runs `act`, and adds its duration to `taken`.
 fn timed<T>(taken: &mut Duration, act: impl FnOnce() -> T) -> T {
     let began = Instant::now();
     let outcome = act();
@@ -226,23 +228,23 @@ fn timed<T>(taken: &mut Duration, act: impl FnOnce() -> T) -> T {
     outcome
 }
 
-/// The timers of `ticks` themselves, as the other programs see them: each period either has one, or is missed.
+/// The timers of the backend `ticks`, as `--timers` sees them: each period has an expiry, or is counted as missed.
 #[test]
-fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn expiries_and_missed_periods_add_up() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     in_rounds(|| {
-        stay_on(places.tool)?;
+        pin_to(test_cpus.tool)?;
         let period_ns = if is_emulated() { 20 * MS_NS } else { MS_NS };
-        let mut ticks = start(&IrqsoffOptions { period_ns: Some(period_ns), timer_test: true, ..options(places) })?;
+        let mut ticks = start(&IrqsoffOptions { period_ns: Some(period_ns), timer_test: true, ..options(test_cpus) })?;
         let mut timers = patching(|| {
-            let cpus = vec![places.disturbed];
+            let cpus = vec![test_cpus.disturbed];
             IrqsoffOptions { timers: true, cpus, ..IrqsoffOptions::default() }.attach(&Session::of_one())
         })?;
         // From here on the period is known.
         thread::sleep(Duration::from_nanos(20 * period_ns));
-        // The first time it touches memory that never was, and finds names.
+        // The first snapshot is slow: page faults and symbol look-ups.
         timers.snapshot()?;
         let mut reading = Duration::ZERO;
         timed(&mut reading, || timers.snapshot())?;
@@ -252,7 +254,7 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
             thread::sleep(Duration::from_secs(2));
             Vec::new()
         } else {
-            match disturb(Kind::IrqsOff, places.disturbed, length_ns, 10, 50 * MS_NS) {
+            match disturb(Kind::IrqsOff, test_cpus.disturbed, length_ns, 10, 50 * MS_NS) {
                 Err(error) if is_unsupported(&error) => Vec::new(),
                 made => made?,
             }
@@ -261,7 +263,7 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
         patching(|| drop((timers, ticks)));
         let is_ours = |series: &&Series| {
             series.labels.get("callback").is_some_and(|name| name == "perf_swevent_hrtimer")
-                && series.labels["cpu"] == places.disturbed.to_string()
+                && series.labels["cpu"] == test_cpus.disturbed.to_string()
                 && series.values.contains_key("period_ns")
         };
         let ours = timers_seen.series.iter().find(is_ours).context("its timer is not seen")?;
@@ -293,7 +295,8 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
                 latency.max_ns()
             );
         }
-        // Others' events make the kernel set its timers anew; and a function is read at some moment of a reading.
+        // Other events make the kernel reprogram these timers, and a timer's figures are read at any time during a
+        // snapshot.
         let unseen = ticks_seen.lost["unseen"] + reading.as_nanos() as u64 / period_ns;
         ensure!(
             (latency.count() + overruns).abs_diff(due) <= 2 + unseen,
@@ -304,17 +307,18 @@ fn timers_and_missed_periods_make_up_the_schedule() -> Result<()> {
     })
 }
 
-/// How often a more urgent thread wants the CPU: so much of a section at most is over before its end is waited for.
-const WANTED_EVERY: Duration = Duration::from_millis(1);
+/// Period of the more urgent thread's wakeups: the maximum part of a section that passes before a thread waits for its
+/// end.
+const CONTEND_EVERY: Duration = Duration::from_millis(1);
 
-/// A thread that wants the CPU each millisecond, more urgently than any other one.
-fn while_wanted<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Runs `act` while the most urgent thread wants the CPU each millisecond.
+fn while_contended<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let wants = thread::Builder::new().name("test-wants".to_owned()).spawn_scoped(scope, || {
-            be_urgent_on(cpu, 90)?;
+            become_fifo_on(cpu, 90)?;
             while !over.load(Ordering::Relaxed) {
-                thread::sleep(WANTED_EVERY);
+                thread::sleep(CONTEND_EVERY);
             }
             anyhow::Ok(())
         })?;
@@ -325,23 +329,24 @@ fn while_wanted<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// Preemption off for a known time is told: exactly where the kernel has events of it, else from when a thread waits.
-fn preemption_off_is_told(places: Places, length_ns: u64) -> Result<()> {
+/// Checks that a known time with preemption off is reported: exactly if the kernel has events of it, else from when a
+/// thread waits.
+fn preemption_off_is_reported(test_cpus: TestCpus, length_ns: u64) -> Result<()> {
     let asked = IrqsoffOptions {
         what: What::Preemption,
-        cpus: vec![places.disturbed],
+        cpus: vec![test_cpus.disturbed],
         late_over_ns: Some(length_ns / 4),
         ..IrqsoffOptions::default()
     };
-    let Seen { made, mut events, snapshot } = seen(places, &asked, Kind::PreemptOff, length_ns)?;
-    events.retain(|event| event.labels["task"].starts_with("whylate-preempt:") && event.cpu == places.disturbed);
+    let Measurement { made, mut events, snapshot } = seen(test_cpus, &asked, Kind::PreemptOff, length_ns)?;
+    events.retain(|event| event.labels["task"].starts_with("whylate-preempt:") && event.cpu == test_cpus.disturbed);
     let is_exact = snapshot.backend == "events";
     let counted: u64 = snapshot.series.iter().map(|series| series.histograms["length"].count()).sum();
-    ensure!(counted >= events.len() as u64, "{counted} are counted, and {} told", events.len());
-    // Whatever an emulator does to a length, and a host to a CPU.
-    let (wanted_ns, slack_ns) = if is_exact { (0, 20_000) } else { (WANTED_EVERY.as_nanos() as u64, 150_000) };
+    ensure!(counted >= events.len() as u64, "{counted} are counted, and {} reported", events.len());
+    // Tolerance for what an emulator does to a length, and a host to a CPU.
+    let (wanted_ns, slack_ns) = if is_exact { (0, 20_000) } else { (CONTEND_EVERY.as_nanos() as u64, 150_000) };
     let slack_ns = slack_ns.max(length_ns / 50);
-    let (mut told, mut within, mut inside) = (0, 0, 0);
+    let (mut reported, mut within, mut inside) = (0, 0, 0);
     for made in &made {
         let made_ns = made.end - made.start;
         let of = events.iter().max_by_key(|event| {
@@ -354,32 +359,32 @@ fn preemption_off_is_told(places: Places, length_ns: u64) -> Result<()> {
         }) else {
             continue;
         };
-        told += 1;
+        reported += 1;
         let least_ns = made_ns.saturating_sub(wanted_ns + slack_ns);
         within += usize::from((least_ns..=made_ns + slack_ns).contains(&event.latency_ns));
         inside += usize::from(event.stack.iter().any(|frame| frame.contains("keep_preemption_off")));
     }
     let kinds: BTreeSet<&str> = events.iter().map(|event| event.labels["kind"].as_str()).collect();
     println!(
-        "preemption off, {length_ns} ns by {}: {told} of {} told as {kinds:?}, {within} within, {inside} with the program on the stack, \
+        "preemption off, {length_ns} ns by {}: {reported} of {} reported as {kinds:?}, {within} within, {inside} with the program on the stack, \
          lost {:?}",
         snapshot.backend,
         made.len(),
         snapshot.lost
     );
-    ensure!(told == made.len(), "{told} of {} are told", made.len());
+    ensure!(reported == made.len(), "{reported} of {} are reported", made.len());
     ensure!(
         within * 100 >= made.len() * if is_emulated() { 50 } else { 95 },
-        "{within} of {told} are within their bounds"
+        "{within} of {reported} are within their bounds"
     );
-    // A tick finds a program that runs: in 10 ms there are one or more at any rate of the kernel. The last ones are
-    // read when the program is gone, and has no name any more.
+    // A tick finds the running program: within 10 ms there is at least one at any HZ. The last stacks are read after
+    // the program was unloaded, and lack its name.
     let is_found = is_exact || length_ns < 10 * MS_NS || inside * 100 >= made.len() * 90;
     ensure!(is_found, "the program is seen {inside} times");
     Ok(())
 }
 
-/// What the clock of stamps is ahead of the one by which sections are made.
+/// Returns the difference of CLOCK_REALTIME, of the timestamps, and CLOCK_MONOTONIC, of the sections.
 fn unix_less_monotonic_ns() -> u64 {
     let now = |clock| {
         let time = rustix::time::clock_gettime(clock);
@@ -389,12 +394,12 @@ fn unix_less_monotonic_ns() -> u64 {
 }
 
 #[test]
-fn preemption_that_is_off_is_told_while_a_thread_waits() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn preemption_off_is_reported_while_a_thread_waits() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     for length_ms in [2, 5, 10, 20] {
-        match in_rounds(|| preemption_off_is_told(places, length_ms * MS_NS)) {
+        match in_rounds(|| preemption_off_is_reported(test_cpus, length_ms * MS_NS)) {
             Err(error) if is_unsupported(&error) => return Ok(()),
             outcome => outcome?,
         }
@@ -403,7 +408,7 @@ fn preemption_that_is_off_is_told_while_a_thread_waits() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused() -> Result<()> {
+fn rejects_unsupported_options() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for refused in [
         IrqsoffOptions { cpus: vec![60_000], ..IrqsoffOptions::default() },
@@ -417,28 +422,28 @@ fn what_cannot_be_measured_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// A table of eight culprits is full at once; culprits that are quiet make room.
+/// A table of eight culprits is full at once; entries of quiet culprits are reused.
 #[test]
-fn culprits_beyond_the_table_are_counted_once_others_are_quiet() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn full_culprit_table_reuses_quiet_entries() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     let most = 8;
     let mut source = start(&IrqsoffOptions {
-        // Each tick counts that comes in a little later than usual.
+        // Counts each tick that comes a little later than usual.
         from_ns: 1,
         most_culprits: Some(most),
         late_over_ns: None,
         keep_evidence: false,
-        ..options(places)
+        ..options(test_cpus)
     })?;
     let over = AtomicBool::new(false);
     let mut stacks = BTreeSet::new();
     let mut full = 0;
     thread::scope(|scope| -> Result<()> {
         let working = scope.spawn(|| -> Result<()> {
-            stay_on(places.disturbed)?;
-            // The timer finds it somewhere in the kernel.
+            pin_to(test_cpus.disturbed)?;
+            // The timer interrupts it somewhere in the kernel.
             while !over.load(Ordering::Relaxed) {
                 std::fs::read_dir("/proc/self")?.for_each(drop);
                 std::fs::read_to_string("/proc/self/status")?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Interrupts and preemption that the kernel's own test module keeps off for a known time, by each backend. They run as
-//! root, where the module is.
+//! Interrupts and preemption that the kernel's own test module disables for a known time, by each backend. Runs as
+//! root, where the module exists.
 
 mod kernel;
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use kernel::chance::in_rounds;
-use kernel::late::{Places, stay_on};
+use kernel::late::{TestCpus, pin_to};
 use kernel::turn::turn_to_measure;
 use whylate_model::LateEvent;
 use whylate_sources::irqsoff::{IrqsoffOptions, What};
@@ -21,12 +21,12 @@ use whylate_sources::{Session, Source as _, tracefs};
 const MODULE: &str = "/lib/modules/preemptirq_delay_test.ko";
 const TRIGGER: &str = "/sys/kernel/preemptirq_delay_test/trigger";
 const LENGTHS_US: [u64; 4] = [500, 1_000, 5_000, 20_000];
-/// The first when the module is loaded.
+/// Number of delays; loading the module makes the first.
 const TIMES: usize = 15;
-/// How long a delay may take to be told: an emulated machine is slow.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Maximum time until a delay is reported: an emulated machine is slow.
+const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The module, until it is dropped.
+/// The loaded module, unloaded on drop.
 struct Module;
 
 impl Module {
@@ -44,12 +44,12 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // Whoever loads it the next time is told if it is still there.
+        // The next load fails, and says why, if it is still there.
         let _ = Command::new("rmmod").arg("preemptirq_delay_test").status();
     }
 }
 
-/// `None`, and a line that says why, where there is no module.
+/// Returns `None`, and prints why, without the module.
 fn module_is_there() -> Option<()> {
     if Path::new(MODULE).exists() {
         return Some(());
@@ -70,39 +70,39 @@ impl Case {
         if self.what == What::Irqs { "irq" } else { "preempt" }
     }
 
-    /// What was told of the module while it kept either off `TIMES` times, and how often something longer was instead.
-    fn run(self, places: Places) -> Result<(Vec<LateEvent>, usize)> {
+    /// Returns the events of the module's `TIMES` delays, and how often a longer section was reported instead.
+    fn run(self, test_cpus: TestCpus) -> Result<(Vec<LateEvent>, usize)> {
         let Case { backend, what, length_us } = self;
         let length_ns = length_us * 1_000;
         let options = IrqsoffOptions {
             backend: Some(backend.to_owned()),
             what,
             late_over_ns: Some(length_ns / 2),
-            // On an emulated CPU all is long: the tracer would be busy with what is not asked for.
+            // On an emulated CPU all is long: the tracer would be busy with other sections.
             from_ns: length_ns / 2,
             ..IrqsoffOptions::default()
         };
-        stay_on(places.tool)?;
+        pin_to(test_cpus.tool)?;
         let mut source = options.attach(&Session::of_one())?;
         let (mut events, mut hidden) = (Vec::new(), 0);
         let mut module = None;
         let thread = format!("{}_test:", self.mode());
         for _ in 0..TIMES {
-            // So that two maxima are not one.
+            // So that two maxima stay separate.
             thread::sleep(Duration::from_millis(15));
             source.drain_late(Duration::ZERO, &mut |_| {})?;
             match &module {
-                None => module = Some(Module::load(self.mode(), length_us, places.disturbed)?),
+                None => module = Some(Module::load(self.mode(), length_us, test_cpus.disturbed)?),
                 Some(module) => module.trigger()?,
             }
             let (began, seen) = (Instant::now(), events.len());
             let mut longest_ns = 0;
-            while events.len() == seen && began.elapsed() < PATIENCE {
+            while events.len() == seen && began.elapsed() < TIMEOUT {
                 source.drain_late(Duration::from_millis(20), &mut |event| {
-                    // An interrupt that comes in there is none of it.
+                    // An interrupt during the delay does not count.
                     let is_named = event.labels.get("function").is_some_and(|name| name.contains("preemptirqtest"));
                     let is_of_module = event.labels.get("task").is_some_and(|task| task.starts_with(&thread));
-                    if is_of_module && event.cpu == places.disturbed && is_named {
+                    if is_of_module && event.cpu == test_cpus.disturbed && is_named {
                         events.push(event);
                     } else {
                         longest_ns = longest_ns.max(event.latency_ns);
@@ -117,17 +117,17 @@ impl Case {
         let longest_ns = events.iter().map(|event| event.latency_ns).max().unwrap_or(0);
         let counted_ns =
             snapshot.series.iter().filter_map(|series| Some(series.histograms.get("length")?.max_ns())).max();
-        ensure!(counted_ns >= Some(longest_ns), "{longest_ns} ns are told, and at most {counted_ns:?} counted");
+        ensure!(counted_ns >= Some(longest_ns), "{longest_ns} ns are reported, and at most {counted_ns:?} counted");
         Ok((events, hidden))
     }
 
-    /// A row of a table: what is told of the delays.
-    fn check(self, places: Places) -> Result<()> {
-        let (events, hidden) = self.run(places)?;
+    /// Prints a row of a table, and checks the reported delays.
+    fn check(self, test_cpus: TestCpus) -> Result<()> {
+        let (events, hidden) = self.run(test_cpus)?;
         let length_ns = self.length_us * 1_000;
         let mut errors_ns: Vec<i64> = events.iter().map(|event| event.latency_ns as i64 - length_ns as i64).collect();
         errors_ns.sort_by_key(|error| error.abs());
-        let of = |place: Option<&i64>| place.copied().unwrap_or(i64::MAX);
+        let of = |length: Option<&i64>| length.copied().unwrap_or(i64::MAX);
         let (median_ns, worst_ns) = (of(errors_ns.get(errors_ns.len() / 2)), of(errors_ns.last()));
         let function = events.first().and_then(|event| event.labels.get("function")).cloned().unwrap_or_default();
         println!(
@@ -139,41 +139,41 @@ impl Case {
             median_ns as f64 / 1e3,
             worst_ns as f64 / 1e3
         );
-        // The tracer tells the longest section of 10 ms, and an emulated CPU that stops makes long ones.
+        // The tracer reports the longest section of 10 ms, and an emulated CPU that stops makes long ones.
         let may_hide = self.backend == "tracer";
-        let told = events.len() + if may_hide { hidden } else { 0 };
-        ensure!(told >= TIMES, "{} of {TIMES} are told, {hidden} hidden", events.len());
-        ensure!(events.len() * 2 > TIMES, "only {} of {TIMES} are told, {hidden} hidden", events.len());
-        ensure!(events.len() <= TIMES, "{} of {TIMES} are told", events.len());
+        let reported = events.len() + if may_hide { hidden } else { 0 };
+        ensure!(reported >= TIMES, "{} of {TIMES} are reported, {hidden} hidden", events.len());
+        ensure!(events.len() * 2 > TIMES, "only {} of {TIMES} are reported, {hidden} hidden", events.len());
+        ensure!(events.len() <= TIMES, "{} of {TIMES} are reported", events.len());
         let allowed_ns = 20_000.max(length_ns as i64 / 50);
         ensure!((0..=allowed_ns).contains(&median_ns), "the length is {median_ns} ns off");
         Ok(())
     }
 }
 
-fn delays_are_told(backend: &'static str) -> Result<()> {
-    let (Some(()), Some(_turn), Some(places)) = (module_is_there(), turn_to_measure(), Places::find()) else {
+fn delays_are_reported(backend: &'static str) -> Result<()> {
+    let (Some(()), Some(_turn), Some(test_cpus)) = (module_is_there(), turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     for what in [What::Irqs, What::Preemption] {
         for length_us in LENGTHS_US {
             // An emulated CPU may stop at any time.
-            in_rounds(|| Case { backend, what, length_us }.check(places))?;
+            in_rounds(|| Case { backend, what, length_us }.check(test_cpus))?;
         }
     }
     Ok(())
 }
 
 #[test]
-fn events_tell_each_delay() -> Result<()> {
-    delays_are_told("events")
+fn events_report_each_delay() -> Result<()> {
+    delays_are_reported("events")
 }
 
 #[test]
-fn a_tracer_in_use_is_told_and_left_alone() -> Result<()> {
+fn tracer_in_use_is_reported_and_left_alone() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tracefs::find()?;
-    let other = folder.join("instances/somebody-else");
+    let directory = tracefs::find()?;
+    let other = directory.join("instances/somebody-else");
     fs::create_dir(&other)?;
     let outcome = (|| {
         if fs::write(other.join("current_tracer"), "preemptirqsoff").is_err() {
@@ -182,11 +182,11 @@ fn a_tracer_in_use_is_told_and_left_alone() -> Result<()> {
         }
         let options = IrqsoffOptions { backend: Some("tracer".to_owned()), ..IrqsoffOptions::default() };
         let Err(error) = options.attach(&Session::of_one()) else { bail!("two have the tracer") };
-        let told = error.to_string();
-        ensure!(told.contains("somebody-else uses the preemptirqsoff tracer"), "{told}");
-        ensure!(told.ends_with("current_tracer)"), "{told}");
+        let reported = error.to_string();
+        ensure!(reported.contains("somebody-else uses the preemptirqsoff tracer"), "{reported}");
+        ensure!(reported.ends_with("current_tracer)"), "{reported}");
         ensure!(fs::read_to_string(other.join("current_tracer"))?.trim() == "preemptirqsoff", "it was changed");
-        let ours = fs::read_dir(folder.join("instances"))?.flatten();
+        let ours = fs::read_dir(directory.join("instances"))?.flatten();
         let left = ours.filter(|entry| entry.file_name().to_string_lossy().starts_with("whylate-")).count();
         ensure!(left == 0, "{left} instances are left");
         Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The source `offcpu` on threads that sleep in known places, in a process of their own: this program again.
+//! The source `offcpu` on threads that sleep in known functions, in a process of their own: this program again.
 
 #[path = "kernel_offcpu/deadline.rs"]
 mod deadline;
@@ -48,7 +48,7 @@ use whylate_sources::clock::unix_ns;
 use whylate_sources::offcpu::{CallGraph, KernelThreads, OffcpuOptions};
 use whylate_sources::{Session, Source as _, Threads};
 
-/// How long a walk may come after the end of a period.
+/// Maximum time from the end of a sampling period to its walk.
 const PERIOD: Duration = Duration::from_millis(112);
 
 fn sampled(options: &OffcpuOptions, span: Duration) -> Result<Snapshot> {
@@ -66,7 +66,7 @@ fn is_at(stack: &Stack, function: &str) -> bool {
 }
 
 #[test]
-fn threads_in_known_places_have_their_shares_names_and_time() -> Result<()> {
+fn threads_have_expected_shares_names_and_time() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let of_each = if is_emulated() { 25 } else { 500 };
     let sleepers = Sleepers::start("all", of_each)?;
@@ -80,24 +80,24 @@ fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
 
     let whole_ns: u64 = snapshot.stacks.iter().map(|stack| stack.weight_ns).sum();
     let (mut named, mut broken) = (0, None);
-    for (place, (function, kernel, class)) in PLACES.iter().enumerate() {
+    for (index, (function, kernel, class)) in PLACES.iter().enumerate() {
         let there: Vec<&Stack> = snapshot.stacks.iter().filter(|stack| is_at(stack, function)).collect();
         let ns: u64 = there.iter().map(|stack| stack.weight_ns).sum();
         let share = ns as f64 / whole_ns as f64;
         ensure!((share - 0.125).abs() < 0.01, "{function} has {share} of the time");
         for stack in there {
             ensure!(stack.kernel.iter().any(|frame| frame.contains(kernel)), "{function} is in {:?}", stack.kernel);
-            let told = stack.wait.as_ref().map(|wait| wait.class);
-            ensure!(told == Some(*class), "{function} is told as {:?}", stack.wait);
-            ensure!(stack.labels["thread"] == sleepers::name(place), "{:?}", stack.labels);
-            // Where the C library has no names for what it keeps to itself, its own name stands there.
+            let reported = stack.wait.as_ref().map(|wait| wait.class);
+            ensure!(reported == Some(*class), "{function} is reported as {:?}", stack.wait);
+            ensure!(stack.labels["thread"] == sleepers::name(index), "{:?}", stack.labels);
+            // A C library without symbols for its internal functions appears by its own name.
             let is_whole =
                 stack.user.last().is_some_and(|frame| frame.contains("clone") || frame.starts_with("libc.so"));
             named += u64::from(is_whole);
             broken = broken.or((!is_whole).then_some(&stack.user));
         }
     }
-    // From the system call to the function that began the thread.
+    // From the system call to the thread's start function.
     ensure!(named * 100 >= of_each * 8 * 99, "{named} of {} user stacks are whole; one is {broken:?}", of_each * 8);
     let uninterruptible: u64 =
         snapshot.stacks.iter().filter(|stack| stack.state == "D").map(|stack| stack.age.count()).sum();
@@ -119,9 +119,9 @@ fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
     Ok(())
 }
 
-/// What a wait is for decides whether it is idle, in whichever system call.
+/// The object of a wait decides whether it is idle, whatever the system call.
 #[test]
-fn threads_in_system_calls_are_told_what_they_wait_for() -> Result<()> {
+fn system_call_waits_have_expected_class() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("calls", 1)?;
     let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
@@ -132,16 +132,16 @@ fn threads_in_system_calls_are_told_what_they_wait_for() -> Result<()> {
         there.map(|stack| stack.wait.clone()).next().with_context(|| format!("no thread is in {name}"))
     };
     for (name, class) in CALLS {
-        let told = class_of(name)?;
-        ensure!(told.as_ref().is_some_and(|wait| wait.class == class), "{name} is told as {told:?}");
-        let is_for_child = told.is_some_and(|wait| wait.rule.contains("a child"));
-        ensure!(!is_for_child || !name.starts_with("read "), "{name} is told as a wait for a child");
+        let reported = class_of(name)?;
+        ensure!(reported.as_ref().is_some_and(|wait| wait.class == class), "{name} is reported as {reported:?}");
+        let is_for_child = reported.is_some_and(|wait| wait.rule.contains("a child"));
+        ensure!(!is_for_child || !name.starts_with("read "), "{name} is reported as a wait for a child");
     }
     Ok(())
 }
 
 #[test]
-fn the_age_of_a_wait_is_since_it_began() -> Result<()> {
+fn wait_age_counts_from_its_start() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     in_rounds(|| {
         let before_ns = unix_ns();
@@ -156,12 +156,12 @@ fn the_age_of_a_wait_is_since_it_began() -> Result<()> {
         ensure!(ages.iter().map(|stack| stack.age.count()).sum::<u64>() == 24, "threads are missing");
         let mut forgotten = 0;
         for stack in ages {
-            // What interrupts and the hypervisor took of the CPU meanwhile is missing.
+            // The age lacks the CPU time that interrupts and the hypervisor took.
             let least_ns = (end_ns - asleep_ns) * 9 / 10;
             let least_ns = least_ns.saturating_sub(50_000_000);
             let mut young = 0;
             if stack.age.min_ns() < least_ns {
-                // Of the shortest one it is known exactly, of the others by their buckets.
+                // The shortest age is exact, the others are known by bucket.
                 let counts = stack.age.iter().filter(|(range, _)| *range.end() < least_ns).map(|(_, count)| count);
                 young = counts.sum::<u64>().max(1);
                 println!("{young} younger than {least_ns} ns, {} at least: {:?}", stack.age.min_ns(), stack.kernel);
@@ -175,7 +175,7 @@ fn the_age_of_a_wait_is_since_it_began() -> Result<()> {
 }
 
 #[test]
-fn names_are_those_that_the_threads_gave_themselves() -> Result<()> {
+fn thread_names_are_reported_verbatim() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("evil", 1)?;
     let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
@@ -190,40 +190,41 @@ fn names_are_those_that_the_threads_gave_themselves() -> Result<()> {
     Ok(())
 }
 
-/// Processes and threads that the machine has begun (proc_stat(5)).
-fn births() -> Result<u64> {
+/// Returns the number of processes and threads created since boot (proc_stat(5)).
+fn thread_creations() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/stat")?;
     let line = text.lines().find_map(|line| line.strip_prefix("processes ")).context("the kernel counts no births")?;
     Ok(line.trim().parse()?)
 }
 
 #[test]
-fn threads_that_are_born_and_die_are_counted_or_lost() -> Result<()> {
+fn short_lived_threads_are_counted_or_lost() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("churn", 50)?;
     let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), rate_hz: 99, ..OffcpuOptions::default() };
-    let before = births()?;
+    let before = thread_creations()?;
     let snapshot = sampled(&options, Duration::from_secs(2))?;
-    let births = (births()? - before) as f64 * 1e9 / snapshot.duration_ns as f64;
-    println!("{births:.0} births a second, lost: {:?}, {} stacks", snapshot.lost, snapshot.stacks.len());
+    let thread_creations = (thread_creations()? - before) as f64 * 1e9 / snapshot.duration_ns as f64;
+    println!("{thread_creations:.0} births a second, lost: {:?}, {} stacks", snapshot.lost, snapshot.stacks.len());
     let steady: u64 =
         snapshot.stacks.iter().filter(|stack| is_at(stack, PLACES[1].0)).map(|stack| stack.weight_ns).sum();
     let wanted = 50 * snapshot.duration_ns;
-    // Both ends of the time are somewhere in a walk.
+    // The span may start and end within a walk.
     let walk_ns: f64 = snapshot.series.iter().filter_map(|series| series.values.get("walk_ns")).sum();
     let slack = wanted / 100 + 50 * 2 * walk_ns as u64;
     ensure!(steady.abs_diff(wanted) < slack, "the threads that stay have {steady} of {wanted} ns");
-    // Of 9 threads at a time at most, each lives for less than the span.
+    // At most 9 threads at a time, each of which lives for less than the span.
     let others: u64 = snapshot.stacks.iter().map(|stack| stack.weight_ns).sum::<u64>() - steady;
     ensure!(others < 20 * snapshot.duration_ns, "threads that live shortly have {others} ns");
     Ok(())
 }
 
-/// More places than there are before tables are emptied: each thread has one where it waits for a CPU, and one on it.
+/// More entries than the tables hold before they are emptied: each thread takes one for its run-queue wait, and one on
+/// its CPU.
 const ROOM: u64 = 40_000;
 
 #[test]
-fn a_trace_goes_on_when_its_tables_are_emptied() -> Result<()> {
+fn trace_continues_after_tables_are_emptied() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     if is_emulated() {
         println!("skipped: so many births take too long on an emulated CPU");
@@ -237,15 +238,15 @@ fn a_trace_goes_on_when_its_tables_are_emptied() -> Result<()> {
         ..OffcpuOptions::default()
     };
     let mut source = options.attach(&Session::of_one())?;
-    let first = births()?;
+    let first = thread_creations()?;
     let mut emptied_after = None;
     for _ in 0..60 {
-        let before = births()? - first;
+        let before = thread_creations()? - first;
         sleep(Duration::from_millis(500));
         let snapshot = source.snapshot()?;
         let mut ns_by_thread: BTreeMap<&str, u64> = BTreeMap::new();
         for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == "steady") {
-            // Births change the process's memory all the time, which may not answer then.
+            // Thread creation changes the process's address space all the time, so reading its memory may time out.
             let is_unread = stack.user == ["[memory did not answer]"] && snapshot.lost["unread"] > 0;
             ensure!(is_unread || is_at(stack, PLACES[1].0), "a thread that stays is at {:?}", stack.user);
             *ns_by_thread.entry(&stack.labels["tid"]).or_default() += stack.weight_ns;
@@ -255,7 +256,7 @@ fn a_trace_goes_on_when_its_tables_are_emptied() -> Result<()> {
             let difference = ns.abs_diff(snapshot.duration_ns);
             ensure!(difference < PERIOD.as_nanos() as u64, "thread {tid} has {ns} of {} ns", snapshot.duration_ns);
         }
-        // Others live for less than a millisecond, several at a time on each CPU.
+        // The others live for less than a millisecond, several at a time on each CPU.
         let most_ns =
             snapshot.stacks.iter().filter(|stack| stack.labels["thread"] != "steady" && stack.user.is_empty());
         let most_ns = most_ns.map(|stack| stack.weight_ns).max().unwrap_or(0);
@@ -267,11 +268,11 @@ fn a_trace_goes_on_when_its_tables_are_emptied() -> Result<()> {
             }
         }
     }
-    anyhow::bail!("there were {} births, too few to fill the tables", births()? - first)
+    anyhow::bail!("there were {} births, too few to fill the tables", thread_creations()? - first)
 }
 
 #[test]
-fn threads_that_end_meanwhile_are_not_unreadable() -> Result<()> {
+fn exited_threads_do_not_count_as_unreadable() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("churn", 1)?;
     let options = OffcpuOptions {
@@ -288,7 +289,7 @@ fn threads_that_end_meanwhile_are_not_unreadable() -> Result<()> {
 }
 
 #[test]
-fn stacks_that_are_too_deep_say_so() -> Result<()> {
+fn truncated_stacks_are_marked() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("deep", 1)?;
     let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
@@ -307,7 +308,7 @@ fn stacks_that_are_too_deep_say_so() -> Result<()> {
     Ok(())
 }
 
-/// Shares of the time, by thread and stack, whatever the thread did there.
+/// Returns the shares of time by thread and stack, in whatever state.
 fn shares(snapshot: &Snapshot) -> BTreeMap<String, f64> {
     let whole_ns: u64 = snapshot.stacks.iter().map(|stack| stack.weight_ns).sum();
     let mut shares = BTreeMap::new();
@@ -318,7 +319,7 @@ fn shares(snapshot: &Snapshot) -> BTreeMap<String, f64> {
     shares
 }
 
-/// The share of the time that one thread is in a function, of its time in both.
+/// Returns the time in `function`, as a share of the time in both functions.
 fn share_of(snapshot: &Snapshot, function: &str, other: &str) -> f64 {
     let ns = |function| {
         snapshot.stacks.iter().filter(|stack| is_at(stack, function)).map(|stack| stack.weight_ns).sum::<u64>() as f64
@@ -326,7 +327,8 @@ fn share_of(snapshot: &Snapshot, function: &str, other: &str) -> f64 {
     ns(function) / (ns(function) + ns(other))
 }
 
-/// How long sampling is compared with tracing: shortly in `make test`, longer for whoever wants chance out of it.
+/// Returns for how many seconds sampling is compared with tracing: a few in `make test`, more by request, against
+/// chance.
 fn compared_for() -> Result<u64> {
     match std::env::var("WHYLATE_COMPARED_SECONDS") {
         Ok(seconds) => Ok(seconds.parse()?),
@@ -363,7 +365,7 @@ fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result
             "{seconds} s: stacks differ by {farthest} at most; in the longer sleep {by_sampling} by sampling, {by_tracing} by tracing"
         );
         ensure!((by_tracing - 0.7).abs() < 0.1, "the sleeper is in its longer sleep for {by_tracing} of the time");
-        // Of 100 samples a second it is so far off by chance: 1.9 points after 6 s, 0.6 after 60 s.
+        // Standard deviation of the share at 100 samples a second: 1.9 points after 6 s, 0.6 after 60 s.
         let by_chance = (0.7_f64 * 0.3 / (100 * seconds) as f64).sqrt();
         ensure!(
             (by_sampling - by_tracing).abs() < (5.0 * by_chance).min(0.1),
@@ -374,7 +376,7 @@ fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result
 }
 
 #[test]
-fn stacks_that_differ_in_return_addresses_alone_are_told_apart_at_each_switch() -> Result<()> {
+fn trace_distinguishes_stacks_by_return_addresses() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("alternating", 1)?;
     let options = OffcpuOptions {
@@ -391,7 +393,8 @@ fn stacks_that_differ_in_return_addresses_alone_are_told_apart_at_each_switch() 
             Some("ppoll") => true,
             other => anyhow::bail!("it sleeps in {other:?}"),
         };
-        // The system call is read anew at each switch; frames seen before may differ in the outermost alone.
+        // The system call is read at each switch, while a stack that was seen before may differ in the outermost frame
+        // only.
         let [plain, precise] = ["sys_poll", "sys_ppoll"]
             .map(|function| stack.kernel.iter().any(|frame| frame.ends_with(&format!("x64_{function}"))));
         ensure!((plain, precise) == (!is_precise, is_precise), "{:?} is in {:?}", stack.labels, stack.kernel);
@@ -404,7 +407,7 @@ fn stacks_that_differ_in_return_addresses_alone_are_told_apart_at_each_switch() 
 }
 
 #[test]
-fn a_trace_has_all_of_a_threads_time() -> Result<()> {
+fn trace_accounts_for_all_time_of_a_thread() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("regular", 1)?;
     let options = OffcpuOptions {
@@ -426,7 +429,7 @@ fn a_trace_has_all_of_a_threads_time() -> Result<()> {
         let difference = ns.abs_diff(snapshot.duration_ns);
         ensure!(difference < PERIOD.as_nanos() as u64, "thread {tid} has {ns} of {} ns", snapshot.duration_ns);
     }
-    // Those that were asleep all the time are there too.
+    // Threads that slept all the time are there too.
     ensure!(snapshot.stacks.iter().any(|stack| is_at(stack, PLACES[0].0) && stack.age.count() == 1), "none is asleep");
     // Two waits in each 10 ms.
     let regular: u64 =
@@ -438,7 +441,7 @@ fn a_trace_has_all_of_a_threads_time() -> Result<()> {
 }
 
 #[test]
-fn without_bpf_the_kernel_frames_are_the_same() -> Result<()> {
+fn proc_backend_has_same_kernel_frames_as_bpf() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("all", 2)?;
     let options = OffcpuOptions {
@@ -466,7 +469,7 @@ fn without_bpf_the_kernel_frames_are_the_same() -> Result<()> {
 }
 
 #[test]
-fn a_program_that_another_thread_has_begun_takes_over() -> Result<()> {
+fn execve_by_non_leader_continues_under_leader_tid() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for backend in ["sample", "trace"] {
         let sleepers = Sleepers::start_with("exec", 1, Some(tempfile::NamedTempFile::new()?))?;
@@ -488,7 +491,7 @@ fn a_program_that_another_thread_has_begun_takes_over() -> Result<()> {
         }
         sleep(Duration::from_millis(500));
         let snapshot = source.snapshot()?;
-        // The thread that called exec has the number of the first one from then on.
+        // The thread that called execve has the TID of the leader from then on.
         let first = sleepers.pid().to_string();
         let stacks: Vec<&Stack> = snapshot.stacks.iter().filter(|stack| stack.labels["tid"] == first).collect();
         let ns: u64 = stacks.iter().map(|stack| stack.weight_ns).sum();
@@ -509,7 +512,7 @@ fn a_program_that_another_thread_has_begun_takes_over() -> Result<()> {
 }
 
 #[test]
-fn filters_leave_the_others_out() -> Result<()> {
+fn filters_exclude_other_threads() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let span = Duration::from_millis(300);
     let kernel = sampled(&OffcpuOptions { kernel_threads: KernelThreads::Only, ..OffcpuOptions::default() }, span)?;
@@ -531,13 +534,13 @@ fn filters_leave_the_others_out() -> Result<()> {
     ensure!(without_user.stacks.iter().all(|stack| stack.user.is_empty()), "user frames are there");
     ensure!(
         without_user.stacks.iter().any(|stack| stack.wait.as_ref().is_some_and(|wait| wait.class == WaitClass::Timer)),
-        "no class is told"
+        "no class is reported"
     );
     Ok(())
 }
 
 #[test]
-fn lines_and_frame_pointers_are_told_where_they_are_asked_for() -> Result<()> {
+fn line_numbers_and_frame_pointers_on_request() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("all", 1)?;
     let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
@@ -545,14 +548,14 @@ fn lines_and_frame_pointers_are_told_where_they_are_asked_for() -> Result<()> {
     let by_rules = sampled(&options, span)?;
     let by_pointers = sampled(&OffcpuOptions { call_graph: CallGraph::FramePointers, ..options.clone() }, span)?;
     let with_lines = sampled(&OffcpuOptions { lines: true, ..options }, span)?;
-    let at = |snapshot: &Snapshot, place: usize| {
-        let name = sleepers::name(place);
+    let at = |snapshot: &Snapshot, index: usize| {
+        let name = sleepers::name(index);
         snapshot.stacks.iter().find(|stack| stack.labels["thread"] == name).map(|stack| stack.user.clone())
     };
-    for (place, (function, ..)) in PLACES.iter().enumerate() {
-        let stacks = [&by_rules, &by_pointers, &with_lines].map(|snapshot| at(snapshot, place).unwrap_or_default());
+    for (index, (function, ..)) in PLACES.iter().enumerate() {
+        let stacks = [&by_rules, &by_pointers, &with_lines].map(|snapshot| at(snapshot, index).unwrap_or_default());
         let [rules, pointers, lines] = stacks;
-        // The innermost function and its caller are told in the same way.
+        // Both unwinders agree on the innermost function and its caller.
         ensure!(rules.len() > 2 && rules[..2] == pointers[..2.min(pointers.len())], "{rules:?}\n{pointers:?}");
         let line = lines.iter().find(|frame| frame.contains(function)).context("the function is not there")?;
         ensure!(line.contains("(sleepers.rs:"), "{line}");
@@ -560,7 +563,7 @@ fn lines_and_frame_pointers_are_told_where_they_are_asked_for() -> Result<()> {
     Ok(())
 }
 
-/// What the other process runs.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn sleepers_process() -> Result<()> {
     sleepers::run_if_asked()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Submission threads under loads of known work, and beside what the scheduler counts. They run as root.
+//! Submission threads under loads of known work, compared with the scheduler's counts. Runs as root.
 #![allow(unsafe_code)]
 
 mod kernel;
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, ensure};
 use io_uring::IoUring;
 use kernel::chance::in_rounds;
 use kernel::is_emulated;
-use kernel::late::{Places, stay_on};
+use kernel::late::{TestCpus, pin_to};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use whylate_model::sqpoll::{is_part_of, is_thread};
@@ -26,8 +26,8 @@ use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
 use whylate_sources::{AttachError, Attached as _, Measuring, Session, Threads};
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// What a share of work may be off by, as a share of the time.
-const OFF: f64 = 0.02;
+/// Maximum error of a share of work, as a share of the time.
+const MAX_ERROR: f64 = 0.02;
 
 fn options(backend: &str) -> SqpollOptions {
     SqpollOptions {
@@ -45,12 +45,13 @@ fn start(options: &SqpollOptions) -> Result<Measuring<AttachedSqpoll>> {
     Ok(patching(|| options.start(&Session::of_one()))?)
 }
 
-/// Without trampolines, as on kernels before 6.9.
+/// Samples, without trampolines, as on kernels before 6.9.
 fn sampled() -> SqpollOptions {
     SqpollOptions { sampled: true, ..options("bpf") }
 }
 
-/// The ways to tell work that this kernel has, attached before a thread spins without end and taken away after it.
+/// Returns the ways to measure work that this kernel has. Each is attached before a thread spins without end, and
+/// detached after it.
 fn ways() -> Result<Vec<SqpollOptions>> {
     let mut ways = vec![options("bpf"), sampled()];
     match patching(|| precise().start(&Session::of_one())) {
@@ -65,7 +66,7 @@ fn threads(snapshot: &Snapshot) -> Vec<&Series> {
     snapshot.series.iter().filter(|series| is_thread(series)).collect()
 }
 
-/// The series of a thread. Another test of this process may have left one that is about to end.
+/// Returns the series of a thread. Another test of this process may have left a thread that is about to end.
 fn of_thread(snapshot: &Snapshot, tid: u32) -> Result<&Series> {
     let mut found = threads(snapshot).into_iter().filter(|series| series.labels["tid"] == tid.to_string());
     let series = found.next().with_context(|| format!("thread {tid} is not in {:?}", snapshot.series))?;
@@ -84,13 +85,13 @@ fn ensure_adds_up(series: &Series) -> Result<()> {
     Ok(())
 }
 
-/// How long a thread has waited for a CPU by the scheduler's count.
+/// Returns a thread's run-queue wait in nanoseconds, by the scheduler's count.
 fn waited_ns(tid: u32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"))?;
     Ok(text.split_whitespace().nth(1).context("schedstat has three fields")?.parse()?)
 }
 
-/// How long one request of the load takes as a system call, at best.
+/// Returns the minimum duration of one of the load's requests as a system call.
 fn read_ns() -> Result<u64> {
     let mut file = fs::File::open("/dev/urandom")?;
     let mut buffer = vec![0; READ_BYTES];
@@ -103,12 +104,13 @@ fn read_ns() -> Result<u64> {
     Ok(best.as_nanos() as u64)
 }
 
-/// Others had the load's CPU for this share of the time: what it has done is not known.
+/// Other threads ran on the load's CPU for this share of the time, so that its work is unknown.
 #[derive(Debug, thiserror::Error)]
 #[error("others had the load's CPU for too long to tell: {0}")]
-struct Unknown(f64);
+struct LoadIsUnknown(f64);
 
-/// Compares an interval with what the load knows: at times not whether its last request was done, as it had no CPU.
+/// Compares an interval with the load's own account, which at times cannot say whether the last request was done, as
+/// the load did not run.
 fn compare_once(source: &mut AttachedSqpoll, load: &Load, duty: f64) -> Result<()> {
     source.snapshot()?;
     let before = load.done()?;
@@ -124,52 +126,52 @@ fn compare_once(source: &mut AttachedSqpoll, load: &Load, duty: f64) -> Result<(
         "duty {duty}: outstanding {most:.4}, of that unsure {unsure:.4}; working {working:.4} of {:?} ({:?})",
         series.values, snapshot.lost
     );
-    if unsure >= OFF / 2.0 && !is_emulated() {
-        return Err(Unknown(unsure).into());
+    if unsure >= MAX_ERROR / 2.0 && !is_emulated() {
+        return Err(LoadIsUnknown(unsure).into());
     }
     ensure!(done.requests > 0, "nothing was done");
-    // Others may keep the thread from its CPU.
+    // Other threads may occupy the submission thread's CPU.
     let had_cpu = 1.0 - value(series, "starved")?;
     ensure!(most > 0.7 * duty.min(had_cpu) || is_emulated(), "the load has not reached {duty}: {most}");
-    ensure!(working <= most + OFF, "outstanding {most}, working {working}");
+    ensure!(working <= most + MAX_ERROR, "outstanding {most}, working {working}");
     if is_emulated() {
-        // Whoever runs the emulator may stop a CPU just when a request comes in: it is outstanding, and no work.
+        // The host may stop a CPU of the emulator when a request comes in: it is outstanding, and no work is done.
         let least = share(done.requests * read_ns()?) / 2.0;
         println!("{} requests take at least {least:.4}", done.requests);
         ensure!(working >= least, "the requests take {least} where they are system calls, working {working}");
     } else {
-        ensure!(working >= most - unsure - OFF, "outstanding {most}, unsure {unsure}, working {working}");
+        ensure!(working >= most - unsure - MAX_ERROR, "outstanding {most}, unsure {unsure}, working {working}");
     }
     Ok(())
 }
 
 #[test]
-fn the_share_of_work_is_that_of_the_load() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+fn working_share_matches_load() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     for way in ways()? {
-        // Emulated, a request takes longer than the shortest ones last.
+        // On an emulator a request takes longer than the shortest duties last.
         let duties = if is_emulated() { &[0.37, 0.99][..] } else { &[0.01, 0.1, 0.37, 0.99] };
         for &duty in duties {
             let plan = Plan {
                 duty,
-                sq_cpu: Some(places.disturbed),
-                app_cpu: Some(places.tool),
+                sq_cpu: Some(test_cpus.disturbed),
+                app_cpu: Some(test_cpus.tool),
                 urgent: true,
                 ..Plan::default()
             };
             let mut source = start(&way)?;
             let load = Load::start(&plan)?;
-            println!("work is told by {}", source.way());
-            // The load learns how long a request takes.
+            println!("work is measured by {}", source.way());
+            // The load calibrates the duration of a request.
             thread::sleep(Duration::from_millis(300));
             let mut was_known = duty < MOST_URGENT;
             let outcome = in_rounds(|| {
                 let outcome = compare_once(&mut source, &load, duty);
-                was_known |= outcome.as_ref().is_err_and(|error| !error.is::<Unknown>());
+                was_known |= outcome.as_ref().is_err_and(|error| !error.is::<LoadIsUnknown>());
                 outcome
             });
             match outcome {
-                // So large a share comes from an application that is not urgent.
+                // So large a share needs an application that is not real-time.
                 Err(error) if !was_known => println!("skipped: {duty}: {error}"),
                 outcome => outcome?,
             }
@@ -181,30 +183,30 @@ fn the_share_of_work_is_that_of_the_load() -> Result<()> {
 }
 
 #[test]
-fn a_thread_that_sleeps_in_between_works_as_much() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+fn working_share_matches_load_of_sleeping_thread() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let plan = Plan {
         duty: 0.1,
         period: Duration::from_millis(100),
         idle_ms: 1,
-        sq_cpu: Some(places.disturbed),
-        app_cpu: Some(places.tool),
+        sq_cpu: Some(test_cpus.disturbed),
+        app_cpu: Some(test_cpus.tool),
         urgent: true,
         ..Plan::default()
     };
     for way in ways()? {
         let mut source = start(&way)?;
         let load = Load::start(&plan)?;
-        println!("work is told by {}", source.way());
+        println!("work is measured by {}", source.way());
         in_rounds(|| {
             compare_once(&mut source, &load, plan.duty)?;
             thread::sleep(INTERVAL);
             let snapshot = source.snapshot()?;
             let series = of_thread(&snapshot, load.tid())?;
             println!("{:?}", series.values);
-            // Others may keep it from a CPU for long, but it does not spin.
+            // Run-queue waits may be long, but it does not spin.
             let (sleeping, starved) = (value(series, "sleeping")?, value(series, "starved")?);
-            // An emulated CPU that stops while it spins adds to that.
+            // An emulated CPU that stops while the thread spins adds to the spinning.
             let most = if is_emulated() { 0.3 } else { 0.7 };
             ensure!(sleeping + starved > most, "it neither works nor spins for most of the time: {series:?}");
             let wakeups = value(series, "wakeups_per_s")?;
@@ -219,7 +221,7 @@ fn a_thread_that_sleeps_in_between_works_as_much() -> Result<()> {
 }
 
 #[test]
-fn nothing_waits_for_a_thread_that_never_sleeps() -> Result<()> {
+fn precise_is_refused_while_a_thread_never_sleeps() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _load = Load::start(&Plan { duty: 0.05, ..Plan::default() })?;
     match precise().start(&Session::of_one()).map(|_| ()) {
@@ -228,13 +230,13 @@ fn nothing_waits_for_a_thread_that_never_sleeps() -> Result<()> {
     }
 }
 
-/// Two threads that keep a CPU busy meanwhile.
+/// Runs `act` while two threads keep a CPU busy.
 fn with_competitors<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..2 {
             thread::Builder::new().name("test-hog".to_owned()).spawn_scoped(scope, || {
-                stay_on(cpu).expect("a thread may go to a CPU");
+                pin_to(cpu).expect("a thread may go to a CPU");
                 while !over.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
                 }
@@ -247,12 +249,12 @@ fn with_competitors<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 #[test]
-fn a_thread_without_a_cpu_is_starved_as_the_scheduler_counts_it() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
-    let plan = Plan { duty: 0.05, sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..Plan::default() };
+fn starved_share_matches_schedstat() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let plan = Plan { duty: 0.05, sq_cpu: Some(test_cpus.disturbed), app_cpu: Some(test_cpus.tool), ..Plan::default() };
     for backend in ["bpf", "fdinfo"] {
         let load = Load::start(&plan)?;
-        with_competitors(places.disturbed, || {
+        with_competitors(test_cpus.disturbed, || {
             in_rounds(|| {
                 let mut source = start(&options(backend))?;
                 let before_ns = waited_ns(load.tid())?;
@@ -265,12 +267,12 @@ fn a_thread_without_a_cpu_is_starved_as_the_scheduler_counts_it() -> Result<()> 
                 let counted = waited_ns as f64 / snapshot.duration_ns as f64;
                 println!("{backend}: starved {starved:.4}, by schedstat {counted:.4}: {:?}", series.values);
                 ensure!(starved > 0.3, "two others want its CPU all the time: {series:?}");
-                ensure!((starved - counted).abs() < OFF, "starved {starved}, by schedstat {counted}");
+                ensure!((starved - counted).abs() < MAX_ERROR, "starved {starved}, by schedstat {counted}");
                 let parts = snapshot.series.iter().filter(|part| is_part_of(part, series));
                 let by: Vec<_> = parts.filter_map(|part| part.labels.get("by")).collect();
                 println!("{by:?}");
-                // Whoever else is busy on this machine may be named rather than the two.
-                ensure!(backend != "bpf" || !by.is_empty(), "behind nobody: {:?}", snapshot.series);
+                // Another busy thread of this machine may be named instead of the two.
+                ensure!(backend != "bpf" || !by.is_empty(), "without a culprit: {:?}", snapshot.series);
                 Ok(())
             })
         })?;
@@ -279,17 +281,17 @@ fn a_thread_without_a_cpu_is_starved_as_the_scheduler_counts_it() -> Result<()> 
 }
 
 #[test]
-fn long_waits_for_a_cpu_are_explained() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+fn run_queue_waits_are_explained() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     if is_emulated() {
         println!("skipped: an emulated CPU is late all the time");
         return Ok(());
     }
-    let plan = Plan { duty: 0.05, sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..Plan::default() };
+    let plan = Plan { duty: 0.05, sq_cpu: Some(test_cpus.disturbed), app_cpu: Some(test_cpus.tool), ..Plan::default() };
     let load = Load::start(&plan)?;
     let mut source = start(&SqpollOptions { explain_over_ns: Some(1_000_000), ..options("bpf") })?;
     let mut late = Vec::new();
-    with_competitors(places.disturbed, || {
+    with_competitors(test_cpus.disturbed, || {
         thread::sleep(2 * INTERVAL);
         source.drain_late(Duration::ZERO, &mut |event| late.push(event))
     })?;
@@ -306,10 +308,10 @@ fn long_waits_for_a_cpu_are_explained() -> Result<()> {
     };
     let hogs_ns = of(&|cause| cause.kind == CauseKind::Thread && cause.who.starts_with("test-hog:"));
     let threads_ns = of(&|cause| cause.kind == CauseKind::Thread);
-    // What a hypervisor takes, it takes from all of them.
+    // Stolen time is missing for all of them.
     let all_ns = of(&|cause| cause.kind != CauseKind::Steal);
     println!("of {all_ns} ns the hogs had {hogs_ns}, all threads {threads_ns}");
-    // Whoever else is busy on this machine has its part too.
+    // Other busy threads of this machine have their part too.
     ensure!(
         hogs_ns > 0 && threads_ns * 10 > all_ns * 8,
         "of {all_ns} ns the hogs had {hogs_ns}, and all threads {threads_ns}"
@@ -318,7 +320,7 @@ fn long_waits_for_a_cpu_are_explained() -> Result<()> {
 }
 
 #[test]
-fn rings_that_share_a_thread_are_told_under_one_thread() -> Result<()> {
+fn rings_with_shared_thread_appear_under_one_thread() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let load = Load::start(&Plan { duty: 0.05, rings: 2, ..Plan::default() })?;
     for backend in ["bpf", "fdinfo"] {
@@ -333,7 +335,7 @@ fn rings_that_share_a_thread_are_told_under_one_thread() -> Result<()> {
             let rings =
                 snapshot.series.iter().filter(|part| part.labels.contains_key("ring") && is_part_of(part, series));
             let attached: Vec<bool> = rings.map(|ring| ring.values.contains_key("attached")).collect();
-            // fdinfo does not tell.
+            // fdinfo does not show it.
             let expected = [false, backend == "bpf"];
             ensure!(attached == expected, "the second one was attached to the first: {:?}", snapshot.series);
         } else {
@@ -344,7 +346,7 @@ fn rings_that_share_a_thread_are_told_under_one_thread() -> Result<()> {
 }
 
 #[test]
-fn a_ring_that_never_started_only_sleeps() -> Result<()> {
+fn idle_ring_only_sleeps() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for backend in ["bpf", "fdinfo"] {
         let mut source = start(&options(backend))?;
@@ -359,7 +361,7 @@ fn a_ring_that_never_started_only_sleeps() -> Result<()> {
         let snapshot = source.snapshot()?;
         patching(|| drop(source));
         for fd in duplicates {
-            // SAFETY: the descriptor was made above, and nobody else has it.
+            // SAFETY: the descriptor was made above, and is used nowhere else.
             unsafe { libc::close(fd) };
         }
         drop(ring);
@@ -378,7 +380,7 @@ fn a_ring_that_never_started_only_sleeps() -> Result<()> {
 }
 
 #[test]
-fn a_ring_that_polls_its_device_is_told_as_that() -> Result<()> {
+fn iopoll_ring_is_marked() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut source = start(&options("bpf"))?;
     let ring: IoUring = IoUring::builder().setup_sqpoll(1_000).setup_iopoll().build(8)?;
@@ -407,7 +409,7 @@ fn registered_and_closed(ring: IoUring) -> Result<()> {
     let registered =
         unsafe { libc::syscall(libc::SYS_io_uring_register, fd, IORING_REGISTER_RING_FDS, &raw mut update, 1) };
     ensure!(registered == 1, "the ring cannot be registered: {}", std::io::Error::last_os_error());
-    // Its memory stays mapped until this process ends, and it closes no descriptor.
+    // Its memory stays mapped until this process ends, and its descriptor is not closed.
     mem::forget(ring);
     // SAFETY: it is the ring's descriptor, and the ring is forgotten.
     unsafe { libc::close(fd) };
@@ -415,7 +417,7 @@ fn registered_and_closed(ring: IoUring) -> Result<()> {
 }
 
 #[test]
-fn a_ring_without_a_descriptor_is_seen() -> Result<()> {
+fn registered_ring_without_descriptor_is_seen() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut source = start(&options("bpf"))?;
     let (seen, over) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -445,7 +447,7 @@ fn a_ring_without_a_descriptor_is_seen() -> Result<()> {
 }
 
 #[test]
-fn a_thread_that_ends_is_told_until_then() -> Result<()> {
+fn ended_thread_is_reported_until_its_end() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let load = Load::start(&Plan { duty: 0.2, ..Plan::default() })?;
     let tid = load.tid();
@@ -463,7 +465,7 @@ fn a_thread_that_ends_is_told_until_then() -> Result<()> {
     ensure!(value(series, "present")? < 0.9, "it was there half of the time: {series:?}");
     ensure!(snapshot.lost["ended_unseen"] == 0, "{:?}", snapshot.lost);
     thread::sleep(INTERVAL / 10);
-    ensure!(of_thread(&source.snapshot()?, tid).is_err(), "it is told once");
+    ensure!(of_thread(&source.snapshot()?, tid).is_err(), "it is reported once");
     patching(|| drop(source));
     Ok(())
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Submission threads moved while they sleep in a CPU's queue (6.12): the kernel counts part of their sleep as a wait.
+//! Submission threads that are migrated while they sleep but are still queued (6.12, delayed dequeue): the kernel
+//! counts part of that sleep as a run-queue wait.
 
 mod kernel;
 
@@ -10,8 +11,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use kernel::chance::in_rounds;
-use kernel::late::{Places, stay_on};
-use kernel::trace::{Line, Trace};
+use kernel::late::{TestCpus, pin_to};
+use kernel::trace::{Trace, TraceLine};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
@@ -22,14 +23,14 @@ use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session, Threads};
 
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Whether it sleeps.
-const LOOK_EVERY: Duration = Duration::from_micros(200);
-/// As a share of the time.
-const OFF: f64 = 0.03;
+/// Polling period of the thread's state.
+const POLL_EVERY: Duration = Duration::from_micros(200);
+/// Maximum error, as a share of the time.
+const MAX_ERROR: f64 = 0.03;
 
 #[test]
-fn sleep_in_a_queue_is_not_told_as_starved() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+fn delayed_dequeue_does_not_count_as_starved() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let plan = Plan { duty: 0.2, period: Duration::from_millis(50), idle_ms: 1, ..Plan::default() };
     let options = SqpollOptions {
         backend: Some("bpf".to_owned()),
@@ -40,8 +41,8 @@ fn sleep_in_a_queue_is_not_told_as_starved() -> Result<()> {
     in_rounds(|| {
         let mut source = patching(|| options.start(&Session::of_one()))?;
         let load = Load::start(&plan)?;
-        let outcome = while_it_is_moved(load.tid(), places, || {
-            let trace = Trace::of(&["sched/sched_switch", "sched/sched_waking"])?;
+        let outcome = while_migrated(load.tid(), test_cpus, || {
+            let trace = Trace::record(&["sched/sched_switch", "sched/sched_waking"])?;
             source.snapshot()?;
             let (began_ns, before_ns) = (monotonic_ns(), run_delay_ns(load.tid())?);
             thread::sleep(INTERVAL);
@@ -59,7 +60,7 @@ fn sleep_in_a_queue_is_not_told_as_starved() -> Result<()> {
                 "starved {starved:.4}, by the trace {truth:.4}, by schedstat {counted:.4}; longest wait {longest_ns} ns; {:?}; {:?}",
                 series.values, snapshot.lost
             );
-            ensure!((starved - truth).abs() <= OFF, "starved {starved}, by the trace {truth}");
+            ensure!((starved - truth).abs() <= MAX_ERROR, "starved {starved}, by the trace {truth}");
             Ok(())
         });
         drop(load);
@@ -68,21 +69,21 @@ fn sleep_in_a_queue_is_not_told_as_starved() -> Result<()> {
     })
 }
 
-/// How long a thread has waited for a CPU by the scheduler's count.
+/// Returns a thread's run-queue wait in nanoseconds, by the scheduler's count.
 fn run_delay_ns(tid: u32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"))?;
     Ok(text.split_whitespace().nth(1).context("schedstat has three fields")?.parse()?)
 }
 
-/// From a wakeup, or from when it lost its CPU, until it has one.
-fn waited_ns(lines: &[Line], tid: u32, began_ns: u64, ended_ns: u64) -> u64 {
+/// Returns the run-queue wait by the trace: from a wakeup or a preemption to the switch-in.
+fn waited_ns(lines: &[TraceLine], tid: u32, began_ns: u64, ended_ns: u64) -> u64 {
     let mut since_ns = None;
     let mut sum_ns = 0;
     let mut end = |since_ns: Option<u64>, at_ns: u64| {
         let since_ns = since_ns.map_or(at_ns, |since_ns| since_ns.max(began_ns));
         sum_ns += at_ns.min(ended_ns).saturating_sub(since_ns);
     };
-    let has = |line: &Line, word: &str| line.fields.split_whitespace().any(|other| other == word);
+    let has = |line: &TraceLine, word: &str| line.fields.split_whitespace().any(|other| other == word);
     for line in lines {
         let at_ns = line.at_us * 1_000;
         if line.event == "sched_waking" && has(line, &format!("pid={tid}")) {
@@ -103,13 +104,13 @@ fn is_asleep(tid: u32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" S"))
 }
 
-/// One CPU is busy meanwhile, and the thread is sent from one to the other each time that it sleeps.
-fn while_it_is_moved<T>(tid: u32, places: Places, act: impl FnOnce() -> Result<T>) -> Result<T> {
+/// Runs `act` while one CPU is busy, and the thread is migrated between two CPUs each time it sleeps.
+fn while_migrated<T>(tid: u32, test_cpus: TestCpus, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = &AtomicBool::new(false);
-    let cpus = [places.tool, places.disturbed];
+    let cpus = [test_cpus.tool, test_cpus.disturbed];
     thread::scope(|scope| {
         thread::Builder::new().name("test-hog".to_owned()).spawn_scoped(scope, move || {
-            stay_on(places.disturbed).expect("a thread may go to a CPU");
+            pin_to(test_cpus.disturbed).expect("a thread may go to a CPU");
             while !over.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
@@ -121,13 +122,13 @@ fn while_it_is_moved<T>(tid: u32, places: Places, act: impl FnOnce() -> Result<T
                     break;
                 }
                 while !is_asleep(tid) && !over.load(Ordering::Relaxed) {
-                    thread::sleep(LOOK_EVERY);
+                    thread::sleep(POLL_EVERY);
                 }
                 let mut only = CpuSet::new();
                 only.set(cpu as usize);
                 sched_setaffinity(Some(thread), &only)?;
                 while is_asleep(tid) && !over.load(Ordering::Relaxed) {
-                    thread::sleep(LOOK_EVERY);
+                    thread::sleep(POLL_EVERY);
                 }
             }
             Ok(())

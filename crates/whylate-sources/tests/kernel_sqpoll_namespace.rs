@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Submission threads where processes have other numbers than the kernel's: in a PID namespace, and seen from outside.
+//! Submission threads in a PID namespace, seen from inside and from outside.
 
 mod kernel;
 
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use kernel::late::{Places, stay_on};
+use kernel::late::{TestCpus, pin_to};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use whylate_model::Series;
@@ -21,11 +21,12 @@ use whylate_sources::inject::sqpoll::{Load, Plan};
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{AttachError, Attached as _, Session, Threads};
 
-/// Set by a test for the parts of it that it runs in a namespace.
+/// Set for a test's parts that run in a namespace.
 const INSIDE: &str = "WHYLATE_TEST_INSIDE";
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Runs a test of this program in a PID namespace with a /proc of its own. `None`, and a line with why, if impossible.
+/// Runs a test of this program in a PID namespace with a /proc of its own. Returns `None`, and prints why, if
+/// impossible.
 fn inside(test: &str) -> Result<Option<Child>> {
     let possible = Command::new("unshare").args(["-pf", "--mount-proc", "true"]).output();
     if !possible.as_ref().is_ok_and(|output| output.status.success()) {
@@ -58,13 +59,13 @@ fn numbers(series: &Series) -> Result<(u32, u32)> {
     Ok((series.labels["pid"].parse()?, series.labels["tid"].parse()?))
 }
 
-/// Threads that are told, by these options, and how many rings each has.
-fn look(options: &SqpollOptions) -> Result<Vec<(u32, u32, u64)>> {
+/// Returns PID, TID and number of rings of each reported thread.
+fn measured_threads(options: &SqpollOptions) -> Result<Vec<(u32, u32, u64)>> {
     let mut source = patching(|| options.start(&Session::of_one()))?;
     thread::sleep(INTERVAL);
     let snapshot = source.snapshot()?;
     patching(|| drop(source));
-    // Rings that are busy are no matter of numbers.
+    // Busy rings have nothing to do with PIDs.
     let lost = snapshot.lost.iter().filter(|(reason, _)| *reason != "busy_rings").map(|(_, count)| count).sum::<u64>();
     ensure!(lost == 0, "{options:?} has lost something: {:?}", snapshot.lost);
     let threads = snapshot.series.iter().filter(|series| is_thread(series));
@@ -79,11 +80,11 @@ fn look(options: &SqpollOptions) -> Result<Vec<(u32, u32, u64)>> {
 }
 
 #[test]
-fn threads_have_the_numbers_of_the_namespace_that_looks() -> Result<()> {
+fn ids_are_those_of_the_observers_namespace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // One that is not in it.
+    // A thread outside of the namespace.
     let _outside = Load::start(&plan())?;
-    let Some(mut child) = inside("a_look_in_a_namespace")? else { return Ok(()) };
+    let Some(mut child) = inside("ids_inside_a_namespace")? else { return Ok(()) };
     drop(child.stdin.take());
     let mut text = String::new();
     child.stdout.take().context("it has an output")?.read_to_string(&mut text)?;
@@ -92,9 +93,9 @@ fn threads_have_the_numbers_of_the_namespace_that_looks() -> Result<()> {
     Ok(())
 }
 
-/// What another test runs in a namespace.
+/// The part of the test above that runs in a namespace.
 #[test]
-fn a_look_in_a_namespace() -> Result<()> {
+fn ids_inside_a_namespace() -> Result<()> {
     if !is_inside() {
         return Ok(());
     }
@@ -106,17 +107,17 @@ fn a_look_in_a_namespace() -> Result<()> {
     let sampled = |pid| SqpollOptions { sampled: true, ..options("bpf", pid) };
     for pid in [None, Some(own)] {
         for options in [options("bpf", pid), sampled(pid)] {
-            let found = look(&options)?;
+            let found = measured_threads(&options)?;
             ensure!(found == [expected], "{options:?}: {found:?} instead of {expected:?}");
         }
-        // A ring whose lock is taken tells nothing.
-        let found = look(&options("fdinfo", pid))?;
+        // A ring with a contended lock is not shown.
+        let found = measured_threads(&options("fdinfo", pid))?;
         ensure!(found.len() == 1 && (found[0].0, found[0].1) == (own, load.tid()), "{found:?}");
     }
-    let nobody = look(&options("bpf", Some(own + 1000)))?;
-    ensure!(nobody.is_empty(), "there is no such process: {nobody:?}");
+    let nonexistent = measured_threads(&options("bpf", Some(own + 1000)))?;
+    ensure!(nonexistent.is_empty(), "there is no such process: {nonexistent:?}");
     drop(load);
-    waits_have_these_numbers(own)?;
+    causes_have_namespace_tids(own)?;
     let precise = SqpollOptions { precise: true, ..options("bpf", None) };
     match precise.start(&Session::of_one()).map(|_| ()) {
         Err(AttachError::Unsupported(reason)) if reason.contains("namespace") => Ok(()),
@@ -124,17 +125,17 @@ fn a_look_in_a_namespace() -> Result<()> {
     }
 }
 
-/// Those who had the CPU, too.
-fn waits_have_these_numbers(own: u32) -> Result<()> {
-    let Some(places) = Places::find() else { return Ok(()) };
-    let plan = Plan { sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..plan() };
+/// Checks that threads on the CPU during waits have TIDs of the namespace too.
+fn causes_have_namespace_tids(own: u32) -> Result<()> {
+    let Some(test_cpus) = TestCpus::find() else { return Ok(()) };
+    let plan = Plan { sq_cpu: Some(test_cpus.disturbed), app_cpu: Some(test_cpus.tool), ..plan() };
     let load = Load::start(&plan)?;
     let mut source = patching(|| {
         SqpollOptions { explain_over_ns: Some(1_000_000), ..options("bpf", Some(own)) }.start(&Session::of_one())
     })?;
     let hog = thread::spawn(move || -> Result<u32> {
-        stay_on(places.disturbed)?;
-        // Others may be busy there as well, and only those who had most of the waits are named.
+        pin_to(test_cpus.disturbed)?;
+        // Other threads may be busy there as well, and only the main causes are named.
         rustix::process::setpriority_process(None, -15)?;
         let began = std::time::Instant::now();
         while began.elapsed() < 2 * INTERVAL {
@@ -159,7 +160,7 @@ fn waits_have_these_numbers(own: u32) -> Result<()> {
 }
 
 #[test]
-fn threads_of_a_namespace_have_the_numbers_of_who_looks_from_outside() -> Result<()> {
+fn namespaced_threads_have_outer_ids_outside() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(mut child) = inside("a_load_in_a_namespace")? else { return Ok(()) };
     let mut lines = BufReader::new(child.stdout.take().context("it has an output")?).lines();
@@ -167,12 +168,12 @@ fn threads_of_a_namespace_have_the_numbers_of_who_looks_from_outside() -> Result
     let inner = inner.context("it started no load")?;
     let own = std::process::id();
     for backend in ["bpf", "fdinfo"] {
-        let found = look(&options(backend, None))?;
+        let found = measured_threads(&options(backend, None))?;
         let of_child = found.iter().copied().find(|&(pid, tid, _)| is_known_as(pid, tid, inner));
         let (pid, tid, rings) = of_child.with_context(|| format!("{backend}: none of {found:?} is {inner} inside"))?;
         ensure!(pid != own, "{found:?}");
         ensure!(backend == "fdinfo" || rings == 1, "{found:?}");
-        let of_one = look(&options(backend, Some(pid)))?;
+        let of_one = measured_threads(&options(backend, Some(pid)))?;
         ensure!(of_one.iter().map(|&(pid, tid, _)| (pid, tid)).eq([(pid, tid)]), "{backend}: {of_one:?}");
     }
     drop(child.stdin.take());
@@ -180,7 +181,7 @@ fn threads_of_a_namespace_have_the_numbers_of_who_looks_from_outside() -> Result
     Ok(())
 }
 
-/// Whether a thread with these numbers here has that one in its own namespace.
+/// Returns whether the thread with these IDs here has the TID `inner` in its own namespace.
 fn is_known_as(pid: u32, tid: u32, inner: u32) -> bool {
     let status = fs::read_to_string(Path::new("/proc").join(format!("{pid}/task/{tid}/status"))).unwrap_or_default();
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
@@ -188,7 +189,7 @@ fn is_known_as(pid: u32, tid: u32, inner: u32) -> bool {
     numbers == [tid, inner]
 }
 
-/// What another test runs in a namespace.
+/// The part of the test above that runs in a namespace.
 #[test]
 fn a_load_in_a_namespace() -> Result<()> {
     if !is_inside() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Timers and the threads that they wake, against a schedule and known disturbances. They run as root.
+//! Timers and the threads that they wake, against a schedule and known disturbances. Runs as root.
 
 mod kernel;
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use kernel::chance::{Unjudged, by_chance, exactly_unless_emulated, in_rounds};
 use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
-use kernel::late::{Places, blamed_ns, common_ns, stay_on};
+use kernel::late::{TestCpus, blamed_ns, common_ns, pin_to};
 use kernel::session::append;
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
@@ -24,7 +24,7 @@ use whylate_sources::timerlat::{AttachedTimerlat, Stop, Threads, TimerlatOptions
 use whylate_sources::tracefs;
 use whylate_sources::{Attached as _, Measuring, Session};
 
-/// The ways to measure that this kernel has, each with how its threads are named.
+/// Returns the ways to measure that this kernel has: backends and kinds of threads.
 fn ways() -> Vec<TimerlatOptions> {
     let way = |backend: &str, threads| TimerlatOptions {
         backend: Some(backend.to_owned()),
@@ -33,7 +33,7 @@ fn ways() -> Vec<TimerlatOptions> {
     };
     let mut ways = vec![way("bpf", Threads::Any)];
     let tracers =
-        tracefs::find().map(|folder| fs::read_to_string(folder.join("available_tracers")).unwrap_or_default());
+        tracefs::find().map(|tracefs| fs::read_to_string(tracefs.join("available_tracers")).unwrap_or_default());
     if tracers.is_ok_and(|tracers| tracers.split_whitespace().any(|tracer| tracer == "timerlat")) {
         ways.extend([way("tracer", Threads::Kernel), way("tracer", Threads::User)]);
     }
@@ -61,22 +61,22 @@ fn of_cpu(snapshot: &Snapshot, cpu: u32) -> &Series {
 }
 
 #[test]
-fn activations_and_missed_periods_make_up_the_schedule() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn activations_and_missed_periods_add_up() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     for way in ways() {
         // An emulated CPU takes long to start and to stop.
         let periods_ns = if is_emulated() && way.threads != Threads::Any { &[MS_NS][..] } else { &[MS_NS, 5 * MS_NS] };
         for &period_ns in periods_ns {
-            exactly_unless_emulated(|| measures_its_schedule(places, period_ns, &way))?;
+            exactly_unless_emulated(|| measures_its_schedule(test_cpus, period_ns, &way))?;
         }
     }
     Ok(())
 }
 
-fn measures_its_schedule(places: Places, period_ns: u64, way: &TimerlatOptions) -> Result<()> {
-    let cpus = vec![places.tool, places.disturbed];
+fn measures_its_schedule(test_cpus: TestCpus, period_ns: u64, way: &TimerlatOptions) -> Result<()> {
+    let cpus = vec![test_cpus.tool, test_cpus.disturbed];
     let mut source = start(&TimerlatOptions { period_ns, cpus, ..way.clone() })?;
     println!("latency until it runs: {}", source.tells_ran());
     let mut snapshots = Vec::new();
@@ -107,7 +107,7 @@ fn keeps_its_schedule(snapshot: &Snapshot, period_ns: u64, threads: Threads) -> 
         let [irq, thread, corrected] = ["irq", "thread", "thread_corrected"].map(|kind| &series.histograms[kind]);
         let (missed, user) = (series.values["missed"] as u64, series.histograms.get("user"));
         ensure!(user.is_none() == (threads == Threads::Kernel), "kernel threads do not return to user space");
-        // Of an activation of the tracer that was not seen there is nothing at all.
+        // An unseen activation of the tracer has no figures at all.
         let unseen_there = if is_tracers { unseen } else { 0 };
         let delivered = user.unwrap_or(thread).count() + missed + unseen_there;
         let due = snapshot.duration_ns / period_ns;
@@ -125,26 +125,27 @@ fn keeps_its_schedule(snapshot: &Snapshot, period_ns: u64, threads: Threads) -> 
     Ok(())
 }
 
-/// Explains what is late by so much on the disturbed CPU, which is disturbed in rounds until there are events enough.
+/// Explains activations that are late by `over_ns` on the disturbed CPU, which is disturbed in rounds until there are
+/// enough events.
 fn explained(
     way: &TimerlatOptions,
-    places: Places,
+    test_cpus: TestCpus,
     over_ns: u64,
     kind: Kind,
     length_ns: u64,
 ) -> Result<(Vec<Range<u64>>, Vec<LateEvent>)> {
     let options = TimerlatOptions {
-        cpus: vec![places.disturbed],
+        cpus: vec![test_cpus.disturbed],
         explain_over_ns: Some(over_ns),
         keep_evidence: true,
         ..way.clone()
     };
-    stay_on(places.tool)?;
+    pin_to(test_cpus.tool)?;
     let every_ns = (20 * MS_NS).max(length_ns * 5 / 2);
     let mut source = start(&options)?;
     let (mut made, mut events) = (Vec::new(), Vec::new());
     let began = Instant::now();
-    let cpu = places.disturbed;
+    let cpu = test_cpus.disturbed;
     while events.len() < wanted_events() * 3 / 2 && began.elapsed() < DEADLINE {
         let over = AtomicBool::new(false);
         let round = thread::scope(|scope| {
@@ -167,16 +168,16 @@ fn explained(
     Ok((made, events))
 }
 
-/// Whatever is late by this kernel's own ways is caused by the disturbance.
+/// Checks that late activations are attributed to the disturbance, for each of this kernel's ways.
 fn is_blamed_by_each(kind: Kind, length_ns: u64, is_true: impl Fn(&Cause) -> bool) -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     // An emulated CPU is late by milliseconds at any time, and stops for tens of them now and then.
     let length_ns = if is_emulated() { 45 * MS_NS } else { length_ns };
-    // Whose threads they are makes no difference.
+    // The kind of threads makes no difference.
     for way in ways().iter().filter(|way| way.threads != Threads::Kernel) {
-        let once = || match disturbances_are_blamed(way, places, kind, length_ns, &is_true) {
+        let once = || match disturbances_are_blamed(way, test_cpus, kind, length_ns, &is_true) {
             Err(error) if is_unsupported(&error) => Ok(()),
             outcome => outcome,
         };
@@ -185,15 +186,16 @@ fn is_blamed_by_each(kind: Kind, length_ns: u64, is_true: impl Fn(&Cause) -> boo
     Ok(())
 }
 
-/// Of activations late mostly by a disturbance, nearly all must blame it first; nearly all of the time is explained.
+/// Checks the activations that are late mostly by a disturbance: almost all must name it first, and almost all of the
+/// time is explained.
 fn disturbances_are_blamed(
     way: &TimerlatOptions,
-    places: Places,
+    test_cpus: TestCpus,
     kind: Kind,
     length_ns: u64,
     is_true: impl Fn(&Cause) -> bool,
 ) -> Result<()> {
-    let (made, events) = explained(way, places, length_ns / 2, kind, length_ns)?;
+    let (made, events) = explained(way, test_cpus, length_ns / 2, kind, length_ns)?;
     for event in &events {
         let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
         ensure!(sum == event.latency_ns, "the causes add up to {sum}: {event:?}");
@@ -218,39 +220,39 @@ fn disturbances_are_blamed(
 }
 
 #[test]
-fn interrupts_off_are_blamed() -> Result<()> {
+fn blames_interrupts_off() -> Result<()> {
     is_blamed_by_each(Kind::IrqsOff, 2 * MS_NS, |cause| is(cause, CauseKind::IrqsOff, "whylate-irqsoff:"))
 }
 
 #[test]
-fn a_thread_of_higher_priority_is_blamed() -> Result<()> {
+fn blames_thread_of_higher_priority() -> Result<()> {
     let hog = Kind::Hog(HogPolicy::Fifo(98));
     is_blamed_by_each(hog, 3 * MS_NS, |cause| is(cause, CauseKind::Thread, "whylate-hog:"))
 }
 
 #[test]
-fn a_softirq_is_blamed() -> Result<()> {
+fn blames_softirq() -> Result<()> {
     is_blamed_by_each(Kind::Softirq, 2 * MS_NS, |cause| is(cause, CauseKind::Softirq, "hrtimer"))
 }
 
-/// Nothing is made: an activation can only wait for the way out of idle, or for whoever runs this machine.
+/// Without disturbances an activation can only wait for idle exit, or for the hypervisor.
 #[test]
-fn an_idle_cpu_is_late_because_it_comes_out_of_idle() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn idle_cpu_is_late_by_idle_exit() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     if is_emulated() {
         println!("skipped: an emulated CPU is late all the time");
         return Ok(());
     }
-    stay_on(places.tool)?;
-    in_rounds(|| idle_exit_is_blamed(places).and_then(|()| nobody_comes_out_of_idle_where_a_thread_is_busy(places)))
+    pin_to(test_cpus.tool)?;
+    in_rounds(|| idle_exit_is_blamed(test_cpus).and_then(|()| busy_cpu_has_no_idle_exit(test_cpus)))
 }
 
-/// An idle CPU has nothing to do for more than this share of the time.
+/// Minimum idle share of the time.
 const IDLE: f64 = 0.9;
 
-/// How long a CPU has been idle (proc_stat(5)), in seconds.
+/// Returns a CPU's idle time since boot (proc_stat(5)), in seconds.
 fn idle_s(cpu: u32) -> Result<f64> {
     let text = fs::read_to_string("/proc/stat")?;
     let name = format!("cpu{cpu}");
@@ -268,24 +270,25 @@ fn explaining(cpu: u32, over_ns: u64) -> TimerlatOptions {
     }
 }
 
-/// On a CPU that is idle, what is not the timer's own interrupt is the way out of idle, but for what others do there.
-fn idle_exit_is_blamed(places: Places) -> Result<()> {
-    let mut source = start(&TimerlatOptions { cpus: vec![places.disturbed], ..TimerlatOptions::default() })?;
+/// Checks that late activations on an idle CPU are due to idle exit, apart from the timer's own interrupt and other
+/// threads.
+fn idle_exit_is_blamed(test_cpus: TestCpus) -> Result<()> {
+    let mut source = start(&TimerlatOptions { cpus: vec![test_cpus.disturbed], ..TimerlatOptions::default() })?;
     thread::sleep(Duration::from_secs(1));
     let usual = source.snapshot()?.total("thread");
     patching(|| drop(source));
     // The later half, as far as the two runs are alike.
     let over_ns = usual.quantile_ns(0.5);
-    let (before, began) = (idle_s(places.disturbed)?, Instant::now());
-    let mut source = start(&explaining(places.disturbed, over_ns))?;
+    let (before, began) = (idle_s(test_cpus.disturbed)?, Instant::now());
+    let mut source = start(&explaining(test_cpus.disturbed, over_ns))?;
     let mut events = Vec::new();
     while events.len() < wanted_events() && began.elapsed() < DEADLINE {
         source.drain_late(Duration::from_millis(50), &mut |event| events.push(event))?;
     }
     patching(|| drop(source));
-    let idle = (idle_s(places.disturbed)? - before) / began.elapsed().as_secs_f64();
+    let idle = (idle_s(test_cpus.disturbed)? - before) / began.elapsed().as_secs_f64();
 
-    // The machine below makes the interrupt late in its own function too, which says nothing about idle.
+    // The host delays the interrupt within its own function too, which says nothing about idle.
     let is_its_timer = |cause: &&Cause| is(cause, CauseKind::Irq, "local_timer");
     let first = |event: &LateEvent| event.causes.iter().find(|cause| !is_its_timer(cause)).map(|cause| cause.kind);
     let count = |kinds: &[CauseKind]| {
@@ -294,27 +297,27 @@ fn idle_exit_is_blamed(places: Places) -> Result<()> {
     let right = count(&[CauseKind::IdleExit, CauseKind::Steal]);
     let others = count(&[CauseKind::Thread, CauseKind::Softirq]);
     println!(
-        "{right} of {} over {over_ns} ns name the way out of idle, {others} what others did; CPU {} was idle for {:.1} % of the time",
+        "{right} of {} over {over_ns} ns name the way out of idle, {others} other threads; CPU {} was idle for {:.1} % of the time",
         events.len(),
-        places.disturbed,
+        test_cpus.disturbed,
         idle * 100.0
     );
     if idle < IDLE {
-        let others = format!("others have CPU {} for {:.1} % of the time", places.disturbed, (1.0 - idle) * 100.0);
+        let others = format!("others have CPU {} for {:.1} % of the time", test_cpus.disturbed, (1.0 - idle) * 100.0);
         return Err(Unjudged(others).into());
     }
     ensure!(events.len() >= wanted_events(), "only {} were over {over_ns} ns", events.len());
-    ensure!(others * 4 <= events.len(), "others have an idle CPU: {others} of {}", events.len());
+    ensure!(others * 4 <= events.len(), "other threads run on an idle CPU: {others} of {}", events.len());
     let judged = events.len() - others;
     ensure!(judged - right <= by_chance(judged, WRONG_BY_CHANCE), "too few are right: {right} of {judged}");
     Ok(())
 }
 
-fn nobody_comes_out_of_idle_where_a_thread_is_busy(places: Places) -> Result<()> {
-    let mut source = start(&explaining(places.disturbed, 1))?;
+fn busy_cpu_has_no_idle_exit(test_cpus: TestCpus) -> Result<()> {
+    let mut source = start(&explaining(test_cpus.disturbed, 1))?;
     let mut events = Vec::new();
-    while_loaded(places.disturbed, || {
-        // It takes the CPU first.
+    while_loaded(test_cpus.disturbed, || {
+        // The load starts first.
         thread::sleep(Duration::from_millis(50));
         source.drain_late(Duration::ZERO, &mut |_| {})?;
         thread::sleep(Duration::from_millis(500));
@@ -328,37 +331,37 @@ fn nobody_comes_out_of_idle_where_a_thread_is_busy(places: Places) -> Result<()>
 }
 
 #[test]
-fn a_threshold_stops_the_measurement_of_every_cpu() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn threshold_stops_measurement_on_every_cpu() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
-    // Between the readings that send an activation and stop the measurement, an emulated CPU may stop for milliseconds.
+    // An emulated CPU may stop for milliseconds between the readings that send an activation and stop the measurement.
     for way in ways() {
-        exactly_unless_emulated(|| stops_and_goes_on(places, &way))?;
+        exactly_unless_emulated(|| stops_and_goes_on(test_cpus, &way))?;
     }
     Ok(())
 }
 
-fn stops_and_goes_on(places: Places, way: &TimerlatOptions) -> Result<()> {
-    let cpus = vec![places.tool, places.disturbed];
+fn stops_and_goes_on(test_cpus: TestCpus, way: &TimerlatOptions) -> Result<()> {
+    let cpus = vec![test_cpus.tool, test_cpus.disturbed];
     let stop = Stop { irq_ns: None, thread_ns: Some(2 * MS_NS) };
     let options = TimerlatOptions { cpus, stop, explain_over_ns: stop.thread_ns, keep_evidence: true, ..way.clone() };
     let mut source = start(&options)?;
     let hog = Kind::Hog(HogPolicy::Fifo(98));
-    disturb(hog, places.disturbed, 10 * MS_NS, 3, 20 * MS_NS)?;
+    disturb(hog, test_cpus.disturbed, 10 * MS_NS, 3, 20 * MS_NS)?;
     let (began, mut hit) = (Instant::now(), false);
     let mut is_over = false;
     while !is_over {
         ensure!(began.elapsed() < DEADLINE, "nothing stopped it");
-        // Once more after it was stopped.
+        // Once more after the stop.
         is_over = source.stopped_by().is_some();
         let mut due = Vec::new();
         source.drain_late(Duration::from_millis(1), &mut |event| due.push((event.cpu, evidence(&event).due_ns)))?;
         hit |= due.into_iter().any(|(cpu, due_ns)| source.is_hit(cpu, due_ns));
     }
-    ensure!(!source.tasks_at_stop().is_empty(), "nobody had a CPU");
+    ensure!(!source.tasks_at_stop().is_empty(), "no task ran");
     let lost = source.snapshot()?.lost;
-    ensure!(hit, "what stopped it is not told, {way:?}, lost {lost:?}");
+    ensure!(hit, "what stopped it is not reported, {way:?}, lost {lost:?}");
     thread::sleep(Duration::from_millis(100));
     let after = source.snapshot()?;
     ensure!(after.total("thread").is_empty(), "threads go on counting");
@@ -366,7 +369,7 @@ fn stops_and_goes_on(places: Places, way: &TimerlatOptions) -> Result<()> {
     let began = Instant::now();
     while source.snapshot()?.total("thread").is_empty() {
         ensure!(began.elapsed() < DEADLINE, "nothing is counted after going on");
-        // An emulated CPU may be late again at once, and stop it by an activation whose thread was not seen.
+        // An emulated CPU may be late again at once, and stop the measurement by an activation without a seen thread.
         if is_emulated() && source.has_stopped() {
             source.resume()?;
         }
@@ -377,14 +380,14 @@ fn stops_and_goes_on(places: Places, way: &TimerlatOptions) -> Result<()> {
 }
 
 #[test]
-fn the_worst_are_the_worst() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn worst_includes_the_maximum() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
-    // Whose threads they are makes no difference.
+    // The kind of threads makes no difference.
     for way in ways().iter().filter(|way| way.threads != Threads::Kernel) {
-        // Where everything is slow, late events may find no room, which is told.
-        in_rounds(|| finds_the_worst(places.disturbed, way))?;
+        // On a slow machine, late events may not fit into the buffer, which is counted.
+        in_rounds(|| finds_the_worst(test_cpus.disturbed, way))?;
     }
     Ok(())
 }
@@ -401,11 +404,11 @@ fn finds_the_worst(cpu: u32, way: &TimerlatOptions) -> Result<()> {
         thread::sleep(Duration::from_millis(100));
     }
     let snapshot = source.snapshot()?;
-    // After the snapshot, so that every activation in it is there.
+    // After the snapshot, so that it covers every activation in it.
     source.drain_late(Duration::ZERO, &mut |event| latencies_ns.push(event.latency_ns))?;
     patching(|| drop(source));
     let worst_ns = of_cpu(&snapshot, cpu).histograms["thread"].max_ns();
-    // The tracer takes its samples a little later than the programs.
+    // The tracer takes its samples a little later than the BPF programs.
     let may_be_apart_ns = if snapshot.backend == "tracer" { worst_ns / 5 } else { 0 };
     let explained_ns = latencies_ns.into_iter().max().unwrap_or(0);
     let is_there = explained_ns >= worst_ns - may_be_apart_ns;

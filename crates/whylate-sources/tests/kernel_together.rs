@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! All sources at once, on one account of the CPUs, beside disturbances of known cause and length. They run as root.
+//! All sources at once, on one account of the CPUs, with disturbances of known cause and length. Runs as root.
 
 mod kernel;
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use kernel::chance::{by_chance, in_rounds};
 use kernel::disturb::{disturb, is, is_unsupported};
-use kernel::late::{Places, blamed_ns, common_ns, stay_on};
+use kernel::late::{TestCpus, blamed_ns, common_ns, pin_to};
 use kernel::turn::turn_to_measure;
 use kernel::{WRONG_BY_CHANCE, is_emulated, wanted_events};
 use whylate_model::blame::Evidence;
@@ -24,31 +24,31 @@ use whylate_sources::irqsoff::IrqsoffOptions;
 use whylate_sources::timerlat::TimerlatOptions;
 use whylate_sources::{Asked, Measuring, Session, sources};
 
-/// Every disturbance is so long, and late is what waits for most of it.
+/// Length of a disturbance, and the threshold: most of that length.
 const LENGTH_NS: u64 = 8_000_000;
 const LATE_NS: u64 = 5_000_000;
-/// In rounds of so many.
+/// Disturbances per round.
 const TIMES: u64 = 60;
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Has an item queued on each CPU when it is read.
+/// Reading it queues a work item on each CPU.
 const MAKES_ITEMS: &str = "/proc/sys/vm/stat_refresh";
 
 type Sources = Vec<(&'static str, Measuring)>;
 
-/// Every source, each explaining what is late on the disturbed CPU.
-fn attach(places: Places, session: &Session) -> Result<Sources> {
-    let mut all = sources();
-    for source in &mut all {
-        // Not as coarse as a look on a machine whose timers are expensive, and where it is disturbed.
+/// Attaches every source, to explain what is late on the disturbed CPU.
+fn attach(test_cpus: TestCpus, session: &Session) -> Result<Sources> {
+    let mut every = sources();
+    for source in &mut every {
+        // Not as coarse as an overview on a machine with expensive timers, and only where it is disturbed.
         if source.info().card.name == IRQSOFF.name {
             *source = Box::new(IrqsoffOptions { period_ns: Some(1_000_000), ..IrqsoffOptions::default() });
         } else if source.info().card.name == TIMERLAT.name {
-            let (backend, cpus) = (Some("bpf".to_owned()), vec![places.disturbed]);
+            let (backend, cpus) = (Some("bpf".to_owned()), vec![test_cpus.disturbed]);
             *source = Box::new(TimerlatOptions { backend, cpus, ..TimerlatOptions::default() });
         }
     }
     let mut attached = Sources::new();
-    for mut source in all {
+    for mut source in every {
         source.ask(Asked { explain_over_ns: Some(LATE_NS), keep_evidence: true, ..Asked::default() });
         attached.push((source.info().card.name, source.attach(session)?));
     }
@@ -56,20 +56,20 @@ fn attach(places: Places, session: &Session) -> Result<Sources> {
     Ok(attached)
 }
 
-/// Items, and a thread that sleeps for a moment all the time, wait on the disturbed CPU until it is over.
+/// Has work items, and a thread that naps all the time, wait on the disturbed CPU until it is over.
 fn wait_there<'scope>(scope: &'scope Scope<'scope, '_>, cpu: u32, over: &'scope AtomicBool) {
     scope.spawn(|| {
-        // It shares its CPU with whoever watches, and each disturbance has to find an item that waits.
+        // It shares its CPU with the observer, and each disturbance has to find a waiting item.
         let _ = rustix::process::setpriority_process(None, -15);
         while !over.load(Ordering::Relaxed) {
-            // A machine without it has no items that wait, which shows.
+            // A machine without it has no waiting items, which the test notices.
             let _ = std::fs::read(MAKES_ITEMS);
             thread::sleep(Duration::from_micros(300));
         }
     });
     let sleeper = thread::Builder::new().name("test-sleeper".to_owned());
     let sleeper = sleeper.spawn_scoped(scope, move || {
-        stay_on(cpu).expect("a thread may stay on a CPU");
+        pin_to(cpu).expect("a thread may be pinned");
         while !over.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_micros(300));
         }
@@ -77,7 +77,7 @@ fn wait_there<'scope>(scope: &'scope Scope<'scope, '_>, cpu: u32, over: &'scope 
     sleeper.expect("there is room for a thread");
 }
 
-/// Has those who wait end, also after a failure.
+/// Ends the waiting threads, also after a failure.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {
@@ -102,38 +102,39 @@ fn is_because(event: &LateEvent, made: &[Range<u64>]) -> bool {
     common * 20 >= event.latency_ns * 11
 }
 
-/// A few more than are wanted.
+/// Returns whether each source has somewhat more events than are needed.
 fn has_enough(late: &BTreeMap<&'static str, Vec<LateEvent>>, made: &[Range<u64>], touched: &[&str]) -> bool {
     let seen = |name: &&str| late.get(name).map_or(0, |all| all.iter().filter(|event| is_because(event, made)).count());
     touched.iter().all(|name| seen(name) >= wanted_events() * 11 / 10)
 }
 
-/// What was late on the disturbed CPU mostly by a disturbance, by source, until each of `touched` has seen enough.
+/// Returns, by source, what was late on the disturbed CPU mostly by a disturbance, once each of `touched` has enough.
 fn late_because(
     kind: Kind,
-    places: Places,
+    test_cpus: TestCpus,
     touched: &[&'static str],
 ) -> Result<BTreeMap<&'static str, Vec<LateEvent>>> {
-    stay_on(places.tool)?;
+    pin_to(test_cpus.tool)?;
     let session = Session::of_several();
-    let mut sources = attach(places, &session)?;
+    let mut sources = attach(test_cpus, &session)?;
     // The submission thread spins, which is a load for all that wait there.
-    let load = Load::start(&Plan { sq_cpu: Some(places.disturbed), app_cpu: Some(places.tool), ..Plan::default() })?;
+    let load =
+        Load::start(&Plan { sq_cpu: Some(test_cpus.disturbed), app_cpu: Some(test_cpus.tool), ..Plan::default() })?;
     let over = AtomicBool::new(false);
     let mut late: BTreeMap<&'static str, Vec<LateEvent>> = BTreeMap::new();
     let mut made = Vec::new();
     let outcome = thread::scope(|scope| {
         let _ended = Ended(&over);
-        wait_there(scope, places.disturbed, &over);
+        wait_there(scope, test_cpus.disturbed, &over);
         let began = Instant::now();
         let mut outcome = Ok(());
         while outcome.is_ok() && !has_enough(&late, &made, touched) && began.elapsed() < DEADLINE {
-            let round = scope.spawn(|| disturb(kind, places.disturbed, LENGTH_NS, TIMES, 3 * LENGTH_NS));
+            let round = scope.spawn(|| disturb(kind, test_cpus.disturbed, LENGTH_NS, TIMES, 3 * LENGTH_NS));
             while !round.is_finished() {
-                drain(&mut sources, places, &mut late)?;
+                drain(&mut sources, test_cpus, &mut late)?;
                 thread::sleep(Duration::from_millis(50));
             }
-            drain(&mut sources, places, &mut late)?;
+            drain(&mut sources, test_cpus, &mut late)?;
             outcome = round.join().expect("disturbing does not panic").map(|round| made.extend(round));
         }
         outcome
@@ -150,11 +151,11 @@ fn late_because(
     Ok(late)
 }
 
-fn drain(sources: &mut Sources, places: Places, late: &mut BTreeMap<&'static str, Vec<LateEvent>>) -> Result<()> {
+fn drain(sources: &mut Sources, test_cpus: TestCpus, late: &mut BTreeMap<&'static str, Vec<LateEvent>>) -> Result<()> {
     for (name, source) in sources {
         let events = late.entry(name).or_default();
         source.drain_late(Duration::ZERO, &mut |event| {
-            if event.cpu == places.disturbed {
+            if event.cpu == test_cpus.disturbed {
                 assert!(!event.subject.is_empty(), "{name} does not say what was late");
                 events.push(event);
             }
@@ -163,15 +164,15 @@ fn drain(sources: &mut Sources, places: Places, late: &mut BTreeMap<&'static str
     Ok(())
 }
 
-/// Each of these sources has seen enough, says so of nearly all, and all say the same.
+/// Checks that each of these sources has enough events, names the cause in almost all, and that all use the same name.
 fn is_blamed_by(kind: Kind, touched: &[&'static str], is_true: impl Fn(&Cause) -> bool) -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     if is_emulated() {
         println!("skipped: an emulated CPU has other causes too, and each source has a test of its own there");
         return Ok(());
     }
     in_rounds(|| {
-        let late = match late_because(kind, places, touched) {
+        let late = match late_because(kind, test_cpus, touched) {
             Err(error) if is_unsupported(&error) => return Ok(()),
             late => late?,
         };
@@ -206,19 +207,19 @@ fn is_blamed_by(kind: Kind, touched: &[&'static str], is_true: impl Fn(&Cause) -
 }
 
 #[test]
-fn interrupts_off_are_blamed_by_each_source() -> Result<()> {
+fn each_source_blames_interrupts_off() -> Result<()> {
     let touched = ["irqsoff", "wq", "sqpoll", "timerlat"];
     is_blamed_by(Kind::IrqsOff, &touched, |cause| is(cause, CauseKind::IrqsOff, "whylate-irqsoff:"))
 }
 
 #[test]
-fn a_thread_of_higher_priority_is_blamed_by_each_source() -> Result<()> {
+fn each_source_blames_thread_of_higher_priority() -> Result<()> {
     let touched = ["wq", "offcpu", "sqpoll", "timerlat"];
     is_blamed_by(Kind::Hog(Policy::Fifo(98)), &touched, |cause| is(cause, CauseKind::Thread, "whylate-hog:"))
 }
 
 #[test]
-fn a_softirq_is_blamed_by_each_source() -> Result<()> {
+fn each_source_blames_softirq() -> Result<()> {
     let touched = ["wq", "offcpu", "timerlat"];
     is_blamed_by(Kind::Softirq, &touched, |cause| is(cause, CauseKind::Softirq, "hrtimer"))
 }

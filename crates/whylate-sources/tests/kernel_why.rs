@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The causes of late work items, against disturbances of known cause and length. They run as root.
+//! The causes of late work items, against disturbances of known cause and length. Runs as root.
 
 mod kernel;
 
@@ -12,23 +12,24 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use kernel::chance::{by_chance, in_rounds};
 use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
-use kernel::late::{Places, VICTIM, Watched, blamed_ns, common_ns, evidence, span, watched};
+use kernel::late::{TestCpus, VICTIM, Watched, blamed_ns, common_ns, evidence, span, watched};
 use kernel::trace::{Event, Kind as TraceKind, Trace};
 use kernel::turn::{plan, turn, turn_to_measure};
-use kernel::urgent::be_idle_on;
+use kernel::urgent::become_idle_on;
 use kernel::{WRONG_BY_CHANCE, is_emulated, ping_pong, wanted_events};
 use whylate_model::{Cause, CauseKind, LateEvent};
 use whylate_sources::inject::disturbance::{Kind, Policy};
 use whylate_sources::inject::work::{self, HANDLER};
 
-/// Every disturbance is so long, and late is what waits for most of it.
+/// Length of a disturbance, and the threshold: most of that length.
 const LENGTH_NS: u64 = 8_000_000;
 const LATE: Duration = Duration::from_millis(5);
-/// In rounds of so many, until there are events enough: not each has an item waiting, and on a busy machine few have.
+/// Disturbances per round. Rounds repeat until there are enough events: not each finds a waiting item, and on a busy
+/// machine few do.
 const TIMES: u64 = 30;
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Rounds of the same until there are so many late events, and some more, as some will be late for other reasons.
+/// Repeats rounds until there are `wanted` late events and a quarter more, as some are late for other reasons.
 fn rounds<T>(seen: &AtomicUsize, wanted: usize, mut round: impl FnMut() -> Result<Vec<T>>) -> Result<Vec<T>> {
     let mut all = Vec::new();
     let began = Instant::now();
@@ -38,14 +39,14 @@ fn rounds<T>(seen: &AtomicUsize, wanted: usize, mut round: impl FnMut() -> Resul
     Ok(all)
 }
 
-/// Two threads on the disturbed CPU that only wake each other meanwhile: its heartbeat rests, and the tick has to do.
-/// They give way to all others, which would wait for them otherwise.
+/// Runs `act` while two SCHED_IDLE threads on the disturbed CPU only wake each other: its heartbeat pauses, and the
+/// tick has to do. Being SCHED_IDLE, they do not delay other threads.
 fn while_switching<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let (from_first, to_second) = std::io::pipe()?;
     let (from_second, to_first) = std::io::pipe()?;
     let over = AtomicBool::new(false);
-    let hand_on = |mut from: std::io::PipeReader, mut to: std::io::PipeWriter| {
-        be_idle_on(cpu)?;
+    let ping_pong_in_pipes = |mut from: std::io::PipeReader, mut to: std::io::PipeWriter| {
+        become_idle_on(cpu)?;
         // When one ends, the other finds its pipe closed.
         while !over.load(Ordering::Relaxed) {
             if to.write_all(&[0]).and_then(|()| from.read_exact(&mut [0])).is_err() {
@@ -56,7 +57,7 @@ fn while_switching<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     };
     thread::scope(|scope| {
         let pairs = [(from_second, to_second), (from_first, to_first)];
-        let threads = pairs.map(|(from, to)| scope.spawn(move || hand_on(from, to)));
+        let threads = pairs.map(|(from, to)| scope.spawn(move || ping_pong_in_pipes(from, to)));
         let outcome = act();
         over.store(true, Ordering::Relaxed);
         for thread in threads {
@@ -66,7 +67,8 @@ fn while_switching<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// Of the events late mostly by a disturbance, nearly all (on an emulated CPU, most) blame it first; little is unknown.
+/// Checks the events that are late mostly by a disturbance: almost all (most on an emulated CPU) name it first, and
+/// little is unknown.
 fn ensure_blamed(watched: &Watched<Vec<Range<u64>>>, is_true: impl Fn(&Cause) -> bool) -> Result<()> {
     let disturbed = |event: &&LateEvent| {
         let common_ns: u64 = watched.outcome.iter().map(|made| common_ns(made, &span(event))).sum();
@@ -92,11 +94,11 @@ fn ensure_blamed(watched: &Watched<Vec<Range<u64>>>, is_true: impl Fn(&Cause) ->
 }
 
 fn disturbances_are_blamed(kind: Kind, is_true: impl Fn(&Cause) -> bool) -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
-    let cpu = places.disturbed;
-    let watched = watched(places, LATE, |seen| {
+    let cpu = test_cpus.disturbed;
+    let watched = watched(test_cpus, LATE, |seen| {
         while_loaded(cpu, || rounds(seen, wanted_events(), || disturb(kind, cpu, LENGTH_NS, TIMES, 3 * LENGTH_NS)))
     });
     match watched {
@@ -106,7 +108,7 @@ fn disturbances_are_blamed(kind: Kind, is_true: impl Fn(&Cause) -> bool) -> Resu
 }
 
 #[test]
-fn interrupts_off_are_blamed_with_the_stack_that_enabled_them() -> Result<()> {
+fn blames_interrupts_off_with_enabling_stack() -> Result<()> {
     let is_true = |cause: &Cause| {
         is(cause, CauseKind::IrqsOff, "whylate-irqsoff:")
             && cause.stack.iter().any(|frame| frame == "bpf_local_irq_restore")
@@ -115,15 +117,15 @@ fn interrupts_off_are_blamed_with_the_stack_that_enabled_them() -> Result<()> {
 }
 
 #[test]
-fn interrupts_off_are_blamed_on_a_cpu_that_switches_all_the_time() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn blames_interrupts_off_on_constantly_switching_cpu() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
-    let cpu = places.disturbed;
+    let cpu = test_cpus.disturbed;
     in_rounds(|| {
-        let watched = watched(places, LATE, |seen| {
+        let watched = watched(test_cpus, LATE, |seen| {
             while_switching(cpu, || {
-                // Until heartbeats rest.
+                // Until heartbeats pause.
                 thread::sleep(Duration::from_millis(200));
                 rounds(seen, wanted_events(), || disturb(Kind::IrqsOff, cpu, 2 * LENGTH_NS, TIMES, 6 * LENGTH_NS))
             })
@@ -136,17 +138,17 @@ fn interrupts_off_are_blamed_on_a_cpu_that_switches_all_the_time() -> Result<()>
 }
 
 #[test]
-fn a_thread_of_higher_priority_is_blamed() -> Result<()> {
+fn blames_thread_of_higher_priority() -> Result<()> {
     let hog = Kind::Hog(Policy::Fifo(50));
     in_rounds(|| disturbances_are_blamed(hog, |cause| is(cause, CauseKind::Thread, "whylate-hog:")))
 }
 
 #[test]
-fn a_long_softirq_is_blamed() -> Result<()> {
+fn blames_long_softirq() -> Result<()> {
     in_rounds(|| disturbances_are_blamed(Kind::Softirq, |cause| is(cause, CauseKind::Softirq, "hrtimer")))
 }
 
-/// When injected items ran, by the kernel's own trace.
+/// Returns the executions of injected items, by the kernel's own trace.
 fn runs(events: &[Event]) -> Vec<Range<u64>> {
     let of = |kind| events.iter().filter(move |event| event.kind == kind && event.handler == HANDLER);
     let ends = |start: &&Event| {
@@ -163,14 +165,14 @@ fn busy_items(cpu: u32, items: u64, at_once: u64, busy_ns: u64) -> Result<Vec<()
 }
 
 #[test]
-fn an_item_that_does_not_sleep_is_blamed() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn(), Places::find()) else {
+fn blames_busy_work_item() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn(), TestCpus::find()) else {
         return Ok(());
     };
-    let cpu = places.disturbed;
+    let cpu = test_cpus.disturbed;
     in_rounds(|| {
         let trace = Trace::start()?;
-        let watched = watched(places, LATE, |seen| {
+        let watched = watched(test_cpus, LATE, |seen| {
             while_loaded(cpu, || rounds(seen, wanted_events(), || busy_items(cpu, TIMES, 4, LENGTH_NS)))
         })?;
         let _: &Vec<()> = &watched.outcome;
@@ -179,18 +181,19 @@ fn an_item_that_does_not_sleep_is_blamed() -> Result<()> {
     })
 }
 
-/// An item that is busy for 5 ms, and what takes the CPU from it, or after it where the kernel cannot be preempted.
+/// Checks that both are named: an item that is busy for 5 ms, and what preempts it, or runs after it on a kernel
+/// without preemption.
 fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) -> Result<()> {
     if is_emulated() {
         println!("skipped: an emulated CPU stops at any time");
         return Ok(());
     }
-    let (Some(_turn), Some(places)) = (turn(), Places::find()) else {
+    let (Some(_turn), Some(test_cpus)) = (turn(), TestCpus::find()) else {
         return Ok(());
     };
-    let cpu = places.disturbed;
+    let cpu = test_cpus.disturbed;
     let trace = Trace::start()?;
-    let watched = watched(places, Duration::from_millis(3), |seen| {
+    let watched = watched(test_cpus, Duration::from_millis(3), |seen| {
         rounds(seen, 2 * wanted_events(), || {
             thread::scope(|scope| {
                 let items = scope.spawn(|| busy_items(cpu, 100, 1, 5_000_000));
@@ -222,7 +225,7 @@ fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) ->
             continue;
         }
         let (other_ns, item_ns) = (blamed_ns(event, kinds, who), blamed_ns(event, &[CauseKind::Work], HANDLER));
-        let near = |told: u64, truth: u64| told.abs_diff(truth) * 10 <= truth;
+        let near = |reported: u64, truth: u64| reported.abs_diff(truth) * 10 <= truth;
         pairs += 1;
         if !near(other_ns, true_other_ns) || !near(item_ns, true_item_ns) {
             wrong += 1;
@@ -237,30 +240,31 @@ fn both_are_named(kind: Kind, length_ns: u64, kinds: &[CauseKind], who: &str) ->
 }
 
 #[test]
-fn an_item_and_the_thread_that_preempts_it_are_both_named() -> Result<()> {
+fn names_work_item_and_its_preemptor() -> Result<()> {
     let hog = Kind::Hog(Policy::Fifo(50));
     in_rounds(|| both_are_named(hog, 3_000_000, &[CauseKind::Thread], "whylate-hog:"))
 }
 
 #[test]
-fn an_item_and_interrupts_off_within_it_are_both_named() -> Result<()> {
+fn names_work_item_and_interrupts_off_within() -> Result<()> {
     let kinds = [CauseKind::IrqsOff, CauseKind::Thread];
     in_rounds(|| both_are_named(Kind::IrqsOff, 2_000_000, &kinds, "whylate-irqsoff:"))
 }
 
-/// Some seconds; for longer with `WHYLATE_TEST_SECONDS`.
+/// Returns a few seconds, or `WHYLATE_TEST_SECONDS`.
 fn span_of_play() -> Duration {
     let asked = std::env::var("WHYLATE_TEST_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(asked.unwrap_or(5))
 }
 
 #[test]
-fn a_hundred_thousand_switches_a_second_are_merged_and_no_event_is_explained_from_anothers() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else {
+fn merges_100k_switches_per_second_within_each_event() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
         return Ok(());
     };
     let began = Instant::now();
-    let watched = watched(places, Duration::from_millis(4), |_| ping_pong::play(places.disturbed, span_of_play()))?;
+    let watched =
+        watched(test_cpus, Duration::from_millis(4), |_| ping_pong::play(test_cpus.disturbed, span_of_play()))?;
     let rate = watched.outcome.switches / began.elapsed().as_secs().max(1);
     println!("{rate} switches a second, {} late events, lost: {:?}", watched.events.len(), watched.snapshot.lost);
     let (mut explained_ns, mut true_ns, mut merged) = (0, 0, 0);
@@ -273,7 +277,7 @@ fn a_hundred_thousand_switches_a_second_are_merged_and_no_event_is_explained_fro
     println!("{merged} with merged intervals; {explained_ns} of {true_ns} ns are blamed on the two threads");
     // An emulated CPU does not switch often enough for that.
     ensure!(merged > 0 || is_emulated(), "no window had too many intervals");
-    // Interrupts and the idle moments between two threads have some of it too; nobody else may.
+    // Interrupts and idle gaps between the two threads are part of the bursts too.
     ensure!(explained_ns <= true_ns + true_ns / 50, "the two threads are blamed for more than they did");
     let at_least = if is_emulated() { 3 } else { 8 };
     ensure!(explained_ns * 10 >= true_ns * at_least, "the two threads are blamed for too little");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the source `wq` sees, compared with what was injected and with the kernel's own trace of the same span of time.
+//! Compares the source `wq` with what was injected, and with the kernel's own trace of the same span.
 
 mod kernel;
 
@@ -20,7 +20,7 @@ use kernel::session::{append, by_label, inject, injected, session, traced};
 use kernel::trace::Trace;
 use kernel::turn::{plan, turn, turn_to_measure};
 use kernel::urgent::patching;
-use kernel::{amount, is_emulated, judged, mixed, programs};
+use kernel::{amount, is_emulated, largest_or_median, mixed, programs};
 
 fn by(by: By) -> WqOptions {
     WqOptions { by, phases: true, ..WqOptions::default() }
@@ -30,13 +30,13 @@ fn only_injected() -> WqOptions {
     WqOptions { only: Some(HANDLER.to_owned()), ..by(By::Handler) }
 }
 
-/// Runs the items, and fails unless each of them is counted, once.
+/// Runs the items, and fails unless each of them is counted exactly once.
 fn ensure_all_are_counted(options: &WqOptions, plan: &Plan) -> Result<()> {
     let session = session(options, |_, _| inject(plan))?;
     let ran = injected(&session, plan.items)?;
     session.ensure_nothing_hidden()?;
     for phase in ["latency", "activate", "pool", "runtime", "on_cpu", "asleep", "ready"] {
-        let counted = session.of(HANDLER, phase).count();
+        let counted = session.distribution(HANDLER, phase).count();
         ensure!(counted == ran, "{phase}: {counted} of {ran}, lost {:?}", session.snapshot.lost);
     }
     println!("{ran} items, {ran} counted; lost: {:?}", session.snapshot.lost);
@@ -44,19 +44,19 @@ fn ensure_all_are_counted(options: &WqOptions, plan: &Plan) -> Result<()> {
 }
 
 #[test]
-fn ten_thousand_items_are_counted_ten_thousand_times() -> Result<()> {
+fn counts_each_of_ten_thousand_items_once() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     ensure_all_are_counted(&by(By::Handler), &plan(amount(10_000)))?;
     ensure_all_are_counted(&only_injected(), &plan(amount(10_000)))
 }
 
 #[test]
-fn fifty_thousand_items_on_a_loaded_machine_are_counted_fifty_thousand_times() -> Result<()> {
+fn counts_each_of_fifty_thousand_items_once_under_load() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     ensure_all_are_counted(&by(By::Handler), &Plan { load: true, ..plan(amount(50_000)) })
 }
 
-/// The bounds of the bucket of each value, ascending.
+/// Returns the bounds of each value's bucket, ascending.
 fn buckets(histogram: &Histogram) -> Vec<(u64, u64)> {
     histogram
         .iter()
@@ -65,29 +65,29 @@ fn buckets(histogram: &Histogram) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn each_item_waits_for_the_busy_ones_before_it() -> Result<()> {
+fn item_waits_for_busy_items_before_it() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     const BUSY_NS: u64 = 5_000_000;
     let busy = Plan { busy_ns: BUSY_NS, cpu: Some(1), ..plan(20) };
     in_rounds(|| {
         let session = session(&only_injected(), |_, _| inject(&busy))?;
-        let ran = session.truth.of(HANDLER);
+        let ran = session.truth.of_handler(HANDLER);
         ensure!(ran.len() == 20, "somebody else injects too");
         let first_queued_ns = ran.iter().map(|execution| execution.queued_ns).min().unwrap_or(0);
         let last_queued_ns = ran.iter().map(|execution| execution.queued_ns).max().unwrap_or(0);
         let batch_ns = last_queued_ns - first_queued_ns;
 
-        // However busy the machine is, an item cannot start before those in front of it have ended.
-        let latency = session.of(HANDLER, "latency");
+        // However busy the machine is, an item cannot start before the earlier ones have ended.
+        let latency = session.distribution(HANDLER, "latency");
         let seen = buckets(&latency);
         assert_eq!(seen.len(), 20);
-        for (place, (_, upper_ns)) in (0..).zip(&seen) {
-            assert!(upper_ns + batch_ns + 1_000 >= place * BUSY_NS, "item {place} waited {upper_ns} ns at most");
+        for (index, (_, upper_ns)) in (0..).zip(&seen) {
+            assert!(upper_ns + batch_ns + 1_000 >= index * BUSY_NS, "item {index} waited {upper_ns} ns at most");
         }
-        let runtime = session.of(HANDLER, "runtime");
+        let runtime = session.distribution(HANDLER, "runtime");
         assert_eq!(runtime.count(), 20);
         assert!(runtime.min_ns() >= BUSY_NS, "an item ran for {} ns", runtime.min_ns());
-        let parts = ["on_cpu", "asleep", "ready"].map(|part| session.of(HANDLER, part).sum_ns());
+        let parts = ["on_cpu", "asleep", "ready"].map(|part| session.distribution(HANDLER, part).sum_ns());
         assert_eq!(parts.iter().sum::<u128>(), runtime.sum_ns());
 
         let mut waits: Vec<u64> = ran.iter().map(|execution| execution.wait_ns()).collect();
@@ -106,7 +106,7 @@ fn each_item_waits_for_the_busy_ones_before_it() -> Result<()> {
     })
 }
 
-/// The longest wait in the trace, and whether the distribution agrees with the waits there.
+/// Returns the longest wait in the trace, and whether the distribution agrees with the waits there.
 fn times_agree(executions: &[&Execution], seen: &Histogram) -> (u64, bool) {
     // At the edges the source may have seen more than is certain.
     let certain = executions.iter().filter(|execution| !execution.at_edge).map(|execution| execution.wait_ns());
@@ -115,7 +115,7 @@ fn times_agree(executions: &[&Execution], seen: &Histogram) -> (u64, bool) {
     let max_ns = waits.last().copied().unwrap_or(0);
     if is_emulated() {
         let near = |percent: usize| waits[(waits.len() - 1) * percent / 100];
-        // Of a few, the one in the middle is not typical either.
+        // The median of a few is not typical either.
         let agree = waits.len() < 100 || {
             let median_ns = seen.quantile_ns(0.5);
             let typical_ns = median_ns.clamp(near(45), near(55));
@@ -129,21 +129,21 @@ fn times_agree(executions: &[&Execution], seen: &Histogram) -> (u64, bool) {
     (max_ns, agrees)
 }
 
-/// How often, at most, something else has the CPU between the source's reading of the clock and the trace's in the
-/// longest wait of a handler: mostly a hypervisor, on a machine that others use as well.
+/// Maximum share of handlers with a longest wait in which another task or, mostly, the hypervisor ran between the
+/// source's clock reading and the trace's.
 fn apart_by_chance() -> f64 {
     if is_emulated() { 0.05 } else { 0.02 }
 }
 
-/// How often, at most, an item is queued where no BPF program runs. Some hosts run none while a process of theirs does
-/// that watches the machine from inside, nor in the interrupts that it takes; tracefs sees those. Items that interrupts
-/// queue, e.g. at the end of a disk's requests, have its share of a CPU.
+/// Maximum share of items that are queued where no BPF program runs. Some hosts run none in a process of theirs that
+/// monitors the machine from inside, nor in interrupts over it; tracefs sees those. The share of items queued by
+/// interrupts, such as at the end of disk requests, is that process's share of a CPU.
 fn unseen_by_chance() -> f64 {
     0.05
 }
 
 #[test]
-fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
+fn counts_and_maxima_per_handler_match_trace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let seconds = if std::env::var_os("WHYLATE_THOROUGH").is_some() { 5 } else { 2 };
     in_rounds(|| {
@@ -163,7 +163,7 @@ fn counts_and_maxima_per_handler_agree_with_the_trace() -> Result<()> {
             let (least, most) = counts(executions);
             let (max_ns, times_agree) = times_agree(executions, &seen);
             if !(least..=most).contains(&seen.count()) || !times_agree {
-                // Some may be missing where the source says so.
+                // Some may be missing if the source counts them as lost.
                 let few = least.saturating_sub(seen.count());
                 missing += few;
                 let tolerated = by_chance(least as usize, unseen_by_chance()) as u64;
@@ -211,25 +211,26 @@ fn phases_add_up(snapshot: &Snapshot) -> Result<()> {
 }
 
 #[test]
-fn the_phases_of_every_series_add_up() -> Result<()> {
+fn phases_of_every_series_add_up() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for key in [By::Handler, By::Nothing, By::Pool] {
-        // What is counted when the last snapshot is taken is in it with a part; an emulated CPU may stop right there.
+        // An item that is counted during the last snapshot is in it with a part of its phases; an emulated CPU may stop
+        // right there.
         in_rounds(|| phases_add_up(&session(&by(key), |_, _| mixed::mixed_load(Duration::from_secs(1)))?.snapshot))?;
     }
     Ok(())
 }
 
 #[test]
-fn items_beyond_max_active_wait_to_be_activated() -> Result<()> {
+fn items_beyond_max_active_wait_for_activation() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     in_rounds(|| {
         let session = session(&only_injected(), |_, _| inject(&Plan { busy_ns: 10_000, ..plan(amount(10_000)) }))?;
-        let ran = session.truth.of(HANDLER);
+        let ran = session.truth.of_handler(HANDLER);
         ensure!(ran.len() as u64 == amount(10_000), "somebody else injects too");
         let held_back = ran.iter().filter_map(|run| Some((run.activated_ns?, run)));
         let truth: Histogram = held_back.map(|(activated_ns, run)| activated_ns - run.queued_ns).collect();
-        let activate = session.of(HANDLER, "activate");
+        let activate = session.distribution(HANDLER, "activate");
         let at_once: u64 = activate.iter().filter(|(range, _)| *range.end() == 0).map(|(_, count)| count).sum();
         let seen = activate.count() - at_once;
         println!("held back: {seen}, in the trace {}", truth.count());
@@ -243,7 +244,7 @@ fn items_beyond_max_active_wait_to_be_activated() -> Result<()> {
     })
 }
 
-/// Runs the items with late events, and hands over those of the injected handler with their true executions, by start.
+/// Runs the items, and returns the late events of the injected handler with their true executions, in order of start.
 fn late_events(options: &WqOptions, plan: &Plan) -> Result<(Vec<LateEvent>, Vec<Execution>)> {
     let session = session(options, |source, _| {
         let mut events = Vec::new();
@@ -260,7 +261,7 @@ fn late_events(options: &WqOptions, plan: &Plan) -> Result<(Vec<LateEvent>, Vec<
         Ok(events)
     })?;
     ensure!(session.snapshot.lost["late_events"] == 0, "late events are lost: {:?}", session.snapshot.lost);
-    let truth: Vec<Execution> = session.truth.of(HANDLER).into_iter().cloned().collect();
+    let truth: Vec<Execution> = session.truth.of_handler(HANDLER).into_iter().cloned().collect();
     ensure!(truth.len() as u64 == plan.items, "somebody else injects too");
     let mut events = session.outcome;
     events.retain(|event| event.labels["handler"] == HANDLER);
@@ -268,16 +269,16 @@ fn late_events(options: &WqOptions, plan: &Plan) -> Result<(Vec<LateEvent>, Vec<
     Ok((events, truth))
 }
 
-/// Delayed items, such as those that sum up the counters of each CPU every second, are queued by timers.
+/// Delayed items, such as vmstat updates of each CPU every second, are queued by timers.
 #[test]
-fn an_interrupted_thread_queues_no_item() -> Result<()> {
+fn interrupted_thread_is_not_the_queuer() -> Result<()> {
     const BUSY: &str = "wq-interrupted";
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let options = WqOptions { late_over_ns: Some(1), ..WqOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
     let is_over = AtomicBool::new(false);
     let mut queuers: BTreeMap<String, u64> = BTreeMap::new();
-    // With PREEMPT_RT, threads of the kernel serve timers.
+    // With PREEMPT_RT, kernel threads serve timers.
     let by_timers = |queuers: &BTreeMap<String, u64>| -> u64 {
         let is_timer = |name: &str| ["softirq", "interrupt"].contains(&name) || name.starts_with("ktimers/");
         queuers.iter().filter(|(name, _)| is_timer(name)).map(|(_, count)| count).sum()
@@ -306,7 +307,7 @@ fn an_interrupted_thread_queues_no_item() -> Result<()> {
 }
 
 #[test]
-fn every_item_over_the_threshold_is_a_late_event() -> Result<()> {
+fn each_item_over_threshold_is_a_late_event() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     in_rounds(|| {
         let options = WqOptions { late_over_ns: Some(1), stacks: true, ..only_injected() };
@@ -326,7 +327,7 @@ fn every_item_over_the_threshold_is_a_late_event() -> Result<()> {
             off_ns.push(event.latency_ns.abs_diff(execution.wait_ns()));
         }
         println!("30 late events, {off_ns:?} ns off the trace; stack {:?}", events[0].stack);
-        let off_ns = judged(off_ns);
+        let off_ns = largest_or_median(off_ns);
         ensure!(off_ns < 100_000, "a late event is {off_ns} ns off");
 
         let over_ns = 20_000_000;
@@ -343,7 +344,7 @@ fn every_item_over_the_threshold_is_a_late_event() -> Result<()> {
 #[test]
 fn ten_thousand_late_events_are_all_reported_or_counted_as_lost() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    // Nobody reads them meanwhile.
+    // Without a reader.
     let options = WqOptions { late_over_ns: Some(1), ..only_injected() };
     let session = session(&options, |source, _| {
         inject(&plan(amount(10_000)))?;
@@ -355,12 +356,12 @@ fn ten_thousand_late_events_are_all_reported_or_counted_as_lost() -> Result<()> 
     let lost = session.snapshot.lost["late_events"];
     println!("{} late events, {lost} counted as lost", session.outcome);
     assert_eq!(session.outcome + lost, ran);
-    assert_eq!(session.of(HANDLER, "latency").count(), ran);
+    assert_eq!(session.distribution(HANDLER, "latency").count(), ran);
     Ok(())
 }
 
 #[test]
-fn a_handler_that_does_not_exist_is_never_seen() -> Result<()> {
+fn unknown_handler_is_never_seen() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let options = WqOptions { only: Some("no_such_handler".to_owned()), ..by(By::Handler) };
     let session = session(&options, |_, _| inject(&plan(1_000)))?;
@@ -370,7 +371,7 @@ fn a_handler_that_does_not_exist_is_never_seen() -> Result<()> {
     session.ensure_nothing_hidden()
 }
 
-/// What is not counted is stated as unmatched: `stated` is of all series together.
+/// Checks that what is not counted is stated as unmatched; `stated` is over all series.
 fn assert_counted(count: u64, (least, most): (u64, u64), stated: u64, what: &str) {
     assert!(
         count <= most && count + stated >= least,
@@ -378,15 +379,15 @@ fn assert_counted(count: u64, (least, most): (u64, u64), stated: u64, what: &str
     );
 }
 
-/// What is unmatched is what `truth` knows to have been queued before, and little else.
+/// Checks that little more is unmatched than `truth` knows to have been queued before the window.
 fn assert_rarely_unmatched(stated: u64, most: u64, truth: &Truth) {
-    // Items of before wait for longer while the other CPUs of an emulator are kept busy.
+    // Earlier items wait for longer while the other CPUs of an emulator are kept busy.
     let before = if is_emulated() { truth.unqueued.max(3) } else { 1 };
     assert!(stated <= before + most / 1_000, "{stated} unmatched of {most}");
 }
 
 #[test]
-fn the_total_does_not_depend_on_how_series_are_told_apart() -> Result<()> {
+fn total_does_not_depend_on_grouping() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for key in [By::Nothing, By::Handler, By::Workqueue, By::Cpu, By::Pool] {
         let session = session(&by(key), |_, _| inject(&plan(amount(10_000))))?;
@@ -415,7 +416,7 @@ fn the_total_does_not_depend_on_how_series_are_told_apart() -> Result<()> {
 }
 
 #[test]
-fn snapshots_taken_meanwhile_lose_and_double_nothing() -> Result<()> {
+fn concurrent_snapshots_lose_and_double_nothing() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for (key, phases) in [(By::Handler, true), (By::Nothing, true), (By::Handler, false), (By::Nothing, false)] {
         in_rounds(|| {
@@ -450,11 +451,11 @@ fn snapshots_taken_meanwhile_lose_and_double_nothing() -> Result<()> {
             assert_counted(total.count(), (least, most), stated, "in the snapshots");
             assert_rarely_unmatched(stated, most, &session.truth);
             if key == By::Handler {
-                ensure!(session.of(HANDLER, "latency").count() == ran, "not all items are in the snapshots");
+                ensure!(session.distribution(HANDLER, "latency").count() == ran, "not all items are in the snapshots");
             }
             if phases {
                 let sum = |name: &str| session.snapshot.total(name).sum_ns();
-                // What starts while a snapshot is taken may be in two of them with its parts, but not get lost.
+                // An item that starts during a snapshot may be in two snapshots with its phases, but does not get lost.
                 for (whole, parts) in
                     [("latency", &["activate", "pool"][..]), ("runtime", &["on_cpu", "asleep", "ready"])]
                 {
@@ -474,7 +475,7 @@ fn snapshots_taken_meanwhile_lose_and_double_nothing() -> Result<()> {
 }
 
 #[test]
-fn a_source_that_is_dropped_leaves_no_program_behind() -> Result<()> {
+fn dropped_source_leaves_no_programs() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let before = programs::held_by(std::process::id())?;
     let options = WqOptions { late_over_ns: Some(1), stacks: true, ..by(By::Handler) };
@@ -490,7 +491,7 @@ fn a_source_that_is_dropped_leaves_no_program_behind() -> Result<()> {
 }
 
 #[test]
-fn attaching_is_told_how_long_it_takes() -> Result<()> {
+fn attach_time_is_printed() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let began = Instant::now();
     let source = patching(|| by(By::Handler).attach(&Session::of_one()))?;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The programs of the account, compiled by the host's compiler, on a CPU whose context is known: interrupts with and
-//! without tracepoints come in over threads, softirqs and idleness. An interrupted thread never is a waker, a submitter, a
-//! sender or a queuer.
+//! Runs the account's BPF programs, compiled by the host's compiler, on a simulated CPU with a known context:
+//! interrupts with and without tracepoints interrupt threads, softirqs and idle. An interrupted thread must never be
+//! reported as waker, submitter, sender or queuer.
 
 mod libbpf_on_host;
 
-/// Where the kernel keeps the preemption count: `x86`, beside the run queue, or in the thread.
+/// The simulation; `x86` keeps the preemption count beside the run queue, other architectures keep it in the thread.
 const PROGRAM: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,16 +31,16 @@ static struct account account;
 static struct interval ring[INTERVALS];
 static struct wakeup wakeups[WAKEUPS];
 static struct queued_item items[ITEMS];
-static struct disk_request done[INTERVALS >> INTERVALS_A_REQUEST_BITS], begun;
-static u64 begun_key, now = 1, random_state = 0x9E3779B97F4A7C15ull;
+static struct disk_request done[INTERVALS >> INTERVALS_A_REQUEST_BITS], in_flight;
+static u64 in_flight_key, now = 1, random_state = 0x9E3779B97F4A7C15ull;
 static struct task_struct *current = &tasks[1];
 static struct gendisk disk;
 static struct request_queue requests = { .disk = &disk };
 
-/* What the CPU does. */
+/* The simulated CPU's context. */
 static u32 bits;
 static int softirq, is_in_interrupt, is_announced;
-/* NET_RX, as its raiser: 0, or the thread that has raised it since it ran last. */
+/* The thread that raised NET_RX since NET_RX ran last, or 0. */
 static u32 sender;
 static u64 checked[4], wrong;
 
@@ -71,7 +71,7 @@ void *bpf_map_lookup_elem(void *map, const void *key)
     if (map == &requests_by_position)
         return &done[index];
     if (map == &requests_by_address)
-        return begun_key && begun_key == *(const u64 *)key ? &begun : NULL;
+        return in_flight_key && in_flight_key == *(const u64 *)key ? &in_flight : NULL;
     return NULL;
 }
 
@@ -79,14 +79,14 @@ long bpf_map_update_elem(void *map, const void *key, const void *value, u64 flag
 {
     if (map != &requests_by_address)
         return -1;
-    begun_key = *(const u64 *)key;
-    begun = *(const struct disk_request *)value;
+    in_flight_key = *(const u64 *)key;
+    in_flight = *(const struct disk_request *)value;
     return 0;
 }
 
 long bpf_map_delete_elem(void *map, const void *key)
 {
-    begun_key = 0;
+    in_flight_key = 0;
     return 0;
 }
 
@@ -100,7 +100,7 @@ long bpf_probe_read_kernel(void *to, u32 size, const void *from)
 
 static void set_bits(u32 to)
 {
-    /* A thread may have softirqs and preemption disabled, which is no interrupt; and x86 has a bit of its own on top. */
+    /* A thread may have softirqs and preemption disabled, which is no interrupt; x86 sets PREEMPT_NEED_RESCHED on top. */
     u32 others = drawn(2) * (2 << 8) + drawn(3) + (drawn(2) ? 0x80000000u : 0);
 
     bits = to;
@@ -120,7 +120,7 @@ static void check(enum what what, int is_right, u32 kind, u32 who)
            current->pid, softirq, is_in_interrupt, is_announced);
 }
 
-/* Whether this is who acts here. */
+/* Returns whether the reported actor is the one that acts in this context. */
 static int is_actor(u32 kind, u32 who)
 {
     if (is_in_interrupt && !is_announced) {
@@ -146,7 +146,7 @@ static void wake(void)
 
     woken->nvcsw += 2;
     on_sched_waking(0, woken);
-    /* The thread of an interrupt is woken by that, whatever else is known; in a softirq that a thread has raised, by that thread. */
+    /* The waker of an IRQ thread is its interrupt; in a softirq that a thread raised, the waker is that thread. */
     if (woken == &sleepers[1] && !(softirq && !is_in_interrupt))
         check(WAKER, wakeup->entry != ENTRY_THREAD && wakeup->entry != ENTRY_UNSEEN, wakeup->entry, wakeup->waker_tid);
     else
@@ -175,11 +175,11 @@ static void submit(void)
     int is_thread = !is_in_interrupt && !softirq;
 
     on_block_io_start(0, &request);
-    check(SUBMITTER, begun.submitter == (is_thread ? (u32)current->pid : 0), 0, begun.submitter);
+    check(SUBMITTER, in_flight.submitter == (is_thread ? (u32)current->pid : 0), 0, in_flight.submitter);
     on_block_rq_issue(0, &request);
     if (drawn(2))
         on_block_rq_complete(0, &request, 0, 4096);
-    begun_key = 0;
+    in_flight_key = 0;
 }
 
 static void raise(void)
@@ -209,8 +209,8 @@ static void act(void)
     }
 }
 
-/* A timer's, with or without an event of the interrupt. */
-static void time_comes(void)
+/* Expires a timer, with or without a tracepoint of its interrupt. */
+static void expire_timer(void)
 {
     struct hrtimer timer = { .function = (void *)2, .node.expires = now };
     struct wakeup *wakeup = &wakeups[WORKERS + sleepers[0].pid];
@@ -240,7 +240,7 @@ static void interrupt(void)
     else if (is_announced)
         on_irq_handler_entry(0, 7, &action);
     if (is_timer)
-        time_comes();
+        expire_timer();
     act();
     if (is_announced && is_timer)
         on_local_timer_exit(0);
@@ -255,7 +255,7 @@ static void serve_softirq(void)
     static const int numbers[] = { SOFTIRQ_TIMER, SOFTIRQ_NET_RX, SOFTIRQ_BLOCK, SOFTIRQ_RCU };
     u32 number = numbers[drawn(4)];
 
-    /* With PREEMPT_RT a thread runs it, and counts it elsewhere. */
+    /* With PREEMPT_RT a thread serves the softirq, and the count is elsewhere. */
     set_bits(is_rt ? 0 : SERVES_SOFTIRQ);
     on_softirq_entry(0, number);
     softirq = number + 1;
@@ -270,7 +270,7 @@ static void serve_softirq(void)
     set_bits(0);
 }
 
-/* What a known timer sends to this machine wakes for that timer, and what comes from elsewhere for the network. */
+/* Loopback packets sent by a known timer wake for that timer; packets from elsewhere wake for the network. */
 static void deliver_for_timer(void)
 {
     struct timer_list known = { .function = (void *)7 }, other = { .function = (void *)8 };
@@ -296,8 +296,8 @@ static void deliver_for_timer(void)
     }
 }
 
-/* A thread executes a program, and takes over the number of its process's first thread. */
-static void take_number_over(bool is_switched)
+/* A thread calls execve, and takes over the TID of its thread-group leader. */
+static void take_leader_tid_over(bool is_switched)
 {
     struct task_struct *task = &tasks[2], *before = current;
     u32 written;
@@ -357,8 +357,8 @@ int main(int count, char **arguments)
     set(&known_timers[1], 7, sizeof(known_timers[1]));
     set_bits(0);
     on_sched_switch(0, true, &tasks[0], current, 0);
-    take_number_over(false);
-    take_number_over(true);
+    take_leader_tid_over(false);
+    take_leader_tid_over(true);
     deliver_for_timer();
     for (int round = 0; round < ROUNDS; round++) {
         struct task_struct *next = &tasks[drawn(THREADS)], *before = current;
@@ -387,7 +387,7 @@ int main(int count, char **arguments)
 "#;
 
 #[test]
-fn an_interrupted_thread_is_no_actor() {
+fn interrupted_thread_is_never_reported_as_actor() {
     let program = libbpf_on_host::build(PROGRAM);
     for place in ["x86", "thread"] {
         for machine in ["other", "rt", "hyper-v"] {

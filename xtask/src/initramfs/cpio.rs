@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! An archive as the kernel unpacks it at boot ("newc"). It is not compressed: unpacking costs the emulator more than
-//! copying.
+//! Writes an archive in the kernel's initramfs format ("newc"), uncompressed: decompression costs the emulator more
+//! than copying.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,51 +10,51 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-const FOLDER: u32 = 0o040_755;
+const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
 const ALIGN: usize = 4;
 const TRAILER: &str = "TRAILER!!!";
 
-/// Paths in the archive and what is there.
+/// Entries by their path in the archive.
 #[derive(Debug, Default)]
 pub struct Archive {
-    // In the order of their names a folder comes before what is in it.
+    // Sorted, so that a directory precedes its contents.
     entries: BTreeMap<PathBuf, Entry>,
 }
 
 #[derive(Debug)]
 enum Entry {
-    Folder,
+    Directory,
     Text(String),
     Copy(PathBuf),
     Link(PathBuf),
 }
 
 impl Archive {
-    pub fn folder(&mut self, path: impl AsRef<Path>) {
+    pub fn directory(&mut self, path: impl AsRef<Path>) {
         let path = path.as_ref();
         if let Some(parent) = path.parent() {
-            self.folder(parent);
+            self.directory(parent);
         }
         if path.file_name().is_some() {
-            self.entries.entry(path.to_owned()).or_insert(Entry::Folder);
+            self.entries.entry(path.to_owned()).or_insert(Entry::Directory);
         }
     }
 
     fn add(&mut self, path: &Path, entry: Entry) {
         if let Some(parent) = path.parent() {
-            self.folder(parent);
+            self.directory(parent);
         }
         self.entries.insert(path.to_owned(), entry);
     }
 
-    /// An executable text.
+    /// Adds an executable text file.
     pub fn script(&mut self, path: &str, text: String) {
         self.add(Path::new(path), Entry::Text(text));
     }
 
-    /// A copy of a file of this machine, executable.
+    /// Adds an executable copy of a file of the host.
     pub fn copy(&mut self, path: impl AsRef<Path>, from: &Path) {
         self.add(path.as_ref(), Entry::Copy(from.to_owned()));
     }
@@ -70,7 +70,7 @@ impl Archive {
     pub fn write(&self, to: &mut impl Write) -> Result<()> {
         for (number, (path, entry)) in (1..).zip(&self.entries) {
             let (mode, content) = match entry {
-                Entry::Folder => (FOLDER, Vec::new()),
+                Entry::Directory => (DIRECTORY, Vec::new()),
                 Entry::Text(text) => (PROGRAM, text.clone().into_bytes()),
                 Entry::Copy(from) => {
                     (PROGRAM, fs::read(from).with_context(|| format!("cannot read {}", from.display()))?)
@@ -86,9 +86,9 @@ impl Archive {
 
 fn member(to: &mut impl Write, number: u32, mode: u32, name: &[u8], content: &[u8]) -> io::Result<()> {
     let size = u32::try_from(content.len()).map_err(|_| io::Error::other("a file is too large for the archive"))?;
-    let links = if mode == FOLDER { 2 } else { 1 };
+    let links = if mode == DIRECTORY { 2 } else { 1 };
     let name_size = name.len() as u32 + 1;
-    // Number, mode, user, group, links, time, size, two device numbers twice, size of the name, checksum.
+    // Inode, mode, UID, GID, links, mtime, size, two device numbers twice, length of the name, checksum.
     let fields = [number, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name_size, 0];
     let head: String = fields.iter().map(|field| format!("{field:08x}")).collect();
     let head = format!("070701{head}");
@@ -109,11 +109,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_archive_is_one_that_the_kernel_reads() -> Result<()> {
+    fn archive_has_newc_format() -> Result<()> {
         let mut archive = Archive::default();
         archive.script("/etc/greeting", "hello".to_owned());
         archive.link("/bin/sh", "busybox");
-        archive.folder("/bin/sub");
+        archive.directory("/bin/sub");
         let mut bytes = Vec::new();
         archive.write(&mut bytes)?;
         let text = String::from_utf8(bytes)?;
@@ -122,8 +122,8 @@ mod tests {
         let mut members = Vec::new();
         let mut at = 0;
         loop {
-            let field = |place: usize| {
-                let digits = &text[at + 6 + place * 8..at + 14 + place * 8];
+            let field = |index: usize| {
+                let digits = &text[at + 6 + index * 8..at + 14 + index * 8];
                 usize::from_str_radix(digits, 16).unwrap_or(usize::MAX)
             };
             assert_eq!(&text[at..at + 6], "070701");

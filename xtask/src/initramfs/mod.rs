@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a virtual machine has for a disk: busybox, whylate, other programs with their libraries, and what to run.
+//! The initramfs of a virtual machine: busybox, whylate, other programs with their libraries, and the command.
 
 mod cpio;
 
@@ -15,21 +15,21 @@ use anyhow::{Context, Result, anyhow};
 use crate::host::{cannot_run, which};
 use cpio::Archive;
 
-/// Tools to compare with; those that are installed are there.
+/// Tools to compare with, included if installed.
 const TOOLS: [&str; 5] = ["bpftrace", "cyclictest", "perf", "rtla", "trace-cmd"];
 
-/// The first process. It puts busybox's commands last on the search path: they stand in for what is not there.
+/// The first process. It puts busybox's commands last on the search path, as substitutes for missing programs.
 const INIT: &str = include_str!("init.sh");
 
-/// What goes into the virtual machine.
+/// Contents of the initramfs.
 pub struct Contents<'a> {
     pub busybox: PathBuf,
-    /// The kernel's name of the line of the command.
+    /// The kernel's name of the serial line for the command.
     pub line: &'a str,
     pub whylate: Option<PathBuf>,
-    /// The folder of the kernel's modules, where it has one.
+    /// Directory of the kernel's modules, if it has any.
     pub modules: Option<PathBuf>,
-    /// Programs, files and folders of this machine, by path or, of programs, by name.
+    /// Programs, files and directories of the host, by path; programs also by name.
     pub with: &'a [OsString],
     pub tools: bool,
     pub command: &'a [OsString],
@@ -38,8 +38,8 @@ pub struct Contents<'a> {
 
 pub fn write(contents: &Contents<'_>, to: impl Write) -> Result<()> {
     let mut archive = Archive::default();
-    for folder in ["/dev", "/proc", "/sys", "/root", "/run", "/busybox", "/var/tmp"] {
-        archive.folder(folder);
+    for directory in ["/dev", "/proc", "/sys", "/root", "/run", "/busybox", "/var/tmp"] {
+        archive.directory(directory);
     }
     archive.copy("/bin/busybox", &contents.busybox);
     archive.link("/bin/sh", "busybox");
@@ -67,7 +67,7 @@ pub fn write(contents: &Contents<'_>, to: impl Write) -> Result<()> {
     Ok(to.flush()?)
 }
 
-/// Copies a file, or all files of a folder, to where they are on this machine.
+/// Copies a file with its libraries, or all files of a directory, to their paths on the host.
 fn with_libraries(archive: &mut Archive, path: &Path) -> Result<()> {
     if path.is_dir() {
         for entry in fs::read_dir(path).with_context(|| format!("cannot read {}", path.display()))? {
@@ -81,7 +81,7 @@ fn with_libraries(archive: &mut Archive, path: &Path) -> Result<()> {
     if length.with_context(|| format!("cannot read {}", path.display()))? < 4 || magic != *b"\x7fELF" {
         return Ok(());
     }
-    // It fails for a program that needs no library.
+    // Fails for a static program.
     let libraries = Command::new("ldd").arg(path).stdin(Stdio::null()).stderr(Stdio::null()).output();
     let libraries = libraries.map_err(|error| cannot_run("ldd", error))?;
     for word in libraries.stdout.split(u8::is_ascii_whitespace).filter(|word| word.first() == Some(&b'/')) {
@@ -100,7 +100,7 @@ fn init(command: &[OsString], line: &str, mark: &str) -> Result<String> {
     Ok(INIT.replace("@LINE@", line).replace("@MARK@", mark).replace("@COMMAND@", &command))
 }
 
-/// One word for the shell, whatever is in it.
+/// Quotes a word for the shell.
 fn quoted(word: &OsStr) -> Vec<u8> {
     let mut quoted = vec![b'\''];
     for &byte in word.as_bytes() {
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_shell_takes_every_word_as_it_is() -> Result<()> {
+    fn shell_reads_quoted_words_verbatim() -> Result<()> {
         let words = ["printf", "%s|", "two words", "it's", "$HOME `id` \"x\"", "", "a\nb", "\\", "*", "#"];
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
         let line: Vec<Vec<u8>> = words.iter().map(|word| quoted(word)).collect();
@@ -128,14 +128,14 @@ mod tests {
     }
 
     #[test]
-    fn the_command_stands_in_one_place_only() -> Result<()> {
+    fn command_occurs_once_in_init() -> Result<()> {
         let init = init(&["one\ntwo".into()], "ttyS1", "the mark")?;
         assert_eq!((init.matches("'one\ntwo'").count(), init.matches("the mark").count()), (1, 1));
         Ok(())
     }
 
     #[test]
-    fn a_program_comes_with_its_libraries() -> Result<()> {
+    fn program_brings_its_libraries() -> Result<()> {
         let mut archive = Archive::default();
         let program = std::env::current_exe()?;
         with_libraries(&mut archive, &program)?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Packages of Debian 12, on any system that has apt: with lists and settings of our own, so nothing changes there.
+//! Packages of Debian 12, on any system with apt: with lists and settings of its own, so that the system's stay
+//! unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::{cannot_run, output_of, run};
 
-/// It has 6.1; its security archive also has 6.12, built for it.
+/// bookworm has 6.1; its security archive also has a 6.12 built for it.
 const SOURCES: &str = "\
 Types: deb
 URIs: http://deb.debian.org/debian
@@ -32,16 +33,17 @@ pub struct Debian {
 }
 
 impl Debian {
-    /// Reads the lists of packages.
+    /// Downloads the package lists.
     pub fn new(cache: &Path) -> Result<Self> {
-        let folder = cache.join("apt");
+        let directory = cache.join("apt");
         for sub in ["lists/partial", "cache/archives/partial", "sources", "preferences"] {
-            fs::create_dir_all(folder.join(sub)).with_context(|| format!("cannot create {}", folder.display()))?;
+            fs::create_dir_all(directory.join(sub))
+                .with_context(|| format!("cannot create {}", directory.display()))?;
         }
-        fs::write(folder.join("sources/debian.sources"), SOURCES)?;
-        // What the system has installed is of no interest.
-        fs::write(folder.join("status"), "")?;
-        let at = |sub: &str| folder.join(sub).display().to_string();
+        fs::write(directory.join("sources/debian.sources"), SOURCES)?;
+        // Ignores what the system has installed.
+        fs::write(directory.join("status"), "")?;
+        let at = |sub: &str| directory.join(sub).display().to_string();
         let options = [
             format!("Dir::State={}", at("")),
             format!("Dir::State::lists={}", at("lists")),
@@ -54,17 +56,17 @@ impl Debian {
             "APT::Architecture=amd64".to_owned(),
             "APT::Architectures::=amd64".to_owned(),
             "APT::Architectures::=arm64".to_owned(),
-            // Hooks of the system, which clean its own caches.
+            // The system's hooks, which clean its own caches.
             "APT::Update::Post-Invoke=".to_owned(),
             "APT::Update::Post-Invoke-Success=".to_owned(),
-            // The user that apt downloads as cannot write here.
+            // apt's sandbox user cannot write here.
             "APT::Sandbox::User=".to_owned(),
             "Acquire::Languages=none".to_owned(),
             "Acquire::Retries=3".to_owned(),
         ];
         let options = options.into_iter().flat_map(|option| ["-o".to_owned(), option]).collect();
         let debian = Self { options };
-        // Without this option apt takes it for a success when it could read no list.
+        // Without this option apt succeeds even if it could read no list.
         run(debian.apt("apt-get").args(["-qq", "--error-on=any", "update"])).context("cannot read Debian's lists")?;
         Ok(debian)
     }
@@ -75,15 +77,15 @@ impl Debian {
         command
     }
 
-    /// The package whose name begins so on which this one depends.
-    pub fn dependency(&self, package: &str, begins: &str) -> Result<String> {
+    /// Returns the dependency of this package with a name that starts with `prefix`.
+    pub fn dependency(&self, package: &str, prefix: &str) -> Result<String> {
         let depends = output_of(self.apt("apt-cache").args(["depends", "--important", package]))?;
         let mut packages = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-        let found = packages.find(|package| package.starts_with(begins));
-        Ok(found.with_context(|| format!("Debian's {package} depends on no {begins}*"))?.to_owned())
+        let found = packages.find(|package| package.starts_with(prefix));
+        Ok(found.with_context(|| format!("Debian's {package} depends on no {prefix}*"))?.to_owned())
     }
 
-    /// The newest version.
+    /// Returns the newest version.
     pub fn version_of(&self, package: &str) -> Result<String> {
         let policy = output_of(self.apt("apt-cache").args(["policy", package]))?;
         let version = policy.lines().find_map(|line| line.trim().strip_prefix("Candidate: "));
@@ -93,7 +95,7 @@ impl Debian {
             .to_owned())
     }
 
-    /// Downloads a package and unpacks some of its files and folders, by patterns; returns where.
+    /// Downloads a package and unpacks the files and directories that match the patterns; returns where.
     pub fn unpack(&self, package: &str, patterns: &[&str], work: &Path) -> Result<PathBuf> {
         let download = work.join("download");
         fs::create_dir_all(&download)?;

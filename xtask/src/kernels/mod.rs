@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernels that whylate is tested on, and where they are kept: outside of the work tree, a folder each with
-//! `vmlinuz`, `config`, `version` and, where it has any that tests load, `modules`; `busybox` where this machine's own
-//! does not run on it.
+//! The kernels that whylate is tested on, and their cache: outside of the work tree, a directory each with `vmlinuz`,
+//! `config` and `version`; `modules` if tests load some; and `busybox` if the host's does not run on it.
 
 mod debian;
 mod source;
@@ -16,13 +15,14 @@ use debian::Debian;
 
 use crate::host;
 
-/// Where the kernels are, instead of in the user's cache.
-const FOLDER: &str = "WHYLATE_KERNELS";
+/// Environment variable for the directory of the kernels, instead of the user's cache.
+const CACHE_VARIABLE: &str = "WHYLATE_KERNELS";
 
-/// How the folders begin in which kernels are made; then comes the number of the process.
+/// Prefix of the directories in which kernels are made, before the PID.
 const MAKING: &str = ".making-";
 
-/// What is taken of Debian's kernels: the image, and modules that tests load, for disks whose times and faults are known.
+/// Files to take from Debian's kernel packages: the image, and the modules that tests load for disks with known times
+/// and faults.
 const PATTERNS: [&str; 12] = [
     "./boot",
     "*/configfs.ko*",
@@ -38,7 +38,7 @@ const PATTERNS: [&str; 12] = [
     "*/scsi_debug.ko*",
 ];
 
-/// A file system, where it is not built in.
+/// A file system that is not built in.
 const EXT4: [&str; 5] = ["*/crc16.ko*", "*/crc32c_generic.ko*", "*/mbcache.ko*", "*/jbd2.ko*", "*/ext4.ko*"];
 
 struct Kernel {
@@ -47,11 +47,11 @@ struct Kernel {
 }
 
 enum From {
-    /// The package on which this one depends: it names the newest build. With the modules that tests load, and these.
+    /// The package that depends on the newest build, and patterns of further modules.
     Package(&'static str, &'static [&'static str]),
-    /// The same of another processor, with the package of its busybox.
+    /// Like `Package`, for another architecture, with the package of its busybox.
     Foreign(&'static str, &'static str),
-    /// This package of sources.
+    /// A source package.
     Source(&'static str),
 }
 
@@ -80,7 +80,7 @@ pub struct Arguments {
     cached: bool,
 }
 
-/// Prints the path of each.
+/// Prints the path of each kernel.
 pub fn run(arguments: &Arguments) -> Result<()> {
     let chosen: Vec<&Kernel> = if arguments.names.is_empty() {
         KERNELS.iter().collect()
@@ -90,33 +90,33 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     let cache = cache()?;
     let mut debian = None;
     for kernel in chosen {
-        let folder = cache.join(kernel.name);
+        let directory = cache.join(kernel.name);
         if arguments.cached {
             find(kernel.name)?;
-        } else if arguments.refresh || !is_there(kernel, &folder) {
+        } else if arguments.refresh || !is_there(kernel, &directory) {
             let debian = match &mut debian {
                 Some(debian) => debian,
                 none => none.insert(Debian::new(&cache)?),
             };
             get(kernel, debian, &cache)?;
         }
-        println!("{}", folder.join("vmlinuz").display());
+        println!("{}", directory.join("vmlinuz").display());
     }
     Ok(())
 }
 
-/// The image of a kernel that has a name here, or a path.
+/// Returns the image of a kernel, by name or path.
 pub fn find(kernel: &str) -> Result<PathBuf> {
     if kernel.contains('/') {
         let path = PathBuf::from(kernel);
         return if path.is_file() { Ok(path) } else { Err(anyhow!("there is no kernel {kernel}")) };
     }
     let known = named(kernel)?;
-    let folder = cache()?.join(kernel);
-    if !is_there(known, &folder) {
+    let directory = cache()?.join(kernel);
+    if !is_there(known, &directory) {
         bail!("the kernel {kernel} is not there: `cargo xtask kernels {kernel}` gets it");
     }
-    Ok(folder.join("vmlinuz"))
+    Ok(directory.join("vmlinuz"))
 }
 
 fn named(name: &str) -> Result<&'static Kernel> {
@@ -128,33 +128,33 @@ fn named(name: &str) -> Result<&'static Kernel> {
 
 fn cache() -> Result<PathBuf> {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set(FOLDER)
+    set(CACHE_VARIABLE)
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("whylate/kernels")))
         .or_else(|| Some(set("HOME")?.join(".cache/whylate/kernels")))
-        .map(|folder| std::path::absolute(&folder).unwrap_or(folder))
-        .with_context(|| format!("nobody says where to keep kernels: set {FOLDER}"))
+        .map(|directory| std::path::absolute(&directory).unwrap_or(directory))
+        .with_context(|| format!("nobody says where to keep kernels: set {CACHE_VARIABLE}"))
 }
 
-fn is_there(kernel: &Kernel, folder: &Path) -> bool {
+fn is_there(kernel: &Kernel, directory: &Path) -> bool {
     let is_current = match kernel.from {
         From::Package(_, more) => {
-            fs::read_to_string(folder.join("patterns")).is_ok_and(|known| known == patterns(more).join(" "))
+            fs::read_to_string(directory.join("patterns")).is_ok_and(|known| known == patterns(more).join(" "))
         }
-        From::Foreign(..) => folder.join("busybox").is_file(),
-        From::Source(_) => source::is_current(folder),
+        From::Foreign(..) => directory.join("busybox").is_file(),
+        From::Source(_) => source::is_current(directory),
     };
-    is_current && folder.join("vmlinuz").is_file()
+    is_current && directory.join("vmlinuz").is_file()
 }
 
 fn patterns(more: &[&'static str]) -> Vec<&'static str> {
     [&PATTERNS, more].concat()
 }
 
-/// Makes the folder of a kernel, all at once.
+/// Creates the directory of a kernel atomically.
 fn get(kernel: &Kernel, debian: &Debian, cache: &Path) -> Result<()> {
-    fs::create_dir_all(cache).with_context(|| format!("cannot create {}: set {FOLDER}", cache.display()))?;
+    fs::create_dir_all(cache).with_context(|| format!("cannot create {}: set {CACHE_VARIABLE}", cache.display()))?;
     remove_leftovers(cache);
-    // In the cache, because a kernel's objects are too large for some machines' /tmp.
+    // In the cache, as a kernel's objects are too large for some machines' /tmp.
     let prefix = format!("{MAKING}{}-", std::process::id());
     let work = tempfile::Builder::new().prefix(&prefix).tempdir_in(cache)?;
     let made = work.path().join("made");
@@ -194,14 +194,14 @@ fn get(kernel: &Kernel, debian: &Debian, cache: &Path) -> Result<()> {
         }
     };
     fs::write(made.join("version"), version + "\n")?;
-    let folder = cache.join(kernel.name);
-    if folder.exists() {
-        fs::rename(&folder, work.path().join("old"))?;
+    let directory = cache.join(kernel.name);
+    if directory.exists() {
+        fs::rename(&directory, work.path().join("old"))?;
     }
-    fs::rename(&made, &folder).with_context(|| format!("cannot put the kernel in {}", folder.display()))
+    fs::rename(&made, &directory).with_context(|| format!("cannot put the kernel in {}", directory.display()))
 }
 
-/// Removes what was being made by processes that were killed: a kernel's objects take gigabytes.
+/// Removes the directories of killed builds: a kernel's objects take gigabytes.
 fn remove_leftovers(cache: &Path) {
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -212,16 +212,16 @@ fn remove_leftovers(cache: &Path) {
     }
 }
 
-/// Takes the modules from wherever a package has them, as the kernel loads them.
+/// Moves the package's modules to `to`, decompressed.
 fn take_modules(unpacked: &Path, to: &Path) -> Result<()> {
     fs::create_dir(to)?;
-    let mut folders = vec![unpacked.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder)? {
+    let mut directories = vec![unpacked.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory)? {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             if path.is_dir() && !path.is_symlink() {
-                folders.push(path);
+                directories.push(path);
             } else if name.ends_with(".ko.xz") {
                 host::run(Command::new("xz").arg("--decompress").arg(&path))?;
                 fs::rename(path.with_extension(""), to.join(name.trim_end_matches(".xz")))?;
@@ -233,7 +233,7 @@ fn take_modules(unpacked: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Takes the one image and its configuration from a package's /boot.
+/// Moves the image and its configuration from a package's /boot.
 fn take_image(boot: &Path, to: &Path) -> Result<()> {
     for (prefix, name) in [("vmlinuz-", "vmlinuz"), ("config-", "config")] {
         let mut found = fs::read_dir(boot)?.filter_map(Result::ok).map(|entry| entry.path());

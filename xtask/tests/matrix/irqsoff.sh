@@ -2,8 +2,8 @@
 #
 # usage: sh irqsoff.sh hotplug|killed|in_use|no_tracefs|console BACKEND...
 #
-# What `whylate irqsoff` does where something comes between, by these backends; runs in a virtual machine with busybox alone, as root. All but
-# the last part need the tracers and the module that makes delays. Prints what is wrong, and a last line.
+# Tests `whylate irqsoff` under disturbances, by these backends; runs in a virtual machine with busybox only, as root.
+# All but the last part need the tracers and the module that makes delays. Prints what is wrong, and a last line.
 
 tracing=/sys/kernel/tracing
 cpu1=/sys/devices/system/cpu/cpu1/online
@@ -20,7 +20,7 @@ wrong() {
     echo "---"
     failures=$((failures + 1))
 }
-# The status of a run is in $status, what it said in the files `out` and `err`.
+# Runs a command: its status is in $status, its output in the files `out` and `err`.
 run() {
     "$@" >out 2>err
     status=$?
@@ -28,7 +28,7 @@ run() {
 expect() {
     [ "$status" = "$1" ] || wrong "status $status, not $1: $2"
 }
-# One line, that says this.
+# Expects a single line on standard error that contains $2.
 expect_error() {
     expect 3 "$1"
     [ "$(wc -l <err)" = 1 ] || wrong "more than one line: $1"
@@ -38,13 +38,13 @@ settings() {
     ls $tracing/instances
     cd $tracing && cat current_tracer tracing_thresh tracing_max_latency trace_clock tracing_cpumask 2>/dev/null
 }
-# Keeps interrupts off on CPU 1 for so many microseconds.
+# Disables interrupts on CPU 1 for $1 microseconds.
 delay() {
     insmod /lib/modules/preemptirq_delay_test.ko test_mode=irq delay="$1" cpu_affinity=1
     rmmod preemptirq_delay_test
 }
 
-# A CPU that goes and comes back has no section meanwhile, and is measured afterwards.
+# A CPU that goes offline and comes back has no section in between, and is measured afterwards.
 hotplug() {
     for backend in $backends; do
         for _ in 1 2 3; do
@@ -64,14 +64,14 @@ hotplug() {
             status=$?
             expect 0 "$backend: a CPU goes and comes back"
             [ "$(grep -c '^{' out)" = 14 ] || wrong "$backend: not a line a second"
-            # By seconds.
-            grep -qE '"latency_ns":[2-9][0-9]{9}|"latency_ns":[0-9]{11}' out && wrong "$backend: a CPU that was gone is told as a section"
+            # Seconds of latency.
+            grep -qE '"latency_ns":[2-9][0-9]{9}|"latency_ns":[0-9]{11}' out && wrong "$backend: a CPU that was gone is reported as a section"
             # An emulated CPU that stops may hide delays from the tracer, but not each time.
             grep -q '"task":"irq_test:' out && break
         done
         grep -q '"task":"irq_test:' out || wrong "$backend: a CPU that came back is not measured"
     done
-    # While one is away, it cannot be asked for.
+    # An offline CPU cannot be selected.
     echo 0 >$cpu1
     for backend in $backends; do
         run whylate irqsoff --backend $backend -c 1 -d 1
@@ -80,7 +80,7 @@ hotplug() {
     echo 1 >$cpu1
 }
 
-# After kill -9, the next whylate puts things back.
+# After kill -9, the next whylate restores what the killed one changed.
 killed() {
     whylate irqsoff --backend tracer >out 2>err &
     measuring=$!
@@ -121,7 +121,7 @@ no_tracefs() {
     done
 }
 
-# The serial line is an emulated 8250: each character is written by hand, with interrupts off.
+# The serial line is an emulated 8250: each character is written by polling, with interrupts off.
 console() {
     level=$(cut -f 1 /proc/sys/kernel/printk)
     text=$(printf 'x%.0s' $(seq 800))

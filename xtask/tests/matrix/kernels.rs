@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is known of each kernel.
+//! Expectations for each kernel.
 
 use crate::parts::{NO_IRQS_OFF, NO_LIMITS, NO_NULL_DISK, NO_TIMER, NO_TIMES};
 
@@ -7,31 +7,31 @@ pub struct Expected {
     pub kernel: &'static str,
     pub backend: &'static str,
     pub injects: bool,
-    /// Why some disturbances cannot be made, or compared with.
+    /// Why some disturbances cannot be made, or compared.
     pub cannot_disturb: &'static [&'static str],
-    /// There are events of preemption that is off, and a module that makes delays.
-    pub tells_preemption: bool,
-    /// What is tried of the timerlat tracer; nothing where there is none.
+    /// It has preemptirq events, and the module that makes delays.
+    pub has_preemption_events: bool,
+    /// Parts of `tracer.sh` to run; none without the timerlat tracer.
     pub of_tracer: &'static [&'static str],
-    /// What is tried where something comes between `irqsoff` and its measuring, by which backends.
+    /// Parts and backends of `irqsoff.sh` to run.
     pub of_irqsoff: &'static [&'static [&'static str]],
-    /// How `sqpoll` tells work there, if that is tried.
+    /// How `sqpoll` measures work there, if that is tested.
     pub sqpoll: Option<&'static str>,
-    /// It has the driver of the machine's disk, and of what is on it.
+    /// It has drivers for the machine's disk and its file system.
     pub has_disk: bool,
-    /// Why disks of known times cannot be, or not in each way.
+    /// Why disks with known times are not possible, or only partly.
     pub no_null_disk: &'static [&'static str],
     /// Why some sources cannot be compared with trace lines there.
     pub no_trace_lines: &'static [&'static str],
 }
 
-/// It enters process_one_work() for items that it does not run, so `fentry` cannot be used, and has no bpf_wq.
+/// It enters process_one_work() for items that it does not run, so `fentry` is not usable, and it has no bpf_wq.
 pub static CLOUD_6_1: Expected = Expected {
     kernel: "6.1-cloud",
     backend: "tracepoint",
     injects: false,
     cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, "bpf_wq"],
-    tells_preemption: false,
+    has_preemption_events: false,
     of_tracer: &[],
     of_irqsoff: &[],
     sqpoll: Some("samples"),
@@ -45,7 +45,7 @@ pub static CLOUD_6_12: Expected = Expected {
     backend: "fentry",
     injects: true,
     cannot_disturb: &[NO_TIMES, NO_IRQS_OFF],
-    tells_preemption: false,
+    has_preemption_events: false,
     of_tracer: &[],
     of_irqsoff: &[&["console", "ticks"]],
     sqpoll: Some("rounds"),
@@ -59,7 +59,7 @@ pub static RT_6_12: Expected = Expected {
     backend: "fentry",
     injects: true,
     cannot_disturb: &[NO_TIMES, NO_IRQS_OFF, NO_TIMER],
-    tells_preemption: false,
+    has_preemption_events: false,
     of_tracer: &["threads", "readers", "trace", "cases", "others", "killed"],
     of_irqsoff: &[],
     sqpoll: None,
@@ -68,13 +68,13 @@ pub static RT_6_12: Expected = Expected {
     no_trace_lines: &[NO_TIMES],
 };
 
-/// It is built without histograms of events, which some parts of the tracer's script ask for.
+/// Built without hist triggers, which some parts of `tracer.sh` need.
 pub static TRACERS_6_12: Expected = Expected {
     kernel: "6.12-tracers",
     backend: "fentry",
     injects: true,
     cannot_disturb: &[NO_TIMES, NO_IRQS_OFF],
-    tells_preemption: true,
+    has_preemption_events: true,
     of_tracer: &["threads", "readers", "others"],
     of_irqsoff: &[
         &["killed", "events", "ticks", "tracer"],
@@ -89,13 +89,13 @@ pub static TRACERS_6_12: Expected = Expected {
     no_trace_lines: &[NO_TIMES],
 };
 
-/// Emulated arm64, on which the static program alone is tried.
+/// Emulated arm64, where only the static program is tested.
 pub static ARM64_6_12: Expected = Expected {
     kernel: "6.12-arm64",
     backend: "fentry",
     injects: true,
     cannot_disturb: &[NO_TIMES, NO_IRQS_OFF],
-    tells_preemption: false,
+    has_preemption_events: false,
     of_tracer: &[],
     of_irqsoff: &[],
     sqpoll: None,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One boot of a virtual machine for many parts: each is a command or a test program, whose output is judged here.
+//! Runs many parts in one boot of a virtual machine: each is a command or a test program, with a judge of its output.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -13,48 +13,48 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
-use crate::record::{self, Record, complaint, faults_of_emulator, is_too_late, passed_tests};
+use crate::record::{self, Record, complaint, faults_of_emulator, passed_tests, stuck_cpu_part};
 
-/// Far more than all parts need, also on a busy machine.
-const PATIENCE_S: &str = "2400";
-/// Of the disk on which tests write.
+/// Timeout of a machine in seconds: far more than all parts need, also on a busy host.
+const TIMEOUT_S: &str = "2400";
+/// Size of the disk on which tests write.
 const DISK_MEBIBYTES: &str = "64";
-/// Far more than any part needs.
-const PATIENCE_OF_PART_S: u32 = 900;
+/// Timeout of a part in seconds: far more than any part needs.
+const PART_TIMEOUT_S: u32 = 900;
 /// Programs that make work items.
 const LOADS: [&str; 2] = ["script", "unshare"];
-/// What tells of a disk by itself.
+/// Tracers of disks, to compare with.
 const DISK_TRACERS: [&str; 2] = ["blktrace", "blkparse"];
-/// What makes something of a disk: a file system with a journal, and a device on it.
+/// Programs that create a file system with a journal, and a device-mapper device.
 const DISK_MAKERS: [&str; 2] = ["mkfs.ext4", "dmsetup"];
 
-/// The status of a machine in which the kernel ended before the command.
+/// Exit status of a machine if the kernel ended before the command.
 const NO_ANSWER: i32 = 125;
-const TOLERATED_FAULTS: u32 = 8;
-/// What the kernel says when it ends by itself.
+const MAX_FAULTS: u32 = 8;
+/// The kernel's message when it panics.
 const PANIC: &str = "Kernel panic";
-/// An emulated CPU stops at any time, for longer than what a part allows: in one of ten runs of a part, at most. A part
-/// is wrong where it fails so often, which happens by chance in one of 10,000 runs.
-const FAILURES: u32 = 4;
-/// Lines at the end of what a part printed that tell why it has failed.
-const TOLD_OF_FAILURE: usize = 40;
+/// Failures at which a part counts as wrong. An emulated CPU stops at any time, for longer than a part allows, in at
+/// most one of ten runs of a part: that number of failures in a row happens by chance in one of 10,000 runs.
+const MAX_FAILURES: u32 = 4;
+/// Number of last lines to print of a part that failed.
+const LINES_OF_FAILURE: usize = 40;
 
-/// Two machines at once would measure each other.
+/// Two machines at once would disturb each other's measurements.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Keeps the code at tracepoints from changing, in the shell that runs all parts.
+/// Keeps tracepoints from being patched, in the shell that runs all parts.
 const KEEP_ENABLED: &str = include_str!("../../keep-enabled.sh");
 
-/// Tells where each part begins and ends, on the line of commands and on the kernel's console.
+/// Marks where each part begins and ends, on the command's line and on the kernel's console.
 const RUN_PARTS: &str = r#"
 part() {
     name=$1
     shift
     echo "<1>whylate-part: $name" >/dev/kmsg
     printf '\n%s begin %s\n' "$mark" "$name"
-    timeout -s KILL "$patience" "$@"
+    timeout -s KILL "$part_timeout" "$@"
     printf '\n%s end %d %s %s\n' "$mark" $? "$(cut -d ' ' -f 1 /proc/uptime)" "$name"
-    # What a part that failed has left behind must not run beside the next one.
+    # Kills what a part has left running, so that it does not disturb the next one.
     for process in /proc/[0-9]*; do
         pid=${process#/proc/}
         [ "$pid" = 1 ] || [ "$pid" = $$ ] || ! readlink "$process/exe" >/dev/null 2>&1 || kill -9 "$pid" 2>/dev/null
@@ -62,10 +62,10 @@ part() {
 }
 "#;
 
-/// Where tests write: to a disk, where the kernel has its driver.
+/// Mounts the directory where tests write, if the kernel has the disk's driver.
 const MOUNT_DISK: &str = r#"
-mkdir -p "$folder"
-[ ! -b /dev/nvme0n1 ] || { mke2fs /dev/nvme0n1 >/dev/null && mount -t ext4 /dev/nvme0n1 "$folder"; }
+mkdir -p "$directory"
+[ ! -b /dev/nvme0n1 ] || { mke2fs /dev/nvme0n1 >/dev/null && mount -t ext4 /dev/nvme0n1 "$directory"; }
 "#;
 
 type Judge = Box<dyn Fn(&str) -> Result<()>>;
@@ -73,16 +73,16 @@ type Judge = Box<dyn Fn(&str) -> Result<()>>;
 enum What {
     /// Words, and files that they name.
     Command(Vec<String>, Vec<PathBuf>),
-    /// A test program, and its tests that run; all without a name.
+    /// A test program, and the tests to run; all if none is named.
     Tests(&'static str, &'static [&'static str]),
 }
 
-/// Something that is tried in a machine.
+/// A command or test program to run in a machine.
 pub struct Part {
     name: String,
     what: What,
     judge: Judge,
-    /// Of tests that have passed before the kernel ended, and what all of them said.
+    /// Tests that passed before the kernel ended, and their output.
     passed: Vec<String>,
     said: String,
     failures: u32,
@@ -107,25 +107,25 @@ impl Part {
         }
     }
 
-    /// A shell's commands: the first that fails ends them.
+    /// Runs shell commands, up to the first that fails.
     pub fn shell(name: &str, script: &str, judge: impl Fn(&str) -> Result<()> + 'static) -> Part {
         let words = ["sh", "-ec", script].map(str::to_owned).into();
         Part::new(name, What::Command(words, Vec::new()), judge)
     }
 
-    /// Runs while the kernel's tracepoints are as after a boot, so that attaching changes the kernel's code.
+    /// Runs the part while the kernel's tracepoints are as after boot, so that attaching patches code.
     pub fn before_probes(mut self) -> Part {
         self.is_before_probes = true;
         self
     }
 
-    /// The machine sleeps meanwhile, or one of its CPUs goes.
+    /// Marks a part during which the machine sleeps, or a CPU goes offline.
     pub fn switches_cpus_off(mut self) -> Part {
         self.switches_cpus_off = true;
         self
     }
 
-    /// A script of this folder.
+    /// Runs a script of this directory.
     pub fn script(file: &str, words: &[&str], judge: impl Fn(&str) -> Result<()> + 'static) -> Part {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/matrix").join(file);
         let command = ["sh".to_owned(), path.display().to_string()].into_iter();
@@ -133,7 +133,7 @@ impl Part {
         Part::new(&format!("{file}: {}", words[0]), What::Command(command, vec![path]), judge)
     }
 
-    /// This program is there too.
+    /// Includes this program in the machine.
     pub fn with(mut self, program: &str) -> Part {
         if let What::Command(_, files) = &mut self.what {
             files.push(PathBuf::from(program));
@@ -141,7 +141,7 @@ impl Part {
         self
     }
 
-    /// A test program's tests of these names; all of them without a name.
+    /// Runs the tests of these names of a test program; all of them without names.
     pub fn tests(
         program: &'static str,
         only: &'static [&'static str],
@@ -157,7 +157,7 @@ impl Part {
         }
     }
 
-    /// Its line in the script of a boot.
+    /// Returns the part's line in the script of a boot.
     fn line(&self) -> Result<String> {
         let mut words = vec!["part".to_owned(), self.name.clone()];
         match &self.what {
@@ -165,7 +165,7 @@ impl Part {
             What::Tests(program, only) => {
                 words.extend(["env", "WHYLATE_EMULATED=1"].map(str::to_owned));
                 words.push(test_program(program)?.display().to_string());
-                // Without capturing, what a test said is there also if the kernel ends in a later one.
+                // Without capturing, a test's output is there even if the kernel ends in a later one.
                 words.extend(["--test-threads=1", "--nocapture", "--exact"].map(str::to_owned));
                 words.extend(only.iter().map(|&name| name.to_owned()));
                 words.extend(self.passed.iter().flat_map(|name| ["--skip".to_owned(), name.clone()]));
@@ -175,8 +175,8 @@ impl Part {
         Ok(quoted.join(" "))
     }
 
-    /// Takes what it printed until the kernel ended.
-    fn go_on_after(&mut self, record: &Record) {
+    /// Keeps what it printed until the kernel ended.
+    fn keep_partial(&mut self, record: &Record) {
         if let What::Tests(..) = self.what {
             self.passed.extend(passed_tests(&record.text));
             self.said += &record.text;
@@ -187,7 +187,7 @@ impl Part {
         let status = record.status.context("it has not ended")?;
         ensure!(status == 0, "status {status}");
         if let What::Tests(_, only) = self.what {
-            // A name that nothing bears runs nothing.
+            // A name without a test runs nothing.
             let passed = self.passed.len() + passed_tests(&record.text).count();
             ensure!(passed >= only.len().max(1), "{passed} tests have passed, of {only:?}");
         }
@@ -195,13 +195,13 @@ impl Part {
     }
 }
 
-/// Tries all of them in one machine with this kernel, or in some more after a fault of the emulator. `None`, and a line
-/// that says why, where there can be none.
+/// Runs all parts in one machine with this kernel, or in more after faults of the emulator. Skips, and prints why, if
+/// there can be no machine.
 pub fn try_all(kernel: &str, tier: &str, open: Vec<Part>) -> Result<()> {
     try_all_booted_with(kernel, tier, None, open)
 }
 
-/// The same with these words on the kernel's command line.
+/// Like [`try_all`], with these words on the kernel's command line.
 pub fn try_all_booted_with(kernel: &str, tier: &str, words: Option<&str>, mut open: Vec<Part>) -> Result<()> {
     let Some(mut machine) = Machine::new(kernel, tier, words)? else { return Ok(()) };
     while !open.is_empty() {
@@ -209,10 +209,10 @@ pub fn try_all_booted_with(kernel: &str, tier: &str, words: Option<&str>, mut op
         let mut wrong = Vec::new();
         for part in &mut open {
             let Some(record) = boot.records.get(&part.name) else { continue };
-            let late = boot.too_late_in.as_deref() == Some(&part.name);
+            let late = boot.stuck_in.as_deref() == Some(&part.name);
             let outcome = match boot.interrupted.as_deref() == Some(&part.name) {
                 true if boot.is_fault => {
-                    part.go_on_after(record);
+                    part.keep_partial(record);
                     continue;
                 }
                 true => Err(anyhow!("the machine ended within it")),
@@ -225,12 +225,12 @@ pub fn try_all_booted_with(kernel: &str, tier: &str, words: Option<&str>, mut op
                     part.is_done = true;
                 }
                 Err(error) => {
-                    let last: Vec<&str> = record.text.lines().rev().take(TOLD_OF_FAILURE).collect();
+                    let last: Vec<&str> = record.text.lines().rev().take(LINES_OF_FAILURE).collect();
                     last.iter().rev().for_each(|line| println!("{kernel}| {line}"));
                     println!("{kernel}: {} fails: {error:#}", part.name);
                     part.failures += 1;
                     (part.passed, part.said) = (Vec::new(), String::new());
-                    if part.failures == FAILURES {
+                    if part.failures == MAX_FAILURES {
                         wrong.push(format!("{}: {error:#}", part.name));
                     } else {
                         println!("{kernel}: another try of {}", part.name);
@@ -244,22 +244,22 @@ pub fn try_all_booted_with(kernel: &str, tier: &str, words: Option<&str>, mut op
     Ok(())
 }
 
-/// What one boot has shown.
+/// Results of one boot.
 struct Boot {
     records: BTreeMap<String, Record>,
-    /// The part that had begun when the machine ended.
+    /// The part that was running when the machine ended.
     interrupted: Option<String>,
     is_fault: bool,
-    /// The part in which the kernel said that a CPU did not get on.
-    too_late_in: Option<String>,
+    /// The part in which the kernel reported a stuck CPU.
+    stuck_in: Option<String>,
 }
 
 struct Machine<'a> {
     kernel: &'a str,
-    /// More words of the kernel's command line.
+    /// More words for the kernel's command line.
     words: Option<&'a str>,
     console: tempfile::NamedTempFile,
-    /// All that the machines with this kernel print.
+    /// Log of everything that the machines with this kernel print.
     log: File,
     faults: u32,
     _turn: MutexGuard<'static, ()>,
@@ -269,7 +269,7 @@ impl<'a> Machine<'a> {
     fn new(kernel: &'a str, tier: &str, words: Option<&'a str>) -> Result<Option<Self>> {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(reason) = can_run(kernel) {
-            // CI installs what is needed: what is missing there is a failure.
+            // CI installs what is needed: a missing program is a failure there.
             ensure!(env::var_os("CI").is_none(), "{reason}");
             println!("skipped: {reason}");
             return Ok(None);
@@ -286,13 +286,13 @@ impl<'a> Machine<'a> {
             Ok(parts.into_iter().map(Part::line).collect::<Result<Vec<_>>>()?.join("\n"))
         };
         let (before, after) = (lines(before)?, lines(after)?);
-        let folder = env!("CARGO_TARGET_TMPDIR").replace('\'', r"'\''");
+        let directory = env!("CARGO_TARGET_TMPDIR").replace('\'', r"'\''");
         let script = format!(
-            "mark={mark}\npatience={PATIENCE_OF_PART_S}\nexport folder='{folder}'\n{RUN_PARTS}\n{before}\nset -e\n{MOUNT_DISK}\n\
+            "mark={mark}\npart_timeout={PART_TIMEOUT_S}\nexport directory='{directory}'\n{RUN_PARTS}\n{before}\nset -e\n{MOUNT_DISK}\n\
              {KEEP_ENABLED}\nset +e\n{after}\n"
         );
         let mut vm = xtask();
-        vm.args(["vm", self.kernel, "--no-tools", "--disk", DISK_MEBIBYTES, "--timeout", PATIENCE_S]);
+        vm.args(["vm", self.kernel, "--no-tools", "--disk", DISK_MEBIBYTES, "--timeout", TIMEOUT_S]);
         vm.arg("--console").arg(self.console.path());
         if let Some(words) = self.words {
             vm.args(["--append", words]);
@@ -317,7 +317,7 @@ impl<'a> Machine<'a> {
         let mut text = String::new();
         for line in BufReader::new(running.stdout.take().context("it has an output")?).split(b'\n') {
             let line = String::from_utf8_lossy(&line?).into_owned();
-            // In front of each line the kernel, so that nobody takes its results for those of this run.
+            // With the kernel's name in front, so that its results are not taken for those of this run.
             writeln!(self.log, "{}| {line}", self.kernel)?;
             text.extend([line.as_str(), "\n"]);
         }
@@ -330,30 +330,30 @@ impl<'a> Machine<'a> {
         if is_fault {
             println!("{}: another try: the emulator ran an instruction that was gone", self.kernel);
             self.faults += 1;
-            ensure!(self.faults <= TOLERATED_FAULTS, "the emulator fails too often");
+            ensure!(self.faults <= MAX_FAULTS, "the emulator fails too often");
         } else if let Some((line, part)) = complaint(&console) {
-            // It has nothing to do with how fast the machine is, and is no better the next time.
+            // It does not depend on the machine's speed, and will not be better the next time.
             bail!("the kernel {} complains in {}: {line}\n{console}", self.kernel, part.unwrap_or("its beginning"));
         }
-        let too_late_in = is_too_late(&console).map(|part| part.unwrap_or_default().to_owned());
-        if !is_fault && records.is_empty() && too_late_in.is_some() {
-            println!("{}: another try: a CPU did not get on before any part had begun", self.kernel);
+        let stuck_in = stuck_cpu_part(&console).map(|part| part.unwrap_or_default().to_owned());
+        if !is_fault && records.is_empty() && stuck_in.is_some() {
+            println!("{}: another try: a CPU did not get on before any part had started", self.kernel);
             self.faults += 1;
-            ensure!(self.faults <= TOLERATED_FAULTS, "no part begins");
-            return Ok(Boot { records, interrupted, is_fault: true, too_late_in });
+            ensure!(self.faults <= MAX_FAULTS, "no part begins");
+            return Ok(Boot { records, interrupted, is_fault: true, stuck_in });
         }
-        // Emulated CPUs that are switched off and on again may end a machine without a word: that part has failed.
+        // Emulated CPUs that go offline and online may end a machine silently: then the part has failed.
         let may_end = parts.iter().any(|part| part.switches_cpus_off && interrupted.as_ref() == Some(&part.name));
         let may_end = may_end && !console.contains(PANIC);
-        if status == NO_ANSWER && !is_fault && too_late_in.is_none() && !may_end {
+        if status == NO_ANSWER && !is_fault && stuck_in.is_none() && !may_end {
             bail!("the kernel {} ends in {interrupted:?}\n{console}", self.kernel);
         }
-        ensure!(is_fault || !records.is_empty(), "no part has begun on {}: status {status}\n{console}", self.kernel);
-        Ok(Boot { records, interrupted, is_fault, too_late_in })
+        ensure!(is_fault || !records.is_empty(), "no part has started on {}: status {status}\n{console}", self.kernel);
+        Ok(Boot { records, interrupted, is_fault, stuck_in })
     }
 }
 
-/// Why there can be no virtual machine with this kernel.
+/// Returns why there can be no virtual machine with this kernel.
 fn can_run(kernel: &str) -> Result<()> {
     let succeeds = |command: &mut Command| -> Result<()> {
         let output = command.stdin(Stdio::null()).output()?;
@@ -371,7 +371,7 @@ fn can_run(kernel: &str) -> Result<()> {
     succeeds(xtask().args(["kernels", "--cached", kernel]))
 }
 
-/// Programs of this machine do not run there.
+/// The host's programs do not run there.
 fn is_arm64(kernel: &str) -> bool {
     kernel.ends_with("arm64")
 }
@@ -385,11 +385,11 @@ fn xtask() -> Command {
 }
 
 fn installed(name: &str) -> bool {
-    let folders = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&folders).any(|folder| folder.join(name).is_file())
+    let paths = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&paths).any(|directory| directory.join(name).is_file())
 }
 
-/// Builds all test programs, once, and returns where one of them is.
+/// Returns the path of a test program; builds all of them on the first call.
 fn test_program(name: &str) -> Result<PathBuf> {
     static BUILT: OnceLock<Result<BTreeMap<String, PathBuf>, String>> = OnceLock::new();
     let built = BUILT.get_or_init(|| test_programs().map_err(|error| format!("{error:#}")));
@@ -399,7 +399,7 @@ fn test_program(name: &str) -> Result<PathBuf> {
 
 fn test_programs() -> Result<BTreeMap<String, PathBuf>> {
     let mut cargo = Command::new(env!("CARGO"));
-    // With the features of a build of everything, which is there already.
+    // With the features of a build of the workspace, which exists already.
     cargo.args(["test", "--workspace", "--no-run", "--message-format=json"]);
     let output = cargo.current_dir(root()?).stdin(Stdio::null()).output()?;
     ensure!(output.status.success(), "cannot build the tests: {}", String::from_utf8_lossy(&output.stderr));

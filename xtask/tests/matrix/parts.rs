@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is tried on another kernel, and what has to come of it there.
+//! The parts that run on another kernel, and the judges of their output.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -7,50 +7,50 @@ use serde_json::Value;
 use crate::kernels::Expected;
 use crate::machine::Part;
 
-/// So many executions have to be compared for their share to mean anything.
-const ENOUGH: u64 = 3_000;
+/// Minimum number of compared executions for a meaningful share.
+const MIN_EXECUTIONS: u64 = 3_000;
 
-/// What may differ on another kernel: its events, and programs at them. How counters are taken out and series are told
-/// apart is the same everywhere, and is tested on the running kernel.
+/// Tests of what may differ on another kernel: its events, and BPF programs at them. Counters and the grouping of
+/// series are the same everywhere, and are tested on the running kernel.
 const WORK_ITEMS: &[&str] = &[
-    "a_source_that_is_dropped_leaves_no_program_behind",
-    "counts_and_maxima_per_handler_agree_with_the_trace",
-    "each_item_waits_for_the_busy_ones_before_it",
-    "every_item_over_the_threshold_is_a_late_event",
-    "items_beyond_max_active_wait_to_be_activated",
-    "ten_thousand_items_are_counted_ten_thousand_times",
+    "dropped_source_leaves_no_programs",
+    "counts_and_maxima_per_handler_match_trace",
+    "item_waits_for_busy_items_before_it",
+    "each_item_over_threshold_is_a_late_event",
+    "items_beyond_max_active_wait_for_activation",
+    "counts_each_of_ten_thousand_items_once",
     "ten_thousand_late_events_are_all_reported_or_counted_as_lost",
 ];
 
-/// As of work items: how stacks are told apart, names, files of code and filters are the same everywhere.
+/// Like [`WORK_ITEMS`]: grouping of stacks, names, code files and filters are the same everywhere.
 const WAITS: &[&str] = &[
-    "a_trace_has_all_of_a_threads_time",
-    "deadline::a_budget_that_is_used_up_or_given_back_is_blamed_and_nobody_else",
-    "flood::late_events_beyond_the_budget_count_and_have_no_causes",
-    "forgotten::a_thread_that_is_moved_on_its_way_to_sleep_has_slept_since_then",
-    "gdb::user_frames_are_those_that_gdb_tells",
-    "half_asleep::a_thread_that_is_preempted_on_its_way_to_sleep_waits_for_a_cpu",
-    "holders::a_thread_waits_for_whoever_has_the_lock",
-    "holders::who_flushes_a_work_item_waits_for_its_worker",
-    "moved::a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved",
-    "ready::a_thread_that_gives_way_to_the_sampler_has_its_cpu",
-    "ready::waiting_for_a_cpu_is_as_long_as_the_kernel_counts",
-    "roles::what_a_thread_is_does_not_go_by_its_name",
+    "trace_accounts_for_all_time_of_a_thread",
+    "deadline::deadline_budget_is_the_only_cause",
+    "flood::late_events_beyond_budget_count_without_causes",
+    "forgotten::thread_migrated_while_blocking_has_correct_age",
+    "gdb::user_frames_match_gdb",
+    "half_asleep::thread_preempted_while_blocking_is_runnable",
+    "holders::waiter_names_lock_holder",
+    "holders::flush_waiter_names_worker",
+    "moved::migrated_thread_waits_since_its_wakeup",
+    "ready::thread_preempted_by_sampler_counts_as_running",
+    "ready::run_queue_wait_matches_schedstat",
+    "roles::role_does_not_depend_on_thread_name",
     "sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias",
-    "the_age_of_a_wait_is_since_it_began",
-    "threads_that_are_born_and_die_are_counted_or_lost",
-    "threads_in_known_places_have_their_shares_names_and_time",
-    "threads_that_end_meanwhile_are_not_unreadable",
-    "throttled::a_thread_woken_while_its_cgroup_is_throttled_waits_for_that",
-    "throttled::a_throttled_wait_is_told_as_such_whoever_has_the_cpu",
-    "throttled::culprits_and_whom_they_delay_have_their_cgroups",
-    "throttled::nobody_innocent_is_blamed_in_a_hundred_throttled_waits",
-    "throttled::threads_behind_others_of_their_cgroup_are_throttled_with_them",
-    "wakers::a_wait_is_told_with_the_stack_of_who_ended_it",
-    "without_bpf_the_kernel_frames_are_the_same",
+    "wait_age_counts_from_its_start",
+    "short_lived_threads_are_counted_or_lost",
+    "threads_have_expected_shares_names_and_time",
+    "exited_threads_do_not_count_as_unreadable",
+    "throttled::wakeup_in_throttled_cgroup_waits_for_quota",
+    "throttled::throttled_wait_is_attributed_to_quota_on_busy_cpu",
+    "throttled::culprits_and_victims_have_their_cgroups",
+    "throttled::throttled_waits_blame_no_other_thread",
+    "throttled::queued_threads_are_throttled_with_their_cgroup",
+    "wakers::blocked_wait_has_wakers_stack",
+    "proc_backend_has_same_kernel_frames_as_bpf",
 ];
 
-/// Why a test does not apply on some kernels, or on none that is emulated.
+/// Reasons why a test does not apply on some kernels, or on any emulated one.
 pub const NO_IRQS_OFF: &str = "bpf_local_irq_save";
 const NO_PREEMPTION: &str = "sched_set_need_resched_tp";
 pub const NO_TIMER: &str = "PREEMPT_RT";
@@ -64,15 +64,15 @@ const NO_ZRAM: &str = "there is no zram0";
 const NO_SCSI_DISK: &str = "this kernel has no scsi_debug";
 pub const NO_LIMITS: &str = "block:block_io_start";
 
-/// The static program, and what each source tells beside another record of the same time.
+/// Returns the static program's parts, and one comparison with another record for two sources.
 pub fn short(expected: &'static Expected) -> Vec<Part> {
     let mut parts = of_program(expected);
-    parts.push(Part::tests("kernel_wq", &["counts_and_maxima_per_handler_agree_with_the_trace"], wq_agrees));
+    parts.push(Part::tests("kernel_wq", &["counts_and_maxima_per_handler_match_trace"], wq_agrees));
     parts.push(Part::tests("kernel_trace_lines", &[], move |said| is_skipped_for(said, expected.no_trace_lines)));
     parts
 }
 
-/// Everything but what has machines of its own: all functions that follow.
+/// Returns everything except what has machines of its own, in the functions below.
 pub fn whole(expected: &'static Expected) -> Vec<Part> {
     let mut parts = of_program(expected);
     parts.push(Part::tests("kernel_trace_lines", &[], move |said| is_skipped_for(said, expected.no_trace_lines)));
@@ -83,24 +83,24 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
     parts.push(Part::tests("kernel_why", &[], move |said| is_skipped_for(said, expected.cannot_disturb)));
     parts.push(Part::tests("kernel_timerlat", &[], move |said| timerlat_keeps_its_schedule(said, expected)));
     parts.push(Part::tests("kernel_irqsoff", &[], move |said| irqsoff_blames_no_user_code(said, expected)));
-    if expected.tells_preemption {
-        parts.push(Part::shell("the kernel's own tracers", TRACERS, the_kernels_tracer_sees_a_delay));
-        parts.push(Part::tests("kernel_irqsoff_delay", &[], delays_are_told));
+    if expected.has_preemption_events {
+        parts.push(Part::shell("the kernel's own tracers", TRACERS, kernel_tracer_sees_the_delay));
+        parts.push(Part::tests("kernel_irqsoff_delay", &[], delays_are_reported));
         for backend in ["tracer", "bpf"] {
             let script = DELAYS.replace("@BACKEND@", backend);
-            parts.push(Part::shell(&format!("blame by {backend}"), &script, who_keeps_interrupts_off_is_blamed));
+            parts.push(Part::shell(&format!("blame by {backend}"), &script, disabler_of_interrupts_is_blamed));
         }
     }
     parts.extend(expected.of_irqsoff.iter().map(|words| Part::script("irqsoff.sh", words, nothing_wrong)));
     parts
 }
 
-/// What submission threads do, on kernels that have them.
+/// Returns the parts for submission threads, on kernels that support them.
 pub fn sqpoll(expected: &'static Expected) -> Vec<Part> {
     let mut parts = Vec::new();
     if let Some(way) = expected.sqpoll {
-        parts.push(Part::tests("kernel_sqpoll", &[], move |said| sqpoll_tells_work(said, way)));
-        // Where work is told by samples (6.1), instances have no function_graph tracer; the rest is as with rounds.
+        parts.push(Part::tests("kernel_sqpoll", &[], move |said| sqpoll_measures_work(said, way)));
+        // With samples (6.1), instances have no function_graph tracer; the rest is as with rounds.
         if way == "rounds" {
             for program in ["kernel_sqpoll_namespace", "kernel_sqpoll_moved", "kernel_sqpoll_precise"] {
                 parts.push(Part::tests(program, &[], |said| is_skipped_for(said, &[])));
@@ -110,7 +110,7 @@ pub fn sqpoll(expected: &'static Expected) -> Vec<Part> {
     parts
 }
 
-/// How long requests take, of disks and of what is made of them.
+/// Returns the parts for the latency of requests, on disks and on devices on top of them.
 pub fn disks(expected: &'static Expected) -> Vec<Part> {
     let mut parts = Vec::new();
     parts.push(Part::tests("kernel_block", &[], move |said| {
@@ -126,23 +126,23 @@ pub fn disks(expected: &'static Expected) -> Vec<Part> {
     parts
 }
 
-/// Where threads wait, for whom, and along whom.
+/// Returns the parts for blocked waits, holders and wakeup edges.
 pub fn waits(expected: &'static Expected) -> Vec<Part> {
     vec![
-        Part::tests("kernel_offcpu", WAITS, offcpu_tells_where_threads_wait),
-        Part::tests("kernel_edges", &[], move |said| wakers_are_told(said, expected)),
+        Part::tests("kernel_offcpu", WAITS, offcpu_tests_pass),
+        Part::tests("kernel_edges", &[], move |said| wakers_are_compared(said, expected)),
         Part::tests("kernel_paths", &[], move |said| waits_are_followed(said, expected)),
         Part::shell("run and -p", COMMANDS, move |said| a_command_is_explained(said, expected)),
         Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained),
     ]
 }
 
-/// What `timerlat` does with the kernel's own tracer.
+/// Returns the parts for `timerlat` with the kernel's own tracer.
 pub fn tracer(expected: &'static Expected) -> Vec<Part> {
     expected.of_tracer.iter().map(|&part| Part::script("tracer.sh", &[part], nothing_wrong)).collect()
 }
 
-/// What is done to a machine while each source measures.
+/// Returns the parts that stress a machine while each source measures.
 pub fn torture() -> Vec<Part> {
     let judge = |said: &str| {
         // For the table of `make torture`.
@@ -152,13 +152,13 @@ pub fn torture() -> Vec<Part> {
     ["hotplug", "clocks"].map(|part| Part::script("torture.sh", &[part], judge).switches_cpus_off()).into()
 }
 
-/// What an overview does to a real-time thread on a CPU that is isolated and has no tick.
+/// Returns the part that checks an overview's effect on a real-time thread on an isolated CPU without a tick.
 pub fn isolated() -> Vec<Part> {
-    vec![Part::shell("an isolated CPU", ISOLATED, an_isolated_cpu_is_left_alone).with("/usr/bin/chrt")]
+    vec![Part::shell("an isolated CPU", ISOLATED, isolated_cpu_is_left_alone).with("/usr/bin/chrt")]
 }
 
-/// A thread of SCHED_FIFO:90 loops on CPU 1: the timer interrupts and switches that it suffers in 5 s alone, and from an
-/// overview's beginning to its end. It may keep its CPU for good.
+/// Counts timer interrupts and involuntary switches of a SCHED_FIFO:90 thread that loops on CPU 1, for 5 s alone and
+/// during an overview. Real-time throttling is off.
 const ISOLATED: &str = r#"
     echo -1 >/proc/sys/kernel/sched_rt_runtime_us
     taskset 2 /usr/bin/chrt -f 90 sh -c 'while :; do :; done' &
@@ -173,13 +173,14 @@ const ISOLATED: &str = r#"
     count alone
     sleep 5
     count beside
-    whylate -d 5s >/tmp/look 2>&1 || { cat /tmp/look; exit 1; }
+    whylate -d 5s >/tmp/overview 2>&1 || { cat /tmp/overview; exit 1; }
     count end
-    cat /tmp/look
+    cat /tmp/overview
 "#;
 
-/// The kernel's own timers come about once a second there; measured threads and timers come 100 times a second at least.
-fn an_isolated_cpu_is_left_alone(said: &str) -> Result<()> {
+/// The kernel's own timers come about once a second there; measuring threads or timers would come at least 100 times a
+/// second.
+fn isolated_cpu_is_left_alone(said: &str) -> Result<()> {
     let counts = |name: &str| -> Result<[f64; 3]> {
         let line = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         let numbers = line.with_context(|| format!("no counts {name}"))?.split(' ').map(str::parse);
@@ -198,18 +199,22 @@ fn an_isolated_cpu_is_left_alone(said: &str) -> Result<()> {
     Ok(())
 }
 
-/// Of a machine with a kernel that has not been tried before: what the static program does there.
+/// Returns the parts of the static program.
 pub fn of_program(expected: &'static Expected) -> Vec<Part> {
     vec![
         Part::shell("the program", "whylate wq --json -d 3s", move |said| program_says_what_it_uses(said, expected))
             .before_probes(),
-        // On a terminal it shows its progress too.
-        Part::shell("all sources", "whylate --json -d 3s 2>/tmp/said || { cat /tmp/said; exit 1; }", all_sources_look),
+        // On a terminal it would show its progress too.
+        Part::shell(
+            "all sources",
+            "whylate --json -d 3s 2>/tmp/said || { cat /tmp/said; exit 1; }",
+            all_sources_measure,
+        ),
         Part::shell("selftest", "whylate selftest --json --force", move |said| selftest_passes(said, expected)),
     ]
 }
 
-/// Three threads for two CPUs, while the static program tells who had one of them to wait.
+/// Three threads for two CPUs, while the static program explains run-queue waits.
 const CROWDED: &str = "
     trap 'kill $(jobs -p)' EXIT
     for number in 1 2 3; do
@@ -218,33 +223,33 @@ const CROWDED: &str = "
     whylate offcpu --json --why 1ms --worst 50 -d 3s
 ";
 
-/// A command that waits for a disk or, without one, for a child of its own; and a program that waits for another.
+/// A command that waits for a disk or, without one, for its child; and a program that waits for another.
 const COMMANDS: &str = r#"
-    whylate run --json sh -c "sleep 0.3; dd if=/dev/zero of='$folder/written' bs=4k count=20 conv=fsync; true" 2>&1
+    whylate run --json sh -c "sleep 0.3; dd if=/dev/zero of='$directory/written' bs=4k count=20 conv=fsync; true" 2>&1
     (sleep 20 | cat) &
     sleep 1
     whylate --comm cat --json -d 2s
     kill $!
 "#;
 
-/// The last line of a script.
+/// Checks the last line of a script.
 fn nothing_wrong(said: &str) -> Result<()> {
     ensure!(said.trim_end().ends_with("\n0 wrong") || said.trim() == "0 wrong", "something is wrong");
     Ok(())
 }
 
-/// The first line that is JSON.
+/// Returns the first line that is JSON.
 fn json(said: &str) -> Result<Value> {
-    said.lines().find_map(|line| serde_json::from_str(line).ok()).context("it told nothing")
+    said.lines().find_map(|line| serde_json::from_str(line).ok()).context("it printed nothing")
 }
 
-/// Each source measures or says why not, all on one account of the CPUs; what is blamed adds up to what was late.
-fn all_sources_look(said: &str) -> Result<()> {
-    let look = json(said)?;
-    let list = |name: &str| look[name].as_array().cloned().unwrap_or_default();
+/// Checks that each source measures or says why not, and that the time of culprits adds up to what was late.
+fn all_sources_measure(said: &str) -> Result<()> {
+    let overview = json(said)?;
+    let list = |name: &str| overview[name].as_array().cloned().unwrap_or_default();
     let names = |of: &[Value]| of.iter().filter_map(|of| of["source"].as_str().map(str::to_owned)).collect::<Vec<_>>();
     let (measured, unmeasured) = (names(&list("sources")), names(&list("unmeasured")));
-    println!("{measured:?}, not measured: {:?}, weaker: {:?}", list("unmeasured"), list("weaker"));
+    println!("{measured:?}, not measured: {:?}, limitations: {:?}", list("unmeasured"), list("weaker"));
     for source in ["wq", "irqsoff", "offcpu", "timerlat"] {
         ensure!(measured.iter().any(|name| name == source), "{source} does not measure");
     }
@@ -253,11 +258,11 @@ fn all_sources_look(said: &str) -> Result<()> {
     ensure!(list("worst").iter().all(is_named), "what was late is not named: {:?}", list("worst"));
     let sum = |of: &[Value], field: &str| of.iter().filter_map(|of| of[field].as_u64()).sum::<u64>();
     let (late_ns, blamed_ns) = (sum(&list("sources"), "late_ns"), sum(&list("culprits"), "total_ns"));
-    ensure!(late_ns == blamed_ns, "{blamed_ns} ns are blamed on somebody, and {late_ns} ns were late");
+    ensure!(late_ns == blamed_ns, "{blamed_ns} ns have culprits, and {late_ns} ns were late");
     Ok(())
 }
 
-/// Threads that wait for a CPU beside others, with causes that add up.
+/// Checks that run-queue waits have causes that add up, and that threads are among them.
 fn waits_for_a_cpu_are_explained(said: &str) -> Result<()> {
     let snapshot = json(said)?;
     let late = snapshot["late"].as_array().context("no thread waited for a CPU")?;
@@ -273,16 +278,16 @@ fn waits_for_a_cpu_are_explained(said: &str) -> Result<()> {
     Ok(())
 }
 
-/// Who woke whom is told as the kernel's own trace has it, and requests of a disk as their submitter saw them.
-fn wakers_are_told(said: &str, expected: &Expected) -> Result<()> {
+/// Checks that wakers were compared with the kernel's own trace, and disk requests with their submitter's view.
+fn wakers_are_compared(said: &str, expected: &Expected) -> Result<()> {
     if !expected.has_disk {
         return is_skipped_for(said, &[NOT_ON_DISK]);
     }
-    ensure!(said.lines().any(|line| line.contains(" writes, ")), "no writes were told");
+    ensure!(said.lines().any(|line| line.contains(" writes, ")), "no writes were compared");
     is_skipped_for(said, &[])
 }
 
-/// But for what is judged by the lengths of a wait's parts.
+/// Allows to skip what is judged by the lengths of a wait's parts.
 fn waits_are_followed(said: &str, expected: &Expected) -> Result<()> {
     let kinds = said.lines().filter(|line| line.contains(" waits, ") && line.contains(" off, ")).count();
     ensure!(kinds >= 8, "{kinds} ways to wait");
@@ -291,10 +296,10 @@ fn waits_are_followed(said: &str, expected: &Expected) -> Result<()> {
     is_skipped_for(said, &lacking.chain([NO_TIMES]).collect::<Vec<_>>())
 }
 
-/// A command's path adds up to its time, ends in what it waited for, and is known to its end.
+/// Checks that a command's path adds up to its time, ends in what it waited for, and is known almost completely.
 fn a_command_is_explained(said: &str, expected: &Expected) -> Result<()> {
-    let mut told = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let command = told.find(|told| told["elapsed_ns"].is_u64()).context("no command is told")?;
+    let mut reported = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let command = reported.find(|reported| reported["elapsed_ns"].is_u64()).context("no command is reported")?;
     let path = command["path"].as_array().context("it has no path")?;
     let sum = |kind: &str| -> u64 {
         let parts = path.iter().filter(|part| kind.is_empty() || part["kind"] == kind);
@@ -306,7 +311,7 @@ fn a_command_is_explained(said: &str, expected: &Expected) -> Result<()> {
     ensure!(slept_ns >= 290_000_000, "it slept for {slept_ns} ns");
     ensure!(disk_ns > 0 || !expected.has_disk, "it waited for no disk");
     ensure!(sum("unknown") <= sum("") / 20, "{} ns are unknown", sum("unknown"));
-    let program = told.find(|told| told["processes"] == 1).context("no program is told")?;
+    let program = reported.find(|reported| reported["processes"] == 1).context("no program is reported")?;
     let waits = program["waits"].as_array().context("it does not wait")?;
     let waited_ns: u64 = waits.iter().chain([&program["ready"]]).filter_map(|wait| wait["ns"].as_u64()).sum();
     let had_ns = ["on_cpu_ns", "own_sleep_ns"].iter().filter_map(|part| program[part].as_u64()).sum::<u64>();
@@ -315,10 +320,10 @@ fn a_command_is_explained(said: &str, expected: &Expected) -> Result<()> {
     Ok(())
 }
 
-/// What can be injected there is told right by the static program; the rest says why it cannot.
+/// Checks that each injected disturbance is reported correctly, or is skipped for a known reason.
 fn selftest_passes(said: &str, expected: &Expected) -> Result<()> {
-    let told = json(said)?;
-    let checks = told["checks"].as_array().context("it checked nothing")?;
+    let reported = json(said)?;
+    let checks = reported["checks"].as_array().context("it checked nothing")?;
     for check in checks {
         println!("{check}");
         let (verdict, reason) = (check["verdict"].as_str(), check["reason"].as_str().unwrap_or_default());
@@ -329,7 +334,7 @@ fn selftest_passes(said: &str, expected: &Expected) -> Result<()> {
     Ok(())
 }
 
-/// The static program measures, and names its backend and why it is not the best one.
+/// Checks that the static program measures, and names its backend and why it is not the best one.
 fn program_says_what_it_uses(said: &str, expected: &Expected) -> Result<()> {
     let snapshot = json(said)?;
     ensure!(snapshot["backend"] == expected.backend, "the backend is {}", snapshot["backend"]);
@@ -340,7 +345,7 @@ fn program_says_what_it_uses(said: &str, expected: &Expected) -> Result<()> {
     Ok(())
 }
 
-/// `9913 executions, 9913 matched (100.000 %), …`: the last round is the one that counts.
+/// `9913 executions, 9913 matched (100.000 %), …`: the last round counts.
 fn wq_agrees(said: &str) -> Result<()> {
     let summary = said.lines().rev().find_map(|line| {
         let (executions, rest) = line.split_once(" executions, ")?;
@@ -348,7 +353,7 @@ fn wq_agrees(said: &str) -> Result<()> {
         Some((executions.parse::<u64>().ok()?, matched.parse::<u64>().ok()?))
     });
     let (executions, matched) = summary.context("no executions were compared with the trace")?;
-    ensure!(executions >= ENOUGH, "only {executions} executions were compared with the trace");
+    ensure!(executions >= MIN_EXECUTIONS, "only {executions} executions were compared with the trace");
     ensure!(matched * 100 >= executions * 99, "{matched} of {executions} executions are matched");
     Ok(())
 }
@@ -363,40 +368,41 @@ fn timerlat_keeps_its_schedule(said: &str, expected: &Expected) -> Result<()> {
     }
     // Only where programs may be at the exit of a function; the tracer's own samples are always taken there.
     let tells_ran = !said.contains("latency until it runs: false");
-    ensure!(tells_ran, "a thread's latency ends when it has the CPU");
-    // None of them is ever idle and in time; and disturbances are compared however often they stop.
+    ensure!(tells_ran, "a thread's latency does not end when it runs");
+    // Emulated CPUs are never idle and in time; and disturbances are compared however often they stop.
     let disturbances =
         expected.cannot_disturb.iter().copied().filter(|reason| [NO_IRQS_OFF, NO_TIMER].contains(reason));
     is_skipped_for(said, &disturbances.chain([LATE]).collect::<Vec<_>>())
 }
 
-/// But for windows of known length: its programs load, and late interrupts of user code are told as that.
+/// Allows to skip windows of known length: the programs load, and late interrupts of user code are reported as such.
 fn irqsoff_blames_no_user_code(said: &str, expected: &Expected) -> Result<()> {
     ensure!(said.contains(" of them in user code"), "user code was never interrupted");
-    let lacking: &[&str] = if expected.tells_preemption { &[LATE] } else { &[LATE, NO_PREEMPTION] };
+    let lacking: &[&str] = if expected.has_preemption_events { &[LATE] } else { &[LATE, NO_PREEMPTION] };
     is_skipped_for(said, lacking)
 }
 
-/// But for what takes too many births of threads or waits; there is no gdb to compare with, and no disk to write to.
-fn offcpu_tells_where_threads_wait(said: &str) -> Result<()> {
+/// Allows to skip what needs too many thread creations or waits; there is no gdb to compare with, and no disk to write
+/// to.
+fn offcpu_tests_pass(said: &str) -> Result<()> {
     ensure!(said.contains(" births a second, lost: "), "no threads were born");
     let emulated = ["an emulated CPU is too slow for a flood", "it needs two CPUs that are not emulated", NO_TIMES];
-    // A quota is judged where its CPU is idle otherwise, which an emulated one with PREEMPT_RT hardly is; and a kernel that is
-    // built for its tracers has little else.
+    // A quota is judged if its CPU is idle otherwise, which an emulated one with PREEMPT_RT hardly is; and a kernel
+    // that is built for its tracers has little else.
     let may_lack = ["others have this CPU", "this kernel has no inotify"];
     let said: Vec<&str> = said.lines().filter(|line| !may_lack.iter().any(|lacks| line.contains(lacks))).collect();
     let lacking = ["gdb is not installed", "what writes back has no disk here"];
     is_skipped_for(&said.join("\n"), &[&emulated[..], &lacking].concat())
 }
 
-/// But for what a busy emulated CPU does to waits.
-fn sqpoll_tells_work(said: &str, way: &str) -> Result<()> {
-    let first = said.lines().find_map(|line| line.split_once("work is told by ").map(|(_, way)| way));
-    ensure!(first == Some(way), "work is told by {first:?}");
+/// Allows to skip what a busy emulated CPU does to waits.
+fn sqpoll_measures_work(said: &str, way: &str) -> Result<()> {
+    let first = said.lines().find_map(|line| line.split_once("work is measured by ").map(|(_, way)| way));
+    ensure!(first == Some(way), "work is measured by {first:?}");
     is_skipped_for(said, &[LATE])
 }
 
-/// Turns interrupts off for 20 ms and prints what the kernel's own tracer saw, in microseconds.
+/// Disables interrupts for 20 ms and prints what the kernel's own tracer saw, in microseconds.
 const TRACERS: &str = "
     cd /sys/kernel/tracing
     for tracer in irqsoff preemptoff preemptirqsoff wakeup hwlat osnoise timerlat function_graph; do
@@ -410,25 +416,25 @@ const TRACERS: &str = "
     echo nop >current_tracer
 ";
 
-fn the_kernels_tracer_sees_a_delay(said: &str) -> Result<()> {
+fn kernel_tracer_sees_the_delay(said: &str) -> Result<()> {
     let max_us: u64 = said.trim().parse().with_context(|| format!("it printed {said}"))?;
     ensure!(max_us >= 20_000, "interrupts were off for 20 ms, and the tracer saw {max_us} us");
     Ok(())
 }
 
-/// Each delay that the kernel's module makes is told, with its length and who made it.
-fn delays_are_told(said: &str) -> Result<()> {
+/// Checks that each delay of the kernel's module is reported, with its length and task.
+fn delays_are_reported(said: &str) -> Result<()> {
     let rows = said.lines().filter(|line| line.starts_with("row | events | ")).count();
     // Four lengths in two modes.
     ensure!(rows >= 8, "{rows} rows");
     is_skipped_for(said, &[])
 }
 
-/// An emulated CPU, and loading a module, keep others waiting for half as long.
+/// Minimum latency of a delay: an emulated CPU, and loading a module, delay others for half as long.
 const LONG_NS: u64 = 45_000_000;
 const DELAYS_MADE: usize = 30;
-/// A kernel's own module keeps interrupts off. The machine's output goes through an emulated serial port, whose
-/// interrupt takes longer than that for a long line: there is none meanwhile.
+/// The kernel's own module disables interrupts. The machine's console is an emulated serial port with an interrupt that
+/// would take longer than that for a long line, so nothing is printed in between.
 const DELAYS: &str = "
     whylate timerlat top --backend @BACKEND@ -c 1 --json --why 10ms -d 30 >/tmp/out &
     measuring=$!
@@ -443,7 +449,7 @@ const DELAYS: &str = "
     cat /tmp/out
 ";
 
-fn who_keeps_interrupts_off_is_blamed(said: &str) -> Result<()> {
+fn disabler_of_interrupts_is_blamed(said: &str) -> Result<()> {
     let snapshots = said.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let late: Vec<Value> =
         snapshots.flat_map(|snapshot| snapshot["late"].as_array().cloned().unwrap_or_default()).collect();
@@ -468,7 +474,7 @@ fn who_keeps_interrupts_off_is_blamed(said: &str) -> Result<()> {
     Ok(())
 }
 
-/// Tests were skipped for each of these reasons, and for no other.
+/// Checks that tests were skipped for each of these reasons, and for no other.
 fn is_skipped_for(said: &str, reasons: &[&str]) -> Result<()> {
     fn reason(line: &str) -> Option<&str> {
         line.strip_prefix("skipped: ").or_else(|| line.strip_prefix("inconclusive: "))
@@ -476,7 +482,7 @@ fn is_skipped_for(said: &str, reasons: &[&str]) -> Result<()> {
     let skipped: Vec<&str> = said.lines().filter_map(reason).collect();
     let other = skipped.iter().find(|skipped| !reasons.iter().any(|reason| skipped.contains(reason)));
     ensure!(other.is_none(), "a test was skipped: {other:?}");
-    let unsaid = reasons.iter().find(|&reason| !skipped.iter().any(|skipped| skipped.contains(reason)));
-    ensure!(unsaid.is_none(), "no test was skipped for this reason: {unsaid:?}");
+    let missing = reasons.iter().find(|&reason| !skipped.iter().any(|skipped| skipped.contains(reason)));
+    ensure!(missing.is_none(), "no test was skipped for this reason: {missing:?}");
     Ok(())
 }

@@ -2,8 +2,9 @@
 #
 # usage: sh torture.sh hotplug|clocks
 #
-# What each source does while a CPU goes and comes back, or while the machine sleeps and its clock is set; runs in a
-# virtual machine with busybox alone, as root. Prints what is wrong, a row for the table of `make torture`, and a last line.
+# Tests each source while a CPU goes offline and comes back, or while the machine sleeps and its clock is set; runs in a
+# virtual machine with busybox only, as root. Prints what is wrong, a row for the table of `make torture`, and a last
+# line.
 
 tracing=/sys/kernel/tracing
 cpu1=/sys/devices/system/cpu/cpu1/online
@@ -18,7 +19,8 @@ wrong() {
     echo "---"
     failures=$((failures + 1))
 }
-# Until all is attached: what it holds in the kernel has not changed for a while, which takes seconds on an emulated CPU.
+# Waits until all is attached: what it holds in the kernel has not changed for a while, which takes seconds on an
+# emulated CPU.
 wait_until_it_measures() {
     held= calm=0
     for _ in $(seq 30); do
@@ -29,7 +31,8 @@ wait_until_it_measures() {
         [ $calm = 4 ] && break
     done
 }
-# Also of what hangs, so that the next one is not held up. An emulated CPU takes its time to attach.
+# Waits for the end of whylate, and kills it if it hangs, so that the next one is not delayed. An emulated CPU takes its
+# time to attach.
 wait_for_its_end() {
     for _ in $(seq 120); do
         kill -0 $measuring 2>/dev/null || break
@@ -42,7 +45,7 @@ wait_for_its_end() {
     wait $measuring
     status=$?
 }
-# Each source by each way of measuring, and all at once.
+# Runs each source with each way of measuring, and all at once.
 each() {
     for words in '' 'wq --why 1ms' 'timerlat hist' irqsoff 'offcpu --why 1ms' 'offcpu --backend trace' sqpoll 'block --why 1ms'; do
         what="$part beside whylate $words"
@@ -50,7 +53,7 @@ each() {
         whylate $words --json -d 20s >out 2>err &
         measuring=$!
         wait_until_it_measures
-        # What is not seen while all sources measure would not be seen where it is left behind.
+        # What is not seen while all sources measure would not be seen as a leftover either.
         for kind in programs maps links; do
             [ -n "$words" ] || eval "[ \$($kind) -gt \$$kind ]" || wrong "$what: its $kind are not seen"
         done
@@ -58,7 +61,7 @@ each() {
         times=$((times + 1))
         wait_for_its_end
         [ $status = 0 ] || wrong "$what: status $status"
-        grep -q '^{' out || wrong "$what: it told nothing"
+        grep -q '^{' out || wrong "$what: it printed nothing"
         if grep -q panicked err; then
             wrong "$what: it panicked"
             panics=$((panics + 1))
@@ -67,13 +70,14 @@ each() {
             wrong "$what: it prints control characters"
             letters=$((letters + 1))
         fi
-        # By seconds: nothing here is late for so long but what was away, or what waits for an emulated CPU's work.
+        # Seconds of latency: nothing here is that late except what was offline or asleep, or what waits for an emulated
+        # CPU's work.
         late=$(grep -oE '"latency_ns":([4-9][0-9]{9}|[0-9]{11})[^{}]*([{]"kind":"[a-z_]*"|[}])' out | grep -v '"running"$' | cut -c 1-300)
-        [ -z "$late" ] || wrong "$what: what was away is told as late: $late"
+        [ -z "$late" ] || wrong "$what: what was away is reported as late: $late"
         echo "$what: $(grep -oE '"(latency_ns|max_ns)":[0-9]+' out | grep -oE '[0-9]+' | sort -n | tail -n 1) ns at most"
     done
 }
-# Interrupts of the account's timer on CPU 1, for 2 s.
+# Counts interrupts of the account's timer on CPU 1, for 2 s.
 beats() {
     mkdir $tracing/instances/beats
     echo 1 >$tracing/instances/beats/events/timer/hrtimer_expire_entry/enable
@@ -83,11 +87,11 @@ beats() {
     rmdir $tracing/instances/beats
 }
 
-# A CPU goes for 5 s. What explains late events has a timer on it again.
+# A CPU goes offline for 5 s. Afterwards the source that explains late events has a timer on it again.
 hotplug() {
     case $words in
     *--why*)
-        # What is held has not changed for a while either where a CPU is too slow to load the next program.
+        # A CPU that is too slow to load the next program also looks as if all was attached.
         for _ in $(seq 10); do
             before=$(beats)
             [ "$before" -lt 100 ] || break
@@ -107,7 +111,7 @@ hotplug() {
         ;;
     esac
 }
-# It is an hour later, the machine sleeps until it is woken from outside, and it is two hours earlier.
+# The clock is set an hour ahead, the machine sleeps until the host wakes it, and the clock is set two hours back.
 clocks() {
     date -s "@$(($(date +%s) + 3600))" >/dev/null
     slept_s=$(date +%s)
@@ -130,14 +134,14 @@ settings() {
         echo "$file: $(cat /proc/sys/kernel/$file 2>/dev/null)"
     done
 }
-# So many of each kind that can be left behind. There is no bpftool here: a program has its code among the kernel's
-# symbols, larger maps have memory that is listed, and a link lives as long as who has it open.
+# Counts each kind of leftover. Without bpftool: a program has its code among the kernel's symbols, larger maps have
+# memory in vmallocinfo, and a link lives as long as its descriptor is open.
 programs() { grep -c '\[bpf\]$' /proc/kallsyms; }
 maps() { grep -c -e map_alloc -e ringbuf /proc/vmallocinfo; }
 links() { cat /proc/[0-9]*/fdinfo/* 2>/dev/null | grep -c '^link_id:'; }
 instances() { ls $tracing/instances | wc -l; }
 files() { ls -d /tmp/* /var/tmp/* /dev/shm/* /run/whylate/* 2>/dev/null | grep -v -e '\.lock$' -e '^/tmp/\(out\|err\|before\)$' | wc -l; }
-# Those of whylate, and the kernel's, of which workers come and go.
+# Counts the threads of whylate, and the kernel's without workers, which come and go.
 threads() {
     for process in /proc/[0-9]*; do
         name=$(cut -d ' ' -f 2 "$process/stat" 2>/dev/null)
@@ -149,7 +153,7 @@ threads() {
     done | wc -l
 }
 kinds='programs maps links instances files threads'
-# What is more than it was, after as long as the kernel takes to free it.
+# Sets $more to how many more there are than before, after the time that the kernel may take to free them.
 left() {
     for _ in $(seq 60); do
         now=$("$1")
@@ -161,7 +165,7 @@ left() {
 }
 
 echo 1 >/proc/sys/net/core/bpf_jit_kallsyms 2>/dev/null
-# The first one makes folders that stay.
+# The first run creates directories that stay.
 whylate wq -d 1s >/dev/null 2>&1
 settings >before
 for kind in $kinds; do eval "$kind=$("$kind")"; done

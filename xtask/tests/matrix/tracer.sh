@@ -2,8 +2,8 @@
 #
 # usage: sh tracer.sh threads|readers|trace|cases|others|killed
 #
-# What `whylate timerlat` does with the kernel's tracer; runs in a virtual machine whose kernel has it, as root, with busybox alone. Prints
-# what is wrong, and a last line.
+# Tests `whylate timerlat` with the kernel's tracer; runs in a virtual machine with a kernel that has it, as root, with
+# busybox only. Prints what is wrong, and a last line.
 
 tracing=/sys/kernel/tracing
 osnoise=$tracing/osnoise
@@ -17,12 +17,12 @@ wrong() {
     echo "---"
     failures=$((failures + 1))
 }
-# The status of a run is in $status, what it said in the files `out` and `err`.
+# Runs a command: its status is in $status, its output in the files `out` and `err`.
 run() {
     "$@" >out 2>err
     status=$?
 }
-# Until the tracer is set up, and measures.
+# Waits until the tracer is set up, and measures.
 wait_for_tracer() {
     for _ in $(seq 60); do
         grep -qs timerlat $tracing/instances/whylate-*/current_tracer && break
@@ -30,7 +30,7 @@ wait_for_tracer() {
     done
     sleep 5
 }
-# The same, while something else looks at it, however long that takes.
+# Like run, with a check during it, however long that takes.
 run_beside() {
     look=$1
     shift
@@ -55,7 +55,7 @@ settings() {
 thread_named() {
     for process in /proc/[0-9]*; do
         name=
-        # A process for each would take longer than the rest, beside threads that are more urgent.
+        # A process for each would take too long beside threads of higher priority.
         { read -r name <"$process/comm"; } 2>/dev/null
         [ "$name" = "$1" ] && echo "${process#/proc/}"
     done
@@ -68,7 +68,8 @@ wait_for_thread() {
     done
     echo "$tid"
 }
-# The policy and the real-time priority (fields 41 and 40 of proc_pid_stat(5)) of a thread without a blank in its name.
+# Prints the policy and the real-time priority (fields 41 and 40 of proc_pid_stat(5)) of a thread without a blank in its
+# name.
 policy_of() {
     # shellcheck disable=SC2046
     set -- $(cat "/proc/$1/stat")
@@ -85,7 +86,7 @@ look_at_kernel_threads() {
     grep -q '^0::/ours$' "/proc/$tid/cgroup" || wrong "-C: $(cat "/proc/$tid/cgroup")"
     [ -z "$(thread_named timerlat/0)" ] || wrong "-c 1 measures CPU 0 as well"
 }
-# The kernel's threads: where, how often, how urgent, and in which cgroup.
+# The kernel's threads: where, how often, at which priority, and in which cgroup.
 threads() {
     mkdir -p cg && mount -t cgroup2 none cg && mkdir -p cg/ours
     run_beside look_at_kernel_threads whylate timerlat top -k -q -c 1 -p 2000 -P f:50 -C=ours
@@ -110,7 +111,7 @@ read_the_file() {
         taskset 1 head -c 1 $osnoise/per_cpu/cpu0/timerlat_fd
     done
 }
-# Threads in user space: ours, by default too, and somebody else's.
+# Threads in user space: whylate's own, also by default, and those of another program.
 readers() {
     for option in "" -u; do
         # shellcheck disable=SC2086
@@ -129,13 +130,14 @@ readers() {
     grep -q '"cpu":"1"},"histograms":{"irq":{"count":0' out || wrong "-U measures somebody else"
 }
 
-# What is saved at a stop, with events. The hog is more urgent than the measured threads.
+# What is saved at a stop, with events. The hog has a higher priority than the measured threads.
 trace() {
-    # What the kernel finds late may be in time for whylate's program, where the emulator stops the CPU between the two: that is told, with no cause.
+    # What the kernel finds late may be in time for whylate's BPF program, if the emulator stops the CPU between the
+    # two: it says so, without a cause.
     for try in 1 2 3; do
         whylate inject hog --for 45ms --times 20 --every 500ms --cpu 1 >hog 2>&1 &
         hog=$!
-        # On its CPU alone, and longer than an emulator stops that one: 20 ms happen.
+        # On the hog's CPU only, and longer than an emulator stops it: 20 ms happen.
         run whylate timerlat top -k -q -c 1 -P f:10 -T 40000 -s 1000 -t=trace.txt --trace-buffer-size 512 \
             -e sched:sched_switch --filter 'prev_pid==0' --trigger 'hist:key=next_pid' -e irq
         expect 2 "-T"
@@ -175,7 +177,8 @@ trace() {
     grep -q 'no_such' err || wrong "it does not say which event is not there"
 }
 
-# A command line: its status, how a line of its output begins, and the rest. Standard error may come anywhere, as on a terminal.
+# Checks a command line: its status, how a line of its output begins, and the arguments. Standard error may come
+# anywhere, as on a terminal.
 takes() {
     wanted=$1
     begins=$2
@@ -188,12 +191,12 @@ takes() {
     grep -q "^$begins" out || wrong "no line of $* begins with '$begins'"
     case $begins in
     "  Saving trace to "*)
-        # The kernel's, or that of the backend bpf.
+        # The kernel's trace, or that of the backend bpf.
         grep -qsE 'timer_latency|^# The latest' "${begins#  Saving trace to }" || wrong "$*: nothing is in the trace"
         ;;
     esac
 }
-# The command lines of rtla's own tests, but for some durations, with whylate in rtla's place.
+# The command lines of rtla's own tests, except for some durations, with whylate in rtla's place.
 cases() {
     echo_output='shell,command=echo TestOutput'
     fails='shell,command=echo -n 1; false'
@@ -214,13 +217,13 @@ cases() {
     takes 2 'TestOutput$' hist -T 2 --on-threshold "$echo_output"
     takes 2 '12$' hist -T 2 --on-threshold 'shell,command=echo -n 1' --on-threshold 'shell,command=echo 2'
     takes 2 '1# RTLA timerlat histogram$' hist -T 2 --on-threshold "$fails" --on-threshold "$never"
-    # rtla itself goes on in this line with what it shows last.
+    # rtla itself continues this line with its last table.
     takes 2 1 top -T 2 --on-threshold "$fails" --on-threshold "$never"
     takes 0 'TestOutput$' hist -T 2 -d 3s --on-threshold "$echo_output" --on-threshold continue
     takes 0 'TestOutput$' top -q -T 2 -d 3s --on-threshold "$echo_output" --on-threshold continue
     takes 0 '  Saving trace to timerlat_trace.txt' hist -d 3s --on-end trace
     takes 0 '  Saving trace to timerlat_trace.txt' top -d 3s --on-end trace
-    # Kernels before 7.2 cannot do it, and threads of our own can.
+    # Kernels before 7.2 cannot align; threads of whylate can.
     if [ ! -e $osnoise/timerlat_align_us ]; then
         takes 0 'whylate: timerlat uses the bpf backend: .* cannot align' hist -A 100 -d 1s
         takes 3 'whylate: cannot attach timerlat: .* cannot align' hist -k -A 100 -d 1s
@@ -236,7 +239,7 @@ restart_the_tracer() {
         sleep 1
     done
 }
-# Somebody else has the tracer.
+# Another program has the tracer.
 others() {
     mkdir $tracing/instances/another
     echo timerlat >$tracing/instances/another/current_tracer
@@ -247,7 +250,7 @@ others() {
     expect 0 "the tracer is in use"
     grep -q 'uses the bpf backend: ' err || wrong "it does not say why it takes the other backend"
     echo nop >$tracing/instances/another/current_tracer
-    # The kernel kills whoever reads when its settings change.
+    # The kernel kills a reader of timerlat_fd when the settings change.
     run_beside restart_the_tracer whylate timerlat top -q
     expect 1 "a reader is killed"
     grep -q 'another program has changed the settings' err || wrong "it does not say that a reader was killed"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The loaded programs and what they have gathered.
+//! The attached BPF programs and what they have counted.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -15,10 +15,10 @@ use libbpf_rs::{Link, ProgramMut, RingBuffer, RingBufferBuilder};
 use whylate_model::snapshot::Unexplained;
 use whylate_model::{LateEvent, Snapshot};
 
-use super::gather::Gathered;
-use super::late::{self, Cpus, KEEP_NS, Kept};
-use super::names::{Names, number_of};
-use super::skel::types::{done_request, lost_reason, series_key, series_limits, told_by};
+use super::gather::SeriesCounts;
+use super::late::{self, Cpus, KEEP_NS, RecordedRequests};
+use super::names::{RequestNames, number_of};
+use super::skel::types::{done_request, lost_reason, series_key, series_limits, signaled_by};
 use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
 use super::{BlockOptions, By, FEXIT, INFO, INSERT};
 use crate::attach::{self, Meter};
@@ -30,19 +30,19 @@ use crate::pid_namespace;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 
-/// Requests that are done, of all CPUs, unless there are more CPUs than for the least of each.
-const DONE: u32 = 1 << 16;
-const LEAST_DONE: u32 = 1 << 9;
+/// Total size of the rings of completed requests, and the minimum per CPU.
+const MAX_DONE: u32 = 1 << 16;
+const MIN_DONE_PER_CPU: u32 = 1 << 9;
 
-/// What explaining may take of the time that somebody waits for what has come in.
+/// Time that explaining late events may take per call, while the caller waits for the events.
 const BUDGET: Duration = Duration::from_millis(50);
 
-/// So many intervals of a CPU before it is told of a request: who kept interrupts off before is among these.
-const BEFORE: usize = 16;
-/// And so many until it has ended it.
-const UNTIL_DONE: usize = 1_024;
+/// Number of occupancy intervals of a CPU before a completion interrupt that are searched for one that kept interrupts off.
+const INTERVALS_BEFORE_SIGNAL: usize = 16;
+/// Maximum number of occupancy intervals from the completion interrupt to the completion.
+const MAX_INTERVALS_UNTIL_DONE: usize = 1_024;
 
-/// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
+/// Every reason for a lost event, with its name in the output. The enum in `settings.bpf.h` explains them.
 const LOST: [(lost_reason, &str); 9] = [
     (lost_reason::LOST_UNMATCHED, "unmatched"),
     (lost_reason::LOST_REUSED, "reused"),
@@ -55,24 +55,24 @@ const LOST: [(lost_reason, &str); 9] = [
     (lost_reason::LOST_HELD_FULL, "held_full"),
 ];
 
-/// The source `block`, measuring. The programs go with the links.
+/// The attached source. Dropping the links detaches the programs.
 pub(super) struct AttachedBlock {
-    /// Dropped first, so that nothing runs while the rest goes.
+    /// Dropped first, so that no program runs while the rest is dropped.
     _links: Vec<Link>,
     skeleton: BlockSkel<'static>,
     backend: &'static str,
     by: By,
-    gathered: Gathered,
-    names: Names,
+    counts: SeriesCounts,
+    names: RequestNames,
     lost: MappedArray,
     ring: Option<RingBuffer<'static>>,
     late: Rc<RefCell<VecDeque<done_request>>>,
-    kept: Option<Kept>,
-    /// Of the CPUs that end requests, where these are explained.
+    recorded: Option<RecordedRequests>,
+    /// CPU account, to explain delays of the CPUs that complete requests.
     account: Option<Account>,
     keep_evidence: bool,
     explain_over_ns: Option<u64>,
-    /// Late requests beyond the budget.
+    /// Late requests beyond the budget, which stay unexplained.
     unexplained: Unexplained,
     span: Span,
     meter: Meter,
@@ -81,7 +81,7 @@ pub(super) struct AttachedBlock {
 impl AttachedBlock {
     pub(super) fn new(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
-        let done_by_cpu = (DONE / cpus).max(LEAST_DONE).next_power_of_two();
+        let done_by_cpu = (MAX_DONE / cpus).max(MIN_DONE_PER_CPU).next_power_of_two();
         let load = || Account::load(session, Timers::Heartbeats, Wakeups::ForLater);
         let mut account = options.explain_over_ns.map(|_| load()).transpose()?;
         let mut open = BlockSkelBuilder::default().open(attach::open_object())?;
@@ -92,31 +92,32 @@ impl AttachedBlock {
             open.maps.rodata_data.as_mut().context("the BPF object has no settings")?.done_by_cpu = done_by_cpu;
         }
         let mut skeleton = open.load()?;
-        let gathered = Gathered::new(&skeleton, options.by, series_limit(options))?;
+        let counts = SeriesCounts::new(&skeleton, options.by, series_limit(options))?;
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
             .context("cannot map the counts of lost events")?;
-        let kept = options.explain_over_ns.map(|_| Kept::new(&skeleton, cpus, done_by_cpu)).transpose()?;
+        let recorded =
+            options.explain_over_ns.map(|_| RecordedRequests::new(&skeleton, cpus, done_by_cpu)).transpose()?;
         let late = Rc::new(RefCell::new(VecDeque::new()));
         let ring = options.late_over_ns.or(options.explain_over_ns).map(|_| late_ring(&skeleton, &late)).transpose()?;
-        // Before our own programs: by its clock, too, an interrupt has begun when they run.
+        // Attached first: its interrupt programs then run before those of this source, and have earlier timestamps.
         if let Some(account) = &mut account {
             account.attach()?;
         }
         let links = attach_programs(&skeleton)?;
         let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
-        // Right before it begins to count: nothing is counted that was before the span.
+        // Right before counting starts, so that nothing from before the span is counted.
         let span = Span::begin(INFO.card, session);
         data.enabled = true;
         Ok(AttachedBlock {
             _links: links,
             backend,
             by: options.by,
-            gathered,
-            names: Names::new(session.symbols()),
+            counts,
+            names: RequestNames::new(session.symbols()),
             lost,
             ring,
             late,
-            kept,
+            recorded,
             account,
             keep_evidence: options.keep_evidence,
             explain_over_ns: options.explain_over_ns,
@@ -127,13 +128,13 @@ impl AttachedBlock {
         })
     }
 
-    fn read_kept(&mut self) {
-        if let Some(kept) = &mut self.kept {
-            // What is in progress is of use to those that are explained, and done is what was before.
+    fn read_requests(&mut self) {
+        if let Some(recorded) = &mut self.recorded {
+            // Requests in progress are only needed to explain late ones. Read first: they may complete before `read`.
             if !self.late.borrow().is_empty() {
-                kept.read_in_progress();
+                recorded.read_in_progress();
             }
-            kept.read(KEEP_NS);
+            recorded.read(KEEP_NS);
         }
     }
 }
@@ -152,12 +153,12 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     open.maps.series_by_key.set_max_entries(settings.series_limit)?;
     settings.own_process = options.leave_out.unwrap_or(0);
     settings.has_bio_devices = has_devices_without_requests();
-    settings.tells_limits = backend == FEXIT;
-    settings.begins_by_bio = backend == INSERT;
+    settings.sees_throttling = backend == FEXIT;
+    settings.starts_by_bio = backend == INSERT;
     let over_ns = options.late_over_ns.into_iter().chain(options.explain_over_ns).min();
     settings.late_over_ns = over_ns.unwrap_or(0);
     settings.wants_phases = options.phases;
-    let wants_moments = options.phases || over_ns.is_some();
+    let needs_issue_time = options.phases || over_ns.is_some();
     settings.wants_submitters = over_ns.is_some() || options.by != By::Device;
     settings.preempt_count_distance = PreemptCount::here().distance();
     settings.keep_done = options.explain_over_ns.is_some();
@@ -166,13 +167,13 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     }
     let programs = &mut open.progs;
     programs.on_block_bio_complete.set_autoload(settings.has_bio_devices);
-    programs.on_throttle_exit.set_autoload(settings.tells_limits);
-    programs.on_block_bio_backmerge.set_autoload(settings.tells_limits || settings.has_bio_devices);
-    programs.on_block_bio_frontmerge.set_autoload(settings.tells_limits || settings.has_bio_devices);
+    programs.on_throttle_exit.set_autoload(settings.sees_throttling);
+    programs.on_block_bio_backmerge.set_autoload(settings.sees_throttling || settings.has_bio_devices);
+    programs.on_block_bio_frontmerge.set_autoload(settings.sees_throttling || settings.has_bio_devices);
     programs.on_block_io_start.set_autoload(backend != INSERT);
     programs.on_block_rq_insert.set_autoload(backend == INSERT);
-    programs.on_block_rq_issue.set_autoload(backend == INSERT || wants_moments);
-    programs.on_block_rq_requeue.set_autoload(backend == INSERT || wants_moments);
+    programs.on_block_rq_issue.set_autoload(backend == INSERT || needs_issue_time);
+    programs.on_block_rq_requeue.set_autoload(backend == INSERT || needs_issue_time);
     programs.on_block_getrq.set_autoload(backend == INSERT);
     programs.on_irq_handler_entry.set_autoload(options.phases);
     programs.on_irq_handler_exit.set_autoload(options.phases);
@@ -182,7 +183,7 @@ fn configure(open: &mut OpenBlockSkel<'_>, options: &BlockOptions, backend: &str
     Ok(())
 }
 
-/// Elements of the table of series.
+/// Returns the size of the table of series.
 fn series_limit(options: &BlockOptions) -> u32 {
     let most = match options.by {
         By::Device => series_limits::MAX_DEVICE_SERIES.0,
@@ -191,14 +192,14 @@ fn series_limit(options: &BlockOptions) -> u32 {
     options.most_series.map_or(most, |wanted| wanted.clamp(2, most))
 }
 
-/// Device mapper, md, zram and others take bios as they are. Only queues of requests have a folder `mq`.
+/// Returns whether there are bio-based devices (device mapper, md, zram, …). Only request queues have a directory `mq`.
 fn has_devices_without_requests() -> bool {
     let devices = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     devices.map(|device| device.path()).any(|device| device.join("queue").exists() && !device.join("mq").exists())
 }
 
-/// The programs, in the order in which they are attached: the end of requests first, so that none is seen beginning
-/// whose end could not be.
+/// Returns the programs in the order of attachment: completion first, so that no request is tracked of which the
+/// completion cannot be seen.
 fn programs<'a>(skeleton: &'a BlockSkel<'_>) -> impl Iterator<Item = &'a ProgramMut<'a>> {
     let programs = &skeleton.progs;
     [
@@ -222,7 +223,7 @@ fn programs<'a>(skeleton: &'a BlockSkel<'_>) -> impl Iterator<Item = &'a Program
         &programs.on_throttle_exit,
     ]
     .into_iter()
-    // Those that are not loaded have no descriptor.
+    // Programs that are not loaded have no descriptor.
     .filter(|program| program.autoload())
 }
 
@@ -246,13 +247,13 @@ fn late_ring(
 impl Attached for AttachedBlock {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.span.end(self.backend);
-        snapshot.series = self.gathered.take(&mut self.names);
+        snapshot.series = self.counts.take(&mut self.names);
         for (reason, name) in LOST {
             let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Relaxed);
             snapshot.lost.insert(name.to_owned(), count);
         }
-        if let Some(kept) = &mut self.kept {
-            snapshot.lost.insert("unseen_others".to_owned(), kept.take_lost());
+        if let Some(recorded) = &mut self.recorded {
+            snapshot.lost.insert("unseen_others".to_owned(), recorded.take_lost());
             snapshot.lost.insert("over_budget".to_owned(), self.unexplained.events);
             snapshot.unexplained = std::mem::take(&mut self.unexplained);
         }
@@ -263,46 +264,46 @@ impl Attached for AttachedBlock {
             }
             statistics += account.statistics();
         }
-        self.meter.tell(statistics, &mut snapshot);
+        self.meter.report(statistics, &mut snapshot);
         Ok(snapshot)
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-        self.gathered.make_room(&mut self.names);
+        self.counts.make_room(&mut self.names);
         let Some(ring) = &self.ring else {
             return Ok(());
         };
         attach::poll(ring, wait)?;
-        // After them: what was done before a late request is there.
-        self.read_kept();
+        // Read after the late requests, so that requests completed before them are known.
+        self.read_requests();
         let late: Vec<done_request> = self.late.borrow_mut().drain(..).collect();
         let mut events: Vec<Option<LateEvent>> = late.iter().map(|_| None).collect();
         let mut spent = Duration::ZERO;
-        for at in in_turn(&late, |late| late.request.facts.pid) {
+        for at in round_robin_by(&late, |late| late.request.facts.pid) {
             let late = &late[at];
             let mut event = late::event_of(late, &mut self.names);
             let is_explained = self.explain_over_ns.is_some_and(|over_ns| event.latency_ns >= over_ns);
-            if let Some(kept) = self.kept.as_ref().filter(|_| is_explained) {
+            if let Some(recorded) = self.recorded.as_ref().filter(|_| is_explained) {
                 if spent > BUDGET {
                     self.unexplained.events += 1;
                     self.unexplained.total_ns += event.latency_ns;
                     continue;
                 }
                 let began = Instant::now();
-                let usual_device_ns = kept.usual_device_ns(late);
+                let usual_device_ns = recorded.usual_device_ns(late);
                 let cpus = cpus_of(late, usual_device_ns, self.account.as_ref(), &mut self.names);
-                kept.explain(late, &mut event, &mut self.names, cpus, self.keep_evidence);
+                recorded.explain(late, &mut event, &mut self.names, cpus, self.keep_evidence);
                 spent += began.elapsed();
             }
             events[at] = Some(event);
         }
-        // In the order in which they were done.
+        // In the order of completion.
         events.into_iter().flatten().for_each(each);
         Ok(())
     }
 
     fn fills_between_snapshots(&self) -> bool {
-        // Processes and cgroups come and go; disks and operations are few.
+        // Processes, threads and cgroups come and go; disks and operations are few.
         self.by != By::Device
     }
 
@@ -314,47 +315,55 @@ impl Attached for AttachedBlock {
     }
 }
 
-/// Everybody's first before anybody's second, and of these first whoever has few: a process that has hundreds late at
-/// once leaves time to explain what it does to others.
-fn in_turn<T>(late: &[T], whose: impl Fn(&T) -> u32) -> Vec<usize> {
-    let mut counts: HashMap<u32, usize> = HashMap::new();
+/// Returns the order of explanation, round-robin over processes, those with the fewest late requests first: a process
+/// with hundreds of late requests leaves time to explain those of its victims.
+fn round_robin_by<T>(late: &[T], owner: impl Fn(&T) -> u32) -> Vec<usize> {
+    let mut count_by_owner: HashMap<u32, usize> = HashMap::new();
     let mut turns = Vec::with_capacity(late.len());
     for one in late {
-        let count = counts.entry(whose(one)).or_default();
+        let count = count_by_owner.entry(owner(one)).or_default();
         turns.push(*count);
         *count += 1;
     }
     let mut order: Vec<usize> = (0..late.len()).collect();
-    order.sort_by_key(|&at| (turns[at], counts[&whose(&late[at])]));
+    order.sort_by_key(|&at| (turns[at], count_by_owner[&owner(&late[at])]));
     order
 }
 
-/// Who had the CPU that ended it since it was told of it, and the one with the device's interrupt since it was issued.
-fn cpus_of(late: &done_request, usual_device_ns: u64, account: Option<&Account>, names: &mut Names) -> Cpus {
+/// Returns the occupancy of the completing CPU since the completion interrupt, and of the interrupted CPU since the
+/// issue.
+fn cpus_of(late: &done_request, usual_device_ns: u64, account: Option<&Account>, names: &mut RequestNames) -> Cpus {
     let Some(account) = account else { return Cpus { usual_device_ns, ..Cpus::default() } };
-    // Where nothing told of it, it was ended in that interrupt, if in any.
-    let told_ns = if late.told_by == told_by::TOLD_BY_NOBODY.0 { late.completed_ns } else { late.told_ns };
-    let may_be_sent = late.told_by == told_by::TOLD_BY_SOFTIRQ.0;
-    // As fast as others, within an eighth: no interrupt was late that matters.
-    let device_ns = told_ns.saturating_sub(late.request.issued_ns);
+    // Without a completion interrupt in sight, the request was completed in it, if in any.
+    let signaled_ns =
+        if late.signaled_by == signaled_by::SIGNALED_BY_NONE.0 { late.completed_ns } else { late.signaled_ns };
+    let may_be_sent = late.signaled_by == signaled_by::SIGNALED_BY_SOFTIRQ.0;
+    // At most an eighth slower than usual: no interrupt delay worth reporting.
+    let device_ns = signaled_ns.saturating_sub(late.request.issued_ns);
     let is_slow = usual_device_ns > 0 && device_ns > usual_device_ns.saturating_add(usual_device_ns / 8);
-    let interrupted = if is_slow { account.interrupted(late.cpu, told_ns, may_be_sent) } else { None };
-    let before = late.request.issued_ns..told_ns;
+    let interrupted = if is_slow { account.interrupted(late.cpu, signaled_ns, may_be_sent) } else { None };
+    let before = late.request.issued_ns..signaled_ns;
     Cpus {
         usual_device_ns,
-        interrupted: interrupted.and_then(|cpu| account.lately_late(cpu, before, BEFORE, names.symbols())),
-        ended_on: account.lately(late.cpu, told_ns..late.completed_ns, UNTIL_DONE, names.symbols()),
+        interrupted: interrupted
+            .and_then(|cpu| account.recent_if_irq_late(cpu, before, INTERVALS_BEFORE_SIGNAL, names.symbols())),
+        ended_on: account.recent_intervals(
+            late.cpu,
+            signaled_ns..late.completed_ns,
+            MAX_INTERVALS_UNTIL_DONE,
+            names.symbols(),
+        ),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::in_turn;
+    use super::round_robin_by;
 
     #[test]
-    fn everybody_has_a_turn_before_anybodys_second() {
+    fn explains_round_robin_by_process() {
         let late = [7, 7, 8, 7, 9, 8];
-        let order: Vec<u32> = in_turn(&late, |&pid| pid).into_iter().map(|at| late[at]).collect();
+        let order: Vec<u32> = round_robin_by(&late, |&pid| pid).into_iter().map(|at| late[at]).collect();
         assert_eq!(order, [9, 8, 7, 8, 7, 7]);
     }
 }

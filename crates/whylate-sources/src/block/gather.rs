@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the memory in which the programs count to series.
+//! Converts the counts of the BPF programs to series.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem::offset_of;
@@ -11,16 +11,16 @@ use anyhow::Context as _;
 use whylate_model::{Histogram, Labels, Series, thread};
 
 use super::By;
-use super::names::{Names, operation_name};
+use super::names::{RequestNames, operation_name};
 use super::skel::BlockSkel;
 use super::skel::types::{block_key, bucket_page, distribution, distribution_kind, request_facts, series};
 use crate::attach;
-use crate::distribution::{Distributions, Places};
+use crate::distribution::{DistributionOffsets, Distributions};
 use crate::elements::Elements;
 use crate::mapped::MappedArray;
 use crate::source::AttachError;
 
-/// In the order of the time that they take.
+/// Distributions in the order of the phases.
 const KINDS: [(distribution_kind, &str); 5] = [
     (distribution_kind::LATENCY, "latency"),
     (distribution_kind::THROTTLED, "throttled"),
@@ -29,20 +29,20 @@ const KINDS: [(distribution_kind, &str); 5] = [
     (distribution_kind::COMPLETION, "completion"),
 ];
 
-/// Series with labels of their own until a snapshot takes them, at most; requests of others count together.
+/// Maximum number of series with labels of their own per snapshot; further requests count as those of `OTHERS`.
 const MAX_LABELED_SERIES: usize = 16_384;
-/// The name of these others.
+/// Label of requests beyond the limit.
 const OTHERS: &str = "others";
 
-pub(super) struct Gathered {
+pub(super) struct SeriesCounts {
     by: By,
     elements: Elements,
     kinds: Vec<(&'static str, Distributions)>,
-    /// What was taken out since the last snapshot: series with the same labels are added up.
+    /// Series read since the last snapshot: those with equal labels are merged.
     taken: BTreeMap<Labels, Series>,
 }
 
-impl Gathered {
+impl SeriesCounts {
     pub fn new(skeleton: &BlockSkel<'_>, by: By, limit: u32) -> Result<Self, AttachError> {
         use libbpf_rs::MapCore as _;
         let maps = &skeleton.maps;
@@ -55,7 +55,7 @@ impl Gathered {
         let elements = Elements::new(series.context("cannot map the series")?, key, limit, &maps.series_by_key);
         let kinds = KINDS.map(|(kind, name)| {
             let at = offset_of!(series, distributions) + kind.0 as usize * size_of::<distribution>();
-            let places = Places {
+            let places = DistributionOffsets {
                 sum_ns: at + offset_of!(distribution, sum_ns),
                 max_ns: at + offset_of!(distribution, max_ns),
                 inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
@@ -64,24 +64,24 @@ impl Gathered {
             (name, Distributions::new(Rc::clone(&pages), places))
         });
         let elements = elements.context("cannot open the table of series")?;
-        Ok(Gathered { by, elements, kinds: kinds.into(), taken: BTreeMap::new() })
+        Ok(SeriesCounts { by, elements, kinds: kinds.into(), taken: BTreeMap::new() })
     }
 
-    /// Takes out everything counted since the last call, without series that counted nothing.
-    pub fn take(&mut self, names: &mut Names) -> Vec<Series> {
-        self.gather(names);
+    /// Takes everything counted since the last call, without series that counted nothing.
+    pub fn take(&mut self, names: &mut RequestNames) -> Vec<Series> {
+        self.read(names);
         std::mem::take(&mut self.taken).into_values().collect()
     }
 
-    /// Frees series that counted nothing where the table is half full, and all where it is nearly full. The next snapshot
-    /// has what was taken out.
-    pub fn make_room(&mut self, names: &mut Names) {
+    /// Frees series that counted nothing if the table is half full, and all series if it is nearly full. Their counts
+    /// are in the next snapshot.
+    pub fn make_room(&mut self, names: &mut RequestNames) {
         if self.elements.is_half_full() {
-            self.gather(names);
+            self.read(names);
         }
     }
 
-    fn gather(&mut self, names: &mut Names) {
+    fn read(&mut self, names: &mut RequestNames) {
         let mut counting = self.elements.counting();
         let mut quiet = HashSet::new();
         for &id in &counting {
@@ -101,9 +101,9 @@ impl Gathered {
         }
     }
 
-    fn free(&mut self, ids: &[usize], names: &mut Names) {
+    fn free(&mut self, ids: &[usize], names: &mut RequestNames) {
         let labels: HashMap<usize, Labels> = ids.iter().map(|&id| (id, self.labels(id, names))).collect();
-        let Gathered { elements, kinds, taken, .. } = self;
+        let SeriesCounts { elements, kinds, taken, .. } = self;
         elements.free(ids, |series, id| {
             let histograms = histograms(kinds, |distributions| distributions.release(series, id));
             let values = values(series, id);
@@ -115,16 +115,16 @@ impl Gathered {
         });
     }
 
-    fn add(&mut self, id: usize, histograms: BTreeMap<String, Histogram>, names: &mut Names) {
+    fn add(&mut self, id: usize, histograms: BTreeMap<String, Histogram>, names: &mut RequestNames) {
         let (values, labels) = (values(&self.elements.array, id), self.labels(id, names));
         add(&mut self.taken, labels, histograms, values);
     }
 
-    fn labels(&self, id: usize, names: &mut Names) -> Labels {
+    fn labels(&self, id: usize, names: &mut RequestNames) -> Labels {
         let key = offset_of!(series, key);
         let device = self.elements.array.u32_at(id, key + offset_of!(block_key, device)).load(Relaxed);
         let operation = self.elements.array.u32_at(id, key + offset_of!(block_key, operation)).load(Relaxed);
-        let whose = self.elements.array.u64_at(id, key + offset_of!(block_key, whose)).load(Relaxed);
+        let owner = self.elements.array.u64_at(id, key + offset_of!(block_key, owner)).load(Relaxed);
         let mut labels = Labels::new();
         labels.insert("device".to_owned(), names.device(device));
         labels.insert("operation".to_owned(), operation_name(operation).to_owned());
@@ -137,10 +137,10 @@ impl Gathered {
                     (0..length).map(|at| self.elements.array.u8_at(id, comm + at).load(Relaxed) as i8).collect();
                 let (called, number) = if self.by == By::Process { ("process", "pid") } else { ("thread", "tid") };
                 labels.insert(called.to_owned(), attach::text(&name));
-                labels.insert(number.to_owned(), thread::number(whose as u32));
+                labels.insert(number.to_owned(), thread::number(owner as u32));
             }
             By::Cgroup => {
-                labels.insert("cgroup".to_owned(), names.cgroup(whose).unwrap_or_else(|| "unknown".to_owned()));
+                labels.insert("cgroup".to_owned(), names.cgroup(owner).unwrap_or_else(|| "unknown".to_owned()));
             }
         }
         labels
@@ -161,7 +161,7 @@ fn values(series: &MappedArray, id: usize) -> BTreeMap<String, f64> {
     [bytes, ("errors".to_owned(), take(offset_of!(series, errors)))].into()
 }
 
-/// Adds to the series with these labels, or to that of all others.
+/// Merges into the series with these labels, or into that of all others.
 fn add(
     taken: &mut BTreeMap<Labels, Series>,
     mut labels: Labels,
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_beyond_the_last_series_count_as_those_of_others() {
+    fn merges_series_beyond_the_limit_into_others() {
         let mut taken = BTreeMap::new();
         let labels = |pid: usize| {
             let pairs = [("device", "vda"), ("operation", "read"), ("process", "dd"), ("pid", &pid.to_string())];

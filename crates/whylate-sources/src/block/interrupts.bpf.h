@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Interrupts of devices, and the softirq in which the block layer ends requests that they tell of. */
+/* Device interrupts, and the softirq in which the block layer completes the requests that they signal. */
 #pragma once
 
 enum {
@@ -7,13 +7,13 @@ enum {
 	BLOCK_SOFTIRQ = 4,
 };
 
-/* What a CPU is at: an interrupt of a device since when, and since when the softirq that ends requests is wanted. */
+/* Interrupt context of a CPU: start of the running device interrupt, and when BLOCK_SOFTIRQ was raised; 0: none. */
 struct at_interrupt {
 	u64 since_ns;
-	u64 softirq_wanted_ns;
-	/* Of the softirq that it is at: since when it was wanted. */
-	u64 told_ns;
-	/* Whose stack that softirq is on; 0: none. With PREEMPT_RT another thread may have the CPU meanwhile. */
+	u64 softirq_raised_ns;
+	/* When the running softirq was raised. */
+	u64 signaled_ns;
+	/* Task in the context of which the softirq runs; 0: none. With PREEMPT_RT it may be preempted by another task. */
 	u64 softirq_task;
 };
 
@@ -56,7 +56,7 @@ int BPF_PROG(on_irq_handler_exit)
 	return 0;
 }
 
-/* By the device's interrupt, or by one that another CPU sends on behalf of it. */
+/* Raised by the device's interrupt, or by an IPI of the CPU that got the device's interrupt. */
 SEC("?tp_btf/softirq_raise")
 int BPF_PROG(on_softirq_raise, unsigned int number)
 {
@@ -65,12 +65,12 @@ int BPF_PROG(on_softirq_raise, unsigned int number)
 	if (number != BLOCK_SOFTIRQ)
 		return 0;
 	at = own_interrupt();
-	if (at && !at->softirq_wanted_ns)
-		at->softirq_wanted_ns = at->since_ns ? at->since_ns : bpf_ktime_get_ns();
+	if (at && !at->softirq_raised_ns)
+		at->softirq_raised_ns = at->since_ns ? at->since_ns : bpf_ktime_get_ns();
 	return 0;
 }
 
-/* Until then it is wanted, and threads may run: the softirq may be ksoftirqd's. */
+/* Until here it is pending, and threads may run: the softirq may run in ksoftirqd. */
 SEC("?tp_btf/softirq_entry")
 int BPF_PROG(on_softirq_entry, unsigned int number)
 {
@@ -80,9 +80,9 @@ int BPF_PROG(on_softirq_entry, unsigned int number)
 		return 0;
 	at->softirq_task = bpf_get_current_task();
 	if (number == BLOCK_SOFTIRQ) {
-		/* More may be told while it runs, for its next turn. */
-		at->told_ns = at->softirq_wanted_ns;
-		at->softirq_wanted_ns = 0;
+		/* It may be raised again while it runs. */
+		at->signaled_ns = at->softirq_raised_ns;
+		at->softirq_raised_ns = 0;
 	}
 	return 0;
 }
@@ -94,7 +94,7 @@ int BPF_PROG(on_softirq_exit)
 
 	if (at) {
 		at->softirq_task = 0;
-		at->told_ns = 0;
+		at->signaled_ns = 0;
 	}
 	return 0;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the kernel's record of a late request to a late event, and what else the device had meanwhile.
+//! Converts late requests to late events, and finds the requests that competed with them at the device.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem::offset_of;
@@ -11,10 +11,10 @@ use anyhow::Context as _;
 use whylate_model::blame::{OtherRequests, RequestEvidence, request_causes};
 use whylate_model::{Labels, LateEvent, Occupancy, thread};
 
-use super::names::{Names, error_name, flags, operation_name, plural};
+use super::names::{RequestNames, error_name, flags, operation_name, plural};
 use super::skel::BlockSkel;
 use super::skel::types::{
-    block_request, done_request, operation, request_facts, request_flag, request_limits, told_by,
+    block_request, done_request, operation, request_facts, request_flag, request_limits, signaled_by,
 };
 use crate::attach::{self, PlainData};
 use crate::clock;
@@ -28,21 +28,21 @@ unsafe impl PlainData for done_request {}
 #[allow(unsafe_code)]
 unsafe impl PlainData for block_request {}
 
-/// Whose requests are told apart: so many, and all others together.
-const WHOSE: usize = 128;
-/// A set of addresses in the kernel.
-const SET_BYTES: usize = request_limits::SLOTS_A_SET.0 as usize * size_of::<u64>();
-/// Another request that is not done is at its device until then.
+/// Maximum number of competitors (processes, work functions, …) with an entry of their own.
+const MAX_COMPETITORS: usize = 128;
+/// Size of a set of request addresses.
+const SET_BYTES: usize = request_limits::SLOTS_PER_SET.0 as usize * size_of::<u64>();
+/// End time of a competing request that is still in progress.
 const NOT_DONE: u64 = u64::MAX;
-/// So many others of one late request are told apart; a device that had more has served them in less than 2 % each.
-const OTHERS: usize = 65_536;
+/// Maximum number of completed requests that are kept; a device that served more gave each less than 2 % of the time.
+const MAX_DONE: usize = 65_536;
 
-/// So many such requests before a late one tell how long they take.
-const LOOKED_AT: usize = 64;
+/// Number of similar requests before a late one from which the usual device time is computed.
+const MAX_SIMILAR: usize = 64;
 
-/// The late event of a request that is done, without causes.
-pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
-    let done_request { request, told_ns, completed_ns, .. } = late;
+/// Returns the late event of a completed request, without causes.
+pub(super) fn event_of(late: &done_request, names: &mut RequestNames) -> LateEvent {
+    let done_request { request, signaled_ns, completed_ns, .. } = late;
     let facts = &request.facts;
     let mut labels = Labels::new();
     labels.insert("device".to_owned(), names.device(facts.device));
@@ -61,10 +61,10 @@ pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
         labels.insert("error".to_owned(), error.to_owned());
     }
     let phases = [
-        ("throttled", request.made_ns.saturating_sub(request.submitted_ns)),
-        ("queued", request.issued_ns.saturating_sub(request.made_ns)),
-        ("device", told_ns.saturating_sub(request.issued_ns)),
-        ("completion", completed_ns.saturating_sub(*told_ns)),
+        ("throttled", request.allocated_ns.saturating_sub(request.submitted_ns)),
+        ("queued", request.issued_ns.saturating_sub(request.allocated_ns)),
+        ("device", signaled_ns.saturating_sub(request.issued_ns)),
+        ("completion", completed_ns.saturating_sub(*signaled_ns)),
     ];
     LateEvent {
         subject: format!("{} of {}", plural(facts.operation), names.device(facts.device)),
@@ -78,40 +78,40 @@ pub(super) fn event_of(late: &done_request, names: &mut Names) -> LateEvent {
     }
 }
 
-/// Who had the CPUs that ended a request, where their account is kept.
+/// Occupancy of the CPUs that completed a request, if there is a CPU account.
 #[derive(Default)]
 pub(super) struct Cpus {
-    /// How long such requests take mostly; 0 where that is not known.
+    /// Median device time of similar requests, in ns; 0 if unknown.
     pub usual_device_ns: u64,
-    /// Of the one where it was done, since it was told of it.
+    /// Occupancy of the completing CPU, since the completion interrupt.
     pub ended_on: Option<Occupancy>,
-    /// Of the one with the device's interrupt, since it was issued.
+    /// Occupancy of the CPU that the device interrupts, since the request was issued.
     pub interrupted: Option<Occupancy>,
 }
 
-/// What the kernel keeps of requests: those that are done, of each CPU its own, and those in progress.
-pub(super) struct Kept {
+/// Requests recorded by the BPF programs: completed ones, in a ring per CPU, and those in progress.
+pub(super) struct RecordedRequests {
     done: MappedArray,
     done_by_cpu: usize,
     present: MappedArray,
-    /// Which slots of that have a request.
+    /// Sets of request addresses: which slots of `present` are in use.
     sets: MappedArray,
-    /// How many were done on each CPU.
+    /// Number of requests completed on each CPU.
     counts: MappedArray,
-    /// Where the next one of each CPU goes that has not been read.
+    /// Position of the next request to read, per CPU.
     read: Vec<u64>,
-    /// Those that were read, in the order in which they were done.
+    /// Requests that were read, in the order of completion.
     known: VecDeque<done_request>,
-    /// The longest that one of them was at its device.
+    /// The longest device time of a completed request, in ns.
     longest_ns: u64,
-    /// Those that were not done at the last reading.
+    /// Requests in progress at the last reading.
     in_progress: Vec<block_request>,
-    /// Since when all are known.
+    /// Time since which the record of completed requests has no gap.
     since_ns: u64,
     lost: u64,
 }
 
-impl Kept {
+impl RecordedRequests {
     pub fn new(skeleton: &BlockSkel<'_>, cpus: u32, done_by_cpu: u32) -> Result<Self, AttachError> {
         use libbpf_rs::MapCore as _;
         let maps = &skeleton.maps;
@@ -122,7 +122,7 @@ impl Kept {
         let present = MappedArray::new(maps.request_by_slot.as_fd(), slots, size_of::<block_request>());
         let sets = maps.set_by_hash.max_entries() as usize;
         let sets = MappedArray::new(maps.set_by_hash.as_fd(), sets, SET_BYTES);
-        Ok(Kept {
+        Ok(RecordedRequests {
             done: done.context("cannot map the requests that are done")?,
             done_by_cpu: done_by_cpu as usize,
             present: present.context("cannot map the requests in progress")?,
@@ -137,7 +137,7 @@ impl Kept {
         })
     }
 
-    /// Reads what was done since the last time.
+    /// Reads requests completed since the last call, and drops those completed more than `keep_ns` ago.
     pub fn read(&mut self, keep_ns: u64) {
         let now_ns = clock::monotonic_ns();
         let mut new = Vec::new();
@@ -155,7 +155,7 @@ impl Kept {
                 let has = || self.done.u64_at(index, offset_of!(done_request, position)).load(Acquire);
                 let seen = has();
                 if seen == !position || (seen < position) {
-                    // It is being written, or about to be: the next reading goes on from here.
+                    // A CPU is writing this entry, or about to: the next reading continues here.
                     until = position;
                     break;
                 }
@@ -163,7 +163,7 @@ impl Kept {
                 fence(Acquire);
                 match one.filter(|one| has() == position && one.completed_ns != 0) {
                     Some(one) => new.push(one),
-                    // Another one has taken its place.
+                    // The entry was overwritten by a newer one.
                     None => {
                         self.lost += 1;
                         self.since_ns = now_ns;
@@ -178,22 +178,22 @@ impl Kept {
         let at_device_ns = |one: &done_request| one.completed_ns.saturating_sub(one.request.issued_ns);
         self.longest_ns = new.iter().map(at_device_ns).fold(self.longest_ns, u64::max);
         self.known.extend(new);
-        // From the device's first request that is older, nobody waits any more who is told.
+        // Older requests are not needed to explain late ones (`KEEP_NS`).
         let until_ns = now_ns.saturating_sub(keep_ns);
-        while self.known.front().is_some_and(|one| one.completed_ns < until_ns) || self.known.len() > OTHERS {
-            if let Some(gone) = self.known.pop_front() {
-                self.since_ns = self.since_ns.max(gone.completed_ns);
+        while self.known.front().is_some_and(|one| one.completed_ns < until_ns) || self.known.len() > MAX_DONE {
+            if let Some(dropped) = self.known.pop_front() {
+                self.since_ns = self.since_ns.max(dropped.completed_ns);
             }
         }
     }
 
-    /// Reads what is in progress.
+    /// Reads the requests in progress.
     pub fn read_in_progress(&mut self) {
         self.in_progress.clear();
         for set in 0..self.sets.entries() {
             for way in 0..request_limits::SET_WAYS.0 as usize {
                 if self.sets.u64_at(set, way * size_of::<u64>()).load(Relaxed) != 0 {
-                    let slot = set * request_limits::SLOTS_A_SET.0 as usize + way;
+                    let slot = set * request_limits::SLOTS_PER_SET.0 as usize + way;
                     let request = self.present.copy::<block_request>(slot);
                     fence(Acquire);
                     let is_same = |request: &block_request| {
@@ -208,14 +208,14 @@ impl Kept {
         }
     }
 
-    /// Requests that were overwritten before they were read, since the last time.
+    /// Returns the number of requests that were overwritten before they were read, since the last call.
     pub fn take_lost(&mut self) -> u64 {
         std::mem::take(&mut self.lost)
     }
 
-    fn others(&self, late: &done_request, names: &mut Names) -> Vec<OtherRequests> {
+    fn others(&self, late: &done_request, names: &mut RequestNames) -> Vec<OtherRequests> {
         let own = &late.request;
-        // The block layer's own flush is what such a request waits for, not another one.
+        // A request with a flush waits for the block layer's own flush, which does not compete with it.
         let flushes = request_flag::FLAG_PREFLUSH.0 | request_flag::FLAG_FUA.0;
         let waits_for_flush = own.facts.operation == operation::FLUSHES.0 || own.facts.flags & flushes != 0;
         let overlaps = |request: &block_request, completed_ns: u64| {
@@ -227,8 +227,8 @@ impl Kept {
                 && completed_ns > own.submitted_ns
                 && (request.request, request.issued_ns) != (own.request, own.issued_ns)
         };
-        // Threads of one process that have one name do one thing. Requests of one come together, mostly.
-        let mut place_by_whom = HashMap::new();
+        // Threads of one process with one comm count together. Requests of one competitor mostly come in a row.
+        let mut index_by_owner = HashMap::new();
         let (mut last, mut all) = (None, Vec::<OtherRequests>::new());
         let mut other = |request: &block_request, completed_ns: u64| {
             if !overlaps(request, completed_ns) {
@@ -239,14 +239,14 @@ impl Kept {
             let is_own = !is_of_block_layer
                 && (facts.tid, facts.handler, facts.comm) == (own.facts.tid, own.facts.handler, own.facts.comm);
             let key = (facts.pid, facts.handler, facts.operation, facts.cgroup, is_own, is_of_block_layer, facts.comm);
-            let place = match last {
-                Some((known, place)) if known == key => place,
-                // All that there is room for are told apart already.
-                _ if all.len() > WHOSE && !place_by_whom.contains_key(&key) => WHOSE,
-                _ => *place_by_whom.entry(key).or_insert_with(|| {
-                    if all.len() == WHOSE {
+            let index = match last {
+                Some((known, index)) if known == key => index,
+                // All entries are in use.
+                _ if all.len() > MAX_COMPETITORS && !index_by_owner.contains_key(&key) => MAX_COMPETITORS,
+                _ => *index_by_owner.entry(key).or_insert_with(|| {
+                    if all.len() == MAX_COMPETITORS {
                         all.push(OtherRequests { who: "other requests".to_owned(), ..OtherRequests::default() });
-                        return WHOSE;
+                        return MAX_COMPETITORS;
                     }
                     all.push(OtherRequests {
                         who: if is_of_block_layer {
@@ -262,10 +262,10 @@ impl Kept {
                     all.len() - 1
                 }),
             };
-            last = Some((key, place));
-            all[place].at_device_ns.push((request.issued_ns, completed_ns));
+            last = Some((key, index));
+            all[index].at_device_ns.push((request.issued_ns, completed_ns));
         };
-        // Whatever was done later than that was handed to the device after this one was done.
+        // A request completed later than this was issued after the late one completed.
         let until_ns = late.completed_ns.saturating_add(self.longest_ns);
         let from = self.known.partition_point(|done| done.completed_ns <= own.submitted_ns);
         let until = self.known.partition_point(|done| done.completed_ns <= until_ns);
@@ -274,43 +274,43 @@ impl Kept {
         all
     }
 
-    /// How long such requests took that were done before this one was issued; in the middle, so that a few that were
-    /// late as well change nothing. 0: there were none.
+    /// Returns the median device time, in ns, of similar requests completed before this one was issued, so that a few
+    /// late ones do not matter. 0 if there are none.
     pub fn usual_device_ns(&self, late: &done_request) -> u64 {
         let own = &late.request;
-        let is_such = |done: &&done_request| {
+        let is_similar = |done: &&done_request| {
             let facts = &done.request.facts;
             (facts.device, facts.operation) == (own.facts.device, own.facts.operation)
                 && facts.flags & request_flag::FLAG_NOT_ISSUED.0 == 0
         };
         let before = self.known.partition_point(|done| done.completed_ns <= own.issued_ns);
-        let such = self.known.range(..before).rev().filter(is_such).take(LOOKED_AT);
-        let mut took: Vec<u64> = such.map(|done| done.told_ns.saturating_sub(done.request.issued_ns)).collect();
+        let similar = self.known.range(..before).rev().filter(is_similar).take(MAX_SIMILAR);
+        let mut took: Vec<u64> = similar.map(|done| done.signaled_ns.saturating_sub(done.request.issued_ns)).collect();
         let middle = took.len() / 2;
         if took.is_empty() { 0 } else { *took.select_nth_unstable(middle).1 }
     }
 
-    /// Gives the event its causes.
+    /// Adds the causes to the event.
     pub fn explain(
         &self,
         late: &done_request,
         event: &mut LateEvent,
-        names: &mut Names,
+        names: &mut RequestNames,
         cpus: Cpus,
         keep_evidence: bool,
     ) {
         let request = &late.request;
         let device = names.device(request.facts.device);
         let evidence = RequestEvidence {
-            limit: if request.let_go_ns == 0 { String::new() } else { names.limit_of(&request.facts) },
+            limit: if request.released_ns == 0 { String::new() } else { names.limit_of(&request.facts) },
             limited_cgroup: names.cgroup(request.facts.cgroup),
             held_back_by: names.held_back_by(&request.facts),
             submitted_ns: request.submitted_ns,
-            let_go_ns: request.let_go_ns,
-            made_ns: request.made_ns,
+            let_go_ns: request.released_ns,
+            made_ns: request.allocated_ns,
             issued_ns: request.issued_ns,
-            told_ns: late.told_ns,
-            is_told_by_softirq: late.told_by == told_by::TOLD_BY_SOFTIRQ.0,
+            told_ns: late.signaled_ns,
+            is_told_by_softirq: late.signaled_by == signaled_by::SIGNALED_BY_SOFTIRQ.0,
             completed_ns: late.completed_ns,
             others: self.others(late, names),
             known_since_ns: self.since_ns,
@@ -324,7 +324,7 @@ impl Kept {
     }
 }
 
-/// How long a record lies in the past at most when it is explained: those who wait longer have causes of this time.
+/// Maximum age of a completed request when a late one is explained: longer waits have causes of this time only.
 pub(super) const KEEP_NS: u64 = 10_000_000_000;
 
 const _: () = assert!(size_of::<request_facts>() == 88);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How long I/O requests take: held back, queued, and at their device.
+//! Latency of block I/O requests, by phase: throttled, queued, at the device, completion.
 //!
 #![doc = include_str!("how.md")]
 
@@ -78,38 +78,38 @@ static INFO: SourceInfo = SourceInfo {
     ],
 };
 
-/// What to measure.
+/// Options of the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockOptions {
-    /// Name of the backend to use; `None` takes the best that works.
+    /// Name of the backend to use; `None` takes the best one that works.
     pub backend: Option<String>,
-    /// Only requests of this device, by its name in `/dev`.
+    /// Measures only requests of this device, by its name in `/dev`.
     pub device: Option<String>,
-    /// How series are told apart, beside their device and operation.
+    /// How series are aggregated, beside device and operation.
     pub by: By,
-    /// Yield a late event for each latency of at least this.
+    /// Reports a late event for each latency of at least this, in ns.
     pub late_over_ns: Option<u64>,
-    /// Yield a late event with its causes for each latency of at least this.
+    /// Reports a late event with its causes for each latency of at least this, in ns.
     pub explain_over_ns: Option<u64>,
-    /// Late events also carry what their causes were told from.
+    /// Adds to late events the evidence from which their causes were derived.
     pub keep_evidence: bool,
-    /// A process whose requests only count for those that they make wait; `None` leaves nobody out.
+    /// PID of a process of which requests count only as competitors of others; `None` excludes none.
     pub leave_out: Option<u32>,
-    /// Also gather histograms of the phases, and tell `completion` apart from `device`, which takes programs at interrupts.
+    /// Adds histograms of the phases, and splits `completion` from `device`, which needs programs at interrupts.
     pub phases: bool,
-    /// Series that the programs tell apart at a time, where that is to be less than there is memory for.
+    /// Maximum number of series in the BPF tables, if less than the default.
     pub most_series: Option<u32>,
 }
 
-/// How series are told apart, beside their device and operation.
+/// How series are aggregated, beside device and operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
-    /// In no other way.
+    /// By device and operation only.
     #[default]
     Device,
-    /// By the process that submits.
+    /// By the submitting process.
     Process,
-    /// By the thread that submits: file systems have some of their own.
+    /// By the submitting thread: file systems have threads of their own.
     Thread,
     /// By the cgroup that a request is charged to.
     Cgroup,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Names of what requests have as numbers.
+//! RequestNames of devices, cgroups, operations, flags and errors of requests.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -16,23 +16,23 @@ use crate::cgroups::{self, Cgroups, Hierarchy};
 use crate::paths::device_name;
 use crate::symbols::KernelSymbols;
 
-/// How many bits of a device's number are its minor one, in the kernel.
+/// Number of bits of the minor number in the kernel's `dev_t`.
 const MINOR_BITS: u32 = 20;
 
-/// The kernel's function that writes back what is dirty.
+/// Work function of the kernel's writeback.
 const WRITEBACK: &str = "wb_workfn";
 
-/// Where limits of a cgroup stand, with a line for each disk.
-const OF_V2: [&str; 1] = ["io.max"];
-const OF_V1: [&str; 4] = [
+/// Files with the I/O limits of a cgroup, a line for each disk.
+const LIMIT_FILES_V2: [&str; 1] = ["io.max"];
+const LIMIT_FILES_V1: [&str; 4] = [
     "blkio.throttle.read_bps_device",
     "blkio.throttle.read_iops_device",
     "blkio.throttle.write_bps_device",
     "blkio.throttle.write_iops_device",
 ];
 
-/// Looks them up on this machine, each once.
-pub(super) struct Names {
+/// Looks up names on this machine, and caches them.
+pub(super) struct RequestNames {
     symbols: KernelSymbols,
     devices: HashMap<u32, String>,
     /// Whether writeback throttling is on, by device.
@@ -41,11 +41,11 @@ pub(super) struct Names {
     hierarchy: Option<Hierarchy>,
 }
 
-impl Names {
+impl RequestNames {
     pub fn new(symbols: KernelSymbols) -> Self {
-        Names {
+        RequestNames {
             symbols,
-            // One that goes away meanwhile keeps its name.
+            // A disk that is removed later keeps its name.
             devices: disks(),
             writeback_limits: HashMap::new(),
             cgroups: Cgroups::of_disks(),
@@ -57,17 +57,17 @@ impl Names {
         &mut self.symbols
     }
 
-    /// Who submitted it. A worker's name tells nothing, but what it is at does.
+    /// RequestNames the submitting thread; a kworker by its work function, as its comm says nothing.
     pub fn submitter(&mut self, facts: &request_facts) -> String {
-        self.called(facts, facts.tid)
+        self.owner_name(facts, facts.tid)
     }
 
-    /// The same with the number of its process.
+    /// RequestNames the submitting process; a kworker by its work function.
     pub fn process_of(&mut self, facts: &request_facts) -> String {
-        self.called(facts, facts.pid)
+        self.owner_name(facts, facts.pid)
     }
 
-    fn called(&mut self, facts: &request_facts, number: u32) -> String {
+    fn owner_name(&mut self, facts: &request_facts, number: u32) -> String {
         if facts.handler == 0 && facts.tid == 0 {
             return "an interrupt".to_owned();
         }
@@ -82,7 +82,8 @@ impl Names {
         }
     }
 
-    /// What may have kept it from becoming a request; empty where only others may have, who had all of them.
+    /// Returns what may have delayed the allocation of the request; empty if only others that had all requests may
+    /// have.
     pub fn held_back_by(&mut self, facts: &request_facts) -> String {
         let device = self.device(facts.device);
         if is_throttled_writeback(facts) && self.has_writeback_limit(&device) {
@@ -99,18 +100,20 @@ impl Names {
         })
     }
 
-    /// The limit that held it back before: of its cgroup, or of one above.
+    /// Returns the limit that held the bio back: of its cgroup, or of an ancestor.
     pub fn limit_of(&mut self, facts: &request_facts) -> String {
         let number = format!("{}:{}", facts.device >> MINOR_BITS, facts.device & ((1 << MINOR_BITS) - 1));
         let (Some(cgroup), Some(hierarchy)) = (self.cgroup(facts.cgroup), &self.hierarchy) else {
             return "a limit of its cgroup".to_owned();
         };
-        let (called, files) = if hierarchy.is_of_v1 { ("blkio.throttle", &OF_V1[..]) } else { ("io.max", &OF_V2[..]) };
+        let (called, files) =
+            if hierarchy.is_of_v1 { ("blkio.throttle", &LIMIT_FILES_V1[..]) } else { ("io.max", &LIMIT_FILES_V2[..]) };
         let is_of_disk = |limit: &str| limit.split(' ').next() == Some(&number);
         let has_limit = |cgroup: &&Path| {
-            let folder = hierarchy.root.join(cgroup.strip_prefix("/").unwrap_or(cgroup));
-            let has_line =
-                |file: &&str| fs::read_to_string(folder.join(file)).is_ok_and(|limits| limits.lines().any(is_of_disk));
+            let directory = hierarchy.root.join(cgroup.strip_prefix("/").unwrap_or(cgroup));
+            let has_line = |file: &&str| {
+                fs::read_to_string(directory.join(file)).is_ok_and(|limits| limits.lines().any(is_of_disk))
+            };
             files.iter().any(has_line)
         };
         let limited = Path::new(&cgroup).ancestors().find(has_limit).and_then(Path::to_str);
@@ -122,20 +125,20 @@ impl Names {
             return name.clone();
         }
         let name = device_name(device);
-        // One that came and went has its number only, which the next one may have with a name.
+        // The number of a disk without a name may be reused by one with a name.
         if !name.contains(':') {
             self.devices.insert(device, name.clone());
         }
         name
     }
 
-    /// `None` where it is not known.
+    /// Returns the path of a cgroup; `None` if unknown.
     pub fn cgroup(&mut self, number: u64) -> Option<String> {
-        if number == 0 { None } else { self.cgroups.told(number) }
+        if number == 0 { None } else { self.cgroups.path_or_placeholder(number) }
     }
 }
 
-/// Those that are there, by their numbers in the kernel.
+/// Reads the disks that exist, by their kernel `dev_t`.
 fn disks() -> HashMap<u32, String> {
     let disk = |entry: fs::DirEntry| {
         let numbers = fs::read_to_string(entry.path().join("dev")).ok()?;
@@ -146,10 +149,10 @@ fn disks() -> HashMap<u32, String> {
     fs::read_dir("/sys/block").into_iter().flatten().flatten().filter_map(disk).collect()
 }
 
-/// A device's number in the kernel, by its name or path.
+/// Returns the kernel `dev_t` of a device, by its name or path.
 ///
 /// # Errors
-/// When there is no such device.
+/// Fails if there is no such device, or it is a partition.
 pub(super) fn number_of(device: &str) -> anyhow::Result<u32> {
     let path = if device.starts_with('/') { Path::new(device).to_owned() } else { Path::new("/dev").join(device) };
     let about = fs::metadata(&path).with_context(|| format!("there is no block device {device} (see `lsblk`)"))?;
@@ -163,10 +166,10 @@ pub(super) fn number_of(device: &str) -> anyhow::Result<u32> {
     Ok(major << MINOR_BITS | minor)
 }
 
-/// The disk that has a file, by its name in `/dev`: that of its partition.
+/// Returns the disk that holds a file, by its name in `/dev`; for a partition, the whole disk.
 ///
 /// # Errors
-/// When it is on none, or on more than one (btrfs).
+/// Fails if the file is on no disk, or on more than one (btrfs).
 pub fn disk_of(file: &File) -> anyhow::Result<String> {
     let device = file.metadata()?.dev();
     let path = fs::canonicalize(format!("/sys/dev/block/{}:{}", major(device), minor(device)))?;
@@ -175,7 +178,7 @@ pub fn disk_of(file: &File) -> anyhow::Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// What a request does, in a word.
+/// Returns the name of an operation.
 pub(super) fn operation_name(number: u32) -> &'static str {
     match operation(number) {
         operation::READS => "read",
@@ -186,8 +189,8 @@ pub(super) fn operation_name(number: u32) -> &'static str {
     }
 }
 
-/// The error number that programs see for a `blk_status_t` (`blk_errors` in block/blk-core.c); `None` for none. Those from
-/// 13 on differ between kernels, and all of them are `EIO` to most.
+/// Returns the errno that programs see for a `blk_status_t` (`blk_errors` in block/blk-core.c); `None` for success.
+/// Codes from 13 on differ between kernels, and most kernels map them to `EIO`.
 pub(super) fn error_name(status: i32) -> Option<&'static str> {
     Some(match status {
         0 => return None,
@@ -205,7 +208,8 @@ pub(super) fn error_name(status: i32) -> Option<&'static str> {
     })
 }
 
-/// As `wbt_should_throttle` (block/blk-wbt.c): direct writes, which are sync and idle, pass.
+/// Returns whether writeback throttling applies, as `wbt_should_throttle` (block/blk-wbt.c): direct writes, which have
+/// REQ_SYNC and REQ_IDLE, pass.
 fn is_throttled_writeback(facts: &request_facts) -> bool {
     let direct = request_flag::FLAG_SYNC.0 | request_flag::FLAG_IDLE.0;
     match operation(facts.operation) {
@@ -215,7 +219,7 @@ fn is_throttled_writeback(facts: &request_facts) -> bool {
     }
 }
 
-/// As blktrace and the kernel's events write it (`blk_fill_rwbs`), such as `WS`, `RA` or `FWFS`.
+/// Formats flags as blktrace and the kernel's tracepoints do (`blk_fill_rwbs`), such as `WS`, `RA` or `FWFS`.
 pub(super) fn flags(facts: &request_facts) -> String {
     let has = |flag: request_flag| facts.flags & flag.0 != 0;
     let letter = match operation(facts.operation) {
@@ -240,7 +244,7 @@ pub(super) fn flags(facts: &request_facts) -> String {
     text
 }
 
-/// The same of several.
+/// Returns the plural name of an operation.
 pub(super) fn plural(number: u32) -> &'static str {
     match operation(number) {
         operation::READS => "reads",

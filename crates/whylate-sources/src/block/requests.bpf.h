@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Requests in progress, found by their addresses: a set of seven in one cache line tells which slot has one. A request
- * has one owner at a time, from the thread that makes it to whoever ends it, so only taking a slot is a race.
+ * Requests in progress, by address: a set of seven addresses in one cache line has an index of the slots. A request has
+ * one owner at a time, from the thread that allocates it to its completion, so only claiming a slot is racy.
  */
 #pragma once
 
@@ -15,13 +15,13 @@ enum request_limits {
 	SETS = 1 << SET_BITS,
 	SET_WAYS = WAYS,
 	/* Of a set; a word for each, and one more, make a cache line. */
-	SLOTS_A_SET = 8,
+	SLOTS_PER_SET = 8,
 	/* 28,672 requests; at a quarter of that, one in a hundred thousand finds its set full. */
-	SLOTS = SETS * SLOTS_A_SET,
+	SLOTS = SETS * SLOTS_PER_SET,
 	NO_SLOT = SLOTS,
 	BIO_BITS = 14,
 	BIOS = 1 << BIO_BITS,
-	/* include/linux/blk_types.h: from here on, requests are commands of drivers and programs, which are no I/O. */
+	/* include/linux/blk_types.h: requests from here on are passthrough commands of drivers and programs, not I/O. */
 	REQ_OP_DRV_IN = 34,
 };
 
@@ -46,8 +46,8 @@ struct {
 } request_by_slot SEC(".maps");
 
 /*
- * When bios came, which are not in a request yet: each has two places, of which it takes the one that was taken longest
- * ago. Most are empty again at once; those stay that are merged into a request.
+ * Arrival times of bios that are not in a request yet. A bio has two possible words, and takes the older one. Most are
+ * free again at once; those of bios that are merged into a request remain.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -56,7 +56,7 @@ struct {
 	__type(value, u64);
 } moment_by_bio SEC(".maps");
 
-/* Those that are done, for each CPU its own; user space makes it as long as all of them take. */
+/* Rings of completed requests, one per CPU; user space sets the size. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -65,11 +65,11 @@ struct {
 	__type(value, struct done_request);
 } done_by_position SEC(".maps");
 
-/* Of a bio that limits of its cgroup hold back, whose thread is not the one that hands it on. */
+/* A bio that limits of its cgroup hold back: the thread that releases it is not its submitter. */
 struct held_bio {
 	u64 since_ns;
-	/* 0: it is held still. */
-	u64 let_go_ns;
+	/* 0: still held back. */
+	u64 released_ns;
 	u64 handler;
 	u32 tid;
 	u32 pid;
@@ -88,70 +88,70 @@ struct {
 } held_by_bio SEC(".maps");
 
 enum {
-	/* Of a word: whose it is. The rest are nanoseconds, which come round after 18 minutes. */
+	/* Tag of the bio in a word. The rest are nanoseconds, which wrap after 18 minutes. */
 	TAG_BITS = 24,
-	MOMENT_BITS = 64 - TAG_BITS,
+	STAMP_BITS = 64 - TAG_BITS,
 };
 
-/* What tells bios apart that share a word: objects of the kernel are aligned to 64 bytes and more. */
+/* Distinguishes bios that share a word: objects of the kernel are aligned to 64 bytes and more. */
 static __always_inline u64 tag_of(u32 low)
 {
-	return (u64)(low >> 6) << MOMENT_BITS;
+	return (u64)(low >> 6) << STAMP_BITS;
 }
 
-#define MOMENT_MASK ((1ull << MOMENT_BITS) - 1)
+#define STAMP_MASK ((1ull << STAMP_BITS) - 1)
 
-static __always_inline u64 *moment_at(u32 index)
+static __always_inline u64 *stamp_at(u32 index)
 {
 	return bpf_map_lookup_elem(&moment_by_bio, &index);
 }
 
-/* Since when it is there; longer than anything where nothing is. */
-static __always_inline u64 age_of(u64 moment, u64 now_ns)
+/* Age of an arrival time; the maximum if there is none. */
+static __always_inline u64 age_of(u64 stamp, u64 now_ns)
 {
-	return moment ? (now_ns - moment) & MOMENT_MASK : MOMENT_MASK;
+	return stamp ? (now_ns - stamp) & STAMP_MASK : STAMP_MASK;
 }
 
-static __always_inline void bio_comes(u64 bio, u64 now_ns)
+static __always_inline void bio_arrives(u64 bio, u64 now_ns)
 {
 	u32 low = low_half(bio);
-	u64 *first = moment_at(hash_of(low, BIO_BITS)), *second = moment_at(other_hash_of(low, BIO_BITS));
-	u64 moment = tag_of(low) | (now_ns & MOMENT_MASK);
+	u64 *first = stamp_at(hash_of(low, BIO_BITS)), *second = stamp_at(other_hash_of(low, BIO_BITS));
+	u64 stamp = tag_of(low) | (now_ns & STAMP_MASK);
 
 	if (!first || !second)
 		return;
-	/* Of one that was merged, whose address this one has, nothing may stay in front of it. */
-	if (!*first || (*first & ~MOMENT_MASK) == tag_of(low) || age_of(*first, now_ns) >= age_of(*second, now_ns))
-		*first = moment;
+		/* A stale word of a merged bio with this address must not be found first. */
+	if (!*first || (*first & ~STAMP_MASK) == tag_of(low) || age_of(*first, now_ns) >= age_of(*second, now_ns))
+		*first = stamp;
 	else
-		*second = moment;
+		*second = stamp;
 }
 
-static __always_inline u64 *moment_of(u32 low)
+static __always_inline u64 *stamp_of(u32 low)
 {
-	u64 *moment = moment_at(hash_of(low, BIO_BITS));
+	u64 *stamp = stamp_at(hash_of(low, BIO_BITS));
 
-	if (moment && *moment && (*moment & ~MOMENT_MASK) == tag_of(low))
-		return moment;
-	moment = moment_at(other_hash_of(low, BIO_BITS));
-	return moment && *moment && (*moment & ~MOMENT_MASK) == tag_of(low) ? moment : NULL;
+	if (stamp && *stamp && (*stamp & ~STAMP_MASK) == tag_of(low))
+		return stamp;
+	stamp = stamp_at(other_hash_of(low, BIO_BITS));
+	return stamp && *stamp && (*stamp & ~STAMP_MASK) == tag_of(low) ? stamp : NULL;
 }
 
-/* When it came; 0 where that was not seen. */
-static __always_inline u64 bio_came_ns(u64 bio, u64 now_ns, bool is_taken)
+/* Arrival time of a bio; 0 if it was not seen. */
+static __always_inline u64 bio_arrival_ns(u64 bio, u64 now_ns, bool is_taken)
 {
-	u64 *moment = moment_of(low_half(bio)), ns;
+	u64 *stamp = stamp_of(low_half(bio)), ns;
 
-	if (!moment)
+	if (!stamp)
 		return 0;
-	ns = (now_ns - *moment) & MOMENT_MASK;
+	ns = (now_ns - *stamp) & STAMP_MASK;
 	if (is_taken)
-		*moment = 0;
-	/* The clocks of two CPUs may be apart a little. */
-	return ns > MOMENT_MASK / 2 ? now_ns : now_ns - ns;
+		*stamp = 0;
+	/* Clocks of two CPUs may differ slightly. */
+	return ns > STAMP_MASK / 2 ? now_ns : now_ns - ns;
 }
 
-/* The slot that has the request, else NO_SLOT. */
+/* Slot of the request; NO_SLOT if it is not tracked. */
 static __always_inline u32 slot_of(u64 request, struct request_set **set)
 {
 	u32 index = hash_of(low_half(request), SET_BITS), way;
@@ -160,14 +160,14 @@ static __always_inline u32 slot_of(u64 request, struct request_set **set)
 	if (!*set)
 		return NO_SLOT;
 	way = way_of((*set)->requests, request);
-	return way == WAYS ? NO_SLOT : index * SLOTS_A_SET + way;
+	return way == WAYS ? NO_SLOT : index * SLOTS_PER_SET + way;
 }
 
 static __always_inline u32 take_slot(u64 request, struct request_set *set)
 {
 	u32 way = claim_way(set->requests, request);
 
-	return way == WAYS ? NO_SLOT : hash_of(low_half(request), SET_BITS) * SLOTS_A_SET + way;
+	return way == WAYS ? NO_SLOT : hash_of(low_half(request), SET_BITS) * SLOTS_PER_SET + way;
 }
 
 static __always_inline struct block_request *request_in(u32 slot)
@@ -177,12 +177,12 @@ static __always_inline struct block_request *request_in(u32 slot)
 
 static __always_inline void forget(struct request_set *set, u32 slot)
 {
-	struct block_request *begun = request_in(slot);
+	struct block_request *tracked = request_in(slot);
 
-	if (begun)
-		store_word_in_order(&begun->request, 0);
+	if (tracked)
+		store_word_in_order(&tracked->request, 0);
 	for (u32 way = 0; way < WAYS; way++) {
-		if (way == (slot & (SLOTS_A_SET - 1)))
+		if (way == (slot & (SLOTS_PER_SET - 1)))
 			store_word_in_order(&set->requests[way], 0);
 	}
 }
@@ -193,7 +193,7 @@ static __always_inline enum operation operation_of(u32 flags, u32 bytes)
 	case REQ_OP_READ:
 		return READS;
 	case REQ_OP_WRITE:
-		/* Empty, for the flush before it. */
+		/* Empty, for the sake of its flush. */
 		return bytes ? WRITES : FLUSHES;
 	case REQ_OP_FLUSH:
 		return FLUSHES;
@@ -222,7 +222,7 @@ static __always_inline u32 flags_of(u32 flags)
 
 static __always_inline u64 cgroup_of_bio(const struct bio *bio)
 {
-	/* CONFIG_BLK_CGROUP */
+		/* CONFIG_BLK_CGROUP */
 	if (!bpf_core_field_exists(bio->bi_blkg) || !bio || !bio->bi_blkg)
 		return 0;
 	return bio->bi_blkg->blkcg->css.cgroup->kn->id;
@@ -234,8 +234,8 @@ static __always_inline u64 own_handler(const struct task_struct *task)
 }
 
 /*
- * A hash of the name and the creation time of a process or thread: a later one with the same PID or TID differs, and so
- * does the same one under another name.
+ * A hash of comm and start time of a process or thread: distinguishes a later one with its PID or TID, and itself under
+ * another comm.
  */
 static __always_inline u32 identity_of(const struct task_struct *task, const char *comm)
 {
@@ -245,7 +245,7 @@ static __always_inline u32 identity_of(const struct task_struct *task, const cha
 	return ((words[0] * 0x9E3779B97F4A7C15ull ^ words[1]) * 0xC2B2AE3D27D4EB4Full ^ task->start_time) * 0x9E3779B97F4A7C15ull >> 32;
 }
 
-/* Whether an interrupt runs: also by its events, as not every kernel gives programs the preemption count. */
+/* Whether an interrupt is running: also by its events, as not every kernel lets programs read the preemption count. */
 static __always_inline bool is_interrupted(const struct task_struct *task)
 {
 	const struct at_interrupt *at = own_interrupt();
@@ -253,20 +253,20 @@ static __always_inline bool is_interrupted(const struct task_struct *task)
 	return (at && (at->since_ns || is_in_softirq(at))) || interrupts_here(task);
 }
 
-/* The one that runs submits it. */
+/* Sets the current thread as the submitter. */
 static __always_inline void describe_submitter(struct request_facts *facts)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 
 	if (!wants_submitters) {
 		facts->pid = own_process ? shown_process(task) : 0;
-		/* Of requests, only those of this process are told apart. */
+		/* Requests of this process are only distinguished from all others. */
 		if (own_process && facts->pid == own_process && is_interrupted(task))
 			facts->pid = 0;
 		return;
 	}
 	if (is_interrupted(task)) {
-		/* The interrupted thread has nothing to do with it. */
+		/* The interrupted thread is not the submitter. */
 		facts->handler = 0;
 		facts->tid = 0;
 		facts->pid = 0;
@@ -315,7 +315,7 @@ static __always_inline void describe_bio(struct request_facts *facts, const stru
 	describe_submitter(facts);
 }
 
-/* A bio that limits hold back now. */
+/* Limits hold back a bio. */
 static __always_inline void bio_is_held(u64 bio)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -338,13 +338,13 @@ static __always_inline void bio_is_held(u64 bio)
 		lose(LOST_HELD_FULL);
 }
 
-/* It has become a part of somebody else's request. */
+/* The bio was merged into another request. */
 static __always_inline void held_is_merged(u64 bio)
 {
 	bpf_map_delete_elem(&held_by_bio, &bio);
 }
 
-/* A part of it is submitted on its own. */
+/* A part of the bio is submitted on its own. */
 static __always_inline void held_is_split(u64 part, u64 bio)
 {
 	struct held_bio *held = bpf_map_lookup_elem(&held_by_bio, &bio);
@@ -353,46 +353,46 @@ static __always_inline void held_is_split(u64 part, u64 bio)
 		lose(LOST_HELD_FULL);
 }
 
-/* One that goes on: it was held, or has the address of one that was, and went on before in somebody else's request. */
-static __always_inline void held_goes_on(u64 bio, u64 now_ns)
+/* The bio goes on: it was held back, or reuses the address of a held bio that was merged into another request. */
+static __always_inline void held_is_released(u64 bio, u64 now_ns)
 {
 	struct held_bio *held = bpf_map_lookup_elem(&held_by_bio, &bio);
 
 	if (!held)
 		return;
-	if (held->let_go_ns)
+	if (held->released_ns)
 		bpf_map_delete_elem(&held_by_bio, &bio);
 	else
-		held->let_go_ns = now_ns;
+		held->released_ns = now_ns;
 }
 
-/* Whoever had it submitted before limits held it, and when. */
-static __always_inline void take_held(struct block_request *begun, u64 bio)
+/* Restores the submitter and submission time from before limits held the bio back. */
+static __always_inline void take_held(struct block_request *tracked, u64 bio)
 {
 	struct held_bio *held = bpf_map_lookup_elem(&held_by_bio, &bio);
 
 	if (!held)
 		return;
-	/* What is left of one that was split is held once more, and has no event when it is let go. */
-	if (held->since_ns <= begun->made_ns) {
-		begun->submitted_ns = held->since_ns;
-		begun->let_go_ns = held->let_go_ns ? held->let_go_ns : begun->made_ns;
-		begun->facts.handler = held->handler;
-		begun->facts.tid = held->tid;
-		begun->facts.pid = held->pid;
-		begun->facts.identity = held->identity;
-		__builtin_memcpy(begun->facts.comm, held->comm, sizeof(held->comm));
-		__builtin_memcpy(begun->facts.process, held->process, sizeof(held->process));
+	/* The rest of a bio that was split is held back again, and has no event when it is released. */
+	if (held->since_ns <= tracked->allocated_ns) {
+		tracked->submitted_ns = held->since_ns;
+		tracked->released_ns = held->released_ns ? held->released_ns : tracked->allocated_ns;
+		tracked->facts.handler = held->handler;
+		tracked->facts.tid = held->tid;
+		tracked->facts.pid = held->pid;
+		tracked->facts.identity = held->identity;
+		__builtin_memcpy(tracked->facts.comm, held->comm, sizeof(held->comm));
+		__builtin_memcpy(tracked->facts.process, held->process, sizeof(held->process));
 	}
 	bpf_map_delete_elem(&held_by_bio, &bio);
 }
 
-/* Room for one that begins. What began before at the same address and was not seen ending is lost. */
+/* Claims an entry for a new request. An earlier request at this address, of which no end was seen, is lost. */
 static __always_inline struct block_request *room_for(u64 address)
 {
 	struct request_set *set;
 	u32 slot = slot_of(address, &set);
-	struct block_request *begun;
+	struct block_request *tracked;
 
 	if (!set)
 		return NULL;
@@ -405,18 +405,18 @@ static __always_inline struct block_request *room_for(u64 address)
 			return NULL;
 		}
 	}
-	begun = request_in(slot);
-	/* User space may be reading. */
-	if (begun)
-		store_word_in_order(&begun->request, 1);
-	return begun;
+	tracked = request_in(slot);
+	/* User space may be reading it. */
+	if (tracked)
+		store_word_in_order(&tracked->request, 1);
+	return tracked;
 }
 
 /*
- * A driver without requests may hand a bio on as it is to a device that has them (NVMe's paths). It is this request from
- * then on, since it came to the device above, and may have no other end.
+ * A bio-based driver may pass a bio on as it is to a request-based device (NVMe multipath). From then on it is this
+ * request, which was submitted when the bio arrived at the device above, and may have no end of its own.
  */
-static __always_inline void take_from_above(struct block_request *begun, u64 bio)
+static __always_inline void take_from_above(struct block_request *tracked, u64 bio)
 {
 	struct request_set *set;
 	u32 slot = slot_of(bio, &set);
@@ -424,11 +424,11 @@ static __always_inline void take_from_above(struct block_request *begun, u64 bio
 
 	if (!above || !set)
 		return;
-	begun->submitted_ns = above->submitted_ns;
+	tracked->submitted_ns = above->submitted_ns;
 	forget(set, slot);
 }
 
-/* The same of one that becomes a part of a request that is there. */
+/* A bio that was passed on is merged into another request. */
 static __always_inline void above_is_merged(u64 bio)
 {
 	struct request_set *set;
@@ -443,72 +443,72 @@ static __always_inline bool is_command(const struct request *request)
 	return (request->cmd_flags & REQ_OP_MASK) >= REQ_OP_DRV_IN;
 }
 
-/* The block layer's own, for the flushes of one or more that were submitted. */
+/* The block layer's own request, for the flushes of one or more submitted requests. */
 static __always_inline bool is_of_block_layer(const struct request *request)
 {
 	return (request->cmd_flags & REQ_OP_MASK) == REQ_OP_FLUSH && !request->bio;
 }
 
-static __always_inline void request_begins(const struct request *request, bool is_issued)
+static __always_inline void request_starts(const struct request *request, bool is_issued)
 {
-	struct block_request *begun = room_for((u64)request);
+	struct block_request *tracked = room_for((u64)request);
 	const struct bio *bio = request->bio;
 	u64 now_ns;
 
-	if (!begun)
+	if (!tracked)
 		return;
 	now_ns = bpf_ktime_get_ns();
-	describe(&begun->facts, request);
-	begun->made_ns = now_ns;
-	begun->submitted_ns = 0;
-	begun->let_go_ns = 0;
-	begun->issued_ns = is_issued ? now_ns : 0;
-	begun->is_of_block_layer = is_of_block_layer(request);
-	begun->has_flush = has_flush(request->cmd_flags);
+	describe(&tracked->facts, request);
+	tracked->allocated_ns = now_ns;
+	tracked->submitted_ns = 0;
+	tracked->released_ns = 0;
+	tracked->issued_ns = is_issued ? now_ns : 0;
+	tracked->is_of_block_layer = is_of_block_layer(request);
+	tracked->has_flush = has_flush(request->cmd_flags);
 	if (bio && !is_command(request)) {
-		begun->submitted_ns = bio_came_ns((u64)bio, now_ns, true);
+		tracked->submitted_ns = bio_arrival_ns((u64)bio, now_ns, true);
 		if (has_bio_devices)
-			take_from_above(begun, (u64)bio);
-		if (tells_limits)
-			take_held(begun, (u64)bio);
-		if (!begun->submitted_ns)
+			take_from_above(tracked, (u64)bio);
+		if (sees_throttling)
+			take_held(tracked, (u64)bio);
+		if (!tracked->submitted_ns)
 			lose(LOST_SUBMISSION);
 	}
-	if (!begun->submitted_ns)
-		begun->submitted_ns = now_ns;
-	store_word_in_order(&begun->request, (u64)request);
+	if (!tracked->submitted_ns)
+		tracked->submitted_ns = now_ns;
+	store_word_in_order(&tracked->request, (u64)request);
 }
 
-static __always_inline void bio_begins_at(const struct bio *bio, u64 now_ns, u64 issued_ns)
+static __always_inline void bio_starts_at(const struct bio *bio, u64 now_ns, u64 issued_ns)
 {
-	struct block_request *begun = room_for((u64)bio);
+	struct block_request *tracked = room_for((u64)bio);
 
-	if (!begun)
+	if (!tracked)
 		return;
-	describe_bio(&begun->facts, bio);
-	begun->submitted_ns = now_ns;
-	begun->made_ns = now_ns;
-	begun->let_go_ns = 0;
-	begun->issued_ns = issued_ns;
-	begun->is_of_block_layer = false;
-	begun->has_flush = has_flush(bio->bi_opf);
-	if (tells_limits)
-		take_held(begun, (u64)bio);
-	store_word_in_order(&begun->request, (u64)bio);
+	describe_bio(&tracked->facts, bio);
+	tracked->submitted_ns = now_ns;
+	tracked->allocated_ns = now_ns;
+	tracked->released_ns = 0;
+	tracked->issued_ns = issued_ns;
+	tracked->is_of_block_layer = false;
+	tracked->has_flush = has_flush(bio->bi_opf);
+	if (sees_throttling)
+		take_held(tracked, (u64)bio);
+	store_word_in_order(&tracked->request, (u64)bio);
 }
 
-/* Its driver has it at once, and hands parts of it to devices below, or does it itself. */
-static __always_inline void bio_begins(const struct bio *bio, u64 now_ns)
+/* A bio-based driver gets the bio at once, and passes parts of it to devices below, or serves it itself. */
+static __always_inline void bio_starts(const struct bio *bio, u64 now_ns)
 {
-	bio_begins_at(bio, now_ns, now_ns);
+	bio_starts_at(bio, now_ns, now_ns);
 }
 
-/* The slot of a request, found by its address or, where only its bio was seen as yet, by that of its bio. */
+/* Slot of a request, by its address or, if only its bio was seen so far, by that of the bio. */
 static __always_inline u32 slot_of_request(const struct request *request, struct request_set **set)
 {
 	u32 slot = slot_of((u64)request, set);
 
-	if (slot != NO_SLOT || !begins_by_bio || !request->bio)
+	if (slot != NO_SLOT || !starts_by_bio || !request->bio)
 		return slot;
 	return slot_of((u64)request->bio, set);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The distributions of one device and operation, and of one process or cgroup where these are told apart. */
+/* Distributions per device and operation, and per process, thread or cgroup if selected. */
 #pragma once
 
 #include "requests.bpf.h"
@@ -17,7 +17,7 @@ struct block_key {
 	u32 device;
 	u32 operation;
 	/* A cgroup; or a PID or TID, with its identity in the upper half. */
-	u64 whose;
+	u64 owner;
 };
 
 struct series {
@@ -32,7 +32,7 @@ struct series {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	/* User space makes both shorter where series are few. */
+	/* User space reduces the size of both if there are few series. */
 	__uint(max_entries, MAX_SERIES);
 	__type(key, struct block_key);
 	__type(value, u32);
@@ -50,12 +50,12 @@ enum {
 	HINTS = 64,
 };
 
-/* The series of a device and operation that was counted last. */
+/* The last series counted for a device and operation. */
 u32 hinted_series[HINTS] = {};
 
 static __always_inline bool has_key(const struct series *series, const struct block_key *key)
 {
-	return series->key.device == key->device && series->key.operation == key->operation && series->key.whose == key->whose;
+	return series->key.device == key->device && series->key.operation == key->operation && series->key.owner == key->owner;
 }
 
 /* The order of the steps is that of elements.bpf.h. */
@@ -88,11 +88,11 @@ static __always_inline struct series *series_of(const struct request_facts *fact
 	u32 *id, hinted;
 
 	if (series_key == BY_PROCESS)
-		key.whose = (u64)facts->identity << 32 | facts->pid;
+		key.owner = (u64)facts->identity << 32 | facts->pid;
 	else if (series_key == BY_THREAD)
-		key.whose = (u64)facts->identity << 32 | facts->tid;
+		key.owner = (u64)facts->identity << 32 | facts->tid;
 	else if (series_key == BY_CGROUP)
-		key.whose = facts->cgroup;
+		key.owner = facts->cgroup;
 	hinted = hinted_series[hint];
 	series = bpf_map_lookup_elem(&series_by_id, &hinted);
 	if (series && series->state == ELEMENT_COUNTS && has_key(series, &key))
@@ -111,7 +111,7 @@ static __always_inline void count(struct series *series, enum distribution_kind 
 		lose(LOST_BUCKETS_FULL);
 }
 
-static __always_inline void count_done(const struct block_request *request, u64 told_ns, u64 now_ns, s32 error)
+static __always_inline void count_done(const struct block_request *request, u64 signaled_ns, u64 now_ns, s32 error)
 {
 	struct series *series = series_of(&request->facts);
 
@@ -121,10 +121,10 @@ static __always_inline void count_done(const struct block_request *request, u64 
 	}
 	count(series, LATENCY, since(now_ns, request->submitted_ns));
 	if (wants_phases) {
-		count(series, THROTTLED, since(request->made_ns, request->submitted_ns));
-		count(series, QUEUED, since(request->issued_ns, request->made_ns));
-		count(series, DEVICE, since(told_ns, request->issued_ns));
-		count(series, COMPLETION, since(now_ns, told_ns));
+		count(series, THROTTLED, since(request->allocated_ns, request->submitted_ns));
+		count(series, QUEUED, since(request->issued_ns, request->allocated_ns));
+		count(series, DEVICE, since(signaled_ns, request->issued_ns));
+		count(series, COMPLETION, since(now_ns, signaled_ns));
 	}
 	__sync_fetch_and_add(&series->bytes, request->facts.bytes);
 	if (error)

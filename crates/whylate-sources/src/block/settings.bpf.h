@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What user space sets, what it reads, and the reasons for which requests are lost. */
+/* Settings by user space, data that it reads, and the reasons for which requests are lost. */
 #pragma once
 
 enum series_key {
@@ -20,15 +20,15 @@ enum operation {
 
 enum series_limits {
 	MAX_SERIES = 4096,
-	/* Where series are of devices and operations alone. */
+	/* For series by device and operation only. */
 	MAX_DEVICE_SERIES = 512,
 };
 
 /* Requests that could not be counted, by reason. */
 enum lost_reason {
-	/* A request was done whose begin was not seen, mostly because it was in progress when measuring began. */
+	/* A completion without a start, mostly because the request was in progress when measurement started. */
 	LOST_UNMATCHED,
-	/* A request began in the memory of one whose end was not seen. */
+	/* A request started at the address of one of which no completion was seen. */
 	LOST_REUSED,
 	/* No room for a request in progress. */
 	LOST_REQUESTS_FULL,
@@ -38,9 +38,9 @@ enum lost_reason {
 	LOST_BUCKETS_FULL,
 	/* No room for a late request: the reader is too slow. */
 	LOST_LATE_EVENTS,
-	/* A request of the program that measures, which is left out. */
+	/* A request of the measuring process, which is excluded. */
 	LOST_OWN,
-	/* A request whose bio was not seen coming, so that its latency begins later than it did. */
+	/* A request without the arrival of its bio, so that its latency starts too late. */
 	LOST_SUBMISSION,
 	/* No room for a bio that limits hold back. */
 	LOST_HELD_FULL,
@@ -51,7 +51,7 @@ enum {
 	COMM_LENGTH = 16,
 };
 
-/* The kernel's flags that matter, whose numbers are not the same in each. */
+/* The relevant request flags: their bits differ between kernels. */
 enum request_flag {
 	FLAG_PREFLUSH = 1 << 0,
 	FLAG_FUA = 1 << 1,
@@ -59,99 +59,99 @@ enum request_flag {
 	FLAG_SYNC = 1 << 3,
 	FLAG_META = 1 << 4,
 	FLAG_IDLE = 1 << 5,
-	/* None of the kernel's: the device never had it, but for the flush that it waited for. */
+	/* Not a flag of the kernel: the request was not issued to the device, except for the flush that it waited for. */
 	FLAG_NOT_ISSUED = 1 << 6,
 };
 
-/* What told that a request is done. */
-enum told_by {
-	TOLD_BY_NOBODY,
-	TOLD_BY_INTERRUPT,
-	TOLD_BY_SOFTIRQ,
+/* What signaled the completion of a request. */
+enum signaled_by {
+	SIGNALED_BY_NONE,
+	SIGNALED_BY_INTERRUPT,
+	SIGNALED_BY_SOFTIRQ,
 };
 
-/* Whose it is, and what. */
+/* Submitter and properties of a request. */
 struct request_facts {
 	u64 sector;
-	/* Of the bio: where it was written to memory first, and not who writes it back. 0: unknown. */
+	/* Of the bio: the cgroup that dirtied the memory, not that of the writeback. 0: unknown. */
 	u64 cgroup;
 	u32 bytes;
 	u32 device;
-	/* Numbers as they are shown; 0 where an interrupt submitted it. */
+	/* In whylate's PID namespace; 0 if submitted in an interrupt. */
 	u32 tid;
 	u32 pid;
 	u32 operation;
 	/* enum request_flag */
 	u32 flags;
-	/* Where series are told apart by process or thread: see identity_of(). */
+	/* For series by process or thread: see identity_of(). */
 	u32 identity;
 	u32 unused;
-	/* The function of the work item that submitted it, which tells the flusher's writes; 0: it was none. */
+	/* Function of the submitting work item, which identifies writeback; 0: not a work item. */
 	u64 handler;
 	char comm[COMM_LENGTH];
-	/* Where series are told apart by process: its name, which is that of its first thread. */
+	/* For series by process: comm of the group leader. */
 	char process[COMM_LENGTH];
 };
 
-/* A request from its begin on. */
+/* A request in progress. */
 struct block_request {
-	/* Its address; 0 where there is none, 1 while it is being written. */
+	/* Its address; 0: free, 1: being written. */
 	u64 request;
-	/* Its first bio came to the block layer, or to the limits before that. */
+	/* Its first bio arrived at the block layer, or at the limits before that. */
 	u64 submitted_ns;
-	/* Limits of a cgroup let it go; 0 where they did not hold it. */
-	u64 let_go_ns;
-	u64 made_ns;
-	/* It was handed to the device, the last time; 0 before. */
+	/* Limits of a cgroup released it; 0: not held back. */
+	u64 released_ns;
+	u64 allocated_ns;
+	/* When it was last issued to the device; 0: not yet. */
 	u64 issued_ns;
-	/* The block layer's own flush, which those wait for that asked for one. */
+	/* The block layer's own flush, on behalf of requests that asked for one. */
 	u32 is_of_block_layer;
-	/* It asked for one: the block layer takes that off its flags where it flushes itself. */
+	/* It asked for a flush: the block layer clears the flag if it flushes by itself. */
 	u32 has_flush;
 	struct request_facts facts;
 };
 
-/* One that is done. */
+/* A completed request. */
 struct done_request {
-	/* How many were done on that CPU before, with all bits inverted while it is being written. */
+	/* Number of requests completed before on that CPU; inverted while the entry is being written. */
 	u64 position;
 	struct block_request request;
-	/* The interrupt that told of it began, or asked for the softirq that ends it; completed_ns where there was none. */
-	u64 told_ns;
+	/* The completion interrupt started, or raised the softirq that completes it; completed_ns if there was none. */
+	u64 signaled_ns;
 	u64 completed_ns;
-	/* An error of the kernel, negative; 0: none. */
+	/* A blk_status_t; 0: success. */
 	s32 error;
 	u32 cpu;
-	/* enum told_by, of told_ns. */
-	u32 told_by;
+	/* enum signaled_by, of signaled_ns. */
+	u32 signaled_by;
 	u32 unused;
 };
 
-/* The process that measures, by its number as it is shown; 0: leave nothing out. */
+/* PID of the excluded process in whylate's PID namespace; 0: exclude none. */
 const volatile u32 own_process = 0;
-/* There are devices without requests, whose bios go to a driver as they are (device mapper, md, zram). */
+/* There are bio-based devices (device mapper, md, zram). */
 const volatile bool has_bio_devices = false;
-/* Histograms of what a latency is made of. */
+/* Count histograms of the phases of a latency. */
 const volatile bool wants_phases = false;
-/* Who submits has to be known: for late requests, for what is kept, or for series. */
+/* Submitters are needed: for late requests, for competitors, or for series. */
 const volatile bool wants_submitters = false;
-/* on_block_getrq() is attached: before 6.5, requests with a flush have no other event of their begin. */
-const volatile bool begins_by_bio = false;
+/* on_block_getrq() is attached: before 6.5, requests with a flush have no other event at their start. */
+const volatile bool starts_by_bio = false;
 /* on_throttle_exit() is attached. */
-const volatile bool tells_limits = false;
+const volatile bool sees_throttling = false;
 const volatile enum series_key series_key = BY_DEVICE;
-/* Elements of series_by_id that are used; a test sets fewer. */
+/* Number of elements of series_by_id in use; a test sets fewer. */
 const volatile u32 series_limit = MAX_SERIES;
 /* 0: no late requests. */
 const volatile u64 late_over_ns = 0;
-/* Keep those that are done, for what they made others wait. */
+/* Keep completed requests, as competitors of late ones. */
 const volatile bool keep_done = false;
-/* So many of each CPU, a power of two. */
+/* Size of the ring of each CPU, a power of two. */
 const volatile u32 done_by_cpu = 1;
 /* 0: all. */
 const volatile u32 wanted_device = 0;
 
-/* User space sets it when everything is attached. */
+/* Set by user space when everything is attached. */
 bool enabled = false;
 
 struct {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Trying whether the kernel takes a BPF program or makes a map. libbpf's own probes keep the error to themselves, and
-//! only the error tells a refusal from a lack.
+//! Tries whether the kernel accepts a BPF program or a map. libbpf's own probes hide the error, which alone
+//! distinguishes a missing privilege from a missing feature.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
@@ -10,18 +10,18 @@ use libbpf_rs::{Error, MapHandle, MapType, ProgramType, Result, libbpf_sys};
 /// `BPF_F_SLEEPABLE`.
 const SLEEPABLE: u32 = 1 << 4;
 
-/// How a program is loaded.
+/// How to load a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attempt {
-    /// With nothing more than its type.
+    /// With only its type.
     Plain,
-    /// As one that may sleep.
+    /// As a sleepable program.
     Sleepable,
-    /// For this type of the kernel's type information.
+    /// For this type ID of the kernel's BTF.
     At { type_id: u32, attach_type: u32 },
 }
 
-/// Loads a program that returns 0, and lets go of it. It is never attached.
+/// Loads a program that returns 0, and closes it. It is never attached.
 #[expect(unsafe_code, reason = "libbpf-rs has no way to load single instructions")]
 pub(super) fn load_program(kind: ProgramType, attempt: Attempt) -> Result<()> {
     let mut options =
@@ -38,7 +38,7 @@ pub(super) fn load_program(kind: ProgramType, attempt: Attempt) -> Result<()> {
     let mov64_imm = libbpf_sys::BPF_ALU64 | libbpf_sys::BPF_MOV | libbpf_sys::BPF_K;
     let exit = libbpf_sys::BPF_JMP | libbpf_sys::BPF_EXIT;
     let program = [instruction(mov64_imm as u8), instruction(exit as u8)];
-    // SAFETY: the licence is a C string, the instructions and their count belong together, the options carry their own
+    // SAFETY: the license is a C string, the instructions and their count belong together, the options carry their own
     // size, and all of them outlive the call. The kernel checks the program itself.
     let result = unsafe {
         libbpf_sys::bpf_prog_load(
@@ -53,12 +53,12 @@ pub(super) fn load_program(kind: ProgramType, attempt: Attempt) -> Result<()> {
     if result < 0 {
         return Err(Error::from_raw_os_error(-result));
     }
-    // SAFETY: a file descriptor that the call above made, and that nobody else has.
+    // SAFETY: a file descriptor that the call above created, with no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(result) });
     Ok(())
 }
 
-/// Makes a map of one element, and lets go of it.
+/// Creates a map with one element, and closes it.
 pub(super) fn make_map(kind: MapType) -> Result<()> {
     let options =
         libbpf_sys::bpf_map_create_opts { sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _, ..Default::default() };
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_fails_with_an_error() {
+    fn invalid_program_and_map_fail() {
         // As root the type is wrong, and otherwise the privilege is missing.
         assert!(load_program(ProgramType::Tracing, Attempt::At { type_id: u32::MAX, attach_type: 0 }).is_err());
         assert!(make_map(MapType::Unspec).is_err());

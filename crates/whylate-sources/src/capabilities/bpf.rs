@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What BPF can do here: found by trying it, and by the names in the kernel's type information.
+//! BPF features of this kernel: found by trying them, and by names in BTF.
 
 use std::ffi::CString;
 use std::fs;
@@ -13,36 +13,36 @@ use crate::source::MapKind;
 
 const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
 const NO_BTF: &str = "boot a kernel with CONFIG_DEBUG_INFO_BTF=y";
-/// For every tracepoint `x` the kernel's type information has a `typedef … btf_trace_x`.
+/// The kernel's BTF has a `typedef … btf_trace_x` for each tracepoint `x`.
 const TRACEPOINT_PREFIX: &str = "btf_trace_";
 
-/// Type information of the running kernel.
+/// BTF of the running kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Btf {
-    /// Whether it is there and readable.
+    /// Whether it exists and is readable.
     pub fact: Fact,
-    /// Where it is looked for.
+    /// Path of the file.
     pub path: &'static str,
-    /// Its size.
+    /// Size of the file.
     pub size_bytes: Option<u64>,
 }
 
 /// BPF programs, maps and kernel functions that whylate uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bpf {
-    /// Programs at tracepoints, with type information.
+    /// Programs at tracepoints, with BTF.
     pub tp_btf: Fact,
     /// Programs at the entry of kernel functions.
     pub fentry: Fact,
-    /// Raw tracepoint programs, which need no type information.
+    /// Raw tracepoint programs, which need no BTF.
     pub raw_tracepoint_programs: Fact,
-    /// Programs that are run from user space.
+    /// Programs run from user space.
     pub syscall_programs: Fact,
     /// Array maps.
     pub array_maps: Fact,
     /// Ring buffers.
     pub ring_buffer_maps: Fact,
-    /// Maps of stacks.
+    /// Stack trace maps.
     pub stack_trace_maps: Fact,
     /// Work items in BPF.
     pub bpf_wq: Fact,
@@ -52,12 +52,12 @@ pub struct Bpf {
     pub bpf_local_irq_save: Fact,
     /// Disabling preemption in BPF.
     pub bpf_preempt_disable: Fact,
-    /// Walking over all threads.
+    /// Iterator over all threads.
     pub task_iterator: Fact,
 }
 
 impl Bpf {
-    /// Every fact with its key and what people call it.
+    /// Returns each fact with its key and display name.
     pub fn each(&self) -> [(&'static str, &'static str, &Fact); 12] {
         [
             ("tp_btf", "tp_btf programs", &self.tp_btf),
@@ -76,7 +76,7 @@ impl Bpf {
     }
 }
 
-/// The names that the kernel's type information has, with the identifiers of their types.
+/// Names in the kernel's BTF, with their type IDs.
 pub(super) enum KernelNames {
     Kernel(libbpf_rs::Btf<'static>),
     #[cfg(test)]
@@ -84,7 +84,7 @@ pub(super) enum KernelNames {
 }
 
 impl KernelNames {
-    /// The names of these functions and typedefs.
+    /// Creates a list of these functions and typedefs.
     #[cfg(test)]
     pub(super) fn new<'a>(
         functions: impl IntoIterator<Item = (&'a str, u32)>,
@@ -98,12 +98,12 @@ impl KernelNames {
         self.id(name, BtfKind::Func)
     }
 
-    /// `name` is without the group: tracepoint names are unique in a kernel.
+    /// Looks up a tracepoint. `name` is without the group: tracepoint names are unique in a kernel.
     fn tracepoint(&self, name: &str) -> Option<u32> {
         self.id(&format!("{TRACEPOINT_PREFIX}{name}"), BtfKind::Typedef)
     }
 
-    /// By its kind too: a structure may be called like a function (`bpf_iter_task`, 6.7).
+    /// Looks up a name by kind too: a structure may have the name of a function (`bpf_iter_task`, 6.7).
     #[allow(unsafe_code)]
     fn id(&self, name: &str, kind: BtfKind) -> Option<u32> {
         match self {
@@ -128,15 +128,15 @@ impl KernelNames {
         self.tracepoint(name).is_some()
     }
 
-    /// True when the kernel is built with CONFIG_SECURITY_LOCKDOWN_LSM.
+    /// Tests whether the kernel is built with CONFIG_SECURITY_LOCKDOWN_LSM.
     pub(super) fn have_lockdown(&self) -> bool {
         self.have_function("lockdown_is_locked_down")
     }
 }
 
-/// Reads the kernel's type information; the names are `None` when there is none.
+/// Reads the kernel's BTF; the names are `None` if there is none.
 pub(super) fn probe_btf() -> (Btf, Option<KernelNames>) {
-    // Opened first: libbpf's own error does not tell an absent file from one that is not readable.
+    // Opened first: libbpf's own error does not distinguish an absent file from an unreadable one.
     let size_bytes = fs::File::open(BTF_PATH).and_then(|file| file.metadata()).map(|metadata| metadata.len());
     let (fact, names) = match &size_bytes {
         Ok(_) => match quietly(read_names) {
@@ -155,7 +155,7 @@ fn read_names() -> libbpf_rs::Result<KernelNames> {
     Ok(KernelNames::Kernel(libbpf_rs::Btf::from_path(BTF_PATH)?))
 }
 
-/// One kind of map.
+/// Tries a map type. Returns its display name and the result.
 pub(super) fn probe_map(kind: MapKind, refusal: &Fact) -> (&'static str, Fact) {
     let (name, kind, remedy) = match kind {
         MapKind::Array => ("array maps", MapType::Array, "boot a kernel with CONFIG_BPF_SYSCALL=y"),
@@ -186,7 +186,7 @@ pub(super) fn probe(privileges: &Privileges, names: Option<&KernelNames>) -> Bpf
             &["bpf_wq_init", "bpf_wq_set_callback_impl", "bpf_wq_start"],
             "boot kernel 6.10 or later",
         ),
-        // A helper, not a kfunc, but its function is in the type information like any other.
+        // A helper, not a kfunc, but its function is in BTF like any other.
         bpf_timer: kernel_functions(&["bpf_timer_init", "bpf_timer_start"], "boot kernel 5.15 or later"),
         bpf_local_irq_save: kernel_functions(&["bpf_local_irq_save"], "boot kernel 6.14 or later"),
         bpf_preempt_disable: kernel_functions(&["bpf_preempt_disable"], "boot kernel 6.10 or later"),
@@ -194,10 +194,10 @@ pub(super) fn probe(privileges: &Privileges, names: Option<&KernelNames>) -> Bpf
     })
 }
 
-/// Loads, and does not attach, a program for a tracepoint that every kernel has.
+/// Loads, without attaching, a program at a tracepoint that every kernel has.
 pub(super) fn tp_btf(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
     let remedy = "boot kernel 5.5 or later with CONFIG_BPF_EVENTS=y, CONFIG_BPF_JIT=y and CONFIG_DEBUG_INFO_BTF=y";
-    let Some(names) = names else { return nowhere_to_look() };
+    let Some(names) = names else { return no_btf() };
     match names.tracepoint("sched_switch") {
         Some(id) => {
             let attempt = Attempt::At { type_id: id, attach_type: libbpf_sys::BPF_TRACE_RAW_TP };
@@ -207,10 +207,11 @@ pub(super) fn tp_btf(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
     }
 }
 
-/// Loads, and does not attach, a program for a function that every kernel has. libbpf's own probe is this load with a
-/// type that is no function: it takes a refusal for a lack, and says nothing about `tp_btf`, which may be let through.
+/// Loads, without attaching, a program at a function that every kernel has. libbpf's own probe does the same with a
+/// type that is no function: it takes a missing privilege for a missing feature, and says nothing about `tp_btf`, which
+/// may be permitted.
 pub(super) fn fentry(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
-    let Some(names) = names else { return nowhere_to_look() };
+    let Some(names) = names else { return no_btf() };
     // They are attached through ftrace's direct calls, which not every configuration and architecture has.
     let remedy = "boot a kernel with CONFIG_DYNAMIC_FTRACE_WITH_DIRECT_CALLS=y; on arm64, 6.4 or later";
     match names.function("vfs_read") {
@@ -218,7 +219,7 @@ pub(super) fn fentry(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
             let attempt = Attempt::At { type_id: id, attach_type: libbpf_sys::BPF_TRACE_FENTRY };
             judge(load_program(ProgramType::Tracing, attempt), refusal, remedy)
         }
-        // Not every compiler leaves its name.
+        // Not every compiler emits its name.
         Some(_) => {
             Fact::unknown(format!("BTF does not list register_ftrace_direct, so this cannot be told ({remedy})"))
         }
@@ -238,18 +239,18 @@ fn judge(attempt: libbpf_rs::Result<()>, refusal: &Fact, remedy: &str) -> Fact {
 }
 
 fn look_up(names: Option<&KernelNames>, wanted: &[&str], remedy: &str) -> Fact {
-    let Some(names) = names else { return nowhere_to_look() };
+    let Some(names) = names else { return no_btf() };
     match wanted.iter().find(|name| !names.have_function(name)) {
         None => Fact::yes(""),
         Some(name) => Fact::no(format!("the kernel has no {name} ({remedy})")),
     }
 }
 
-fn nowhere_to_look() -> Fact {
+fn no_btf() -> Fact {
     Fact::unknown(format!("no type information to look it up in ({NO_BTF})"))
 }
 
-/// Runs something without the messages that libbpf prints on standard error.
+/// Runs a closure without libbpf's messages on standard error.
 pub(super) fn quietly<T>(run: impl FnOnce() -> T) -> T {
     let before = libbpf_rs::set_print(None);
     let result = run();
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_no_lack() {
+    fn distinguishes_refusal_from_missing_feature() {
         let refusal = Fact::unknown("not permitted");
         let failed = |errno| judge(Err(libbpf_rs::Error::from_raw_os_error(errno)), &refusal, "boot another");
         assert_eq!(judge(Ok(()), &refusal, "boot another"), Fact::yes(""));
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_looked_up_by_their_whole_name() {
+    fn looks_up_functions_by_whole_name() {
         let names = names(&["bpf_wq_init"], &["btf_trace_irq_disable", "u64"]);
         assert!(look_up(Some(&names), &["bpf_wq_init"], "").is_yes());
         let missing = look_up(Some(&names), &["bpf_wq_init", "bpf_wq"], "boot kernel 6.10 or later");
@@ -288,9 +289,9 @@ mod tests {
         assert!(!names.have_tracepoint("u64"));
     }
 
-    /// Of every kernel from 6.7 on, some of which has a structure of that name.
+    /// From 6.7 on, some kernels have a structure of that name.
     #[test]
-    fn a_structure_does_not_hide_the_function_of_its_name() {
+    fn structure_does_not_hide_function_of_same_name() {
         let Ok(names) = quietly(read_names) else {
             println!("skipped: no type information of this kernel");
             return;
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn without_direct_calls_there_is_no_fentry() {
+    fn no_fentry_without_direct_calls() {
         let refusal = Fact::unknown("not permitted");
         assert!(fentry(&refusal, Some(&names(&["vfs_read"], &[]))).detail.contains("DIRECT_CALLS"));
         assert_eq!(fentry(&refusal, None).state, State::Unknown);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's version and the machine under it, from the text of its files.
+//! Version of the kernel, and the machine it runs on, from the text of its files.
 
 use super::{Fact, read_line, words};
 use crate::cpus::{self, Choice, Signs};
@@ -9,56 +9,56 @@ const CPUS: &str = "/sys/devices/system/cpu";
 const CLOCK_SOURCES: &str = "/sys/devices/system/clocksource/clocksource0";
 const SCHED_PREEMPT: &str = "/sys/kernel/debug/sched/preempt";
 
-/// The kernel's version.
+/// Version of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// As `uname -r` has it.
+    /// Output of `uname -r`.
     pub release: Option<String>,
-    /// The machine's architecture, as `uname -m` has it.
+    /// Architecture, as `uname -m` prints it.
     pub arch: String,
-    /// How threads inside the kernel are preempted.
+    /// Preemption model.
     pub preemption: String,
 }
 
-/// What time stamps are made of.
+/// Clock source of timestamps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClockSource {
-    /// The one in use.
+    /// The current one.
     pub current: Option<String>,
-    /// The ones to choose from, best first.
+    /// Available ones, best first.
     pub available: Vec<String>,
 }
 
 impl ClockSource {
-    /// True when it is a device that takes a microsecond or more to read, which every time stamp then costs.
+    /// Tests for a device that takes a microsecond or more to read, which each timestamp then costs.
     pub fn is_slow(&self) -> bool {
         self.current.as_deref().is_some_and(|name| matches!(name, "hpet" | "acpi_pm" | "pit" | "refined-jiffies"))
     }
 }
 
-/// Some of the CPUs.
+/// A set of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList {
-    /// As the kernel writes it: `0-3,8`; empty for none.
+    /// In the kernel's format, `0-3,8`; empty for none.
     pub list: String,
-    /// How many; `None` when the list makes no sense.
+    /// Number of CPUs; `None` if the list is invalid.
     pub count: Option<u64>,
 }
 
-/// The CPUs; `None` where the kernel does not tell.
+/// Sets of CPUs; `None` if the kernel does not report one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cpus {
-    /// Running.
+    /// Online CPUs.
     pub online: Option<CpuList>,
-    /// May ever run.
+    /// CPUs that may ever be online.
     pub possible: Option<CpuList>,
-    /// Kept free of other threads by `isolcpus=` or a cpuset partition.
+    /// Isolated from other threads by `isolcpus=` or a cpuset partition.
     pub isolated: Option<CpuList>,
-    /// Without a tick while one thread runs.
+    /// CPUs without a tick while one thread runs.
     pub nohz_full: Option<CpuList>,
-    /// Measured with threads and timers of whylate's own, where none are asked for.
+    /// Measured with whylate's own threads and timers, if none are requested.
     pub measured: Option<CpuList>,
-    /// Which of the others are left out and why; `None` where none are.
+    /// The excluded CPUs and why; `None` if there are none.
     pub left_out: Option<String>,
 }
 
@@ -67,18 +67,18 @@ pub(super) fn probe_kernel() -> Kernel {
     let mode = read_line(SCHED_PREEMPT);
     Kernel {
         release: read_line("/proc/sys/kernel/osrelease").ok(),
-        // The file is there since 6.1.
+        // The file exists since 6.1.
         arch: read_line("/proc/sys/kernel/arch").unwrap_or_else(|_| std::env::consts::ARCH.to_owned()),
         preemption: preemption(&mode, version.as_deref().ok()),
     }
 }
 
-/// From the list of modes with the one in force in parentheses, or else from the version, as `uname -v` has it.
+/// Parses the list of modes with the current one in parentheses, or else the version, as printed by `uname -v`.
 fn preemption(modes: &Result<String, String>, version: Option<&str>) -> String {
     let in_force = modes.as_ref().ok().and_then(|modes| Some(modes.split_once('(')?.1.split_once(')')?.0));
     let built = version.and_then(|version| version.split_whitespace().find(|word| word.starts_with("PREEMPT")));
     match (built, in_force, version) {
-        // A real-time kernel's list has modes too, but what matters is that it is one.
+        // A PREEMPT_RT kernel's list has modes too, but PREEMPT_RT is what matters.
         (Some("PREEMPT_RT"), Some(mode), _) => format!("PREEMPT_RT, {mode}"),
         (Some(built), Some(mode), _) => format!("{built}, {mode} in force"),
         (None, Some(mode), _) => format!("{mode} in force"),
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mode_in_force_is_named() {
+    fn names_current_preemption_mode() {
         let dynamic = Some("#1 SMP PREEMPT_DYNAMIC Debian 6.12.1");
         let modes = |text: &str| Ok(text.to_owned());
         let absent = || Err(format!("{SCHED_PREEMPT} is absent"));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_are_counted() {
+    fn counts_cpus() {
         for (list, count) in [
             ("0", Some(1)),
             ("0-3,8", Some(5)),
@@ -192,24 +192,24 @@ mod tests {
     }
 
     #[test]
-    fn a_hypervisor_is_found_by_flag_and_by_name() {
-        let told = |cpus: Option<&str>, xen: Option<&str>, firmware: &str, clock| {
+    fn finds_hypervisor_by_flag_and_name() {
+        let fact_of = |cpus: Option<&str>, xen: Option<&str>, firmware: &str, clock| {
             let (cpus, firmware) = (cpus.map(str::to_owned), firmware.to_owned());
             hypervisor(&Signs { cpus, hypervisor: xen.map(str::to_owned), firmware, clock })
         };
         let flagged = Some("processor : 0\nflags\t\t: fpu hypervisor lm\n");
-        assert_eq!(told(flagged, None, "", Some("KVM")), Fact::yes("KVM"));
-        assert_eq!(told(flagged, None, "QEMU Standard PC", None), Fact::yes("QEMU Standard PC"));
-        assert_eq!(told(flagged, None, "Amazon EC2 m5.large", None), Fact::yes("Amazon EC2 m5.large"));
-        assert_eq!(told(Some("flags : fpu"), None, "Dell", None), Fact::no("none found"));
-        assert_eq!(told(Some("flags : fpu"), Some("xen"), "", None), Fact::yes("xen"));
-        assert_eq!(told(None, None, "", None), Fact::unknown("/proc/cpuinfo is not readable"));
+        assert_eq!(fact_of(flagged, None, "", Some("KVM")), Fact::yes("KVM"));
+        assert_eq!(fact_of(flagged, None, "QEMU Standard PC", None), Fact::yes("QEMU Standard PC"));
+        assert_eq!(fact_of(flagged, None, "Amazon EC2 m5.large", None), Fact::yes("Amazon EC2 m5.large"));
+        assert_eq!(fact_of(Some("flags : fpu"), None, "Dell", None), Fact::no("none found"));
+        assert_eq!(fact_of(Some("flags : fpu"), Some("xen"), "", None), Fact::yes("xen"));
+        assert_eq!(fact_of(None, None, "", None), Fact::unknown("/proc/cpuinfo is not readable"));
         // The model's name is not a flag.
-        assert_eq!(told(Some("model name : hypervisor\n"), None, "", None), Fact::no("none found"));
+        assert_eq!(fact_of(Some("model name : hypervisor\n"), None, "", None), Fact::no("none found"));
     }
 
     #[test]
-    fn devices_outside_the_cpu_are_slow_clocks() {
+    fn devices_are_slow_clock_sources() {
         let of = |name: &str| ClockSource { current: Some(name.to_owned()), available: Vec::new() };
         assert!(of("hpet").is_slow());
         assert!(!of("tsc").is_slow());
@@ -217,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_without_a_panic(a in ".*", b in ".*", list in "[0-9,-]{0,30}") {
+        fn never_panics_on_any_text(a in ".*", b in ".*", list in "[0-9,-]{0,30}") {
             preemption(&Ok(a.clone()), Some(&b));
             preemption(&Err(b.clone()), Some(&a));
             cpu_list(&a);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What this kernel can do, what this process may do, and which backend each source would use.
+//! Features of this kernel, privileges of this process, and the backend that each source would use.
 //!
-//! Everything is looked at without changing anything, and nothing here fails: what cannot be found out is
-//! [`State::Unknown`] and says why.
+//! Probing changes nothing, and never fails: what cannot be determined is [`State::Unknown`] with a reason.
 
 mod attempt;
 mod bpf;
@@ -26,103 +25,103 @@ use crate::cpus::Choice;
 use crate::heartbeat::{self, Heartbeats};
 use crate::{sources, tracefs};
 
-/// Whether something is there.
+/// Whether a feature exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It is.
+    /// It exists.
     Yes,
-    /// It is not.
+    /// It does not exist.
     No,
-    /// This process cannot find out.
+    /// This process cannot determine it.
     Unknown,
 }
 
-/// Whether something is there, and more about it in words.
+/// Whether a feature exists, with details as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// Whether it is there.
+    /// Whether it exists.
     pub state: State,
-    /// `Yes`: more about it, possibly empty. `No`: what to do to get it. `Unknown`: why, and what to do to find out.
+    /// `Yes`: details, possibly empty. `No`: how to get it. `Unknown`: why, and how to find out.
     pub detail: String,
 }
 
 impl Fact {
-    /// It is there.
+    /// The feature exists.
     pub fn yes(detail: impl Into<String>) -> Self {
         Self { state: State::Yes, detail: detail.into() }
     }
 
-    /// It is not there; `detail` says what to do.
+    /// The feature does not exist; `detail` says how to get it.
     pub fn no(detail: impl Into<String>) -> Self {
         Self { state: State::No, detail: detail.into() }
     }
 
-    /// Nobody knows; `detail` says why.
+    /// It is unknown; `detail` says why.
     pub fn unknown(detail: impl Into<String>) -> Self {
         Self { state: State::Unknown, detail: detail.into() }
     }
 
-    /// True when it is there for sure.
+    /// Tests whether the feature surely exists.
     pub fn is_yes(&self) -> bool {
         self.state == State::Yes
     }
 }
 
-/// All that `whylate doctor` reports.
+/// Everything that `whylate doctor` reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Release, architecture, preemption.
     pub kernel: Kernel,
-    /// Type information of the running kernel.
+    /// BTF of the running kernel.
     pub btf: Btf,
-    /// The kernel's tracing files.
+    /// State of tracefs.
     pub tracefs: Tracefs,
     /// BPF programs, maps and kernel functions that whylate uses.
     pub bpf: Bpf,
-    /// What this process may do.
+    /// Privileges of this process.
     pub privileges: Privileges,
-    /// Kernel lockdown; `Yes` means that it is in force.
+    /// Kernel lockdown; `Yes` means that it is in effect.
     pub lockdown: Fact,
-    /// Kernel settings that matter.
+    /// Relevant kernel settings.
     pub sysctls: Vec<Sysctl>,
-    /// What time stamps are made of.
+    /// Clock source of timestamps.
     pub clock_source: ClockSource,
-    /// The CPUs.
+    /// Sets of CPUs.
     pub cpus: Cpus,
-    /// A hypervisor under this kernel.
+    /// Hypervisor under this kernel.
     pub hypervisor: Fact,
-    /// Which backend each source would use.
+    /// The backend that each source would use.
     pub sources: Vec<Readiness>,
-    /// How `--why` would tell who had a CPU.
+    /// How `--why` would find occupants of CPUs.
     pub causes: Readiness,
-    /// Whether known delays can be made.
+    /// Whether known delays can be injected.
     pub injections: Vec<Readiness>,
 }
 
-/// The kernel's tracing files.
+/// State of tracefs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracefs {
-    /// `Yes` when it is mounted and readable.
+    /// `Yes` if it is mounted and readable.
     pub fact: Fact,
-    /// Where it is mounted, readable or not.
+    /// Mount point, readable or not.
     pub path: Option<String>,
-    /// The tracers that the kernel has; `None` when they cannot be read.
+    /// Tracers of the kernel; `None` if they cannot be read.
     pub tracers: Option<Vec<String>>,
 }
 
-/// Whether there can be a timer of its own on each CPU, tried on the first one that is measured.
+/// Tries whether each CPU can have a heartbeat timer, on the first measured CPU.
 fn probe_heartbeat(measured: &[u32]) -> Fact {
     match Heartbeats::start(measured.get(..1).unwrap_or_default(), heartbeat::PERIOD_NS) {
         Ok(_) => Fact::yes(""),
-        // Whoever lacks the privilege cannot find out more.
+        // Without the privilege, nothing more can be determined.
         Err(error) => Fact::unknown(format!("{error} (run as root, or with CAP_PERFMON and CAP_SYSLOG)")),
     }
 }
 
-/// Looks at everything. Takes some 20 ms, and 100 ms more beside real-time threads.
+/// Probes everything. Takes some 20 ms, and 100 ms more if there are real-time threads.
 pub fn probe() -> Capabilities {
     let privileges = privileges::probe();
-    let facts = KernelFacts::of(&privileges);
+    let facts = KernelFacts::new(&privileges);
     let bpf = bpf::probe(&privileges, facts.names());
     let clock_source = machine::probe_clock_source();
     let mut all = sources();
@@ -168,13 +167,13 @@ fn probe_tracefs() -> Tracefs {
     Tracefs { fact, path: Some(path), tracers }
 }
 
-/// The text of a file of the kernel without the newline at its end, or why there is none.
+/// Returns the text of a kernel file without the trailing newline, or why it cannot be read.
 fn read_line(path: &str) -> Result<String, String> {
     match fs::read(path) {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).trim().to_owned()),
         Err(error) => Err(match error.kind() {
             io::ErrorKind::NotFound => format!("{path} is absent"),
-            // EACCES is about the file's mode, which root overrides; EPERM is said by lockdown and its like.
+            // EACCES is about the file's mode, which root overrides; EPERM comes from lockdown and other policies.
             io::ErrorKind::PermissionDenied if error.raw_os_error() == Some(libc::EPERM) => {
                 format!("{path} is closed by lockdown or another security policy")
             }
@@ -193,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probing_ends_well_for_whoever_runs_this_test() {
+    fn probe_works_for_any_user() {
         let found = probe();
         assert_eq!(found.sources.len(), CARDS.len());
         for (_, _, fact) in found.bpf.each() {
@@ -202,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn names_missing_file() {
         assert_eq!(read_line("/no/such/file"), Err("/no/such/file is absent".to_owned()));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which backend each source would use, and what the better ones lack.
+//! Chooses the backend that each source would use, and says what the better ones lack.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -14,30 +14,30 @@ use crate::source::{Need, Source, Takes};
 /// How a source would measure here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Readiness {
-    /// The source, or the kind of known delays.
+    /// Name of the source, or of the injected delay.
     pub name: String,
     /// `Yes`: it works. `No`: the kernel lacks something for every backend. `Unknown`: it may work.
     pub state: State,
-    /// The backend it would use, when it works.
+    /// The backend it would use, if it works.
     pub backend: Option<String>,
-    /// What is weaker with it than with the best; empty for the best.
+    /// Limitation compared with the best backend; empty for the best.
     pub weaker: String,
-    /// The backends that would be better, best first.
+    /// Better backends, best first.
     pub better: Vec<BetterBackend>,
 }
 
-/// A backend that is not in use although it would be better.
+/// A better backend that would not be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BetterBackend {
-    /// Its name.
+    /// Name of the backend.
     pub backend: String,
     /// `No`: the kernel lacks something. `Unknown`: it may work.
     pub state: State,
-    /// What is missing and what to enable, or why it is not known; every reason once.
+    /// What is missing and what to enable, or why it is unknown; without duplicates.
     pub reasons: Vec<String>,
 }
 
-/// What is known about this kernel. Each part is looked up when it is asked for first, which takes milliseconds.
+/// Facts about this kernel. Each part is determined on first use, which takes milliseconds.
 pub(crate) struct KernelFacts {
     refusal: Fact,
     btf: OnceCell<(Btf, Option<KernelNames>)>,
@@ -47,8 +47,8 @@ pub(crate) struct KernelFacts {
 }
 
 impl KernelFacts {
-    /// Of this kernel.
-    pub(crate) fn of(privileges: &Privileges) -> Self {
+    /// Facts for a process with these privileges.
+    pub(crate) fn new(privileges: &Privileges) -> Self {
         KernelFacts {
             refusal: privileges.refusal(),
             btf: OnceCell::new(),
@@ -58,12 +58,12 @@ impl KernelFacts {
         }
     }
 
-    /// Of this kernel, for this process.
+    /// Facts for this process.
     pub(crate) fn here() -> Self {
-        Self::of(&privileges::probe())
+        Self::new(&privileges::probe())
     }
 
-    /// What is surely missing of what is needed; `None` where all is there, or may be.
+    /// Returns a need that is surely not met; `None` if all are met, or may be.
     pub(crate) fn lacks(&self, needs: &[Need]) -> Option<String> {
         needs.iter().map(|&need| self.judge(need)).find(|fact| fact.state == State::No).map(|fact| fact.detail)
     }
@@ -80,8 +80,8 @@ impl KernelFacts {
         self.tracefs.get_or_init(super::probe_tracefs)
     }
 
-    /// Where tracefs is, when it is readable.
-    fn tracing_folder(&self) -> Option<&str> {
+    /// Returns the mount point of tracefs, if it is readable.
+    fn tracing_directory(&self) -> Option<&str> {
         self.tracefs().path.as_deref().filter(|_| self.tracefs().fact.is_yes())
     }
 
@@ -93,11 +93,11 @@ impl KernelFacts {
         self.fentry.get_or_init(|| bpf::quietly(|| bpf::fentry(&self.refusal, self.names())))
     }
 
-    /// Whether a need is met; the detail names what is missing.
+    /// Tests whether a need is met; the detail names what is missing.
     fn judge(&self, need: Need) -> Fact {
         match need {
             Need::Btf => named("BTF", &self.btf().fact),
-            // Those that sit on functions ask for their function as well.
+            // Backends with programs at functions need these functions as well.
             Need::TpBtfPrograms => named("tp_btf programs", self.tp_btf()),
             Need::Tracepoint(name) => self.tracepoint(name, "boot one that has it"),
             Need::RareTracepoint(name, where_it_is) => self.tracepoint(name, where_it_is),
@@ -124,7 +124,7 @@ impl KernelFacts {
 
     fn tracepoint(&self, group_and_name: &str, remedy: &str) -> Fact {
         let (group, name) = group_and_name.split_once(':').unwrap_or(("", group_and_name));
-        let is_there = match (self.names(), self.tracing_folder()) {
+        let is_there = match (self.names(), self.tracing_directory()) {
             (Some(names), _) => names.have_tracepoint(name),
             (None, Some(tracefs)) => Path::new(tracefs).join("events").join(group).join(name).is_dir(),
             (None, None) => {
@@ -139,7 +139,7 @@ impl KernelFacts {
     }
 
     fn tracer(&self, name: &str) -> Fact {
-        let Some(tracefs) = self.tracing_folder() else {
+        let Some(tracefs) = self.tracing_directory() else {
             return Fact::unknown(format!("tracer {name}: cannot tell without tracefs"));
         };
         match fs::read_to_string(Path::new(tracefs).join("available_tracers")) {
@@ -165,7 +165,7 @@ impl KernelFacts {
     }
 }
 
-/// The fact with its name before what to do. What cannot be found out has one reason for many facts: no name there.
+/// Prefixes the remedy of a missing feature with its name. Unknown facts share one reason, so they get no name.
 fn named(name: &str, fact: &Fact) -> Fact {
     match fact.state {
         State::No => Fact::no(format!("{name}: {}", fact.detail)),
@@ -173,10 +173,10 @@ fn named(name: &str, fact: &Fact) -> Fact {
     }
 }
 
-/// Which of a source's backends it would use.
+/// Returns the backend that a source would use.
 pub(super) fn readiness(source: &dyn Source, evidence: &KernelFacts) -> Readiness {
     let info = source.info();
-    // What attaching would not take is no way that a user has.
+    // Backends that attaching would not choose by itself are left out.
     let taken = info.backends.iter().filter(|backend| source.takes(backend.name) == Takes::Unasked);
     let candidates = taken.map(|backend| {
         let facts = source.needs(backend).iter().map(|&need| evidence.judge(need)).collect();
@@ -185,7 +185,7 @@ pub(super) fn readiness(source: &dyn Source, evidence: &KernelFacts) -> Readines
     choose(info.card.name, candidates)
 }
 
-/// How late events are explained.
+/// Returns how late events would be explained.
 pub(super) fn causes(heartbeat: &Fact, evidence: &KernelFacts) -> Readiness {
     let facts: Vec<Fact> = occupancy::NEEDS.iter().map(|&need| evidence.judge(need)).collect();
     let with_heartbeat = facts.iter().cloned().chain([named("a timer on each CPU", heartbeat)]).collect();
@@ -193,7 +193,7 @@ pub(super) fn causes(heartbeat: &Fact, evidence: &KernelFacts) -> Readiness {
     choose("--why", candidates)
 }
 
-/// The known delays that BPF makes. `inject hog` is a thread, and works everywhere.
+/// Returns the delays that BPF can inject. `inject hog` is a thread, and works everywhere.
 pub(super) fn injections(bpf: &Bpf) -> Vec<Readiness> {
     let ways = [
         ("inject work", "bpf_wq", &bpf.bpf_wq),
@@ -208,7 +208,7 @@ pub(super) fn injections(bpf: &Bpf) -> Vec<Readiness> {
     ready.to_vec()
 }
 
-/// Takes the first backend that has all it needs. Candidates are name, what is weaker, and needs; best first.
+/// Chooses the first backend whose needs are all met. Candidates are name, limitation, and needs; best first.
 fn choose<'a>(name: &str, candidates: impl IntoIterator<Item = (&'a str, &'a str, Vec<Fact>)>) -> Readiness {
     let mut better: Vec<BetterBackend> = Vec::new();
     for (backend, weaker, facts) in candidates {
@@ -219,7 +219,7 @@ fn choose<'a>(name: &str, candidates: impl IntoIterator<Item = (&'a str, &'a str
         }
         let mut reasons: Vec<String> = Vec::new();
         for fact in facts {
-            // What is not known does not matter where something is missing for sure; often it is why.
+            // Unknown facts do not matter if something is surely missing; often that is why they are unknown.
             if fact.state == state && !reasons.contains(&fact.detail) {
                 reasons.push(fact.detail);
             }
@@ -231,7 +231,7 @@ fn choose<'a>(name: &str, candidates: impl IntoIterator<Item = (&'a str, &'a str
     Readiness { name: name.to_owned(), state, backend: None, weaker: String::new(), better }
 }
 
-/// `No` when one is, else `Unknown` when one is.
+/// Returns `No` if one state is, else `Unknown` if one is.
 fn worst(states: impl Iterator<Item = State>) -> State {
     states.fold(State::Yes, |worst, state| match (worst, state) {
         (State::No, _) | (_, State::No) => State::No,
@@ -269,9 +269,9 @@ mod tests {
         ],
     };
 
-    struct Made;
+    struct FakeSource;
 
-    impl Source for Made {
+    impl Source for FakeSource {
         fn info(&self) -> &'static SourceInfo {
             &INFO
         }
@@ -314,18 +314,18 @@ mod tests {
 
     fn on(functions: &[&str], tracing: Fact) -> Readiness {
         let names = KernelNames::new(functions.iter().map(|&name| (name, 1)), [("btf_trace_workqueue_queue_work", 2)]);
-        readiness(&Made, &facts(Fact::yes(""), Some(names), None, tracing))
+        readiness(&FakeSource, &facts(Fact::yes(""), Some(names), None, tracing))
     }
 
     #[test]
-    fn the_best_backend_needs_no_excuse() {
+    fn best_backend_has_no_limitation() {
         let best = on(&["process_one_work"], Fact::yes(""));
         assert_eq!(best.backend.as_deref(), Some("fentry"));
         assert!(best.better.is_empty() && best.weaker.is_empty());
     }
 
     #[test]
-    fn a_fallback_says_what_is_weaker_and_why() {
+    fn fallback_names_limitation_and_reason() {
         let fallback = on(&[], Fact::yes(""));
         assert_eq!(fallback.backend.as_deref(), Some("tracepoint"));
         assert_eq!(fallback.weaker, "requeue races are counted as lost");
@@ -335,21 +335,21 @@ mod tests {
     }
 
     #[test]
-    fn without_privileges_nothing_is_promised_and_one_reason_is_said_once() {
+    fn missing_privileges_are_reported_once() {
         let unknown = on(&["process_one_work"], Fact::unknown("not permitted"));
         assert_eq!((unknown.state, unknown.backend), (State::Unknown, None));
         assert_eq!(unknown.better[0].reasons, ["not permitted"]);
     }
 
     #[test]
-    fn a_kernel_that_lacks_something_for_every_backend_is_a_no() {
+    fn no_backend_works_without_tp_btf() {
         let none = on(&["process_one_work"], Fact::no("boot another kernel"));
         assert_eq!((none.state, none.backend), (State::No, None));
         assert_eq!(none.better[1].reasons, ["tp_btf programs: boot another kernel"]);
     }
 
     #[test]
-    fn without_btf_tracefs_tells_about_tracepoints() {
+    fn uses_tracefs_for_tracepoints_without_btf() {
         let tracefs = tempfile::tempdir().expect("a folder");
         std::fs::create_dir_all(tracefs.path().join("events/workqueue/workqueue_queue_work")).expect("a folder");
         let mut evidence = facts(Fact::no("boot another"), None, tracefs.path().to_str(), Fact::yes(""));
@@ -364,23 +364,23 @@ mod tests {
     }
 
     #[test]
-    fn without_a_heartbeat_causes_are_told_and_something_is_weaker() {
+    fn causes_without_heartbeat_have_limitation() {
         let needed = ["btf_trace_sched_switch", "btf_trace_sched_waking", "btf_trace_sched_migrate_task"];
         let needed = needed.into_iter().chain(["btf_trace_irq_handler_entry", "btf_trace_softirq_entry"]);
         let needed = needed.chain(["btf_trace_workqueue_execute_start", "btf_trace_hrtimer_expire_entry"]);
-        let told = |heartbeat: Fact, left_out: usize| {
+        let causes_with = |heartbeat: Fact, left_out: usize| {
             let names = KernelNames::new([], needed.clone().skip(left_out).map(|name| (name, 1)));
             causes(&heartbeat, &facts(Fact::yes(""), Some(names), None, Fact::yes("")))
         };
-        assert_eq!(told(Fact::yes(""), 0).backend.as_deref(), Some("occupancy"));
-        let weaker = told(Fact::no("not permitted"), 0);
+        assert_eq!(causes_with(Fact::yes(""), 0).backend.as_deref(), Some("occupancy"));
+        let weaker = causes_with(Fact::no("not permitted"), 0);
         assert_eq!(weaker.backend.as_deref(), Some("no heartbeat"));
         assert!(weaker.weaker.contains("interrupts") && weaker.better[0].reasons[0].contains("not permitted"));
-        assert_eq!(told(Fact::yes(""), 1).state, State::No);
+        assert_eq!(causes_with(Fact::yes(""), 1).state, State::No);
     }
 
     #[test]
-    fn each_injection_needs_its_own_part_of_bpf() {
+    fn each_injection_has_its_own_needs() {
         let found = injections(&bpf(Fact::yes("")));
         assert_eq!(found[0].state, State::No);
         assert_eq!(found[0].better[0].reasons, ["bpf_wq: boot kernel 6.10 or later"]);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What this process may do, and the settings that restrict it.
+//! Privileges of this process, and the settings that restrict it.
 
 use std::fs;
 
 use super::{Fact, State, read_line};
 
 const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
-/// `PROC_USER_INIT_INO`: the inode of the first user namespace is the same on every kernel.
-const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
+/// `PROC_USER_INIT_INO`: the inode of the initial user namespace, the same on every kernel.
+const INITIAL_USER_NAMESPACE: &str = "user:[4026531837]";
 
-/// Bit, name, and what whylate needs it for.
+/// Bit, name, and purpose in whylate.
 const USED: [(u32, &str, &str); 10] = [
     (39, "CAP_BPF", "loads BPF programs; CAP_SYS_ADMIN does too"),
     (38, "CAP_PERFMON", "lets them read the kernel; CAP_SYS_ADMIN does too"),
@@ -23,25 +23,25 @@ const USED: [(u32, &str, &str); 10] = [
     (24, "CAP_SYS_RESOURCE", "needed for BPF maps before 5.11 only"),
 ];
 
-/// What this process may do.
+/// Privileges of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Privileges {
-    /// Effective user.
+    /// Effective user ID.
     pub uid: u32,
-    /// False inside a user namespace, where capabilities do not hold for the kernel as a whole; `None` when not known.
+    /// False inside a user namespace, where capabilities do not apply to the kernel as a whole; `None` if unknown.
     pub in_first_user_namespace: Option<bool>,
-    /// The capabilities that matter.
+    /// Relevant capabilities.
     pub capabilities: Vec<Privilege>,
 }
 
 impl Privileges {
-    /// What it means that the kernel refuses a BPF program or map with EPERM or EACCES.
+    /// Returns what it means if the kernel refuses a BPF program or map with EPERM or EACCES.
     pub(super) fn refusal(&self) -> Fact {
         if self.in_first_user_namespace == Some(false) {
             return Fact::unknown("not permitted in a user namespace (run as root outside of it)");
         }
         if self.may_trace() {
-            // Lockdown, a BPF program of a security module, or a seccomp filter: the error does not tell which.
+            // Lockdown, a BPF program of a security module, or a seccomp filter: the error does not show which.
             return Fact::no(
                 "refused despite the capabilities (a security policy of this machine or container has to allow it)",
             );
@@ -49,9 +49,9 @@ impl Privileges {
         Fact::unknown("not permitted (run as root, or grant CAP_BPF and CAP_PERFMON)")
     }
 
-    /// True when the kernel lets this process load tracing programs, as far as its capabilities tell.
+    /// Tests whether the kernel lets this process load tracing programs, as far as its capabilities show.
     pub fn may_trace(&self) -> bool {
-        // Without /proc the capabilities are not known, but root usually has them.
+        // Without /proc the capabilities are unknown, but root usually has them.
         let is = |state: State| match state {
             State::Yes => true,
             State::No => false,
@@ -62,29 +62,29 @@ impl Privileges {
     }
 }
 
-/// A capability in the effective set, or not.
+/// A capability, effective or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Privilege {
-    /// As in `capabilities(7)`.
+    /// Name, as in `capabilities(7)`.
     pub name: &'static str,
     /// Whether it is effective.
     pub state: State,
-    /// What it is for.
+    /// Its purpose in whylate.
     pub purpose: &'static str,
 }
 
 /// A kernel setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sysctl {
-    /// As `sysctl` takes it.
+    /// Name, as `sysctl` takes it.
     pub name: &'static str,
-    /// Its value; `None` when it is absent or not readable.
+    /// Value; `None` if it is absent or not readable.
     pub value: Option<i64>,
-    /// What the value means here, or why there is none.
+    /// Meaning of the value, or why there is none.
     pub detail: String,
 }
 
-/// Whether this process has a capability that holds for the kernel as a whole.
+/// Tests whether this process has a capability that applies to the kernel as a whole.
 pub(crate) fn has(name: &str) -> bool {
     let Privileges { in_first_user_namespace, capabilities, .. } = probe();
     in_first_user_namespace != Some(false) && capabilities.iter().any(|one| one.name == name && one.state == State::Yes)
@@ -95,12 +95,12 @@ pub(super) fn probe() -> Privileges {
     let namespace = fs::read_link("/proc/self/ns/user");
     Privileges {
         uid: rustix::process::geteuid().as_raw(),
-        in_first_user_namespace: namespace.ok().map(|target| target.as_os_str() == FIRST_USER_NAMESPACE),
+        in_first_user_namespace: namespace.ok().map(|target| target.as_os_str() == INITIAL_USER_NAMESPACE),
         capabilities: privileges(status.ok().and_then(|status| effective(&status))),
     }
 }
 
-/// The effective set in the text of `/proc/self/status`.
+/// Parses the effective set in the text of `/proc/self/status`.
 fn effective(status: &str) -> Option<u64> {
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(mask.trim(), 16).ok()
@@ -115,12 +115,12 @@ fn privileges(effective: Option<u64>) -> Vec<Privilege> {
     USED.iter().map(|&(bit, name, purpose)| Privilege { name, state: state(bit), purpose }).collect()
 }
 
-/// `built_in`: whether the kernel has lockdown, if that is known.
+/// Determines the lockdown mode. `built_in`: whether the kernel has lockdown, if known.
 pub(super) fn probe_lockdown(built_in: Option<bool>) -> Fact {
     lockdown(read_line(LOCKDOWN), built_in)
 }
 
-/// From the list of modes with the one in force in brackets.
+/// Parses the list of modes with the current one in brackets.
 fn lockdown(modes: Result<String, String>, built_in: Option<bool>) -> Fact {
     let modes = match (modes, built_in) {
         (Ok(modes), _) => modes,
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_read_from_the_effective_set() {
+    fn reads_effective_capabilities() {
         let status = "Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t000001fffeffffff\n";
         let mask = effective(status);
         assert_eq!(mask, Some(0x1ff_feff_ffff));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn tracing_needs_two_capabilities_or_the_old_one() {
+    fn tracing_needs_bpf_and_perfmon_or_sys_admin() {
         assert!(with(1 << 39 | 1 << 38, Some(true)).may_trace());
         assert!(with(1 << 21, None).may_trace());
         assert!(!with(1 << 39, Some(true)).may_trace());
@@ -210,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_means_something_else_to_whoever_has_the_capabilities() {
+    fn refusal_depends_on_capabilities() {
         assert_eq!(with(u64::MAX, Some(true)).refusal().state, State::No);
         assert_eq!(with(0, Some(true)).refusal().state, State::Unknown);
         assert!(with(u64::MAX, Some(false)).refusal().detail.contains("user namespace"));
     }
 
     #[test]
-    fn lockdown_is_the_mode_in_brackets() {
+    fn parses_lockdown_mode() {
         let of = |text: &str| lockdown(Ok(text.to_owned()), None).state;
         assert_eq!(of("[none] integrity confidentiality"), State::No);
         assert_eq!(of("none [integrity] confidentiality"), State::Yes);
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_are_numbers_with_a_meaning() {
+    fn describes_sysctl_values() {
         let restricted = sysctl("kernel.kptr_restrict", Ok("2".to_owned()));
         assert_eq!(restricted.value, Some(2));
         assert!(restricted.detail.contains("set 1"));
@@ -240,7 +240,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_without_a_panic(text in ".*", mask in any::<u64>()) {
+        fn never_panics_on_any_text(text in ".*", mask in any::<u64>()) {
             effective(&text);
             effective(&format!("CapEff:{text}"));
             privileges(Some(mask));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Opening a cgroup by its number, in the same time for any number of cgroups.
+//! Opens a cgroup by its ID, in the same time for any number of cgroups.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -7,10 +7,10 @@ use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// The kind of a handle that is a number of kernfs, of which cgroupfs is one (`FILEID_KERNFS`, exportfs.h).
-const OF_KERNFS: i32 = 0xfe;
+/// Type of a file handle with a kernfs ID, as of cgroupfs (`FILEID_KERNFS`, exportfs.h).
+const FILEID_KERNFS: i32 = 0xfe;
 
-/// `struct file_handle` of open_by_handle_at(2) with such a number.
+/// `struct file_handle` of open_by_handle_at(2) with a kernfs ID.
 #[repr(C)]
 struct Handle {
     bytes: u32,
@@ -18,7 +18,7 @@ struct Handle {
     id: [u8; 8],
 }
 
-/// A mounted hierarchy, of which cgroups can be opened by their numbers.
+/// A mounted hierarchy, whose cgroups can be opened by their IDs.
 #[derive(Debug)]
 pub(super) struct ByHandle {
     mount: File,
@@ -26,24 +26,24 @@ pub(super) struct ByHandle {
 }
 
 impl ByHandle {
-    /// `None` where this process may not open files by handles, as without CAP_DAC_READ_SEARCH.
+    /// Opens the hierarchy. `None` if this process may not open files by handles, as without CAP_DAC_READ_SEARCH.
     pub(super) fn new(root: &Path) -> Option<Self> {
         let by_handle = ByHandle { mount: File::open(root).ok()?, root: root.to_owned() };
         let own = std::os::unix::fs::MetadataExt::ino(&fs::metadata(root).ok()?);
         (by_handle.path(own).as_deref() == Some("/")).then_some(by_handle)
     }
 
-    /// The path within the hierarchy; `None` where the cgroup is gone, or lies outside of what is mounted.
+    /// Returns the path within the hierarchy; `None` if the cgroup is gone, or is outside of the mount.
     pub(super) fn path(&self, id: u64) -> Option<String> {
         let cgroup = self.open(id).ok()?;
         let path = fs::read_link(format!("/proc/self/fd/{}", cgroup.as_raw_fd())).ok()?;
         let inside = path.strip_prefix(&self.root).ok()?.to_str()?;
-        // Of one that was removed while something holds it, the kernel adds that to its path.
+        // The kernel appends this to the path of a removed cgroup that is still referenced.
         (!inside.ends_with(" (deleted)")).then(|| format!("/{inside}"))
     }
 
     fn open(&self, id: u64) -> io::Result<OwnedFd> {
-        let mut handle = Handle { bytes: 8, kind: OF_KERNFS, id: id.to_ne_bytes() };
+        let mut handle = Handle { bytes: 8, kind: FILEID_KERNFS, id: id.to_ne_bytes() };
         let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
         // SAFETY: the handle is as long as it says.
         let opened =

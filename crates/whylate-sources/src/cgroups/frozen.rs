@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Cgroups that are frozen: by `freezer.state` of v1, or `cgroup.freeze` of v2.
+//! Frozen cgroups: by `freezer.state` of v1, or `cgroup.freeze` of v2.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use super::{mounted_of_v1, path_in_hierarchy, unified_root};
 
 const FREEZER: &str = "freezer";
 
-/// Whether all threads of the cgroup of this process, or of one above it, are frozen.
+/// Tests whether the cgroup of a process, or an ancestor of it, is frozen.
 pub(crate) fn is_frozen(process: u32) -> bool {
     let Ok(own) = fs::read_to_string(format!("/proc/{process}/cgroup")) else { return false };
     let has = |root: &Path, controller, file, said: &str| {
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_runs_is_not_frozen() {
+    fn running_process_is_not_frozen() {
         assert!(!is_frozen(std::process::id()));
         assert!(!is_frozen(u32::MAX));
     }

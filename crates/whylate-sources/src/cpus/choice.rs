@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The CPUs that are measured with threads or timers of this process: those that it may use and that are set apart for
-//! nothing else, or those that are asked for.
+//! The CPUs that are measured with threads or timers of this process: the allowed CPUs that are not isolated, or the
+//! requested ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
@@ -14,10 +14,10 @@ use crate::cgroups;
 use crate::realtime;
 use crate::source::AttachError;
 
-/// Why a CPU is left out where none is asked for.
+/// Why a CPU is excluded if none is requested.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// The affinity of this process (taskset) or its cpuset.
+    /// Not in this process's affinity (taskset) or cpuset.
     NotAllowed,
     /// `isolcpus=`.
     Isolated,
@@ -25,7 +25,7 @@ pub enum Reason {
     Partition,
     /// `nohz_full=`.
     NohzFull,
-    /// A real-time thread of another process has it.
+    /// A real-time thread of another process runs on it.
     RealTime(String),
 }
 
@@ -41,10 +41,10 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// What sets CPUs apart.
+/// Rules by which CPUs are excluded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rules {
-    /// Those that this process may use, also where they are offline.
+    /// CPUs that this process may use, including offline ones.
     allowed: BTreeSet<u32>,
     isolated: BTreeSet<u32>,
     /// Isolated by cpusets: until Linux 7.0 the kernel's list of isolated CPUs lacks them.
@@ -55,7 +55,7 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Those of this machine for this process, without real-time threads.
+    /// Reads the rules of this machine for this process, without real-time threads.
     pub(crate) fn here() -> std::io::Result<Self> {
         let of = |which| read(which).unwrap_or_default().into_iter().collect();
         Ok(Rules {
@@ -67,7 +67,7 @@ impl Rules {
         })
     }
 
-    /// Why a CPU is left out where none is asked for; `None` where it is measured.
+    /// Returns why a CPU is excluded if none is requested; `None` if it is measured.
     fn why_left_out(&self, cpu: u32) -> Option<Reason> {
         match cpu {
             _ if self.isolated.contains(&cpu) => Some(Reason::Isolated),
@@ -78,7 +78,7 @@ impl Rules {
         }
     }
 
-    /// Those of these CPUs that are set apart for nothing else.
+    /// Returns the CPUs of `online` that no rule excludes.
     pub(crate) fn usable(&self, online: &[u32]) -> Vec<u32> {
         online.iter().copied().filter(|&cpu| self.why_left_out(cpu).is_none()).collect()
     }
@@ -94,31 +94,31 @@ impl Rules {
     }
 }
 
-/// Which CPUs are measured with threads or timers of this process.
+/// The CPUs that are measured with threads or timers of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Those that are measured, all of them online; empty where each is left out.
+    /// Measured CPUs, all of them online; empty if each is excluded.
     pub measured: Vec<u32>,
-    /// The other CPUs that are online, where none was asked for.
+    /// The other online CPUs, if none was requested.
     pub left_out: Vec<(u32, Reason)>,
-    /// CPUs beside those that were asked for that are set apart for nothing else.
+    /// Usable CPUs besides the requested ones.
     pub others: Vec<u32>,
     asked: bool,
     rules: Rules,
 }
 
 impl Choice {
-    /// The choice for this process: the CPUs that are asked for or, where none is, the usable ones. It takes 100 ms
-    /// where there are real-time threads of other processes; one that starts later changes nothing.
+    /// Chooses for this process: the requested CPUs or, if there are none, the usable ones. Takes 100 ms if there are
+    /// real-time threads of other processes; threads that start later change nothing.
     ///
     /// # Errors
-    /// When a CPU that is asked for is offline or outside of the cpuset, or the kernel does not list its CPUs.
+    /// When a requested CPU is offline or outside of the cpuset, or the kernel does not list its CPUs.
     pub fn here(asked: &[u32]) -> Result<Self, AttachError> {
         let online = online().context("cannot read which CPUs are online")?;
         let mut rules = Rules::here().context("cannot read which CPUs this process may use")?;
         if asked.is_empty() {
             let usable = rules.usable(&online);
-            rules.realtime = realtime::cpus_at_work(&usable).context("cannot read where real-time threads run")?;
+            rules.realtime = realtime::busy_cpus(&usable).context("cannot read where real-time threads run")?;
             return Ok(rules.choose(&online, asked));
         }
         if let Some(cpu) = asked.iter().find(|cpu| !online.contains(cpu)) {
@@ -137,10 +137,10 @@ impl Choice {
         Ok(rules.choose(&online, asked))
     }
 
-    /// The CPUs that are measured, of which there is at least one.
+    /// Returns the measured CPUs, at least one.
     ///
     /// # Errors
-    /// When each CPU is left out.
+    /// When each CPU is excluded.
     pub(crate) fn at_least_one(&self) -> Result<&[u32], AttachError> {
         match self.remark() {
             Some(remark) if self.measured.is_empty() => Err(AttachError::Unsupported(remark)),
@@ -148,12 +148,12 @@ impl Choice {
         }
     }
 
-    /// Whether a CPU is to be measured that comes online later.
+    /// Tests whether a CPU that comes online later is measured.
     pub(crate) fn takes(&self, cpu: u32) -> bool {
         if self.asked { self.measured.contains(&cpu) } else { self.rules.why_left_out(cpu).is_none() }
     }
 
-    /// Which CPUs were left out and why; `None` where none was.
+    /// Returns a text with the excluded CPUs and the reasons; `None` if none is.
     pub(crate) fn named(&self) -> Option<String> {
         let mut by_reason: BTreeMap<&Reason, Vec<u32>> = BTreeMap::new();
         self.left_out.iter().for_each(|(cpu, reason)| by_reason.entry(reason).or_default().push(*cpu));
@@ -161,7 +161,7 @@ impl Choice {
         (!by_reason.is_empty()).then(|| named.collect::<Vec<_>>().join("; "))
     }
 
-    /// The same, and how to measure them.
+    /// Returns the text of `named`, and how to measure these CPUs.
     pub fn remark(&self) -> Option<String> {
         let cpus: Vec<u32> = self.left_out.iter().map(|&(cpu, _)| cpu).collect();
         let them = if cpus.len() == 1 { "it" } else { "them" };
@@ -169,13 +169,13 @@ impl Choice {
     }
 }
 
-/// `CPU 1 is`, `CPUs 1-2 are`.
+/// Formats `CPU 1 is` or `CPUs 1-2 are`.
 fn are(cpus: &[u32], one: &str, more: &str) -> String {
     if cpus.len() == 1 { format!("CPU {} {one}", list(cpus)) } else { format!("CPUs {} {more}", list(cpus)) }
 }
 
-/// The CPUs that the first thread of this process may use, whose affinity is what taskset has set; other threads may be
-/// bound already. Offline CPUs are in it, which sched_getaffinity(2) leaves out.
+/// Returns the CPUs allowed for the first thread of this process, which is what taskset has set; other threads may be
+/// bound already. Includes offline CPUs, which sched_getaffinity(2) leaves out.
 fn allowed() -> std::io::Result<BTreeSet<u32>> {
     let listed = std::fs::read_to_string("/proc/self/status").ok().and_then(|status| allowed_of(&status));
     if let Some(listed) = listed {
@@ -185,7 +185,7 @@ fn allowed() -> std::io::Result<BTreeSet<u32>> {
     Ok((0..CpuSet::MAX_CPU as u32).filter(|&cpu| set.is_set(cpu as usize)).collect())
 }
 
-/// From a thread's `status` (proc_pid_status(5)).
+/// Parses a thread's `status` (proc_pid_status(5)).
 pub(crate) fn allowed_of(status: &str) -> Option<Vec<u32>> {
     numbers(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?)
 }
@@ -196,7 +196,7 @@ fn partitions() -> Vec<u32> {
     listed.and_then(|text| numbers(&text)).unwrap_or_default()
 }
 
-/// Whether the cpuset of this process has a CPU: only then a thread can be bound to it.
+/// Tests whether the cpuset of this process includes a CPU: only then a thread can be bound to it.
 fn may_run_on(cpu: u32) -> bool {
     let attempt = move || -> anyhow::Result<()> {
         if cpu as usize >= CpuSet::MAX_CPU {
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_that_are_set_apart_are_left_out_and_named() {
+    fn names_excluded_cpus() {
         let choice = rules().choose(&[0, 1, 2, 3, 4, 5, 6, 7], &[]);
         assert_eq!(choice.measured, [0, 5, 6, 7]);
         let remark = "CPU 1 was left out: isolated (isolcpus); CPU 2 was left out: isolated (cpuset); CPU 3 was left out: nohz_full; \
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_outside_of_the_affinity_are_left_out() {
+    fn excludes_cpus_outside_affinity() {
         let rules = Rules { allowed: [0].into(), ..Rules::default() };
         let choice = rules.choose(&[0, 1, 2], &[]);
         assert_eq!(choice.measured, [0]);
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn cpus_that_are_asked_for_are_measured_whatever_sets_them_apart() {
+    fn measures_requested_cpus_despite_rules() {
         let choice = rules().choose(&[0, 1, 2, 3, 4, 5], &[1, 5]);
         assert_eq!((choice.measured.as_slice(), choice.others.as_slice()), (&[1, 5][..], &[0][..]));
         assert_eq!(choice.remark(), None);
@@ -253,27 +253,27 @@ mod tests {
     }
 
     #[test]
-    fn where_each_cpu_is_left_out_the_error_names_the_reason() {
+    fn error_names_reason_if_all_cpus_are_excluded() {
         let rules = Rules { allowed: [1].into(), isolated: [1].into(), ..Rules::default() };
         let error = rules.choose(&[1], &[]).at_least_one().expect_err("no CPU is measured");
         assert_eq!(error.to_string(), "CPU 1 was left out: isolated (isolcpus); -c 1 measures it");
     }
 
     #[test]
-    fn a_cpu_that_comes_online_is_measured_unless_it_is_set_apart() {
+    fn measures_hotplugged_cpu_unless_excluded() {
         let choice = rules().choose(&[0], &[]);
         assert_eq!((choice.measured.as_slice(), choice.remark()), (&[0][..], None));
         assert_eq!([1, 2, 3, 4, 5, 8].map(|cpu| choice.takes(cpu)), [false, false, false, false, true, false]);
     }
 
     #[test]
-    fn a_cpu_outside_of_the_machine_is_an_error() {
+    fn rejects_missing_cpu() {
         let error = Choice::here(&[60_000]).expect_err("there is no such CPU").to_string();
         assert_eq!(error, "CPU 60000 is not online: choose others");
     }
 
     #[test]
-    fn the_affinity_of_the_process_is_read_and_not_that_of_a_bound_thread() -> std::io::Result<()> {
+    fn reads_affinity_of_process_not_of_bound_thread() -> std::io::Result<()> {
         let set = sched_getaffinity(Some(getpid()))?;
         let mut first = CpuSet::new();
         first.set((0..CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu)).unwrap_or(0));
@@ -287,7 +287,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_online_cpu_is_measured_or_left_out(
+        fn each_online_cpu_is_measured_or_excluded(
             online in proptest::collection::btree_set(0..12_u32, 1..12),
             allowed in proptest::collection::btree_set(0..12_u32, 0..12),
             isolated in proptest::collection::btree_set(0..12_u32, 0..4),

@@ -16,7 +16,7 @@ pub(super) const LVALUE: u8 = 8;
 pub(super) const RVALUE: u8 = 16;
 
 /// The maximum depth of nested productions. A template takes three levels.
-const DEEPEST: u32 = 400;
+const MAX_DEPTH: u32 = 400;
 
 #[derive(Clone, Debug)]
 pub(super) enum Node<'a> {
@@ -151,7 +151,7 @@ impl<'a> Parser<'a> {
     /// Parses a production one level deeper.
     fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<T> {
         self.depth += 1;
-        let read = if self.depth <= DEEPEST { read(self) } else { None };
+        let read = if self.depth <= MAX_DEPTH { read(self) } else { None };
         self.depth -= 1;
         read
     }

@@ -70,7 +70,7 @@ const NAMES: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn names_are_those_of_binutils() {
+fn matches_binutils() {
     let differ = NAMES.iter().filter(|(symbol, name)| demangled(symbol) != *name);
     let differ: Vec<_> = differ.map(|(symbol, name)| (symbol, demangled(symbol), name)).collect();
     assert!(differ.is_empty(), "{differ:#?}");
@@ -149,7 +149,7 @@ fn hostile() -> Vec<String> {
 }
 
 #[test]
-fn a_hostile_name_takes_little_time_memory_and_stack() {
+fn hostile_name_is_bounded_in_time_memory_and_stack() {
     // Half of the default stack size of a thread.
     let measure = || {
         for symbol in hostile() {
@@ -164,7 +164,7 @@ fn a_hostile_name_takes_little_time_memory_and_stack() {
 }
 
 #[test]
-fn what_does_not_fit_is_cut() {
+fn truncates_long_names() {
     let name = demangled(&growing(5)).into_owned();
     assert!(name.starts_with("f(T<int, int, int") && name.ends_with("[cut]"), "{name}");
     let long = format!("_Z{}", "9".repeat(MAX_BYTES));
@@ -175,7 +175,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn no_name_makes_it_fail(parts in prop::collection::vec(prop::sample::select(vec![
+    fn never_panics_on_any_name(parts in prop::collection::vec(prop::sample::select(vec![
         "T_", "T0_", "I", "S_", "S0_", "N", "1a", "2bc", "L", "J", "Dp", "DT", "X", "cv", "cl", "gs", "sr", "st", "fp_", "P", "F",
         "A", "_", "M", "K", "E", "i", "v", "nw", "il", "sp", "Z", "Ut_", "UlvE_", "C1", "D1", "B3abi", "qu", "Dv4_", "Do",
         "Li0E", "TV", "Th0_", "Tv0_n8_", "TC", "Sa", "Ss", "R", "O", "0", "9", "u3abc", ".isra", ".0", "\u{e9}", "on", "dn",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a timer's interrupt takes of a CPU here: a microsecond or two on most machines, and ten times that where a
+//! Measures the CPU time of a timer interrupt: a microsecond or two on most machines, and ten times that if a
 //! hypervisor has to set the timer and deliver its interrupt.
 
 use std::thread;
@@ -9,37 +9,37 @@ use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 use crate::clock::{monotonic_ns, thread_cpu_ns};
 use crate::perf_event::{EVERY_THREAD, start_timer};
 
-/// How often the timer is due: for many interrupts soon, and not so often that the kernel throttles it.
-const EVERY_NS: u64 = 200_000;
-/// The thread's own time in which it looks, some 40 interrupts.
+/// Timer period: short for many interrupts, but not so short that the kernel throttles it.
+const PERIOD_NS: u64 = 200_000;
+/// CPU time of the measuring thread, some 40 interrupts.
 const OWN_NS: u64 = 8_000_000;
-/// It gives up then, where others have the CPU.
-const PATIENCE_NS: u64 = 60_000_000;
-/// Readings of the clock by which it is told what one takes.
+/// Time limit, if other threads occupy the CPU.
+const TIMEOUT_NS: u64 = 60_000_000;
+/// Number of clock reads that measure the cost of a read.
 const READINGS: usize = 201;
-/// No interrupt takes less.
+/// Minimum duration of an interrupt.
 const SHORTEST_NS: u64 = 300;
-/// The timer's interrupts come in so long after they are due, give or take half of it.
+/// Delay of a timer's interrupt after its due time, give or take half of it.
 const JITTER_NS: u64 = 10_000;
-/// Fewer interrupts tell nothing.
-const FEWEST: usize = 10;
-/// Room for gaps: many more than there are interrupts.
-const MOST: usize = 1_024;
+/// Minimum number of interrupts for a result.
+const MIN_INTERRUPTS: usize = 10;
+/// Maximum number of gaps: many more than interrupts.
+const MAX_GAPS: usize = 1_024;
 
-/// A time between two readings of the clock in which the thread did not run.
+/// A gap between two clock reads in which the thread did not run.
 #[derive(Clone, Copy, Debug)]
 struct Gap {
     from_ns: u64,
     ns: u64,
 }
 
-/// What one interrupt of a timer takes of a CPU, in nanoseconds, as a thread sees it that reads the clock all the time;
-/// `None` where that cannot be told. It takes some 10 ms, on one of the CPUs that are measured.
+/// Returns the CPU time of a timer interrupt in nanoseconds, as seen by a thread that reads the clock all the time;
+/// `None` if it cannot be measured. Takes some 10 ms on one of the measured CPUs.
 pub(crate) fn interrupt_ns(measured: &[u32]) -> Option<u64> {
-    // The CPU that this thread has just got is free.
+    // The current CPU was free just now.
     let here = u32::try_from(sched_getcpu()).ok().filter(|here| measured.contains(here));
     let cpu = here.or(measured.last().copied())?;
-    // A thread of its own, so that the caller stays free to run anywhere.
+    // In a thread of its own, so that the caller's affinity does not change.
     let measuring = thread::Builder::new().name("heartbeat-cost".to_owned()).spawn(move || measure(cpu)).ok()?;
     measuring.join().ok()?
 }
@@ -56,14 +56,14 @@ fn measure(cpu: u32) -> Option<u64> {
         last_ns = now_ns;
     }
     let reading_ns = median(&mut readings)?;
-    // Until the end of this function.
-    let _timer = start_timer(EVERY_THREAD, cpu as libc::c_int, EVERY_NS).ok()?;
+    // Runs until the end of this function.
+    let _timer = start_timer(EVERY_THREAD, cpu as libc::c_int, PERIOD_NS).ok()?;
     let long_ns = reading_ns + SHORTEST_NS.max(reading_ns);
-    let mut gaps = Vec::with_capacity(MOST);
+    let mut gaps = Vec::with_capacity(MAX_GAPS);
     let began_own_ns = thread_cpu_ns();
     let mut last_ns = monotonic_ns();
-    let give_up_ns = last_ns + PATIENCE_NS;
-    while last_ns < give_up_ns && gaps.len() < MOST {
+    let deadline_ns = last_ns + TIMEOUT_NS;
+    while last_ns < deadline_ns && gaps.len() < MAX_GAPS {
         let now_ns = monotonic_ns();
         let gap_ns = now_ns - last_ns;
         if gap_ns < long_ns {
@@ -76,28 +76,29 @@ fn measure(cpu: u32) -> Option<u64> {
             last_ns = monotonic_ns();
         }
     }
-    of_gaps(&gaps, thread_cpu_ns() - began_own_ns, reading_ns)
+    interrupt_ns_from(&gaps, thread_cpu_ns() - began_own_ns, reading_ns)
 }
 
-/// From the long gaps between readings of the clock, and how much of the time was the thread's own: the timer was due
-/// in that alone. Its gaps begin at the same point of its period, others anywhere.
-fn of_gaps(gaps: &[Gap], own_ns: u64, reading_ns: u64) -> Option<u64> {
-    let due = usize::try_from(own_ns / EVERY_NS).ok()?;
-    let mut timers = at_one_point(gaps);
-    if timers.len() < FEWEST || timers.len() * 3 < due {
+/// Computes the result from the long gaps between clock reads and the thread's CPU time, in which alone the timer was
+/// due. The timer's gaps start at the same phase of its period, others anywhere.
+fn interrupt_ns_from(gaps: &[Gap], own_ns: u64, reading_ns: u64) -> Option<u64> {
+    let due = usize::try_from(own_ns / PERIOD_NS).ok()?;
+    let mut timers = gaps_in_phase(gaps);
+    if timers.len() < MIN_INTERRUPTS || timers.len() * 3 < due {
         return None;
     }
     Some(median(&mut timers)?.saturating_sub(reading_ns))
 }
 
-/// The lengths of the most gaps that begin at the same point of the timer's period, give or take its jitter.
-fn at_one_point(gaps: &[Gap]) -> Vec<u64> {
-    let after = |gap: &Gap, first: &Gap| (EVERY_NS + gap.from_ns % EVERY_NS - first.from_ns % EVERY_NS) % EVERY_NS;
+/// Returns the lengths of the largest set of gaps that start at the same phase of the timer's period, give or take its
+/// jitter.
+fn gaps_in_phase(gaps: &[Gap]) -> Vec<u64> {
+    let after = |gap: &Gap, first: &Gap| (PERIOD_NS + gap.from_ns % PERIOD_NS - first.from_ns % PERIOD_NS) % PERIOD_NS;
     let near = |first: &Gap| gaps.iter().filter(|gap| after(gap, first) < JITTER_NS).map(|gap| gap.ns).collect();
     gaps.iter().map(near).max_by_key(Vec::len).unwrap_or_default()
 }
 
-/// The middle one; `None` of none.
+/// Returns the median; `None` for an empty slice.
 fn median(values: &mut [u64]) -> Option<u64> {
     values.sort_unstable();
     values.get(values.len() / 2).copied()
@@ -107,48 +108,48 @@ fn median(values: &mut [u64]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    const OWN_40_NS: u64 = 40 * EVERY_NS;
+    const OWN_40_NS: u64 = 40 * PERIOD_NS;
 
-    /// The gaps of a timer, each late by something.
+    /// Gaps of a timer with some jitter.
     fn timers(count: u64, ns: u64) -> Vec<Gap> {
-        // They lie around the end of what is taken for a period.
-        let first_ns = 7 * EVERY_NS - 1_000;
-        (0..count).map(|number| Gap { from_ns: first_ns + number * EVERY_NS + 500 * (number % 5), ns }).collect()
+        // Near the wraparound of the phase.
+        let first_ns = 7 * PERIOD_NS - 1_000;
+        (0..count).map(|number| Gap { from_ns: first_ns + number * PERIOD_NS + 500 * (number % 5), ns }).collect()
     }
 
-    /// Gaps at no point of the timer's period in particular.
+    /// Gaps at varying phases of the timer's period.
     fn others(count: u64, ns: u64) -> Vec<Gap> {
-        (0..count).map(|number| Gap { from_ns: 7 * EVERY_NS + number * 17_137, ns }).collect()
+        (0..count).map(|number| Gap { from_ns: 7 * PERIOD_NS + number * 17_137, ns }).collect()
     }
 
     #[test]
-    fn it_is_what_gaps_of_the_timer_are_longer_than_a_reading() {
-        assert_eq!(of_gaps(&timers(40, 14_020), OWN_40_NS, 20), Some(14_000));
+    fn cost_is_median_gap_without_clock_read() {
+        assert_eq!(interrupt_ns_from(&timers(40, 14_020), OWN_40_NS, 20), Some(14_000));
     }
 
     #[test]
-    fn one_half_may_be_longer_than_it() {
+    fn tolerates_longer_gaps_below_half() {
         let gaps = [timers(25, 14_020), timers(15, 90_020)].concat();
-        assert_eq!(of_gaps(&gaps, OWN_40_NS, 20), Some(14_000));
+        assert_eq!(interrupt_ns_from(&gaps, OWN_40_NS, 20), Some(14_000));
     }
 
     #[test]
-    fn gaps_of_others_change_nothing() {
+    fn ignores_gaps_out_of_phase() {
         for (count, ns) in [(9, 3_000_000), (120, 60_000), (400, 600)] {
             let gaps = [others(count, ns), timers(40, 1_500)].concat();
-            assert_eq!(of_gaps(&gaps, OWN_40_NS, 25), Some(1_475), "{count} of {ns} ns");
+            assert_eq!(interrupt_ns_from(&gaps, OWN_40_NS, 25), Some(1_475), "{count} of {ns} ns");
         }
     }
 
     #[test]
-    fn gaps_at_no_point_in_particular_or_too_little_time_tell_nothing() {
-        assert_eq!(of_gaps(&others(100, 14_000), OWN_40_NS, 20), None);
-        assert_eq!(of_gaps(&[], OWN_40_NS, 20), None);
-        assert_eq!(of_gaps(&timers(9, 14_000), 9 * EVERY_NS, 20), None);
+    fn too_few_gaps_in_phase_yield_no_result() {
+        assert_eq!(interrupt_ns_from(&others(100, 14_000), OWN_40_NS, 20), None);
+        assert_eq!(interrupt_ns_from(&[], OWN_40_NS, 20), None);
+        assert_eq!(interrupt_ns_from(&timers(9, 14_000), 9 * PERIOD_NS, 20), None);
     }
 
     #[test]
-    fn an_interrupt_takes_some_time_on_this_machine() {
+    fn measures_interrupt_on_this_machine() {
         if !rustix::process::geteuid().is_root() {
             println!("skipped: needs root");
             return;
@@ -158,6 +159,6 @@ mod tests {
             return;
         };
         println!("an interrupt takes {ns} ns");
-        assert!((SHORTEST_NS..PATIENCE_NS).contains(&ns), "{ns} ns");
+        assert!((SHORTEST_NS..TIMEOUT_NS).contains(&ns), "{ns} ns");
     }
 }

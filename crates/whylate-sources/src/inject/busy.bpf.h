@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Keeping a CPU busy for a known time, in whatever context. */
+/* Keeps a CPU busy for a known time, in any context. */
 #pragma once
 
-/* Set by user space: whatever is busy ends at once. A map of its own, for a thread that has nothing but that map. */
+/* Set by user space: busy code ends at once. In a map of its own, for a thread that has only that map. */
 volatile u32 stopping SEC(".bss.stopping") = 0;
 
 enum {
@@ -12,7 +12,7 @@ enum {
 
 struct busy {
 	u64 until_ns;
-	/* The clock as last read. */
+	/* Last reading of the clock. */
 	u64 now_ns;
 };
 
@@ -22,7 +22,7 @@ static long is_busy_over(u32 round, struct busy *busy)
 	return stopping || busy->now_ns >= busy->until_ns;
 }
 
-/* Returns when it ended: the reading of the clock that is not before until_ns, unless it is told to stop. */
+/* Returns the end: the first reading of the clock at or after until_ns, unless it is stopped before. */
 static __always_inline u64 keep_busy(u64 start_ns, u64 length_ns)
 {
 	struct busy busy = { .until_ns = start_ns + length_ns, .now_ns = start_ns };

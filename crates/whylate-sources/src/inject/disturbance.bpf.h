@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* One disturbance of one CPU, measured from inside. */
+/* A disturbance of one CPU, measured from inside. */
 #pragma once
 
 #include "busy.bpf.h"
@@ -9,10 +9,10 @@ const volatile u32 cpu_to_disturb = 0;
 
 /* The last disturbance, on CLOCK_MONOTONIC. */
 struct made {
-	/* 0 when nothing was disturbed. */
+	/* 0 if nothing was disturbed. */
 	u64 start_ns;
 	u64 end_ns;
-	/* Where the program ran. A CPU that is not the wanted one is left alone. */
+	/* CPU that the program ran on. It disturbs only cpu_to_disturb. */
 	u32 cpu;
 };
 

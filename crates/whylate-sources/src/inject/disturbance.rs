@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Known disturbances of one CPU: so many, so long, so far apart, each measured from inside.
+//! Known disturbances of one CPU: number, length and interval are given, and each is measured from inside.
 //!
-//! One thread lives on that CPU and makes them one after the other. The caller's thread stays on the other CPUs, so
-//! that a signal is seen and cuts short what is being made, while nothing else gets to run on that CPU.
+//! A thread on that CPU makes them one after another. The caller's thread stays on the other CPUs, so that it sees a
+//! signal and cuts the current one short even if nothing else can run on the disturbed CPU.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -21,47 +21,48 @@ use super::{Moment, hog, off, softirq};
 use crate::AttachError;
 use crate::clock::monotonic_ns;
 
-/// The shortest disturbance: a CPU does not take notice of less.
+/// Minimum length of a disturbance in nanoseconds; shorter ones have no effect.
 pub const MIN_LENGTH_NS: u64 = 1_000;
-/// The longest disturbance. The kernel's own limits begin at some seconds.
+/// Maximum length of a disturbance in nanoseconds. The kernel's own limits start at some seconds.
 pub const MAX_LENGTH_NS: u64 = 50_000_000;
-/// The most disturbances of one run.
+/// Maximum number of disturbances of one run.
 pub const MAX_TIMES: u64 = 10_000;
-/// The longest that all disturbances of a run take.
+/// Maximum total length of all disturbances of a run.
 const MAX_TOTAL_NS: u64 = 60_000_000_000;
-/// The longest from one start to the next.
+/// Maximum interval between two starts.
 const MAX_EVERY_NS: u64 = 3_600_000_000_000;
-/// The highest real-time priority; 99 is that of the kernel's own threads that must not wait.
+/// Maximum real-time priority; 99 is that of kernel threads that must not wait.
 pub const MAX_PRIORITY: u8 = 98;
-/// How soon a stop is seen.
+/// Poll period of a stop request.
 const POLL: Duration = Duration::from_millis(5);
-/// An abstract socket: needs no file, goes with the process, and only one process of a network namespace can have it.
-const ONLY_ONE: &[u8] = b"whylate-inject";
+/// Name of an abstract socket used as a lock: needs no file, ends with the process, and only one process of a network
+/// namespace can bind it.
+const LOCK_NAME: &[u8] = b"whylate-inject";
 
-/// What disturbs the CPU.
+/// Kind of a disturbance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Its interrupts are off.
+    /// Interrupts are off.
     IrqsOff,
-    /// Preemption is off there, with interrupts on.
+    /// Preemption is off, with interrupts on.
     PreemptOff,
-    /// A softirq (`HRTIMER`) runs there.
+    /// A softirq (`HRTIMER`) runs.
     Softirq,
-    /// A thread keeps it busy.
+    /// A thread keeps the CPU busy.
     Hog(Policy),
 }
 
-/// How urgent a hog is.
+/// Scheduling policy of a hog.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// `SCHED_FIFO` of this priority: only what is more urgent interrupts it.
+    /// `SCHED_FIFO` of this priority: only higher priorities preempt it.
     Fifo(u8),
-    /// `SCHED_OTHER`: it shares the CPU with others like it.
+    /// `SCHED_OTHER`: it shares the CPU with other normal threads.
     Normal,
 }
 
 impl Kind {
-    /// The name of the thread on the CPU, 15 bytes at most.
+    /// Returns the name of the thread on the CPU, at most 15 bytes.
     pub fn thread(self) -> &'static str {
         match self {
             Self::IrqsOff => "whylate-irqsoff",
@@ -72,24 +73,26 @@ impl Kind {
     }
 }
 
-/// What to do.
+/// Disturbances to make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// What disturbs the CPU.
+    /// Kind of the disturbances.
     pub kind: Kind,
-    /// How long each time.
+    /// Length of each, in nanoseconds.
     pub length_ns: u64,
-    /// How often.
+    /// Number of disturbances.
     pub times: u64,
-    /// From one start to the next one, or a little more.
+    /// Minimum interval from one start to the next, in nanoseconds.
     pub every_ns: u64,
     /// The CPU to disturb; `None` is the current one.
     pub cpu: Option<u32>,
 }
 
 impl Plan {
+    /// Checks the limits.
+    ///
     /// # Errors
-    /// When it asks for nothing, or for so much that the machine would suffer.
+    /// When it asks for nothing, or for a load that the machine would suffer from.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.length_ns < MIN_LENGTH_NS || self.length_ns > MAX_LENGTH_NS {
             return Err(anyhow!(
@@ -126,31 +129,31 @@ impl Plan {
     }
 }
 
-/// What was made, as measured from inside.
+/// A disturbance, as measured from inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disturbance {
-    /// When it began.
+    /// When it started.
     pub start: Moment,
-    /// How long it took, by `CLOCK_MONOTONIC`: as long as planned or a little more, less where it was cut short.
+    /// Its length by `CLOCK_MONOTONIC`: as planned or a little more, or less if it was cut short.
     pub length_ns: u64,
-    /// Where it was.
+    /// The disturbed CPU.
     pub cpu: u32,
-    /// How long of it a hog's thread was running; other threads took the rest, or a hypervisor.
+    /// On-CPU time of a hog's thread within it; the rest went to other threads or to a hypervisor.
     pub on_cpu_ns: Option<u64>,
 }
 
-/// What happened.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The CPU that was disturbed.
+    /// The disturbed CPU.
     pub cpu: u32,
-    /// Every disturbance, in order.
+    /// Each disturbance, in order.
     pub made: Vec<Disturbance>,
-    /// All were made, none was cut short.
+    /// Whether all were made and none was cut short.
     pub complete: bool,
 }
 
-/// Told to stop, by the caller or because the caller's thread has failed.
+/// A stop request by the caller, or because the caller's thread has failed.
 #[derive(Clone, Copy)]
 pub(super) struct Stop<'a> {
     asked: &'a AtomicBool,
@@ -162,12 +165,12 @@ impl Stop<'_> {
         self.asked.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until a moment on `CLOCK_MONOTONIC`, or until it is told to stop. False when it is.
+    /// Sleeps until `due_ns` on `CLOCK_MONOTONIC`. Returns false if stopped before.
     pub(super) fn sleep_until(self, due_ns: u64) -> bool {
         while !self.is_set() {
             match due_ns.checked_sub(monotonic_ns()) {
                 None | Some(0) => return true,
-                // The caller's thread ends it when it sees a stop.
+                // The caller's thread unparks this one when it sees a stop request.
                 Some(left_ns) => thread::park_timeout(Duration::from_nanos(left_ns)),
             }
         }
@@ -175,44 +178,45 @@ impl Stop<'_> {
     }
 }
 
-/// The times of one disturbance on `CLOCK_MONOTONIC`.
+/// Times of one disturbance on `CLOCK_MONOTONIC`.
 #[derive(Clone, Copy)]
 pub(super) struct Made {
-    /// 0 where it was told to stop before it began, or found itself on the wrong CPU.
+    /// 0 if it was stopped before it started, or ran on the wrong CPU.
     pub(super) start_ns: u64,
     pub(super) end_ns: u64,
     pub(super) cpu: u32,
     pub(super) on_cpu_ns: Option<u64>,
 }
 
-/// Makes disturbances of one kind on the CPU of the thread that it belongs to.
+/// Makes disturbances of one kind on the CPU of its thread.
 pub(super) trait Maker {
-    /// Makes one, `lead_ns` from now.
+    /// Makes a disturbance, `lead_ns` from now.
     fn make(&mut self, stop: Stop<'_>) -> Result<Made, AttachError>;
 
-    /// How long before it is due `make` has to be called.
+    /// How long before the due time `make` has to be called.
     fn lead_ns(&self) -> u64 {
         0
     }
 
-    /// The map in which another thread stores a 1 to cut short what is being made.
+    /// Returns the map in which another thread stores a 1 to cut the current disturbance short.
     fn cut(&self) -> Result<Option<MapHandle>, AttachError> {
         Ok(None)
     }
 }
 
-/// What the thread on the disturbed CPU tells the caller's thread.
-enum Told {
-    Ready { cpu: u32, others: Vec<u32>, cut: Option<MapHandle>, only: UnixDatagram },
+/// Message from the thread on the disturbed CPU to the caller's thread.
+enum Message {
+    Ready { cpu: u32, others: Vec<u32>, cut: Option<MapHandle>, lock: UnixDatagram },
     Made(Made),
 }
 
-/// Makes the disturbances, and hands over each one when it is over. `stop`, or an error from `each`, ends it at once.
+/// Makes the disturbances, and passes each to `each` when it is over. `stop`, or an error from `each`, ends the run at
+/// once.
 ///
 /// The calling thread is kept away from the disturbed CPU until this returns.
 ///
 /// # Errors
-/// When the plan is not sound, the kernel or the caller's privileges do not allow it, or `each` fails.
+/// When the plan is invalid, the kernel or the caller's privileges do not allow it, or `each` fails.
 pub fn run(
     plan: &Plan,
     stop: &AtomicBool,
@@ -222,25 +226,25 @@ pub fn run(
     let here = threads::current_cpu()?;
     let failed = AtomicBool::new(false);
     let stop = Stop { asked: stop, failed: &failed };
-    let (tell, told) = mpsc::channel();
+    let (messages, received) = mpsc::channel();
     let (go, may_go) = mpsc::channel();
     let mut go = Some(go);
     thread::scope(|scope| {
         let thread = thread::Builder::new().name(plan.kind.thread().to_owned());
         let thread = thread
-            .spawn_scoped(scope, move || run_there(plan, here, stop, &tell, &may_go))
+            .spawn_scoped(scope, move || run_there(plan, here, stop, &messages, &may_go))
             .context("cannot start a thread")?;
         let mut made: Vec<Disturbance> = Vec::new();
         let (mut disturbed, mut cutter, mut failure) = (here, None, None);
         let (mut away, mut alone) = (None, None);
         loop {
-            match told.recv_timeout(POLL) {
-                Ok(Told::Ready { cpu, others, cut, only }) => {
-                    (disturbed, cutter, alone) = (cpu, cut, Some(only));
+            match received.recv_timeout(POLL) {
+                Ok(Message::Ready { cpu, others, cut, lock }) => {
+                    (disturbed, cutter, alone) = (cpu, cut, Some(lock));
                     match Away::to(&others) {
                         Ok(guard) => {
                             away = Some(guard);
-                            // The thread listens, or has failed.
+                            // The thread receives it, or has failed.
                             let _ = go.take().map(|go| go.send(()));
                         }
                         Err(error) => {
@@ -249,7 +253,7 @@ pub fn run(
                         }
                     }
                 }
-                Ok(Told::Made(one)) => {
+                Ok(Message::Made(one)) => {
                     let one = Disturbance {
                         start: Moment::at(one.start_ns),
                         length_ns: one.end_ns - one.start_ns,
@@ -257,7 +261,7 @@ pub fn run(
                         on_cpu_ns: one.on_cpu_ns,
                     };
                     made.push(one);
-                    // After a failure there is nobody to hand over to.
+                    // After a failure, disturbances are no longer reported.
                     failure = failure.or_else(|| each(&one).err());
                 }
                 Err(RecvTimeoutError::Timeout) => {}
@@ -267,7 +271,7 @@ pub fn run(
             if stop.is_set() {
                 thread.thread().unpark();
                 if let Some(cut) = cutter.take() {
-                    // Where it fails, the disturbance ends by itself soon.
+                    // If it fails, the disturbance ends by itself soon.
                     let _ = cut.update(&0_u32.to_ne_bytes(), &1_u32.to_ne_bytes(), MapFlags::ANY);
                 }
             }
@@ -286,7 +290,7 @@ fn run_there(
     plan: &Plan,
     here: u32,
     stop: Stop<'_>,
-    tell: &Sender<Told>,
+    messages: &Sender<Message>,
     may_go: &Receiver<()>,
 ) -> Result<(), AttachError> {
     let (cpu, others) = threads::move_to(plan.cpu.unwrap_or(here))?;
@@ -300,10 +304,10 @@ fn run_there(
         Kind::Softirq => Box::new(softirq::Softirq::new(cpu, plan.length_ns)?),
         Kind::Hog(policy) => Box::new(hog::Hog::new(policy, plan.length_ns)?),
     };
-    // What the caller may not do, or the kernel cannot, does not depend on others: it is told first.
-    let only = be_the_only_one()?;
-    // The caller's thread listens until this one has ended.
-    let _ = tell.send(Told::Ready { cpu, others, cut: maker.cut()?, only });
+    // Missing privileges or kernel features do not depend on other processes: report them first.
+    let lock = acquire_lock()?;
+    // The caller's thread receives until this one has ended.
+    let _ = messages.send(Message::Ready { cpu, others, cut: maker.cut()?, lock });
     // On the disturbed CPU the caller's thread could not stop anything.
     if may_go.recv().is_err() {
         return Ok(());
@@ -320,24 +324,24 @@ fn run_there(
         if made.start_ns == 0 {
             break;
         }
-        let _ = tell.send(Told::Made(made));
-        // One that took longer than planned, because the machine itself was interrupted, leaves as much time to others.
+        let _ = messages.send(Message::Made(made));
+        // If the machine made it longer than planned, leave as much time to other threads.
         due_ns = (made.start_ns + plan.every_ns).max(made.end_ns + plan.length_ns);
     }
     Ok(())
 }
 
-/// Whether no other process disturbs a CPU at this moment.
+/// Checks that no other process disturbs a CPU now.
 ///
 /// # Errors
-/// When one does, or nobody can tell.
+/// When one does, or it cannot be determined.
 pub fn is_alone() -> anyhow::Result<()> {
-    be_the_only_one().map(drop)
+    acquire_lock().map(drop)
 }
 
-/// While the socket lives no other process disturbs a CPU: two at once could stall all that there are.
-fn be_the_only_one() -> anyhow::Result<UnixDatagram> {
-    let name = SocketAddr::from_abstract_name(ONLY_ONE)?;
+/// Acquires the lock: two processes that disturb CPUs could stall all of them. Held while the socket lives.
+fn acquire_lock() -> anyhow::Result<UnixDatagram> {
+    let name = SocketAddr::from_abstract_name(LOCK_NAME)?;
     UnixDatagram::bind_addr(&name).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => anyhow!("another whylate inject disturbs a CPU already: wait for it, or stop it"),
         _ => anyhow!(error).context("cannot tell whether another whylate inject disturbs a CPU"),
@@ -359,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn sound_plans_pass() {
+    fn accepts_valid_plans() {
         for plan in [
             plan(10 * MS_NS, 5, 200 * MS_NS),
             plan(MAX_LENGTH_NS, 1_200, 2 * MAX_LENGTH_NS),
@@ -374,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_that_ask_for_nothing_or_too_much_do_not() {
+    fn rejects_plans_out_of_limits() {
         for plan in [
             plan(0, 1, MS_NS),
             plan(MIN_LENGTH_NS - 1, 1, MS_NS),
@@ -393,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_what_to_do() {
+    fn rejection_names_remedy() {
         let said = |plan: Plan| plan.check().map_err(|error| error.to_string());
         let half =
             "disturbances may take half of the CPU's time at most: make one every 20.0ms or more, or shorter ones";
@@ -403,16 +407,16 @@ mod tests {
     }
 
     #[test]
-    fn names_of_threads_are_not_cut_off() {
+    fn thread_names_fit_comm() {
         for kind in [Kind::IrqsOff, Kind::PreemptOff, Kind::Softirq, Kind::Hog(Policy::Normal)] {
             assert!(kind.thread().len() <= 15, "{}", kind.thread());
         }
     }
 
     #[test]
-    fn an_unsound_plan_does_not_reach_the_kernel() {
+    fn invalid_plan_does_not_reach_kernel() {
         let outcome = run(&plan(MS_NS, 0, 2 * MS_NS), &AtomicBool::new(false), &mut |_| Ok(()));
-        let told = outcome.map_err(|error| error.to_string());
-        assert_eq!(told, Err("ask for 1 to 10000 disturbances".to_owned()));
+        let received = outcome.map_err(|error| error.to_string());
+        assert_eq!(received, Err("ask for 1 to 10000 disturbances".to_owned()));
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A load of reads or writes of one file through a ring with a submission thread, with so many requests in flight.
+//! A load of reads or writes of one file through a ring with a submission thread, with a given queue depth.
 //!
-//! It does as fio does with `sqthread_poll=1`, so that a thread is as busy with it: the file is registered, each
-//! completion is answered by a request before another is looked at, and the application watches without a pause.
+//! Does what fio does with `sqthread_poll=1`, so that the thread's load is the same: the file is registered, each
+//! completion is answered by a request before the next is reaped, and the application polls without a pause.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -18,31 +18,31 @@ use whylate_model::Histogram;
 
 use crate::clock::monotonic_ns;
 
-/// What direct I/O wants its memory and its offsets to be multiples of.
+/// Alignment of direct I/O's memory and offsets, in bytes.
 const ALIGNED: usize = 4096;
-/// The number of the file among those that are registered with the ring.
-const THE_FILE: types::Fixed = types::Fixed(0);
-/// The most requests in flight.
+/// Index of the file among those registered with the ring.
+const FILE: types::Fixed = types::Fixed(0);
+/// Maximum number of requests in flight.
 pub const MAX_DEPTH: u32 = 4096;
 
-/// What is written; zeroes might never get to a disk.
+/// Byte that is written; zeroes might never get to a disk.
 const FILLED_WITH: u8 = 0x5a;
 
-/// Latencies that are counted together, as that is cheaper.
+/// Number of latencies that are added to the histogram at a time, as that is cheaper.
 const AT_ONCE: usize = 1 << 16;
 
-/// What to do.
+/// The load to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The file or block device.
     pub path: PathBuf,
-    /// Write to it, and not read from it.
+    /// Write to it instead of reading from it.
     pub writes: bool,
-    /// Each request; a multiple of 4,096.
+    /// Size of each request in bytes; a multiple of 4,096.
     pub block_bytes: u32,
-    /// How many requests are in flight.
+    /// Number of requests in flight.
     pub depth: u32,
-    /// For how long.
+    /// How long to run.
     pub runtime: Duration,
     /// `sq_thread_idle`.
     pub idle_ms: u32,
@@ -52,18 +52,18 @@ pub struct Plan {
     pub iopoll: bool,
 }
 
-/// What was done.
+/// Result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// How long it took.
+    /// How long it took, in nanoseconds.
     pub duration_ns: u64,
-    /// Requests carried out.
+    /// Number of completed requests.
     pub requests: u64,
-    /// From the submission of each to when its completion was seen.
+    /// Time from the submission of each request until its completion was reaped.
     pub latency: Histogram,
 }
 
-/// Why a file is not to be written to, if it is not: what is there already may be dear to somebody.
+/// Returns why a file must not be written to, if so: existing data may be valuable.
 pub fn refusal_to_write(path: &Path) -> Option<String> {
     let kind = match std::fs::metadata(path) {
         Err(_) => return None,
@@ -73,10 +73,10 @@ pub fn refusal_to_write(path: &Path) -> Option<String> {
     Some(format!("{} {kind}, and writing destroys what is in it", path.display()))
 }
 
-/// Submits requests one after another from the start of the file to its end, and from the start again.
+/// Submits requests sequentially from the start of the file to its end, and from the start again.
 ///
 /// # Errors
-/// When the file cannot be used in this way, or a request fails.
+/// When the file cannot be used so, or a request fails.
 pub fn run(plan: &Plan, stop: &AtomicBool, started: impl FnOnce() -> io::Result<()>) -> io::Result<Report> {
     let block = plan.block_bytes as usize;
     if block == 0 || !block.is_multiple_of(ALIGNED) || !(1..=MAX_DEPTH).contains(&plan.depth) {
@@ -96,11 +96,11 @@ pub fn run(plan: &Plan, stop: &AtomicBool, started: impl FnOnce() -> io::Result<
     if plan.iopoll {
         builder.setup_iopoll();
     }
-    // A request may be done before its place in the ring is free: the thread frees those that it took at once together.
+    // A request may complete before its entry in the ring is free: the thread frees all entries that it took together.
     let ring: IoUring = builder.build(2 * plan.depth.next_power_of_two())?;
     ring.submitter().register_files(&[file.as_raw_fd()])?;
-    // Written to from one end to the other before the first request: pages that come one by one, when a request needs
-    // them, lie apart, and a request for pages that lie apart is more work for the thread.
+    // Written sequentially before the first request: pages faulted in one by one by requests are scattered, and a
+    // request for scattered pages is more work for the thread.
     let memory = vec![FILLED_WITH; block * plan.depth as usize + ALIGNED];
     let mut flight = Flight { plan, ring, memory, blocks, next: 0 };
     started()?;
@@ -114,7 +114,7 @@ pub fn run(plan: &Plan, stop: &AtomicBool, started: impl FnOnce() -> io::Result<
 
 fn size_of_file(file: &File) -> io::Result<u64> {
     use std::io::Seek as _;
-    // Unlike its metadata, the end of a block device is known to lseek(2).
+    // Unlike metadata, lseek(2) knows the end of a block device.
     (&mut &*file).seek(io::SeekFrom::End(0))
 }
 
@@ -140,7 +140,7 @@ impl Flight<'_> {
             in_flight += 1;
         }
         while in_flight > 0 {
-            // One at a time; its place in the ring is free at once.
+            // One at a time; its entry in the ring is free at once.
             let Some(done) = self.ring.completion().next() else { continue };
             in_flight -= 1;
             let slot = done.user_data() as usize;
@@ -170,14 +170,14 @@ impl Flight<'_> {
         let offset = self.next * block as u64;
         self.next = (self.next + 1) % self.blocks;
         let request = match self.plan.writes {
-            true => opcode::Write::new(THE_FILE, buffer, block as u32).offset(offset).build(),
-            false => opcode::Read::new(THE_FILE, buffer, block as u32).offset(offset).build(),
+            true => opcode::Write::new(FILE, buffer, block as u32).offset(offset).build(),
+            false => opcode::Read::new(FILE, buffer, block as u32).offset(offset).build(),
         };
         submitted_ns[slot] = monotonic_ns();
         // SAFETY: each slot has its own memory, which lives until no request is in flight, and one request at a time.
         unsafe { self.ring.submission().push(&request.user_data(slot as u64)) }
             .map_err(|_| io::Error::other("the ring is full"))?;
-        // A system call only where the thread sleeps.
+        // A system call only if the thread sleeps.
         self.ring.submit()?;
         Ok(())
     }
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_there_is_not_written_to() -> io::Result<()> {
+    fn refuses_to_write_existing_file() -> io::Result<()> {
         let file = tempfile::NamedTempFile::new()?;
         assert!(refusal_to_write(file.path()).is_some_and(|reason| reason.contains("is there already")));
         assert_eq!(refusal_to_write(Path::new("/no/such/file")), None);

@@ -17,7 +17,7 @@ pub(super) struct Hog {
 }
 
 impl Hog {
-    /// Makes the calling thread as urgent as asked for.
+    /// Sets the policy of the calling thread.
     pub(super) fn new(policy: Policy, length_ns: u64) -> Result<Self, AttachError> {
         let outcome = match policy {
             Policy::Fifo(priority) => become_fifo(priority),
@@ -45,13 +45,13 @@ impl Maker for Hog {
             end_ns = monotonic_ns();
         }
         let ran_ns = ran_ns() - ran_before_ns;
-        // Reading its own clock is not part of the disturbance.
+        // Reading the thread's clock is not part of the disturbance.
         let on_cpu_ns = Some(ran_ns.min(end_ns - start_ns));
         Ok(Made { start_ns, end_ns, cpu: threads::current_cpu()?, on_cpu_ns })
     }
 }
 
-/// How long the calling thread has been running.
+/// CPU time of the calling thread, in nanoseconds.
 fn ran_ns() -> u64 {
     let ran = clock_gettime(ClockId::ThreadCPUTime);
     // It begins at 0, and nanoseconds are below a second.

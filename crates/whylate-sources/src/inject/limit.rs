@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A cgroup whose threads may read a disk so often a second; the kernel holds the rest back.
+//! A cgroup whose threads may read a disk at a limited rate; the kernel throttles the rest.
 
 use std::fs;
 use std::io;
@@ -12,19 +12,19 @@ use crate::AttachError;
 use crate::cgroups::{self, Hierarchy};
 use crate::restore::Restore;
 
-/// While it lives, whoever made it is in that cgroup: with cgroup v1 the calling thread, with v2 its process, as `io` is no
-/// controller of threads. The cgroup goes with it; after a SIGKILL, the next start removes it.
+/// Keeps its creator in the cgroup while it lives: with cgroup v1 the calling thread, with v2 its process, as `io` is
+/// no threaded controller. The cgroup is removed with it; after a SIGKILL, the next start removes it.
 pub(super) struct Limit {
     /// The cgroup's path in its hierarchy.
     pub path: String,
-    /// The files that take back who writes to them: of the cgroup before, and of the root where that one is gone.
+    /// Files to write to for moving back: of the previous cgroup, and of the root if that one is gone.
     before: [PathBuf; 2],
     /// Removes the cgroup, which is empty then.
     _restore: Restore,
 }
 
 impl Limit {
-    /// Of a disk, by its name in `/dev`.
+    /// Creates a cgroup with a limit for a disk, by its name in `/dev`, and enters it.
     pub(super) fn enter(disk: &str, reads_a_second: u32) -> Result<Limit, AttachError> {
         let hierarchy = usable()?;
         let Hierarchy { root, is_of_v1 } = &hierarchy;
@@ -40,14 +40,14 @@ impl Limit {
         };
         let mut restore = Restore::default();
         if !is_of_v1 {
-            hand_down(root, &mut restore).map_err(|error| unsupported(&format!("{error:#}")))?;
+            enable_io_controller(root, &mut restore).map_err(|error| unsupported(&format!("{error:#}")))?;
         }
         restore.make_directory(&of(&path))?;
         let limits = of(&path).join(limit);
         if !limits.exists() {
             return Err(unsupported("this kernel cannot throttle disks (it needs CONFIG_BLK_DEV_THROTTLING)"));
         }
-        // It goes with the cgroup.
+        // The limit ends with the cgroup.
         fs::write(&limits, line).with_context(|| format!("cannot write to {}", limits.display()))?;
         let limit = Limit { before: [&before, "/"].map(|path| of(path).join(threads)), path, _restore: restore };
         let own = of(&limit.path).join(threads);
@@ -71,7 +71,7 @@ fn unsupported(reason: &str) -> AttachError {
     AttachError::Unsupported(reason.to_owned())
 }
 
-/// The hierarchy in which cgroups may have limits of disks.
+/// Returns the hierarchy in which cgroups may limit disks.
 fn usable() -> Result<Hierarchy, AttachError> {
     let has_io = |hierarchy: &Hierarchy| {
         hierarchy.is_of_v1
@@ -91,8 +91,8 @@ fn has(names: &str, name: &str) -> bool {
     names.split_whitespace().any(|listed| listed == name)
 }
 
-/// Lets cgroups below have the controller `io`. In a container, where this one has processes, the kernel refuses.
-fn hand_down(root: &Path, restore: &mut Restore) -> anyhow::Result<()> {
+/// Enables the controller `io` for child cgroups. In a container the kernel refuses if this cgroup has processes.
+fn enable_io_controller(root: &Path, restore: &mut Restore) -> anyhow::Result<()> {
     let below = root.join("cgroup.subtree_control");
     restore.enable_controller(&below, "io").context("cannot enable the io controller in cgroup.subtree_control")
 }

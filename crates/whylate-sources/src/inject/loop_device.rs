@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A file as a disk of its own, which goes when nobody has it open any more.
+//! A file as a loop device, which is removed when it is closed.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -13,16 +13,16 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Setter, ioctl, opcode};
 
 use crate::AttachError;
 
-/// `LOOP_CTL_GET_FREE` and `LOOP_CONFIGURE` (include/uapi/linux/loop.h), which are older than the type that tells a size.
+/// `LOOP_CTL_GET_FREE` and `LOOP_CONFIGURE` (include/uapi/linux/loop.h), which encode no size.
 const GET_FREE: Opcode = opcode::none(b'L', 0x82);
 const CONFIGURE: Opcode = opcode::none(b'L', 0x0a);
 
-/// `LO_FLAGS_AUTOCLEAR`: the kernel takes it apart when it is closed, also by a process that is killed.
+/// `LO_FLAGS_AUTOCLEAR`: the kernel removes the device when it is closed, also if the process is killed.
 const AUTOCLEAR: u32 = 4;
-/// `LO_FLAGS_DIRECT_IO`: the page cache has nothing of it. The kernel leaves it out where the file has no direct I/O.
+/// `LO_FLAGS_DIRECT_IO`: bypasses the page cache. The kernel clears it if the file has no direct I/O.
 const DIRECT_IO: u32 = 16;
 
-/// How often somebody else may take the free one first.
+/// How often another process may take the free device first.
 const TRIES: u32 = 16;
 
 /// `struct loop_info64`
@@ -55,7 +55,7 @@ struct Config {
 const _: () = assert!(size_of::<Config>() == 304);
 
 impl Config {
-    fn of(file: &File) -> Config {
+    fn for_file(file: &File) -> Config {
         let info = Info {
             device: 0,
             inode: 0,
@@ -71,12 +71,12 @@ impl Config {
             encrypt_key: [0; 32],
             init: [0; 2],
         };
-        // The kernel takes the block size that the file's disk has.
+        // The kernel uses the block size of the file's disk.
         Config { fd: file.as_raw_fd() as u32, block_size: 0, info, reserved: [0; 8] }
     }
 }
 
-/// Asks for the number of a loop device that nobody uses; there is a new one where all are used.
+/// Asks for the number of an unused loop device; the kernel creates one if all are used.
 struct GetFree;
 
 // SAFETY: LOOP_CTL_GET_FREE takes no argument, writes no memory, and returns a number.
@@ -97,7 +97,7 @@ unsafe impl Ioctl for GetFree {
     }
 }
 
-/// The file as a disk, open for direct I/O, and its name in `/dev`.
+/// Returns a loop device over the file, open for direct I/O, and its name in `/dev`.
 pub(super) fn over(file: &File) -> Result<(File, String), AttachError> {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control").map_err(cannot)?;
     for _ in 0..TRIES {
@@ -108,7 +108,7 @@ pub(super) fn over(file: &File) -> Result<(File, String), AttachError> {
         options.read(true).write(true).custom_flags(libc::O_DIRECT);
         let device = options.open(format!("/dev/{name}")).map_err(cannot)?;
         // SAFETY: LOOP_CONFIGURE reads a `struct loop_config`, as `Config` is one.
-        let configured = unsafe { ioctl(&device, Setter::<CONFIGURE, Config>::new(Config::of(file))) };
+        let configured = unsafe { ioctl(&device, Setter::<CONFIGURE, Config>::new(Config::for_file(file))) };
         match configured {
             Ok(()) => return Ok((device, name)),
             Err(rustix::io::Errno::BUSY) => {}
@@ -118,7 +118,7 @@ pub(super) fn over(file: &File) -> Result<(File, String), AttachError> {
     Err(anyhow!("cannot make a loop device: other programs took every free one (try again)").into())
 }
 
-/// The kernel has none (its module is not loaded), or the caller may not have one.
+/// Maps errors: no driver (its module is not loaded), or missing privileges.
 fn cannot(error: io::Error) -> AttachError {
     match error.kind() {
         io::ErrorKind::NotFound => {

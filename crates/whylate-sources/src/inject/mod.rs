@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Known delays on demand: the truth that sources are tested against.
+//! Known delays on demand: the ground truth that sources are tested against.
 
 pub mod disturbance;
 pub mod file_load;
@@ -19,7 +19,7 @@ use libbpf_rs::{ProgramInput, ProgramMut};
 use crate::AttachError;
 use crate::clock::unix_ns_of;
 
-/// A moment on both clocks.
+/// A timestamp on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// `CLOCK_MONOTONIC`, the clock of BPF and of the `mono` trace clock.
@@ -34,12 +34,12 @@ impl Moment {
     }
 }
 
-/// Runs a `SEC("syscall")` program on the calling thread; what it returns.
+/// Runs a `SEC("syscall")` program on the calling thread. Returns its return value.
 fn call(program: &mut ProgramMut<'_>) -> Result<u32, AttachError> {
     Ok(program.test_run(ProgramInput::default())?.return_value)
 }
 
-/// A copy of what BPF programs may be changing at this moment. Each integer is whole; they need not fit each other.
+/// Copies memory that BPF programs may be changing. Each integer is consistent; together they may not be.
 #[allow(unsafe_code)]
 fn read_shared<T: Copy>(shared: &T) -> T {
     // SAFETY: a reference is valid for reads. The skeletons' types are made of integers, which have no invalid values.

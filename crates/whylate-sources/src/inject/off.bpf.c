@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Interrupts or preemption off for a known time on the caller's CPU. User space loads the program that it needs. */
+/* Disables interrupts or preemption for a known time on the caller's CPU. User space loads the program that it needs. */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
 #include "disturbance.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* User space looks for them first: a program without them does not load. 6.14: */
+/* User space checks for them first: a program without them does not load. 6.14: */
 extern void bpf_local_irq_save(unsigned long *flags) __weak __ksym;
 extern void bpf_local_irq_restore(unsigned long *flags) __weak __ksym;
 /* 6.10: */

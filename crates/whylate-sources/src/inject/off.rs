@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Interrupts or preemption off, by `bpf_local_irq_save` or `bpf_preempt_disable` on the calling thread.
+//! Disables interrupts or preemption by `bpf_local_irq_save` or `bpf_preempt_disable` on the calling thread.
 
 use anyhow::Context;
 use libbpf_rs::MapHandle;
@@ -16,7 +16,7 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/inject/off.skel.rs"));
 }
 
-/// What is turned off.
+/// What is disabled.
 #[derive(Clone, Copy)]
 pub(super) enum What {
     Interrupts,
@@ -26,7 +26,7 @@ pub(super) enum What {
 pub(super) struct Off {
     skel: skel::OffSkel<'static>,
     what: What,
-    /// On a busy CPU a normal thread would begin late.
+    /// On a busy CPU a normal thread would start late.
     _urgent: Urgent,
 }
 

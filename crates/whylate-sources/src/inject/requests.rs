@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reads of a file on a disk whose times are known by the clock of whoever waits, beside threads that keep the disk busy
-//! with writes. The file can be a disk of its own, and a cgroup hold the reads back.
+//! Reads of a file on a disk, timed by the waiting thread, while other threads keep the disk busy with writes. The file
+//! can be a disk of its own, and a cgroup can throttle the reads.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,59 +20,61 @@ use crate::AttachError;
 use crate::block::disk_of;
 use crate::clock::monotonic_ns;
 
-/// The name of the threads that write, 15 bytes at most.
+/// Name of the writing threads, at most 15 bytes.
 pub const HOG: &str = "whylate-hog";
-/// The most threads that write.
+/// Maximum number of writing threads.
 pub const MAX_HOGS: u32 = 64;
-/// The most reads.
+/// Maximum number of reads.
 pub const MAX_READS: u64 = 10_000;
-/// The longest that a run takes.
+/// Maximum duration of a run.
 const MAX_TOTAL_NS: u64 = 60_000_000_000;
 
-/// How soon a stop is seen.
+/// Poll period of a stop request.
 const POLL: Duration = Duration::from_millis(20);
-/// Until the writing threads are at it.
-const SETTLED_WITHIN_NS: u64 = 2_000_000_000;
+/// Time limit for the writing threads to start.
+const START_TIMEOUT_NS: u64 = 2_000_000_000;
 
-/// What direct I/O wants its memory and its offsets to be multiples of.
+/// Alignment of direct I/O's memory and offsets, in bytes.
 const ALIGNED: usize = 4096;
-/// Each read.
+/// Size of each read.
 const READ_BYTES: usize = ALIGNED;
-/// Each write: it takes a disk long.
+/// Size of each write: large, so that it takes a disk long.
 const WRITE_BYTES: usize = 512 << 10;
-/// The part of the file that is read; what is written comes behind it.
+/// Number of blocks of the file that are read; writes go behind them.
 const READ_BLOCKS: u64 = 1024;
-/// Each writing thread has room for so many writes.
+/// Number of write slots of each writing thread.
 const WRITES: u64 = 2;
 
-/// Memory that a disk can write to.
+/// Buffer of a read.
 #[repr(align(4096))]
 struct Block([u8; READ_BYTES]);
 
-/// The same of a write. Zeroes might never get to a disk.
+/// Buffer of a write. Zeroes might never get to a disk.
 #[repr(align(4096))]
 struct Large([u8; WRITE_BYTES]);
 
-/// What to do.
+/// The load to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Where the file is made, which has no name and goes with the process.
+    /// Directory of the file, which has no name and ends with the process.
     pub folder: PathBuf,
-    /// How many blocks are read, one after another.
+    /// Number of blocks to read, one after another.
     pub reads: u64,
-    /// From the start of one to the start of the next, or longer.
+    /// Minimum interval from the start of one read to the start of the next.
     pub every: Duration,
-    /// So many threads write meanwhile.
+    /// Number of threads that write concurrently.
     pub hogs: u32,
-    /// The file is made a disk of its own, which takes these requests.
+    /// Make the file a loop device, and read and write that.
     pub is_loop: bool,
-    /// So many reads a second a cgroup lets through, in which who reads is then.
+    /// Limit of reads per second, set by a cgroup that the reader enters.
     pub reads_a_second: Option<u32>,
 }
 
 impl Plan {
+    /// Checks the limits.
+    ///
     /// # Errors
-    /// When it asks for nothing, or for so much that the machine would suffer.
+    /// When it asks for nothing, or for a load that the machine would suffer from.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.reads == 0 || self.reads > MAX_READS {
             bail!("ask for 1 to {MAX_READS} reads");
@@ -91,38 +93,38 @@ impl Plan {
     }
 }
 
-/// One read.
+/// A read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// Before the system call.
+    /// When the system call started.
     pub start: Moment,
-    /// Until it was back, by `CLOCK_MONOTONIC`: the request, the system call, and waiting for a CPU.
+    /// Duration of the system call by `CLOCK_MONOTONIC`: the request, the system call, and waiting for a CPU.
     pub took_ns: u64,
 }
 
-/// What happened.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The disk that has the file, or that it is, by its name in /dev.
+    /// Name in /dev of the disk that holds the file, or of the loop device.
     pub disk: String,
-    /// The cgroup that holds reads back, by its path.
+    /// Path of the cgroup that throttles the reads.
     pub cgroup: Option<String>,
-    /// The thread that reads, as the kernel numbers it in this PID namespace.
+    /// TID of the reader in this PID namespace.
     pub tid: u32,
     /// Each read, in order.
     pub made: Vec<Read>,
-    /// How many writes were done meanwhile.
+    /// Number of concurrent writes.
     pub writes: u64,
-    /// All were made.
+    /// Whether all reads were made.
     pub complete: bool,
 }
 
-/// How long the file is with so many writing threads' parts.
+/// Size of the file in bytes, with the parts of `hogs` writing threads.
 const fn bytes_of(hogs: u32) -> u64 {
     READ_BLOCKS * READ_BYTES as u64 + hogs as u64 * WRITES * WRITE_BYTES as u64
 }
 
-/// Threads that write until it is dropped.
+/// Threads that write until dropped.
 struct Hogs {
     stop: Arc<AtomicBool>,
     writes: Arc<AtomicU64>,
@@ -151,9 +153,9 @@ impl Hogs {
         Ok(all)
     }
 
-    /// Waits until they are all at it, or have failed.
-    fn settle(&self, stop: &AtomicBool) {
-        let until_ns = monotonic_ns() + SETTLED_WITHIN_NS;
+    /// Waits until all of them write, or one has failed.
+    fn wait_until_writing(&self, stop: &AtomicBool) {
+        let until_ns = monotonic_ns() + START_TIMEOUT_NS;
         while self.writes.load(Ordering::Relaxed) < 2 * self.threads.len() as u64
             && !self.threads.iter().any(thread::JoinHandle::is_finished)
             && !stop.load(Ordering::Relaxed)
@@ -163,7 +165,7 @@ impl Hogs {
         }
     }
 
-    /// How many writes they have done, or what kept them from it.
+    /// Stops the threads. Returns the number of writes, or the error of a thread.
     fn end(mut self) -> io::Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -180,7 +182,7 @@ impl Drop for Hogs {
     }
 }
 
-/// Sleeps until then, on `CLOCK_MONOTONIC`. False when it is told to stop.
+/// Sleeps until `due_ns` on `CLOCK_MONOTONIC`. Returns false if stopped before.
 fn sleep_until(due_ns: u64, stop: &AtomicBool) -> bool {
     while !stop.load(Ordering::Relaxed) {
         match due_ns.checked_sub(monotonic_ns()) {
@@ -191,34 +193,34 @@ fn sleep_until(due_ns: u64, stop: &AtomicBool) -> bool {
     false
 }
 
-/// Where a file is on a disk, of those where one would be looked for.
+/// Finds a directory on a disk among the usual ones.
 pub fn folder_on_disk() -> Option<PathBuf> {
-    ["/var/tmp", "/tmp", "."].map(PathBuf::from).into_iter().find(|folder| open(folder).is_ok_and(|_| true))
+    ["/var/tmp", "/tmp", "."].map(PathBuf::from).into_iter().find(|directory| open(directory).is_ok_and(|_| true))
 }
 
-/// A file without a name, on a disk and with direct I/O, and that disk.
-fn open(folder: &Path) -> anyhow::Result<(File, String)> {
+/// Creates an unnamed file for direct I/O. Returns it with its disk.
+fn open(directory: &Path) -> anyhow::Result<(File, String)> {
     let flags = libc::O_TMPFILE | libc::O_DIRECT | libc::O_CLOEXEC;
-    let file = OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(folder);
+    let file = OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(directory);
     let file = file.with_context(|| {
-        format!("cannot make an unnamed file for direct I/O in {} (try another --folder)", folder.display())
+        format!("cannot make an unnamed file for direct I/O in {} (try another --folder)", directory.display())
     })?;
     let disk = disk_of(&file)
-        .with_context(|| format!("{} is not on a single local disk (try another --folder)", folder.display()))?;
+        .with_context(|| format!("{} is not on a single local disk (try another --folder)", directory.display()))?;
     Ok((file, disk))
 }
 
-/// Reads, and writes meanwhile. `stop` ends it.
+/// Reads and writes concurrently, until done or `stop` is set.
 ///
 /// # Errors
-/// When the plan is not sound, the folder is on no disk, the machine or the caller's privileges do not allow a loop device
-/// or a limit, or a request fails.
+/// When the plan is invalid, the directory is on no disk, the machine or the caller's privileges do not allow a loop
+/// device or a limit, or a request fails.
 pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     plan.check()?;
     let (file, disk) = open(&plan.folder).map_err(|error| AttachError::Unsupported(format!("{error:#}")))?;
     let failed = |error: io::Error| anyhow!(error).context("cannot read or write the file");
     let (file, disk) = if plan.is_loop {
-        // A disk does not grow with what is written behind its end.
+        // A disk does not grow by writes behind its end.
         file.set_len(bytes_of(plan.hogs)).map_err(failed)?;
         loop_device::over(&file)?
     } else {
@@ -230,8 +232,8 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     }
     let mut block = Box::new(Block([0; READ_BYTES]));
     let hogs = Hogs::start(&file, plan.hogs).context("cannot start a writing thread")?;
-    hogs.settle(stop);
-    // With cgroup v1 the writing threads stay outside; a limit of reads is none of theirs anyway.
+    hogs.wait_until_writing(stop);
+    // With cgroup v1 the writing threads stay outside; a limit of reads does not apply to them anyway.
     let limit = plan.reads_a_second.map(|reads| Limit::enter(&disk, reads)).transpose()?;
     let mut made = Vec::new();
     let until_ns = monotonic_ns() + MAX_TOTAL_NS;
@@ -240,7 +242,7 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
             break;
         }
         let began_ns = monotonic_ns();
-        // Places that are far apart are not merged.
+        // Offsets far apart are not merged.
         let at = number * 769 % READ_BLOCKS * READ_BYTES as u64;
         file.read_exact_at(&mut block.0, at).map_err(failed)?;
         let took_ns = monotonic_ns() - began_ns;
@@ -261,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_would_take_too_much_is_refused() {
+    fn rejects_plans_out_of_limits() {
         let plan = Plan {
             folder: "/".into(),
             reads: 100,

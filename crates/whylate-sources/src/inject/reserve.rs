@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Free memory of the one size that work items take.
+//! Reserves free memory of the size of work items.
 //!
-//! A BPF program that allocates a work item cannot wait, so the kernel gives it what is free in slabs that are in use
-//! already, and a new page only where that needs no lock. Some kernels give it no page at all (those that still count
-//! their memory as not fully initialised), which ends after some hundred items. Extended attributes of a file in memory
-//! come from the same slabs: after many of them were set and most were removed, their slabs are in use and have room.
+//! A BPF program that allocates a work item cannot wait, so the kernel allocates from slabs that are in use already,
+//! and takes a new page only if that needs no lock. Some kernels take no page at all (those that still count their
+//! memory as not fully initialized), so allocation fails after some hundred items. Extended attributes of a file in
+//! memory come from the same slabs: setting many and removing most leaves slabs in use with free objects.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,7 +14,8 @@ use libbpf_rs::btf::HasSize;
 use libbpf_rs::btf::types::Struct;
 use rustix::fs::{MemfdFlags, XattrFlags, fremovexattr, fsetxattr, memfd_create};
 
-/// One attribute of this many stays. Slabs of objects of this size hold at least twice as many, so each stays in use.
+/// Keeps one attribute of this many. Slabs of this object size hold at least twice as many objects, so each stays in
+/// use.
 const KEEP_ONE_OF: u64 = 8;
 
 /// Keeps the slabs in use while it lives.

@@ -9,10 +9,10 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* From the start of the timer to its end. */
+/* Delay of the timer. */
 const volatile u64 lead_ns = 0;
 
-/* How many callbacks have ended. */
+/* Number of callbacks that have ended. */
 u64 ended = 0;
 
 struct timer_slot {

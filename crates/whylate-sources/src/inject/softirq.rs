@@ -19,13 +19,13 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/inject/softirq.skel.rs"));
 }
 
-/// From starting the timer to its end: enough for the thread that starts it to be asleep again, so that the softirq
-/// interrupts whatever else the CPU does.
+/// Delay of the timer: enough for the thread that starts it to sleep again, so that the softirq interrupts whatever
+/// else the CPU does.
 const LEAD_NS: u64 = 200_000;
-/// How often to look whether a callback that is late has ended.
+/// Poll period for the end of a late callback.
 const POLL_NS: u64 = 1_000_000;
-/// How long a callback may be late. On a CPU that is full of real-time threads softirqs may wait for long.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit of a late callback. On a CPU that is full of real-time threads softirqs may wait for long.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct Softirq {
     skel: skel::SoftirqSkel<'static>,
@@ -36,7 +36,7 @@ pub(super) struct Softirq {
 }
 
 impl Softirq {
-    /// Loads the programs and makes the timer.
+    /// Loads the programs and creates the timer.
     pub(super) fn new(cpu: u32, length_ns: u64) -> Result<Self, AttachError> {
         silence_libbpf();
         require_btf()?;
@@ -62,7 +62,8 @@ impl Softirq {
     }
 }
 
-/// A PREEMPT_RT kernel's verifier allows no timers in such a program (process_timer_func(), kernel/bpf/verifier.c).
+/// Maps errors: a PREEMPT_RT kernel's verifier allows no timers in such a program (process_timer_func(),
+/// kernel/bpf/verifier.c).
 fn refusal(error: libbpf_rs::Error) -> AttachError {
     match errno_of(&error) {
         Some(libc::EOPNOTSUPP) => {
@@ -79,12 +80,12 @@ impl Maker for Softirq {
             return Err(anyhow!("the kernel does not start the timer: try again").into());
         }
         self.started += 1;
-        // A stop ends this wait, and makes the callback end at once, but the next wait is for its end.
+        // A stop request ends this wait and cuts the callback short; the next loop waits for its end.
         stop.sleep_until(called_ns + LEAD_NS + self.length_ns);
-        let deadline_ns = called_ns + LEAD_NS + self.length_ns + PATIENCE.as_nanos() as u64;
+        let deadline_ns = called_ns + LEAD_NS + self.length_ns + TIMEOUT.as_nanos() as u64;
         while read_shared(&self.account()?.ended) < self.started {
             if monotonic_ns() > deadline_ns {
-                return Err(anyhow!("the timer is {} s late: is CPU time left there?", PATIENCE.as_secs()).into());
+                return Err(anyhow!("the timer is {} s late: is CPU time left there?", TIMEOUT.as_secs()).into());
             }
             std::thread::sleep(Duration::from_nanos(POLL_NS));
         }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A load for an io_uring submission thread whose share of work is known from outside: for as long as requests are
-//! outstanding that the thread carries out itself, it works.
+//! A load for an io_uring submission thread with a share of work that is known from outside: the thread works as long
+//! as requests are outstanding that it carries out itself.
 //!
-//! Each request reads random bytes, which the thread makes at once and which takes some microseconds. The application
-//! watches the ring without a pause, so it knows to the microsecond when the last one is done. What the thread waited
-//! for a CPU, by the scheduler's count, is taken out; what the application missed of the end without one is uncertain.
+//! Each request reads random bytes, which the thread generates at once in some microseconds. The application polls the
+//! ring without a pause, so it knows to the microsecond when the last request completes. The thread's run delay, as
+//! counted by the scheduler, is subtracted; if the application itself was off-CPU at the end, that time is uncertain.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeSet;
@@ -23,31 +23,32 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::clock::monotonic_ns;
 use crate::priority::{become_fifo, favour, remedy};
 
-/// Rings that can share one submission thread here.
+/// Maximum number of rings that share one submission thread.
 pub const MAX_RINGS: usize = 8;
 const ENTRIES: u32 = 2048;
-/// What a request reads: some 10 us of a CPU, so that half a ring of them fills a default period.
+/// Bytes read by a request: some 10 us of a CPU, so that half a ring of them fills a default period.
 pub const READ_BYTES: usize = 16 << 10;
-/// io_uring carries out at once what it knows not to wait: the file says so where it is opened as non-blocking.
+/// io_uring carries out requests inline if they cannot wait: the file says so by being opened as non-blocking.
 const RANDOM: &str = "/dev/urandom";
-/// A pause of the watching thread by which it may have missed the end.
+/// Minimum gap between two polls by which the application may have missed the end.
 const GAP_NS: u64 = 20_000;
-/// Of the application where it is urgent: the lowest there is.
+/// Real-time priority of an urgent application: the lowest.
 const PRIORITY: u8 = 1;
-/// Share of the time above which it is not real-time: the kernel takes a CPU from real-time threads for 50 ms of each
-/// second in which others want it (`sched_rt_runtime_us`; the fair server from 6.12), and then nobody would watch.
+/// Duty above which the application is not real-time: the kernel withholds the CPU from real-time threads for 50 ms of
+/// each second in which others want it (`sched_rt_runtime_us`; the fair server from 6.12), and then the ring would not
+/// be polled.
 pub const MOST_URGENT: f64 = 0.9;
-/// Until a batch that does not end is given up.
-const PATIENCE_NS: u64 = 5_000_000_000;
+/// Time limit of a batch.
+const TIMEOUT_NS: u64 = 5_000_000_000;
 
-/// What to do.
+/// The load to run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
-    /// Share of the time in which requests are outstanding, from 0 to 1.
+    /// Share of time in which requests are outstanding, from 0 to 1.
     pub duty: f64,
-    /// From the start of one batch to the start of the next.
+    /// Interval from the start of one batch to the start of the next.
     pub period: Duration,
-    /// Rings that share the thread.
+    /// Number of rings that share the thread.
     pub rings: usize,
     /// `sq_thread_idle`: how long the thread spins before it sleeps.
     pub idle_ms: u32,
@@ -55,7 +56,7 @@ pub struct Plan {
     pub sq_cpu: Option<u32>,
     /// The CPU of the application.
     pub app_cpu: Option<u32>,
-    /// The application comes before all normal threads while it watches, which takes privileges.
+    /// Run the application before all normal threads while it polls, which takes privileges.
     pub urgent: bool,
 }
 
@@ -73,28 +74,28 @@ impl Default for Plan {
     }
 }
 
-/// What was done until now.
+/// Work done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// When this was told (CLOCK_MONOTONIC).
+    /// When this was read (CLOCK_MONOTONIC).
     pub at_ns: u64,
     /// How long requests were outstanding while their thread did not wait for a CPU.
     pub busy_ns: u64,
-    /// Of that, how much may have been after the last request was done, as nobody looked.
+    /// Part of `busy_ns` that may have been after the last completion, as the application did not poll.
     pub uncertain_ns: u64,
-    /// Requests carried out.
+    /// Number of completed requests.
     pub requests: u64,
 }
 
 #[derive(Debug, Default)]
 struct State {
     done: Done,
-    /// When the batch that is outstanding began, and what its thread had waited for a CPU by then.
+    /// Start of the outstanding batch, and its thread's run delay by then.
     since: Option<(u64, u64)>,
     error: Option<io::Error>,
 }
 
-/// A load. It ends when it is dropped.
+/// A running load. It ends when dropped.
 #[derive(Debug)]
 pub struct Load {
     state: Arc<Mutex<State>>,
@@ -108,7 +109,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl Load {
-    /// Makes the rings and begins.
+    /// Creates the rings and starts the load.
     ///
     /// # Errors
     /// When the kernel refuses a ring, as it does where io_uring is disabled (`kernel.io_uring_disabled`).
@@ -118,9 +119,9 @@ impl Load {
                 "a duty is from 0 to 1, a period is longer than 0, and there are 1 to 8 rings",
             ));
         }
-        let there = own_sq_threads()?;
+        let existing = own_sq_threads()?;
         let rings = rings(plan)?;
-        let tid = new_sq_thread(&there)?;
+        let tid = new_sq_thread(&existing)?;
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(RANDOM)?;
         let state = Arc::new(Mutex::new(State::default()));
         let over = Arc::new(AtomicBool::new(false));
@@ -141,12 +142,12 @@ impl Load {
         Ok(Load { state, over, thread: Some(thread), tid })
     }
 
-    /// The submission thread.
+    /// TID of the submission thread.
     pub fn tid(&self) -> u32 {
         self.tid
     }
 
-    /// What was done until now.
+    /// Returns the work done so far.
     ///
     /// # Errors
     /// When the load has failed.
@@ -176,7 +177,7 @@ impl Drop for Load {
 }
 
 impl Done {
-    /// What was done since then.
+    /// Returns the work done since `before`.
     pub fn since(&self, before: &Done) -> Done {
         Done {
             at_ns: self.at_ns.saturating_sub(before.at_ns),
@@ -203,7 +204,7 @@ fn rings(plan: &Plan) -> io::Result<Vec<IoUring>> {
     Ok(rings)
 }
 
-/// Submission threads of this process. Each gets its name when it runs first.
+/// Returns the submission threads of this process. Each gets its name when it first runs.
 fn own_sq_threads() -> io::Result<BTreeSet<u32>> {
     let mut found = BTreeSet::new();
     for task in fs::read_dir("/proc/self/task")? {
@@ -214,10 +215,10 @@ fn own_sq_threads() -> io::Result<BTreeSet<u32>> {
     Ok(found)
 }
 
-fn new_sq_thread(there: &BTreeSet<u32>) -> io::Result<u32> {
+fn new_sq_thread(existing: &BTreeSet<u32>) -> io::Result<u32> {
     let began_ns = monotonic_ns();
-    while monotonic_ns() - began_ns < PATIENCE_NS {
-        if let Some(&tid) = own_sq_threads()?.difference(there).next() {
+    while monotonic_ns() - began_ns < TIMEOUT_NS {
+        if let Some(&tid) = own_sq_threads()?.difference(existing).next() {
             return Ok(tid);
         }
         thread::sleep(Duration::from_millis(1));
@@ -225,7 +226,7 @@ fn new_sq_thread(there: &BTreeSet<u32>) -> io::Result<u32> {
     Err(io::Error::other("the kernel started no submission thread"))
 }
 
-/// How long a thread of this process has waited for a CPU, by the scheduler's count.
+/// Run delay of a thread of this process, in nanoseconds.
 fn waited_ns(tid: u32) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat"))?;
     let waited_ns = text.split_whitespace().nth(1).and_then(|word| word.parse().ok());
@@ -250,7 +251,7 @@ impl Worker {
             sched_setaffinity(None, &only)?;
         }
         match self.plan.urgent {
-            // Both: of the share of their cgroup (or session), a CPU gets what its threads weigh in it.
+            // Both threads: the weights within a cgroup (or session) share its CPU time.
             true if self.plan.duty > MOST_URGENT => [0, self.tid].into_iter().try_for_each(favour)?,
             true => become_fifo(PRIORITY).map_err(|error| match error.kind() {
                 io::ErrorKind::PermissionDenied => {
@@ -263,12 +264,12 @@ impl Worker {
         let period_ns = self.plan.period.as_nanos() as u64;
         let began_ns = monotonic_ns();
         let mut next_ns = began_ns;
-        // Learnt from the batches that had a CPU: the least of late, as what comes on top is no request's.
+        // Learned from batches without run delay: the recent minimum, as anything above it is not the request's.
         let mut request_ns = f64::INFINITY;
         while !self.over.load(Ordering::Relaxed) {
             let now_ns = monotonic_ns();
             let done = lock(&self.state).done;
-            // What is missing until the end of this period for the duty to be right from the beginning on.
+            // Time missing until the end of this period for the average duty since the start.
             let until_ns = (now_ns - began_ns + period_ns) as f64;
             let owed_ns = (self.plan.duty * until_ns - done.busy_ns as f64).clamp(0.0, period_ns as f64);
             let requests = ((owed_ns / request_ns).round() as usize).max(1);
@@ -287,8 +288,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until the thread has a CPU: a wait that began before a batch would count as one within it.
-    fn rouse(&mut self) -> io::Result<()> {
+    /// Waits until the submission thread runs: a wait that started before a batch would count within it.
+    fn wait_until_running(&mut self) -> io::Result<()> {
         let Some(ring) = self.rings.first_mut() else { return Ok(()) };
         // SAFETY: the request has no buffer.
         unsafe { ring.submission().push(&opcode::Nop::new().build()) }
@@ -296,23 +297,23 @@ impl Worker {
         ring.submit()?;
         let began_ns = monotonic_ns();
         while ring.completion().next().is_none() {
-            if monotonic_ns() - began_ns > PATIENCE_NS {
+            if monotonic_ns() - began_ns > TIMEOUT_NS {
                 return Err(io::Error::other("the submission thread does not carry its requests out"));
             }
         }
         Ok(())
     }
 
-    /// Submits so many requests at once and watches until they are done. Also returns how long their thread waited.
+    /// Submits `requests` at once and polls until they complete. Also returns their thread's run delay.
     fn batch(&mut self, requests: usize) -> io::Result<(Done, u64)> {
-        self.rouse()?;
+        self.wait_until_running()?;
         let each = requests.div_ceil(self.rings.len());
         let read = opcode::Read::new(types::Fd(self.file.as_raw_fd()), self.buffer.as_mut_ptr(), READ_BYTES as u32);
         let read = read.build();
         let mut queues: Vec<_> = self.rings.iter_mut().map(IoUring::submission).collect();
         for queue in &mut queues {
             for _ in 0..each {
-                // SAFETY: the file and the buffer live as long as the rings, and nobody reads the buffer.
+                // SAFETY: the file and the buffer live as long as the rings, and the buffer is never read.
                 unsafe { queue.push(&read) }.map_err(|_| io::Error::other("the ring is full"))?;
             }
         }
@@ -340,7 +341,7 @@ impl Worker {
             if left == 0 && now_ns - before_ns > GAP_NS {
                 batch.uncertain_ns = now_ns - before_ns;
             }
-            if now_ns - began_ns > PATIENCE_NS {
+            if now_ns - began_ns > TIMEOUT_NS {
                 return Err(io::Error::other("the submission thread does not carry its requests out"));
             }
         }
@@ -360,7 +361,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plan_that_makes_no_sense_is_refused() {
+    fn rejects_invalid_plan() {
         for plan in [
             Plan { duty: 1.1, ..Plan::default() },
             Plan { duty: f64::NAN, ..Plan::default() },

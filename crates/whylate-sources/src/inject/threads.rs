@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where the calling thread runs and how urgently, and threads that keep every CPU busy.
+//! CPU affinity and policy of the calling thread, and threads that keep every CPU busy.
 #![allow(unsafe_code)]
 
 use std::hint;
@@ -14,12 +14,12 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 
 use crate::priority::{become_fifo, become_normal};
 
-/// How long to wait for the busy threads to run.
+/// Time limit for the busy threads to start.
 const LOAD_START: Duration = Duration::from_secs(2);
-/// Rounds of spinning between two looks at the clock, some microseconds.
+/// Rounds of spinning between two reads of the clock, some microseconds.
 const SPINS: u32 = 10_000;
 
-/// Lets the calling thread run on these CPUs only.
+/// Restricts the calling thread to these CPUs.
 pub(super) fn run_on(cpus: &[u32]) -> io::Result<()> {
     let mut set = CpuSet::new();
     for &cpu in cpus {
@@ -29,22 +29,22 @@ pub(super) fn run_on(cpus: &[u32]) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// The CPUs that are online and that the calling thread may be moved to. Leaves it free to run on all of them.
+/// Returns the online CPUs that the calling thread may run on. Leaves its affinity at all of them.
 fn usable_cpus() -> io::Result<Vec<u32>> {
     let mut every = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| every.set(cpu));
-    // The kernel takes out what the cgroup's cpuset forbids, and what is offline when asked.
+    // The kernel removes CPUs that the cgroup's cpuset forbids, and offline ones on reading.
     sched_setaffinity(None, &every)?;
     let usable = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| usable.is_set(cpu)).filter_map(|cpu| u32::try_from(cpu).ok()).collect())
 }
 
-/// Where the calling thread is at this moment.
+/// Returns the calling thread's current CPU.
 pub(super) fn current_cpu() -> anyhow::Result<u32> {
     u32::try_from(sched_getcpu()).context("the current CPU is unknown")
 }
 
-/// Moves the calling thread to this CPU for good. Returns it, and the others that it could have been moved to.
+/// Pins the calling thread to this CPU. Returns it, and the others that the thread could run on.
 pub(super) fn move_to(cpu: u32) -> anyhow::Result<(u32, Vec<u32>)> {
     let cpus = usable_cpus().context("cannot tell which CPUs there are")?;
     if !cpus.contains(&cpu) {
@@ -55,7 +55,7 @@ pub(super) fn move_to(cpu: u32) -> anyhow::Result<(u32, Vec<u32>)> {
     Ok((cpu, cpus.into_iter().filter(|&other| other != cpu).collect()))
 }
 
-/// While it lives the calling thread runs on the given CPUs only.
+/// Restricts the calling thread to the given CPUs while it lives.
 pub(super) struct Away {
     before: CpuSet,
 }
@@ -74,8 +74,8 @@ impl Drop for Away {
     }
 }
 
-/// While it lives no normal thread, in particular no worker, takes the CPU from the calling thread: a batch of items is
-/// queued in one go. Without the privilege for it the batch may be interrupted.
+/// Makes the calling thread real-time while it lives, so that no normal thread, in particular no worker, preempts it
+/// while it queues a batch of items. Without the privilege the batch may be interrupted.
 pub(super) struct Urgent(());
 
 impl Urgent {
@@ -91,7 +91,7 @@ impl Drop for Urgent {
     }
 }
 
-/// One busy thread of normal priority per CPU, until it is dropped or the time is over.
+/// A busy thread of normal priority on each CPU, until dropped or timed out.
 pub(super) struct Load {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Known work items, without a kernel module: every bpf_wq is one work item whose handler is the kernel's bpf_wq_work().
- * User space runs `prepare` until enough items are allocated, then `queue_items` until all are queued. When `stopping`
- * is set, no item is queued any more and those that are pending end at once.
+ * Known work items, without a kernel module: every bpf_wq is one work item with the kernel's handler bpf_wq_work(). User space runs
+ * `prepare` until enough items are allocated, then `queue_items` until all are queued. Once `stopping` is set, no more items are queued and
+ * pending ones end at once.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -15,19 +15,19 @@ extern int bpf_wq_set_callback_impl(struct bpf_wq *wq, int (*callback)(void *map
 				    unsigned int flags, void *aux) __ksym;
 extern int bpf_wq_start(struct bpf_wq *wq, unsigned int flags) __ksym;
 
-/* How many executions are wanted in all. */
+/* Number of executions. */
 const volatile u64 items_wanted = 1;
 /* How long each item keeps its worker's CPU busy. */
 const volatile u64 busy_ns = 0;
 
-/* What happened so far. All times are of CLOCK_MONOTONIC. */
+/* Counters and times so far. All times are of CLOCK_MONOTONIC. */
 struct account {
-	/* Slots of items_by_slot that hold an allocated item, from slot 0 on. */
+	/* Number of slots of items_by_slot that hold an allocated item, from slot 0 on. */
 	u64 allocated;
 	u64 queued;
 	u64 started;
 	u64 executed;
-	/* The largest number of items that were queued and not started, as seen at the end of each batch. */
+	/* Maximum number of items that were queued and not started, as seen at the end of each batch. */
 	u64 at_once;
 	u64 busy_total_ns;
 	u64 busy_max_ns;
@@ -43,7 +43,7 @@ struct account account = {};
 
 struct item {
 	struct bpf_wq wq;
-	/* Queued and not started. bpf_wq_start() on a pending item is dropped by the kernel, and not reported. */
+	/* Queued and not started. bpf_wq_start() on a pending item is silently dropped by the kernel. */
 	u32 pending;
 };
 
@@ -58,16 +58,16 @@ struct {
 enum {
 	/* The limit of bpf_loop(). */
 	MAX_ROUNDS = 1 << 23,
-	/* Items that end at the same time on several workers of one CPU are few. */
+	/* Few items end concurrently on several workers of one CPU. */
 	RAISE_TRIES = 16,
 };
 
-static void raise_to(u64 *place, u64 value)
+static void raise_to(u64 *maximum, u64 value)
 {
 	for (int i = 0; i < RAISE_TRIES; i++) {
-		u64 old = *(volatile u64 *)place;
+		u64 old = *(volatile u64 *)maximum;
 
-		if (old >= value || __sync_val_compare_and_swap(place, old, value) == old)
+		if (old >= value || __sync_val_compare_and_swap(maximum, old, value) == old)
 			return;
 	}
 }
@@ -133,7 +133,7 @@ static long queue_item(u32 slot, void *context)
 	return 0;
 }
 
-/* Queues every item that is not pending, on the CPU of the caller, until all that are wanted are queued. */
+/* Queues items that are not pending on the caller's CPU, until `items_wanted` are queued. */
 SEC("syscall")
 int queue_items(void *context)
 {

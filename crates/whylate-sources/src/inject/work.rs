@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Known work items, queued by BPF (`bpf_wq`): how many, when and for how long is known beforehand.
+//! Known work items, queued by BPF (`bpf_wq`): number, time and length are given.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,50 +22,53 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/inject/work.skel.rs"));
 }
 
-/// The handler of every item, as the kernel names it.
+/// Name of the handler function of every item.
 pub const HANDLER: &str = "bpf_wq_work";
-/// The most items one run queues.
+/// Maximum number of items of one run.
 pub const MAX_ITEMS: u64 = 1_000_000;
-/// The longest an item keeps its CPU busy.
+/// Maximum busy time of an item, in nanoseconds.
 pub const MAX_BUSY_NS: u64 = 50_000_000;
-/// The longest that all items of a run keep their CPU busy.
+/// Maximum total busy time of a run.
 const MAX_BUSY_TOTAL_NS: u64 = 60_000_000_000;
-/// The longest wait before queueing.
+/// Maximum delay before queueing.
 const MAX_DELAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The most items that can wait at the same time; they are used again for the rest.
+/// Maximum number of items that can be pending at a time; they are reused for the rest.
 pub const MAX_AT_ONCE: u64 = 16_384;
-/// Allocating from a BPF program cannot wait for memory: it fails now and then until the kernel refills its reserves.
-/// After this many failures in a row, this far apart, room is made for the rest; after as many again, it is over.
+/// A BPF program cannot wait for memory: an allocation fails now and then until the kernel refills its reserves. After
+/// this many failures in a row, with this pause, a [`Reserve`] is made for the rest; after as many again, allocation
+/// ends.
 const ALLOCATION_TRIES: u32 = 5;
 const ALLOCATION_PAUSE: Duration = Duration::from_millis(2);
-/// How often to look whether items can be queued again.
+/// Poll period for items that can be queued again.
 const REFILL: Duration = Duration::from_millis(1);
-/// How often to look whether it is time to go on.
+/// Poll period of other waits.
 const POLL: Duration = Duration::from_millis(10);
-/// How long items that end at once may take to do so.
+/// Time limit for items that are cut short to end.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// What to do.
+/// Work items to queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// How many executions.
+    /// Number of executions.
     pub items: u64,
-    /// How many of them may wait at the same time; the rest follow in batches, a millisecond apart.
+    /// Number of items that may be pending at a time; the rest follow in batches, a millisecond apart.
     pub at_once: u64,
     /// How long to wait before queueing.
     pub delay: Duration,
-    /// How long each item keeps its worker's CPU busy.
+    /// How long each item keeps its worker's CPU busy, in nanoseconds.
     pub busy_ns: u64,
     /// The CPU to queue on; `None` is the current one.
     pub cpu: Option<u32>,
-    /// Keep every CPU busy with a normal thread meanwhile.
+    /// Keep every CPU busy with a normal thread during the run.
     pub load: bool,
 }
 
 impl Plan {
+    /// Checks the limits.
+    ///
     /// # Errors
-    /// When it asks for nothing, or for so much that the machine would suffer.
+    /// When it asks for nothing, or for a load that the machine would suffer from.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.items == 0 || self.items > MAX_ITEMS {
             return Err(anyhow!("ask for 1 to {MAX_ITEMS} items"));
@@ -94,8 +97,8 @@ impl Plan {
         self.items.min(self.at_once)
     }
 
-    /// How long the items may take, many times what they should.
-    fn patience(&self) -> Duration {
+    /// Time limit of the items, many times what they should take.
+    fn timeout(&self) -> Duration {
         let busy = Duration::from_nanos(self.items.saturating_mul(self.busy_ns));
         let batches = self.items.div_ceil(self.at_once.max(1));
         Duration::from_secs(10)
@@ -105,22 +108,22 @@ impl Plan {
     }
 }
 
-/// What happened.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Items queued.
+    /// Number of items queued.
     pub queued: u64,
-    /// Items executed.
+    /// Number of items executed.
     pub executed: u64,
     /// The CPU they were queued on.
     pub cpu: u32,
-    /// The largest number of items that waited at the same time.
+    /// Maximum number of items that were pending at a time.
     pub at_once: u64,
-    /// How long the handlers ran in all, as they measured it.
+    /// Total run time of the handlers, as they measured it.
     pub busy_total_ns: u64,
-    /// The longest run of a handler, as it measured it.
+    /// Longest run time of a handler, as it measured it.
     pub busy_max_ns: u64,
-    /// Just before the first item was queued; `None` when none was.
+    /// Just before the first item was queued; `None` if none was.
     pub first_queue: Option<Moment>,
     /// Just after the last item was queued.
     pub last_queue: Option<Moment>,
@@ -128,17 +131,17 @@ pub struct Report {
     pub first_start: Option<Moment>,
     /// When the last handler ended.
     pub last_end: Option<Moment>,
-    /// All were queued and have run, none was cut short.
+    /// Whether all were queued and have run, and none was cut short.
     pub complete: bool,
 }
 
-/// Queues the items and waits until they have run. `stop` ends it early, with what is pending cut short.
+/// Queues the items and waits until they have run. `stop` ends it early and cuts pending ones short.
 ///
 /// # Errors
-/// When the plan is not sound, or the kernel or the caller's privileges do not allow it.
+/// When the plan is invalid, or the kernel or the caller's privileges do not allow it.
 pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     plan.check()?;
-    // The current CPU of the caller, not of the thread below.
+    // The caller's CPU, not that of the thread below.
     let here = threads::current_cpu()?;
     // A thread of our own, as it is moved to another CPU and becomes real-time now and then.
     thread::scope(|scope| {
@@ -164,12 +167,12 @@ fn run_here(plan: &Plan, here: u32, stop: &AtomicBool) -> Result<Report, AttachE
     while let Some(left) = due.checked_duration_since(Instant::now()).filter(|_| !stop.load(Ordering::Relaxed)) {
         thread::sleep(left.min(POLL));
     }
-    let patience = plan.patience();
+    let timeout = plan.timeout();
     let load = match plan.load && !stop.load(Ordering::Relaxed) {
-        true => Some(Load::start(&[&[cpu], others.as_slice()].concat(), patience).context("cannot load the CPUs")?),
+        true => Some(Load::start(&[&[cpu], others.as_slice()].concat(), timeout).context("cannot load the CPUs")?),
         false => None,
     };
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     let over = || stop.load(Ordering::Relaxed) || Instant::now() >= deadline;
     let queued = work.queue(plan.items, &over)?;
     // A thread that wakes up often delays the workers of its CPU, on a loaded one for seconds.
@@ -193,7 +196,7 @@ impl Work<'_> {
         Ok(read_shared(&shared.account))
     }
 
-    /// Allocates as many items as the kernel gives, `wanted` at most.
+    /// Allocates as many items as the kernel gives, at most `wanted`.
     fn allocate(&mut self, wanted: u64, types: &Btf<'_>, stop: &AtomicBool) -> Result<(), AttachError> {
         let mut reserve = None;
         let mut failures = 0;
@@ -207,7 +210,7 @@ impl Work<'_> {
             failures = if allocated > before { 0 } else { failures + 1 };
             if failures >= ALLOCATION_TRIES {
                 match reserve {
-                    // Without it there are fewer at the same time.
+                    // If it fails, fewer items can be pending at a time.
                     None => reserve = Some(Reserve::new(types, wanted - allocated)),
                     Some(_) if allocated > 0 => break,
                     Some(_) => return Err(anyhow!("the kernel has no memory for a work item: try again later").into()),
@@ -220,7 +223,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Queues in batches as large as there are idle items. True when all are queued, false when it had to end before.
+    /// Queues in batches as large as there are idle items. Returns whether all are queued.
     fn queue(&mut self, wanted: u64, over: &impl Fn() -> bool) -> Result<bool, AttachError> {
         let _urgent = Urgent::new();
         while !over() {
@@ -233,7 +236,7 @@ impl Work<'_> {
         Ok(false)
     }
 
-    /// True once all have run, false when it had to end before.
+    /// Returns whether all items have run.
     fn wait(&self, wanted: u64, over: &impl Fn() -> bool) -> anyhow::Result<bool> {
         while !over() {
             if self.account()?.executed >= wanted {
@@ -244,7 +247,7 @@ impl Work<'_> {
         Ok(false)
     }
 
-    /// Items that are still pending run without being busy, so that what was queued has been executed in the end.
+    /// Lets pending items run without being busy, so that all queued items are executed.
     fn drain(&mut self) -> anyhow::Result<()> {
         let shared = self.skel.maps.bss_stopping_data.as_deref_mut().context("the BPF programs cannot be stopped")?;
         shared.stopping = 1;
@@ -261,7 +264,7 @@ impl Work<'_> {
     fn report(&self, cpu: u32, complete: bool) -> Result<Report, AttachError> {
         let account = self.account()?;
         // The clock was far from 0 when the first item was queued: 0 is "never".
-        let moment = |monotonic_ns: u64| (monotonic_ns > 0).then(|| Moment::at(monotonic_ns));
+        let timestamp = |monotonic_ns: u64| (monotonic_ns > 0).then(|| Moment::at(monotonic_ns));
         Ok(Report {
             queued: account.queued,
             executed: account.executed,
@@ -269,16 +272,16 @@ impl Work<'_> {
             at_once: account.at_once,
             busy_total_ns: account.busy_total_ns,
             busy_max_ns: account.busy_max_ns,
-            first_queue: moment(account.first_queue_ns),
-            last_queue: moment(account.last_queue_ns),
-            first_start: moment(account.first_start_ns),
-            last_end: moment(account.last_end_ns),
+            first_queue: timestamp(account.first_queue_ns),
+            last_queue: timestamp(account.last_queue_ns),
+            first_start: timestamp(account.first_start_ns),
+            last_end: timestamp(account.last_end_ns),
             complete,
         })
     }
 }
 
-/// The kernel's types, where they have `bpf_wq`.
+/// Returns the kernel's BTF, if it has `bpf_wq`.
 fn kernel_types() -> Result<Btf<'static>, AttachError> {
     silence_libbpf();
     require_btf()?;
@@ -298,14 +301,14 @@ mod tests {
     }
 
     #[test]
-    fn sound_plans_pass() {
+    fn accepts_valid_plans() {
         for plan in [plan(1, 0), plan(MAX_ITEMS, 60_000), plan(1_200, MAX_BUSY_NS), plan(12_000, 5_000_000)] {
             assert!(plan.check().is_ok(), "{plan:?}");
         }
     }
 
     #[test]
-    fn plans_that_ask_for_nothing_or_too_much_do_not() {
+    fn rejects_plans_out_of_limits() {
         for plan in [
             plan(0, 0),
             plan(MAX_ITEMS + 1, 0),
@@ -322,17 +325,17 @@ mod tests {
     }
 
     #[test]
-    fn an_unsound_plan_does_not_reach_the_kernel() {
+    fn invalid_plan_does_not_reach_kernel() {
         let outcome = run(&plan(2_000, MAX_BUSY_NS), &AtomicBool::new(false)).map_err(|error| error.to_string());
-        let told = "that would keep a CPU busy for 100.0 s, and 60 s is the limit: ask for fewer or shorter items";
-        assert_eq!(outcome, Err(told.to_owned()));
+        let message = "that would keep a CPU busy for 100.0 s, and 60 s is the limit: ask for fewer or shorter items";
+        assert_eq!(outcome, Err(message.to_owned()));
     }
 
     #[test]
-    fn patience_is_bounded_and_exceeds_the_work() {
+    fn timeout_is_bounded_and_exceeds_busy_time() {
         for plan in [plan(1, 0), plan(12_000, 5_000_000), plan(MAX_ITEMS, 60_000)] {
             let busy = Duration::from_nanos(plan.items * plan.busy_ns);
-            assert!(plan.patience() > 2 * busy && plan.patience() < Duration::from_secs(300), "{plan:?}");
+            assert!(plan.timeout() > 2 * busy && plan.timeout() < Duration::from_secs(300), "{plan:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Each section with interrupts or preemption off: from preemptirq:irq_disable to irq_enable, or preempt_disable to
- * preempt_enable. The kernel tells of outermost ones alone. An event costs 40 to 60 ns, as it reads the clock once.
+ * Each section with interrupts or preemption off: from preemptirq:irq_disable to irq_enable, or preempt_disable to preempt_enable. The
+ * kernel reports only outermost ones. An event costs 40 to 60 ns, as it reads the clock once.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -16,17 +16,17 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 enum section_limits {
 	MAX_PLACES = 4096,
-	/* Innermost functions, and those of the tracepoint and of this program before them. */
+	/* Maximum frames of a stack, including those of the tracepoint and this program. */
 	SECTION_FRAMES = 64,
 	PLACE_NAME_LENGTH = 96,
-	/* Where the caller is looked for: the frames of the tracepoint come first. */
+	/* Frames searched for the caller: the frames of the tracepoint come first. */
 	CALLER_FRAMES = 12,
 };
 
 enum section_lost {
-	/* It ended and was not seen beginning, or the other way round. */
+	/* It ended without a seen start, or started twice. */
 	SECTION_UNMATCHED,
-	/* No room for another place. */
+	/* No room for another call site. */
 	SECTION_PLACES_FULL,
 	/* No room for a value in a histogram. */
 	SECTION_BUCKETS_FULL,
@@ -35,16 +35,16 @@ enum section_lost {
 	SECTION_LOST_REASONS,
 };
 
-/* What is off on a CPU, in a cache line of its own. */
+/* The section of a CPU, in a cache line of its own. */
 struct section {
-	/* 0: nothing. */
+	/* 0: no section. */
 	u64 since_ns;
 	u64 disabled_by;
-	/* Set by user space: a late event is sent of each section of at least this length. */
+	/* Set by user space: minimum length of late events. */
 	u64 send_from_ns;
-	/* Set by user space: the CPU is to be measured. */
+	/* Set by user space: the CPU is measured. */
 	u32 is_watched;
-	/* The idle thread has the CPU, with preemption off. */
+	/* The idle thread runs, with preemption off. */
 	u32 is_idle;
 	u64 lost[SECTION_LOST_REASONS];
 };
@@ -52,12 +52,12 @@ struct section {
 /* Code addresses. */
 struct place_key {
 	u64 enabled_by;
-	/* 0 for short sections, where the kernel does not tell. */
+	/* 0 for short sections, if the kernel does not report it. */
 	u64 caller;
 	u64 disabled_by;
 };
 
-/* Who ends sections, how long they are, and what they are called. */
+/* A call site that ends sections: their lengths and the names of its functions. */
 struct place {
 	/* ELEMENT_COUNTS, or as in elements.bpf.h. */
 	u64 state;
@@ -74,14 +74,14 @@ struct late_section {
 	struct place_key key;
 	u32 cpu;
 	u32 tid;
-	/* 0 where there was no room for one. */
+	/* Element of place_by_id; 0 if there was no room. */
 	u32 place;
 	s32 stack_bytes;
 	char comm[16];
 	u64 stack[SECTION_FRAMES];
 };
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Never holds data: puts the types that user space shares into the skeleton. */
 struct {
 	struct late_section late_section;
 	struct place place;
@@ -90,7 +90,7 @@ struct {
 	enum section_lost section_lost;
 } layouts = {};
 
-/* The caller of whoever ends a section is looked up from this length on: walking the stack takes a microsecond. */
+/* Minimum length for which the caller of the ending function is looked up: walking the stack takes a microsecond. */
 const volatile u64 caller_from_ns = 10000;
 
 struct {
@@ -127,7 +127,7 @@ static __always_inline struct section *section_of_cpu(u32 cpu)
 	return bpf_map_lookup_elem(&section_by_cpu, &cpu);
 }
 
-/* Interrupts are off, or preemption is: nobody else counts on this CPU. */
+/* Interrupts or preemption are off, so no other program counts on this CPU. */
 static __always_inline void lose(struct section *section, enum section_lost reason)
 {
 	section->lost[reason]++;
@@ -144,7 +144,7 @@ static __always_inline bool has_key(const struct place *place, const struct plac
 	return place->key.enabled_by == key->enabled_by && place->key.caller == key->caller && place->key.disabled_by == key->disabled_by;
 }
 
-/* 0: there is no room. The order of the steps is that of elements.bpf.h. */
+/* Returns 0 if there is no room. The order of the steps is that of elements.bpf.h. */
 static __noinline u32 new_place(const struct place_key *key)
 {
 	u32 id, *known;
@@ -174,7 +174,7 @@ static __noinline u32 new_place(const struct place_key *key)
 	return id && place && has_key(place, key) ? id : 0;
 }
 
-/* Whoever called the function that `address` is in; 0 where the stack does not tell. */
+/* Returns the caller of the function at `address`; 0 if it is not in the stack. */
 static __noinline u64 caller_of(void *context, u64 address)
 {
 	u64 stack[CALLER_FRAMES] = {};
@@ -285,8 +285,8 @@ int BPF_PROG(on_preempt_enable, unsigned long address, unsigned long parent)
 }
 
 /*
- * Preemption is off from schedule() on in one thread until that is over in another one. In between the CPU may be idle,
- * and the next thread has it from the switch on.
+ * Preemption is off from schedule() in one thread until schedule() returns in another one. The CPU may be idle in between; the section
+ * counts for the next thread from the switch on.
  */
 SEC("?tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *previous, struct task_struct *next)

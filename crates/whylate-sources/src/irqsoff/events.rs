@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Backend `events`: every section with interrupts or preemption off, by the kernel's events at its start and end.
+//! Backend `events`: each section with interrupts or preemption off, by the tracepoints at its start and end.
 
 mod programs;
 
@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use whylate_model::ftrace::section_event;
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot, thread};
 
-use self::programs::{Names, Programs, late_section};
+use self::programs::{PlaceNames, Programs, late_section};
 use super::wanted::wanted_cpus;
 use super::{EVENTS, INFO, IrqsoffOptions, What};
 use crate::attach::{self, Meter};
@@ -21,10 +21,10 @@ use crate::symbols::KernelSymbols;
 use crate::{clock, cpus};
 
 pub(super) struct AttachedEvents {
-    /// First, so that no program runs while the rest goes.
+    /// Dropped first, so that no program runs while the rest is dropped.
     programs: Programs,
     options: IrqsoffOptions,
-    /// Those that can be there, or those that were asked for.
+    /// All possible CPUs, or the requested ones.
     cpus: Vec<u32>,
     floors: Option<Floors>,
     symbols: KernelSymbols,
@@ -39,7 +39,7 @@ impl AttachedEvents {
     pub(super) fn new(options: &IrqsoffOptions, session: &Session) -> Result<Self, AttachError> {
         wanted_cpus(&options.cpus)?;
         let programs = Programs::attach(options.what)?;
-        // One that comes later is measured too.
+        // CPUs that come online later are measured too.
         let cpus = if options.cpus.is_empty() { (0..programs.cpus()).collect() } else { options.cpus.clone() };
         let mut attached = AttachedEvents {
             programs,
@@ -57,10 +57,10 @@ impl AttachedEvents {
         Ok(attached)
     }
 
-    /// From now on, lengths are compared with later ones only to find the worst.
+    /// Resets the thresholds of the worst sections: from now on, lengths are compared only with later ones.
     fn forget_worst(&mut self) {
         let from_ns = match &mut self.floors {
-            // Shorter ones come by the thousand.
+            // Shorter sections come by the thousand.
             Some(floors) => {
                 floors.forget();
                 self.options.from_ns.min(self.options.late_from_ns())
@@ -81,7 +81,7 @@ impl AttachedEvents {
         let names = self.programs.names_of(late).unwrap_or_else(|| {
             // Address 0: the kernel reported no caller.
             let mut name = |address| if address == 0 { String::new() } else { self.symbols.name(address).to_owned() };
-            Names {
+            PlaceNames {
                 enabled_by: name(late.key.enabled_by),
                 caller: name(late.key.caller),
                 disabled_by: name(late.key.disabled_by),
@@ -96,7 +96,7 @@ impl AttachedEvents {
         }
     }
 
-    /// Places with the same names are one series.
+    /// Makes one series of all call sites with the same names.
     fn series(&mut self, measured_ns: f64) -> Vec<Series> {
         self.gather();
         let series = std::mem::take(&mut self.lengths).into_iter().map(|(labels, length)| Series {
@@ -109,13 +109,13 @@ impl AttachedEvents {
     }
 }
 
-fn event_of(late: &late_section, names: &Names, what: What, symbols: &mut KernelSymbols) -> LateEvent {
+fn event_of(late: &late_section, names: &PlaceNames, what: What, symbols: &mut KernelSymbols) -> LateEvent {
     let bytes = usize::try_from(late.stack_bytes).unwrap_or(0);
     let addresses: Vec<u64> = late.stack.iter().copied().take(bytes / size_of::<u64>()).collect();
-    // What stands before whoever ended the section is the event and this program.
+    // Frames above the function that ended the section are the tracepoint's and this program's.
     let own = addresses.iter().position(|&address| address == late.key.enabled_by).unwrap_or(0);
     let stack = addresses[own..].iter().map(|&address| {
-        // These names are the kernel's own, of that moment: the module may be newer than the symbols, or gone.
+        // These names are the kernel's own, from when the section ended: the symbols may be older, or the module gone.
         let known = [(late.key.enabled_by, &names.enabled_by), (late.key.caller, &names.caller)];
         match known.into_iter().find(|&(known, name)| known == address && !name.is_empty()) {
             Some((_, name)) => name.clone(),
@@ -138,7 +138,7 @@ impl Attached for AttachedEvents {
         snapshot.series = self.series((snapshot.duration_ns as f64 * measured as f64).max(1.0));
         snapshot.lost = self.programs.take_lost();
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
-        self.meter.tell(self.programs.statistics(), &mut snapshot);
+        self.meter.report(self.programs.statistics(), &mut snapshot);
         self.forget_worst();
         Ok(snapshot)
     }
@@ -171,12 +171,12 @@ pub(crate) mod fuzzing {
     use super::*;
     use crate::fuzzing::with_names;
 
-    /// A section, and what the kernel calls the functions at its ends.
+    /// Decodes a section with the kernel's names of the functions at its ends.
     pub fn sections(bytes: &[u8]) {
         let Some(late) = attach::read_plain::<late_section>(bytes) else { return };
         let mut names = bytes[size_of::<late_section>()..].splitn(3, |&byte| byte == 0);
         let mut name = || names.next().map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
-        let names = Names { enabled_by: name(), caller: name(), disabled_by: name() };
+        let names = PlaceNames { enabled_by: name(), caller: name(), disabled_by: name() };
         for what in [What::Irqs, What::Preemption] {
             with_names(|_, symbols| Some(event_of(&late, &names, what, symbols)));
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the programs tell of late ticks, of sections, and of threads that kept their CPU.
+//! Records of late ticks, of sections, and of threads that ignored a reschedule request.
 
 pub use super::events::fuzzing::sections;
 pub use super::need_resched::fuzzing::kept_cpus;

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who keeps interrupts off, and for how long.
+//! Sections with interrupts or preemption off: who causes them, and how long they are.
 //!
-//! Backend `events`: the kernel's events at the beginning and the end of each section, where it has them.
+//! Backend `events`: the kernel's tracepoints at the start and end of each section, where it has them.
 //!
-//! Backend `tracer`: the kernel's tracers of the longest section.
+//! Backend `tracer`: the kernel's latency tracers, which keep the longest section.
 //!
-//! Backend `ticks`: a timer of each CPU is due once in a period, which is as short as its interrupts are cheap. When
-//! its interrupt is late although no handler ran and no hypervisor had the CPU, interrupts were off, and it comes in
-//! where they were enabled again: the stack found there names who did that.
+//! Backend `ticks`: each CPU has a timer with a period as short as its interrupts are cheap. If its interrupt is late
+//! although no handler ran and no hypervisor ran, interrupts were off, and it comes in where they were enabled
+//! again: the interrupted stack names the culprit.
 //!
-//! Backend `need_resched`, for preemption alone: how long a CPU goes on with a thread that is marked to be switched.
+//! Backend `need_resched`, for preemption only: how long a CPU continues with a thread marked to be rescheduled.
 //!
 #![doc = include_str!("how.md")]
 
@@ -31,9 +31,9 @@ use crate::source::{
     Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, first_that_works,
 };
 
-/// Periods that a timer may have, in nanoseconds: the kernel throttles timers that are due more often.
+/// Valid periods of a timer, in nanoseconds. The kernel throttles timers with shorter ones.
 pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
-/// The shortest lateness that counts by default: a hypervisor makes timers late by tens of microseconds.
+/// Default minimum lateness in nanoseconds: a hypervisor makes timers late by tens of microseconds.
 pub const DEFAULT_FROM_NS: u64 = 100_000;
 
 const EVENTS: &str = "events";
@@ -41,9 +41,9 @@ const TRACER: &str = "tracer";
 const TICKS: &str = "ticks";
 const NEED_RESCHED: &str = "need_resched";
 
-/// Kernels that tell how long preemption is off.
-const TELLS_PREEMPTION: &str = "boot Linux 6.17 to 6.19, or a kernel with CONFIG_PREEMPT_TRACER=y";
-/// What `events` needs of preemption.
+/// Kernels on which the length of sections without preemption can be measured.
+const PREEMPTION_KERNELS: &str = "boot Linux 6.17 to 6.19, or a kernel with CONFIG_PREEMPT_TRACER=y";
+/// What `events` needs to measure preemption.
 const PREEMPT_EVENTS: [Need; 6] = [
     Need::Btf,
     Need::TpBtfPrograms,
@@ -93,8 +93,8 @@ pub static INFO: SourceInfo = SourceInfo {
             needs: &[
                 Need::Btf,
                 Need::TpBtfPrograms,
-                Need::RareTracepoint("sched:sched_set_need_resched_tp", TELLS_PREEMPTION),
-                Need::RareTracepoint("sched:sched_entry_tp", TELLS_PREEMPTION),
+                Need::RareTracepoint("sched:sched_set_need_resched_tp", PREEMPTION_KERNELS),
+                Need::RareTracepoint("sched:sched_entry_tp", PREEMPTION_KERNELS),
                 Need::Tracepoint("timer:hrtimer_expire_entry"),
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
@@ -104,7 +104,7 @@ pub static INFO: SourceInfo = SourceInfo {
     ],
 };
 
-/// What is off.
+/// What a section disables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum What {
     /// Interrupts.
@@ -114,35 +114,35 @@ pub enum What {
     Preemption,
 }
 
-/// What to measure.
+/// Options of the irqsoff source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IrqsoffOptions {
-    /// Name of the backend to use; `None` takes the best that works.
+    /// Name of the backend to use; `None` uses the best that works.
     pub backend: Option<String>,
-    /// What is off.
+    /// What the measured sections disable.
     pub what: What,
-    /// `tracer` records each function that is called meanwhile, which makes sections longer.
+    /// `tracer` also records each function called in a section, which makes sections longer.
     pub functions: bool,
-    /// How often each CPU's timer is due, for `ticks`; `None` takes one of [`DEFAULT_PERIODS_NS`] by what an interrupt
-    /// costs here, which is measured for some 10 ms.
+    /// Period of each CPU's timer, for `ticks`. `None` chooses one of [`DEFAULT_PERIODS_NS`] by the cost of an
+    /// interrupt here, measured for some 10 ms.
     pub period_ns: Option<u64>,
-    /// CPUs to measure; empty for all that are online or, with `ticks`, for those of the session, which are the usable ones.
+    /// CPUs to measure. Empty means all that are online or, with `ticks`, the usable ones of the session.
     pub cpus: Vec<u32>,
-    /// Shorter ones do not count.
+    /// Minimum length in nanoseconds; shorter sections do not count.
     pub from_ns: u64,
-    /// Yield a late event for each length of at least this.
+    /// Emit a late event for each length of at least this.
     pub late_over_ns: Option<u64>,
-    /// Yield a late event with its causes for each length of at least this.
+    /// Emit a late event with its causes for each length of at least this.
     pub explain_over_ns: Option<u64>,
-    /// Yield late events that include the longest with interrupts off, so many, since the last snapshot.
+    /// Emit late events that include this many of the longest sections since the last snapshot.
     pub worst: Option<usize>,
-    /// With `ticks`, count all ticks of each CPU: how late they were, and the periods that they have missed.
+    /// With `ticks`, count all ticks of each CPU: their lateness, and the periods that they missed.
     pub timer_test: bool,
     /// Measure every hrtimer instead, by its function.
     pub timers: bool,
-    /// Culprits that `ticks` tells apart at a time, where that is to be less than there is memory for.
+    /// Maximum number of culprits that `ticks` distinguishes at a time, if lower than the table's size.
     pub most_culprits: Option<u32>,
-    /// Late events also carry what their causes were told from.
+    /// Add to late events the evidence that their causes were derived from.
     pub keep_evidence: bool,
 }
 
@@ -167,7 +167,7 @@ impl Default for IrqsoffOptions {
 }
 
 impl IrqsoffOptions {
-    /// From which length on an event is handed over, whatever else was seen.
+    /// Minimum length of late events in nanoseconds, regardless of the worst ones.
     fn late_from_ns(&self) -> u64 {
         self.late_over_ns.into_iter().chain(self.explain_over_ns).min().unwrap_or(u64::MAX)
     }
@@ -193,7 +193,7 @@ impl Source for IrqsoffOptions {
     fn takes(&self, backend: &str) -> Takes {
         let is_named = self.backend.as_deref() == Some(backend);
         match (backend, self.what) {
-            // Only there the timer is our own.
+            // Only `ticks` has a timer of its own.
             (EVENTS | TRACER | NEED_RESCHED, _) | (TICKS, What::Preemption) if self.timer_test => {
                 Takes::Never("only the ticks backend can do --timer-test: leave --timer-test or --backend out")
             }
@@ -204,7 +204,7 @@ impl Source for IrqsoffOptions {
             (NEED_RESCHED, What::Irqs) => {
                 Takes::Never("the need_resched backend sees disabled preemption only: add --preempt")
             }
-            // It tells the longest section alone, and may miss one while it hands over another.
+            // It reports only the longest section, and may miss one while it reports another.
             (TRACER, _) => Takes::Asked,
             _ => Takes::Unasked,
         }
@@ -218,7 +218,7 @@ impl Source for IrqsoffOptions {
         if self.period_ns.is_some_and(|ns| !PERIODS_NS.contains(&ns)) {
             return Err(AttachError::Contradiction("a period is from 100 us to 1 s long".to_owned()));
         }
-        // Whatever the way, a CPU that is not there is none.
+        // Reject missing CPUs whatever the backend.
         wanted::wanted_cpus(&self.cpus)?;
         first_that_works(self, self.backend.as_deref(), session, |backend| {
             Ok(match backend {
@@ -231,7 +231,7 @@ impl Source for IrqsoffOptions {
     }
 }
 
-/// The level up to which the kernel prints messages on consoles; `None` where it does not tell.
+/// Returns the kernel's console log level, or `None` if it cannot be read.
 pub fn console_level() -> Option<u32> {
     std::fs::read_to_string("/proc/sys/kernel/printk").ok()?.split_whitespace().next()?.parse().ok()
 }
@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_no_backend_has_is_refused() {
+    fn rejects_unknown_backend_and_invalid_options() {
         let options = IrqsoffOptions { backend: Some("nonsense".to_owned()), ..IrqsoffOptions::default() };
         assert!(matches!(options.attach(&Session::of_one()), Err(AttachError::UnknownBackend { .. })));
         for (backend, what) in [(Some("events"), What::Irqs), (None, What::Preemption)] {
@@ -249,7 +249,7 @@ mod tests {
             let options = IrqsoffOptions { timer_test: true, backend, what, ..IrqsoffOptions::default() };
             assert!(matches!(options.attach(&Session::of_one()), Err(AttachError::Contradiction(_))));
         }
-        let senseless = IrqsoffOptions { period_ns: Some(1_000), ..IrqsoffOptions::default() };
-        assert!(matches!(senseless.attach(&Session::of_one()), Err(AttachError::Contradiction(_))));
+        let invalid = IrqsoffOptions { period_ns: Some(1_000), ..IrqsoffOptions::default() };
+        assert!(matches!(invalid.attach(&Session::of_one()), Err(AttachError::Contradiction(_))));
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * How long a CPU goes on with a thread that is to give way: from the mark that the kernel sets on the running thread to
- * the entry of the scheduler there. Preemption was off at least so long, or the kernel came to no point where it looks.
+ * How long a CPU continues with a thread that is to be rescheduled: from when the kernel marks the running thread to the entry of the
+ * scheduler there. Preemption was off at least as long, or the kernel came to no point where it checks.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -18,30 +18,30 @@ enum {
 };
 
 enum mark_lost {
-	/* The mark was set before it was known which one means "at once". */
+	/* The mark was set before it was known which flag means "at once". */
 	MARK_UNKNOWN_BIT,
 	/* No room for a record: the reader is too slow. */
 	MARK_RECORDS,
 	MARK_LOST_REASONS,
 };
 
-/* The mark of one CPU's thread. */
+/* The mark of a CPU's running thread. */
 struct mark {
-	/* 0: none. Whoever sets the mark may be on another CPU. */
+	/* 0: none. The CPU that sets the mark may be another one. */
 	u64 task;
 	u64 since_ns;
-	/* How often the thread had been switched by then: a mark of another stay on the CPU is none. */
+	/* The thread's number of switches by then: a mark of another run slice is ignored. */
 	u64 switches;
 	/* Set by user space. */
 	u64 is_watched;
 	u64 lost[MARK_LOST_REASONS];
-	/* Taken by the first timer that came in since then. */
+	/* Taken by the first timer interrupt since then. */
 	struct stack_taken inside;
 	u64 _unused[9];
 };
 _Static_assert(sizeof(struct mark) % 64 == 0, "two CPUs share a cache line");
 
-/* A thread that kept its CPU for too long. */
+/* A thread that ignored a reschedule request for too long. */
 struct kept {
 	u64 since_ns;
 	u64 end_ns;
@@ -53,19 +53,19 @@ struct kept {
 	struct stack_taken at_end;
 };
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Never holds data: puts the types that user space shares into the skeleton. */
 struct {
 	struct mark mark;
 	struct kept kept;
 	enum mark_lost mark_lost;
 } layouts = {};
 
-/* What is shorter does not count. */
+/* Minimum length; shorter ones do not count. */
 const volatile u64 from_ns = 0;
 
 /*
- * Number of the flag that means "at once"; UNKNOWN_BIT until known: idle threads are marked by no other. It is the
- * smaller one (TIF_NEED_RESCHED, TIF_NEED_RESCHED_LAZY); both depend on the version and the processor.
+ * Number of the flag that means "at once"; UNKNOWN_BIT until known: idle threads are marked by no other. It is the smaller one
+ * (TIF_NEED_RESCHED, TIF_NEED_RESCHED_LAZY); both depend on the version and the processor.
  */
 u32 need_resched_bit = UNKNOWN_BIT;
 /* Set by user space while a real-time thread makes the kernel mark another one so: others may get either flag then. */
@@ -98,8 +98,8 @@ static __always_inline u64 switches_of(const struct task_struct *task)
 }
 
 /*
- * The kernel calls it when the flag was not set yet. A flag that means "when it returns to user space, or at the next
- * tick" (lazy preemption) is followed by the other one when the kernel waits no longer.
+ * The kernel calls this if the flag was not set yet. A flag that means "on return to user space, or at the next tick" (lazy preemption) is
+ * followed by the other one when the kernel waits no longer.
  */
 SEC("tp_btf/sched_set_need_resched_tp")
 int BPF_PROG(on_sched_set_need_resched_tp, struct task_struct *task, int cpu, int flag)
@@ -129,7 +129,7 @@ int BPF_PROG(on_sched_set_need_resched_tp, struct task_struct *task, int cpu, in
 	return 0;
 }
 
-/* The mark, if it is still the running thread's: where it was taken away unseen, its flag is gone or it switched. */
+/* Returns the mark if it is still the running thread's: if it was cleared unseen, its flag is gone or the thread was switched. */
 static __always_inline struct mark *mark_here(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -140,7 +140,7 @@ static __always_inline struct mark *mark_here(void)
 	return mark;
 }
 
-/* A timer's interrupt finds whoever keeps the CPU. */
+/* A timer's interrupt takes the stack of the thread that still runs. */
 SEC("tp_btf/hrtimer_expire_entry")
 int BPF_PROG(on_hrtimer_expire_entry)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Backend `need_resched`: how long a CPU goes on with a thread that the kernel has marked to give way to another one.
+//! Backend `need_resched`: how long a CPU continues with a thread marked to be rescheduled.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::offset_of;
@@ -35,20 +35,20 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/irqsoff/need_resched.skel.rs"));
 }
 
-/// Every reason for a lost event, with its name in the output. The enum in `need_resched.bpf.c` says what it means.
+/// Reasons for lost events and their names in the output. `need_resched.bpf.c` describes them.
 const LOST: [(mark_lost, &str); 2] =
     [(mark_lost::MARK_UNKNOWN_BIT, "unmatched"), (mark_lost::MARK_RECORDS, "late_events")];
-/// How often a real-time thread takes the CPU from this one, to learn which flag marks it, and its sleep before each.
-const TAKES: (u32, Duration) = (5, Duration::from_millis(1));
-/// How long that may take.
-const LEARNING_AT_MOST: Duration = Duration::from_millis(50);
+/// How often a real-time thread preempts this one to learn which flag marks it, and its sleep before each time.
+const PREEMPTIONS: (u32, Duration) = (5, Duration::from_millis(1));
+/// Time limit for learning the flag.
+const LEARNING_TIMEOUT: Duration = Duration::from_millis(50);
 
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]
 unsafe impl PlainData for kept {}
 
 pub(super) struct AttachedMarks {
-    /// First, so that no program runs while the rest goes.
+    /// Dropped first, so that no program runs while the rest is dropped.
     _links: Vec<Link>,
     records: Records,
     marks: MappedArray,
@@ -56,10 +56,10 @@ pub(super) struct AttachedMarks {
     options: IrqsoffOptions,
     cpus: Vec<u32>,
     floors: Option<Floors>,
-    /// From which length on an event of a CPU is handed over; of others there is none yet.
-    hand_over_from_ns: BTreeMap<u32, u64>,
+    /// Minimum length of late events by CPU, in nanoseconds; CPUs without a late event yet have no entry.
+    emit_from_ns: BTreeMap<u32, u64>,
     lengths: BTreeMap<Labels, Histogram>,
-    /// Seen, and not handed over yet.
+    /// Late events that are not emitted yet.
     late: VecDeque<LateEvent>,
     symbols: KernelSymbols,
     span: Span,
@@ -86,7 +86,7 @@ impl AttachedMarks {
         let mut skeleton = open.load()?;
         let marks = MappedArray::new(skeleton.maps.mark_by_cpu.as_fd(), entries as usize, size_of::<mark>())
             .context("cannot map the marks")?;
-        let records = Records::of(&skeleton.maps.kept_cpus)?;
+        let records = Records::new(&skeleton.maps.kept_cpus)?;
         let links = skeleton.object().progs_mut().map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
         learn_flag(&mut skeleton)?;
         for &cpu in &wanted {
@@ -100,7 +100,7 @@ impl AttachedMarks {
             options: options.clone(),
             cpus: wanted,
             floors: options.worst.map(Floors::new),
-            hand_over_from_ns: BTreeMap::new(),
+            emit_from_ns: BTreeMap::new(),
             lengths: BTreeMap::new(),
             late: VecDeque::new(),
             symbols: session.symbols(),
@@ -110,7 +110,7 @@ impl AttachedMarks {
         })
     }
 
-    fn take_in(&mut self) {
+    fn read_records(&mut self) {
         loop {
             let Some(bytes) = self.records.next() else { return };
             let Some(record) = attach::read_plain::<kept>(&bytes) else {
@@ -121,12 +121,12 @@ impl AttachedMarks {
             let mut culprit = event.labels.clone();
             culprit.remove("task");
             self.lengths.entry(culprit).or_default().merge(&[event.latency_ns].into_iter().collect());
-            let unless_known = if self.floors.is_some() { 0 } else { u64::MAX };
-            let from_ns = self.hand_over_from_ns.get(&event.cpu).copied().unwrap_or(unless_known);
+            let default_ns = if self.floors.is_some() { 0 } else { u64::MAX };
+            let from_ns = self.emit_from_ns.get(&event.cpu).copied().unwrap_or(default_ns);
             if event.latency_ns >= from_ns.min(self.options.late_from_ns()) {
                 if let Some(floor_ns) = self.floors.as_mut().and_then(|floors| floors.add(event.cpu, event.latency_ns))
                 {
-                    self.hand_over_from_ns.insert(event.cpu, floor_ns);
+                    self.emit_from_ns.insert(event.cpu, floor_ns);
                 }
                 self.late.push_back(event);
             }
@@ -146,14 +146,14 @@ impl AttachedMarks {
     }
 }
 
-/// From 7.0 on, the kernel leaves RCU after a BPF program in a way that may mark the running thread, which calls the
-/// program again before the mark is there, and so on. The kernel's types do not tell where this is mended.
+/// Tests for kernels that may recurse: from 7.0 on, leaving RCU after a BPF program may mark the running thread, which
+/// calls the program again before the mark is set. BTF does not show whether a kernel has the fix.
 fn marks_recurse(release: &str) -> bool {
     release.split('.').next().and_then(|major| major.parse::<u32>().ok()).is_none_or(|major| major >= 7)
 }
 
-/// The kernel marks threads by one flag to be switched at once, and by another one where that may wait. A real-time
-/// thread never waits. Without the privilege for one, the first CPU that wakes from idleness tells the same.
+/// Learns which flag means "reschedule at once"; another one means that the switch may wait. Wakeups of a real-time
+/// thread use the former. Without the privilege for one, the first CPU that leaves idle shows the same.
 fn learn_flag(skeleton: &mut skel::NeedReschedSkel<'_>) -> anyhow::Result<()> {
     let set = |skeleton: &mut skel::NeedReschedSkel<'_>, learning| {
         if let Some(data) = skeleton.maps.bss_data.as_deref_mut() {
@@ -169,14 +169,14 @@ fn learn_flag(skeleton: &mut skel::NeedReschedSkel<'_>) -> anyhow::Result<()> {
         let taker = scope.spawn(|| {
             if become_fifo(1).is_ok() {
                 takes.store(true, Ordering::Relaxed);
-                let (times, sleep) = TAKES;
+                let (times, sleep) = PREEMPTIONS;
                 (0..times).for_each(|_| thread::sleep(sleep));
             }
             over.store(true, Ordering::Relaxed);
         });
         let began = Instant::now();
         let mut is_learning = false;
-        while !over.load(Ordering::Relaxed) && began.elapsed() < LEARNING_AT_MOST {
+        while !over.load(Ordering::Relaxed) && began.elapsed() < LEARNING_TIMEOUT {
             // Other threads may be marked by a flag that means something else.
             if !is_learning && takes.load(Ordering::Relaxed) {
                 is_learning = true;
@@ -184,7 +184,7 @@ fn learn_flag(skeleton: &mut skel::NeedReschedSkel<'_>) -> anyhow::Result<()> {
             }
             std::hint::spin_loop();
         }
-        // It cannot panic.
+        // The thread does not panic.
         let _ = taker.join();
         set(skeleton, 0);
     });
@@ -213,7 +213,7 @@ fn stack_of(taken: &stack_taken, symbols: &mut KernelSymbols) -> Vec<String> {
 impl Attached for AttachedMarks {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         self.records.poll(Duration::ZERO)?;
-        self.take_in();
+        self.read_records();
         let mut snapshot = self.span.end(NEED_RESCHED);
         let measured_ns = (snapshot.duration_ns as f64 * self.cpus.len() as f64).max(1.0);
         let lengths = std::mem::take(&mut self.lengths);
@@ -227,19 +227,19 @@ impl Attached for AttachedMarks {
             })
             .collect();
         snapshot.lost = self.take_lost();
-        self.meter.tell(attach::statistics(self.skeleton.object().progs()), &mut snapshot);
-        // From now on, lengths are compared with later ones only to find the worst.
+        self.meter.report(attach::statistics(self.skeleton.object().progs()), &mut snapshot);
+        // From now on, lengths are compared only with later ones.
         if let Some(floors) = &mut self.floors {
             floors.forget();
         }
-        self.hand_over_from_ns.clear();
+        self.emit_from_ns.clear();
         Ok(snapshot)
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         if self.late.is_empty() {
             self.records.poll(wait)?;
-            self.take_in();
+            self.read_records();
         }
         self.late.drain(..).for_each(each);
         Ok(())
@@ -258,7 +258,7 @@ pub(crate) mod fuzzing {
     use super::*;
     use crate::fuzzing::with_names;
 
-    /// A thread that kept its CPU.
+    /// Decodes the record of a thread that ignored a reschedule request.
     pub fn kept_cpus(bytes: &[u8]) {
         let Some(record) = attach::read_plain::<kept>(bytes) else { return };
         with_names(|_, symbols| Some(event_of(&record, symbols)));
@@ -270,7 +270,7 @@ mod tests {
     use super::marks_recurse;
 
     #[test]
-    fn only_kernels_that_are_known_to_be_safe_are_tried() {
+    fn rejects_kernels_not_known_to_be_safe() {
         assert!(!marks_recurse("6.18.44-fc") && !marks_recurse("6.17.0"));
         assert!(marks_recurse("7.0.0-rc1") && marks_recurse("10.1") && marks_recurse(""));
     }

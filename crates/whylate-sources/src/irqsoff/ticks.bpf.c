@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * How late each CPU's timer comes in, and what made it late: a handler, the hypervisor, or whoever enabled interrupts
- * there. Nothing is known of an interrupt before it comes in: interrupts were off since the timer was due, at least.
+ * How late each CPU's timer interrupt is, and why: a handler, the hypervisor, or the function that enabled interrupts there. An interrupt
+ * is not seen before it comes in: interrupts were off at least since the timer was due.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -17,7 +17,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Never holds data: puts the types that user space shares into the skeleton. */
 struct {
 	struct tick tick;
 	struct late_tick late_tick;
@@ -38,19 +38,19 @@ enum {
 
 const volatile u64 timer_function = 0;
 const volatile u64 period_ns = 0;
-/* What is late by less does not count. */
+/* Minimum lateness; less does not count. */
 const volatile u64 from_ns = 0;
-/* All ticks count, late or not. */
+/* Count all ticks, late or not. */
 const volatile bool counts_all = false;
 /* Late events carry a window of the account. */
 const volatile bool with_causes = false;
-/* A program looks into sections. */
+/* Stacks are taken inside sections. */
 const volatile bool looks_inside = false;
-/* How far each CPU's `steal_time` lies from its `hrtimer_bases`; 0 where the kernel has none. */
+/* Distance of a CPU's `steal_time` from its `hrtimer_bases`; 0 where the kernel has none. */
 const volatile s64 steal_time_distance = 0;
 /* Elements of culprit_by_id that are used; a test sets fewer. */
 const volatile u32 culprit_limit = MAX_CULPRITS;
-/* It takes no stack unless interrupts are off there. Cleared by a test alone that has no NMI. */
+/* Take stacks only with interrupts off. Cleared only by a test that has no NMI. */
 const volatile bool proves_inside = true;
 
 struct {
@@ -87,7 +87,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	/* User space makes it larger where causes are asked for. */
+	/* User space makes it larger if causes are requested. */
 	__uint(max_entries, 1 << 21);
 } late_ticks SEC(".maps");
 
@@ -122,7 +122,7 @@ static __always_inline int handler_begins(u32 kind, u64 id, const char *name)
 	return 0;
 }
 
-/* Of a timer's interrupt it is the function that took most of it which matters. */
+/* Names the hrtimer function that took most of a timer's interrupt, if one did. */
 static __always_inline void name_callback(struct tick *tick, struct handler *handler, u64 ran_ns)
 {
 	if (tick->longest_callback_ns * 2 > ran_ns) {
@@ -141,10 +141,10 @@ static __always_inline void read_steal_clock(struct tick *tick, u64 now_ns)
 }
 
 /*
- * Of what was stolen between two readings, that which can have been before the timer was due, or after it came in, is
- * not sure to have made it late. A run queue's clock may be a tick older than its reading.
+ * Splits the steal time between two readings: what may predate the timer's due time, or follow its interrupt, has not surely made it late.
+ * A run queue's clock may be a tick older than its reading.
  */
-static __always_inline void tell_stolen(const struct tick *tick, struct late_tick *late, u64 stolen_ns, u64 read_before_ns)
+static __always_inline void split_steal(const struct tick *tick, struct late_tick *late, u64 stolen_ns, u64 read_before_ns)
 {
 	u64 late_ns = since(late->came_ns, late->due_ns);
 	u64 outside_ns = since(late->due_ns, read_before_ns) + since(tick->steal_read_ns, late->came_ns);
@@ -155,7 +155,7 @@ static __always_inline void tell_stolen(const struct tick *tick, struct late_tic
 	late->perhaps_stolen_ns = (stolen_ns < late_ns ? stolen_ns : late_ns) - late->steal_ns;
 }
 
-/* Handlers run with interrupts off: what they take once the timer is due makes it late. */
+/* Handlers run with interrupts off: their time after the timer is due makes it late. */
 static __always_inline int handler_ends(void)
 {
 	struct tick *tick = tick_here();
@@ -219,7 +219,7 @@ int BPF_PROG(on_ipi_exit)
 	return handler_ends();
 }
 
-/* Whether it is the timer of this CPU's event. */
+/* Tests whether it is the timer of this CPU's perf event. */
 static __always_inline bool is_tick(struct tick *tick, const struct hrtimer *timer)
 {
 	const struct perf_event *event;
@@ -238,7 +238,7 @@ static __always_inline bool is_tick(struct tick *tick, const struct hrtimer *tim
 	return true;
 }
 
-static __always_inline u32 what_is_interrupted(const struct tick *tick)
+static __always_inline u32 find_interrupted(const struct tick *tick)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 
@@ -248,8 +248,8 @@ static __always_inline u32 what_is_interrupted(const struct tick *tick)
 }
 
 /*
- * Tells what made it late: whoever took at least half of the time that the hypervisor has surely left. User code has
- * interrupts on, so what was stolen there was not before.
+ * Finds what made the tick late: what took at least half of the time not surely stolen. User code has interrupts on, so steal time there
+ * was not before the timer was due.
  */
 static __always_inline void find_reason(struct tick *tick, struct late_tick *late)
 {
@@ -321,8 +321,8 @@ static __always_inline struct inside *inside_here(void)
 }
 
 /*
- * An NMI: interrupts that are off do not hold it up. It may come in anywhere, also in the other programs, which change
- * nothing that it writes and read it once it says that it is about their tick: it is not written again then.
+ * Runs in an NMI, which disabled interrupts do not hold up. It may interrupt the other programs. They do not change its record, and read it
+ * only once it has their tick's due time, after which it is not written again.
  */
 SEC("?perf_event")
 int on_kernel_cycles(void *ctx)
@@ -341,7 +341,7 @@ int on_kernel_cycles(void *ctx)
 	if (proves_inside && ((((const u64 *)ctx)[REGISTER_FLAGS] & FLAG_INTERRUPTS_ON) || tick->handler_since_ns > due_ns))
 		return 0;
 	inside->stack.bytes = bpf_get_stack(ctx, inside->stack.frames, sizeof(inside->stack.frames), 0);
-	/* User code. */
+	/* The CPU runs user code. */
 	if (inside->stack.bytes <= 0)
 		return 0;
 	inside->at_ns = now_ns;
@@ -350,7 +350,7 @@ int on_kernel_cycles(void *ctx)
 	return 0;
 }
 
-static __always_inline void tell_inside(struct late_tick *late)
+static __always_inline void add_inside_stack(struct late_tick *late)
 {
 	struct inside *inside;
 
@@ -361,7 +361,7 @@ static __always_inline void tell_inside(struct late_tick *late)
 	if (!inside || *(volatile u64 *)&inside->due_ns != late->due_ns)
 		return;
 	barrier();
-	/* It may have come in between the end of the section and the timer's handler. */
+	/* The sample may have come in between the end of the section and the timer's handler. */
 	if (!proves_inside || inside->at_ns < late->came_ns)
 		__builtin_memcpy(&late->inside, &inside->stack, sizeof(late->inside));
 }
@@ -376,9 +376,9 @@ static __always_inline void send(struct tick *tick, struct late_tick *late)
 	if (with_causes && !may_explain(&late_ticks, sizeof(*late), late_ns, late->came_ns))
 		return;
 	late->inside.bytes = 0;
-	/* What the hypervisor took, or what held up user code, was in no section. */
+	/* Neither steal time nor late interrupts in user code are in a section. */
 	if (late->key.reason != REASON_STEAL && late->key.reason != REASON_PERHAPS_STEAL && late->key.found != FOUND_USER)
-		tell_inside(late);
+		add_inside_stack(late);
 	if (late->inside.bytes > 0)
 		size = __builtin_offsetof(struct late_tick, window);
 	late->cpu = bpf_get_smp_processor_id();
@@ -405,7 +405,7 @@ static __always_inline struct late_tick *late_tick_here(void)
 	return bpf_map_lookup_elem(&late_tick_to_send, &zero);
 }
 
-/* 0 without a stack only. 64 bits distinguish the stacks of a table of some thousands. */
+/* Returns 0 only without a stack. 64 bits distinguish the stacks of a table of some thousands. */
 static __always_inline u64 hash_of_stack(const struct interrupted_stack *stack)
 {
 	u64 hash = stack->bytes;
@@ -419,7 +419,7 @@ static __always_inline u64 hash_of_stack(const struct interrupted_stack *stack)
 	return hash | 1;
 }
 
-/* Global, so that the verifier walks through it once. */
+/* Global, so that the verifier checks it once. */
 __noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 stolen_ns, u64 read_before_ns)
 {
 	struct late_tick *late = late_tick_here();
@@ -431,16 +431,16 @@ __noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 stolen_ns, u64 r
 	late->came_ns = came_ns;
 	late->delivery_ns = tick->delivery_ns;
 	late_ns = since(came_ns, tick->due_ns);
-	tell_stolen(tick, late, stolen_ns, read_before_ns);
+	split_steal(tick, late, stolen_ns, read_before_ns);
 	late->handlers_ns = tick->handlers_ns < late_ns ? tick->handlers_ns : late_ns;
 	__builtin_memset(late->name, 0, sizeof(late->name));
-	late->key.found = what_is_interrupted(tick);
+	late->key.found = find_interrupted(tick);
 	late->key.stack = hash_of_stack(&late->stack);
 	late->key._unused = 0;
 	find_reason(tick, late);
 	if (late_ns >= tick->send_from_ns)
 		send(tick, late);
-	/* The stack has nothing to do with it; an idle state is told by its stack. */
+	/* The stack is irrelevant then; an idle state is named by its stack. */
 	if ((late->key.reason != REASON_NONE && late->key.reason != REASON_PERHAPS_STEAL) || late->key.found == FOUND_USER) {
 		late->key.stack = 0;
 		late->key.found = late->key.reason == REASON_NONE || late->key.reason == REASON_PERHAPS_STEAL ? FOUND_USER : FOUND_KERNEL;
@@ -449,8 +449,8 @@ __noinline int tick_is_late(struct tick *tick, u64 came_ns, u64 stolen_ns, u64 r
 	return 0;
 }
 
-/* The tick became due while the handler ran that it is called in: the functions before it made it late. */
-static __always_inline void blame_present_handler(struct tick *tick, u64 now_ns)
+/* The tick became due in the handler that calls it: the functions before it made it late. */
+static __always_inline void blame_current_handler(struct tick *tick, u64 now_ns)
 {
 	tick->handlers_ns = since(now_ns, tick->due_ns);
 	tick->longest_ns = tick->handlers_ns;
@@ -459,9 +459,8 @@ static __always_inline void blame_present_handler(struct tick *tick, u64 now_ns)
 }
 
 /*
- * Delivering an interrupt takes some hundred ns, in a virtual machine some thousand; only then the program sees it. A
- * length told too short by as much is still a lower bound. The 7/8 quantile is found in steps; those up are seven
- * times as long as those down.
+ * Learns how long it takes to deliver an interrupt until the program sees it: some hundred ns, in a virtual machine some thousand. A length
+ * too short by as much is still a lower bound. Estimates the 7/8 quantile in steps; those up are seven times as long as those down.
  */
 static __always_inline void learn_delivery(struct tick *tick, u64 late_ns)
 {
@@ -479,7 +478,7 @@ static __always_inline void learn_delivery(struct tick *tick, u64 late_ns)
 		tick->delivery_ns = delivery_ns > step_ns ? delivery_ns - step_ns : 1;
 }
 
-/* Separate, as it is asked for rarely. */
+/* A separate function, as it is rarely needed. */
 __noinline int count_tick(struct tick *tick, u64 late_ns)
 {
 	if (!tick || !period_ns)
@@ -498,7 +497,7 @@ static __always_inline void tick_comes(void *ctx, struct tick *tick, u64 due_ns,
 	if (tick->due_ns && due_ns > tick->due_ns)
 		tick->unseen += (due_ns - tick->due_ns) / period_ns;
 	read_steal_clock(tick, now_ns);
-	/* Nothing is known of what was before the first one. */
+	/* Before the first tick, nothing is known. */
 	stolen_ns = tick->due_ns ? since(tick->steal_ns, steal_before_ns) : 0;
 	tick->due_ns = due_ns;
 	tick->ticks++;
@@ -509,7 +508,7 @@ static __always_inline void tick_comes(void *ctx, struct tick *tick, u64 due_ns,
 		learn_delivery(tick, came_ns - due_ns);
 		came_ns -= tick->delivery_ns;
 	} else if (tick->handler_since_ns && since(now_ns, due_ns) >= from_ns) {
-		blame_present_handler(tick, now_ns);
+		blame_current_handler(tick, now_ns);
 	}
 	if (since(came_ns, due_ns) < from_ns)
 		return;
@@ -550,7 +549,7 @@ int BPF_PROG(on_hrtimer_expire_exit, struct hrtimer *timer)
 	if (!tick)
 		return 0;
 	if (tick->timer == (u64)timer) {
-		/* Its function has set it anew. */
+		/* Its function has rearmed it. */
 		tick->due_ns = timer->node.expires;
 		tick->handlers_ns = 0;
 		tick->longest_ns = 0;

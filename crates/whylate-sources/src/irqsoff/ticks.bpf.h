@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the programs of `ticks` keep of each CPU and of each culprit, and send to user space. */
+/* State that the programs of `ticks` keep for each CPU and culprit, and records that they send. */
 #pragma once
 
 #include "stacks.bpf.h"
@@ -9,23 +9,23 @@ enum {
 };
 
 enum tick_limits {
-	/* Culprits that are told apart: stacks, handlers. */
+	/* Maximum number of distinguished culprits: stacks and handlers. */
 	MAX_CULPRITS = 4096,
 };
 
-/* What a late tick interrupted, as the registers tell. */
+/* What a late tick interrupted, from the registers. */
 enum tick_found {
 	FOUND_KERNEL,
 	FOUND_IDLE,
 	FOUND_USER,
 };
 
-/* What made it late, where that is known without a look at the stack. */
+/* What made a tick late, if known without its stack. */
 enum tick_reason {
 	REASON_NONE,
-	/* The hypervisor had the CPU. */
+	/* The hypervisor ran instead of the vCPU. */
 	REASON_STEAL,
-	/* It had it then, or before the timer was due. */
+	/* It did so then, or before the timer was due. */
 	REASON_PERHAPS_STEAL,
 	/* The handler of a device's interrupt: `id` is its number, `name` the handler's. */
 	REASON_DEVICE_IRQ,
@@ -35,7 +35,7 @@ enum tick_reason {
 	REASON_CALLBACK,
 };
 
-/* An interrupt's handler that has run, or runs. */
+/* A handler of an interrupt that has run, or runs. */
 struct handler {
 	u64 id;
 	/* enum tick_reason */
@@ -44,47 +44,47 @@ struct handler {
 	char name[16];
 };
 
-/* The state of one CPU. Only programs on that CPU write it, but for what user space takes out. */
+/* State of one CPU. Only programs on that CPU write it; user space takes counters out. */
 struct tick {
-	/* The kernel's number of the CPU's event, which user space tells. */
+	/* ID of the CPU's perf event, set by user space. */
 	u64 event_id;
-	/* Address of its timer, once that is known. */
+	/* Address of the event's timer, once known. */
 	u64 timer;
-	/* And of the CPU's `hrtimer_bases`. */
+	/* Address of the CPU's `hrtimer_bases`. */
 	u64 timer_bases;
-	/* When the timer is due next; 0: not known. */
+	/* When the timer is due next; 0: unknown. */
 	u64 due_ns;
-	/* What delivering an interrupt takes: of ticks that nothing delayed, seven of eight are less late. */
+	/* Time to deliver an interrupt: seven of eight undelayed ticks are less late. */
 	u64 delivery_ns;
-	/* The steal clock, and when it was read: the last time before the timer was due. */
+	/* Last reading of the steal clock before the timer was due, and its time. */
 	u64 steal_ns;
 	u64 steal_read_ns;
-	/* It is right at any time, and not as of the last switch or tick. */
+	/* Whether it is exact, not as of the last switch or tick. */
 	u64 is_steal_exact;
-	/* How long handlers have run since the timer was due. */
+	/* Run time of handlers since the timer was due. */
 	u64 handlers_ns;
 	/* The longest of them. */
 	u64 longest_ns;
 	struct handler longest;
-	/* The handler that runs; 0: none. */
+	/* Start of the current handler; 0: none. */
 	u64 handler_since_ns;
 	struct handler handler;
-	/* The longest function of a hrtimer in it, and the one that runs. */
+	/* The current hrtimer function in it, and the longest. */
 	u64 callback_since_ns;
 	u64 callback;
 	u64 longest_callback_ns;
 	u64 longest_callback;
-	/* From which lateness on a late event is sent; user space changes it. */
+	/* Minimum lateness of late events, set by user space. */
 	u64 send_from_ns;
-	/* How often the timer came in. */
+	/* Number of ticks. */
 	u64 ticks;
-	/* How often it must have without being seen. */
+	/* Number of ticks that were due and not seen. */
 	u64 unseen;
 	u64 lost_late_events;
 	u64 lost_stacks;
 	u64 lost_culprits;
 	u64 lost_buckets;
-	/* Of all ticks, where they are to be counted: periods that were over when one came in, and how late they were. */
+	/* If all ticks are counted: periods missed, and in `lateness` how late each tick was. */
 	u64 overruns;
 	u64 _unused[6];
 	struct distribution lateness;
@@ -93,7 +93,7 @@ _Static_assert(sizeof(struct tick) % 64 == 0, "two CPUs share a cache line");
 
 struct culprit_key {
 	u64 id;
-	/* A hash of the stack; 0: it has none. */
+	/* Hash of the stack; 0: none. */
 	u64 stack;
 	/* enum tick_found */
 	u16 found;
@@ -102,7 +102,7 @@ struct culprit_key {
 	u32 _unused;
 };
 
-/* What the timer's interrupt found, with the frames of the tracepoint and of its program. */
+/* Interrupted stack, including the frames of the tracepoint and this program. */
 struct interrupted_stack {
 	/* Negative or 0: none. */
 	s64 bytes;
@@ -113,15 +113,15 @@ struct culprit {
 	/* ELEMENT_COUNTS, or as in elements.bpf.h. */
 	u64 state;
 	struct culprit_key key;
-	/* Of a device's handler. */
+	/* Name of a device's handler. */
 	char name[16];
 	struct interrupted_stack stack;
 	struct distribution length;
 };
 
-/* The stack inside a section, taken at an NMI. Only the program there writes it, once for each tick. */
+/* Stack taken inside a section by an NMI. Only that program writes it, once for each tick. */
 struct inside {
-	/* Of which tick; written last. */
+	/* Due time of the tick; written last. */
 	u64 due_ns;
 	u64 at_ns;
 	struct stack_taken stack;
@@ -131,23 +131,23 @@ _Static_assert(sizeof(struct inside) % 64 == 0, "two CPUs share a cache line");
 
 struct late_tick {
 	u64 due_ns;
-	/* When the interrupt was let in; or the timer's function was called, where it became due in that interrupt. */
+	/* When the interrupt came in; or when the timer's function was called, if it became due in that interrupt. */
 	u64 came_ns;
-	/* What delivering an interrupt takes, which comes after that. */
+	/* Time to deliver the interrupt, which follows. */
 	u64 delivery_ns;
-	/* At least, and what was stolen beyond that: then, or before the timer was due. */
+	/* Lower bound of the steal time; beyond it, time stolen either then or before the timer was due. */
 	u64 steal_ns;
 	u64 perhaps_stolen_ns;
 	u64 handlers_ns;
 	struct culprit_key key;
 	char name[16];
-	/* Who had the CPU. */
+	/* The interrupted thread. */
 	u32 cpu;
 	u32 tid;
 	char comm[16];
 	struct interrupted_stack stack;
-	/* Left out without one where there is no window. */
+	/* Left out if there is neither a stack nor a window. */
 	struct stack_taken inside;
-	/* With causes only. */
+	/* Only with causes. */
 	struct window window;
 };

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Backend `ticks`: how late each CPU's own timer comes in.
+//! Backend `ticks`: how late the interrupt of each CPU's own timer is.
 
 mod culprits;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
-mod looks;
 mod programs;
+mod sampler;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use whylate_model::blame::Keeper;
 use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Stack};
 
 use self::culprits::Late;
-use self::looks::Looks;
-use self::programs::{Programs, Told};
+use self::programs::{CulpritLengths, Programs};
+use self::sampler::NmiSampler;
 use super::{INFO, IrqsoffOptions, TICKS};
 use crate::attach::Meter;
 use crate::cpus;
@@ -27,26 +27,26 @@ use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 
 pub(super) struct AttachedTicks {
-    /// First, so that no program runs while the rest goes.
+    /// Dropped first, so that no program runs while the rest is dropped.
     programs: Programs,
     heartbeats: Heartbeats,
-    looks: Looks,
-    /// CPUs that came back and are not looked at any more, since the last snapshot.
-    looks_lost: u64,
+    sampler: NmiSampler,
+    /// CPUs that came back online without a sampler since the last snapshot.
+    samplers_lost: u64,
     options: IrqsoffOptions,
     period: Period,
     chosen: Option<String>,
     cpus: Vec<u32>,
     floors: Option<Floors>,
-    /// Ticks of each CPU when it was looked at the last time.
+    /// Number of each CPU's ticks at the last check for lost timers.
     ticks_seen: BTreeMap<u32, u64>,
     symbols: KernelSymbols,
     span: Span,
-    weaker: Option<String>,
+    limitation: Option<String>,
     left_out: Option<String>,
     meter: Meter,
     cut_short: u64,
-    /// What culprits did since the last snapshot, by what was interrupted.
+    /// Lengths by culprit and interrupted stack since the last snapshot.
     by_stack: BTreeMap<(Keeper, Vec<String>), Histogram>,
 }
 
@@ -54,38 +54,38 @@ impl AttachedTicks {
     pub(super) fn new(options: &IrqsoffOptions, session: &Session) -> Result<Self, AttachError> {
         let choice = session.cpus(&options.cpus)?;
         let wanted = choice.at_least_one()?.to_vec();
-        let looks = if sends_late_events(options) { Looks::open(&wanted) } else { Ok(Looks::default()) };
-        Ok(AttachedTicks { left_out: choice.remark(), ..Self::with_looks(options, session, wanted, looks)? })
+        let sampler = if sends_late_events(options) { NmiSampler::open(&wanted) } else { Ok(NmiSampler::default()) };
+        Ok(AttachedTicks { left_out: choice.remark(), ..Self::with_sampler(options, session, wanted, sampler)? })
     }
 
-    /// The text is why nothing can look into sections here.
-    fn with_looks(
+    /// Attaches with `sampler`, or with the reason why no stack can be taken inside sections.
+    fn with_sampler(
         options: &IrqsoffOptions,
         session: &Session,
         wanted: Vec<u32>,
-        looks: Result<Looks, String>,
+        sampler: Result<NmiSampler, String>,
     ) -> Result<Self, AttachError> {
-        let (looks, blind) = match looks {
-            Ok(looks) => (looks, None),
-            Err(reason) => (Looks::default(), Some(format!("no stack is taken inside sections: {reason}"))),
+        let (sampler, blind) = match sampler {
+            Ok(sampler) => (sampler, None),
+            Err(reason) => (NmiSampler::default(), Some(format!("no stack is taken inside sections: {reason}"))),
         };
-        // Before there are other timers.
-        let period = Period::of(options.period_ns, &wanted);
-        let programs = Programs::attach(options, session, period.ns, &looks)?;
+        // Before other timers run.
+        let period = Period::new(options.period_ns, &wanted);
+        let programs = Programs::attach(options, session, period.ns, &sampler)?;
         let heartbeats = Heartbeats::start(&wanted, period.ns).map_err(refused_heartbeat)?;
         for (cpu, id) in heartbeats.ids().context("cannot tell the timers of CPUs apart")? {
             programs.watch(cpu, id);
         }
         let floors = options.worst.map(Floors::new);
-        // Where the account has timers of its own, it tells that too.
-        let told = programs.weaker().map(str::to_owned).or_else(|| cpus::unseen_interrupts().map(str::to_owned));
-        let weaker: Vec<String> = [told, blind].into_iter().flatten().collect();
-        let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
+        // If the account has timers of its own, it reports that too.
+        let limitation = programs.weaker().map(str::to_owned).or_else(|| cpus::unseen_interrupts().map(str::to_owned));
+        let limitations: Vec<String> = [limitation, blind].into_iter().flatten().collect();
+        let limitation = (!limitations.is_empty()).then(|| limitations.join("; "));
         let mut attached = AttachedTicks {
             programs,
             heartbeats,
-            looks,
-            looks_lost: 0,
+            sampler,
+            samplers_lost: 0,
             options: options.clone(),
             period,
             chosen: period.remark("heartbeats come", "irqsoff --period 1ms for finer bounds"),
@@ -94,7 +94,7 @@ impl AttachedTicks {
             ticks_seen: BTreeMap::new(),
             symbols: session.symbols(),
             span: Span::begin(INFO.card, session),
-            weaker,
+            limitation,
             left_out: None,
             meter: Meter::default(),
             cut_short: 0,
@@ -104,7 +104,7 @@ impl AttachedTicks {
         Ok(attached)
     }
 
-    /// From now on, lengths are compared with later ones only to find the worst.
+    /// Resets the thresholds of the worst sections: from now on, lengths are compared only with later ones.
     fn forget_worst(&mut self) {
         if let Some(floors) = &mut self.floors {
             floors.forget();
@@ -116,7 +116,7 @@ impl AttachedTicks {
     }
 
     fn raise_floor(&mut self, event: &LateEvent) {
-        // Others may be longer, and are not what was asked for.
+        // Other causes may be longer, and are not what was asked for.
         if event.labels.get("kind").is_some_and(|kind| kind != CauseKind::IrqsOff.name()) {
             return;
         }
@@ -126,9 +126,9 @@ impl AttachedTicks {
         }
     }
 
-    /// A CPU that went offline has lost its timer: once it is back it gets another one.
+    /// Starts a new timer on each CPU that lost its timer by going offline and is back.
     fn restart_lost_timers(&mut self, span_ns: u64) -> anyhow::Result<()> {
-        // In a shorter span none need have come.
+        // A shorter span may have no tick.
         if span_ns < 2 * self.period.ns {
             return Ok(());
         }
@@ -147,24 +147,24 @@ impl AttachedTicks {
             if online.contains(&cpu) {
                 let id = self.heartbeats.restart(cpu, self.period.ns);
                 self.programs.watch(cpu, id.with_context(|| format!("cannot start the timer of CPU {cpu} again"))?);
-                self.looks_lost += u64::from(!self.looks.restart(cpu, self.programs.look()));
+                self.samplers_lost += u64::from(!self.sampler.restart(cpu, self.programs.sampler_program()));
             }
         }
         Ok(())
     }
 
-    /// A series without labels, of the heartbeats themselves.
-    fn tell_period(&self, snapshot: &mut Snapshot) {
+    /// Adds a series without labels for the heartbeats themselves.
+    fn add_period_series(&self, snapshot: &mut Snapshot) {
         let interrupt = self.period.interrupt_ns.map(|ns| ("interrupt_ns".to_owned(), ns as f64));
         let values = [("period_ns".to_owned(), self.period.ns as f64)].into_iter().chain(interrupt).collect();
         snapshot.series.push(Series { values, ..Series::default() });
     }
 
-    /// A series for each culprit, and a stack for each way in which it was found.
-    fn tell_culprits(&mut self, snapshot: &mut Snapshot, lengths: Vec<(usize, Histogram)>) {
+    /// Adds a series for each culprit, and a stack for each interrupted stack.
+    fn add_culprit_series(&mut self, snapshot: &mut Snapshot, lengths: Vec<(usize, Histogram)>) {
         let measured_ns = snapshot.duration_ns as f64 * self.cpus.len() as f64;
         let mut by_culprit: BTreeMap<Keeper, Histogram> = BTreeMap::new();
-        self.name(lengths);
+        self.name_culprits(lengths);
         for ((culprit, stack), length) in std::mem::take(&mut self.by_stack) {
             if culprit.kind == CauseKind::IrqsOff {
                 let weight_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
@@ -188,16 +188,16 @@ impl AttachedTicks {
         }
     }
 
-    /// Names culprits, and frees those that did nothing where there is little room for more.
-    fn name(&mut self, lengths: Vec<(usize, Histogram)>) {
-        let mut named = self.programs.told(lengths, &mut self.symbols);
+    /// Names culprits. If the table is nearly full, frees those without late ticks.
+    fn name_culprits(&mut self, lengths: Vec<(usize, Histogram)>) {
+        let mut named = self.programs.name_lengths(lengths, &mut self.symbols);
         named.extend(self.programs.free_unused(&mut self.symbols));
-        for Told { culprit, stack, length } in named {
+        for CulpritLengths { culprit, stack, length } in named {
             self.by_stack.entry((culprit, stack)).or_default().merge(&length);
         }
     }
 
-    fn tell_ticks(&self, snapshot: &mut Snapshot, ticks: Vec<(u32, (Histogram, u64))>) {
+    fn add_tick_series(&self, snapshot: &mut Snapshot, ticks: Vec<(u32, (Histogram, u64))>) {
         for (cpu, (lateness, overruns)) in ticks {
             let values = [("overruns", overruns as f64), ("period_ns", self.period.ns as f64)];
             snapshot.series.push(Series {
@@ -211,7 +211,7 @@ impl AttachedTicks {
 
     fn event_of(&mut self, late: &Late, window: &[u8]) -> Option<LateEvent> {
         let occupancy = self.programs.occupancy(window, &mut self.symbols);
-        // The record is cut short.
+        // The record is truncated.
         if occupancy.is_none() && self.options.explain_over_ns.is_some() {
             return None;
         }
@@ -220,7 +220,7 @@ impl AttachedTicks {
     }
 }
 
-/// Only they tell what a look has found.
+/// Tests whether late events are sent; only they contain stacks from inside sections.
 fn sends_late_events(options: &IrqsoffOptions) -> bool {
     options.late_over_ns.is_some() || options.explain_over_ns.is_some() || options.worst.is_some()
 }
@@ -237,17 +237,17 @@ impl Attached for AttachedTicks {
         let lengths = self.programs.take_lengths();
         let cpus = if self.options.timer_test { self.cpus.as_slice() } else { &[] };
         let ticks: Vec<_> = cpus.iter().map(|&cpu| (cpu, self.programs.take_ticks(cpu))).collect();
-        // All is read, and nothing is named yet: reading the kernel's symbols takes long.
+        // Name culprits only after everything is read: reading the kernel's symbols takes long.
         let mut snapshot = self.span.end(TICKS);
-        self.tell_period(&mut snapshot);
-        self.tell_culprits(&mut snapshot, lengths);
-        self.tell_ticks(&mut snapshot, ticks);
+        self.add_period_series(&mut snapshot);
+        self.add_culprit_series(&mut snapshot, lengths);
+        self.add_tick_series(&mut snapshot, ticks);
         snapshot.lost = self.programs.take_lost(&self.cpus);
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
-        self.programs.tell_unexplained(&mut snapshot);
-        self.meter.tell(self.programs.statistics(), &mut snapshot);
+        self.programs.report_unexplained(&mut snapshot);
+        self.meter.report(self.programs.statistics(), &mut snapshot);
         self.restart_lost_timers(snapshot.duration_ns)?;
-        snapshot.lost.insert("looks".to_owned(), std::mem::take(&mut self.looks_lost));
+        snapshot.lost.insert("looks".to_owned(), std::mem::take(&mut self.samplers_lost));
         self.forget_worst();
         Ok(snapshot)
     }
@@ -255,7 +255,7 @@ impl Attached for AttachedTicks {
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         if self.programs.needs_room() {
             let lengths = self.programs.take_lengths();
-            self.name(lengths);
+            self.name_culprits(lengths);
         }
         self.programs.poll(wait)?;
         while let Some(bytes) = self.programs.take_record() {
@@ -275,7 +275,7 @@ impl Attached for AttachedTicks {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.weaker.as_deref()
+        self.limitation.as_deref()
     }
 
     fn left_out(&self) -> Option<&str> {

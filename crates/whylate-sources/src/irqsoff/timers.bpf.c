@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * How late the functions of all hrtimers are called, by function and CPU, and how long they run. Those in softirqs are
- * apart: they wait for interrupts and softirqs. Timers of a CPU expire one after another, but interrupt a softirq's.
+ * How late the functions of all hrtimers are called, by function and CPU, and how long they run. Those in softirqs are separate: they wait
+ * for interrupts and softirqs. Timers of a CPU expire one after another, but interrupt a softirq's.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -14,11 +14,11 @@
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 enum timer_limits {
-	/* Functions and CPUs that are told apart. */
+	/* Maximum number of distinguished functions and CPUs. */
 	MAX_TIMER_SERIES = 4096,
-	/* Timers whose periods are known; the least recently used one makes room. */
+	/* Maximum number of timers with known periods; the least recently used one is evicted. */
 	MAX_TIMERS = 8192,
-	/* So many steps of one length, or of a multiple, and a timer is periodic. */
+	/* Number of steps of equal length, or multiples of it, that make a timer periodic. */
 	PERIODIC_FROM = 3,
 };
 
@@ -27,7 +27,7 @@ enum timers_lost {
 	TIMERS_SERIES_FULL,
 	/* No room for a value in a histogram. */
 	TIMERS_BUCKETS_FULL,
-	/* A function returned that was not seen being called: it ran when measuring began. */
+	/* A function returned that was not seen being called: it ran when measuring started. */
 	TIMERS_UNMATCHED,
 	TIMERS_LOST_REASONS,
 };
@@ -42,28 +42,28 @@ struct timer_series {
 	/* ELEMENT_COUNTS, or as in elements.bpf.h. */
 	u64 state;
 	struct timer_key key;
-	/* The last one that was seen, of a timer that is periodic. */
+	/* Period of the last periodic timer seen. */
 	u64 period_ns;
-	/* Periods that were over when such a timer's function was called. */
+	/* Periods that were over when a periodic timer's function was called. */
 	u64 overruns;
 	struct distribution latency;
 	struct distribution runtime;
 };
 
-/* What is known of one timer. */
+/* State of one timer. */
 struct timer_state {
-	/* When it was due, by its own clock. */
+	/* Its due time, by its own clock. */
 	u64 due_ns;
-	/* The least step from one such time to the next of which others are multiples. */
+	/* Smallest step between due times of which others are multiples. */
 	u64 period_ns;
-	/* How many steps in a row were. */
+	/* Number of such steps in a row. */
 	u32 steps;
 	u32 id;
 	/* When its function was called; 0: it does not run. */
 	u64 called_ns;
 };
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Never holds data: puts the types that user space shares into the skeleton. */
 struct {
 	struct timer_series timer_series;
 	struct timer_key timer_key;
@@ -139,13 +139,13 @@ static __noinline u32 new_series(const struct timer_key *key)
 		store_word_in_order(&series->state, ELEMENT_COUNTS);
 		return id;
 	}
-	/* A timer that interrupts this program may have made it. */
+	/* A timer that interrupts this program may have created it. */
 	__builtin_memset(&series->key, 0, sizeof(series->key));
 	return_element(&timer_series_by_id, id);
 	return 0;
 }
 
-/* 0: there is no room. */
+/* Returns 0 if there is no room. */
 static __always_inline u32 series_of(const struct timer_key *key)
 {
 	u32 *known = bpf_map_lookup_elem(&timer_series_id_by_key, key), id;
@@ -165,8 +165,8 @@ static __always_inline void count(struct distribution *distribution, u64 value_n
 }
 
 /*
- * A timer that is set anew for a multiple of its period, as by hrtimer_forward(), was late for those in between. One
- * that is set for any time has no period.
+ * Learns a timer's period. A timer rearmed for a multiple of its period, as by hrtimer_forward(), was late for those in between. A timer
+ * rearmed for arbitrary times has no period.
  */
 static __always_inline void learn_period(struct timer_state *state, u64 due_ns)
 {
@@ -188,7 +188,7 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 {
 	struct timer_state *state, fresh = {};
 	u64 now_ns = bpf_ktime_get_ns(), address = (u64)timer;
-	/* By its own clock, which may be that of the day; the offset is to CLOCK_MONOTONIC. */
+	/* By its own clock, which may be CLOCK_REALTIME; the offset is to CLOCK_MONOTONIC. */
 	u64 due_ns = timer->node.expires;
 	u64 late_ns = since(now_ns, due_ns - BPF_CORE_READ(timer, base, offset));
 	struct timer_key key = key_of(timer);
@@ -200,7 +200,7 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 		lose(TIMERS_SERIES_FULL);
 		return 0;
 	}
-	/* One with a slack may come in earlier than at the end of it. */
+	/* A timer with slack may expire before the end of it. */
 	count(&series->latency, late_ns);
 	state = bpf_map_lookup_elem(&state_by_timer, &address);
 	if (!state) {

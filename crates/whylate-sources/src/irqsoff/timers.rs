@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How late every hrtimer is, by its function and CPU.
+//! Lateness of every hrtimer, by function and CPU.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -16,7 +16,7 @@ use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 use self::skel::types::{bucket_page, distribution, timer_key, timer_limits, timer_series, timers_lost};
 use super::INFO;
 use crate::attach::{self, Meter};
-use crate::distribution::{Distributions, Places};
+use crate::distribution::{DistributionOffsets, Distributions};
 use crate::elements::Elements;
 use crate::mapped::MappedArray;
 use crate::session::{Session, Span};
@@ -29,9 +29,9 @@ mod skel {
 }
 
 pub(super) const TIMERS: &str = "timers";
-/// Eight pages of buckets for each function on a CPU.
+/// Eight pages of histogram buckets for each function on a CPU.
 const PAGES: u32 = 8 * timer_limits::MAX_TIMER_SERIES.0;
-/// Every reason for a lost event, with its name in the output. What it means stands at the enum.
+/// Reasons for lost events and their names in the output. `timers.bpf.c` describes them.
 const LOST: [(timers_lost, &str); 3] = [
     (timers_lost::TIMERS_SERIES_FULL, "series_full"),
     (timers_lost::TIMERS_BUCKETS_FULL, "buckets_full"),
@@ -39,13 +39,13 @@ const LOST: [(timers_lost, &str); 3] = [
 ];
 
 pub(super) struct AttachedTimers {
-    /// First, so that no program runs while the rest goes.
+    /// Dropped first, so that no program runs while the rest is dropped.
     _links: Vec<Link>,
     skeleton: skel::TimersSkel<'static>,
     cpus: Vec<u32>,
     series: Elements,
-    /// What was counted since the last snapshot.
-    taken: BTreeMap<Timer, Taken>,
+    /// Counters since the last snapshot.
+    taken: BTreeMap<Timer, TimerStats>,
     lost: MappedArray,
     latency: Distributions,
     runtime: Distributions,
@@ -55,7 +55,7 @@ pub(super) struct AttachedTimers {
 }
 
 impl AttachedTimers {
-    /// Of these CPUs; of all where there are none.
+    /// Measures the timers of `cpus`, or of all CPUs if empty.
     pub(super) fn new(cpus: &[u32], session: &Session) -> Result<Self, AttachError> {
         attach::require_btf()?;
         attach::silence_libbpf();
@@ -72,7 +72,7 @@ impl AttachedTimers {
         let pages = MappedArray::new(maps.bucket_pages.as_fd(), PAGES as usize, size_of::<bucket_page>());
         let pages = Rc::new(pages.context("cannot map the histograms")?);
         let lost = MappedArray::new(maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>());
-        // The end of a function first, so that none is seen being called whose end is not.
+        // The exit program first, so that no function is seen starting without its end.
         let links =
             vec![skeleton.progs.on_hrtimer_expire_exit.attach()?, skeleton.progs.on_hrtimer_expire_entry.attach()?];
         Ok(AttachedTimers {
@@ -81,8 +81,8 @@ impl AttachedTimers {
             series: series.context("cannot open the table of series")?,
             taken: BTreeMap::new(),
             lost: lost.context("cannot map the counts of lost events")?,
-            latency: Distributions::new(Rc::clone(&pages), places(offset_of!(timer_series, latency))),
-            runtime: Distributions::new(pages, places(offset_of!(timer_series, runtime))),
+            latency: Distributions::new(Rc::clone(&pages), distribution_offsets(offset_of!(timer_series, latency))),
+            runtime: Distributions::new(pages, distribution_offsets(offset_of!(timer_series, runtime))),
             symbols: session.symbols(),
             span: Span::begin(INFO.card, session),
             meter: Meter::default(),
@@ -90,8 +90,8 @@ impl AttachedTimers {
         })
     }
 
-    /// Takes out what was counted, all at once: reading the kernel's symbols to name functions takes a while. Frees series
-    /// that counted nothing where the table is half full.
+    /// Collects all counters before functions are named, as reading the kernel's symbols takes a while. Frees unused
+    /// series if the table is half full.
     fn gather(&mut self) {
         let mut unused = Vec::new();
         for id in self.series.counting() {
@@ -108,7 +108,7 @@ impl AttachedTimers {
         let timers: BTreeMap<usize, Timer> = unused.iter().map(|&id| (id, self.timer(id))).collect();
         let AttachedTimers { series, taken, latency, runtime, .. } = self;
         series.free(&unused, |series, id| {
-            let rest = Taken {
+            let rest = TimerStats {
                 period_ns: series.u64_at(id, offset_of!(timer_series, period_ns)).swap(0, Ordering::Relaxed),
                 overruns: series.u64_at(id, offset_of!(timer_series, overruns)).swap(0, Ordering::Relaxed),
                 latency: latency.release(series, id),
@@ -120,8 +120,8 @@ impl AttachedTimers {
         });
     }
 
-    /// Functions with one name on a CPU are one series.
-    fn series(&mut self, taken: BTreeMap<Timer, Taken>) -> Vec<Series> {
+    /// Makes one series of functions with the same name on a CPU.
+    fn series(&mut self, taken: BTreeMap<Timer, TimerStats>) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
         for (timer, one) in taken {
             if !self.cpus.is_empty() && !self.cpus.contains(&timer.cpu) {
@@ -152,9 +152,9 @@ impl AttachedTimers {
         }
     }
 
-    fn take_one(&mut self, id: usize) -> Taken {
+    fn take_one(&mut self, id: usize) -> TimerStats {
         let series = &self.series.array;
-        Taken {
+        TimerStats {
             period_ns: series.u64_at(id, offset_of!(timer_series, period_ns)).load(Ordering::Relaxed),
             overruns: series.u64_at(id, offset_of!(timer_series, overruns)).swap(0, Ordering::Relaxed),
             latency: self.latency.take(series, id),
@@ -163,7 +163,7 @@ impl AttachedTimers {
     }
 }
 
-/// A function of timers on one CPU.
+/// A timer function on one CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Timer {
     function: u64,
@@ -171,17 +171,17 @@ struct Timer {
     is_soft: bool,
 }
 
-/// What was counted of one.
+/// Counters of one timer function.
 #[derive(Default)]
-struct Taken {
+struct TimerStats {
     period_ns: u64,
     overruns: u64,
     latency: Histogram,
     runtime: Histogram,
 }
 
-impl Taken {
-    fn add(&mut self, later: Taken) {
+impl TimerStats {
+    fn add(&mut self, later: TimerStats) {
         self.period_ns = if later.period_ns > 0 { later.period_ns } else { self.period_ns };
         self.overruns += later.overruns;
         self.latency.merge(&later.latency);
@@ -195,8 +195,8 @@ fn labels(callback: &str, cpu: u32, is_soft: bool) -> Labels {
     pairs.map(|(name, value)| (name.to_owned(), value)).into()
 }
 
-fn places(at: usize) -> Places {
-    Places {
+fn distribution_offsets(at: usize) -> DistributionOffsets {
+    DistributionOffsets {
         sum_ns: at + offset_of!(distribution, sum_ns),
         max_ns: at + offset_of!(distribution, max_ns),
         inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
@@ -210,12 +210,12 @@ impl Attached for AttachedTimers {
         let taken = std::mem::take(&mut self.taken);
         let lost = LOST
             .map(|(reason, name)| (name.to_owned(), self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed)));
-        // Once all is read: reading it the first time takes longest.
+        // After all is read: the first read takes longest.
         let mut snapshot = self.span.end(TIMERS);
         snapshot.series = self.series(taken);
         snapshot.lost.extend(lost);
         let statistics = attach::statistics(self.skeleton.object().progs());
-        self.meter.tell(statistics, &mut snapshot);
+        self.meter.report(statistics, &mut snapshot);
         Ok(snapshot)
     }
 
@@ -223,7 +223,7 @@ impl Attached for AttachedTimers {
         if self.series.is_half_full() {
             self.gather();
         }
-        // There are no late events.
+        // This mode has no late events.
         std::thread::sleep(wait);
         Ok(())
     }

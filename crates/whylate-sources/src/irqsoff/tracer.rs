@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Backend `tracer`: the kernel's `irqsoff` and `preemptoff` in an instance of our own (kernel/trace/trace_irqsoff.c).
-//! They keep the trace of the longest section alone: a thread reads it at once, and has the tracer begin anew.
+//! They keep only the trace of the longest section: a thread reads it at once, and resets the tracer.
 
 mod maxima;
 
@@ -23,25 +23,25 @@ use crate::tracefs::instance::Instance;
 
 /// Only one instance can have one of these at a time.
 const TRACERS: [&str; 3] = ["irqsoff", "preemptoff", "preemptirqsoff"];
-/// Each section leaves four records and a stack.
+/// Ring buffer size for sections of four records and a stack.
 const BUFFER_KB: &str = "64";
-/// With the functions that are called meanwhile, some ten thousand in a millisecond.
+/// Ring buffer size with function records, some ten thousand in a millisecond.
 const BUFFER_WITH_FUNCTIONS_KB: &str = "8192";
-/// How often a maximum is looked for, which takes microseconds. Two of one such time are told as one.
-const EVERY: Duration = Duration::from_millis(2);
-/// How long late events are waited for at a time.
+/// Poll period of the maximum, which takes microseconds. Only the longest section of a period is reported.
+const POLL_PERIOD: Duration = Duration::from_millis(2);
+/// How long to wait for late events at a time.
 const WAIT: Duration = Duration::from_millis(20);
 /// The kernel drops a section during which it noted one of another CPU (trace_irqsoff.c, max_sequence). Before 6.16,
-/// CPUs outside tracing_cpumask had none to note; since then only their records are left out (tracing_set_cpumask).
+/// CPUs outside tracing_cpumask noted none; since then only their records are left out (tracing_set_cpumask).
 const WEAKER: &str = "of each 2 ms the tracer tells the longest section alone, and none during which another CPU (before Linux 6.16: another \
                       one of -c) ended one of --from or longer: choose CPUs, or raise --from to what matters";
 
 pub(super) struct AttachedTracer {
     maxima: Maxima,
     options: IrqsoffOptions,
-    /// Of the span.
+    /// Maxima since the last snapshot.
     taken: Vec<Maximum>,
-    /// Those of them that were handed over, where late events are asked for.
+    /// Number of `taken` that were emitted as late events.
     drained: usize,
     cpus: usize,
     span: Span,
@@ -49,32 +49,32 @@ pub(super) struct AttachedTracer {
 
 impl AttachedTracer {
     pub(super) fn new(options: &IrqsoffOptions, session: &Session) -> Result<Self, AttachError> {
-        let folder = tracefs::find().map_err(|error| AttachError::Unsupported(format!("tracefs is {error}")))?;
+        let directory = tracefs::find().map_err(|error| AttachError::Unsupported(format!("tracefs is {error}")))?;
         let tracer = match options.what {
             What::Irqs => TRACERS[0],
             What::Preemption => TRACERS[1],
         };
-        match fs::read_to_string(folder.join("available_tracers")) {
+        match fs::read_to_string(directory.join("available_tracers")) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => return Err(AttachError::NotPermitted),
             Ok(tracers) if tracers.split_whitespace().any(|there| there == tracer) => {}
             _ => return Err(AttachError::Unsupported(format!("tracer {tracer} is not in this kernel"))),
         }
-        if let Some((other, theirs)) = other_user(&folder) {
+        if let Some((other, theirs)) = other_user(&directory) {
             return Err(AttachError::Unsupported(in_use(&theirs, &other)));
         }
         let wanted = wanted_cpus(&options.cpus)?;
-        let instance = Instance::new(&folder, "")?;
-        set_up(&folder, &instance, options)?;
-        // Whoever came between has it.
+        let instance = Instance::new(&directory, "")?;
+        set_up(&directory, &instance, options)?;
+        // Another user may have taken it in between.
         instance.write("current_tracer", tracer).map_err(|error| match error.downcast_ref::<std::io::Error>() {
-            Some(refused) if refused.kind() == ErrorKind::ResourceBusy => match other_user(&folder) {
+            Some(refused) if refused.kind() == ErrorKind::ResourceBusy => match other_user(&directory) {
                 Some((other, theirs)) => AttachError::Unsupported(in_use(&theirs, &other)),
                 None => AttachError::Unsupported(format!("somebody else uses the {tracer} tracer: end that first")),
             },
             _ => AttachError::Failed(error),
         })?;
         Ok(AttachedTracer {
-            maxima: Maxima::start(instance, options.from_ns, EVERY)?,
+            maxima: Maxima::start(instance, options.from_ns, POLL_PERIOD)?,
             options: options.clone(),
             taken: Vec::new(),
             drained: 0,
@@ -95,7 +95,7 @@ impl Attached for AttachedTracer {
         let mut snapshot = self.span.end(TRACER);
         let measured_ns = (snapshot.duration_ns as f64 * self.cpus as f64).max(1.0);
         snapshot.series = series(&self.taken, measured_ns);
-        // What was not handed over is not lost: whoever asks for late events drains them before.
+        // Nothing is lost here: a caller that wants late events drains them before the snapshot.
         self.taken.clear();
         self.drained = 0;
         snapshot.lost.insert("traces".to_owned(), self.maxima.take_lost());
@@ -138,10 +138,10 @@ fn series(maxima: &[Maximum], measured_ns: f64) -> Vec<Series> {
     series.collect()
 }
 
-/// Before the tracer begins.
-fn set_up(folder: &Path, instance: &Instance, options: &IrqsoffOptions) -> anyhow::Result<()> {
-    // The tracer takes a section's beginning from the main instance's clock, and shows no older record.
-    let clocks = fs::read_to_string(folder.join("trace_clock")).unwrap_or_default();
+/// Sets up the instance before the tracer starts.
+fn set_up(directory: &Path, instance: &Instance, options: &IrqsoffOptions) -> anyhow::Result<()> {
+    // The tracer takes a section's start from the main instance's clock, and shows no older record.
+    let clocks = fs::read_to_string(directory.join("trace_clock")).unwrap_or_default();
     if let Some(clock) = clocks.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(clock, _)| clock) {
         instance.write("trace_clock", clock)?;
     }
@@ -163,7 +163,7 @@ fn set_up(folder: &Path, instance: &Instance, options: &IrqsoffOptions) -> anyho
     Ok(())
 }
 
-/// In the kernel's form: words of 32 bits in hexadecimal, the highest first.
+/// Formats a CPU mask as the kernel reads it: 32-bit words in hexadecimal, highest first.
 fn mask(cpus: &[u32]) -> String {
     let highest = cpus.iter().max().map_or(0, |cpu| cpu / 32);
     let word =
@@ -179,13 +179,13 @@ fn in_use(theirs: &str, other: &Path) -> String {
     )
 }
 
-/// Which instance has one of these tracers, and which.
-fn other_user(folder: &Path) -> Option<(PathBuf, String)> {
-    let instances = fs::read_dir(folder.join("instances")).into_iter().flatten().flatten().map(|entry| entry.path());
-    std::iter::once(folder.to_owned()).chain(instances).find_map(|folder| {
-        let current = fs::read_to_string(folder.join("current_tracer")).unwrap_or_default();
+/// Returns an instance that uses one of these tracers, and the tracer's name.
+fn other_user(directory: &Path) -> Option<(PathBuf, String)> {
+    let instances = fs::read_dir(directory.join("instances")).into_iter().flatten().flatten().map(|entry| entry.path());
+    std::iter::once(directory.to_owned()).chain(instances).find_map(|directory| {
+        let current = fs::read_to_string(directory.join("current_tracer")).unwrap_or_default();
         let current = current.trim();
-        TRACERS.contains(&current).then(|| (folder, current.to_owned()))
+        TRACERS.contains(&current).then(|| (directory, current.to_owned()))
     })
 }
 
@@ -196,36 +196,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpus_are_given_as_the_kernel_reads_them() {
+    fn formats_cpu_mask_as_kernel_reads_it() {
         assert_eq!(mask(&[0, 1]), "00000003");
         assert_eq!(mask(&[0, 33]), "00000002,00000001");
         assert_eq!(mask(&[64]), "00000001,00000000,00000000");
     }
 
     #[test]
-    fn maxima_of_one_place_are_one_series() {
+    fn merges_maxima_of_one_call_site_into_series() {
         let maximum = |ended_at: &str, latency_ns| {
             let mut trace = LatencyTrace::default();
             (trace.tracer, trace.latency_ns, trace.ended_at) = ("irqsoff".to_owned(), latency_ns, ended_at.to_owned());
             Maximum { trace, at_ns: 0 }
         };
         let series = series(&[maximum("a", 5_000), maximum("b", 7_000), maximum("a", 15_000)], 1e6);
-        let told: Vec<_> = series
+        let counts: Vec<_> = series
             .iter()
             .map(|series| (series.labels["function"].as_str(), series.histograms["length"].count()))
             .collect();
-        assert_eq!(told, [("a", 2), ("b", 1)]);
+        assert_eq!(counts, [("a", 2), ("b", 1)]);
         assert_eq!(series[0].histograms["length"].max_ns(), 15_000);
         assert!((series[0].values["share"] - 0.02).abs() < 1e-9);
     }
 
     #[test]
-    fn whoever_has_the_tracer_is_found() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let other = folder.path().join("instances/other");
+    fn finds_instance_that_uses_tracer() {
+        let directory = tempfile::tempdir().expect("a folder");
+        let other = directory.path().join("instances/other");
         fs::create_dir_all(&other).expect("made");
-        fs::write(folder.path().join("current_tracer"), "nop\n").expect("written");
+        fs::write(directory.path().join("current_tracer"), "nop\n").expect("written");
         fs::write(other.join("current_tracer"), "preemptirqsoff\n").expect("written");
-        assert_eq!(other_user(folder.path()), Some((other, "preemptirqsoff".to_owned())));
+        assert_eq!(other_user(directory.path()), Some((other, "preemptirqsoff".to_owned())));
     }
 }

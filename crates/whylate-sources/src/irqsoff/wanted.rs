@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The CPUs that are measured.
+//! Resolves the CPUs to measure.
 
 use anyhow::Context as _;
 
 use crate::cpus;
 use crate::source::AttachError;
 
-/// The CPUs that are asked for: all that are online where none is.
+/// Returns the requested CPUs, which must be online, or all online CPUs if none is requested.
 pub(super) fn wanted_cpus(asked: &[u32]) -> Result<Vec<u32>, AttachError> {
     let online = cpus::online().context("cannot tell which CPUs are online")?;
     if let Some(cpu) = asked.iter().find(|cpu| !online.contains(cpu)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the kernel's record of a window to the model's.
+//! Converts the kernel's record of a window into the model's.
 
 use std::mem::offset_of;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -24,14 +24,14 @@ unsafe impl PlainData for lateness {}
 pub(super) const SOFTIRQS: [&str; 10] =
     ["hi", "timer", "net_tx", "net_rx", "block", "irq_poll", "tasklet", "sched", "hrtimer", "rcu"];
 
-/// Reads windows, and keeps what it has looked up for them.
+/// Decodes windows and caches what their labels need.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
-    /// The stacks of late interrupts; without them, there are none.
+    /// Stacks of late interrupts; `None` if stacks are not recorded.
     late_stacks: Option<MappedArray>,
-    /// Stacks that another one had replaced before they were read.
+    /// Stacks overwritten before they were read.
     stacks_overwritten: u64,
-    /// Paths of cgroups, also for the sources.
+    /// Cgroup paths, shared with the sources.
     pub(crate) cgroups: Cgroups,
 }
 
@@ -40,7 +40,7 @@ impl Windows {
         Windows { late_stacks: Some(late_stacks), ..Windows::default() }
     }
 
-    /// A window as a source's program copied it; `bytes` may lack intervals that are not in use.
+    /// Decodes a window copied by a source's BPF program. `bytes` may omit unused intervals at the end.
     pub(crate) fn read(&mut self, bytes: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
         let mut whole = bytes.to_vec();
         whole.resize(size_of::<window>().max(bytes.len()), 0);
@@ -48,7 +48,7 @@ impl Windows {
         let mut end_ns = record.end_ns;
         let mut intervals = Vec::new();
         for from in record.intervals.iter().take(record.count as usize) {
-            // An interrupt came in between the end of the window and its copying.
+            // An interrupt started after the window's end and before the copy.
             if from.start_ns >= end_ns {
                 continue;
             }
@@ -59,7 +59,7 @@ impl Windows {
         if record.is_steal_exact == 0 {
             spread_steal(&mut intervals);
         }
-        let parts = record.merged.iter().filter(is_of_somebody);
+        let parts = record.merged.iter().filter(has_known_occupant);
         let merged = (record.merged_end_ns != 0).then(|| Merged {
             start_ns: record.merged_start_ns,
             end_ns: record.merged_end_ns,
@@ -68,7 +68,7 @@ impl Windows {
         Some(Occupancy { cpu: record.cpu, since_ns: record.since_ns, merged, intervals })
     }
 
-    /// `None` while nobody knows who had the CPU.
+    /// Decodes one interval. `None` if its occupant is unknown.
     pub(super) fn interval(&mut self, from: &interval, end_ns: u64, symbols: &mut KernelSymbols) -> Option<Interval> {
         if from.kind == occupant_kind::OCCUPANT_NOBODY.0 as u8 {
             return None;
@@ -94,7 +94,7 @@ impl Windows {
         Some(to)
     }
 
-    /// Stacks that another one had replaced before they were read.
+    /// Stacks overwritten before they were read.
     pub(super) fn stacks_overwritten(&self) -> u64 {
         self.stacks_overwritten
     }
@@ -109,26 +109,27 @@ impl Windows {
     }
 }
 
-/// The frames of the stack with this number, as bytes; `None` where another one has its place.
+/// Returns the frames of stack `number` as bytes, or `None` if its slot was reused.
 fn frames_of(stacks: &MappedArray, number: u64) -> Option<Vec<u8>> {
-    let place = number as usize % stacks.entries();
-    let is_there = || stacks.u64_at(place, offset_of!(late_stack, number)).load(Acquire) == number + 1;
+    let slot = number as usize % stacks.entries();
+    let is_there = || stacks.u64_at(slot, offset_of!(late_stack, number)).load(Acquire) == number + 1;
     if !is_there() {
         return None;
     }
-    let bytes = stacks.u64_at(place, offset_of!(late_stack, bytes)).load(Relaxed) as i64;
+    let bytes = stacks.u64_at(slot, offset_of!(late_stack, bytes)).load(Relaxed) as i64;
     let frames = (usize::try_from(bytes).unwrap_or(0) / size_of::<u64>()).min(late_stack::default().frames.len());
     let frame = |frame: usize| {
-        stacks.u64_at(place, offset_of!(late_stack, frames) + frame * size_of::<u64>()).load(Relaxed).to_ne_bytes()
+        stacks.u64_at(slot, offset_of!(late_stack, frames) + frame * size_of::<u64>()).load(Relaxed).to_ne_bytes()
     };
     let frames = (0..frames).flat_map(frame).collect();
     fence(Acquire);
     is_there().then_some(frames)
 }
 
-/// Where the steal clock is read when a thread leaves the CPU alone, all that was stolen since it came is told at its
-/// last interval. The hypervisor's breaks are long, so the thread's longest intervals take it, interrupts among them.
-/// Of a stay that may have begun before, what was stolen may have been before too.
+/// Distributes steal time over the intervals of a run slice, for kernels where the steal clock is read only at
+/// switch-out and the slice's last interval holds its total. vCPU preemptions are long, so the longest intervals take
+/// it first, interrupts included. If the slice may have started before the first interval, its steal time may predate
+/// the window.
 pub(super) fn spread_steal(intervals: &mut [Interval]) {
     let thread_of = |interval: &Interval| match interval.occupant {
         Occupant::Thread { tid, .. } | Occupant::Work { tid, .. } => Some(tid),
@@ -143,11 +144,11 @@ pub(super) fn spread_steal(intervals: &mut [Interval]) {
             continue;
         }
         let thread = thread_of(&intervals[last]);
-        // Before the stay there was a switch, which has told what was stolen until then.
-        let same_stay = |interval: &&Interval| {
+        // A run slice ends with a switch, which accounts all earlier steal time.
+        let same_slice = |interval: &&Interval| {
             thread_of(interval).is_none_or(|tid| Some(tid) == thread) && interval.taken.steal_ns == 0
         };
-        let first = last - intervals[..last].iter().rev().take_while(same_stay).count();
+        let first = last - intervals[..last].iter().rev().take_while(same_slice).count();
         let mut longest_first: Vec<usize> = (first..=last).collect();
         longest_first.sort_by_key(|&index| std::cmp::Reverse(intervals[index].end_ns - intervals[index].start_ns));
         for index in longest_first {
@@ -161,8 +162,8 @@ pub(super) fn spread_steal(intervals: &mut [Interval]) {
     }
 }
 
-/// Those during which nobody knows who had the CPU are left out, which leaves their time unknown.
-fn is_of_somebody(part: &&merged_part) -> bool {
+/// Tests whether the part has a known occupant. Other parts are dropped, which leaves their time unaccounted.
+fn has_known_occupant(part: &&merged_part) -> bool {
     part.ns != 0 && part.kind != occupant_kind::OCCUPANT_NOBODY.0
 }
 
@@ -187,8 +188,10 @@ fn occupant(
         occupant_kind::OCCUPANT_WORK => {
             Occupant::Work { handler: symbols.name(handler).to_owned(), tid: id, name: text() }
         }
-        // What stands there is its cgroup.
-        occupant_kind::OCCUPANT_THREAD => Occupant::Thread { tid: id, name: text(), cgroup: cgroups.told(handler) },
+        // The `handler` of a thread is its cgroup.
+        occupant_kind::OCCUPANT_THREAD => {
+            Occupant::Thread { tid: id, name: text(), cgroup: cgroups.path_or_placeholder(handler) }
+        }
         occupant_kind::OCCUPANT_SOFTIRQ => {
             let known = SOFTIRQS.get(id as usize).map(|&name| name.to_owned());
             Occupant::Softirq { name: known.unwrap_or_else(|| id.to_string()) }
@@ -202,7 +205,7 @@ fn occupant(
     }
 }
 
-/// The name of an interrupt that no device makes, as the kernel's event has it.
+/// Returns the name of an interrupt without a device, as the kernel's tracepoint spells it.
 pub(crate) fn vector(id: u32) -> Option<&'static str> {
     Some(match irq_vector(id) {
         irq_vector::VECTOR_LOCAL_TIMER | irq_vector::VECTOR_UNANNOUNCED_TIMER => "local_timer",
@@ -225,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steal_is_spread_over_the_stay_of_the_thread_that_it_is_told_at() {
+    fn distributes_steal_over_run_slice_that_reports_it() {
         let thread = |tid| Occupant::Thread { tid, name: String::new(), cgroup: None };
         let irq = Occupant::Irq { name: "local_timer".to_owned() };
         let spans =
@@ -242,8 +245,8 @@ mod tests {
     }
 
     #[test]
-    fn steal_of_several_breaks_is_kept_whole_and_in_their_stay() {
-        // A thread that the heartbeat interrupts, and two breaks of it, the longer one first.
+    fn distributes_steal_of_several_preemptions_within_run_slice() {
+        // A thread interrupted by the heartbeat timer, with two vCPU preemptions, the longer one first.
         let lengths = [1_000, 1_000, 10_500, 1_000, 1_000, 8_500, 100];
         let mut intervals = Vec::new();
         for (tid, steal_ns) in [(7, 900), (8, 18_000)] {
@@ -262,7 +265,7 @@ mod tests {
         spread_steal(&mut intervals);
         let steal: Vec<u64> = intervals.iter().map(|interval| interval.taken.steal_ns).collect();
         assert_eq!(steal[7..], [0, 0, 10_500, 0, 0, 7_500, 0]);
-        // The first stay may have begun before.
+        // The first run slice may have started before the window.
         let perhaps: Vec<u64> = intervals.iter().map(|interval| interval.taken.perhaps_stolen_ns).collect();
         assert_eq!((&steal[..7], &perhaps[..7]), (&[0; 7][..], &[0, 0, 900, 0, 0, 0, 0][..]));
         assert_eq!(perhaps[7..], [0; 7]);

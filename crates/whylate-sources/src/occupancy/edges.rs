@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who woke whom, for whoever needs that alone.
+//! Wakeup edges (waker and wakee) without a source.
 
 use std::rc::Rc;
 
@@ -8,29 +8,29 @@ use super::{Account, History, Stream, Timers, Wakeups};
 use crate::session::Session;
 use crate::source::AttachError;
 
-/// Keeps the past of all CPUs until it is dropped.
+/// Records the scheduling timeline of all CPUs until dropped.
 pub struct Edges {
     account: Account,
 }
 
 impl Edges {
-    /// From now on. A timer of its own on each CPU, due each millisecond, would cost a command some percent in a virtual
-    /// machine: interrupts that are off are told by ticks, from some milliseconds on.
+    /// Starts recording. Uses the CPUs' ticks to detect disabled interrupts, from some milliseconds on: a 1 ms timer on
+    /// each CPU would slow a command by some percent in a virtual machine.
     ///
     /// # Errors
-    /// When the kernel does not let its programs in.
+    /// When the kernel refuses a BPF program.
     pub fn attach(session: &Session) -> Result<Self, AttachError> {
         let mut account = Account::load(session, Timers::Ticks, Wakeups::OfAll)?;
         account.attach()?;
         Ok(Edges { account })
     }
 
-    /// What is known of the past of all CPUs, from that moment backwards, on CLOCK_MONOTONIC.
+    /// Returns the timeline of all CPUs before `until_ns` (CLOCK_MONOTONIC), newest slice first.
     pub fn history(&self, until_ns: u64) -> Option<History> {
         self.account.history(until_ns)
     }
 
-    /// What all CPUs do from now on.
+    /// Streams the run slices of all CPUs from now on.
     pub fn stream(&self) -> Option<Stream> {
         self.account.stream()
     }
@@ -42,18 +42,18 @@ impl Edges {
 }
 
 impl Account {
-    /// The past of all CPUs, from that moment backwards; `None` where only workers' wakeups are kept.
+    /// Returns the timeline of all CPUs before `until_ns`, newest first. `None` if only workers' wakeups are recorded.
     pub(crate) fn history(&self, until_ns: u64) -> Option<History> {
         self.edges().map(|rings| History::new(rings, until_ns))
     }
 
-    /// The same from now on forwards.
+    /// Streams the run slices of all CPUs from now on. `None` if only workers' wakeups are recorded.
     pub(crate) fn stream(&self) -> Option<Stream> {
         self.edges().map(Stream::new)
     }
 
     fn edges(&self) -> Option<Rc<Rings>> {
-        let kept = self.kept.borrow();
-        (kept.wakeups == Wakeups::OfAll).then(|| Rc::clone(&kept.rings))
+        let state = self.state.borrow();
+        (state.wakeups == Wakeups::OfAll).then(|| Rc::clone(&state.rings))
     }
 }

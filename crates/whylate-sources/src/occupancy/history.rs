@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The past of all CPUs as the account has kept it, from a moment backwards.
+//! Backward reader over the account's rings: the scheduling timeline of all CPUs before a timestamp.
 
 use std::rc::Rc;
 
@@ -9,26 +9,26 @@ use whylate_model::path::stolen::Stolen;
 use super::rings::Rings;
 use super::slices::slice;
 
-/// Read as it is asked for, right from the memory into which the kernel writes: what is older than its rings is not
-/// known, and the longer one takes, the less is left.
+/// Reads lazily from the memory that the kernel writes. Intervals that left the ring are lost, so a slow reader finds
+/// fewer.
 #[derive(Debug)]
 pub struct History {
     rings: Rc<Rings>,
     until_ns: u64,
-    lanes: Vec<Lane>,
+    cursors: Vec<CpuCursor>,
 }
 
-/// How far one CPU has been read.
+/// Read position in one CPU's ring.
 #[derive(Clone, Copy, Debug, Default)]
-struct Lane {
-    place: Place,
-    /// Where the slice that is handed out next ends.
+struct CpuCursor {
+    position: Position,
+    /// End of the slice that is returned next.
     end_ns: u64,
     stolen: Stolen,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-enum Place {
+enum Position {
     #[default]
     Present,
     Before(u32),
@@ -37,41 +37,41 @@ enum Place {
 
 impl History {
     pub(super) fn new(rings: Rc<Rings>, until_ns: u64) -> Self {
-        let lanes = vec![Lane { end_ns: until_ns, ..Lane::default() }; rings.cpus()];
-        History { rings, until_ns, lanes }
+        let cursors = vec![CpuCursor { end_ns: until_ns, ..CpuCursor::default() }; rings.cpus()];
+        History { rings, until_ns, cursors }
     }
 }
 
 impl Past for History {
     fn cpus(&self) -> usize {
-        self.lanes.len()
+        self.cursors.len()
     }
 
     fn previous(&mut self, cpu: usize) -> Option<Slice> {
-        let lane = self.lanes.get_mut(cpu)?;
+        let cursor = self.cursors.get_mut(cpu)?;
         loop {
-            let (of, position) = match lane.place {
-                Place::Present => self.rings.present(cpu),
-                Place::Before(next) => {
+            let (of, position) = match cursor.position {
+                Position::Present => self.rings.present(cpu),
+                Position::Before(next) => {
                     let position = next.wrapping_sub(1);
                     self.rings.interval(cpu, position).map(|of| (of, position))
                 }
-                Place::End => None,
+                Position::End => None,
             }
-            // A later one has taken its place.
-            .filter(|(of, _)| of.start_ns < lane.end_ns || of.start_ns >= self.until_ns)
+            // The slot was reused by a later interval.
+            .filter(|(of, _)| of.start_ns < cursor.end_ns || of.start_ns >= self.until_ns)
             .or_else(|| {
-                lane.place = Place::End;
+                cursor.position = Position::End;
                 None
             })?;
-            lane.place = Place::Before(position);
-            // It began after the moment from which on this goes back.
+            cursor.position = Position::Before(position);
+            // It started after `until_ns`.
             if of.start_ns >= self.until_ns {
                 continue;
             }
-            let mut slice = slice(&of, lane.end_ns, (cpu, position), &*self.rings);
-            lane.end_ns = of.start_ns;
-            lane.stolen.spread(&mut slice);
+            let mut slice = slice(&of, cursor.end_ns, (cpu, position), &*self.rings);
+            cursor.end_ns = of.start_ns;
+            cursor.stolen.spread(&mut slice);
             return Some(slice);
         }
     }
@@ -84,7 +84,7 @@ mod tests {
 
     use whylate_model::path::history::{Holder, Name};
 
-    use super::super::rings::made_up::{SLOTS, rings, start_of};
+    use super::super::rings::fixtures::{SLOTS, rings, start_of};
     use super::*;
 
     fn all(history: &mut History) -> Vec<Slice> {
@@ -92,12 +92,12 @@ mod tests {
     }
 
     #[test]
-    fn the_past_goes_back_without_a_gap_to_what_was_overwritten() {
+    fn history_is_contiguous_back_to_overwritten_interval() {
         let (rings, kernel) = rings();
         let rings = Rc::new(rings);
         assert!(all(&mut History::new(Rc::clone(&rings), 5_000)).is_empty());
         (0..=100).for_each(|_| kernel.switch());
-        // The present one, and all but the one that may just be written.
+        // The current interval, and all slots but the one that the kernel may be writing.
         let slices = all(&mut History::new(Rc::clone(&rings), 5_000));
         assert_eq!(slices.len(), SLOTS as usize);
         let present = Slice {
@@ -109,14 +109,14 @@ mod tests {
         };
         assert_eq!(slices[0], present);
         assert!(slices.windows(2).all(|pair| pair[0].start_ns == pair[1].end_ns));
-        // From a moment in the past on, what came after is left out.
+        // With an earlier `until_ns`, later slices are left out.
         let slices = all(&mut History::new(rings, start_of(90) + 3));
         assert_eq!((slices[0].start_ns, slices[0].end_ns), (start_of(90), start_of(90) + 3));
         assert_eq!(slices.len(), SLOTS as usize - 10);
     }
 
     #[test]
-    fn no_slice_is_half_of_another_one() {
+    fn concurrent_read_returns_no_torn_slice() {
         let (rings, kernel) = rings();
         let (rings, over) = (Rc::new(rings), AtomicBool::new(false));
         thread::scope(|scope| {
@@ -129,7 +129,7 @@ mod tests {
             while read < 20_000 {
                 for slice in all(&mut History::new(Rc::clone(&rings), u64::MAX)) {
                     read += 1;
-                    // Read while it was written.
+                    // It was overwritten during the read.
                     if slice.holder == Holder::Nobody {
                         continue;
                     }

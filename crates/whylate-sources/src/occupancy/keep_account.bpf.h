@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Ends an interval of a CPU's account and begins the next one, with the thread that has the CPU. */
+/* Ends an interval of a CPU's account and starts the next one with the current thread. */
 #pragma once
 
 #include "occupancy.bpf.h"
 #include "registers.bpf.h"
 #include "steal.bpf.h"
 
-/* How far each CPU's `steal_time` lies from its `runqueues`; 0 where the kernel has none. */
+/* Distance of a CPU's `steal_time` from its `runqueues`; 0 where the kernel has none. */
 const volatile s64 steal_time_distance = 0;
 
-/* `steal_ns` is the steal clock's reading, 0 where it was not read; `left` how the thread leaves the CPU, if it does. */
+/* `steal_ns` is the steal clock's reading, 0 if not read; `left` is how the thread leaves the CPU, 0 if it does not. */
 static __always_inline void end_interval(struct account *account, u32 cpu, u64 now_ns, u64 steal_ns, u16 left)
 {
 	struct interval *interval;
 
-	/* Where a clock stands still, or was read earlier: none is empty, as those who read them go by when they begin. */
+	/* If the clock stands still, or was read earlier, give the interval 1 ns: readers identify intervals by their start. */
 	if (now_ns <= account->since_ns)
 		now_ns = account->since_ns + (left || account->entry.kind);
 	if (account->since_ns && now_ns > account->since_ns) {
@@ -35,16 +35,16 @@ static __always_inline void end_interval(struct account *account, u32 cpu, u64 n
 	account->since_ns = now_ns;
 }
 
-/* The CPU's own pool for which a worker's item counts as in progress. */
+/* Returns the per-CPU pool in which a worker's item counts as in progress. */
 static __always_inline u8 pool_of_worker(const struct task_struct *task)
 {
 	struct worker *worker;
 
-	/* A worker that may run elsewhere belongs to no CPU's own pool. */
+	/* A worker that may run on several CPUs belongs to no per-CPU pool. */
 	if (task->nr_cpus_allowed != 1)
 		return 0;
 	worker = worker_of(task);
-	/* Unbound workers may have one CPU left to run on; and no pool waits for a rescuer's items. */
+	/* An unbound worker may have only one CPU left, and no pool waits for a rescuer's items. */
 	if (BPF_CORE_READ(worker, pool, cpu) < 0 || BPF_CORE_READ(worker, rescue_wq))
 		return 0;
 	/* A worker's nice value is its pool's, and a kernel thread's priority is 120 + nice. */
@@ -62,7 +62,7 @@ static __always_inline void enter_worker(struct account *account, const struct t
 		account->own_pool = pool_of_worker(task);
 }
 
-/* In words: half as long as a call of bpf_probe_read_kernel(). */
+/* Copies 8 bytes at a time: twice as fast as bpf_probe_read_kernel(). */
 static __always_inline void read_name(char *name, const struct task_struct *task)
 {
 	const u64 *from = (const u64 *)task->comm;
@@ -72,20 +72,20 @@ static __always_inline void read_name(char *name, const struct task_struct *task
 	to[1] = from[1];
 }
 
-static __always_inline void enter_number(struct account *account, const struct task_struct *task)
+static __always_inline void set_tid(struct account *account, const struct task_struct *task)
 {
 	account->tid = task->pid;
 	if (own_namespace)
 		account->shown_tid = shown_number(task);
 }
 
-/* The thread that has the CPU from now on. */
+/* Makes the thread the occupant from now on. */
 static __always_inline void enter_thread(struct account *account, const struct task_struct *task)
 {
 	account->own_pool = 0;
 	account->handler = 0;
 	account->task = (u64)task;
-	enter_number(account, task);
+	set_tid(account, task);
 	account->kind = task->pid ? OCCUPANT_THREAD : OCCUPANT_IDLE;
 	account->cgroup = cgroup_number_of(task);
 	read_name(account->name, task);
@@ -93,18 +93,18 @@ static __always_inline void enter_thread(struct account *account, const struct t
 		enter_worker(account, task);
 }
 
-/* Where a switch was not seen (some kernels hide those away from a supervisor's threads), another thread has the CPU now. */
+/* Tests for an unseen switch: another thread runs now. Some kernels hide switches away from a supervisor's threads. */
 static __always_inline bool is_astray(const struct account *account, const struct task_struct *task)
 {
 	return account->since_ns && account->tid != (u32)task->pid;
 }
 
-/* How the current thread came by its CPU at a switch that was not seen. */
-int tell_entry_of_current(struct account *account, u32 cpu);
+/* Records how the current thread was switched in when that switch was not seen. */
+int fill_entry_of_current(struct account *account, u32 cpu);
 
 /*
- * When a thread took the CPU whose switch_in was not seen: by the scheduler's clock, which has just been read at a switch_out,
- * and else is as far behind CLOCK_MONOTONIC as it was at the last switch. That was at least 1 ns ago.
+ * Returns when a thread whose switch-in was not seen took the CPU, at least 1 ns ago: from the scheduler's clock, read just now if the
+ * thread is leaving; otherwise that clock lags CLOCK_MONOTONIC as it did at the last switch.
  */
 static __always_inline u64 unseen_switch_in_ns(const struct account *account, struct task_struct *task, u64 now_ns, bool is_leaving)
 {
@@ -119,7 +119,7 @@ static __always_inline u64 unseen_switch_in_ns(const struct account *account, st
 	return at_ns > account->since_ns ? at_ns : account->since_ns;
 }
 
-/* Nobody knows who had the CPU until a thread took it whose switch_in was not seen. */
+/* Marks the time until an unseen switch-in as having an unknown occupant. */
 static __always_inline void end_unseen(struct account *account, u32 cpu, u64 switch_in_ns)
 {
 	account->kind = OCCUPANT_NOBODY;
@@ -130,8 +130,8 @@ static __always_inline void end_unseen(struct account *account, u32 cpu, u64 swi
 }
 
 /*
- * The current thread has the CPU, and stays. Global, so that the verifier checks it once: each pointer that is read from a
- * thread makes it search all types of the kernel by name.
+ * Makes the current thread, which keeps running, the occupant after an unseen switch. Global, so that the verifier checks it once: each
+ * pointer read from a thread makes it search all types of the kernel by name.
  */
 __noinline int find_current(struct account *account, u32 cpu, u64 now_ns)
 {
@@ -139,7 +139,7 @@ __noinline int find_current(struct account *account, u32 cpu, u64 now_ns)
 
 	if (!account)
 		return 0;
-	/* What is on top of it has begun since. */
+	/* The interrupt or softirq above the thread started after the unseen switch. */
 	if (account->in_irq || account->softirq) {
 		account->astray++;
 		enter_thread(account, task);
@@ -147,20 +147,20 @@ __noinline int find_current(struct account *account, u32 cpu, u64 now_ns)
 	}
 	end_unseen(account, cpu, unseen_switch_in_ns(account, task, now_ns, false));
 	enter_thread(account, task);
-	return tell_entry_of_current(account, cpu);
+	return fill_entry_of_current(account, cpu);
 }
 
 /*
- * A thread that executes a program while it is not its process's first one takes over the number of that (de_thread() in
- * fs/exec.c): the number that it had ends, and the other one begins as that of a thread which it has made.
+ * Tests whether the current thread changed its TID: one that calls execve() without being the group leader takes over the leader's TID
+ * (de_thread() in fs/exec.c). Its former TID ends, and the new one starts as a thread created by the former.
  */
-static __always_inline bool has_other_number(const struct account *account, const struct task_struct *task)
+static __always_inline bool has_new_tid(const struct account *account, const struct task_struct *task)
 {
 	return is_astray(account, task) && account->task == (u64)task && task->pid == task->tgid && !account->in_irq && !account->softirq;
 }
 
-/* From now on the current thread has its other number. Global for the same reason. */
-__noinline int take_number(struct account *account, u32 cpu, u64 now_ns)
+/* Starts an interval with the current thread's new TID. Global for the same reason. */
+__noinline int change_tid(struct account *account, u32 cpu, u64 now_ns)
 {
 	u32 former;
 
@@ -168,7 +168,7 @@ __noinline int take_number(struct account *account, u32 cpu, u64 now_ns)
 		return 0;
 	former = own_namespace ? account->shown_tid : account->tid;
 	end_interval(account, cpu, now_ns, 0, LEFT_DEAD);
-	enter_number(account, bpf_get_current_task_btf());
+	set_tid(account, bpf_get_current_task_btf());
 	account->entry.woken_ns = account->since_ns;
 	account->entry.waker = former;
 	account->entry.waker_cpu = cpu;
@@ -176,37 +176,37 @@ __noinline int take_number(struct account *account, u32 cpu, u64 now_ns)
 	return 0;
 }
 
-/* Ends the present interval of a CPU whose thread stays. */
+/* Ends the current interval of a CPU whose thread keeps running. */
 static __always_inline void end_interval_of_thread(struct account *account, u32 cpu)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	bool astray, is_on_top = account->in_irq || account->softirq;
 	u64 now_ns = bpf_ktime_get_ns();
 
-	if (__builtin_expect(has_other_number(account, task), 0))
-		take_number(account, cpu, now_ns - 1);
+	if (__builtin_expect(has_new_tid(account, task), 0))
+		change_tid(account, cpu, now_ns - 1);
 	astray = is_astray(account, task);
 	if (astray && !is_on_top)
 		find_current(account, cpu, now_ns);
 	if (!account->steal_clock && steal_time_distance && bpf_core_field_exists(task->se.cfs_rq))
 		account->steal_clock = (u64)BPF_CORE_READ(task, se.cfs_rq, rq) + steal_time_distance;
-	/* Without an exact clock, what was stolen is told at the next switch. */
+	/* Without an exact steal clock, steal time is accounted at the next switch. */
 	end_interval(account, cpu, now_ns, exact_steal_ns(account->steal_clock), 0);
 	if (astray && is_on_top)
 		find_current(account, cpu, now_ns);
 }
 
 enum {
-	/* How many intervals a program may have written since it was preempted, at most. */
+	/* Maximum number of intervals that a program may have written since it was preempted. */
 	WRITTEN_AFTERWARDS = 4,
 };
 
-/* The number of no thread. */
+/* TID of no thread. */
 #define NO_THREAD (~0u)
 
 /*
- * A program that was preempted at its work has kept others from writing since then, and has gone on with what it had
- * read before. Nobody knows who had the CPU since it was handed over the first time. Global for the same reason.
+ * A program that was preempted while it updated the account has blocked updates since, and has continued with stale values. The occupant is
+ * unknown since the first missed switch. Global for the same reason.
  */
 __noinline int catch_up(struct account *account, u32 cpu)
 {
@@ -219,14 +219,14 @@ __noinline int catch_up(struct account *account, u32 cpu)
 	missed_ns = account->missed_ns;
 	position = account->written;
 	account->missed_switch = false;
-	/* What comes now may be missed again. */
+	/* A switch from here on may be missed again. */
 	barrier();
 	account->in_irq = false;
 	account->in_timer = false;
 	account->softirq = 0;
 	if (account->since_ns <= missed_ns)
 		end_interval(account, cpu, missed_ns, 0, 0);
-	/* They stay where they are: somebody may have read them. */
+	/* The intervals keep their positions: a reader may have seen them. */
 	for (u32 left = WRITTEN_AFTERWARDS; left && position; left--) {
 		struct interval *last = interval_at(account, cpu, --position);
 
@@ -258,7 +258,7 @@ static __always_inline bool open(struct account *account, u32 cpu)
 	return true;
 }
 
-/* The account of this CPU, for one program at a time; NULL for a program that interrupts another one. */
+/* Locks this CPU's account for one program; NULL for a program that interrupts another one. */
 static __always_inline struct account *open_account(u32 cpu)
 {
 	struct account *account = account_of(cpu);
@@ -272,7 +272,7 @@ static __always_inline void close_account(struct account *account)
 	account->is_busy = false;
 }
 
-/* A switch while a program is at work: that program was preempted. */
+/* Notes a switch during another program's update: that program was preempted. */
 static __always_inline void miss_switch(struct account *account, u64 now_ns)
 {
 	if (account->missed_switch)
@@ -281,7 +281,7 @@ static __always_inline void miss_switch(struct account *account, u64 now_ns)
 	account->missed_switch = true;
 }
 
-/* A worker with an item that was preempted keeps its pool from starting another worker. */
+/* A preempted worker with an item keeps its pool from starting another worker. */
 static __always_inline void leave_worker(struct account *account, bool was_preempted)
 {
 	if (!was_preempted)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Who woke whom, in which context, and how each thread came by its CPU and left it. A waking costs some
- * 100 ns, of which a clock read takes 20, and a switch 20 ns for the thread's entry and its system call.
+ * Wakeup edges: who woke whom, in which context, and how each thread was switched in and out. A wakeup costs some 100 ns, 20 ns of which
+ * read the clock. A switch costs 20 ns for the thread's switch-in and its system call.
  */
 #pragma once
 
@@ -22,7 +22,7 @@ enum softirq {
 	SOFTIRQ_RCU = 9,
 };
 
-/* Where `completed` has the request of which context, and `timers` the timer. */
+/* Index of the context in `completed` (disk requests) and `timers`. */
 enum {
 	IN_SOFTIRQ = 0,
 	IN_IRQ = 1,
@@ -32,15 +32,15 @@ enum {
 	KNOWN_TIMERS = 16,
 };
 
-/* Functions of timers whose purpose is known; 0 behind the last one, and for those that this kernel lacks. */
+/* Functions of timers with a known purpose; 0 behind the last one, and for those that this kernel lacks. */
 const volatile u64 known_timers[KNOWN_TIMERS] = {};
 
 /* include/linux/sched.h */
 enum {
 	PF_KTHREAD = 0x200000,
-	/* A thread that the kernel runs for a process (6.4), such as those of vhost. */
+	/* A kernel thread that runs for a process (6.4), such as those of vhost. */
 	PF_USER_WORKER = 0x4000,
-	/* It is ending (5.16). */
+	/* The thread is exiting (5.16). */
 	PF_POSTCOREDUMP = 0x8,
 	TASK_UNINTERRUPTIBLE = 0x2,
 	TASK_DEAD = 0x80,
@@ -48,7 +48,7 @@ enum {
 	TASK_FREEZABLE = 0x2000,
 };
 
-/* Idle CPUs do in their own context what they would have been interrupted for. */
+/* An idle CPU does interrupt work in its own context. */
 static __always_inline bool is_idle(void)
 {
 	return !bpf_get_current_task_btf()->pid;
@@ -59,7 +59,7 @@ static __always_inline bool is_in_irq(const struct account *account)
 	return account->in_irq || (!account->softirq && is_idle());
 }
 
-/* What the CPU's preemption count says of interrupts. */
+/* Returns the interrupt bits of the CPU's preemption count. */
 static __always_inline u32 interrupts_of(struct account *account)
 {
 	const struct task_struct *current = bpf_get_current_task_btf();
@@ -70,8 +70,8 @@ static __always_inline u32 interrupts_of(struct account *account)
 }
 
 /*
- * Whether an interrupt runs that the account has not seen begin: one without a tracepoint, or one that came in while a
- * program of the account was running. It may have interrupted a softirq.
+ * Tests for an interrupt whose start the account has not seen: one without a tracepoint, or one that came in during a program of the
+ * account. It may have interrupted a softirq.
  */
 static __always_inline bool in_unseen_interrupt(struct account *account)
 {
@@ -96,13 +96,13 @@ static __always_inline bool is_of_network(const struct account *account)
 	return number == SOFTIRQ_NET_TX || number == SOFTIRQ_NET_RX;
 }
 
-/* A net softirq that a thread has raised hands over what that thread sends to this machine itself. */
+/* Returns the thread that raised the current net softirq, which delivers that thread's packets to this machine itself; 0 if none. */
 static __always_inline u32 net_raiser_here(const struct account *account)
 {
 	return is_of_network(account) ? account->net_raisers[(account->softirq - 1) & 1] : 0;
 }
 
-/* The number of a timer's function among those that are known, from 1 on. Global: the verifier looks at it once. */
+/* Returns the 1-based index of a known timer function, or 0. Global, so that the verifier checks it once. */
 __noinline int known_timer(u64 function)
 {
 	for (u32 i = 0; i < KNOWN_TIMERS; i++) {
@@ -112,7 +112,7 @@ __noinline int known_timer(u64 function)
 	return 0;
 }
 
-/* The timer that expires here. */
+/* Returns the 1-based index of the timer function that runs here, or 0. */
 static __always_inline u32 timer_here(const struct account *account)
 {
 	bool is_irq = is_in_irq(account) || account->is_busy;
@@ -126,13 +126,13 @@ enum {
 	THROTTLED_WRITERS = 256,
 };
 
-/* A thread that is to sleep as it had dirtied many pages, and how often it had left a CPU by then. */
+/* A thread about to be throttled for dirtying pages, and its number of switches by then. */
 struct throttled_writer {
 	u32 tid;
 	u32 switches;
 };
 
-/* By the thread's number; another one may take an entry over. */
+/* Indexed by a hash of the TID; another thread may take over an entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, THROTTLED_WRITERS);
@@ -160,7 +160,7 @@ int BPF_PROG(on_balance_dirty_pages)
 	return 0;
 }
 
-/* It has slept once since then, as it does for no disk. */
+/* Tests whether the thread has slept at most once since balance_dirty_pages(), in I/O wait without a disk. */
 static __always_inline bool is_throttled_writer(const struct task_struct *task)
 {
 	const struct throttled_writer *writer;
@@ -189,15 +189,15 @@ static __always_inline enum entry_kind kind_in_softirq(const struct account *acc
 	return number == SOFTIRQ_RCU ? ENTRY_RCU : ENTRY_SOFTIRQ;
 }
 
-/* A thread that does a device's interrupt: with PREEMPT_RT, threadirqs, or where the driver wants it. */
+/* Tests for an interrupt thread: PREEMPT_RT, threadirqs, or the driver's choice. */
 static __always_inline bool is_of_irq(const struct task_struct *task)
 {
 	return task->flags & PF_KTHREAD && begins_with(task->comm, "irq/", 4);
 }
 
 /*
- * Interrupts wake their own threads and those of softirqs after their handlers (kernel/irq/handle.c), as if the thread
- * did that they have interrupted.
+ * Interrupts wake their own threads and those of softirqs after their handlers (kernel/irq/handle.c), so that the interrupted thread seems
+ * to be the waker.
  */
 static __always_inline enum entry_kind kind_by_woken(const struct task_struct *woken)
 {
@@ -215,7 +215,7 @@ static __always_inline enum entry_kind kind_in_irq(const struct account *account
 {
 	if (account->completed[IN_IRQ])
 		return ENTRY_DISK;
-	/* Without an event of that interrupt's end, the mark may be an old one. */
+	/* If the interrupt's end has no tracepoint, the mark may be stale. */
 	if (account->in_timer && (account->in_irq || timer_is_unannounced))
 		return ENTRY_TIMER;
 	if (account->in_irq && account->irq_kind == OCCUPANT_VECTOR && account->irq_id == VECTOR_LOCAL_TIMER)
@@ -224,12 +224,12 @@ static __always_inline enum entry_kind kind_in_irq(const struct account *account
 }
 
 /*
- * Who wakes a thread or queues an item here, by what the CPU is doing: the thread that an interrupt has interrupted does
- * neither. Where the CPU's preemption count says that there is an interrupt, and no event has named it, the actor is unseen.
+ * Returns the kind of waker or queuer from what the CPU is doing: never the thread that an interrupt has interrupted. If the preemption
+ * count shows an interrupt that no tracepoint has announced, the actor is unseen.
  */
 static __always_inline enum entry_kind kind_here(struct account *account)
 {
-	/* An interrupt has come in while a program of the account is at work, or that was preempted. */
+	/* An interrupt came in during a program of the account, or that program was preempted. */
 	if (account->is_busy) {
 		if (account->missed_switch)
 			return ENTRY_UNSEEN;
@@ -252,7 +252,7 @@ static __always_inline enum entry_kind kind_of_waking(struct account *account, c
 {
 	enum entry_kind kind = kind_here(account), by_woken;
 
-	/* The last CPU of an expedited grace period reports in the interrupt that has asked it to. */
+	/* The last CPU of an expedited grace period reports in the interrupt that asked for it. */
 	if (kind == ENTRY_IRQ && woken->flags & PF_KTHREAD && begins_with(woken->comm, "rcu_", 4))
 		return ENTRY_RCU;
 	if (kind != ENTRY_UNSEEN && (kind != ENTRY_THREAD || account->softirq))
@@ -265,7 +265,7 @@ static __always_inline enum entry_kind kind_of_waking(struct account *account, c
 	return kind;
 }
 
-/* At the waking of a thread that is asleep, or about to be. */
+/* Records the wakeup of a thread that sleeps or is about to. */
 static __always_inline void keep_waking(const struct task_struct *task, bool is_new)
 {
 	u32 cpu = bpf_get_smp_processor_id();
@@ -287,7 +287,7 @@ static __always_inline void keep_waking(const struct task_struct *task, bool is_
 		return;
 	wakeup->entry = kind;
 	wakeup->waker_cpu = cpu;
-	/* It is in its former state still. */
+	/* The thread is still in its former state. */
 	wakeup->stopper = is_new ? STOPPED_NOT : stopper_of(task, task->__state);
 	if (kind == ENTRY_THREAD && account->softirq) {
 		wakeup->waker_tid = net_raiser_here(account);
@@ -300,8 +300,8 @@ static __always_inline void keep_waking(const struct task_struct *task, bool is_
 }
 
 /*
- * A time in one byte, rounded up by a thirty-second at most: 5 bits, of which the first is left out, times a power of two,
- * in units of 262,144 ns. Up to 1.05 s, and a period of a quota has at most one second.
+ * Encodes a time in one byte, rounded up by at most 1/32: a 5-bit mantissa with implicit leading bit times a power of two, in units of
+ * 262,144 ns. Maximum 1.05 s; a quota's period is at most one second.
  */
 static __always_inline u8 short_of_ns(u64 ns)
 {
@@ -317,7 +317,7 @@ static __always_inline u8 short_of_ns(u64 ns)
 	return units < 32 ? units : (doubled + 1) << 5 | (units - 32);
 }
 
-/* For how long it was throttled from then on, when its wait began so. */
+/* Returns for how long a wait that started throttled stayed so, encoded by short_of_ns(). */
 static __noinline u8 throttled_from(struct task_struct *task, u64 since_ns)
 {
 	u64 filled_ns;
@@ -328,7 +328,7 @@ static __noinline u8 throttled_from(struct task_struct *task, u64 since_ns)
 	return filled_ns > since_ns ? short_of_ns(filled_ns - since_ns) : 0;
 }
 
-/* Moves of threads that could run, before they got the CPU. */
+/* Migrations of runnable threads before they ran. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -338,8 +338,8 @@ struct {
 	__type(value, struct run_queue_move);
 } moves_by_position SEC(".maps");
 
-/* Of the interval that is written next. */
-static __always_inline void tell_move(struct account *account, u32 cpu, const struct wakeup *wakeup)
+/* Records the migration for the interval that is written next. */
+static __always_inline void record_move(struct account *account, u32 cpu, const struct wakeup *wakeup)
 {
 	u32 index = index_of_detail(account, cpu, account->written);
 	struct run_queue_move *move = bpf_map_lookup_elem(&moves_by_position, &index);
@@ -355,8 +355,8 @@ static __always_inline void tell_move(struct account *account, u32 cpu, const st
 }
 
 /*
- * Whether a waking that was kept one switch_out ago came while the thread was leaving its CPU. Otherwise it has had the CPU
- * since, and the waking that has ended its present wait was not seen. At a switch_in, the stamp is that of the one before.
+ * Tests whether a wakeup recorded one switch-out ago came while the thread was switching out. Otherwise it has run since, and the wakeup
+ * that ended its current wait was not seen. At a switch-in, the scheduler's stamp is that of the previous switch-in.
  */
 static __always_inline bool was_leaving(const struct task_struct *task, const struct wakeup *wakeup, u64 now_ns)
 {
@@ -366,10 +366,10 @@ static __always_inline bool was_leaving(const struct task_struct *task, const st
 }
 
 /*
- * How a thread comes by the CPU from now on; it has left one `switches` times. A waking that came while it was leaving its CPU
- * was kept before that was counted.
+ * Records how a thread is switched in; `switches` is its number of switch-outs. A wakeup during a switch-out was recorded before that was
+ * counted.
  */
-static __always_inline void tell_entry(struct account *account, u32 cpu, struct task_struct *task, u32 switches, bool is_switch_in)
+static __always_inline void fill_entry(struct account *account, u32 cpu, struct task_struct *task, u32 switches, bool is_switch_in)
 {
 	struct entry *entry = &account->entry;
 	const struct wakeup *wakeup;
@@ -390,7 +390,7 @@ static __always_inline void tell_entry(struct account *account, u32 cpu, struct 
 	if (wakeup->throttled_by == THROTTLED_BY_QUOTA)
 		entry->throttled = throttled_from(task, entry->woken_ns);
 	if (__builtin_expect(was_moved(wakeup), 0) && wakeup->moved_from != cpu)
-		tell_move(account, cpu, wakeup);
+		record_move(account, cpu, wakeup);
 	if (wakeup->entry == ENTRY_PREEMPTED)
 		return;
 	entry->kind |= wakeup->stopper << ENTRY_STOPPED_SHIFT;
@@ -400,47 +400,47 @@ static __always_inline void tell_entry(struct account *account, u32 cpu, struct 
 		entry->waker = wakeup->entry == ENTRY_TIMER ? wakeup->timer : wakeup->waker_tid;
 	entry->waker_cpu = wakeup->waker_cpu;
 	barrier();
-	/* Another thread took its place over. */
+	/* Another thread took over the entry. */
 	if (wakeup->tid != (u32)task->pid) {
 		__builtin_memset(entry, 0, sizeof(*entry));
 		entry->kind = ENTRY_UNSEEN;
 	}
 }
 
-/* The same of a thread whose switch_in was not seen. A waking since then is one of its next wait. */
-static __always_inline void tell_unseen_entry(struct account *account, u32 cpu, struct task_struct *task, u32 switches)
+/* Like fill_entry() for a thread whose switch-in was not seen. A later wakeup belongs to its next wait. */
+static __always_inline void fill_unseen_entry(struct account *account, u32 cpu, struct task_struct *task, u32 switches)
 {
-	tell_entry(account, cpu, task, switches, false);
+	fill_entry(account, cpu, task, switches, false);
 	if (account->entry.woken_ns > account->since_ns) {
 		__builtin_memset(&account->entry, 0, sizeof(account->entry));
 		account->entry.kind = ENTRY_UNSEEN;
 	}
 }
 
-__noinline int tell_entry_of_current(struct account *account, u32 cpu)
+__noinline int fill_entry_of_current(struct account *account, u32 cpu)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 
 	if (account && keeps_all_wakeups)
-		tell_unseen_entry(account, cpu, task, switches_before(task));
+		fill_unseen_entry(account, cpu, task, switches_before(task));
 	return 0;
 }
 
-/* The number of the system call that the thread is in, plus one; 0 for none, or where that is not known. */
-static __always_inline u32 syscall_to_tell(struct task_struct *task)
+/* Returns the thread's system call number plus one; 0 for none or an unknown one. */
+static __always_inline u32 syscall_plus_one(struct task_struct *task)
 {
 	s32 number = syscall_of(task);
 
 	return number >= 0 && number < LEFT_SYSCALL ? number + 1 : 0;
 }
 
-/* Until the memory of its process is dumped, and then it ends: it is in no system call any more (coredump_task_exit()). */
+/* Tests whether the thread waits for its process's core dump, after which it exits: it is in no system call (coredump_task_exit()). */
 static __always_inline bool waits_for_core_dump(const struct task_struct *task, u32 state)
 {
 	return task->flags & PF_POSTCOREDUMP && state & TASK_FREEZABLE;
 }
 
-static __always_inline u16 how_it_leaves(struct task_struct *task, bool preempt, u32 state)
+static __always_inline u16 switch_out_flags(struct task_struct *task, bool preempt, u32 state)
 {
 	u16 left = LEFT_BLOCKED;
 	enum stopper stopper;
@@ -454,7 +454,7 @@ static __always_inline u16 how_it_leaves(struct task_struct *task, bool preempt,
 	if (task->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER))
 		left |= LEFT_IS_KERNEL;
 	else if (!waits_for_core_dump(task, state))
-		left |= syscall_to_tell(task);
+		left |= syscall_plus_one(task);
 	stopper = stopper_of(task, state);
 	if (stopper)
 		return left | LEFT_STOPPED | stopper << LEFT_STOPPER_SHIFT;
@@ -472,7 +472,7 @@ int BPF_PROG(on_sched_wakeup_new, struct task_struct *task)
 	return 0;
 }
 
-/* It is another program from now on. Its number may be another one too: that of its process. */
+/* The thread executes another program from now on. Its TID may change to that of its process. */
 SEC("?tp_btf/sched_process_exec")
 int BPF_PROG(on_sched_process_exec, struct task_struct *task)
 {
@@ -503,10 +503,10 @@ int BPF_PROG(on_softirq_raise, unsigned int number)
 	account = account_of(bpf_get_smp_processor_id());
 	if (!account || account->is_busy || is_in_irq(account) || in_unseen_interrupt(account))
 		return 0;
-	/* What a timer of TCP sends to this machine is delivered for it, and comes from no other machine. */
+	/* What a TCP timer sends to this machine is delivered on its behalf, and comes from no other machine. */
 	if (account->softirq - 1 == SOFTIRQ_TIMER || account->softirq - 1 == SOFTIRQ_HRTIMER)
 		account->net_timers[number & 1] = known_timer(account->timers[IN_SOFTIRQ]);
-	/* A device's thread has not sent what comes in. */
+	/* An interrupt thread has not sent the packets that come in. */
 	if (!account->softirq)
 		account->net_raisers[number & 1] = is_of_irq(raiser) ? 0 : shown_number(raiser);
 	return 0;
@@ -516,7 +516,7 @@ static __always_inline struct account *timer_begins(u64 function)
 {
 	struct account *account = account_of(bpf_get_smp_processor_id());
 
-	/* What interrupts a program of the account is an interrupt, of which that has not seen the begin. */
+	/* A timer that interrupts a program of the account runs in an interrupt whose start was not recorded. */
 	if (account)
 		account->timers[is_in_irq(account) || account->is_busy] = function;
 	return account;
@@ -532,7 +532,7 @@ static __always_inline void hrtimer_begins(u64 function)
 	account->completed[is_in_irq(account)] = 0;
 }
 
-/* Of low resolution: its softirq is announced, and tells nothing else. */
+/* Low-resolution timers: their softirq has a tracepoint, so only the function is recorded. */
 SEC("?tp_btf/timer_expire_entry")
 int BPF_PROG(on_timer_expire_entry, struct timer_list *timer)
 {

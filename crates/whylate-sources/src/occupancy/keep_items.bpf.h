@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Who queued which work item, until a worker begins it: some 100 ns for each item. */
+/* Queuers of work items, until a worker starts them. Costs some 100 ns per item. */
 #pragma once
 
 #include "keep_edges.bpf.h"
 
 struct queued_item {
-	/* Its address; 0: none. */
+	/* Address of the item; 0 if none. */
 	u64 work;
 	struct entry entry;
 };
@@ -26,13 +26,13 @@ static __always_inline struct queued_item *queued_of(const struct work_struct *w
 }
 
 enum {
-	/* In place of an item's address: it is being written. */
+	/* Stands for an item's address while the entry is written. */
 	IS_WRITTEN = 1,
 };
 
 /*
- * What flushes others is queued without this event. Between its beginning and the event of that, an item may be queued
- * again: that run then has the later queuer, and the next one none.
+ * Barrier items of a flush are queued without this event. An item may be queued again between its start and its execute_start event: that
+ * run then gets the later queuer, and the next run gets none.
  */
 SEC("?tp_btf/workqueue_queue_work")
 int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *pwq, struct work_struct *work)
@@ -58,7 +58,7 @@ int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *
 	before = queued->work;
 	if (before && before != (u64)work)
 		account->queuers_overwritten++;
-	/* Another CPU may take it, or write one that has the same place. */
+	/* Another CPU may take the entry, or write another item with the same hash. */
 	if (before == IS_WRITTEN || __sync_val_compare_and_swap(&queued->work, before, IS_WRITTEN) != before)
 		return 0;
 	queued->entry = entry;
@@ -66,7 +66,7 @@ int BPF_PROG(on_workqueue_queue_work, int requested_cpu, struct pool_workqueue *
 	return 0;
 }
 
-/* Who queued an item that begins, if that was seen. */
+/* Takes the queuer of an item that starts, if it was seen. */
 static __always_inline void take_queuer(struct entry *to, const struct work_struct *work)
 {
 	struct queued_item *queued = queued_of(work);
@@ -74,10 +74,10 @@ static __always_inline void take_queuer(struct entry *to, const struct work_stru
 	if (!queued || queued->work != (u64)work)
 		return;
 	*to = queued->entry;
-	/* Another item took its place over, or it is queued again. */
+	/* Another item took over the entry, or this one is queued again. */
 	if (__sync_val_compare_and_swap(&queued->work, (u64)work, 0) != (u64)work || to->woken_ns != queued->entry.woken_ns)
 		__builtin_memset(to, 0, sizeof(*to));
-	/* A program was preempted, or an interrupt was not seen: its queuer is unknown. */
+	/* A program was preempted, or an interrupt was not seen: the queuer is unknown. */
 	if (to->kind == (ENTRY_UNSEEN | ENTRY_OF_ITEM))
 		to->kind = 0;
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Requests of disks, from their submitters until they are done: 0.3 us each, in three programs. */
+/* Disk requests, from submission to completion: 0.3 us each, in three programs. */
 #pragma once
 
 #include "disks.bpf.h"
 #include "keep_edges.bpf.h"
 
-/* Those in progress. */
+/* Requests in progress. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	/* User space makes it REQUESTS long where edges are kept. */
@@ -14,7 +14,7 @@ struct {
 	__type(value, struct disk_request);
 } requests_by_address SEC(".maps");
 
-/* Those that are done. */
+/* Completed requests. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -37,7 +37,7 @@ static __always_inline u8 operation_of(u32 flags, u32 bytes)
 	case REQ_OP_READ:
 		return DISK_READS;
 	case REQ_OP_WRITE:
-		/* Empty, for the flush before it. */
+		/* An empty write stands for the flush before it. */
 		return bytes ? DISK_WRITES : DISK_FLUSHES;
 	case REQ_OP_FLUSH:
 		return DISK_FLUSHES;
@@ -53,20 +53,20 @@ static __always_inline void describe_request(struct disk_request *to, const stru
 	to->has_flush = has_flush(request->cmd_flags);
 }
 
-/* Its key is its address or, where only its bio was seen as yet, that of its bio. */
-static __always_inline struct disk_request *begun_of(const struct request *request, u64 *key)
+/* Looks a request up by its address or, if only its bio was seen so far, by the bio's address. */
+static __always_inline struct disk_request *pending_request(const struct request *request, u64 *key)
 {
-	struct disk_request *begun;
+	struct disk_request *pending;
 
 	*key = (u64)request;
-	begun = bpf_map_lookup_elem(&requests_by_address, key);
-	if (begun || !request->bio)
-		return begun;
+	pending = bpf_map_lookup_elem(&requests_by_address, key);
+	if (pending || !request->bio)
+		return pending;
 	*key = (u64)request->bio;
 	return bpf_map_lookup_elem(&requests_by_address, key);
 }
 
-static __always_inline void keep_begun(u64 key, struct disk_request *begun)
+static __always_inline void add_pending(u64 key, struct disk_request *pending)
 {
 	struct account *account = account_of(bpf_get_smp_processor_id());
 
@@ -76,20 +76,20 @@ static __always_inline void keep_begun(u64 key, struct disk_request *begun)
 		if (in_unseen_interrupt(account))
 			count_unseen_interrupt(account);
 		else
-			begun->submitter = shown_number(bpf_get_current_task_btf());
+			pending->submitter = shown_number(bpf_get_current_task_btf());
 	}
-	/* It may be the next one in the memory of one that never ended. */
-	if (bpf_map_update_elem(&requests_by_address, &key, begun, BPF_ANY))
+	/* The memory may be reused from a request that never completed. */
+	if (bpf_map_update_elem(&requests_by_address, &key, pending, BPF_ANY))
 		__sync_fetch_and_add(&account->requests_full, 1);
 }
 
 static __always_inline void request_begins(const struct request *request, bool is_issued)
 {
 	u64 now_ns = bpf_ktime_get_ns();
-	struct disk_request begun = { .queued_ns = now_ns, .issued_ns = is_issued ? now_ns : 0 };
+	struct disk_request pending = { .queued_ns = now_ns, .issued_ns = is_issued ? now_ns : 0 };
 
-	describe_request(&begun, request);
-	keep_begun((u64)request, &begun);
+	describe_request(&pending, request);
+	add_pending((u64)request, &pending);
 }
 
 SEC("?tp_btf/block_io_start")
@@ -99,27 +99,27 @@ int BPF_PROG(on_block_io_start, struct request *request)
 	return 0;
 }
 
-/* Before 6.5 it tells who submits, but of requests that go to the device at once, and of those with a flush. */
+/* Before 6.5 this shows the submitter, except of requests that go to the device at once or have a flush. */
 SEC("?tp_btf/block_rq_insert")
 int BPF_PROG(on_block_rq_insert, struct request *request)
 {
 	u64 key;
 
-	if (!begun_of(request, &key))
+	if (!pending_request(request, &key))
 		request_begins(request, false);
 	return 0;
 }
 
-/* Before 6.5 those with a flush come from a worker, if at all; the bio of each is still its submitter's. */
+/* Before 6.5 a worker inserts requests with a flush, if anything does; the bio still shows the submitter. */
 SEC("?tp_btf/block_getrq")
 int BPF_PROG(on_block_getrq, struct bio *bio)
 {
-	struct disk_request begun = { .queued_ns = bpf_ktime_get_ns(), .has_flush = true };
+	struct disk_request pending = { .queued_ns = bpf_ktime_get_ns(), .has_flush = true };
 
 	if (!has_flush(bio->bi_opf))
 		return 0;
-	begun.operation = operation_of(bio->bi_opf, bio->bi_iter.bi_size);
-	keep_begun((u64)bio, &begun);
+	pending.operation = operation_of(bio->bi_opf, bio->bi_iter.bi_size);
+	add_pending((u64)bio, &pending);
 	return 0;
 }
 
@@ -127,16 +127,16 @@ SEC("?tp_btf/block_rq_issue")
 int BPF_PROG(on_block_rq_issue, struct request *request)
 {
 	u64 key;
-	struct disk_request *begun = begun_of(request, &key);
+	struct disk_request *pending = pending_request(request, &key);
 
-	if (begun)
-		begun->issued_ns = bpf_ktime_get_ns();
+	if (pending)
+		pending->issued_ns = bpf_ktime_get_ns();
 	else
 		request_begins(request, true);
 	return 0;
 }
 
-/* A flush is another request's: one that only flushes is done when that is, and was never given to the device. */
+/* An empty flush request completes with another request's flush and is never issued: it takes that flush's issue time. */
 static __always_inline void take_over_flush(struct disk_request *done, const struct account *account, u32 cpu)
 {
 	u32 before = account->completed[is_in_irq(account)];
@@ -149,19 +149,19 @@ static __always_inline void take_over_flush(struct disk_request *done, const str
 		done->issued_ns = flush->issued_ns;
 }
 
-/* It comes before its waiters are woken. In a thread's own context that thread is told as the waker. */
+/* Comes before the waiters are woken. In a thread's own context that thread is recorded as the waker. */
 SEC("?tp_btf/block_rq_complete")
 int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned int bytes)
 {
 	u32 cpu = bpf_get_smp_processor_id(), position;
 	struct account *account = account_of(cpu);
-	struct disk_request *begun, *done;
+	struct disk_request *pending, *done;
 	u64 key;
 
 	if (!account)
 		return 0;
-	begun = begun_of(request, &key);
-	if (!begun)
+	pending = pending_request(request, &key);
+	if (!pending)
 		account->requests_unseen++;
 	if (!account->is_busy && (is_in_irq(account) || account->softirq) && !in_unseen_interrupt(account)) {
 		position = __sync_fetch_and_add(&account->completions, 1);
@@ -170,19 +170,19 @@ int BPF_PROG(on_block_rq_complete, struct request *request, int error, unsigned 
 			return 0;
 		/* User space may be reading. */
 		store_in_order(&done->position, ~position);
-		done->queued_ns = begun ? begun->queued_ns : 0;
-		done->issued_ns = begun ? begun->issued_ns : 0;
-		done->submitter = begun ? begun->submitter : 0;
+		done->queued_ns = pending ? pending->queued_ns : 0;
+		done->issued_ns = pending ? pending->issued_ns : 0;
+		done->submitter = pending ? pending->submitter : 0;
 		describe_request(done, request);
-		if (begun)
-			done->operation = begun->operation;
-		if (begun && !begun->issued_ns && !bytes)
+		if (pending)
+			done->operation = pending->operation;
+		if (pending && !pending->issued_ns && !bytes)
 			take_over_flush(done, account, cpu);
 		store_in_order(&done->position, position);
 		account->completed[is_in_irq(account)] = position + 1;
 	}
-	/* With a flush it has a function of its own for the end of each part but the last. */
-	if (begun && bytes >= request->__data_len && !(begun->has_flush && request->end_io))
+	/* A request with a flush has a function of its own that ends each part but the last. */
+	if (pending && bytes >= request->__data_len && !(pending->has_flush && request->end_io))
 		bpf_map_delete_elem(&requests_by_address, &key);
 	return 0;
 }

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Since when threads wait for a CPU, and who woke them. */
+/* Start of each thread's wait for a CPU, and its waker. */
 #pragma once
 
 #include "keep_account.bpf.h"
 #include "throttling.bpf.h"
 #include "wakeups.bpf.h"
 
-/* Wakeups of all threads are kept, and not of workers alone, with whoever woke them and how each left its CPU. */
+/* Record wakeups of all threads, not only of workers, with their wakers and how each thread left its CPU. */
 const volatile bool keeps_all_wakeups = false;
 
-static __always_inline void tell_waker(struct wakeup *wakeup, const struct task_struct *waker)
+static __always_inline void set_waker(struct wakeup *wakeup, const struct task_struct *waker)
 {
 	wakeup->waker_tid = waker ? shown_number(waker) : 0;
 	if (waker)
 		read_name(wakeup->waker, waker);
 }
 
-/* Whether it has lost its CPU without falling asleep, and has had none since. */
+/* Tests whether the thread was preempted and has not run since. */
 static __always_inline bool is_waiting_still(const struct task_struct *task, const struct wakeup *wakeup)
 {
 	return wakeup->tid == (u32)task->pid && wakeup->entry == ENTRY_PREEMPTED && wakeup->switches == switches_before(task) &&
@@ -31,8 +31,8 @@ static __always_inline u32 throttled_by_now(const struct task_struct *task, bool
 }
 
 /*
- * From now on it waits for a CPU. `waker` is whoever has woken it; NULL where it was not asleep, or an interrupt has.
- * Returns what is kept of it; NULL where it waits for a CPU all the while.
+ * Records that the thread waits for a CPU from now on. `waker` is NULL if the thread was not asleep or an interrupt woke it. Returns the
+ * record; NULL if the thread was waiting for a CPU already.
  */
 static __always_inline struct wakeup *keep_wait(const struct task_struct *task, bool was_asleep, const struct task_struct *waker, u64 now_ns)
 {
@@ -42,13 +42,13 @@ static __always_inline struct wakeup *keep_wait(const struct task_struct *task, 
 	if (!wakeup)
 		return NULL;
 	waits_still = was_asleep && is_waiting_still(task, wakeup);
-	/* It was preempted on its way to sleep: whoever wakes it now finds it in its queue. */
+	/* It was preempted before it could sleep: the waker finds it on the run queue. */
 	if (waits_still && !is_worker) {
-		tell_waker(wakeup, waker);
+		set_waker(wakeup, waker);
 		return NULL;
 	}
 	is_other = wakeup->tid != (u32)task->pid;
-	/* Another CPU may read it meanwhile. */
+	/* Another CPU may read the entry concurrently. */
 	wakeup->tid = 0;
 	barrier();
 	if (is_other || was_asleep) {
@@ -61,7 +61,7 @@ static __always_inline struct wakeup *keep_wait(const struct task_struct *task, 
 	wakeup->throttled_by = throttled_by_now(task, was_asleep);
 	wakeup->switches = switches_before(task);
 	wakeup->born_us = born_us(task);
-	tell_waker(wakeup, waker);
+	set_waker(wakeup, waker);
 	barrier();
 	wakeup->tid = task->pid;
 	return waits_still ? NULL : wakeup;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who has each CPU: the account that explains late events, kept by BPF programs while somebody asks for causes.
+//! CPU accounting: what occupies each CPU. BPF programs record it while causes of late events are requested.
 //!
 #![doc = include_str!("how.md")]
 
 mod decode;
 mod edges;
 mod history;
-mod lately;
+mod recent;
 mod rings;
 mod slices;
 mod steps;
@@ -34,7 +34,7 @@ use self::rings::Rings;
 use self::skel::types::{account, disk_request, interval, late_stack, occupancy_limits, run_queue_move, wakeup_limits};
 use self::skel::{OccupancySkel, OccupancySkelBuilder};
 pub(crate) use self::slices::stop;
-pub(crate) use self::steps::{Called, Step};
+pub(crate) use self::steps::{Step, StepGuard};
 pub use self::stream::Stream;
 use self::unexplained::Unexplained;
 use crate::attach::{self, PlainData, ProgramStatistics};
@@ -53,7 +53,7 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/occupancy/occupancy.skel.rs"));
 }
 
-/// What the account needs of a kernel.
+/// Kernel features that the account needs.
 pub(crate) const NEEDS: &[Need] = &[
     Need::TpBtfPrograms,
     Need::Tracepoint("sched:sched_switch"),
@@ -64,116 +64,118 @@ pub(crate) const NEEDS: &[Need] = &[
     Need::Tracepoint("workqueue:workqueue_execute_start"),
     Need::Tracepoint("timer:hrtimer_expire_entry"),
 ];
-/// The kernel's function of a CPU's tick (kernel/time/tick-sched.c): the second since 6.9, another one's name before.
+/// Kernel functions of a CPU's tick (kernel/time/tick-sched.c): the second since 6.9, the first before.
 const TICK_FUNCTIONS: [&str; 2] = ["tick_sched_timer", "tick_nohz_handler"];
-/// What is weaker without a timer of its own on each CPU.
+/// Limitation without a heartbeat timer on each CPU.
 pub(crate) const WITHOUT_HEARTBEAT: &str = "interrupts that are off cannot be told from running threads";
 
-/// From which lateness on interrupts count as having been off where a source's own threads are watched closely.
+/// Minimum timer lateness, in nanoseconds, that counts as disabled interrupts where the source's own threads are
+/// measured.
 const OWN_LATE_FROM_NS: u64 = 5_000;
 
-/// The same on an emulated CPU, where every interrupt is late by some hundred microseconds, and a few by milliseconds.
+/// Minimum timer lateness, in nanoseconds, on an emulated CPU, where every interrupt is some 100 us late and a few are
+/// late by milliseconds.
 const EMULATED_LATE_FROM_NS: u64 = 10_000_000;
 
-/// The kernel's function of timers that wake a thread (kernel/time/hrtimer.c).
+/// Kernel function of timers that wake a thread (kernel/time/hrtimer.c).
 pub(crate) const WAKEUP_FUNCTION: &str = "hrtimer_wakeup";
-/// Of those of the timerlat tracer (kernel/trace/trace_osnoise.c).
+/// Kernel function of the timerlat tracer's timers (kernel/trace/trace_osnoise.c).
 pub(crate) const TRACER_FUNCTION: &str = "timerlat_irq";
 
-/// Timers whose lateness tells that interrupts were off.
+/// Timers whose lateness reveals disabled interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timers {
-    /// The ticks that CPUs have anyway.
+    /// Only the CPUs' own ticks.
     Ticks,
-    /// And one of each CPU that is there for this.
+    /// Also a heartbeat timer on each CPU.
     Heartbeats,
-    /// And those of this process's threads.
+    /// Also the timers of this process's threads.
     OwnThreadsToo,
-    /// And those of the kernel's timerlat tracer.
+    /// Also the timers of the kernel's timerlat tracer.
     TracersToo,
-    /// The heartbeats that a source has started itself. Interrupts that are off for so long are told, in nanoseconds.
+    /// Heartbeat timers that the source itself has started.
     HeartbeatsOfSource {
-        /// From which lateness on.
+        /// Minimum lateness, in nanoseconds, that is reported.
         late_from_ns: u64,
     },
 }
 
-/// Programs that hand a CPU over and call none of a source. The kernel runs programs in the order of attaching, so they
-/// come after those of sources at the same event, which still find who had the CPU before.
-const HAND_OVER: [&str; 1] = ["on_workqueue_execute_start"];
-/// What goes on after the program of a source, which calls it.
+/// Programs that start a new occupant and call no source's program. The kernel runs programs in attach order, so they
+/// are attached after those of sources, which still see the previous occupant.
+const SWITCHING_PROGRAMS: [&str; 1] = ["on_workqueue_execute_start"];
+/// Tail-called by a source's program to continue with the account's own.
 const AFTER_STEP: &str = "on_sched_switch_after_step";
 
-/// Programs that run only where it is kept who woke whom; also [`BEFORE_START`].
-const OF_EDGES: [&str; 9] = [
+/// Programs needed only for wakeup edges, besides [`OLD_SUBMIT_PROGRAMS`].
+const EDGE_PROGRAMS: [&str; 9] = [
     "on_balance_dirty_pages",
     "on_sched_wakeup_new",
     "on_timer_expire_entry",
     "on_sched_process_exec",
     "on_softirq_raise",
     "on_workqueue_queue_work",
-    AT_START,
+    SUBMIT_PROGRAM,
     "on_block_rq_issue",
     "on_block_rq_complete",
 ];
-/// Tells who submits a request.
-const AT_START: &str = "on_block_io_start";
-/// The same before 6.5, which lacks that event.
-const BEFORE_START: [&str; 2] = ["on_block_rq_insert", "on_block_getrq"];
+/// Records the submitter of a disk request.
+const SUBMIT_PROGRAM: &str = "on_block_io_start";
+/// Record the submitter before 6.5, which lacks `block_io_start`.
+const OLD_SUBMIT_PROGRAMS: [&str; 2] = ["on_block_rq_insert", "on_block_getrq"];
 
-/// Whose wakeups are kept, and their moves to another CPU while they wait for one.
+/// Threads whose wakeups, and migrations while waiting for a CPU, are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wakeups {
-    /// Those of workers.
+    /// Workqueue workers only.
     OfWorkers,
-    /// The same, with room for more of the past: [`Account::lately`] looks for it only after the event.
+    /// Workqueue workers only, in a larger ring: [`Account::recent_intervals`] reads it after the event.
     ForLater,
-    /// Those of all threads, with who woke whom, and how each left its CPU.
+    /// All threads, with their wakers and how each left its CPU.
     OfAll,
 }
 
-/// The account of every CPU, which several sources may have. It ends when the last one drops it.
+/// A source's handle to the CPU account. Several sources may share one, which ends with the last handle.
 pub(crate) struct Account {
-    kept: Rc<RefCell<Kept>>,
-    weaker: Option<String>,
-    /// Whether this source tells what the account costs and has lost: one that shares it does not.
+    state: Rc<RefCell<AccountState>>,
+    limitation: Option<String>,
+    /// Whether this source reports the account's costs and losses. A source that shares the account does not.
     is_own: bool,
     /// Late events of this source without causes.
     unexplained: Option<Unexplained>,
 }
 
-/// What keeps it.
-pub(crate) struct Kept {
+/// State of an account, shared by its handles.
+pub(crate) struct AccountState {
     links: Vec<Link>,
-    /// Names of the programs that run.
+    /// Names of the attached programs.
     attached: Vec<String>,
-    /// All of them do.
+    /// Whether all programs are attached.
     is_complete: bool,
     skeleton: OccupancySkel<'static>,
     heartbeats: Option<Heartbeats>,
-    /// The CPUs that have one.
+    /// The CPUs with a heartbeat.
     choice: Rc<Choice>,
-    /// Whose programs it calls.
+    /// Sources' programs that the account calls.
     steps: BTreeSet<Step>,
-    weaker: Option<String>,
+    limitation: Option<String>,
     cpus: u32,
     windows: Windows,
-    /// What is read of intervals in place.
+    /// Rings that user space reads in place.
     rings: Rc<Rings>,
     wakeups: Wakeups,
-    /// What has been told already.
+    /// Counters already reported.
     lost: Lost,
 }
 
-/// Which thread has each CPU, at any time.
+/// The thread that runs on each CPU, readable at any time.
 pub(crate) struct Threads {
     accounts: MappedArray,
-    /// Where an account has the thread's number as it is shown.
+    /// Offset in `account` of the TID in our PID namespace.
     tid_at: usize,
 }
 
 impl Threads {
-    /// CPU, and the thread's name and id. Idle CPUs are left out.
+    /// Returns CPU numbers and thread labels (name and TID). Idle CPUs are left out.
     pub(crate) fn now(&self) -> Vec<(u32, String)> {
         let tid = |cpu| self.accounts.u32_at(cpu, self.tid_at).load(Ordering::Relaxed);
         let name = |cpu| {
@@ -186,7 +188,7 @@ impl Threads {
     }
 }
 
-/// Sums over all CPUs since the beginning.
+/// Loss counters of all CPUs since the account was loaded.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lost {
     nested: u64,
@@ -202,41 +204,44 @@ struct Lost {
 }
 
 impl Account {
-    /// Loads the programs, but lets none run yet. Of a session with several sources the first one does.
+    /// Loads the programs without attaching them. In a session with several sources, the first source loads them for
+    /// all.
     pub(crate) fn load(session: &Session, of: Timers, wakeups: Wakeups) -> Result<Self, AttachError> {
         attach::require_btf()?;
         let choice = session.cpus(&[])?;
-        let (kept, is_own) = match session.account(|| Kept::load(&choice, of, Wakeups::OfAll, true))? {
-            Some(kept) => (kept, false),
-            None => (Rc::new(RefCell::new(Kept::load(&choice, of, wakeups, false)?)), true),
+        let (state, is_own) = match session.account(|| AccountState::load(&choice, of, Wakeups::OfAll, true))? {
+            Some(state) => (state, false),
+            None => (Rc::new(RefCell::new(AccountState::load(&choice, of, wakeups, false)?)), true),
         };
-        let weaker = kept.borrow().weaker.clone();
-        Ok(Account { kept, weaker, is_own, unexplained: None })
+        let limitation = state.borrow().limitation.clone();
+        Ok(Account { state, limitation, is_own, unexplained: None })
     }
 
-    /// Lets the programs run. Where other sources share them, those that hand a CPU over wait for [`Session::begin`].
+    /// Attaches the programs. If sources share them, those of `SWITCHING_PROGRAMS` wait for [`Session::begin`].
     pub(crate) fn attach(&mut self) -> Result<(), AttachError> {
-        self.kept.borrow_mut().attach(self.is_own)
+        self.state.borrow_mut().attach(self.is_own)
     }
 
-    /// Tells which thread has each CPU, as far as it was seen.
+    /// Maps the accounts, to read which thread runs on each CPU.
     pub(crate) fn threads(&self) -> std::io::Result<Threads> {
-        let kept = self.kept.borrow();
-        let accounts = MappedArray::new(&kept.skeleton.maps.account_by_cpu, kept.cpus as usize, size_of::<account>())?;
+        let state = self.state.borrow();
+        let accounts =
+            MappedArray::new(&state.skeleton.maps.account_by_cpu, state.cpus as usize, size_of::<account>())?;
         let is_translated = pid_namespace::own().is_some();
         let tid_at = if is_translated { offset_of!(account, shown_tid) } else { offset_of!(account, tid) };
         Ok(Threads { accounts, tid_at })
     }
 
-    /// What reads its windows, for all that share it.
+    /// The window decoder, shared by all sources of the account.
     pub(crate) fn windows(&self) -> RefMut<'_, Windows> {
-        RefMut::map(self.kept.borrow_mut(), |kept| &mut kept.windows)
+        RefMut::map(self.state.borrow_mut(), |state| &mut state.windows)
     }
 
-    /// Has a source's programs share its maps, by their names: what it has seen, and by which they call each other.
+    /// Makes a source's BPF object reuse the account's maps of the same names: its records, and the program arrays for
+    /// tail calls.
     pub(crate) fn share_with(&self, open: &mut OpenObject) -> libbpf_rs::Result<()> {
-        let kept = self.kept.borrow();
-        let maps = &kept.skeleton.maps;
+        let state = self.state.borrow();
+        let maps = &state.skeleton.maps;
         for mut map in open.maps_mut() {
             let shared = match map.name().to_string_lossy().as_ref() {
                 "account_by_cpu" => &maps.account_by_cpu,
@@ -252,24 +257,24 @@ impl Account {
         Ok(())
     }
 
-    /// What is weaker here than it could be.
+    /// Limitations of the account here.
     pub(crate) fn weaker(&self) -> Option<&str> {
-        self.weaker.as_deref()
+        self.limitation.as_deref()
     }
 
-    /// What the programs have done, where this source tells it.
+    /// Run time of the programs. Empty unless this source reports it.
     pub(crate) fn statistics(&self) -> ProgramStatistics {
-        if self.is_own { self.kept.borrow().statistics() } else { ProgramStatistics::default() }
+        if self.is_own { self.state.borrow().statistics() } else { ProgramStatistics::default() }
     }
 
-    /// Events lost since the last call, by reason, where this source tells them.
+    /// Events lost since the last call, by reason. All zero unless this source reports them.
     pub(crate) fn take_lost(&mut self) -> Vec<(&'static str, u64)> {
-        if self.is_own { self.kept.borrow_mut().take_lost() } else { named(Lost::default()) }
+        if self.is_own { self.state.borrow_mut().take_lost() } else { named(Lost::default()) }
     }
 }
 
-impl Kept {
-    /// Loads the programs. Where sources share them, they suit each: measured threads' timers count too.
+impl AccountState {
+    /// Loads the programs. With `is_shared`, they serve every kind of source: timers of measured threads count too.
     fn load(choice: &Rc<Choice>, of: Timers, wakeups: Wakeups, is_shared: bool) -> Result<Self, AttachError> {
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         // Wakers are known only if programs can distinguish interrupts from threads.
@@ -277,7 +282,7 @@ impl Kept {
         let of_context = if wakeups == Wakeups::OfAll { preempt_count.limitation() } else { None };
         let unseen: Vec<&str> = [cpus::unseen_interrupts(), of_context].into_iter().flatten().collect();
         let unseen = (!unseen.is_empty()).then(|| unseen.join("; "));
-        let (heartbeats, weaker) = match of {
+        let (heartbeats, limitation) = match of {
             Timers::HeartbeatsOfSource { .. } => (None, of_context.map(str::to_owned)),
             Timers::Ticks => (None, unseen),
             _ => match Heartbeats::start(&choice.measured, heartbeat::PERIOD_NS) {
@@ -285,13 +290,13 @@ impl Kept {
                 Err(error) => (None, Some(format!("{WITHOUT_HEARTBEAT}: {error}"))),
             },
         };
-        // A source with threads or timers of its own names them itself.
+        // Sources with threads or timers of their own name such CPUs themselves.
         let left_out = match of {
             Timers::Heartbeats => choice.named().map(|named| format!("{named}; {WITHOUT_HEARTBEAT} there")),
             _ => None,
         };
-        let weaker: Vec<String> = weaker.into_iter().chain(left_out).collect();
-        let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
+        let limitation: Vec<String> = limitation.into_iter().chain(left_out).collect();
+        let limitation = (!limitation.is_empty()).then(|| limitation.join("; "));
         let timer_is_unannounced = cpus::unseen_interrupts().is_some();
         let mut open = OccupancySkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
@@ -343,16 +348,16 @@ impl Kept {
             open.maps.queued_by_work.set_max_entries(occupancy_limits::ITEMS.0)?;
         }
         open.maps.wakeup_by_tid.set_max_entries(wakeup_limits::WAKEUPS.0)?;
-        leave_out_what_the_kernel_lacks(open.open_object_mut())?;
-        leave_out_edges(open.open_object_mut(), wakeups);
+        disable_missing_tracepoints(open.open_object_mut())?;
+        disable_edge_programs(open.open_object_mut(), wakeups);
         open.progs.on_hrtimer_expire_exit.set_autoload(timer_is_unannounced);
         let skeleton = open.load()?;
-        steps::goes_on_with(&skeleton)?;
+        steps::register_account(&skeleton)?;
         let rings = Rc::new(rings_of(&skeleton, cpus, interval_bits).context("cannot map the accounts of CPUs")?);
         let stacks = occupancy_limits::LATE_STACKS.0 as usize;
         let stacks = MappedArray::new(&skeleton.maps.late_interrupt_stacks, stacks, size_of::<late_stack>());
         let windows = Windows::with(stacks.context("cannot map the stacks of late interrupts")?);
-        Ok(Kept {
+        Ok(AccountState {
             links: Vec::new(),
             attached: Vec::new(),
             is_complete: false,
@@ -360,7 +365,7 @@ impl Kept {
             heartbeats,
             choice: Rc::clone(choice),
             steps: BTreeSet::new(),
-            weaker,
+            limitation,
             cpus,
             windows,
             rings,
@@ -369,29 +374,29 @@ impl Kept {
         })
     }
 
-    /// Lets programs run that do not yet: those that end an interval first, so that none begins without an end.
+    /// Attaches the remaining programs. Exit programs come first, so that no interval starts that nothing ends.
     pub(crate) fn attach(&mut self, is_complete: bool) -> Result<(), AttachError> {
         let mut programs: Vec<_> = self.skeleton.object().progs_mut().filter(|program| program.autoload()).collect();
         programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
         for program in programs {
             let name = program.name().to_string_lossy().into_owned();
-            let waits = !is_complete && HAND_OVER.contains(&name.as_str());
+            let waits = !is_complete && SWITCHING_PROGRAMS.contains(&name.as_str());
             if self.attached.contains(&name) || waits || name == AFTER_STEP {
                 continue;
             }
             self.links.push(program.attach()?);
             self.attached.push(name);
         }
-        if is_complete && !std::mem::replace(&mut self.is_complete, true) { self.keep_pace() } else { Ok(()) }
+        if is_complete && !std::mem::replace(&mut self.is_complete, true) { self.start_rate_limiter() } else { Ok(()) }
     }
 
-    fn keep_pace(&mut self) -> Result<(), AttachError> {
+    fn start_rate_limiter(&mut self) -> Result<(), AttachError> {
         let Some(heartbeats) = &mut self.heartbeats else { return Ok(()) };
         let accounts = MappedArray::new(&self.skeleton.maps.account_by_cpu, self.cpus as usize, size_of::<account>())
             .context("cannot map the accounts of CPUs")?;
         let written = move |cpu| accounts.u32_at(cpu as usize, offset_of!(account, written)).load(Ordering::Relaxed);
         heartbeats
-            .keep_pace((*self.choice).clone(), written)
+            .limit_rate((*self.choice).clone(), written)
             .context("cannot start the thread that lets heartbeats rest")?;
         Ok(())
     }
@@ -440,17 +445,17 @@ fn named(lost: Lost) -> Vec<(&'static str, u64)> {
         ("occupancy_nested", lost.nested),
         // Stacks of late interrupts that could not be taken, or were overwritten before they were read.
         ("occupancy_stacks", lost.stacks),
-        // Times in which another thread had the CPU than the one that was seen taking it.
+        // Events at which the current thread was not the one last switched in.
         ("unseen_switches", lost.astray),
-        // Requests of disks beyond those that are kept at a time.
+        // Disk requests beyond the maximum that is tracked at a time.
         ("requests_full", lost.requests_full),
-        // Requests of disks that had begun before.
+        // Disk requests submitted before recording started.
         ("unseen_requests", lost.requests_unseen),
-        // Intervals and requests that were overwritten before somebody had read them who wants each.
+        // Intervals and requests overwritten before a stream had read them.
         ("edges_overwritten", lost.intervals_overwritten),
         ("requests_overwritten", lost.requests_overwritten),
         ("moves_overwritten", lost.moves_overwritten),
-        // Work items that nobody had begun when another one took their place.
+        // Work items replaced by another item before a worker started them.
         ("queuers_overwritten", lost.queuers_overwritten),
         // Wakers, submitters and queuers in interrupts without a tracepoint.
         ("unseen_interrupts", lost.unseen_interrupts),
@@ -461,11 +466,12 @@ fn named(lost: Lost) -> Vec<(&'static str, u64)> {
 #[allow(unsafe_code)]
 unsafe impl PlainData for account {}
 
-/// Interrupt vectors depend on the architecture and on the kernel's configuration.
-pub(crate) fn leave_out_what_the_kernel_lacks(open: &mut OpenObject) -> Result<(), AttachError> {
+/// Disables optional programs without a tracepoint in this kernel. Interrupt vectors depend on the architecture and
+/// configuration.
+pub(crate) fn disable_missing_tracepoints(open: &mut OpenObject) -> Result<(), AttachError> {
     let types = libbpf_rs::Btf::from_vmlinux()?;
     for mut program in open.progs_mut() {
-        // The question mark that makes a program optional is not in the section's name any more.
+        // libbpf strips the question mark of optional programs from the section name.
         let section = program.section().to_string_lossy().into_owned();
         let Some(event) = section.strip_prefix("tp_btf/").filter(|_| !program.autoload()) else {
             continue;
@@ -477,7 +483,7 @@ pub(crate) fn leave_out_what_the_kernel_lacks(open: &mut OpenObject) -> Result<(
     Ok(())
 }
 
-/// Maps what the programs write, and tells them how much room there is.
+/// Maps what the programs write, and sets the ring size in each account.
 fn rings_of(skeleton: &OccupancySkel<'_>, cpus: u32, interval_bits: u32) -> std::io::Result<Rings> {
     let maps = &skeleton.maps;
     let map = |map: &libbpf_rs::MapMut<'_>, bytes| MappedArray::new(map, map.max_entries() as usize, bytes);
@@ -491,15 +497,15 @@ fn rings_of(skeleton: &OccupancySkel<'_>, cpus: u32, interval_bits: u32) -> std:
     Ok(Rings::new(accounts, intervals, requests, moves, interval_bits))
 }
 
-/// What only tells who woke whom costs nothing where nobody asks for that.
-fn leave_out_edges(open: &mut OpenObject, wakeups: Wakeups) {
+/// Disables the programs for wakeup edges unless edges are recorded, so that they cost nothing.
+fn disable_edge_programs(open: &mut OpenObject, wakeups: Wakeups) {
     let is_kept = wakeups == Wakeups::OfAll;
-    let tells_start = open.progs_mut().any(|program| program.name() == AT_START && program.autoload());
+    let has_submit_program = open.progs_mut().any(|program| program.name() == SUBMIT_PROGRAM && program.autoload());
     for mut program in open.progs_mut() {
         let name = program.name().to_string_lossy().into_owned();
         let is_wanted = match name.as_str() {
-            name if BEFORE_START.contains(&name) => is_kept && !tells_start,
-            name => is_kept || !OF_EDGES.contains(&name),
+            name if OLD_SUBMIT_PROGRAMS.contains(&name) => is_kept && !has_submit_program,
+            name => is_kept || !EDGE_PROGRAMS.contains(&name),
         };
         if !is_wanted {
             program.set_autoload(false);

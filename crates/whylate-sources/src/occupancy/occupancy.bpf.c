@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Keeps the account of who has each CPU: each event that hands a CPU over ends one interval and begins the next, so
- * each instant belongs to exactly one occupant. An interrupt lies above a softirq, and that above a thread.
+ * Keeps the CPU account: each event that changes a CPU's occupant ends one interval and starts the next, so that each instant belongs to
+ * exactly one occupant. An interrupt nests in a softirq, and a softirq in a thread.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -16,7 +16,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Never holds data: puts the types that user space shares into the skeleton. */
 struct {
 	struct account account;
 	struct window window;
@@ -40,29 +40,29 @@ struct {
 } layouts = {};
 
 enum {
-	/* Of the time, at most one part in so many goes into stacks. */
+	/* Stacks may take at most 1/STACK_SHARE of the time. */
 	STACK_SHARE = 16,
 };
 
-/* The function of the timers whose lateness counts: they set themselves only for times to come. 0: none. */
+/* Function of heartbeat timers. Their lateness counts because they are only armed for the future. 0: none. */
 const volatile u64 heartbeat_function = 0;
-/* That of the CPU's own tick, for which the same holds. */
+/* Function of the CPU's tick, which is only armed for the future too. */
 const volatile u64 tick_function = 0;
 
-/* Interrupts that are off for shorter are not told. */
+/* Minimum lateness that is recorded. */
 const volatile u64 late_from_ns = 100000;
 
-/* The function of timers that wake a thread, where those of a source's own threads count too. 0: they do not. */
+/* Function of timers that wake a thread, if those of a source's own threads count. 0: they do not. */
 const volatile u64 wakeup_function = 0;
-/* By the kernel's number. */
+/* PID in the initial namespace. */
 const volatile u32 own_process = 0;
-/* The same of the kernel's timerlat tracer. */
+/* Function of the timerlat tracer's timers. 0: they do not count. */
 const volatile u64 tracer_function = 0;
 
-/* Threads that have had no CPU for so long concern the program that explains waits. 0: there is none. */
+/* Minimum off-CPU time of threads whose switch-in calls the program that explains waits. 0: there is none. */
 u64 explain_waits_over_ns = 0;
 
-/* What late interrupts found last: each takes the place of the oldest. */
+/* Stacks of the latest late interrupts, overwritten oldest first. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -71,29 +71,29 @@ struct {
 	__type(value, struct late_stack);
 } late_interrupt_stacks SEC(".maps");
 
-/* Stacks of late interrupts so far. */
+/* Number of stacks of late interrupts so far. */
 u32 late_stacks = 0;
 
-/* A thread leaves the CPU that was not seen taking it. By now its switch_out is counted. */
+/* A thread leaves the CPU whose switch-in was not seen. Its switch-out is counted already. */
 static __always_inline void find_leaving(struct account *account, u32 cpu, struct task_struct *task, u64 now_ns)
 {
 	end_unseen(account, cpu, unseen_switch_in_ns(account, task, now_ns, true));
 	enter_thread(account, task);
 	if (keeps_all_wakeups)
-		tell_unseen_entry(account, cpu, task, switches_before(task) - 1);
+		fill_unseen_entry(account, cpu, task, switches_before(task) - 1);
 }
 
-static __always_inline void hand_over(struct account *account, u32 cpu, bool preempt, struct task_struct *prev, struct task_struct *next,
-				      u32 prev_state, u64 now_ns)
+static __always_inline void switch_occupant(struct account *account, u32 cpu, bool preempt, struct task_struct *prev,
+					    struct task_struct *next, u32 prev_state, u64 now_ns)
 {
 	bool is_open = open(account, cpu);
 	u16 left = 0;
 
-	if (is_open && __builtin_expect(has_other_number(account, prev), 0))
-		take_number(account, cpu, now_ns - 1);
+	if (is_open && __builtin_expect(has_new_tid(account, prev), 0))
+		change_tid(account, cpu, now_ns - 1);
 	if (is_open && is_astray(account, prev))
 		find_leaving(account, cpu, prev, now_ns);
-	/* One that is still runnable was preempted, or has yielded. */
+	/* A thread that is still runnable was preempted, or has yielded. */
 	if (keeps_all_wakeups && prev->pid && (preempt || !prev->__state))
 		keep_wait(prev, false, NULL, now_ns);
 	if (keeps_all_wakeups)
@@ -103,8 +103,8 @@ static __always_inline void hand_over(struct account *account, u32 cpu, bool pre
 		return;
 	}
 	if (keeps_all_wakeups)
-		left = how_it_leaves(prev, preempt, prev_state);
-	/* The scheduler has brought that up to date before it switches. */
+		left = switch_out_flags(prev, preempt, prev_state);
+	/* The scheduler updates the run queue's clock before it switches. */
 	end_interval(account, cpu, now_ns, steal_ns_of_queue(next), left);
 
 	/* With PREEMPT_RT a softirq may be preempted; it is then known by its thread. */
@@ -116,14 +116,14 @@ static __always_inline void hand_over(struct account *account, u32 cpu, bool pre
 	if (keeps_all_wakeups) {
 		account->in_timer = false;
 		account->completed[IN_IRQ] = 0;
-		tell_entry(account, cpu, next, switches_before(next), true);
+		fill_entry(account, cpu, next, switches_before(next), true);
 	}
 	if (__builtin_expect(account->astray, 0) && bpf_core_field_exists(next->se.cfs_rq))
 		account->clock_behind_ns = now_ns - next->se.cfs_rq->rq->clock;
 	close_account(account);
 }
 
-/* Whose programs a switch concerns; nearly always nobody's. */
+/* Returns the sources' programs that a switch concerns; nearly always none. */
 static __always_inline u32 steps_of(const struct account *account, const struct task_struct *prev, const struct task_struct *next)
 {
 	u32 steps = 0;
@@ -132,13 +132,13 @@ static __always_inline u32 steps_of(const struct account *account, const struct 
 		steps |= 1 << STEP_TIMERLAT;
 	if ((prev->flags | next->flags) & PF_IO_WORKER)
 		steps |= 1 << STEP_SQPOLL;
-	/* Nearly all have had a CPU since. */
+	/* Nearly all threads have run more recently. */
 	if (explain_waits_over_ns && next->pid && task_off_cpu_ns(next) >= explain_waits_over_ns)
 		steps |= 1 << STEP_RUNNABLE;
 	return steps;
 }
 
-/* Comes back if there is no such program. */
+/* Returns only if no such program is registered. */
 static __always_inline void call_step(void *ctx, struct account *account, u32 step)
 {
 	if (!(account->steps & 1 << step))
@@ -157,7 +157,7 @@ static __always_inline void call_steps(void *ctx, struct account *account)
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
 {
-	/* First, as the CPU waits until it has read what came before. */
+	/* Read first: the CPU waits until earlier reads are done. */
 	u64 now_ns = bpf_ktime_get_ns();
 	u32 cpu = bpf_get_smp_processor_id(), steps;
 	struct account *account = account_of(cpu);
@@ -169,11 +169,11 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		account->steps = steps;
 		call_steps(ctx, account);
 	}
-	hand_over(account, cpu, preempt, prev, next, prev_state, now_ns);
+	switch_occupant(account, cpu, preempt, prev, next, prev_state, now_ns);
 	return 0;
 }
 
-/* The program of a source has run, and calls this one in place of its own end. */
+/* Called by a source's program when it is done. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
 {
@@ -183,11 +183,11 @@ int BPF_PROG(on_sched_switch_after_step, bool preempt, struct task_struct *prev,
 	if (!account)
 		return 0;
 	call_steps(ctx, account);
-	hand_over(account, cpu, preempt, prev, next, prev_state, bpf_ktime_get_ns());
+	switch_occupant(account, cpu, preempt, prev, next, prev_state, bpf_ktime_get_ns());
 	return 0;
 }
 
-/* The worker of an item that begins or ends is the current thread; in a softirq that is whoever was interrupted. */
+/* The current thread is the worker of an item that starts or ends; in a softirq it is the interrupted thread. */
 static __always_inline int item_changes(u64 handler, const struct entry *begins)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -199,7 +199,7 @@ static __always_inline int item_changes(u64 handler, const struct entry *begins)
 	hold_cpu();
 	account = open_account(cpu);
 	if (account) {
-		/* A worker that was switched to in between has shown its handler before it begins. */
+		/* After a switch to the worker in between, the handler was read from the worker already. */
 		if (account->since_ns && !account->softirq && !account->in_irq && (account->handler != handler || begins)) {
 			end_interval_of_thread(account, cpu);
 			account->handler = handler;
@@ -218,7 +218,7 @@ int BPF_PROG(on_workqueue_execute_start, struct work_struct *work)
 {
 	struct entry queuer = {};
 
-	/* Of each item, whoever runs it: its place is free then. */
+	/* For each item, also outside workers, so that its entry becomes free. */
 	if (keeps_all_wakeups)
 		take_queuer(&queuer, work);
 	return item_changes((u64)work->func, queuer.kind ? &queuer : NULL);
@@ -236,7 +236,7 @@ int BPF_PROG(on_softirq_entry, unsigned int number)
 	u32 cpu = bpf_get_smp_processor_id();
 	struct account *account;
 
-	/* With PREEMPT_RT a thread runs it. */
+	/* With PREEMPT_RT a thread runs softirqs. */
 	hold_cpu();
 	account = open_account(cpu);
 	if (account) {
@@ -297,7 +297,7 @@ static __always_inline int irq_begins(u32 kind, u32 id, const char *name)
 	if (!account)
 		return 0;
 	if (!open(account, cpu)) {
-		/* What it wakes is by this interrupt, which may be no timer's. */
+		/* Wakeups are by this interrupt from here on, which may not be a timer's. */
 		account->in_timer = false;
 		return 0;
 	}
@@ -340,7 +340,7 @@ int BPF_PROG(on_irq_handler_exit)
 	return irq_ends();
 }
 
-/* One pair of programs for each vector that the architecture's kernel has events for. */
+/* A pair of programs for each vector with tracepoints on this architecture. */
 #define VECTOR(event, vector)                                                                                                              \
 	SEC("?tp_btf/" #event "_entry") int BPF_PROG(on_##event##_entry)                                                                   \
 	{                                                                                                                                  \
@@ -366,19 +366,19 @@ int BPF_PROG(on_ipi_exit)
 	return irq_ends();
 }
 
-/* x86: comes after the handler, and tells how long it ran. */
+/* x86: comes after the handler, with its run time. */
 SEC("?tp_btf/nmi_handler")
 int BPF_PROG(on_nmi_handler, void *handler, s64 delta_ns)
 {
 	struct account *account = account_of(bpf_get_smp_processor_id());
 
-	/* Nothing but an NMI interrupts an NMI's handler, and those do not nest. */
+	/* NMIs do not nest, and only an NMI interrupts an NMI's handler. */
 	if (account && delta_ns > 0)
 		account->nmi_ns += delta_ns;
 	return 0;
 }
 
-/* On a slow machine taking the stack can make the next interrupt late in turn, and that the next: some rest follows. */
+/* On a slow machine, taking a stack can make the next interrupt late, and so on: leave a pause after each. */
 static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 {
 	u64 now_ns = bpf_ktime_get_ns();
@@ -400,8 +400,8 @@ static __always_inline s32 stack_of_late(void *ctx, struct account *account)
 }
 
 /*
- * Its lateness tells of interrupts that were off, because nobody sets it for times that are over. A thread of ours
- * that is stopped may; its source knows then.
+ * Tests whether the timer's lateness shows disabled interrupts, because it is never armed for the past. A stopped thread of this process
+ * may arm one so; its source knows then.
  */
 static __always_inline bool timer_counts(const struct hrtimer *timer)
 {
@@ -418,8 +418,8 @@ static __always_inline bool timer_counts(const struct hrtimer *timer)
 }
 
 /*
- * A timer that comes late tells that interrupts were off: at least since it was due. Its stack tells who enabled
- * them, because the interrupt comes in right there.
+ * A late timer shows that interrupts were off at least since it was due. The interrupted stack shows who enabled them, because the
+ * interrupt comes in right there.
  */
 SEC("tp_btf/hrtimer_expire_entry")
 int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
@@ -449,7 +449,7 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	return 0;
 }
 
-/* Loaded where the timer's interrupt is not announced: what is left of that counts for what it found. */
+/* Loaded where the timer's interrupt has no tracepoint: the rest of the interrupt counts for what it interrupted. */
 SEC("?tp_btf/hrtimer_expire_exit")
 int BPF_PROG(on_hrtimer_expire_exit)
 {
@@ -464,7 +464,7 @@ int BPF_PROG(on_hrtimer_expire_exit)
 	return 0;
 }
 
-/* Whoever wakes a thread that is not asleep any more does not come here. */
+/* Wakeups of threads that are no longer asleep do not come here. */
 SEC("tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *task)
 {
@@ -477,7 +477,7 @@ int BPF_PROG(on_sched_waking, struct task_struct *task)
 	return 0;
 }
 
-/* Still on its former CPU, but in its queue no more. */
+/* The thread is still on its former CPU, but dequeued there. */
 SEC("tp_btf/sched_migrate_task")
 int BPF_PROG(on_sched_migrate_task, struct task_struct *task, int to_cpu)
 {
@@ -488,7 +488,7 @@ int BPF_PROG(on_sched_migrate_task, struct task_struct *task, int to_cpu)
 	wakeup = wakeup_of(task->pid, task->flags & PF_WQ_WORKER);
 	if (!wakeup || wakeup->tid != (u32)task->pid)
 		return 0;
-	/* It is being woken, and has not been in its former queue. */
+	/* The thread is being woken, and was not on its former CPU's run queue. */
 	if (task->__state & TASK_WAKING) {
 		wakeup->throttled_by = finds_quota_used_up(task, to_cpu) ? THROTTLED_BY_QUOTA : THROTTLED_NOT;
 		return 0;

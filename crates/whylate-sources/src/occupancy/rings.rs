@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's rings of intervals and of requests, read while it writes them.
+//! The kernel's rings of intervals and disk requests, read while the kernel writes them.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -11,18 +11,18 @@ use super::slices::{self, Details};
 use crate::mapped::MappedArray;
 use crate::pid_namespace;
 
-/// All CPUs together have at most so many intervals, unless there are more CPUs than for the least number of each.
-const MOST_INTERVALS: u32 = 1 << 20;
-/// A program of the account takes less than a microsecond.
+/// Maximum number of intervals of all CPUs, unless the minimum for each CPU exceeds it.
+const MAX_INTERVALS: u32 = 1 << 20;
+/// Maximum number of reads of an account; an account program takes less than a microsecond.
 const ATTEMPTS: usize = 1000;
 
-/// How many intervals a CPU has, as a power of two.
+/// Returns the number of intervals per CPU, as a power of two.
 pub(super) fn interval_bits(cpus: u32) -> u32 {
-    let bits = (MOST_INTERVALS / cpus.max(1)).checked_ilog2().unwrap_or(0);
+    let bits = (MAX_INTERVALS / cpus.max(1)).checked_ilog2().unwrap_or(0);
     bits.clamp(occupancy_limits::INTERVAL_BITS.0, occupancy_limits::MOST_INTERVAL_BITS.0)
 }
 
-/// For how many CPUs and intervals of each these are.
+/// Mapped rings of all CPUs.
 #[derive(Debug)]
 pub(super) struct Rings {
     accounts: MappedArray,
@@ -30,7 +30,7 @@ pub(super) struct Rings {
     requests: MappedArray,
     moves: MappedArray,
     interval_bits: u32,
-    /// Threads have numbers of their own here.
+    /// Whether this process is in a PID namespace of its own, so that TIDs are translated.
     is_translated: bool,
     pub intervals_lost: AtomicU64,
     pub requests_lost: AtomicU64,
@@ -62,43 +62,43 @@ impl Rings {
         self.accounts.entries()
     }
 
-    /// How many a CPU has room for.
+    /// Capacity of a CPU's ring, in intervals.
     pub(super) fn slots(&self) -> u32 {
         1 << self.interval_bits
     }
 
-    /// How many intervals of this CPU have been written.
+    /// Number of intervals written for this CPU so far.
     pub(super) fn written(&self, cpu: usize) -> u32 {
         self.accounts.u32_at(cpu, offset_of!(account, written)).load(Ordering::Acquire)
     }
 
-    /// What a hypervisor took of this CPU is told where it did, and not only when a thread leaves it.
+    /// Whether steal time is accounted to each interval, not only at switch-out.
     pub(super) fn has_exact_steal(&self, cpu: usize) -> bool {
         self.accounts.u64_at(cpu, offset_of!(account, steal_seen_ns)).load(Ordering::Relaxed) != 0
     }
 
-    /// An interval that has ended; `None` where another one has taken its place, or it never was.
+    /// Returns a finished interval, or `None` if its slot was reused or never written.
     pub(super) fn interval(&self, cpu: usize, position: u32) -> Option<interval> {
-        // The next one to be written may have been begun.
+        // The kernel may be writing the next slot already.
         let is_there = || (1..self.slots()).contains(&self.written(cpu).wrapping_sub(position));
         if !is_there() {
             return None;
         }
-        let of: interval = self.intervals.copy(place(cpu, position, self.interval_bits))?;
+        let of: interval = self.intervals.copy(ring_index(cpu, position, self.interval_bits))?;
         fence(Ordering::Acquire);
         (is_there() && of.start_ns != 0).then_some(of)
     }
 
-    /// Only when it began.
+    /// Returns only the start of an interval, or `None` if its slot was reused or never written.
     pub(super) fn start_ns(&self, cpu: usize, position: u32) -> Option<u64> {
-        let at = place(cpu, position, self.interval_bits);
+        let at = ring_index(cpu, position, self.interval_bits);
         let start_ns = self.intervals.u64_at(at, offset_of!(interval, start_ns)).load(Ordering::Acquire);
-        // The next one to be written may have been begun.
+        // The kernel may be writing the next slot already.
         let is_there = (1..self.slots()).contains(&self.written(cpu).wrapping_sub(position));
         (is_there && start_ns != 0).then_some(start_ns)
     }
 
-    /// The interval in progress, and how many were written before it; `None` before the first switch.
+    /// Returns the current interval and the number of intervals written before it; `None` before the first switch.
     pub(super) fn present(&self, cpu: usize) -> Option<(interval, u32)> {
         let mut seen = account::default();
         for _ in 0..ATTEMPTS {
@@ -111,17 +111,17 @@ impl Rings {
             }
             std::hint::spin_loop();
         }
-        // It changes hands all the time, or its virtual CPU has stopped just there.
+        // It switches all the time, or its vCPU was preempted just here.
         let kind = occupant_kind::OCCUPANT_NOBODY.0 as u8;
         (seen.since_ns != 0).then(|| (interval { start_ns: seen.since_ns, kind, ..interval::default() }, seen.written))
     }
 
-    /// How many requests and moves a CPU has room for, as a power of two.
+    /// Capacity of a CPU's rings of requests and moves, as a power of two.
     fn detail_bits(&self) -> u32 {
         self.interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0
     }
 
-    /// As `describe` in `bpf/occupancy.bpf.h` does.
+    /// Does what `describe` in `bpf/occupancy.bpf.h` does.
     fn describe(&self, of: &account) -> interval {
         let mut to = interval { start_ns: of.since_ns, entry: of.entry, ..interval::default() };
         if of.in_irq != 0 {
@@ -142,9 +142,9 @@ impl Rings {
 }
 
 impl Details for Rings {
-    /// One without times where another one has taken its place.
+    /// Returns a request without times if its slot was reused.
     fn request(&self, cpu: u32, position: u32) -> Request {
-        let index = place(cpu as usize, position, self.detail_bits());
+        let index = ring_index(cpu as usize, position, self.detail_bits());
         let is_there = || {
             index < self.requests.entries()
                 && self.requests.u32_at(index, offset_of!(disk_request, position)).load(Ordering::Acquire) == position
@@ -160,9 +160,9 @@ impl Details for Rings {
         })
     }
 
-    /// None where another one has taken its place: then the thread has waited for this CPU alone.
+    /// Returns `None` if the slot was reused: the whole wait is then attributed to this CPU.
     fn moved(&self, cpu: usize, position: u32) -> Option<Move> {
-        let index = place(cpu, position, self.detail_bits());
+        let index = ring_index(cpu, position, self.detail_bits());
         let is_there = || {
             index < self.moves.entries()
                 && self.moves.u32_at(index, offset_of!(run_queue_move, position)).load(Ordering::Acquire) == position
@@ -179,12 +179,12 @@ impl Details for Rings {
     }
 }
 
-fn place(cpu: usize, position: u32, bits: u32) -> usize {
+fn ring_index(cpu: usize, position: u32, bits: u32) -> usize {
     (cpu << bits) | (position & ((1 << bits) - 1)) as usize
 }
 
 #[cfg(test)]
-pub(super) mod made_up {
+pub(super) mod fixtures {
     //! Rings that a test writes as the kernel does.
 
     use std::fs::File;
@@ -201,7 +201,7 @@ pub(super) mod made_up {
         intervals: MappedArray,
     }
 
-    /// Of one CPU.
+    /// Creates the rings of one CPU.
     pub fn rings() -> (Rings, Kernel) {
         let file = |entries: usize, bytes: usize| {
             let file = File::from(memfd_create("made up", MemfdFlags::CLOEXEC).expect("there is memory"));
@@ -221,7 +221,7 @@ pub(super) mod made_up {
             self.accounts.u64_at(0, field).store(value, Ordering::Relaxed);
         }
 
-        /// From now on another thread has the CPU: each has it for 10 ns, and its number is its position's.
+        /// Switches to another thread. Each runs for 10 ns, and its TID is its position.
         pub fn switch(&self) {
             let written_at = self.accounts.u32_at(0, offset_of!(account, written));
             let written = written_at.load(Ordering::Relaxed);
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_cpus_together_take_so_much() {
+    fn interval_bits_bound_total_memory() {
         assert_eq!([1, 2, 16, 17, 64, 256, 1024].map(interval_bits), [16, 16, 16, 15, 14, 12, 12]);
         assert_eq!(size_of::<interval>() << 20, 64 << 20);
     }

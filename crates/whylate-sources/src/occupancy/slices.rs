@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the kernel's record of an interval to the model's slice of a CPU's past.
+//! Converts the kernel's record of an interval into the model's slice.
 
 use whylate_model::path::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Request, Slice, Waker};
 use whylate_model::path::timer::TimerKind;
@@ -24,16 +24,16 @@ unsafe impl PlainData for run_queue_move {}
 
 const ENTRY_STOPPED: u8 = entry_kind::ENTRY_STOPPED.0 as u8;
 
-/// What intervals refer to.
+/// Records that intervals refer to.
 pub(super) trait Details {
-    /// The request that was done at this position of a CPU.
+    /// Returns the disk request that completed at this position of a CPU's ring.
     fn request(&self, cpu: u32, position: u32) -> Request;
 
-    /// The move of the thread whose interval has this position of a CPU.
+    /// Returns the migration of the thread in the interval at this position of a CPU's ring.
     fn moved(&self, cpu: usize, position: u32) -> Option<Move>;
 }
 
-/// The slice of the interval at a position of a CPU, which ended at `end_ns`.
+/// Converts the interval at `position` of a CPU, which ended at `end_ns`.
 pub(super) fn slice(of: &interval, end_ns: u64, (cpu, position): (usize, u32), details: &impl Details) -> Slice {
     let is_moved = u32::from(of.entry.kind) & entry_kind::ENTRY_MOVED.0 != 0;
     Slice {
@@ -54,7 +54,7 @@ pub(super) fn slice(of: &interval, end_ns: u64, (cpu, position): (usize, u32), d
     }
 }
 
-/// As `short_of_ns` in `keep_edges.bpf.h` writes it.
+/// Decodes what `short_of_ns` in `keep_edges.bpf.h` encodes.
 fn ns_of_short(short: u8) -> u64 {
     let (doubled, units) = (short >> 5, u64::from(short & 31));
     (if doubled == 0 { units } else { (32 + units) << (doubled - 1) }) << 18
@@ -78,21 +78,21 @@ fn name(of: &interval) -> Name {
     match occupant_kind(of.kind.into()) {
         occupant_kind::OCCUPANT_NOBODY | occupant_kind::OCCUPANT_IDLE => Name::default(),
         occupant_kind::OCCUPANT_SOFTIRQ => Name::of(SOFTIRQS.get(of.id as usize).copied().unwrap_or("softirq")),
-        occupant_kind::OCCUPANT_VECTOR => vector(of.id).map_or_else(|| kept(&of.name), Name::of),
-        _ => kept(&of.name),
+        occupant_kind::OCCUPANT_VECTOR => vector(of.id).map_or_else(|| terminated_name(&of.name), Name::of),
+        _ => terminated_name(&of.name),
     }
 }
 
-/// Without what may stand behind its end.
-fn kept(name: &[i8; 16]) -> Name {
+/// Copies a name without stale bytes after its terminator.
+fn terminated_name(name: &[i8; 16]) -> Name {
     let length = name.iter().position(|&byte| byte == 0).unwrap_or(15);
     Name(std::array::from_fn(|at| if at < length { name[at] as u8 } else { 0 }))
 }
 
-/// How the thread came by its CPU, without the bits beside that.
+/// Returns how the thread was switched in, without the flag bits.
 fn kind_of(of: &entry) -> entry_kind {
-    let beside = entry_kind::ENTRY_OF_ITEM.0 | entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_STOPPED.0;
-    entry_kind(u32::from(of.kind) & !beside)
+    let flags = entry_kind::ENTRY_OF_ITEM.0 | entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_STOPPED.0;
+    entry_kind(u32::from(of.kind) & !flags)
 }
 
 fn entry_of(of: &entry, details: &impl Details) -> Entry {
@@ -115,7 +115,7 @@ fn entry_of(of: &entry, details: &impl Details) -> Entry {
     if of.kind & of_item == 0 { Entry::Woken { at_ns, by, cpu } } else { Entry::Queued { at_ns, by, cpu } }
 }
 
-/// The stop that a number of `enum stopper` (`bpf/stopped.bpf.h`) stands for; `None` where nothing had stopped the thread.
+/// Decodes `enum stopper` (`bpf/stopped.bpf.h`). `None` if the thread was not stopped.
 pub(crate) fn stop(number: u32) -> Option<Stop> {
     match stopper(number) {
         stopper::STOPPED_BY_SIGNAL => Some(Stop::Signal),
@@ -125,7 +125,7 @@ pub(crate) fn stop(number: u32) -> Option<Stop> {
     }
 }
 
-/// By the number of its function, from 1 on.
+/// Decodes the 1-based index of a timer's function.
 fn timer(number: u32) -> TimerKind {
     if number == occupancy_limits::DIRTY_THROTTLING.0 {
         return TimerKind::DirtyThrottling;
@@ -180,9 +180,9 @@ pub(super) fn request(of: &disk_request) -> Request {
 mod tests {
     use super::*;
 
-    struct MadeUp;
+    struct FakeDetails;
 
-    impl Details for MadeUp {
+    impl Details for FakeDetails {
         fn request(&self, cpu: u32, position: u32) -> Request {
             Request { queued_ns: cpu.into(), submitter: position, ..Request::default() }
         }
@@ -193,20 +193,20 @@ mod tests {
     }
 
     fn decoded(of: &interval) -> Slice {
-        slice(of, 200, (3, 9), &MadeUp)
+        slice(of, 200, (3, 9), &FakeDetails)
     }
 
     fn thread() -> interval {
         let mut of =
             interval { start_ns: 100, id: 7, kind: occupant_kind::OCCUPANT_THREAD.0 as u8, ..Default::default() };
         of.name[..3].copy_from_slice(&[b'a' as i8, b'b' as i8, 0]);
-        // What a longer name has left there.
+        // Stale bytes of a longer name.
         of.name[5] = b'x' as i8;
         of
     }
 
     #[test]
-    fn a_thread_is_told_with_how_it_came_and_left() {
+    fn decodes_switch_in_and_switch_out_of_thread() {
         let mut of = thread();
         of.entry = entry { woken_ns: 50, waker: 9, waker_cpu: 3, kind: entry_kind::ENTRY_THREAD.0 as u8, throttled: 0 };
         of.left = (left_bits::LEFT_BLOCKED.0 | left_bits::LEFT_UNINTERRUPTIBLE.0 | (75 + 1)) as u16;
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_was_moved_has_its_move() {
+    fn decodes_migration_of_thread() {
         let mut of = thread();
         of.entry = entry { woken_ns: 50, waker: 9, waker_cpu: 3, kind: entry_kind::ENTRY_THREAD.0 as u8, throttled: 0 };
         let entry = decoded(&of).entry;
@@ -233,13 +233,13 @@ mod tests {
         assert_eq!((decoded(&of).moved, decoded(&of).entry), (Some(Move { at_ns: 59, from_cpu: 4 }), entry));
         of.entry.kind = (entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_PREEMPTED.0) as u8;
         assert_eq!(decoded(&of).entry, Entry::Preempted { at_ns: 50 });
-        // A new thread that another CPU took first.
+        // A new thread that was first queued on another CPU.
         of.entry.kind = (entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_PARENT_OF_THREAD.0) as u8;
         assert!(decoded(&of).is_in_parents_process && decoded(&of).moved.is_some());
     }
 
     #[test]
-    fn a_quota_that_was_used_up_is_told_with_its_cgroup() {
+    fn decodes_throttled_time_and_cgroup() {
         assert_eq!([0, 1, 31, 32, 63, 64].map(ns_of_short), [0, 1, 31, 32, 63, 64].map(|units| units << 18));
         assert!((1..=u8::MAX).all(|short| ns_of_short(short) > ns_of_short(short - 1)));
         let entry = entry { woken_ns: 50, kind: entry_kind::ENTRY_PREEMPTED.0 as u8, throttled: 2, ..entry::default() };
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_to_leave_is_told_apart() {
+    fn distinguishes_switch_out_reasons() {
         let left = |bits: u32| decoded(&interval { left: bits as u16, ..thread() }).exit;
         assert_eq!(left(0), Exit::GoesOn);
         assert_eq!(left(left_bits::LEFT_PREEMPTED.0), Exit::Preempted);
@@ -257,13 +257,13 @@ mod tests {
         let kernel = left_bits::LEFT_BLOCKED.0 | left_bits::LEFT_IS_KERNEL.0 | left_bits::LEFT_IN_IOWAIT.0;
         let blocked = Blocked { is_kernel: true, in_iowait: true, ..Blocked::default() };
         assert_eq!(left(kernel), Exit::Blocked(blocked));
-        // System call 0 is one.
+        // System call 0 is a valid one.
         let read = left(left_bits::LEFT_BLOCKED.0 | 1);
         assert_eq!(read, Exit::Blocked(Blocked { syscall: Some(0), ..Blocked::default() }));
     }
 
     #[test]
-    fn what_had_stopped_a_thread_is_told_when_it_leaves_and_when_it_comes_back() {
+    fn decodes_stop_at_switch_out_and_switch_in() {
         for (number, stop) in [
             (stopper::STOPPED_BY_SIGNAL, Stop::Signal),
             (stopper::STOPPED_BY_TRACER, Stop::Tracer),
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_told_by_its_request() {
+    fn decodes_disk_waker_by_request() {
         let kind = entry_kind::ENTRY_DISK.0 as u8;
         let of = interval { entry: entry { woken_ns: 60, waker: 41, waker_cpu: 2, kind, throttled: 0 }, ..thread() };
         let request = Request { queued_ns: 2, submitter: 41, ..Request::default() };
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_is_told_by_the_number_of_its_function() {
+    fn decodes_timer_by_function_index() {
         let by = |waker| {
             let entry = entry { woken_ns: 60, waker, kind: entry_kind::ENTRY_TIMER.0 as u8, ..entry::default() };
             let Entry::Woken { by, .. } = decoded(&interval { entry, ..thread() }).entry else { panic!("woken") };
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn interrupts_have_names_and_tell_how_late_they_were() {
+    fn decodes_interrupt_names_and_lateness() {
         let late = u64::from_ne_bytes({
             let mut bytes = [0xff; 8];
             bytes[..4].copy_from_slice(&1234_u32.to_ne_bytes());
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!((irq.holder, irq.name), (Holder::Irq { late_ns: 1234 }, Name::of("local_timer")));
         let softirq = interval { kind: occupant_kind::OCCUPANT_SOFTIRQ.0 as u8, id: 3, ..thread() };
         assert_eq!((decoded(&softirq).holder, decoded(&softirq).name), (Holder::Softirq, Name::of("net_rx")));
-        let nobody = interval { kind: occupant_kind::OCCUPANT_NOBODY.0 as u8, ..thread() };
-        assert_eq!((decoded(&nobody).holder, decoded(&nobody).name), (Holder::Nobody, Name::default()));
+        let unknown = interval { kind: occupant_kind::OCCUPANT_NOBODY.0 as u8, ..thread() };
+        assert_eq!((decoded(&unknown).holder, decoded(&unknown).name), (Holder::Nobody, Name::default()));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Programs of sources that the account's own program calls, so that one program comes in at an event for all of them.
+//! Programs of sources that the account's program tail-calls, so that only one program per tracepoint is attached.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
@@ -10,19 +10,19 @@ use libbpf_rs::{MapCore as _, MapFlags};
 
 use super::skel::OccupancySkel;
 use super::skel::types::{switch_step, waking_step};
-use super::{Account, Kept};
+use super::{Account, AccountState};
 use crate::source::AttachError;
 
-/// A program that the account calls, by its source and event.
+/// A source's program that the account calls, by source and tracepoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Step {
-    /// A measured thread gets the CPU.
+    /// A measured thread is switched in.
     TimerlatSwitch,
-    /// A thread of io_uring gets the CPU, or leaves it.
+    /// A thread of io_uring is switched in or out.
     SqpollSwitch,
-    /// A thread gets the CPU that has had none for so long.
+    /// A thread is switched in after it was off-CPU for at least `over_ns`.
     RunnableSwitch {
-        /// In nanoseconds, by the scheduler's clock.
+        /// Off-CPU time in nanoseconds, on the scheduler's clock.
         over_ns: u64,
     },
     /// A thread of io_uring is woken.
@@ -30,7 +30,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// Where its program is among those of the event.
+    /// Returns the index of the program in the tracepoint's program array.
     fn position(self) -> u32 {
         match self {
             Step::TimerlatSwitch => switch_step::STEP_TIMERLAT.0,
@@ -41,33 +41,33 @@ impl Step {
     }
 }
 
-/// The account calls a program until this is dropped.
-pub(crate) struct Called {
-    kept: Weak<RefCell<Kept>>,
+/// Keeps a program registered with the account until dropped.
+pub(crate) struct StepGuard {
+    state: Weak<RefCell<AccountState>>,
     step: Step,
 }
 
 impl Account {
-    /// From now on, once it is attached itself, it calls this program.
+    /// Registers `program`, which the account calls from now on while it is attached.
     ///
     /// # Errors
-    /// When another source has such a program, or the kernel refuses it.
-    pub(crate) fn call(&self, step: Step, program: BorrowedFd<'_>) -> Result<Called, AttachError> {
-        let mut kept = self.kept.borrow_mut();
-        if kept.steps.iter().any(|other| std::mem::discriminant(other) == std::mem::discriminant(&step)) {
+    /// When a program is already registered for this step, or the kernel refuses it.
+    pub(crate) fn call(&self, step: Step, program: BorrowedFd<'_>) -> Result<StepGuard, AttachError> {
+        let mut state = self.state.borrow_mut();
+        if state.steps.iter().any(|other| std::mem::discriminant(other) == std::mem::discriminant(&step)) {
             return Err(AttachError::Failed(anyhow!("attach this source once beside others")));
         }
         let program = program.as_raw_fd().to_ne_bytes();
-        kept.map_of(step).update(&step.position().to_ne_bytes(), &program, MapFlags::ANY)?;
+        state.map_of(step).update(&step.position().to_ne_bytes(), &program, MapFlags::ANY)?;
         if let Step::RunnableSwitch { over_ns } = step {
-            kept.explain_waits_over(over_ns);
+            state.explain_waits_over(over_ns);
         }
-        kept.steps.insert(step);
-        Ok(Called { kept: Rc::downgrade(&self.kept), step })
+        state.steps.insert(step);
+        Ok(StepGuard { state: Rc::downgrade(&self.state), step })
     }
 }
 
-impl Kept {
+impl AccountState {
     fn map_of(&self, step: Step) -> &libbpf_rs::MapMut<'static> {
         match step {
             Step::SqpollWaking => &self.skeleton.maps.steps_of_waking,
@@ -82,22 +82,22 @@ impl Kept {
     }
 }
 
-impl Drop for Called {
+impl Drop for StepGuard {
     fn drop(&mut self) {
-        // With the account, what it calls is gone as well.
-        let Some(kept) = self.kept.upgrade() else { return };
-        let mut kept = kept.borrow_mut();
-        kept.steps.remove(&self.step);
+        // If the account is gone, so are its program arrays.
+        let Some(state) = self.state.upgrade() else { return };
+        let mut state = state.borrow_mut();
+        state.steps.remove(&self.step);
         if let Step::RunnableSwitch { .. } = self.step {
-            kept.explain_waits_over(0);
+            state.explain_waits_over(0);
         }
-        // It can only be gone already.
-        let _ = kept.map_of(self.step).delete(&self.step.position().to_ne_bytes());
+        // Deletion fails only if the entry is gone already.
+        let _ = state.map_of(self.step).delete(&self.step.position().to_ne_bytes());
     }
 }
 
-/// Programs of sources call the account's again.
-pub(super) fn goes_on_with(skeleton: &OccupancySkel<'_>) -> Result<(), AttachError> {
+/// Registers the account's own program, which sources' programs tail-call when they are done.
+pub(super) fn register_account(skeleton: &OccupancySkel<'_>) -> Result<(), AttachError> {
     let program = skeleton.progs.on_sched_switch_after_step.as_fd().as_raw_fd().to_ne_bytes();
     let position = switch_step::STEP_ACCOUNT.0.to_ne_bytes();
     Ok(skeleton.maps.steps_of_switch.update(&position, &program, MapFlags::ANY)?)

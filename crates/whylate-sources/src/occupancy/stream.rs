@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What all CPUs do, from a moment on, for as long as somebody reads it in time.
+//! Forward reader over the account's rings: streams the run slices of all CPUs.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -10,54 +10,56 @@ use super::rings::Rings;
 use super::skel::types::interval;
 use super::slices::slice;
 
-/// Where an interval was overwritten, so many parts of eight of a ring are left for reading in peace.
-const LEFT_OF_EIGHT: u32 = 7;
-/// A CPU may change hands between two readings; one that was never seen to has nothing to read.
+/// After an overrun, skip to the newest 7/8 of the ring, so that the writer does not catch up at once.
+const KEPT_EIGHTHS: u32 = 7;
+/// Maximum number of rounds at the end of a stream. The CPU may switch between two reads; a CPU that was never seen has
+/// nothing to read.
 const ATTEMPTS: usize = 10;
 
-/// Reads each interval once, in the order of time on its CPU.
+/// Returns each interval once, in time order per CPU.
 #[derive(Debug)]
 pub struct Stream {
     rings: Rc<Rings>,
-    lanes: Vec<Lane>,
+    cursors: Vec<CpuCursor>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Lane {
-    /// The interval that is handed out next, as soon as it has ended, if it was read already.
+struct CpuCursor {
+    /// The interval that is returned next once it has ended, if it was read already.
     read: Option<interval>,
     position: u32,
-    /// When the one before it ended; 0: there was none.
+    /// End of the previous interval; 0 if there was none.
     since_ns: u64,
 }
 
 impl Stream {
-    /// From those in progress on.
+    /// Starts with the intervals in progress.
     pub(super) fn new(rings: Rc<Rings>) -> Self {
-        let lane = |cpu| Lane { read: None, position: rings.written(cpu), since_ns: 0 };
-        let lanes = (0..rings.cpus()).map(lane).collect();
-        Stream { rings, lanes }
+        let cursor = |cpu| CpuCursor { read: None, position: rings.written(cpu), since_ns: 0 };
+        let cursors = (0..rings.cpus()).map(cursor).collect();
+        Stream { rings, cursors }
     }
 
-    /// Hands out what each CPU has done since the last time, as far as it had ended by then, with the number of the
-    /// CPU. Time whose intervals were overwritten before that is nobody's, and they are counted.
+    /// Passes each slice that ended by `until_ns` to `each`, with its CPU. Time of overwritten intervals is passed as
+    /// unattributed, and the intervals are counted.
     pub fn drain(&mut self, until_ns: u64, each: &mut dyn FnMut(usize, Slice)) {
-        for (cpu, lane) in self.lanes.iter_mut().enumerate() {
-            while let Some(slice) = lane.next(&self.rings, cpu, until_ns) {
+        for (cpu, cursor) in self.cursors.iter_mut().enumerate() {
+            while let Some(slice) = cursor.next(&self.rings, cpu, until_ns) {
                 each(cpu, slice);
             }
         }
     }
 
-    /// The same for the last time, up to a moment that is over: what goes on beyond it is handed out too.
+    /// Ends the stream at `until_ns`, which must be in the past: also passes the slices still in progress.
     pub fn finish(&mut self, until_ns: u64, each: &mut dyn FnMut(usize, Slice)) {
-        for (cpu, lane) in self.lanes.iter_mut().enumerate() {
+        for (cpu, cursor) in self.cursors.iter_mut().enumerate() {
             let mut attempts = 0..ATTEMPTS;
-            while lane.since_ns < until_ns && attempts.next().is_some() {
-                while let Some(slice) = lane.next(&self.rings, cpu, until_ns) {
+            while cursor.since_ns < until_ns && attempts.next().is_some() {
+                while let Some(slice) = cursor.next(&self.rings, cpu, until_ns) {
                     each(cpu, slice);
                 }
-                let rest = lane.next(&self.rings, cpu, u64::MAX).or_else(|| lane.present(&self.rings, cpu, until_ns));
+                let rest =
+                    cursor.next(&self.rings, cpu, u64::MAX).or_else(|| cursor.present(&self.rings, cpu, until_ns));
                 if let Some(slice) = rest {
                     each(cpu, slice);
                 }
@@ -66,18 +68,18 @@ impl Stream {
     }
 }
 
-impl Lane {
+impl CpuCursor {
     fn next(&mut self, rings: &Rings, cpu: usize, until_ns: u64) -> Option<Slice> {
         let Some(of) = self.read.or_else(|| rings.interval(cpu, self.position)) else {
             return self.skip_overwritten(rings, cpu);
         };
         let after = self.position.wrapping_add(1);
         let whole = rings.interval(cpu, after);
-        // The one in progress is not whole yet.
+        // The interval in progress has no end yet.
         let present = || rings.present(cpu).filter(|&(_, written)| written == after).map(|(present, _)| present);
         self.read = Some(of);
         let Some(next) = whole.or_else(present) else {
-            // The one after it was overwritten: how long it went on is not known.
+            // The next interval was overwritten, so the end of this one is unknown.
             if rings.written(cpu).wrapping_sub(after) >= rings.slots() {
                 self.read = None;
                 return self.skip_overwritten(rings, cpu);
@@ -92,7 +94,7 @@ impl Lane {
         Some(slice)
     }
 
-    /// The one in progress, up to a moment that is over.
+    /// Returns the interval in progress, cut at `until_ns`.
     fn present(&mut self, rings: &Rings, cpu: usize, until_ns: u64) -> Option<Slice> {
         let (of, written) = rings.present(cpu)?;
         if written != self.position || of.start_ns >= until_ns {
@@ -102,18 +104,18 @@ impl Lane {
         Some(slice(&of, until_ns, (cpu, written), rings))
     }
 
-    /// `None` where nothing was.
+    /// Skips overwritten intervals and returns the gap as an unattributed slice; `None` if none was overwritten.
     fn skip_overwritten(&mut self, rings: &Rings, cpu: usize) -> Option<Slice> {
         let written = rings.written(cpu);
         if written.wrapping_sub(self.position) < rings.slots() {
             return None;
         }
-        let position = written.wrapping_sub(rings.slots() / 8 * LEFT_OF_EIGHT);
+        let position = written.wrapping_sub(rings.slots() / 8 * KEPT_EIGHTHS);
         let of = rings.interval(cpu, position)?;
         rings.intervals_lost.fetch_add(position.wrapping_sub(self.position).into(), Ordering::Relaxed);
         let gap = Slice { start_ns: self.since_ns, end_ns: of.start_ns, entry: Entry::Unseen, ..Slice::default() };
         (self.read, self.position, self.since_ns) = (Some(of), position, of.start_ns);
-        // Before the first one nothing was promised.
+        // Time before the first slice is no gap.
         if gap.start_ns == 0 { None } else { Some(gap) }
     }
 }
@@ -122,11 +124,11 @@ impl Lane {
 mod tests {
     use whylate_model::path::history::Holder;
 
-    use super::super::rings::made_up::{SLOTS, rings, start_of};
+    use super::super::rings::fixtures::{SLOTS, rings, start_of};
     use super::*;
 
     #[test]
-    fn each_interval_comes_once_and_what_was_overwritten_is_counted() {
+    fn returns_each_interval_once_and_counts_overwritten_ones() {
         let (rings, kernel) = rings();
         let rings = Rc::new(rings);
         let mut stream = Stream::new(Rc::clone(&rings));
@@ -142,7 +144,7 @@ mod tests {
         let mut all = drained(&mut stream, start_of(10));
         assert_eq!((all.len(), all[9].end_ns), (10, start_of(10)));
         all.extend(drained(&mut stream, u64::MAX));
-        // The one in progress has not ended.
+        // The interval in progress has not ended.
         assert_eq!((all.len(), all[19].end_ns), (20, start_of(20)));
         assert!(drained(&mut stream, u64::MAX).is_empty());
         (0..200).for_each(|_| kernel.switch());
@@ -157,8 +159,8 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_at_the_end_is_handed_out_up_to_there() {
-        // One that has ended since, and the one in progress.
+    fn finish_cuts_interval_in_progress_at_end() {
+        // One that has ended since, and one in progress.
         for (switches, end_ns) in [(30, start_of(21)), (20, start_of(20) + 5)] {
             let (rings, kernel) = rings();
             let mut stream = Stream::new(Rc::new(rings));
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cpu_that_was_never_seen_ends_without_anything() {
+    fn unseen_cpu_yields_no_slice() {
         let (rings, _kernel) = rings();
         Stream::new(Rc::new(rings)).finish(start_of(20), &mut |_, slice| panic!("{slice:?}"));
     }

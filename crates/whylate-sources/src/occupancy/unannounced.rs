@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Wakers where the kernel announces no interrupt, as Hyper-V does: the programs at interrupts are left out.
+//! Wakers where interrupts have no tracepoints, as on Hyper-V: the programs at interrupts are left out.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Write as _};
@@ -18,25 +18,25 @@ use crate::clock::monotonic_ns;
 use crate::cpus;
 use crate::session::Session;
 
-const FOR: Duration = Duration::from_millis(500);
+const RUN_TIME: Duration = Duration::from_millis(500);
 
-/// What direct I/O reads into.
+/// Buffer of direct I/O.
 #[repr(align(4096))]
 struct Page([u8; 4096]);
 
-/// Without the programs at interrupts, nor those at softirqs where these are left out.
+/// Attaches an account without its programs at interrupts and, unless `has_softirqs`, at softirqs.
 fn attached(has_softirqs: bool) -> Account {
     let account = Account::load(&Session::of_one(), Timers::Ticks, Wakeups::OfAll).expect("it loads");
     {
-        let mut kept = account.kept.borrow_mut();
+        let mut state = account.state.borrow_mut();
         let names: Vec<String> =
-            kept.skeleton.object().progs().map(|program| program.name().to_string_lossy().into_owned()).collect();
+            state.skeleton.object().progs().map(|program| program.name().to_string_lossy().into_owned()).collect();
         let of_interrupts = |name: &String| {
             let is_pair = name.ends_with("_entry") || name.ends_with("_exit");
             is_pair && !(has_softirqs && name.contains("softirq")) && !name.contains("hrtimer")
         };
-        kept.attached.extend(names.into_iter().filter(of_interrupts));
-        kept.attach(true).expect("it attaches");
+        state.attached.extend(names.into_iter().filter(of_interrupts));
+        state.attach(true).expect("it attaches");
     }
     account
 }
@@ -45,13 +45,13 @@ fn tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-fn stay_on(cpu: u32) {
+fn pin_to(cpu: u32) {
     let mut here = CpuSet::new();
     here.set(cpu as usize);
     sched_setaffinity(None, &here).expect("it is online");
 }
 
-/// A file whose reads a disk ends in interrupts; `None` where the tests are on no disk.
+/// Creates a file on a disk that completes reads in interrupts. `None` if the build directory is on no disk.
 fn file_on_disk() -> Option<File> {
     let tests = std::env::current_exe().expect("there is a program");
     let file = tempfile::tempfile_in(tests.parent()?).expect("a file");
@@ -64,8 +64,8 @@ fn file_on_disk() -> Option<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(again).ok()
 }
 
-/// How the thread came by its CPUs, where it had waited.
-fn entries_of(account: &Account, tid: u32) -> Vec<Entry> {
+/// Returns how the thread was switched in after each of its waits.
+fn switch_ins_of(account: &Account, tid: u32) -> Vec<Entry> {
     let mut history = account.history(monotonic_ns()).expect("edges are kept");
     let mut entries = Vec::new();
     for cpu in 0..history.cpus() {
@@ -83,7 +83,7 @@ fn count(entries: &[Entry], is_it: impl Fn(&Entry) -> bool) -> usize {
 }
 
 #[test]
-fn a_thread_that_is_interrupted_is_no_waker() {
+fn interrupted_thread_is_not_recorded_as_waker() {
     if !rustix::process::geteuid().is_root() || crate::attach::require_btf().is_err() {
         println!("skipped: needs root and a kernel with BTF");
         return;
@@ -97,21 +97,21 @@ fn a_thread_that_is_interrupted_is_no_waker() {
     }
 }
 
-/// How many wakers are unseen of threads that interrupts wake beside a busy thread. The busy thread wakes none.
+/// Counts unseen wakers of threads that interrupts wake while another thread is busy. The busy thread wakes none.
 fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
     let over = AtomicBool::new(false);
-    let until = Instant::now() + FOR;
+    let until = Instant::now() + RUN_TIME;
     let (busy, sleeper, reader, [ping, pong]) = thread::scope(|scope| {
         let busy = scope.spawn(|| {
-            stay_on(cpu);
+            pin_to(cpu);
             while !over.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
             }
             tid()
         });
-        // Timers and requests end in interrupts of the busy thread.
+        // Timers and requests complete in interrupts of the busy thread.
         let sleeper = scope.spawn(|| {
-            stay_on(cpu);
+            pin_to(cpu);
             while Instant::now() < until {
                 thread::sleep(Duration::from_micros(500));
             }
@@ -120,7 +120,7 @@ fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
         let reader = scope.spawn(|| {
             let file = file_on_disk()?;
             let mut page = Box::new(Page([0; 4096]));
-            stay_on(cpu);
+            pin_to(cpu);
             while Instant::now() < until {
                 file.read_exact_at(&mut page.0, 0).ok()?;
             }
@@ -148,7 +148,7 @@ fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
     let mut unseen = 0;
     for (name, tid) in [("sleeper", Some(sleeper)), ("reader", reader)] {
         let Some(tid) = tid else { continue };
-        let entries = entries_of(account, tid);
+        let entries = switch_ins_of(account, tid);
         let [by_busy, by_any, not_seen] = [
             count(&entries, |entry| by(entry, busy)),
             count(&entries, |entry| matches!(entry, Entry::Woken { by: Waker::Thread(_), .. })),
@@ -159,15 +159,15 @@ fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
             entries.len()
         );
         assert_eq!(by_busy, 0, "{name}: the busy thread wakes nobody");
-        // A thread of the kernel may end a request for others.
+        // A kernel thread may complete requests for others.
         assert!(by_any * 50 <= entries.len(), "{name}: {by_any} of {} waits are ended by threads", entries.len());
-        // Requests end in softirqs, which have events, on a disk with one queue.
+        // On a disk with one queue, requests complete in softirqs, which have tracepoints.
         let least = if name == "reader" && has_softirqs { 0 } else { 20 };
         assert!(not_seen >= least, "{name}: {not_seen} of {} wakers are unseen", entries.len());
         unseen += not_seen;
     }
     for (tid, other) in [(ping, pong), (pong, ping)] {
-        let entries = entries_of(account, tid);
+        let entries = switch_ins_of(account, tid);
         let known = count(&entries, |entry| by(entry, other));
         println!("pipe: {known} of {} waits are ended by the other thread", entries.len());
         assert!(known >= 20 && known * 50 >= entries.len() * 49, "{known} of {} wakers are known", entries.len());

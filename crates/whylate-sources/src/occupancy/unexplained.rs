@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Late events that have no causes, because they were more than may be explained.
+//! Late events without causes because they exceeded the budget or the ring's space.
 
 use std::mem::offset_of;
 use std::os::fd::BorrowedFd;
@@ -12,24 +12,24 @@ use super::Account;
 use super::skel::types::unexplained;
 use crate::mapped::MappedArray;
 
-/// What the programs of one source count in `bpf/window.bpf.h`.
+/// Counters of one source's programs (`bpf/window.bpf.h`).
 pub(super) struct Unexplained {
     counts: MappedArray,
 }
 
 impl Account {
-    /// The map is that of the source's programs.
+    /// Maps `map`, the counters of the source's programs.
     ///
     /// # Errors
-    /// When it cannot be mapped.
+    /// When the map cannot be mapped.
     pub(crate) fn watch_unexplained(&mut self, map: BorrowedFd<'_>) -> anyhow::Result<()> {
         let counts = MappedArray::new(map, 1, size_of::<unexplained>());
         self.unexplained = Some(Unexplained { counts: counts.context("cannot map the counts of late events")? });
         Ok(())
     }
 
-    /// Adds those since the last call to what is lost.
-    pub(crate) fn tell_unexplained(&self, snapshot: &mut Snapshot) {
+    /// Adds the unexplained late events since the last call to the snapshot's loss counters.
+    pub(crate) fn report_unexplained(&self, snapshot: &mut Snapshot) {
         let Some(Unexplained { counts }) = &self.unexplained else { return };
         let take = |offset| counts.u64_at(0, offset).swap(0, Ordering::Relaxed);
         let over_budget = take(offset_of!(unexplained, over_budget));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The source while it samples, and snapshots of what it has gathered.
+//! The attached source with its sampling thread, and snapshots of what was collected.
 
 use std::collections::HashMap;
 use std::thread;
@@ -11,13 +11,13 @@ use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
 use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, WaitClass};
 
 use super::holders::{self, Holders};
-use super::named::Named;
+use super::named::StackNamer;
 use super::names::{Frames, TORN, UNREAD, UNREADABLE, UNWOUND_PARTLY};
-use super::pace::Pace;
-use super::patience::Worker;
-use super::places::Place;
-use super::sampler::{Gathered, Met, Sampler};
+use super::places::PlaceDelta;
+use super::sampler::{Met, SampledInterval, Sampler};
 use super::skel::types::{place_key, thread_now, thread_state, user_end};
+use super::walk_timer::WalkTimer;
+use super::watchdog::Worker;
 use super::{INFO, OffcpuOptions, TRACE, state, submitted, tracers};
 use crate::attach::{self, Meter, PlainData};
 use crate::clock;
@@ -25,81 +25,82 @@ use crate::pid_namespace;
 use crate::session::Session;
 use crate::source::{AttachError, Attached};
 
-/// So many threads in uninterruptible sleep are named.
+/// Maximum number of threads in uninterruptible sleep that are named.
 const SLEEPERS: usize = 5;
 
-/// The source `offcpu`, sampling on a thread of its own. Its programs go with it.
+/// The attached source, which samples on a thread of its own. Dropping it detaches the programs.
 pub struct AttachedOffcpu {
-    sampler: Worker<anyhow::Result<Gathered>>,
-    named: Named,
+    sampler: Worker<anyhow::Result<SampledInterval>>,
+    namer: StackNamer,
     host: String,
     meter: Meter,
     met: Met,
-    /// Where it is not told by a budget.
+    /// `None` if a CPU budget sets the rate.
     rate_hz: Option<u32>,
     backend: &'static str,
-    /// What is not as good here as it could be.
-    weaker: Option<String>,
+    /// Limitations of this backend on this machine.
+    limitations: Option<String>,
 }
 
 impl AttachedOffcpu {
     pub(super) fn new(options: &OffcpuOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
-        let pace = Pace::new(options, clock::monotonic_ns());
+        let timer = WalkTimer::new(options, clock::monotonic_ns());
         // Registers are read as x86-64 has them (`unwind_user()`).
         let lacks_user_frames = options.user_stacks && !cfg!(target_arch = "x86_64");
-        let no_frames =
+        let unwind_limitation =
             lacks_user_frames.then_some("user frames are read on x86-64 only: stacks have kernel frames only");
-        let no_holders = if options.holders { holders::told_here()?.weaker() } else { None };
-        let weaker: Vec<&str> = no_frames.into_iter().chain(no_holders).collect();
-        let options_there = options.clone();
+        let holder_limitation = if options.holders { holders::recorded_owners()?.limitation() } else { None };
+        let limitations: Vec<&str> = unwind_limitation.into_iter().chain(holder_limitation).collect();
+        let thread_options = options.clone();
         let sampler = Worker::start(
-            move || Sampler::new(&options_there, backend == TRACE),
-            move |sampler, asked| if backend == TRACE { sampler.trace(asked) } else { sampler.run(asked, pace) },
+            move || Sampler::new(&thread_options, backend == TRACE),
+            move |sampler, asked| if backend == TRACE { sampler.trace(asked) } else { sampler.run(asked, timer) },
         )?;
         Ok(AttachedOffcpu {
             sampler,
-            named: Named::new(options.lines, session.symbols(), options.classes.clone()),
+            namer: StackNamer::new(options.lines, session.symbols(), options.classes.clone()),
             host: session.host().to_owned(),
             meter: Meter::default(),
             met: Met::default(),
             rate_hz: options.budget_ppm.is_none().then_some(options.rate_hz),
             backend,
-            weaker: (!weaker.is_empty()).then(|| weaker.join("; ")),
+            limitations: (!limitations.is_empty()).then(|| limitations.join("; ")),
         })
     }
 
-    /// What the last walk of the last snapshot has met.
+    /// Counters of the last walk before the last snapshot.
     pub fn met(&self) -> Met {
         self.met
     }
 
-    /// They, how many threads wait for one that was not met, and who sleeps uninterruptibly.
-    fn stacks(&mut self, gathered: &Gathered) -> (Vec<Stack>, u64, Vec<Sleeper>) {
-        let mut stacks = self.named.stacks(gathered);
-        let mut holders = Holders::of(&gathered.holders, self.named.kernel());
+    /// Returns the stacks, the number of threads that wait for a holder that the walk has not seen, and the threads in
+    /// uninterruptible sleep.
+    fn stacks(&mut self, interval: &SampledInterval) -> (Vec<Stack>, u64, Vec<Sleeper>) {
+        let mut stacks = self.namer.stacks(interval);
+        let mut holders = Holders::new(&interval.holders, self.namer.kernel());
         let mut ages: HashMap<usize, Vec<u64>> = HashMap::new();
-        let mut unmet = 0;
-        for (place, thread) in &gathered.threads {
-            ages.entry(*place).or_default().push(told_age_ns(gathered.ended_ns.saturating_sub(thread.since_ns)));
-            // Where threads are told apart, it is the only one that is here now.
+        let mut unseen_holders = 0;
+        for (place, thread) in &interval.threads {
+            ages.entry(*place).or_default().push(rounded_age_ns(interval.ended_ns.saturating_sub(thread.since_ns)));
+            // With `by_thread`, a stack belongs to one thread.
             stacks[*place].waits_for = holders.chain_of(thread.tid);
-            unmet += u64::from(holders.is_holder_unmet(thread.tid));
+            unseen_holders += u64::from(holders.is_holder_unseen(thread.tid));
         }
-        let uninterruptible = uninterruptible(gathered, &stacks);
+        let uninterruptible = uninterruptible(interval, &stacks);
         for (place, ages) in ages {
             stacks[place].age = ages.into_iter().collect();
         }
-        stacks.iter_mut().for_each(tracers::tell);
+        stacks.iter_mut().for_each(tracers::append_tracer);
         stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
-        (stacks, unmet, uninterruptible)
+        (stacks, unseen_holders, uninterruptible)
     }
 }
 
-/// The threads that have been in uninterruptible sleep for so long that it is late, the longest first.
-fn uninterruptible(gathered: &Gathered, stacks: &[Stack]) -> Vec<Sleeper> {
+/// Returns the threads whose uninterruptible sleep is over the limit, the longest first.
+fn uninterruptible(interval: &SampledInterval, stacks: &[Stack]) -> Vec<Sleeper> {
     let is_of = |(_, thread): &&(usize, thread_now)| thread.state == thread_state::STATE_UNINTERRUPTIBLE.0;
-    let asleep_ns = |thread: &thread_now| told_age_ns(gathered.ended_ns.saturating_sub(thread.since_ns));
-    let mut all: Vec<&(usize, thread_now)> = gathered.threads.iter().filter(is_of).collect();
+    let asleep_ns = |thread: &thread_now| rounded_age_ns(interval.ended_ns.saturating_sub(thread.since_ns));
+    let mut all: Vec<&(usize, thread_now)> = interval.threads.iter().filter(is_of).collect();
     all.retain(|(_, thread)| asleep_ns(thread) >= INFO.card.judged.late_from_ns);
     all.sort_by_key(|(_, thread)| (thread.since_ns, thread.shown));
     let sleeper = |(place, thread): &(usize, thread_now)| {
@@ -118,20 +119,20 @@ fn uninterruptible(gathered: &Gathered, stacks: &[Stack]) -> Vec<Sleeper> {
     all.into_iter().take(SLEEPERS).map(sleeper).collect()
 }
 
-/// From a second on, an age is told in whole milliseconds: in a recording of idle threads, digits that mean nothing to anybody
-/// would be a sixth of all bytes.
-fn told_age_ns(age_ns: u64) -> u64 {
+/// Rounds ages of a second or more down to whole milliseconds: in a recording of idle threads the further digits would
+/// take a sixth of all bytes.
+fn rounded_age_ns(age_ns: u64) -> u64 {
     if age_ns < 1_000_000_000 { age_ns } else { age_ns - age_ns % 1_000_000 }
 }
 
-/// The function's name without what the compiler adds to the names of parts and copies of functions.
+/// Strips the suffixes that compilers add to the names of parts and clones of functions.
 pub(super) fn plain(name: &str) -> &str {
-    const ADDED: [&str; 6] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm.", ".lto_priv."];
-    // An address that was in two pieces of code has both names.
+    const CLONE_SUFFIXES: [&str; 6] = [".isra.", ".constprop.", ".part.", ".cold", ".llvm.", ".lto_priv."];
+    // An address that belonged to two functions over time has both names.
     if !name.contains('.') || name.contains(" or ") {
         return name;
     }
-    let end = ADDED.iter().filter_map(|added| name.find(added)).filter(|&at| at > 0).min();
+    let end = CLONE_SUFFIXES.iter().filter_map(|suffix| name.find(suffix)).filter(|&at| at > 0).min();
     &name[..end.unwrap_or(name.len())]
 }
 
@@ -158,7 +159,7 @@ pub(super) fn user_frames(
     user
 }
 
-/// Whose place it is.
+/// Labels of the thread and process of a stack.
 pub(super) fn labels_of(key: &place_key, process: Option<&(u32, String)>) -> Labels {
     let mut labels: Labels = [("thread".to_owned(), attach::text(&key.comm))].into();
     if let Some((pid, name)) = process {
@@ -175,14 +176,14 @@ pub(super) fn labels_of(key: &place_key, process: Option<&(u32, String)>) -> Lab
 }
 
 pub(super) fn stack_of(
-    place: &Place,
+    place: &PlaceDelta,
     [kernel, user]: [Vec<String>; 2],
     process: Option<&(u32, String)>,
     cgroup: Option<String>,
     classes: &Classes,
 ) -> Stack {
     let (key, sum) = (&place.key, place.sum);
-    let state = state::of(key.state);
+    let state = state::from_number(key.state);
     let syscall = crate::syscalls::name(key.syscall);
     let seen = Seen {
         state,
@@ -212,39 +213,39 @@ pub(super) fn stack_of(
 
 impl Attached for AttachedOffcpu {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        self.named.kernel().list_code();
-        let gathered = self.sampler.ask()??;
-        let start = clock::unix_ns_of(gathered.began_ns);
+        self.namer.kernel().list_code();
+        let interval = self.sampler.ask()??;
+        let start = clock::unix_ns_of(interval.began_ns);
         let mut snapshot = Snapshot::new(INFO.card.name, self.backend, &self.host, start);
-        snapshot.duration_ns = gathered.ended_ns - gathered.began_ns;
+        snapshot.duration_ns = interval.ended_ns - interval.began_ns;
         snapshot.pid_namespace = pid_namespace::own();
-        snapshot.ended_ns = gathered.ended_ns;
-        let unmet;
-        (snapshot.stacks, unmet, snapshot.uninterruptible) = self.stacks(&gathered);
-        let unread: u64 = gathered.memory.values().map(|process| process.take_unread()).sum();
-        for &(reason, count) in &gathered.lost {
+        snapshot.ended_ns = interval.ended_ns;
+        let unseen_holders;
+        (snapshot.stacks, unseen_holders, snapshot.uninterruptible) = self.stacks(&interval);
+        let unread: u64 = interval.memory.values().map(|process| process.take_unread()).sum();
+        for &(reason, count) in &interval.lost {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
         *snapshot.lost.entry("unread_files".to_owned()).or_default() += unread;
-        snapshot.lost.insert("holders_unmet".to_owned(), unmet);
-        self.meter.tell(gathered.statistics, &mut snapshot);
-        self.met = gathered.met;
+        snapshot.lost.insert("holders_unmet".to_owned(), unseen_holders);
+        self.meter.report(interval.statistics, &mut snapshot);
+        self.met = interval.met;
         let rate_hz = match self.rate_hz {
             _ if self.backend == TRACE => 0.0,
             Some(rate_hz) => f64::from(rate_hz),
-            None => (gathered.walks as f64 * 1e10 / snapshot.duration_ns.max(1) as f64).round() / 10.0,
+            None => (interval.walks as f64 * 1e10 / snapshot.duration_ns.max(1) as f64).round() / 10.0,
         };
         let values = [
-            ("walks", gathered.walks as f64),
+            ("walks", interval.walks as f64),
             ("rate_hz", rate_hz),
-            ("threads", gathered.met.threads as f64),
-            ("threads_changed", gathered.met.changed as f64),
-            ("walk_ns", gathered.met.took_ns as f64),
-            ("walk_cpu_ns", gathered.met.cpu_ns as f64),
+            ("threads", interval.met.threads as f64),
+            ("threads_changed", interval.met.changed as f64),
+            ("walk_ns", interval.met.took_ns as f64),
+            ("walk_cpu_ns", interval.met.cpu_ns as f64),
         ];
         snapshot.series =
             vec![Series { values: values.map(|(name, value)| (name.to_owned(), value)).into(), ..Series::default() }];
-        if let Some(disks) = gathered.disks {
+        if let Some(disks) = interval.disks {
             snapshot.series[0].values.insert("busy_disks".to_owned(), disks.len() as f64);
             snapshot.series.extend(disks);
         }
@@ -252,11 +253,11 @@ impl Attached for AttachedOffcpu {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.weaker.as_deref()
+        self.limitations.as_deref()
     }
 
     fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-        // It has none.
+        // This source reports no late events.
         thread::sleep(wait);
         Ok(())
     }
@@ -269,13 +270,13 @@ mod plain {
 
     // SAFETY: integers and arrays of them.
     unsafe impl PlainData for thread_now {}
-    // SAFETY: the same.
+    // SAFETY: integers and arrays of them.
     unsafe impl PlainData for place_key {}
-    // SAFETY: the same.
+    // SAFETY: integers and arrays of them.
     unsafe impl PlainData for wait_key {}
-    // SAFETY: the same.
+    // SAFETY: integers and arrays of them.
     unsafe impl PlainData for process_value {}
-    // SAFETY: the same.
+    // SAFETY: integers and arrays of them.
     unsafe impl PlainData for stack_value {}
     // SAFETY: an integer.
     unsafe impl PlainData for u32 {}
@@ -286,7 +287,7 @@ mod tests {
     use super::plain;
 
     #[test]
-    fn copies_of_functions_have_the_name_of_the_function() {
+    fn strips_clone_suffixes() {
         for (name, shown) in [
             ("sigsuspend.isra.0", "sigsuspend"),
             ("poll_schedule_timeout.constprop.0.isra.1", "poll_schedule_timeout"),

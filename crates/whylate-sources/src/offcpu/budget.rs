@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How long reading mappings and files may take: a limit for each walk, so that snapshots come in time, and a share for
-//! each user, so that the processes of one do not keep those of another from being read.
+//! Limits the time that reading mappings and files takes: per walk, so that snapshots are on time, and per user, so
+//! that one user's processes do not keep those of another from being read.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// CPU time, and time of waiting for files that are not this machine's, that reading takes in a walk. The first walks
-/// read what all processes have, and take longer.
+/// Time that reading may take in a walk: CPU time, and waits for files on other machines. The first walks read the
+/// mappings of all processes, and take longer.
 const PER_WALK: Duration = Duration::from_millis(100);
 const PER_FIRST_WALK: Duration = Duration::from_secs(1);
-/// A walk reads no more after five times its limit, as when disks are slow or CPUs are busy.
-const SLOWNESS: u32 = 5;
+/// A walk stops reading after this multiple of its limit in wall time, as when disks are slow or CPUs are busy.
+const WALL_TIME_FACTOR: u32 = 5;
 const FIRST_WALKS: u64 = 2;
-/// The limit of a user: a burst, and the share of elapsed time that refills it.
+/// Token bucket of a user: the burst, and the share of wall time (1/`SHARE`) that refills it.
 const BURST: Duration = Duration::from_secs(1);
 const SHARE: u32 = 4;
-/// A list of mappings is not read again before ten times the CPU time of the last reading has passed.
-const REST: u32 = 10;
-/// How many users are remembered.
-const MOST_USERS: usize = 1024;
+/// A list of mappings is read again only after this multiple of the CPU time of its last reading.
+const PAUSE_FACTOR: u32 = 10;
+/// Maximum number of users with a bucket.
+const MAX_USERS: usize = 1024;
 
-/// When something that failed is tried again: after 2 s, and each time after twice as long, up to 64 s.
+/// Exponential backoff of something that failed: 2 s, then doubled each time up to 64 s.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Retry {
     pub(super) due: Instant,
@@ -29,26 +29,26 @@ pub(super) struct Retry {
 
 impl Retry {
     const FIRST: Duration = Duration::from_secs(2);
-    const DOUBLED: u32 = 5;
+    const MAX_DOUBLINGS: u32 = 5;
 
-    /// After a failure; `before` is the retry that has failed.
+    /// Schedules the next retry after a failure; `before` is the retry that has failed.
     pub(super) fn after(before: Option<Retry>, now: Instant) -> Self {
-        let times = before.map_or(0, |before| (before.times + 1).min(Self::DOUBLED));
+        let times = before.map_or(0, |before| (before.times + 1).min(Self::MAX_DOUBLINGS));
         Retry { due: now + Self::FIRST * (1 << times), times }
     }
 }
 
-/// What may still be read.
+/// Time that may still be spent on reading.
 pub(super) struct Budget {
     left_in_walk: Duration,
-    /// When the walk reads no more.
+    /// Deadline of the walk's readings.
     until: Instant,
     walks: u64,
-    left_by_user: HashMap<u32, (Left, Instant)>,
+    left_by_user: HashMap<u32, (LeftNs, Instant)>,
 }
 
-/// In ns, negative after a reading that took longer than was left.
-type Left = i64;
+/// Nanoseconds; negative after a reading that took longer than was left.
+type LeftNs = i64;
 
 impl Default for Budget {
     fn default() -> Self {
@@ -60,37 +60,37 @@ impl Budget {
     pub(super) fn begin_walk(&mut self, now: Instant) {
         self.walks += 1;
         self.left_in_walk = if self.walks <= FIRST_WALKS { PER_FIRST_WALK } else { PER_WALK };
-        self.until = now + self.left_in_walk * SLOWNESS;
+        self.until = now + self.left_in_walk * WALL_TIME_FACTOR;
     }
 
-    /// Whether something of a user's processes may be read now.
+    /// Returns whether files of a user's processes may be read now.
     pub(super) fn allows(&mut self, user: u32, now: Instant) -> bool {
         if self.left_in_walk.is_zero() || now >= self.until {
             return false;
         }
-        if self.left_by_user.len() >= MOST_USERS && !self.left_by_user.contains_key(&user) {
-            // The budget of such a user is full again.
+        if self.left_by_user.len() >= MAX_USERS && !self.left_by_user.contains_key(&user) {
+            // The bucket of a user that read nothing during `rest` is full again.
             let rest = BURST * SHARE * 2;
             self.left_by_user.retain(|_, (_, since)| now.saturating_duration_since(*since) < rest);
         }
-        let burst = BURST.as_nanos() as Left;
+        let burst = BURST.as_nanos() as LeftNs;
         let (left, since) = self.left_by_user.entry(user).or_insert((burst, now));
-        let added = (now.saturating_duration_since(*since) / SHARE).as_nanos() as Left;
+        let added = (now.saturating_duration_since(*since) / SHARE).as_nanos() as LeftNs;
         (*left, *since) = (left.saturating_add(added).min(burst), now);
         *left > 0
     }
 
-    /// Takes off what a reading took.
+    /// Charges the time of a reading.
     pub(super) fn charge(&mut self, user: u32, took: Duration) {
         self.left_in_walk = self.left_in_walk.saturating_sub(took);
         if let Some((left, _)) = self.left_by_user.get_mut(&user) {
-            *left = left.saturating_sub(took.as_nanos() as Left);
+            *left = left.saturating_sub(took.as_nanos() as LeftNs);
         }
     }
 
-    /// Returns when a list may be read again.
+    /// Returns when a list of mappings may be read again.
     pub(super) fn next_reading(now: Instant, took: Duration) -> Instant {
-        now + took * REST
+        now + took * PAUSE_FACTOR
     }
 }
 
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_user_does_not_use_up_what_others_may_read() {
+    fn user_budget_leaves_room_for_other_users() {
         let (mut budget, mut now) = (Budget::default(), Instant::now());
         let (mut hostile, mut honest) = (0, 0);
         for _ in 0..90 {
@@ -114,13 +114,13 @@ mod tests {
                 honest += 1;
             }
         }
-        // A quarter of ten seconds, and a second at once.
+        // A quarter of ten seconds, and the burst of one second.
         assert!((3_000..3_800).contains(&hostile), "{hostile} ms");
         assert!(honest >= 75, "read in {honest} of 90 walks");
     }
 
     #[test]
-    fn a_walk_takes_no_longer_than_its_limit() {
+    fn walk_stops_at_cpu_and_wall_time_limit() {
         let (mut budget, now) = (Budget::default(), Instant::now());
         (0..3).for_each(|_| budget.begin_walk(now));
         let readings = (0..1_000).take_while(|&user| {
@@ -130,12 +130,12 @@ mod tests {
         });
         assert_eq!(readings.count(), 10);
         budget.begin_walk(now);
-        let late = now + PER_WALK * SLOWNESS;
+        let late = now + PER_WALK * WALL_TIME_FACTOR;
         assert!(budget.allows(1_001, late - Duration::from_millis(1)) && !budget.allows(1_001, late));
     }
 
     #[test]
-    fn failures_are_retried_later_each_time() {
+    fn backs_off_exponentially_after_failures() {
         let now = Instant::now();
         let mut retry = None;
         let waits: Vec<u64> = (0..7)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Files of code, each once for all processes that have it mapped. None stays open: what unwinding and names need of a
-//! file is kept in memory, within bounds, and read again when it is needed after it was dropped.
+//! Executable files, shared by all processes that map them. No file stays open: what unwinding and symbolization need
+//! is cached in memory, within bounds, and read again if it is needed after eviction.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,51 +9,51 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::elf::Elf;
-use super::far_files::{FarFiles, Identity};
 use super::mappings::Mapping;
 use super::names::Frames;
+use super::remote_files::{Identity, RemoteFiles};
 
-/// What is kept of all files together, and if file names and lines are wanted too.
-const MOST_KEPT: u64 = 48 << 20;
-const MOST_KEPT_WITH_LINES: u64 = 512 << 20;
-/// A file in use makes room only for a smaller one: its names may not have been looked up yet.
+/// Maximum bytes cached of all files, and with file names and lines.
+const MAX_KEPT: u64 = 48 << 20;
+const MAX_KEPT_WITH_LINES: u64 = 512 << 20;
+/// A file used within this time is evicted only for a smaller one: its symbols may not have been looked up yet.
 const IN_USE: Duration = Duration::from_secs(3);
-/// What was read of a file is dropped after this time without use, once its names have been looked up.
+/// The data of a file is dropped after this time without use, once its symbols have been looked up.
 const UNUSED: Duration = Duration::from_secs(10);
-/// Names are looked up within this time of a snapshot.
+/// Symbols are looked up within this time of a snapshot.
 const NAMED_WITHIN: Duration = Duration::from_secs(3);
-/// Files that no process has any more are forgotten from this number on.
-const MOST_FORGOTTEN: usize = 1024;
+/// From this number of files on, those that no process maps any more are removed.
+const MIN_FILES_BEFORE_CLEANUP: usize = 1024;
 
-/// A file of code.
+/// An executable file.
 #[derive(Default)]
 pub(super) struct CodeFile {
-    /// `None` once it has made room for others.
+    /// `None` after eviction.
     elf: Mutex<Option<Arc<Elf>>>,
-    /// Functions that were asked for, by the offset of their code in the file.
-    known: Mutex<HashMap<u64, Frames>>,
+    /// Symbols that were looked up, by file offset.
+    names: Mutex<HashMap<u64, Frames>>,
     has_failed: AtomicBool,
-    /// When it was used last, in ms since the first file was read.
+    /// Time of the last use, in ms since the first file was read.
     used_ms: AtomicU64,
 }
 
 impl CodeFile {
-    /// What was read of the file.
+    /// Returns the cached data of the file.
     pub(super) fn elf(&self) -> Option<Arc<Elf>> {
         lock(&self.elf).clone()
     }
 
-    /// Names of functions by file offset.
-    pub(super) fn known(&self) -> MutexGuard<'_, HashMap<u64, Frames>> {
-        lock(&self.known)
+    /// Locks the symbols by file offset.
+    pub(super) fn names(&self) -> MutexGuard<'_, HashMap<u64, Frames>> {
+        lock(&self.names)
     }
 
-    /// Notes that something could not be read.
+    /// Records that something could not be read.
     pub(super) fn fail(&self) {
         self.has_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Whether something could not be read since the last call.
+    /// Returns whether something could not be read since the last call.
     pub(super) fn take_failure(&self) -> bool {
         self.has_failed.swap(false, Ordering::Relaxed)
     }
@@ -63,77 +63,77 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All files of code.
+/// All executable files.
 pub(super) struct CodeFiles {
     by_identity: HashMap<Identity, Arc<CodeFile>>,
-    forget_at: usize,
+    cleanup_at: usize,
     kept: u64,
-    most_kept: u64,
+    max_kept: u64,
     lines: bool,
     began: Instant,
     dropped_ms: u64,
-    /// A snapshot whose names may be looked up still, and the last one whose names have been; each by its time.
-    gathered_ms: Option<u64>,
+    /// Time of the snapshot for which symbols may still be looked up, and of the last one for which they have been.
+    snapshot_ms: Option<u64>,
     named_ms: u64,
-    pub(super) files: FarFiles,
+    pub(super) files: RemoteFiles,
 }
 
 impl CodeFiles {
     pub(super) fn new(lines: bool) -> Self {
         CodeFiles {
             by_identity: HashMap::new(),
-            forget_at: MOST_FORGOTTEN,
+            cleanup_at: MIN_FILES_BEFORE_CLEANUP,
             kept: 0,
-            most_kept: if lines { MOST_KEPT_WITH_LINES } else { MOST_KEPT },
+            max_kept: if lines { MAX_KEPT_WITH_LINES } else { MAX_KEPT },
             lines,
             began: Instant::now(),
             dropped_ms: 0,
-            gathered_ms: None,
+            snapshot_ms: None,
             named_ms: 0,
-            files: FarFiles::default(),
+            files: RemoteFiles::default(),
         }
     }
 
-    /// Opens the file of a mapping; `None` where it is no ELF file.
+    /// Opens the file of a mapping; `None` if it is no ELF file.
     ///
     /// # Errors
-    /// When it cannot be read, or there is no room for it.
+    /// Fails if the file cannot be read, or the cache has no room for it.
     pub(super) fn open(&mut self, tgid: u32, mapping: &Mapping) -> io::Result<Option<Arc<CodeFile>>> {
         let known = &self.by_identity;
         let is_known = |identity: &Identity| known.get(identity).is_some_and(|file| file.elf().is_some());
         let (identity, file) = self.files.open(tgid, mapping, is_known)?;
         if let Some(file) = file {
-            let Some(elf) = Elf::of(&file, self.lines)? else { return Ok(None) };
+            let Some(elf) = Elf::from_file(&file, self.lines)? else { return Ok(None) };
             drop(file);
             self.keep(identity, elf)?;
         }
         let file = self.by_identity.get(&identity).map(Arc::clone);
-        file.inspect(|file| self.use_now(file)).map(Some).ok_or_else(|| io::ErrorKind::NotFound.into())
+        file.inspect(|file| self.touch(file)).map(Some).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Notes that a file is in use.
-    pub(super) fn use_now(&self, file: &CodeFile) {
+    /// Records that a file is in use.
+    pub(super) fn touch(&self, file: &CodeFile) {
         file.used_ms.store(self.now_ms(), Ordering::Relaxed);
     }
 
-    /// Notes that a snapshot is taken, for which names in all files used so far are looked up.
-    pub(super) fn gathered(&mut self) {
+    /// Records that a snapshot is being taken: symbols of all files used so far will be looked up for it.
+    pub(super) fn snapshot_taken(&mut self) {
         let now_ms = self.now_ms();
-        self.gathered_ms.get_or_insert(now_ms);
+        self.snapshot_ms.get_or_insert(now_ms);
     }
 
-    /// Drops what was read of files that have not been used for some time, and whose names are known.
+    /// Drops the data of files that have not been used for some time, if their symbols have been looked up.
     pub(super) fn drop_unused(&mut self) {
         let now_ms = self.now_ms();
         if now_ms - self.dropped_ms < 1_000 {
             return;
         }
         self.dropped_ms = now_ms;
-        let is_named = |gathered_ms: &u64| now_ms - gathered_ms >= NAMED_WITHIN.as_millis() as u64;
-        if let Some(gathered_ms) = self.gathered_ms.take_if(|gathered_ms| is_named(gathered_ms)) {
-            self.named_ms = gathered_ms;
+        let is_named = |snapshot_ms: &u64| now_ms - snapshot_ms >= NAMED_WITHIN.as_millis() as u64;
+        if let Some(snapshot_ms) = self.snapshot_ms.take_if(|snapshot_ms| is_named(snapshot_ms)) {
+            self.named_ms = snapshot_ms;
         }
-        // Without a snapshot since, nobody has asked for its names, however long that takes.
+        // Without a snapshot since, symbols may still be needed, however long ago the file was used.
         let used_before = now_ms.saturating_sub(UNUSED.as_millis() as u64).min(self.named_ms);
         for file in self.by_identity.values().filter(|file| file.used_ms.load(Ordering::Relaxed) < used_before) {
             let dropped = lock(&file.elf).take();
@@ -150,7 +150,7 @@ impl CodeFiles {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
         self.kept += elf.bytes();
-        self.forget();
+        self.remove_unmapped();
         let file = self.by_identity.entry(identity).or_default();
         if !elf.has_all_names() {
             file.fail();
@@ -159,11 +159,11 @@ impl CodeFiles {
         Ok(())
     }
 
-    /// Drops what was read of other files: of those unused for some time the longest unused first, then of larger ones
-    /// the largest. So a user with large files takes no room from those with small ones.
+    /// Evicts data of other files: first the least recently used of those not in use, then the largest if larger than
+    /// the new one. So a user with large files evicts none of the small ones.
     fn make_room(&mut self, bytes: u64) -> bool {
         let in_use_from = self.now_ms().saturating_sub(IN_USE.as_millis() as u64);
-        while self.kept + bytes > self.most_kept {
+        while self.kept + bytes > self.max_kept {
             let read = self.by_identity.values().filter_map(|file| {
                 let (used_ms, bytes) = (file.used_ms.load(Ordering::Relaxed), file.elf()?.bytes());
                 Some((used_ms, bytes, file))
@@ -179,9 +179,9 @@ impl CodeFiles {
         true
     }
 
-    /// Forgets files of processes that have ended, each time that there are twice as many as were left.
-    fn forget(&mut self) {
-        if self.by_identity.len() < self.forget_at {
+    /// Removes files that no process maps any more, each time that their number has doubled.
+    fn remove_unmapped(&mut self) {
+        if self.by_identity.len() < self.cleanup_at {
             return;
         }
         let kept = &mut self.kept;
@@ -192,7 +192,7 @@ impl CodeFiles {
             }
             is_used
         });
-        self.forget_at = (2 * self.by_identity.len()).max(MOST_FORGOTTEN);
+        self.cleanup_at = (2 * self.by_identity.len()).max(MIN_FILES_BEFORE_CLEANUP);
     }
 }
 
@@ -215,8 +215,8 @@ mod tests {
         path
     }
 
-    /// A mapping on an unknown file system counts as far, and is copied by another process.
-    fn far(mapping: &Mapping) -> Mapping {
+    /// Puts a mapping on an unknown file system, so that it counts as remote and is copied by another process.
+    fn remote(mapping: &Mapping) -> Mapping {
         Mapping { device: (0xfff, 0xfff), ..mapping.clone() }
     }
 
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_once_and_do_not_stay_open() {
+    fn reads_each_file_once_and_closes_it() {
         let directory = tempfile::tempdir().expect("a directory");
         let mut files = CodeFiles::new(false);
         let own = std::process::id();
@@ -235,16 +235,16 @@ mod tests {
         let elf = opened.elf().expect("it was read");
         let again = files.open(own, &first.mapping).expect("it is known").expect("it is an ELF file");
         assert!(Arc::ptr_eq(&opened, &again) && Arc::ptr_eq(&elf, &again.elf().expect("it was read")));
-        let copied = files.open(own, &far(&first.mapping)).expect("it is copied").expect("it is an ELF file");
+        let copied = files.open(own, &remote(&first.mapping)).expect("it is copied").expect("it is an ELF file");
         assert!(Arc::ptr_eq(&opened, &copied), "a copy has the identity of the file");
         assert_eq!(own_descriptors_below(directory.path()), 0);
-        // Deleted, it is found by its mapping still.
+        // A deleted file is still found through its mapping.
         fs::remove_file(directory.path().join("first")).expect("there");
-        assert!(files.open(own, &far(&first.mapping)).is_ok_and(|file| file.is_some()));
+        assert!(files.open(own, &remote(&first.mapping)).is_ok_and(|file| file.is_some()));
     }
 
     #[test]
-    fn files_that_maps_shows_alike_are_distinguished() {
+    fn distinguishes_files_with_equal_device_and_inode_in_maps() {
         // Two subvolumes of btrfs have the same device and the same inodes there.
         let directory = tempfile::tempdir().expect("a directory");
         let [first, second] = ["first", "second"].map(|name| Mapped::new(&program(directory.path(), name)));
@@ -256,14 +256,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_takes_over_an_inode_is_another_one() {
+    fn distinguishes_files_that_reuse_an_inode() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let path = program(directory.path(), "program");
         let before = Mapped::new(&path);
         let first = files.open(own, &before.mapping).expect("it is read").expect("an ELF file");
         drop(before);
-        // It has the same inode, length and time of change of its content.
+        // The new content has the same inode, length and mtime.
         let about = fs::metadata(&path).expect("there");
         fs::write(&path, fs::read("/bin/true").expect("there")).expect("written");
         let file = File::options().write(true).open(&path).expect("there");
@@ -274,13 +274,13 @@ mod tests {
     }
 
     #[test]
-    fn a_far_file_that_is_replaced_in_place_is_another_one_at_once() {
+    fn notices_remote_file_rewritten_in_place() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let path = program(directory.path(), "program");
         let open = |files: &mut CodeFiles| {
             let mapped = Mapped::new(&path);
-            files.open(own, &far(&mapped.mapping)).expect("it is read").expect("an ELF file")
+            files.open(own, &remote(&mapped.mapping)).expect("it is read").expect("an ELF file")
         };
         let (first, again) = (open(&mut files), open(&mut files));
         assert!(Arc::ptr_eq(&first, &again));
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_at_the_path_of_a_mapping_by_now_is_not_opened() {
+    fn does_not_open_file_that_replaced_the_mapped_one() {
         let directory = tempfile::tempdir().expect("a directory");
         let (fifo, other) = (directory.path().join("fifo"), program(directory.path(), "other"));
         mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
@@ -304,7 +304,7 @@ mod tests {
             fs::remove_file(&path).expect("there");
             std::os::unix::fs::symlink(target, &path).expect("linked");
         }
-        // Also without a link: the file at the path is another one.
+        // Without a symlink: another file was renamed to the path.
         let path = program(directory.path(), "replaced");
         mappings.push(Mapped::new(&path).mapping.clone());
         fs::rename(&other, &path).expect("renamed");
@@ -314,14 +314,14 @@ mod tests {
         }
         for mapping in &mappings {
             assert!(files.open(own, mapping).is_err(), "{mapping:?}");
-            assert!(files.open(own, &far(mapping)).is_err(), "{mapping:?}");
+            assert!(files.open(own, &remote(mapping)).is_err(), "{mapping:?}");
         }
         let mut buffer = [std::mem::MaybeUninit::uninit(); 1024];
         assert!(inotify::Reader::new(&notes, &mut buffer).next().is_err(), "something was opened");
     }
 
     #[test]
-    fn other_files_than_regular_ones_are_not_opened() {
+    fn does_not_open_device_files() {
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let zero = File::open("/dev/zero").expect("there");
         let (code, private) = (ProtFlags::READ, MapFlags::PRIVATE);
@@ -331,14 +331,14 @@ mod tests {
         let start = at.addr() as u64;
         let mapping =
             Mapping { start, end: start + BYTES as u64, offset: 0, device: (0, 6), inode: 4, path: "/x".into() };
-        assert!(files.open(own, &mapping).is_err() && files.open(own, &far(&mapping)).is_err());
+        assert!(files.open(own, &mapping).is_err() && files.open(own, &remote(&mapping)).is_err());
         // SAFETY: nothing refers to it.
         #[allow(unsafe_code)]
         unsafe { munmap(at, BYTES) }.expect("it was mapped");
     }
 
     #[test]
-    fn large_files_make_room_for_small_ones_and_not_the_other_way_round() {
+    fn evicts_large_and_unused_files_first() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let small: Vec<Mapped> =
@@ -347,38 +347,38 @@ mod tests {
         let opened = |files: &mut CodeFiles, mapped: &Mapped| files.open(own, &mapped.mapping).ok().flatten();
         let (first, big) = (opened(&mut files, &small[0]).expect("read"), opened(&mut files, &large).expect("read"));
         let bytes = |file: &CodeFile| file.elf().map_or(0, |elf| elf.bytes());
-        files.most_kept = bytes(&first) + bytes(&big);
-        assert_eq!(files.kept, files.most_kept);
+        files.max_kept = bytes(&first) + bytes(&big);
+        assert_eq!(files.kept, files.max_kept);
         let second = opened(&mut files, &small[1]).expect("read");
         assert!(bytes(&first) > 0 && bytes(&big) == 0 && bytes(&second) > 0);
-        files.most_kept = bytes(&first) * 5 / 2;
+        files.max_kept = bytes(&first) * 5 / 2;
         assert!(opened(&mut files, &large).is_none() && bytes(&first) > 0, "it would take the room of smaller ones");
-        assert!(opened(&mut files, &small[2]).is_none(), "those were used a moment ago");
+        assert!(opened(&mut files, &small[2]).is_none(), "the others are in use");
         first.used_ms.store(0, Ordering::Relaxed);
         files.began -= 2 * IN_USE;
-        files.use_now(&second);
+        files.touch(&second);
         let third = opened(&mut files, &small[2]).expect("read");
         assert!(bytes(&first) == 0 && bytes(&second) > 0 && bytes(&third) > 0, "the longest unused one makes room");
         assert_eq!(files.kept, bytes(&second) + bytes(&third));
         files.began -= UNUSED - IN_USE;
-        files.use_now(&third);
-        files.gathered();
+        files.touch(&third);
+        files.snapshot_taken();
         files.began -= 2 * IN_USE;
         files.drop_unused();
         assert!(bytes(&second) == 0 && bytes(&third) > 0 && files.kept == bytes(&third));
     }
 
     #[test]
-    fn a_file_is_kept_until_its_names_have_been_asked_for() {
+    fn keeps_unused_file_until_symbolized() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
         let mapped = Mapped::new(&program(directory.path(), "program"));
         let file = files.open(own, &mapped.mapping).expect("it is read").expect("an ELF file");
-        // As of a span of a minute, at whose end names are looked up.
+        // As in a snapshot interval of a minute, at the end of which symbols are looked up.
         files.began -= 6 * UNUSED;
         files.drop_unused();
         assert!(file.elf().is_some());
-        files.gathered();
+        files.snapshot_taken();
         files.began -= NAMED_WITHIN / 2;
         files.drop_unused();
         assert!(file.elf().is_some(), "they are being looked up");
@@ -388,16 +388,16 @@ mod tests {
     }
 
     #[test]
-    fn files_of_processes_that_have_ended_are_forgotten() {
+    fn removes_files_of_exited_processes() {
         let directory = tempfile::tempdir().expect("a directory");
         let (mut files, own) = (CodeFiles::new(false), std::process::id());
-        files.forget_at = 3;
+        files.cleanup_at = 3;
         let mut kept = BTreeSet::new();
         for number in 0..6 {
             let mapped = Mapped::new(&program(directory.path(), &number.to_string()));
             files.open(own, &mapped.mapping).expect("it is read");
             kept.insert(files.by_identity.len());
-            files.forget_at = files.forget_at.min(3);
+            files.cleanup_at = files.cleanup_at.min(3);
         }
         assert_eq!(kept, [1, 2, 3].into());
         let bytes: u64 = files.by_identity.values().filter_map(|file| Some(file.elf()?.bytes())).sum();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Adding time to places. Where switches are traced, CPUs and the walk do so at the same time. */
+/* Adds time to places. If switches are traced, CPUs and the walk do so concurrently. */
 #pragma once
 
 static __always_inline void add(u32 place, u64 ns, u32 samples, u32 waits)
@@ -20,7 +20,7 @@ static __always_inline void add(u32 place, u64 ns, u32 samples, u32 waits)
 		__sync_fetch_and_add(&sum->waits, waits);
 }
 
-/* Takes the time since `counted_ns`, which only grows: the rest, or 0, where another CPU has moved it on meanwhile. */
+/* Takes the time since `counted_ns`, which only grows. Returns 0 if another CPU has concurrently moved it past `now_ns`. */
 static __always_inline u64 take_time(struct thread_record *record, u64 now_ns)
 {
 	if (!traces) {
@@ -37,11 +37,11 @@ static __always_inline u64 take_time(struct thread_record *record, u64 now_ns)
 		if (__sync_val_compare_and_swap(&record->counted_ns, from_ns, now_ns) == from_ns)
 			return now_ns - from_ns;
 	}
-	/* It is taken the next time. */
+	/* Taken the next time. */
 	return 0;
 }
 
-/* Makes the place for the end of a wait, when the thread could run and did not have a CPU yet. */
+/* Makes the place for the part of a wait in which the thread was runnable without a CPU. */
 static __always_inline void remember_ready_place(u32 place, const struct place_key *key)
 {
 	struct place_sum *sum = bpf_map_lookup_elem(&sum_by_place, &place);
@@ -58,7 +58,7 @@ static __always_inline void remember_ready_place(u32 place, const struct place_k
 		sum->ready_place = ready_place + 1;
 }
 
-/* Where a wait is counted that somebody has ended; PLACES where there is no room. */
+/* The place of a wait with a known waker; PLACES if there is no room. */
 static __always_inline u32 place_of_wait(u32 place, u32 waker)
 {
 	struct wait_key key = { .place = place, .waker = waker };
@@ -76,12 +76,12 @@ static __always_inline u32 place_of_wait(u32 place, u32 waker)
 	return known ? *known : PLACES;
 }
 
-/* Adds the part of a wait in which the thread could not run. One that goes on has no waker yet: its place counts it. */
+/* Adds the blocked part of a wait. A wait that goes on has no waker yet, and is counted at the place itself. */
 static __always_inline void add_wait(struct thread_record *record, u64 ns, bool has_ended)
 {
 	u32 place = record->place, waker = WAKER_UNSEEN;
 
-	if (!tells_wakers || !has_ended || record->state == STATE_READY || record->state == STATE_THROTTLED) {
+	if (!records_wakers || !has_ended || record->state == STATE_READY || record->state == STATE_THROTTLED) {
 		add(place, ns, 1, has_ended);
 		return;
 	}
@@ -97,8 +97,8 @@ static __always_inline void add_wait(struct thread_record *record, u64 ns, bool 
 }
 
 /*
- * Counts a wait: until the thread could run again at its place, and from then on as waiting for a CPU. Until the thread
- * has one, the scheduler keeps when that was, on the run queue's clock (sched_info.last_queued).
+ * Counts a wait: blocked time at its place until the wakeup, run-queue wait from then on. Until the thread is switched in,
+ * sched_info.last_queued holds the time of the wakeup, on the run queue's clock.
  */
 static __always_inline void count_wait(struct task_struct *task, struct thread_record *record, u64 now_ns, bool has_ended)
 {
@@ -131,7 +131,7 @@ static __always_inline void count_on_cpu(struct thread_record *record, u64 now_n
 	add_on_cpu(record, take_time(record, now_ns));
 }
 
-/* At some switches no program runs: since when such a thread has its CPU, sched_info.last_arrival tells. */
+/* Some switches run no program. For a thread that is on a CPU after one, sched_info.last_arrival holds its switch-in. */
 static __always_inline void count_unseen_run(struct task_struct *task, struct thread_record *record, u64 now_ns)
 {
 	u64 ns = take_time(record, now_ns), ran_ns = task_ran_ns(task);
@@ -147,7 +147,7 @@ static __always_inline void count_unseen_run(struct task_struct *task, struct th
 	add_on_cpu(record, ran_ns);
 }
 
-/* What has been seen of a thread whose last switch was counted. */
+/* Counts the time since the last counted switch of a thread. */
 static __always_inline void count_traced(struct task_struct *task, struct thread_record *record, u64 now_ns)
 {
 	if (record->state == STATE_ON_CPU)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How many requests disks have that are not done (Documentation/block/stat.rst). Whose they are is not kept by the kernel.
+//! Requests in flight of each disk (Documentation/block/stat.rst). The kernel does not record their submitters.
 
 use std::fs;
 use std::path::Path;
@@ -8,13 +8,13 @@ use whylate_model::Series;
 
 const DISKS: &str = "/sys/block";
 
-/// A series for each disk that has any; `None` where that is not told.
+/// Returns a series for each disk with requests in flight; `None` if sysfs does not show them.
 pub(super) fn busy() -> Option<Vec<Series>> {
     busy_in(Path::new(DISKS))
 }
 
-fn busy_in(folder: &Path) -> Option<Vec<Series>> {
-    let mut disks: Vec<Series> = fs::read_dir(folder)
+fn busy_in(directory: &Path) -> Option<Vec<Series>> {
+    let mut disks: Vec<Series> = fs::read_dir(directory)
         .ok()?
         .flatten()
         .filter_map(|disk| {
@@ -35,7 +35,7 @@ fn busy_in(folder: &Path) -> Option<Vec<Series>> {
     Some(disks)
 }
 
-/// `       1       12`: reads and writes.
+/// Parses `       1       12`: reads and writes.
 fn requests(text: &str) -> Option<[u64; 2]> {
     let mut numbers = text.split_ascii_whitespace().map(|word| word.parse::<u32>().ok());
     Some([numbers.next()??.into(), numbers.next()??.into()])
@@ -46,20 +46,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_with_requests_are_told_and_others_are_not() {
-        let folder = tempfile::tempdir().expect("a folder");
+    fn lists_only_disks_with_requests_in_flight() {
+        let directory = tempfile::tempdir().expect("a directory");
         for (disk, text) in
             [("vda", "       1       12\n"), ("sr0", "0 0\n"), ("sda", "0 3"), ("odd", "x"), ("none", "")]
         {
-            fs::create_dir(folder.path().join(disk)).expect("a folder");
-            fs::write(folder.path().join(disk).join("inflight"), text).expect("a file");
+            fs::create_dir(directory.path().join(disk)).expect("a directory");
+            fs::write(directory.path().join(disk).join("inflight"), text).expect("a file");
         }
-        let told = busy_in(folder.path()).expect("it can be read");
-        let of = |series: &Series| {
+        let busy = busy_in(directory.path()).expect("it can be read");
+        let counts = |series: &Series| {
             (series.labels["disk"].clone(), series.values["reads_in_progress"], series.values["writes_in_progress"])
         };
         assert_eq!(
-            told.iter().map(of).collect::<Vec<_>>(),
+            busy.iter().map(counts).collect::<Vec<_>>(),
             [("sda".to_owned(), 0.0, 3.0), ("vda".to_owned(), 1.0, 12.0)]
         );
         assert!(busy_in(Path::new("/nowhere")).is_none());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What an ELF file tells of its code: how to unwind each of its functions, and where their names are.
+//! Reads what an ELF file says of its code: how to unwind each of its functions, and where their symbols are.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -23,83 +23,83 @@ const BP: Register = Register(6);
 const SP: Register = Register(7);
 const RETURN_ADDRESS: Register = Register(16);
 
-/// Sections that name a file with more debug information.
-const ELSEWHERE: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
-/// Sections with the names of functions, and what tells where they are.
-const NAMES: [&str; 5] = [".symtab", ".strtab", ".dynsym", ".dynstr", ".shstrtab"];
-/// How much smaller deflate makes anything, at most.
-const MOST_PACKED: u64 = 1_100;
-/// The largest headers, unwind tables, and rules of one function that are read: far above what compilers write.
-const MOST_HEADERS: u64 = 8 << 20;
-const MOST_TABLE: u64 = 8 << 20;
-const MOST_FRAMES: u64 = 48 << 20;
-const MOST_RULES: usize = 1 << 20;
-/// What is read of the names of one file at most, and with its lines.
-const MOST_NAMES: u64 = 32 << 20;
-const MOST_LINES: u64 = 256 << 20;
-/// How they are compressed: to a fifth, at a gigabyte a second.
-const FASTER: i32 = -5;
-/// What is read at once of these.
-const PIECE_BYTES: usize = 64 << 10;
+/// Sections that refer to another file with debug information.
+const DEBUG_LINKS: [&str; 3] = [".gnu_debuglink", ".gnu_debugaltlink", ".debug_sup"];
+/// Sections with the names of functions, and those needed to find them.
+const SYMBOL_SECTIONS: [&str; 5] = [".symtab", ".strtab", ".dynsym", ".dynstr", ".shstrtab"];
+/// Maximum compression ratio of deflate.
+const MAX_DEFLATE_RATIO: u64 = 1_100;
+/// Maximum bytes of headers, unwind table and `.eh_frame`, and of one entry: far above what compilers write.
+const MAX_HEADERS: u64 = 8 << 20;
+const MAX_TABLE: u64 = 8 << 20;
+const MAX_FRAMES: u64 = 48 << 20;
+const MAX_ENTRY: usize = 1 << 20;
+/// Maximum bytes read of a file's symbols, and with line information.
+const MAX_NAMES: u64 = 32 << 20;
+const MAX_LINES: u64 = 256 << 20;
+/// Compression level of zstd: symbols shrink to a fifth, at 1 GB/s.
+const ZSTD_LEVEL: i32 = -5;
+/// Bytes read at once of symbols.
+const CHUNK_BYTES: usize = 64 << 10;
 
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 type Header = object::elf::FileHeader64<Endianness>;
 
-/// What was read of a file of code. Its owner may cut it short at any time, so it is not mapped, and it need not stay
-/// open.
+/// What was read of an executable file. The file is neither mapped nor kept open: its owner may truncate it at any
+/// time.
 pub(super) struct Elf {
-    /// How long the file is.
+    /// Length of the file, in bytes.
     length: u64,
-    /// File offset, length and address of what is loaded.
+    /// File offset, length and address of each PT_LOAD segment.
     segments: Vec<(u64, u64, u64)>,
     unwind: Unwind,
-    /// Where distributions put its names, which are found there by address rather than by file offset.
-    elsewhere: Option<PathBuf>,
-    /// What names are made of, and lines; `None` where that could not be read, or is too much.
-    names: Option<Packed>,
+    /// The distribution's debug file, in which symbols are found by address instead of by file offset.
+    debug_path: Option<PathBuf>,
+    /// Sections with symbols, and lines; `None` if they could not be read, or are too large.
+    names: Option<Compressed>,
 }
 
-/// Parts of a file, compressed: names of functions take a tenth of their room then.
+/// Parts of a file, compressed: symbols take a tenth of their size.
 #[derive(Default)]
-struct Packed {
-    /// File offset and length.
+struct Compressed {
+    /// File offset and length of each part.
     parts: Vec<(u64, u64)>,
     bytes: Vec<u8>,
 }
 
-/// How the file tells callers.
+/// How functions of the file are unwound.
 enum Unwind {
-    /// Not at all, such as Go's, which keeps frame pointers.
+    /// No unwind information, as in Go programs, which keep frame pointers.
     ByFramePointers,
     By(UnwindSections),
 }
 
-/// Two sections, with their addresses.
+/// `.eh_frame_hdr` and `.eh_frame` with their addresses, and the address of `.text`.
 struct UnwindSections {
     table: (Vec<u8>, u64),
     frames: (Vec<u8>, u64),
     text: u64,
 }
 
-/// A part of a file in memory of its own; `None` where there is not so much of it.
-fn read(file: &File, offset: u64, bytes: u64, most: u64) -> Option<Vec<u8>> {
-    let mut part = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= most)?];
+/// Reads a part of a file; `None` if the file is shorter, or the part longer than `max`.
+fn read(file: &File, offset: u64, bytes: u64, max: u64) -> Option<Vec<u8>> {
+    let mut part = vec![0; usize::try_from(bytes).ok().filter(|_| bytes <= max)?];
     file.read_exact_at(&mut part, offset).ok()?;
     Some(part)
 }
 
 impl Elf {
-    /// Reads what unwinding and names need of a file, and lines with `lines`; `None` when it is no ELF file.
+    /// Reads what unwinding and symbolization need of a file, and its lines if `lines`; `None` if it is no ELF file.
     ///
     /// # Errors
-    /// When it cannot be read, or makes no sense.
-    pub(super) fn of(file: &File, lines: bool) -> io::Result<Option<Self>> {
+    /// Fails if the file cannot be read, or is malformed.
+    pub(super) fn from_file(file: &File, lines: bool) -> io::Result<Option<Self>> {
         let about = file.metadata()?;
         if !about.is_file() {
             return Ok(None);
         }
-        let begin = read(file, 0, size_of::<Header>() as u64, MOST_HEADERS);
-        // Code that lies in a file without a header was in a longer one when it was mapped.
+        let begin = read(file, 0, size_of::<Header>() as u64, MAX_HEADERS);
+        // A file too short for a header was longer when it was mapped.
         if begin.as_ref().is_some_and(|begin| !begin.starts_with(&object::elf::ELFMAG)) {
             return Ok(None);
         }
@@ -111,7 +111,7 @@ impl Elf {
         let (header, _) = object::pod::from_bytes::<Header>(begin).ok()?;
         let endian = header.endian().ok().filter(|_| header.e_ident.class == object::elf::ELFCLASS64)?;
         let table =
-            |offset: u64, count: u16, size: usize| read(file, offset, u64::from(count) * size as u64, MOST_HEADERS);
+            |offset: u64, count: u16, size: usize| read(file, offset, u64::from(count) * size as u64, MAX_HEADERS);
         let (count, offset) = (header.e_phnum(endian), header.e_phoff(endian));
         let loaded = table(offset, count, size_of::<ProgramHeader64<Endianness>>())?;
         let (loaded, _) = object::pod::slice_from_bytes::<ProgramHeader64<Endianness>>(&loaded, count.into()).ok()?;
@@ -125,51 +125,51 @@ impl Elf {
         let (sections, _) =
             object::pod::slice_from_bytes::<SectionHeader64<Endianness>>(&headers_bytes, count.into()).ok()?;
         let Some(strings) = sections.get(usize::from(header.e_shstrndx.get(endian).0)) else {
-            // Without sections nothing is known of callers.
+            // Without sections there is no unwind information.
             let unwind = Unwind::ByFramePointers;
-            return Some(Elf { length, segments, unwind, elsewhere: None, names: None });
+            return Some(Elf { length, segments, unwind, debug_path: None, names: None });
         };
-        let strings = read(file, strings.sh_offset(endian), strings.sh_size(endian), MOST_HEADERS)?;
+        let strings = read(file, strings.sh_offset(endian), strings.sh_size(endian), MAX_HEADERS)?;
         let name_of = |section: &SectionHeader64<Endianness>| {
             let name = strings.get(section.sh_name(endian) as usize..).unwrap_or_default();
             String::from_utf8_lossy(name.split(|&byte| byte == 0).next().unwrap_or_default()).into_owned()
         };
-        // What has no bytes in the file cannot be read.
+        // SHT_NOBITS sections have no bytes in the file.
         let in_file = sections.iter().filter(|section| section.sh_type(endian) != object::elf::SHT_NOBITS);
         let named: Vec<_> = in_file.map(|section| (name_of(section), section)).collect();
         let find = |name: &str| named.iter().find(|(known, _)| known == name).map(|(_, section)| *section);
         let range = |section: &SectionHeader64<Endianness>| (section.sh_offset(endian), section.sh_size(endian));
         let unwind = match (find(".eh_frame_hdr"), find(".eh_frame"), find(".text")) {
             (Some(table), Some(frames), Some(text)) => {
-                let section = |section: &SectionHeader64<Endianness>, most| {
+                let section = |section: &SectionHeader64<Endianness>, max| {
                     let (offset, bytes) = range(section);
-                    Some((read(file, offset, bytes, most)?, section.sh_addr(endian)))
+                    Some((read(file, offset, bytes, max)?, section.sh_addr(endian)))
                 };
                 Unwind::By(UnwindSections {
-                    table: section(table, MOST_TABLE)?,
-                    frames: section(frames, MOST_FRAMES)?,
+                    table: section(table, MAX_TABLE)?,
+                    frames: section(frames, MAX_FRAMES)?,
                     text: text.sh_addr(endian),
                 })
             }
             _ => Unwind::ByFramePointers,
         };
-        let mut elsewhere = None;
+        let mut debug_path = None;
         if find(".symtab").is_none() {
             let id = find(".note.gnu.build-id").map(range);
             let id = id.and_then(|(offset, bytes)| read(file, offset, bytes, 1 << 10));
-            // A header of 12 bytes and the name GNU come before it.
-            elsewhere = id.and_then(|note| debug_file(note.get(16..)?));
+            // The note's header of 12 bytes and the name GNU precede the build ID.
+            debug_path = id.and_then(|note| debug_file(note.get(16..)?));
         }
-        // It names no other file for its debug information, and what is packed in it cannot be larger than it says.
+        // No section refers to another file, and no compressed section is larger than its header says.
         let is_self_contained = || {
             named.iter().all(|(name, section)| {
-                let is_packed = section.sh_flags(endian).0 & object::elf::SHF_COMPRESSED.0 != 0;
+                let is_compressed = section.sh_flags(endian).0 & object::elf::SHF_COMPRESSED.0 != 0;
                 let header = || read(file, section.sh_offset(endian), 24, 24);
-                let unpacked = || Some(u64::from_le_bytes(header()?[8..16].try_into().ok()?));
-                let is_plausible =
-                    !is_packed || unpacked().is_some_and(|bytes| bytes / MOST_PACKED <= section.sh_size(endian));
-                // What GNU's tools packed before there was a flag for it says nothing that is checked here.
-                !ELSEWHERE.contains(&name.as_str()) && !name.starts_with(".zdebug") && is_plausible
+                let uncompressed_size = || Some(u64::from_le_bytes(header()?[8..16].try_into().ok()?));
+                let is_plausible = !is_compressed
+                    || uncompressed_size().is_some_and(|bytes| bytes / MAX_DEFLATE_RATIO <= section.sh_size(endian));
+                // `.zdebug` sections, of GNU tools before SHF_COMPRESSED, have no size that could be checked here.
+                !DEBUG_LINKS.contains(&name.as_str()) && !name.starts_with(".zdebug") && is_plausible
             })
         };
         let headers = [(0, begin.len() as u64), (header.e_phoff(endian), size_of_val(loaded) as u64)];
@@ -178,17 +178,17 @@ impl Elf {
             named.iter().filter(move |(name, _)| is_wanted(name)).map(|(_, section)| range(section))
         };
         let mut names: Vec<(u64, u64)> =
-            headers.chain(parts(|name| NAMES.contains(&name) || name.starts_with(".note"))).collect();
+            headers.chain(parts(|name| SYMBOL_SECTIONS.contains(&name) || name.starts_with(".note"))).collect();
         let with_lines = lines && is_self_contained();
         if with_lines {
             names.extend(parts(|name| name.starts_with(".debug_")));
         }
-        let most = if with_lines { MOST_LINES } else { MOST_NAMES };
-        let names = if elsewhere.is_some() { Some(Packed::default()) } else { Packed::read(file, names, most) };
-        Some(Elf { length, segments, unwind, elsewhere, names })
+        let max = if with_lines { MAX_LINES } else { MAX_NAMES };
+        let names = if debug_path.is_some() { Some(Compressed::default()) } else { Compressed::read(file, names, max) };
+        Some(Elf { length, segments, unwind, debug_path, names })
     }
 
-    /// The memory that this takes.
+    /// Returns the memory that this takes, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let unwind = match &self.unwind {
             Unwind::By(sections) => sections.table.0.len() + sections.frames.0.len(),
@@ -197,31 +197,31 @@ impl Elf {
         (size_of::<Self>() + unwind + self.names.as_ref().map_or(0, |names| names.bytes.len())) as u64
     }
 
-    /// Whether its names could be read.
+    /// Returns whether the symbols could be read.
     pub(super) fn has_all_names(&self) -> bool {
         self.names.is_some()
     }
 
-    /// How many bytes a copy has from which its names are found.
+    /// Returns the size of the copy that is made to look up symbols, in bytes.
     pub(super) fn names_bytes(&self) -> u64 {
         self.names.iter().flat_map(|names| &names.parts).map(|(_, bytes)| bytes).sum()
     }
 
-    /// Where its names are: in a file of the machine, where they are found by address, or in a copy, where they are
-    /// found by file offset. Nobody else can change the copy.
-    pub(super) fn names(&self) -> Option<Named> {
-        if let Some(elsewhere) = &self.elsewhere {
-            return Some(Named::Elsewhere(elsewhere.clone()));
+    /// Returns where symbols are looked up: in a debug file of the machine, by address, or in a copy, by file offset.
+    /// No other process can change the copy.
+    pub(super) fn names(&self) -> Option<SymbolSource> {
+        if let Some(debug_path) = &self.debug_path {
+            return Some(SymbolSource::DebugFile(debug_path.clone()));
         }
         let names = self.names.as_ref().filter(|names| !names.parts.is_empty())?;
         let copy = File::from(memfd_create("whylate-names", MemfdFlags::CLOEXEC).ok()?);
-        // What is not copied reads as zeros.
+        // Parts that are not copied read as zeros.
         copy.set_len(self.length).ok()?;
-        names.unpack(&copy).ok()?;
-        Some(Named::Copied(copy))
+        names.decompress(&copy).ok()?;
+        Some(SymbolSource::Copy(copy))
     }
 
-    /// The address that the file gives to what lies at this offset.
+    /// Returns the address of a file offset, as the file's program headers assign it.
     pub(super) fn address_of(&self, offset: u64) -> Option<u64> {
         self.segments
             .iter()
@@ -229,26 +229,27 @@ impl Elf {
             .and_then(|(at, _, address)| (offset - at).checked_add(*address))
     }
 
-    /// Where code lies in the file, and how much of it.
+    /// Lists file offset and length of each segment.
     #[cfg(feature = "fuzzing")]
     pub(super) fn parts(&self) -> impl Iterator<Item = (u64, u64)> {
         self.segments.iter().map(|&(at, length, _)| (at, length))
     }
 
-    /// How to unwind the frame of an instruction at this file offset.
+    /// Returns the unwind rule of an instruction at a file offset.
     pub(super) fn rule_at(&self, offset: u64) -> Rule {
         match &self.unwind {
             Unwind::ByFramePointers => Rule::plain(rule_base::RULE_CHAIN),
             Unwind::By(sections) => {
-                self.unwound(sections, offset).unwrap_or_else(|| Rule::plain(rule_base::RULE_BROKEN))
+                self.unwind_rule(sections, offset).unwrap_or_else(|| Rule::plain(rule_base::RULE_BROKEN))
             }
         }
     }
 
-    fn unwound(&self, sections: &UnwindSections, offset: u64) -> Option<Rule> {
+    fn unwind_rule(&self, sections: &UnwindSections, offset: u64) -> Option<Rule> {
         let address = self.address_of(offset)?;
         let ((table, table_at), (frames, frames_at)) = (&sections.table, &sections.frames);
-        // As all linkers count rows. Of another number the library's own product with their size may overflow.
+        // All linkers write the row count as udata4. With another encoding gimli's product of count and size may
+        // overflow.
         if table.get(2) != Some(&gimli::DW_EH_PE_udata4.0) {
             return None;
         }
@@ -256,11 +257,11 @@ impl Elf {
             BaseAddresses::default().set_eh_frame_hdr(*table_at).set_eh_frame(*frames_at).set_text(sections.text);
         let parsed = EhFrameHdr::new(table, LittleEndian).parse(&bases, 8).ok()?;
         let table = parsed.table()?;
-        // The library's own difference of these two overflows where a table points below the section.
+        // gimli's difference of these two overflows if a table points below the section.
         let frames_begin = parsed.eh_frame_ptr().direct().ok()?;
         let at = usize::try_from(table.lookup(address, &bases).ok()?.direct().ok()?.checked_sub(frames_begin)?).ok()?;
         let function = entry(frames, at)?;
-        // What all functions of a kind have in common stands so many bytes before the number that says so.
+        // The CIE pointer: distance back from its own position to the CIE.
         let back = u32::from_le_bytes(function.get(4..8)?.try_into().ok()?);
         entry(frames, (at + 4).checked_sub(usize::try_from(back).ok()?)?)?;
         let frames = EhFrame::new(frames, LittleEndian);
@@ -270,56 +271,56 @@ impl Elf {
     }
 }
 
-/// Where the names of a file are.
-pub(super) enum Named {
-    Elsewhere(PathBuf),
-    Copied(File),
+/// Where the symbols of a file are.
+pub(super) enum SymbolSource {
+    DebugFile(PathBuf),
+    Copy(File),
 }
 
-/// An entry of `.eh_frame`, with its length; `None` for one that no compiler writes.
+/// Returns an entry of `.eh_frame` (CIE or FDE) with its length field; `None` if it is longer than any compiler writes.
 fn entry(frames: &[u8], at: usize) -> Option<&[u8]> {
     let entry = frames.get(at..)?;
     let length = u32::from_le_bytes(entry.get(..4)?.try_into().ok()?) as usize;
-    entry.get(..length.checked_add(4).filter(|length| *length <= MOST_RULES)?)
+    entry.get(..length.checked_add(4).filter(|length| *length <= MAX_ENTRY)?)
 }
 
-impl Packed {
-    /// Reads parts of a file; `None` where there is not so much of it, or more than is read.
-    fn read(file: &File, mut parts: Vec<(u64, u64)>, most: u64) -> Option<Self> {
+impl Compressed {
+    /// Reads and compresses parts of a file; `None` if the file is shorter, or the parts are longer than `max`.
+    fn read(file: &File, mut parts: Vec<(u64, u64)>, max: u64) -> Option<Self> {
         parts.retain(|(_, bytes)| *bytes > 0);
         let bytes = parts.iter().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes))?;
-        let mut packed = zstd::stream::write::Encoder::new(Vec::new(), FASTER).ok().filter(|_| bytes <= most)?;
-        let mut piece = vec![0; PIECE_BYTES];
+        let mut compressed = zstd::stream::write::Encoder::new(Vec::new(), ZSTD_LEVEL).ok().filter(|_| bytes <= max)?;
+        let mut chunk = vec![0; CHUNK_BYTES];
         for &(offset, bytes) in &parts {
             let end = offset.checked_add(bytes)?;
-            for at in (offset..end).step_by(PIECE_BYTES) {
-                let piece = &mut piece[..PIECE_BYTES.min((end - at) as usize)];
-                file.read_exact_at(piece, at).ok()?;
-                packed.write_all(piece).ok()?;
+            for at in (offset..end).step_by(CHUNK_BYTES) {
+                let chunk = &mut chunk[..CHUNK_BYTES.min((end - at) as usize)];
+                file.read_exact_at(chunk, at).ok()?;
+                compressed.write_all(chunk).ok()?;
             }
         }
-        let mut bytes = packed.finish().ok()?;
+        let mut bytes = compressed.finish().ok()?;
         bytes.shrink_to_fit();
-        Some(Packed { parts, bytes })
+        Some(Compressed { parts, bytes })
     }
 
-    /// Writes the parts where they were in the file.
-    fn unpack(&self, copy: &File) -> io::Result<()> {
-        let mut packed = zstd::stream::read::Decoder::new(self.bytes.as_slice())?;
-        let mut piece = vec![0; PIECE_BYTES];
+    /// Writes the parts to their original offsets.
+    fn decompress(&self, copy: &File) -> io::Result<()> {
+        let mut compressed = zstd::stream::read::Decoder::new(self.bytes.as_slice())?;
+        let mut chunk = vec![0; CHUNK_BYTES];
         for &(offset, bytes) in &self.parts {
             let end = offset + bytes;
-            for at in (offset..end).step_by(PIECE_BYTES) {
-                let piece = &mut piece[..PIECE_BYTES.min((end - at) as usize)];
-                packed.read_exact(piece)?;
-                copy.write_all_at(piece, at)?;
+            for at in (offset..end).step_by(CHUNK_BYTES) {
+                let chunk = &mut chunk[..CHUNK_BYTES.min((end - at) as usize)];
+                compressed.read_exact(chunk)?;
+                copy.write_all_at(chunk, at)?;
             }
         }
         Ok(())
     }
 }
 
-/// Where distributions put the debug information of a build.
+/// Returns the path of a distribution's debug file for a build ID, if it exists.
 fn debug_file(id: &[u8]) -> Option<PathBuf> {
     let digits: Vec<String> = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let (first, rest) = digits.split_first().filter(|(_, rest)| !rest.is_empty())?;
@@ -330,14 +331,14 @@ fn debug_file(id: &[u8]) -> Option<PathBuf> {
 fn rule_of(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<Rule> {
     match row.register(RETURN_ADDRESS) {
         Some(RegisterRule::Offset(-8)) => {}
-        // The first function of a thread says so.
+        // The outermost function of a thread has an undefined return address.
         Some(RegisterRule::Undefined) => return Some(Rule::plain(rule_base::RULE_ROOT)),
         _ => return None,
     }
     let bp_offset = match row.register(BP) {
         None | Some(RegisterRule::SameValue) => BP_KEPT,
         Some(RegisterRule::Offset(offset)) => i32::try_from(offset).ok()?,
-        // A function that aligns its stack keeps it where it now points to.
+        // A function that realigns its stack saves its caller's frame pointer where its own points to.
         Some(RegisterRule::Expression(expression)) => {
             let expression = expression.get(frames).ok()?;
             match *operations(expression.0).as_slice() {
@@ -355,7 +356,8 @@ fn rule_of(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<R
     Some(Rule { base, cfa_offset: i32::try_from(offset).ok()?, bp_offset })
 }
 
-/// What GCC writes for functions that align their stack: the canonical frame address is below the saved frame pointer.
+/// Returns the rule of a function that realigns its stack, as GCC writes it: the CFA is stored below the saved frame
+/// pointer.
 fn aligned(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<Rule> {
     let CfaRule::Expression(expression) = row.cfa() else { return None };
     match *operations(expression.get(frames).ok()?.0).as_slice() {
@@ -366,7 +368,8 @@ fn aligned(row: &UnwindTableRow<usize>, frames: &EhFrame<Bytes<'_>>) -> Option<R
     }
 }
 
-/// The registers of an expression, with offsets and whether memory there is read; empty when it has anything else.
+/// Parses an expression into registers with offsets, and whether memory there is read; empty if it has other
+/// operations.
 fn operations(code: Bytes<'_>) -> Vec<(Register, i64, bool)> {
     let encoding = gimli::Encoding { address_size: 8, format: gimli::Format::Dwarf32, version: 4 };
     let mut found = Vec::new();
@@ -398,7 +401,7 @@ mod tests {
         PathBuf::from("/proc/self/exe")
     }
 
-    /// The file offset of a function of this program.
+    /// Returns the file offset of a function of this program.
     fn offset_of(function: *const (), elf: &Elf) -> u64 {
         let maps = fs::read_to_string("/proc/self/maps").expect("/proc is mounted");
         let hex = |text: &str| u64::from_str_radix(text, 16).expect("a number");
@@ -415,15 +418,15 @@ mod tests {
     }
 
     fn opened(path: &Path) -> Elf {
-        read_again(path).expect("it is read").expect("it is an ELF file")
+        reload(path).expect("it is read").expect("it is an ELF file")
     }
 
-    fn read_again(path: &Path) -> io::Result<Option<Elf>> {
-        Elf::of(&File::open(path)?, false)
+    fn reload(path: &Path) -> io::Result<Option<Elf>> {
+        Elf::from_file(&File::open(path)?, false)
     }
 
     #[test]
-    fn callers_are_told_from_parts_of_the_file() {
+    fn finds_unwind_rules_of_own_program() {
         let elf = opened(&own_program());
         let offset = offset_of(opened as *const (), &elf);
         let entered = elf.rule_at(offset);
@@ -434,21 +437,21 @@ mod tests {
     }
 
     #[test]
-    fn a_table_of_more_rows_than_can_be_is_none() {
-        // Fuzzing has found it.
+    fn rejects_unwind_table_with_overflowing_row_count() {
+        // Found by fuzzing.
         let bytes = include_bytes!("../../../../fuzz/corpus/elf/many_rows");
         let file = File::from(memfd_create("whylate-test", MemfdFlags::CLOEXEC).expect("there is memory"));
         file.write_all_at(bytes, 0).expect("there is memory");
-        let elf = Elf::of(&file, false).expect("it is read").expect("it is an ELF file");
+        let elf = Elf::from_file(&file, false).expect("it is read").expect("it is an ELF file");
         let places = elf.segments.iter().flat_map(|&(at, length, _)| (at..at.saturating_add(length)).step_by(16));
         let rules: Vec<_> = places.take(1_000).map(|at| elf.rule_at(at).base).collect();
         assert!(!rules.is_empty() && rules.iter().all(|&base| base == rule_base::RULE_BROKEN), "{rules:?}");
     }
 
     #[test]
-    fn names_come_from_a_copy_that_nobody_can_cut_short() {
+    fn symbolizes_from_private_copy() {
         let elf = opened(&own_program());
-        let Some(Named::Copied(copy)) = elf.names() else { panic!("it has names of its own") };
+        let Some(SymbolSource::Copy(copy)) = elf.names() else { panic!("it has names of its own") };
         let program = fs::metadata(own_program()).expect("there").len();
         assert_eq!(copy.metadata().expect("there").len(), program);
         let path = format!("/proc/self/fd/{}", copy.as_raw_fd());
@@ -464,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_short_later_changes_nothing_and_is_refused_when_it_is_read_again() {
+    fn file_truncated_after_reading_keeps_its_data_and_fails_to_reload() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("program");
         fs::copy(own_program(), &path).expect("copied");
@@ -474,37 +477,37 @@ mod tests {
             OpenOptions::new().write(true).open(&path).expect("there").set_len(bytes).expect("cut short");
             assert_eq!(elf.rule_at(offset).base, rule_base::RULE_SP);
             assert!(elf.names().is_some());
-            // No frame pointers are assumed of one whose headers are gone.
-            assert!(read_again(&path).is_err());
+            // A file with truncated headers must not count as one with frame pointers.
+            assert!(reload(&path).is_err());
         }
     }
 
     #[test]
-    fn headers_that_claim_too_much_are_not_believed() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("program");
+    fn rejects_sections_beyond_size_limits() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("program");
         let mut bytes = fs::read("/bin/true").expect("there");
         let sections_at = u64::from_le_bytes(bytes[40..48].try_into().expect("eight")) as usize;
-        // Each section is a terabyte long.
+        // Each section claims to be a terabyte long.
         for section in bytes[sections_at..].chunks_exact_mut(size_of::<SectionHeader64<Endianness>>()) {
             section[32..40].copy_from_slice(&(1_u64 << 40).to_le_bytes());
         }
         fs::write(&path, &bytes).expect("written");
         OpenOptions::new().write(true).open(&path).expect("there").set_len(1 << 41).expect("a hole");
-        assert!(read_again(&path).is_err());
+        assert!(reload(&path).is_err());
     }
 
     #[test]
-    fn a_table_that_points_below_its_section_is_told() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("program");
+    fn unwind_table_pointing_below_section_is_broken() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("program");
         let mut bytes = fs::read(own_program()).expect("there");
         let whole = opened(&own_program());
         let offset = offset_of(opened as *const (), &whole);
         let Unwind::By(UnwindSections { table: (table, _), .. }) = &whole.unwind else { panic!("it has a table") };
         let at = bytes.windows(table.len()).position(|part| part == table).expect("it is in the file");
-        // Behind four bytes of encodings and a count of four come the section's address and pairs of addresses, all
-        // relative: each function's entry is said to lie at the beginning of memory.
+        // Four bytes of encodings and a count of four bytes precede the section's address and pairs of addresses, all
+        // relative. Each function's entry is set to address 0.
         let begins = whole.segments.iter().find(|(from, length, _)| (*from..from + length).contains(&(at as u64)));
         let (from, _, address) = begins.expect("it is loaded");
         let table_at = at as u64 - from + address;
@@ -516,11 +519,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_loads_nothing_is_read() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("program");
+    fn reads_file_without_segments() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("program");
         let mut bytes = fs::read("/bin/true").expect("there");
-        // How many program headers there are.
+        // e_phnum: the number of program headers.
         bytes[56..58].fill(0);
         fs::write(&path, &bytes).expect("written");
         let elf = opened(&path);
@@ -529,7 +532,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_fail(changes in prop::collection::vec((0..200_000_usize, any::<u8>()), 1..40)) {
+        fn never_panics_on_corrupted_files(changes in prop::collection::vec((0..200_000_usize, any::<u8>()), 1..40)) {
             let mut bytes = fs::read("/bin/true").expect("there");
             for (at, byte) in changes {
                 let length = bytes.len();
@@ -537,10 +540,10 @@ mod tests {
                 let at = if at % 2 == 0 { at % 1_000 } else { length - 1 - at % 3_000 };
                 bytes[at % length] = byte;
             }
-            let folder = tempfile::tempdir().expect("a folder");
-            let path = folder.path().join("program");
+            let directory = tempfile::tempdir().expect("a directory");
+            let path = directory.path().join("program");
             fs::write(&path, &bytes).expect("written");
-            if let Ok(Some(elf)) = Elf::of(&File::open(&path).expect("it opens"), true) {
+            if let Ok(Some(elf)) = Elf::from_file(&File::open(&path).expect("it opens"), true) {
                 for offset in (0..bytes.len() as u64).step_by(97) {
                     elf.rule_at(offset);
                 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where threads wait, and who had the CPU while one that could run waited for it.
+//! The source with late events: which CPU occupants delayed threads that waited on a run queue.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use whylate_model::{LateEvent, Snapshot};
 
 use super::{KernelThreads, OffcpuOptions};
 use crate::attach::Meter;
-use crate::runnable::{Waits, Wanted};
+use crate::runnable::{WaitSelection, Waits};
 use crate::session::Session;
 use crate::source::{AttachError, Attached};
 
-/// The source, with late events.
+/// The attached source, with late events.
 pub(super) struct Explained {
     waits: Waits,
     meter: Meter,
     attached: Box<dyn Attached>,
-    weaker: Option<String>,
+    limitations: Option<String>,
 }
 
 impl Explained {
@@ -26,7 +26,7 @@ impl Explained {
         session: &Session,
         explain_over_ns: u64,
     ) -> Result<Self, AttachError> {
-        let wanted = Wanted {
+        let wanted = WaitSelection {
             explain_over_ns,
             explain_sleeps_over_ns: options.explain_sleeps_over_ns,
             idle: options.idle,
@@ -37,20 +37,20 @@ impl Explained {
             user_threads: options.kernel_threads != KernelThreads::Only,
         };
         let waits = Waits::attach(&wanted, session)?;
-        let weaker: Vec<&str> = attached.weaker().into_iter().chain(waits.weaker()).collect();
-        let weaker = (!weaker.is_empty()).then(|| weaker.join("; "));
-        Ok(Explained { waits, meter: Meter::default(), attached, weaker })
+        let limitations: Vec<&str> = attached.weaker().into_iter().chain(waits.weaker()).collect();
+        let limitations = (!limitations.is_empty()).then(|| limitations.join("; "));
+        Ok(Explained { waits, meter: Meter::default(), attached, limitations })
     }
 }
 
 impl Attached for Explained {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.attached.snapshot()?;
-        self.meter.tell(self.waits.statistics(), &mut snapshot);
+        self.meter.report(self.waits.statistics(), &mut snapshot);
         for (reason, count) in self.waits.take_lost() {
             *snapshot.lost.entry(reason.to_owned()).or_default() += count;
         }
-        self.waits.tell_unexplained(&mut snapshot);
+        self.waits.report_unexplained(&mut snapshot);
         Ok(snapshot)
     }
 
@@ -59,6 +59,6 @@ impl Attached for Explained {
     }
 
     fn weaker(&self) -> Option<&str> {
-        self.weaker.as_deref()
+        self.limitations.as_deref()
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What any user's processes and their files make whylate read, and what the programs tell of threads.
+//! Fuzz targets: files of any user's processes that whylate reads, and what the BPF programs report of threads.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -8,65 +8,65 @@ use whylate_model::wait::Classes;
 
 use super::attached::{plain, stack_of, user_frames};
 use super::elf::Elf;
-use super::mappings::CodeMapped;
+use super::mappings::MapsLine;
 use super::mounts::Mounts;
 use super::perf_map;
-use super::places::{Place, Sum, Woken, can_be_woken, woken};
+use super::places::{PlaceDelta, Sum, Woken, can_be_woken, woken};
 use super::proc;
 use super::sampler::frames_of;
 use super::skel::types::{place_key, process_value, stack_value};
 use crate::attach::{read_plain, text};
 
-/// At so many places of each part of a file it is asked how to unwind.
-const PLACES: u64 = 16;
+/// Number of offsets per segment at which the unwind rule is looked up.
+const OFFSETS_PER_SEGMENT: u64 = 16;
 
-/// Headers, names, and how functions are unwound.
+/// Headers, symbols and unwind rules of an ELF file.
 pub fn elf_in(file: File) {
-    let Ok(Some(elf)) = Elf::of(&file, true) else { return };
+    let Ok(Some(elf)) = Elf::from_file(&file, true) else { return };
     elf.names();
     for (at, length) in elf.parts() {
-        for place in 0..PLACES {
-            let offset = at.saturating_add(length / PLACES * place);
+        for index in 0..OFFSETS_PER_SEGMENT {
+            let offset = at.saturating_add(length / OFFSETS_PER_SEGMENT * index);
             elf.rule_at(offset);
             elf.address_of(offset);
         }
     }
 }
 
-/// What /proc/PID/maps tells of code.
+/// Lines of /proc/PID/maps about executable mappings.
 pub fn maps(text: &str) {
     text.lines().for_each(|line| {
-        CodeMapped::parse(line);
+        MapsLine::parse(line);
     });
 }
 
-/// What compilers at run time write into /tmp/perf-PID.map.
+/// A perf map (/tmp/perf-PID.map), as just-in-time compilers write it.
 ///
 /// # Panics
-/// When an address has not the name of the last line for it.
+/// If an address does not have the name of the last line that covers it.
 pub fn perf_map(bytes: &[u8]) {
     perf_map::check(bytes);
 }
 
-/// What /proc/PID/stat tells of a thread that may call itself anything.
+/// /proc/PID/stat of a thread with an arbitrary comm.
 pub fn stat(text: &str) {
     proc::parse_stat(text);
 }
 
-/// How many threads /proc/loadavg tells of.
+/// The number of threads in /proc/loadavg.
 pub(crate) fn load(text: &str) {
     super::choice::threads_of(text);
 }
 
-/// Which file system is mounted with a number, and on a device; the number is in the first line.
+/// Looks up the file system of a mount ID, and of a device; the first line has the ID, the others are mountinfo.
 pub fn mountinfo(text: &str) {
-    let (asked, mounts) = text.split_once('\n').unwrap_or_default();
-    let (number, mounts) = (asked.parse().unwrap_or(0), Mounts::from_text(mounts));
-    mounts.is_near_mount(number, || Mounts::from_text(text));
-    mounts.is_near_device((0, number as u32), || Mounts::from_text(text));
+    let (first_line, mounts) = text.split_once('\n').unwrap_or_default();
+    let (number, mounts) = (first_line.parse().unwrap_or(0), Mounts::from_text(mounts));
+    mounts.is_local_mount(number, || Mounts::from_text(text));
+    mounts.is_local_device((0, number as u32), || Mounts::from_text(text));
 }
 
-/// A place with its stack and process, and functions of the kernel by name.
+/// A stack entry with its frames and process, and names of kernel functions.
 pub fn places(bytes: &[u8]) {
     let Some(key) = read_plain::<place_key>(bytes) else { return };
     let rest = &bytes[size_of::<place_key>()..];
@@ -81,8 +81,8 @@ pub fn places(bytes: &[u8]) {
     let by = can_be_woken(&key).then(|| woken(key.kernel_stack, &HashMap::from([(key.user_stack, key)])));
     let is_woken = by.is_some_and(|by| matches!(by, Woken::Thread(_)));
     let sum = Sum { ns: u64::from(key.process), samples: 1, waits: u64::from(is_woken) };
-    let place = Place { number: 0, key, woken: by, sum };
-    // Its rules are made of much text.
+    let place = PlaceDelta { number: 0, key, woken: by, sum };
+    // Built once: its rules are parsed from a long text.
     thread_local!(static CLASSES: Classes = Classes::default());
     CLASSES.with(|classes| stack_of(&place, both, process.as_ref(), None, classes));
 }

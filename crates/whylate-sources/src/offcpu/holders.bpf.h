@@ -1,36 +1,36 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Whom threads that wait now wait for, by the words in which the kernel's locks keep who has them. Other threads go on
- * meanwhile, so there are three walks: one finds waits, the next one confirms those that go on with the same thread,
- * and the last one tells of both sides. A thread that a lock names is known by its address alone, and met as itself in
- * the last walk: nothing is taken from the memory of one that has ended.
+ * Which threads the blocked threads wait for, from the owner words of the kernel's locks. Other threads keep
+ * running, so there are three walks: the first finds waits, the second confirms those that still have the same
+ * holder, and the last reports both sides. A lock names its owner by address only; the owner's fields are read when the
+ * last walk visits it, so that no memory of an exited thread is read.
  */
 #pragma once
 
 enum lock_kind {
 	LOCK_NONE,
 	LOCK_MUTEX,
-	/* Whoever took it last may have let it go. */
+	/* The last thread that took it may have released it. */
 	LOCK_SEMAPHORE,
-	/* A writer has it. */
+	/* Held by a writer. */
 	LOCK_RWSEM,
-	/* Readers have it. The word names the last that has come, which may have let it go. */
+	/* Held by readers. The owner word names the last reader that took it, which may have released it. */
 	LOCK_RWSEM_READERS,
-	/* Of the kernel, or below a futex. */
+	/* Of the kernel, or of a PI futex. */
 	LOCK_RT_MUTEX,
-	/* The thread flushes an item that a worker runs. */
+	/* The thread flushes a work item that a worker runs. */
 	LOCK_WORK_ITEM,
 };
 
 enum holders_walk {
 	HOLDERS_FIND,
 	HOLDERS_CONFIRM,
-	HOLDERS_TELL,
+	HOLDERS_REPORT,
 };
 
 /* Flags in the owner words of mutexes and rwsems (kernel/locking). */
 enum {
-	/* It is handed to that thread, which has not woken yet. */
+	/* Handed off to that thread, which has not woken yet. */
 	MUTEX_PICKUP = 4,
 	OWNER_FLAGS = 7,
 	RWSEM_READER_OWNED = 1,
@@ -40,14 +40,14 @@ enum {
 };
 
 enum holders_limits {
-	/* Threads that wait or are waited for. */
+	/* Waiters and holders. */
 	HOLDERS = 65536,
 	BARRIERS = 8,
 };
 
-/* A thread that waits, or whom others wait for (then there is nothing in it). */
+/* A waiter. A holder that does not wait has an all-zero entry. */
 struct wait_for {
-	/* The lock's address, or the function of the work item. */
+	/* Address of the lock, or the function of the work item. */
 	u64 lock;
 	u64 holder;
 	u64 switches;
@@ -56,23 +56,23 @@ struct wait_for {
 };
 
 struct holder_now {
-	/* Addresses, which tell threads apart. `holder` is 0 of one that waits for nobody who is known. */
+	/* Addresses of task_structs, as IDs of threads. `holder` is 0 if the thread waits for no known holder. */
 	u64 thread;
 	u64 holder;
-	/* The function of the work item that is waited for, and of the one that this thread runs. */
+	/* Function of the work item that is waited for, and of the one that this thread runs. */
 	u64 flushed;
 	u64 handler;
-	/* For how long it has been off its CPU; 0: it has one. */
+	/* Time off CPU; 0: the thread is on a CPU. */
 	u64 off_cpu_ns;
-	/* Of what it waits for. */
+	/* enum lock_kind of what the thread waits for. */
 	u32 kind;
-	/* As it is shown, and the kernel's. */
+	/* TID in whylate's PID namespace, and in the first one. */
 	u32 shown;
 	u32 tid;
 	u32 state;
 	s32 syscall;
 	u8 is_kernel;
-	/* It has not run since the last walk, whose stack is that of this wait. */
+	/* The thread has not run since the last walk, so the walk captured the stack of this wait. */
 	u8 is_as_walked;
 	u8 unused[2];
 	char comm[16];
@@ -85,7 +85,7 @@ struct {
 	enum holders_limits holders_limits;
 } holder_layouts = {};
 
-/* wq_barrier_func(); 0: who flushes an item is not known. */
+/* wq_barrier_func(); 0: threads that flush a work item are not found. */
 const volatile u64 barrier_function = 0;
 const volatile bool has_mutex_in_blocked_on = false;
 
@@ -107,7 +107,7 @@ static __always_inline bool set_holder(struct wait_for *wait, enum lock_kind kin
 	return holder != 0;
 }
 
-/* Readers count in `count`: without any, what `owner` says of them is over. */
+/* Without readers in `count`, `owner` may still name one that has released the lock. */
 static __always_inline bool read_rwsem(struct wait_for *wait)
 {
 	const struct rw_semaphore *lock = (const void *)wait->lock;
@@ -134,7 +134,7 @@ static __always_inline bool read_mutex(struct wait_for *wait)
 	return !(owner & MUTEX_PICKUP) && set_holder(wait, LOCK_MUTEX, owner & ~(u64)OWNER_FLAGS);
 }
 
-/* Whether the lock that a thread sleeps for tells who has it. A lock that is gone reads as 0. */
+/* Whether the lock on which a thread blocks names its owner. A lock that was freed reads as 0. */
 static __always_inline bool read_lock(const struct task_struct *task, struct wait_for *wait)
 {
 	u64 blocker;
@@ -180,7 +180,7 @@ static __always_inline void keep_wait(u64 thread, const struct wait_for *wait)
 		known->is_confirmed = true;
 }
 
-/* Whoever flushes the item that a worker runs has put a barrier behind it, which is on that thread's stack. */
+/* flush_work() queues a barrier behind the item that a worker runs; the barrier is on the stack of the flushing thread. */
 static __always_inline void read_barriers(const struct task_struct *task)
 {
 	const struct worker *worker = worker_of(task);
@@ -210,7 +210,7 @@ static __always_inline bool is_blocked(const struct task_struct *task)
 	return !task->on_cpu && task->__state & ~TASK_WAKING;
 }
 
-static __always_inline void tell_holder(struct task_struct *task, struct bpf_iter__task *ctx)
+static __always_inline void report_holder(struct task_struct *task, struct bpf_iter__task *ctx)
 {
 	u64 thread = (u64)task, now_ns = bpf_ktime_get_ns();
 	struct holder_now now = {};
@@ -245,7 +245,7 @@ static __always_inline void tell_holder(struct task_struct *task, struct bpf_ite
 	bpf_seq_write(ctx->meta->seq, &now, sizeof(now));
 }
 
-/* 0.2 us a thread and walk. Words of locks are read of threads that are off their CPUs, and cannot run. */
+/* 0.2 us per thread and walk. Lock words are read only for threads that are off CPU and not runnable. */
 SEC("iter/task")
 int on_each_thread_tell_holder(struct bpf_iter__task *ctx)
 {
@@ -254,8 +254,8 @@ int on_each_thread_tell_holder(struct bpf_iter__task *ctx)
 
 	if (!task)
 		return 0;
-	if (holders_walk == HOLDERS_TELL) {
-		tell_holder(task, ctx);
+	if (holders_walk == HOLDERS_REPORT) {
+		report_holder(task, ctx);
 		return 0;
 	}
 	if (task->flags & PF_WQ_WORKER)
@@ -265,7 +265,7 @@ int on_each_thread_tell_holder(struct bpf_iter__task *ctx)
 	wait.switches = switches_of(task);
 	if (!read_lock(task, &wait))
 		return 0;
-	/* Whoever had it last has let go: nobody waits so for itself. */
+	/* The thread itself took it last, so it was released: no thread waits for itself this way. */
 	if (wait.holder == (u64)task && (wait.kind == LOCK_SEMAPHORE || wait.kind == LOCK_RWSEM_READERS))
 		return 0;
 	keep_wait((u64)task, &wait);

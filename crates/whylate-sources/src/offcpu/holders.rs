@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whom threads that wait now wait for, as the kernel's locks tell.
+//! Which threads the blocked threads wait for, from the owner fields of the kernel's locks.
 
 use std::collections::HashMap;
 
@@ -19,47 +19,47 @@ use crate::source::AttachError;
 use crate::symbols::{self, KernelSymbols};
 use crate::syscalls;
 
-/// What wakes who flushes a work item.
+/// Function of the work item that wakes a thread in `flush_work()`.
 const BARRIER: [&str; 1] = ["wq_barrier_func"];
 
-/// The locks of which this kernel tells who has them, besides PI futexes.
+/// The locks of which this kernel records the owner, besides PI futexes and rt_mutexes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum RecordedOwners {
     All,
     Mutexes,
     Neither,
 }
 
-impl Told {
-    /// What is not told.
-    pub(super) fn weaker(self) -> Option<&'static str> {
+impl RecordedOwners {
+    /// Returns the limitation of this kernel, if it has one.
+    pub(super) fn limitation(self) -> Option<&'static str> {
         match self {
-            Told::All => None,
-            Told::Mutexes => Some(
+            RecordedOwners::All => None,
+            RecordedOwners::Mutexes => Some(
                 "this kernel does not tell who holds its semaphores (rwsems included): use Linux 6.17 or later with CONFIG_DETECT_HUNG_TASK_BLOCKER to see their holders",
             ),
-            Told::Neither => Some(
+            RecordedOwners::Neither => Some(
                 "this kernel does not tell who holds its mutexes and semaphores, only holders of PI futexes and rt_mutexes, and workers: use Linux 6.17 or later with CONFIG_DETECT_HUNG_TASK_BLOCKER to see the others",
             ),
         }
     }
 }
 
-/// What this kernel tells.
-pub(super) fn told_here() -> Result<Told, AttachError> {
+/// Returns the locks of which this kernel records the owner.
+pub(super) fn recorded_owners() -> Result<RecordedOwners, AttachError> {
     let types = Btf::from_vmlinux()?;
     let has = |of: &str, field: &str| target_of(&types, of, field).is_some();
     Ok(if has("task_struct", "blocker") || !has("mutex", "owner") {
-        // With PREEMPT_RT there is an rt_mutex in each of them.
-        Told::All
+        // With PREEMPT_RT mutexes and semaphores contain an rt_mutex.
+        RecordedOwners::All
     } else if has("task_struct", "blocker_mutex") || has_mutex_in_blocked_on(&types) {
-        Told::Mutexes
+        RecordedOwners::Mutexes
     } else {
-        Told::Neither
+        RecordedOwners::Neither
     })
 }
 
-/// Sets what the program has to know of this kernel.
+/// Sets the constants of the BPF programs that depend on this kernel.
 pub(super) fn configure(settings: &mut rodata) -> Result<(), AttachError> {
     if let [Some(code)] = symbols::code_of(BARRIER) {
         settings.barrier_function = code.start;
@@ -68,12 +68,12 @@ pub(super) fn configure(settings: &mut rodata) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Up to 6.16 kernels for debugging have a field of that name, which is for something else.
+/// Returns whether `task_struct.blocked_on` points to a mutex. Up to 6.16 a debug field of that name is unrelated.
 fn has_mutex_in_blocked_on(types: &Btf<'_>) -> bool {
     target_of(types, "task_struct", "blocked_on").is_some_and(|target| target == "mutex")
 }
 
-/// The structure that a field points to, or nothing for another field; `None` where there is no such field.
+/// Returns the structure that a field points to, empty if it is no pointer to one; `None` if there is no such field.
 fn target_of(types: &Btf<'_>, of: &str, field: &str) -> Option<String> {
     let of: Struct<'_> = types.type_by_name(of)?;
     let ty = of.iter().find(|member| member.name.is_some_and(|name| name == field))?.ty;
@@ -81,16 +81,16 @@ fn target_of(types: &Btf<'_>, of: &str, field: &str) -> Option<String> {
     Some(target.and_then(|target| Some(target.name()?.to_string_lossy().into_owned())).unwrap_or_default())
 }
 
-/// Walks over all threads three times (`holders.bpf.h`), or once where nobody waits for anybody.
-pub(super) fn look(skeleton: &mut OffcpuSkel<'_>, link: &Link) -> anyhow::Result<Vec<holder_now>> {
+/// Walks over all threads three times (`holders.bpf.h`), or once if no thread waits for a holder.
+pub(super) fn walk(skeleton: &mut OffcpuSkel<'_>, link: &Link) -> anyhow::Result<Vec<holder_now>> {
     let maps = &skeleton.maps;
     for thread in maps.wait_by_thread.keys().collect::<Vec<_>>() {
         maps.wait_by_thread.delete(&thread)?;
     }
     let mut threads = Vec::new();
-    for walk in [holders_walk::HOLDERS_FIND, holders_walk::HOLDERS_CONFIRM, holders_walk::HOLDERS_TELL] {
+    for pass in [holders_walk::HOLDERS_FIND, holders_walk::HOLDERS_CONFIRM, holders_walk::HOLDERS_REPORT] {
         let variables = skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")?;
-        variables.holders_walk = walk.0;
+        variables.holders_walk = pass.0;
         iterate(link, |bytes| {
             threads.extend(bytes.chunks_exact(size_of::<holder_now>()).filter_map(read_plain::<holder_now>));
         })?;
@@ -101,33 +101,34 @@ pub(super) fn look(skeleton: &mut OffcpuSkel<'_>, link: &Link) -> anyhow::Result
     Ok(threads)
 }
 
-/// In a snapshot, some twenty megabytes. Further chains have one link, and say that they go on.
-const MOST_LINKS_IN_ALL: usize = 100_000;
+/// Maximum number of links of all chains of a snapshot, some twenty megabytes. Further chains have one link, marked as
+/// cut.
+const MAX_LINKS_OF_SNAPSHOT: usize = 100_000;
 
-/// All threads that wait or are waited for, and how they hang together.
+/// All waiters and holders, and the edges between them.
 pub(super) struct Holders {
     threads: HashMap<u64, Thread>,
     links: usize,
-    /// By the kernel's number those whose wait is the one that the walk has met.
+    /// Waiters by TID, if the sampling walk has seen the same wait.
     waiters: HashMap<u32, u64>,
 }
 
 impl Holders {
-    pub(super) fn of(told: &[holder_now], names: &mut KernelSymbols) -> Self {
+    pub(super) fn new(reported: &[holder_now], names: &mut KernelSymbols) -> Self {
         let mut holders = Holders { threads: HashMap::new(), links: 0, waiters: HashMap::new() };
-        let handlers: HashMap<u64, u64> = told.iter().map(|thread| (thread.thread, thread.handler)).collect();
-        // Between the walks a worker may have come to its next item.
+        let handlers: HashMap<u64, u64> = reported.iter().map(|thread| (thread.thread, thread.handler)).collect();
+        // Between the walks a worker may have started its next item.
         let is_over = |thread: &holder_now| {
             thread.kind == lock_kind::LOCK_WORK_ITEM.0 && handlers.get(&thread.holder) != Some(&thread.flushed)
         };
-        for thread in told {
+        for thread in reported {
             let mut handler = (thread.handler != 0).then(|| plain(names.name(thread.handler)).to_owned());
             if handler.as_deref() == Some(BARRIER[0]) {
                 handler = None;
             }
             let now = Holder {
                 who: called(&attach::text(&thread.comm), thread.shown),
-                state: state::of(thread.state as u8).letter().to_string(),
+                state: state::from_number(thread.state as u8).letter().to_string(),
                 off_cpu_ns: thread.off_cpu_ns,
                 syscall: syscalls::name(thread.syscall),
                 handler,
@@ -143,10 +144,10 @@ impl Holders {
         holders
     }
 
-    /// An rt_mutex that a thread in futex(2) sleeps for is that of a futex, which is what its user knows.
+    /// Marks an rt_mutex on which a thread blocks in futex(2) as a PI futex, the lock that its user knows.
     fn name_futexes(&mut self) {
         for thread in self.threads.values_mut() {
-            // With PREEMPT_RT locks within that system call are rt_mutexes too, for which it sleeps uninterruptibly.
+            // With PREEMPT_RT the kernel's own locks in futex(2) are rt_mutexes too, but block uninterruptibly.
             let is_in_futex =
                 thread.now.state == "S" && thread.now.syscall.as_deref().is_some_and(|call| call.starts_with("futex"));
             if let Some((lock @ Lock::RtMutex, _)) = thread.waits.as_mut().filter(|_| is_in_futex) {
@@ -155,17 +156,17 @@ impl Holders {
         }
     }
 
-    /// Whom the thread of this number waits for.
+    /// Returns the chain of holders that the thread waits for.
     pub(super) fn chain_of(&mut self, tid: u32) -> Option<Chain> {
-        let most_links = if self.links < MOST_LINKS_IN_ALL { MOST_LINKS } else { 1 };
-        let chain = chain(&self.threads, *self.waiters.get(&tid)?, most_links)?;
+        let max_links = if self.links < MAX_LINKS_OF_SNAPSHOT { MOST_LINKS } else { 1 };
+        let chain = chain(&self.threads, *self.waiters.get(&tid)?, max_links)?;
         self.links += chain.links.len();
         Some(chain)
     }
 
-    /// Its lock names a thread that the walk has not met: a reader that has ended, or one outside this PID namespace,
-    /// of which the kernel shows none here.
-    pub(super) fn is_holder_unmet(&self, tid: u32) -> bool {
+    /// Returns whether the lock's owner is a thread that the walk has not seen: a reader that has exited, or a thread
+    /// outside this PID namespace, which the iterator does not show.
+    pub(super) fn is_holder_unseen(&self, tid: u32) -> bool {
         let waits = self.waiters.get(&tid).and_then(|waiter| self.threads.get(waiter)?.waits);
         waits.is_some_and(|(_, holder)| !self.threads.contains_key(&holder))
     }

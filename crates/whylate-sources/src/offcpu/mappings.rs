@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use super::mounts::Device;
 
-/// What is read of one process's list: 200,000 lines of 300 bytes.
-const MOST_TEXT: u64 = 64 << 20;
-/// What is kept of one process's list: 40,000 mappings of different files.
-const MOST_KEPT: usize = 4 << 20;
-/// The longest line: a path of 4,096 bytes, of which each may be escaped by three more.
-const LONGEST_LINE: u64 = 20_000;
+/// Maximum bytes read of one process's maps: 200,000 lines of 300 bytes.
+const MAX_TEXT: u64 = 64 << 20;
+/// Maximum bytes kept of one process's mappings: 40,000 mappings of different files.
+const MAX_KEPT: usize = 4 << 20;
+/// Length of the longest line: a path of 4,096 bytes, each of which may be escaped in four.
+const MAX_LINE: u64 = 20_000;
 
 /// An executable mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,9 +20,9 @@ pub(super) struct Mapping {
     pub(super) end: u64,
     pub(super) offset: u64,
     pub(super) device: Device,
-    /// 0 for memory without a file, such as that of a just-in-time compiler.
+    /// 0 for anonymous memory, such as that of a just-in-time compiler.
     pub(super) inode: u64,
-    /// The file's path as the process sees it.
+    /// Path of the file in the mount namespace of the process.
     pub(super) path: Arc<str>,
 }
 
@@ -36,38 +36,38 @@ impl Mapping {
     }
 }
 
-/// What was read of a list of mappings.
+/// The mappings of a process.
 #[derive(Debug, Default)]
 pub(super) struct Mappings {
-    /// In order of their addresses.
+    /// Mappings by address.
     pub(super) list: Vec<Mapping>,
-    /// The memory that they take.
+    /// Memory of the list, in bytes.
     pub(super) bytes: usize,
-    /// The list is longer than is read, or kept.
+    /// Whether mappings were dropped: the list was longer than is read, or kept.
     pub(super) is_cut: bool,
 }
 
 impl Mappings {
-    /// Reads a list. Of one that is too large, mappings with one of the `wanted` addresses, which are sorted, are kept
-    /// all the same.
+    /// Reads /proc/PID/maps. Of a list that is too long, mappings with one of the `wanted` addresses, which are sorted,
+    /// are always kept.
     ///
     /// # Errors
-    /// When the kernel does not give it out.
+    /// Fails if the kernel does not let the file be read.
     pub(super) fn read(maps: impl BufRead, wanted: &[u64]) -> io::Result<Self> {
         let mut mappings = Mappings::default();
-        let (mut maps, mut line) = (maps.take(MOST_TEXT), Vec::new());
+        let (mut maps, mut line) = (maps.take(MAX_TEXT), Vec::new());
         loop {
             line.clear();
-            if (&mut maps).take(LONGEST_LINE).read_until(b'\n', &mut line)? == 0 {
+            if (&mut maps).take(MAX_LINE).read_until(b'\n', &mut line)? == 0 {
                 break;
             }
             if line.last() == Some(&b'\n') {
                 line.pop();
-            } else if line.len() as u64 >= LONGEST_LINE || maps.limit() == 0 {
+            } else if line.len() as u64 >= MAX_LINE || maps.limit() == 0 {
                 mappings.is_cut = true;
                 break;
             }
-            if let Some(code) = CodeMapped::parse(&String::from_utf8_lossy(&line)) {
+            if let Some(code) = MapsLine::parse(&String::from_utf8_lossy(&line)) {
                 mappings.add(&code, wanted);
             }
         }
@@ -76,7 +76,7 @@ impl Mappings {
         Ok(mappings)
     }
 
-    fn add(&mut self, code: &CodeMapped<'_>, wanted: &[u64]) {
+    fn add(&mut self, code: &MapsLine<'_>, wanted: &[u64]) {
         let last = self.list.last_mut();
         let is_next_to = |last: &&mut Mapping| last.end == code.start && last.path.is_empty() && last.inode == 0;
         // A just-in-time compiler makes pages executable one by one.
@@ -89,7 +89,7 @@ impl Mappings {
         }
         let path = self.list.last().filter(|last| *last.path == *code.path).map(|last| Arc::clone(&last.path));
         let bytes = size_of::<Mapping>() + if path.is_some() { 0 } else { size_of::<[usize; 2]>() + code.path.len() };
-        if self.bytes + bytes > MOST_KEPT {
+        if self.bytes + bytes > MAX_KEPT {
             self.is_cut = true;
             let after = wanted.partition_point(|address| *address < code.start);
             if wanted.get(after).is_none_or(|address| *address >= code.end) {
@@ -107,22 +107,22 @@ impl Mappings {
         });
     }
 
-    /// Forgets all but some of the mappings.
-    pub(super) fn only(&self, is_kept: impl Fn(&Mapping) -> bool) -> Self {
+    /// Returns a copy with those mappings for which `is_kept` holds.
+    pub(super) fn filtered(&self, is_kept: impl Fn(&Mapping) -> bool) -> Self {
         let list: Vec<Mapping> = self.list.iter().filter(|mapping| is_kept(mapping)).cloned().collect();
         let bytes = list.iter().map(|mapping| size_of::<Mapping>() + mapping.path.len()).sum();
         Mappings { list, bytes, is_cut: self.is_cut }
     }
 
-    /// The mapping that holds an address.
+    /// Returns the mapping that contains an address.
     pub(super) fn at(&self, address: u64) -> Option<&Mapping> {
         let after = self.list.partition_point(|mapping| mapping.start <= address);
         self.list[..after].last().filter(|mapping| mapping.holds(address))
     }
 }
 
-/// A line of proc_pid_maps(5) about code.
-pub(super) struct CodeMapped<'a> {
+/// A line of proc_pid_maps(5) about an executable mapping.
+pub(super) struct MapsLine<'a> {
     start: u64,
     end: u64,
     offset: u64,
@@ -131,8 +131,8 @@ pub(super) struct CodeMapped<'a> {
     path: &'a str,
 }
 
-impl<'a> CodeMapped<'a> {
-    /// Parses a line; `None` where the mapping is not executable.
+impl<'a> MapsLine<'a> {
+    /// Parses a line; `None` if the mapping is not executable.
     pub(super) fn parse(line: &'a str) -> Option<Self> {
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
         let mut words = line.splitn(6, ' ');
@@ -144,7 +144,7 @@ impl<'a> CodeMapped<'a> {
         let (major, minor) = words.next()?.split_once(':')?;
         let device = (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?);
         let inode = words.next()?.parse().ok()?;
-        Some(CodeMapped { start, end, offset, device, inode, path: words.next().unwrap_or_default().trim_start() })
+        Some(MapsLine { start, end, offset, device, inode, path: words.next().unwrap_or_default().trim_start() })
     }
 }
 
@@ -159,7 +159,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A program, mapped as one that runs has it, until it is dropped.
+    /// A mapping of a program, as a process that runs it has, until it is dropped.
     pub(in crate::offcpu) struct Mapped {
         pub(in crate::offcpu) mapping: Mapping,
         at: *mut std::ffi::c_void,
@@ -172,7 +172,7 @@ pub(super) mod tests {
             Self::new_at(path, std::ptr::null_mut(), MapFlags::PRIVATE)
         }
 
-        /// Maps another file in its place.
+        /// Maps another file at its address.
         pub(in crate::offcpu) fn replace(self, path: &Path) -> Self {
             let replaced = std::mem::ManuallyDrop::new(self);
             Self::new_at(path, replaced.at, MapFlags::PRIVATE | MapFlags::FIXED)
@@ -202,7 +202,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn executable_mappings_are_found_by_their_addresses() {
+    fn finds_executable_mappings_by_address() {
         let text = "00400000-00401000 r--p 00000000 fe:01 12 /bin/a b\n\
                     00401000-00403000 r-xp 00001000 fe:01 12                      /bin/a b\n\
                     7f0000000000-7f0000001000 rwxp 00000000 00:00 0 \n\
@@ -219,8 +219,8 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn many_mappings_take_bounded_memory_and_wanted_ones_are_kept() {
-        // The largest number that a process may have by default, of files with long paths.
+    fn bounds_memory_and_keeps_wanted_mappings() {
+        // The default vm.max_map_count, of files with long paths.
         let line = |number: u64, text: &mut String| {
             let start = 0x10_0000 + number * 0x2000;
             let path = "p".repeat(900);
@@ -230,15 +230,15 @@ pub(super) mod tests {
         (0..65_530).for_each(|number| line(number, &mut text).expect("there is memory"));
         let last = 0x10_0000 + 65_529 * 0x2000 + 8;
         let mappings = read(&text, &[0, last, last + 0x10_0000]);
-        assert!(mappings.is_cut && mappings.bytes <= MOST_KEPT + 2_000, "{}", mappings.bytes);
+        assert!(mappings.is_cut && mappings.bytes <= MAX_KEPT + 2_000, "{}", mappings.bytes);
         assert_eq!(mappings.at(last).map(|mapping| mapping.inode), Some(65_529));
         assert!(mappings.at(0x10_0000).is_some() && mappings.at(last - 0x2000).is_none());
-        let few = mappings.only(|mapping| mapping.holds(last));
+        let few = mappings.filtered(|mapping| mapping.holds(last));
         assert!(few.at(last).is_some() && few.list.len() == 1 && few.bytes < 2_000);
     }
 
     #[test]
-    fn mappings_of_one_file_share_its_path() {
+    fn mappings_share_path_of_same_file() {
         let mut text = String::new();
         for number in 0..65_530_u64 {
             let start = 0x10_0000 + number * 0x2000;
@@ -249,17 +249,17 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_list_without_an_end_is_cut() {
+    fn cuts_endless_maps() {
         let endless = io::BufReader::new(io::repeat(b'x'));
         assert!(Mappings::read(endless, &[]).expect("it is read").is_cut);
-        let lines = b"1000-2000 r--p 00000000 00:00 0 \n".iter().copied().cycle().take((MOST_TEXT + 100) as usize);
+        let lines = b"1000-2000 r--p 00000000 00:00 0 \n".iter().copied().cycle().take((MAX_TEXT + 100) as usize);
         let mappings = Mappings::read(io::Cursor::new(lines.collect::<Vec<u8>>()), &[]).expect("it is read");
         assert!(mappings.is_cut && mappings.list.is_empty());
     }
 
     proptest! {
         #[test]
-        fn no_list_makes_it_fail(text in "([0-9a-f]{0,9}-[0-9a-f]{0,9} r?-?xp [0-9a-f]{0,9} [0-9a-f:]{0,6} [0-9]{0,3} .{0,9}\n?){0,20}") {
+        fn never_panics_on_arbitrary_maps(text in "([0-9a-f]{0,9}-[0-9a-f]{0,9} r?-?xp [0-9a-f]{0,9} [0-9a-f:]{0,6} [0-9]{0,3} .{0,9}\n?){0,20}") {
             read(&text, &[0]).at(1);
         }
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where threads that are off their CPUs wait, and for how long.
+//! Where blocked and runnable threads wait, and for how long (off-CPU time by stack).
 //!
-//! A BPF program walks over all threads at a fixed rate. One that has not run since the last walk only adds time to its
-//! place; of others the kernel and user stack are taken, told apart and stored in the kernel, and named when asked for.
+//! A BPF program walks over all threads at a fixed rate. A thread that has not run since the last walk only adds time
+//! to its stack; for other threads the kernel and user stack are captured, deduplicated in the kernel, and symbolized
+//! when a snapshot is taken.
 //!
 #![doc = include_str!("how.md")]
 
@@ -13,7 +14,6 @@ mod code_files;
 mod disks;
 mod elf;
 mod explained;
-mod far_files;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod holders;
@@ -21,17 +21,18 @@ mod mappings;
 mod mounts;
 mod named;
 mod names;
-mod pace;
-mod patience;
 mod perf_map;
 mod places;
 mod proc;
 mod process;
+mod remote_files;
 mod rules;
 mod sampler;
 mod state;
 mod submitted;
 mod tracers;
+mod walk_timer;
+mod watchdog;
 
 pub use attached::AttachedOffcpu;
 pub use choice::{Choice, Often};
@@ -53,19 +54,19 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/offcpu/offcpu.skel.rs"));
 }
 
-/// Walks a second unless another rate is asked for: few enough to cost little, and no divisor of common periods.
+/// Walks per second unless another rate is set: low enough to cost little, and no divisor of common periods.
 pub const DEFAULT_HZ: u32 = 9;
 
-/// Rates that make sense, in walks a second.
+/// Accepted rates, in walks per second.
 pub const RATES_HZ: std::ops::RangeInclusive<u32> = 1..=999;
 
-/// A look at all threads at a fixed rate.
+/// Backend that walks over all threads at a fixed rate.
 pub const SAMPLE: &str = "sample";
 
-/// Each switch of threads.
+/// Backend that traces each context switch.
 pub const TRACE: &str = "trace";
 
-/// Files of /proc.
+/// Backend that reads files of /proc.
 pub const PROC: &str = "proc";
 
 /// The source's description.
@@ -86,26 +87,26 @@ pub static INFO: SourceInfo = SourceInfo {
     ],
 };
 
-/// Why wakers are refused with other backends.
+/// Error of `--wakers` with a backend other than [`TRACE`].
 pub const WAKERS_NEED_TRACE: &str =
     "only the trace backend shows who woke a thread: leave --wakers out, or use --backend trace";
 
-/// Programs that may read the memory of other processes, and loops in them.
+/// `bpf_copy_from_user_task()`: sleepable programs that read the memory of other processes, with loops.
 const SLEEPABLE: Need = Need::Since { version: "5.18", function: "bpf_copy_from_user_task" };
 
-/// Which of the kernel's own threads are of interest.
+/// Whether kernel threads are included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KernelThreads {
-    /// They and those of processes.
+    /// Kernel threads and threads of processes.
     #[default]
     Yes,
-    /// Those of processes only.
+    /// Threads of processes only.
     No,
-    /// They only.
+    /// Kernel threads only.
     Only,
 }
 
-/// How the callers of user frames are told.
+/// How user stacks are unwound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CallGraph {
     /// By the unwind information of the code (`.eh_frame`); by frame pointers where there is none, as in a JIT's code.
@@ -115,46 +116,46 @@ pub enum CallGraph {
     FramePointers,
 }
 
-/// What to look at.
+/// Options of the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OffcpuOptions {
     /// Name of the backend to use; `None` samples with BPF if that works, and reads /proc if not.
     pub backend: Option<String>,
-    /// Walks a second.
+    /// Walks per second.
     pub rate_hz: u32,
-    /// The part of one CPU that walks may take, in millionths, which tells the rate instead.
+    /// CPU time that walks may take, in millionths of one CPU. Replaces `rate_hz` if set.
     pub budget_ppm: Option<u32>,
-    /// Only these threads.
+    /// Which threads are selected.
     pub threads: Threads,
-    /// Only while in one of these states, in the letters of ps(1), and F for frozen; empty for all.
+    /// States that count, in the letters of ps(1), and F for frozen; empty for all.
     pub states: String,
-    /// Which of the kernel's threads.
+    /// Whether kernel threads are included.
     pub kernel_threads: KernelThreads,
-    /// User frames too.
+    /// Whether user stacks are captured too.
     pub user_stacks: bool,
-    /// How callers are told.
+    /// How user stacks are unwound.
     pub call_graph: CallGraph,
-    /// File and line of each user frame, and functions that the compiler has inlined, where debug information tells.
+    /// Resolves file and line of each user frame, and inlined functions, from debug information.
     pub lines: bool,
-    /// Who ended each wait, which [`TRACE`] alone tells: it is then the backend unless another one is named.
+    /// Records the waker of each wait. Only [`TRACE`] can, and is then the default backend.
     pub wakers: bool,
-    /// Each thread for itself.
+    /// Keeps threads of one name apart, by TID.
     pub by_thread: bool,
-    /// With that, whom each thread that waits at the end of a span waits for, as far as the kernel's locks tell.
+    /// With `by_thread`: the chain of lock holders of each thread that waits at the end of a snapshot interval.
     pub holders: bool,
-    /// At most so many frames of each stack, the innermost ones.
+    /// Maximum number of frames of each stack; the innermost ones are kept.
     pub max_depth: u32,
-    /// Rules of one's own for what waits are for.
+    /// Custom rules that classify waits.
     pub classes: Classes,
-    /// Yield a late event with its causes for each wait for a CPU of at least this.
+    /// Reports a late event with its causes for each run-queue wait of at least this, in ns.
     pub explain_over_ns: Option<u64>,
-    /// With that, the same of waits for others: of each a path along who ended it.
+    /// With `explain_over_ns`: reports blocked waits of at least this, in ns, each with the path along its wakers.
     pub explain_sleeps_over_ns: Option<u64>,
-    /// Explain waits of threads that are idle by design too.
+    /// Also explains waits of threads that are idle by design.
     pub idle: bool,
-    /// Of waits for others explain only those that somebody here held up, by work or for want of a CPU, disk or lock.
+    /// Explains only blocked waits that something on this machine prolonged: work, or a wait for a CPU, disk or lock.
     pub held_up_alone: bool,
-    /// Late events also carry what their causes were told from.
+    /// Adds to late events the evidence from which their causes were derived.
     pub keep_evidence: bool,
 }
 
@@ -185,10 +186,10 @@ impl Default for OffcpuOptions {
 }
 
 impl OffcpuOptions {
-    /// Starts to measure with BPF programs alone, and explains nothing.
+    /// Attaches the BPF programs, without explanations of late events.
     ///
     /// # Errors
-    /// When the kernel or the caller's privileges do not allow it.
+    /// Fails if the kernel or the caller's privileges do not allow it.
     pub fn start(&self, session: &Session) -> Result<Measuring<AttachedOffcpu>, AttachError> {
         let unless_named = if self.wakers { TRACE } else { SAMPLE };
         let named = self.backend.as_deref().filter(|name| *name != "auto").unwrap_or(unless_named);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which file systems answer without waiting for anything but this machine's disks and memory.
+//! Local file systems: those that never wait for anything but this machine's disks and memory.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,8 +7,8 @@ use std::io::Read as _;
 /// A device number as (major, minor).
 pub(super) type Device = (u32, u32);
 
-/// File systems that wait for nothing but this machine's disks and memory.
-const NEAR: [&str; 22] = [
+/// File systems that never wait for anything but this machine's disks and memory.
+const LOCAL_FILE_SYSTEMS: [&str; 22] = [
     "bcachefs",
     "btrfs",
     "cramfs",
@@ -33,21 +33,21 @@ const NEAR: [&str; 22] = [
     "zfs",
 ];
 
-/// An unprivileged user may mount one in a user namespace, with layers on FUSE.
+/// An unprivileged user may mount overlayfs in a user namespace, with layers on FUSE.
 const OVERLAY: &str = "overlay";
 
-/// What is read of a list of mounts at most.
-const MOST_MOUNTS: u64 = 1 << 20;
+/// Maximum bytes read of mountinfo.
+const MAX_MOUNTINFO_BYTES: u64 = 1 << 20;
 
 /// The mounts of a process (proc_pid_mountinfo(5)).
 pub(super) struct Mounts(String);
 
 impl Mounts {
-    /// Reads the list, up to 1 MB. A mount that is missing counts as far.
-    pub(super) fn of(process: &str) -> Self {
+    /// Reads mountinfo, up to 1 MB. A mount that is missing counts as remote.
+    pub(super) fn of_process(process: &str) -> Self {
         let mut text = Vec::new();
         let file = File::open(format!("/proc/{process}/mountinfo"));
-        let _ = file.and_then(|file| file.take(MOST_MOUNTS).read_to_end(&mut text));
+        let _ = file.and_then(|file| file.take(MAX_MOUNTINFO_BYTES).read_to_end(&mut text));
         Mounts(String::from_utf8_lossy(&text).into_owned())
     }
 
@@ -56,14 +56,14 @@ impl Mounts {
         Mounts(text.to_owned())
     }
 
-    /// Whether the file system with this device number is near; `own` has the mounts of whylate's mount namespace.
-    pub(super) fn is_near_device(&self, device: Device, own: impl FnOnce() -> Mounts) -> bool {
-        self.lines().find(|mount| mount.device == Some(device)).is_some_and(|mount| mount.is_near(own))
+    /// Returns whether the file system of a device is local; `own` reads the mounts of whylate's mount namespace.
+    pub(super) fn is_local_device(&self, device: Device, own: impl FnOnce() -> Mounts) -> bool {
+        self.lines().find(|mount| mount.device == Some(device)).is_some_and(|mount| mount.is_local(own))
     }
 
-    /// Whether a mount is of a near file system.
-    pub(super) fn is_near_mount(&self, id: u64, own: impl FnOnce() -> Mounts) -> bool {
-        self.lines().find(|mount| mount.id == Some(id)).is_some_and(|mount| mount.is_near(own))
+    /// Returns whether the file system of a mount is local; `own` reads the mounts of whylate's mount namespace.
+    pub(super) fn is_local_mount(&self, id: u64, own: impl FnOnce() -> Mounts) -> bool {
+        self.lines().find(|mount| mount.id == Some(id)).is_some_and(|mount| mount.is_local(own))
     }
 
     fn lines(&self) -> impl Iterator<Item = Mount<'_>> {
@@ -87,10 +87,11 @@ impl<'a> Mount<'a> {
         Some(Mount { id, device, kind })
     }
 
-    /// An overlay is near only if it is mounted in whylate's own mount namespace too: then root has mounted it.
-    fn is_near(&self, own: impl FnOnce() -> Mounts) -> bool {
-        let is_roots = || own().lines().any(|mount| mount.kind == OVERLAY && mount.device == self.device);
-        NEAR.contains(&self.kind) && (self.kind != OVERLAY || is_roots())
+    /// Returns whether the file system is local. An overlay is, if it is also mounted in whylate's own mount namespace:
+    /// then root has mounted it.
+    fn is_local(&self, own: impl FnOnce() -> Mounts) -> bool {
+        let is_mounted_here = || own().lines().any(|mount| mount.kind == OVERLAY && mount.device == self.device);
+        LOCAL_FILE_SYSTEMS.contains(&self.kind) && (self.kind != OVERLAY || is_mounted_here())
     }
 }
 
@@ -103,24 +104,24 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_is_found_by_device_and_by_mount() {
+    fn finds_file_system_by_device_and_by_mount_id() {
         let mounts = Mounts::from_text(
             "22 27 0:21 / /proc rw,relatime - proc proc rw\n\
              36 35 254:1 / /mnt rw,noatime shared:1 master:2 - ext4 /dev/root rw\n\
              40 35 0:46 / /home/a\\040b rw - fuse.sshfs me@there:/ rw\n",
         );
-        let near = |device| mounts.is_near_device(device, none);
-        assert_eq!([(254, 1), (0, 46), (0, 21), (254, 2)].map(near), [true, false, false, false]);
-        assert_eq!([36, 40, 22, 41].map(|id| mounts.is_near_mount(id, none)), [true, false, false, false]);
-        assert!(!Mounts::from_text("nonsense - - ext4\n\n1 2 x:y - ext4").is_near_device((0, 0), none));
+        let is_local = |device| mounts.is_local_device(device, none);
+        assert_eq!([(254, 1), (0, 46), (0, 21), (254, 2)].map(is_local), [true, false, false, false]);
+        assert_eq!([36, 40, 22, 41].map(|id| mounts.is_local_mount(id, none)), [true, false, false, false]);
+        assert!(!Mounts::from_text("nonsense - - ext4\n\n1 2 x:y - ext4").is_local_device((0, 0), none));
     }
 
     #[test]
-    fn an_overlay_is_near_if_it_is_mounted_here_too() {
+    fn overlay_is_local_only_if_mounted_in_own_namespace() {
         let text = "50 1 0:60 / / rw - overlay overlay rw,lowerdir=/fuse\n";
         let mounts = Mounts::from_text(text);
-        assert!(!mounts.is_near_mount(50, none));
-        assert!(!mounts.is_near_mount(50, || Mounts::from_text("9 1 0:61 / /x rw - overlay o rw\n")));
-        assert!(mounts.is_near_mount(50, || Mounts::from_text("9 1 0:60 / /x rw - overlay o rw\n")));
+        assert!(!mounts.is_local_mount(50, none));
+        assert!(!mounts.is_local_mount(50, || Mounts::from_text("9 1 0:61 / /x rw - overlay o rw\n")));
+        assert!(mounts.is_local_mount(50, || Mounts::from_text("9 1 0:60 / /x rw - overlay o rw\n")));
     }
 }

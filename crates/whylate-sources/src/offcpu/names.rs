@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Names for the addresses of stacks, each once, all of a file together.
+//! Symbolizes user addresses: each once, all addresses of a file together.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
@@ -13,22 +13,22 @@ use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use whylate_model::name::{bounded, into_bounded};
 
 use super::code_files::CodeFile;
-use super::elf::{Elf, Named};
+use super::elf::{Elf, SymbolSource};
 use super::process::{Code, Process};
 use crate::clock;
 use crate::demangle::demangled;
 use crate::symbols::KernelSymbols;
 
-/// A frame whose caller could not be told.
+/// Frame below which the stack could not be unwound.
 pub(super) const UNWOUND_PARTLY: &str = "[unwound partly]";
-/// A thread that ran while its stack was read.
+/// Frame of a thread that ran while its stack was read.
 pub(super) const TORN: &str = "[ran meanwhile]";
-/// Memory that somebody holds, or that a file system is to bring.
+/// Frame of memory that is locked, or that a file system has to page in.
 pub(super) const UNREAD: &str = "[memory did not answer]";
-/// A program that is not 64 bits wide, or another architecture.
+/// Frame of a program that is not 64 bits wide, or of another architecture.
 pub(super) const UNREADABLE: &str =
     if cfg!(target_arch = "x86_64") { "[not a 64-bit program]" } else { "[user frames not read]" };
-/// A process that ended before its memory was read.
+/// Frame of a process that exited before its mappings were read.
 const EXITED: &str = "[exited]";
 
 /// The function at an address, and before it those that the compiler has inlined there, innermost first.
@@ -41,64 +41,64 @@ const MAX_INLINED: usize = 30;
 const MAX_KEPT_BYTES: usize = 16 << 20;
 
 #[derive(Default)]
-pub(super) struct Names {
+pub(super) struct FrameNames {
     pub(super) kernel: KernelSymbols,
-    /// The files that were used last, the latest at the end.
-    symbolizers: Vec<OfFile>,
-    /// The memory of the names that files keep.
+    /// Files with an open symbolizer; the most recently used is the last.
+    symbolizers: Vec<FileSymbolizer>,
+    /// Memory of the names that files keep, in bytes.
     kept_bytes: usize,
-    /// Whether files and lines are told too.
+    /// Whether files and lines are resolved too.
     lines: bool,
-    has_named: bool,
+    has_symbolized: bool,
 }
 
-/// How many files are ready to be asked for names, and the size of their symbols together.
-const MOST_READY: usize = 32;
-const MOST_READY_BYTES: u64 = 64 << 20;
-/// A file that was not asked for so long is no longer ready.
-const READY_FOR: Duration = Duration::from_secs(10);
-/// CPU time of naming at a snapshot, and at the first one; the names of further files are looked up at the next one.
+/// Maximum number of files with an open symbolizer, and the total size of their symbols.
+const MAX_OPEN: usize = 32;
+const MAX_OPEN_BYTES: u64 = 64 << 20;
+/// Time without use after which a symbolizer is closed.
+const OPEN_FOR: Duration = Duration::from_secs(10);
+/// CPU time for symbols of one snapshot, and of the first one. Files beyond it are symbolized at the next snapshot.
 const PER_SNAPSHOT_NS: u64 = 400_000_000;
 const PER_FIRST_SNAPSHOT_NS: u64 = 2_000_000_000;
 
-/// A file that is ready to be asked for names.
-struct OfFile {
+/// A file with an open symbolizer.
+struct FileSymbolizer {
     elf: Weak<Elf>,
     bytes: u64,
     used: Instant,
     symbolizer: Symbolizer,
     names: PathBuf,
     is_address: bool,
-    /// As long as it is open, it is at the path.
+    /// Keeps `names`, a path below /proc/self/fd, valid.
     _copy: Option<File>,
 }
 
-/// An address in user space that is to be named: where its name is.
-enum Place<'a> {
+/// Location of a user address: a file offset, or a name.
+enum Location<'a> {
     File {
         file: &'a CodeFile,
         offset: u64,
         shown: String,
     },
-    /// Named already.
+    /// A name that needs no symbolizer.
     Name(String),
 }
 
-/// What is asked of a file with names.
-struct InFile<'a> {
+/// Offsets of one file that are to be symbolized.
+struct FileOffsets<'a> {
     file: &'a CodeFile,
     elf: Option<Arc<Elf>>,
     shown: String,
     offsets: BTreeSet<u64>,
 }
 
-impl Names {
+impl FrameNames {
     pub(super) fn new(lines: bool, kernel: KernelSymbols) -> Self {
-        Names { lines, kernel, ..Names::default() }
+        FrameNames { lines, kernel, ..FrameNames::default() }
     }
 
-    /// Names all frames of user stacks, by the process's number and the address; the flag tells the innermost frame.
-    /// The other flag says whether all were named that can be: the others are to be asked for again.
+    /// Symbolizes user frames, by process ID and address; the flag marks the innermost frame. The returned flag says
+    /// whether all were symbolized for which there is a file: the others have to be requested again.
     pub(super) fn user(
         &mut self,
         wanted: &BTreeSet<(u32, u64, bool)>,
@@ -109,41 +109,42 @@ impl Names {
             self.kept_bytes = 0;
         }
         let mut named = HashMap::new();
-        let mut by_file: HashMap<usize, InFile<'_>> = HashMap::new();
-        let mut places = Vec::new();
+        let mut by_file: HashMap<usize, FileOffsets<'_>> = HashMap::new();
+        let mut locations = Vec::new();
         for &(id, address, innermost) in wanted {
-            // A return address is behind the call, which may be the last instruction of its function.
+            // A return address may be the first one behind its function: the call may be the last instruction.
             let at = if innermost { address } else { address.wrapping_sub(1) };
-            match place_of(processes.get(&id).map(Arc::as_ref), at) {
-                Place::Name(name) => {
+            match locate(processes.get(&id).map(Arc::as_ref), at) {
+                Location::Name(name) => {
                     named.insert((id, address, innermost), vec![name]);
                 }
-                Place::File { file, offset, shown } => {
-                    if !file.known().contains_key(&offset) {
-                        let new = || InFile { file, elf: file.elf(), shown: shown.clone(), offsets: BTreeSet::new() };
+                Location::File { file, offset, shown } => {
+                    if !file.names().contains_key(&offset) {
+                        let new =
+                            || FileOffsets { file, elf: file.elf(), shown: shown.clone(), offsets: BTreeSet::new() };
                         by_file.entry(std::ptr::from_ref(file).addr()).or_insert_with(new).offsets.insert(offset);
                     }
-                    places.push(((id, address, innermost), file, offset, shown));
+                    locations.push(((id, address, innermost), file, offset, shown));
                 }
             }
         }
         let (began, began_cpu_ns) = (Instant::now(), clock::thread_cpu_ns());
-        let most_ns = if self.has_named { PER_SNAPSHOT_NS } else { PER_FIRST_SNAPSHOT_NS };
-        self.symbolizers.retain(|of_file| began - of_file.used < READY_FOR && of_file.elf.strong_count() > 0);
+        let max_ns = if self.has_symbolized { PER_SNAPSHOT_NS } else { PER_FIRST_SNAPSHOT_NS };
+        self.symbolizers.retain(|open_file| began - open_file.used < OPEN_FOR && open_file.elf.strong_count() > 0);
         let mut files: Vec<_> = by_file.into_values().collect();
-        // Those with few symbols take the least time.
+        // Files with few symbols take the least time.
         files.sort_by_key(|in_file| in_file.elf.as_ref().map_or(0, |elf| elf.names_bytes()));
         let mut is_whole = true;
-        for InFile { file, elf, shown, offsets } in files {
-            let is_late = clock::thread_cpu_ns() - began_cpu_ns > most_ns;
-            self.has_named = true;
+        for FileOffsets { file, elf, shown, offsets } in files {
+            let is_late = clock::thread_cpu_ns() - began_cpu_ns > max_ns;
+            self.has_symbolized = true;
             match elf.filter(|_| !is_late) {
                 Some(elf) => {
                     let offsets: Vec<u64> = offsets.into_iter().collect();
-                    let names = self.in_file(&elf, &shown, &offsets);
+                    let names = self.symbolize(&elf, &shown, &offsets);
                     self.kept_bytes +=
                         names.iter().flatten().map(|name| size_of::<String>() + name.len()).sum::<usize>();
-                    file.known().extend(offsets.into_iter().zip(names));
+                    file.names().extend(offsets.into_iter().zip(names));
                 }
                 None => {
                     file.fail();
@@ -151,46 +152,48 @@ impl Names {
                 }
             }
         }
-        for (key, file, offset, shown) in places {
-            let name = file.known().get(&offset).cloned();
+        for (key, file, offset, shown) in locations {
+            let name = file.names().get(&offset).cloned();
             named.insert(key, name.unwrap_or_else(|| vec![format!("{shown}+{offset:#x}")]));
         }
         (named, is_whole)
     }
 
-    /// Makes a file ready to be asked for names; `None` if it has none.
-    fn ready(&mut self, elf: &Arc<Elf>) -> Option<&OfFile> {
-        let is_it = |of_file: &OfFile| of_file.elf.ptr_eq(&Arc::downgrade(elf));
-        let mut of_file = match self.symbolizers.iter().position(is_it) {
+    /// Opens a symbolizer for a file, or returns the open one; `None` if the file has no symbols.
+    fn open(&mut self, elf: &Arc<Elf>) -> Option<&FileSymbolizer> {
+        let is_it = |open_file: &FileSymbolizer| open_file.elf.ptr_eq(&Arc::downgrade(elf));
+        let mut open_file = match self.symbolizers.iter().position(is_it) {
             Some(index) => self.symbolizers.remove(index),
             None => {
                 let (names, is_address, copy) = match elf.names()? {
-                    Named::Elsewhere(path) => (path, true, None),
-                    Named::Copied(copy) => (format!("/proc/self/fd/{}", copy.as_raw_fd()).into(), false, Some(copy)),
+                    SymbolSource::DebugFile(path) => (path, true, None),
+                    SymbolSource::Copy(copy) => {
+                        (format!("/proc/self/fd/{}", copy.as_raw_fd()).into(), false, Some(copy))
+                    }
                 };
-                // Lines and inlined functions take a hundred times as long.
+                // Lines and inlined functions take 100 times as long.
                 let builder = Symbolizer::builder().enable_code_info(self.lines).enable_inlined_fns(self.lines);
                 let symbolizer = builder.enable_demangling(false).build();
                 let (elf, bytes) = (Arc::downgrade(elf), elf.names_bytes());
-                OfFile { elf, bytes, used: Instant::now(), symbolizer, names, is_address, _copy: copy }
+                FileSymbolizer { elf, bytes, used: Instant::now(), symbolizer, names, is_address, _copy: copy }
             }
         };
-        of_file.used = Instant::now();
-        let ready_bytes = |ready: &[OfFile]| ready.iter().map(|of_file| of_file.bytes).sum::<u64>();
-        while self.symbolizers.len() >= MOST_READY
-            || !self.symbolizers.is_empty() && ready_bytes(&self.symbolizers) + of_file.bytes > MOST_READY_BYTES
+        open_file.used = Instant::now();
+        let open_bytes = |open: &[FileSymbolizer]| open.iter().map(|open_file| open_file.bytes).sum::<u64>();
+        while self.symbolizers.len() >= MAX_OPEN
+            || !self.symbolizers.is_empty() && open_bytes(&self.symbolizers) + open_file.bytes > MAX_OPEN_BYTES
         {
             self.symbolizers.remove(0);
         }
-        self.symbolizers.push(of_file);
+        self.symbolizers.push(open_file);
         self.symbolizers.last()
     }
 
-    /// Names what lies at these offsets of a file.
-    fn in_file(&mut self, elf: &Arc<Elf>, shown: &str, offsets: &[u64]) -> Vec<Frames> {
+    /// Symbolizes offsets of a file.
+    fn symbolize(&mut self, elf: &Arc<Elf>, shown: &str, offsets: &[u64]) -> Vec<Frames> {
         let lines = self.lines;
         let unknown = |offset: &u64| vec![format!("{shown}+{offset:#x}")];
-        let Some(OfFile { symbolizer, names: file, is_address, .. }) = self.ready(elf) else {
+        let Some(FileSymbolizer { symbolizer, names: file, is_address, .. }) = self.open(elf) else {
             return offsets.iter().map(unknown).collect();
         };
         // An offset without an address is in no function.
@@ -202,11 +205,12 @@ impl Names {
             Input::FileOffset(offsets)
         };
         let mut source = ElfSource::new(file);
-        // The copy has lines only where they can be trusted.
+        // The copy has line information only if it can be trusted.
         source.debug_syms = lines;
         let mut found = symbolizer.symbolize(&Source::Elf(source), input);
         if found.is_err() && lines {
-            // Debug information that makes no sense, or is packed in a way that is not known, leaves the names.
+            // Without debug information, which may be malformed or compressed in an unsupported way, there are still
+            // names.
             let mut source = ElfSource::new(file);
             source.debug_syms = false;
             found = symbolizer.symbolize(&Source::Elf(source), input);
@@ -225,7 +229,7 @@ impl Names {
     }
 }
 
-/// Inlined functions come outermost first.
+/// Returns the frames of a symbol, innermost first; `inlined` has the outermost function first.
 fn frames_of(symbol: &Sym<'_>) -> Frames {
     let inlined = symbol
         .inlined
@@ -237,7 +241,7 @@ fn frames_of(symbol: &Sym<'_>) -> Frames {
 }
 
 fn frame(name: &str, code: Option<&CodeInfo<'_>>) -> String {
-    // glibc's own name for what it exports under the rest of it.
+    // glibc's internal alias of an exported function.
     let name = demangled(name.strip_prefix("__GI_").unwrap_or(name));
     match code {
         Some(CodeInfo { file, line: Some(line), .. }) => {
@@ -251,14 +255,14 @@ fn shown(file: &Path) -> String {
     into_bounded(file.file_name().map_or_else(|| "?".into(), |name| name.to_string_lossy()).into_owned())
 }
 
-fn place_of(process: Option<&Process>, at: u64) -> Place<'_> {
-    let Some(process) = process else { return Place::Name(EXITED.to_owned()) };
-    let Some(mapping) = process.mapping_of(at) else { return Place::Name(EXITED.to_owned()) };
+fn locate(process: Option<&Process>, at: u64) -> Location<'_> {
+    let Some(process) = process else { return Location::Name(EXITED.to_owned()) };
+    let Some(mapping) = process.mapping_of(at) else { return Location::Name(EXITED.to_owned()) };
     let shown = || shown(Path::new(&*mapping.path));
     match process.code_of(mapping) {
-        Some(Code::File(file)) => Place::File { file, offset: mapping.offset_of(at), shown: shown() },
-        Some(Code::Failed(_)) => Place::Name(format!("{}+{:#x}", shown(), mapping.offset_of(at))),
-        Some(Code::Other) | None => Place::Name(match process.compiled.name_at(at) {
+        Some(Code::File(file)) => Location::File { file, offset: mapping.offset_of(at), shown: shown() },
+        Some(Code::Failed(_)) => Location::Name(format!("{}+{:#x}", shown(), mapping.offset_of(at))),
+        Some(Code::Other) | None => Location::Name(match process.compiled.name_at(at) {
             Some(name) => name,
             None if mapping.path.is_empty() => "[anonymous code]".to_owned(),
             None => bounded(&mapping.path).into_owned(),

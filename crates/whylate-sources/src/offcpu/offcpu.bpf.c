@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * A walk over all threads. One that has not run since the last walk costs reading its switch count and adding time to
- * its place. Only one thread of user space walks at a time; where switches are traced (trace.bpf.h), each CPU looks up
- * and adds as well.
+ * A walk over all threads. For a thread that has not run since the last walk, it reads the switch count and adds time to
+ * the thread's place. Only one thread of user space walks at a time; if switches are traced (trace.bpf.h), each CPU
+ * looks up and adds as well.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -20,7 +20,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Always empty: puts the types that user space shares into the skeleton. */
 struct {
 	struct thread_now thread_now;
 	struct unwind_rule unwind_rule;
@@ -46,14 +46,14 @@ enum {
 	TASK_RTLOCK_WAIT = 0x1000,
 };
 
-/* Bits of task_struct.flags: threads of user processes without user frames, and those of the kernel. */
+/* Bits of task_struct.flags: threads of user processes without user frames, and kernel threads. */
 enum {
 	PF_USER_WORKER = 0x4000,
 	PF_KTHREAD = 0x200000,
 };
 
-/* The verifier would look at the whole rest once for each state: what comes out of memory it does not know. */
-volatile u32 state_told = 0;
+/* Hides the state from the verifier, which would verify the rest of the program once per state. */
+volatile u32 opaque_state = 0;
 
 static __always_inline enum thread_state state_of_bits(const struct task_struct *task, u32 state)
 {
@@ -85,7 +85,7 @@ static __always_inline u64 switches_of(const struct task_struct *task)
 	return task->nvcsw + task->nivcsw;
 }
 
-/* How far the thread's run queue clock is behind: it stops in interrupts and while the hypervisor runs others. */
+/* How far the clock of the thread's run queue is behind: it stops in interrupts and while the vCPU is descheduled. */
 static __always_inline u64 behind_ns(const struct task_struct *task)
 {
 	const struct rq *rq;
@@ -96,8 +96,8 @@ static __always_inline u64 behind_ns(const struct task_struct *task)
 	return rq->clock - rq->clock_task;
 }
 
-/* Whether a thread that waits for the sampler's CPU had it when the sampler was due: got it before, queued after. */
-static __always_inline bool had_cpu_of_sampler(const struct task_struct *task)
+/* Whether a thread that waits for the sampler's CPU ran there when the walk was due: switched in before, queued after. */
+static __always_inline bool ran_on_sampler_cpu(const struct task_struct *task)
 {
 	u64 queued_ns;
 
@@ -105,23 +105,23 @@ static __always_inline bool had_cpu_of_sampler(const struct task_struct *task)
 	    task->thread_info.cpu != bpf_get_smp_processor_id())
 		return false;
 	queued_ns = task->sched_info.last_queued;
-	return queued_ns >= look_clock_ns && task->sched_info.last_arrival <= look_clock_ns && task->se.exec_start + behind_ns(task) >= queued_ns;
+	return queued_ns >= walk_due_clock_ns && task->sched_info.last_arrival <= walk_due_clock_ns && task->se.exec_start + behind_ns(task) >= queued_ns;
 }
 
 static __always_inline enum thread_state state_of(const struct task_struct *task)
 {
 	enum thread_state state = task->on_cpu ? STATE_ON_CPU : state_of_bits(task, task->__state);
 
-	/* Where switches are traced, both stays are seen. */
-	if (!traces && state == STATE_READY && had_cpu_of_sampler(task))
+	/* If switches are traced, both run slices are seen. */
+	if (!traces && state == STATE_READY && ran_on_sampler_cpu(task))
 		state = STATE_ON_CPU;
-	state_told = state;
-	return state_told;
+	opaque_state = state;
+	return opaque_state;
 }
 
 /*
- * The sampler has just got its CPU, and its record has this moment on the run queue's clock. It may have run on for a
- * while, so the least difference is the best; it may grow by 2 us a walk, as the two clocks drift apart.
+ * The sampler was just switched in, which its exec_start records on the run queue's clock. It may have run since, so the
+ * smallest difference is the best one; it may grow by 2 us a walk, as the two clocks drift apart.
  */
 static __always_inline void calibrate(u64 now_ns)
 {
@@ -135,24 +135,24 @@ static __always_inline void calibrate(u64 now_ns)
 	has_clock_offset = true;
 }
 
-/* When the sampler was to look, on its run queue's clock: since it looked last, it has waited for its CPU. */
-static __always_inline void tell_when_to_look(void)
+/* When the walk was due, on the sampler's run queue clock: now, less the sampler's run-queue wait since the last walk. */
+static __always_inline void set_walk_due(void)
 {
 	struct task_struct *sampler = bpf_get_current_task_btf();
 
 	if (!bpf_core_field_exists(sampler->sched_info.run_delay) || !bpf_core_field_exists(sampler->sched_info.last_arrival))
 		return;
-	look_clock_ns = sampler->sched_info.last_arrival;
+	walk_due_clock_ns = sampler->sched_info.last_arrival;
 	if (sampler_waited_ns)
-		look_clock_ns -= sampler->sched_info.run_delay - sampler_waited_ns;
+		walk_due_clock_ns -= sampler->sched_info.run_delay - sampler_waited_ns;
 }
 
 /*
- * When a thread last ran whose record of that the kernel has forgotten (enqueue_entity()): it was moved to another CPU as
- * it was woken, or, since 6.12, on its way to sleep, for as long as it then sleeps. When it got its CPU is known, and for
- * how long it ran there, but for what interrupts and the hypervisor took from it meanwhile. 0 where neither is.
+ * When a thread last ran if the kernel has reset its exec_start (enqueue_entity()): it was migrated when it was woken, or,
+ * since 6.12, when it blocked, for as long as it then sleeps. Computed from its switch-in and the length of its run slice,
+ * which lacks time stolen by interrupts and the hypervisor. 0 if neither is known.
  */
-static __always_inline u64 forgotten_run(const struct task_struct *task)
+static __always_inline u64 last_run_without_exec_start(const struct task_struct *task)
 {
 	const struct sched_entity *se = &task->se;
 
@@ -162,7 +162,7 @@ static __always_inline u64 forgotten_run(const struct task_struct *task)
 	return task->sched_info.last_arrival + se->sum_exec_runtime - se->prev_sum_exec_runtime;
 }
 
-/* Since when the thread has been off its CPU: when it last ran. It was seen running, or elsewhere, at `after_ns`. */
+/* When the thread was last switched out. It was seen running, or in another state, at `after_ns`. */
 static __always_inline u64 since_of(const struct task_struct *task, u64 after_ns, u64 now_ns)
 {
 	u64 ran_ns = task->se.exec_start;
@@ -171,7 +171,7 @@ static __always_inline u64 since_of(const struct task_struct *task, u64 after_ns
 	if (ran_ns)
 		ran_ns += behind_ns(task);
 	else
-		ran_ns = forgotten_run(task);
+		ran_ns = last_run_without_exec_start(task);
 	if (!ran_ns)
 		return now_ns;
 	since_ns = ran_ns + clock_offset_ns;
@@ -180,7 +180,7 @@ static __always_inline u64 since_of(const struct task_struct *task, u64 after_ns
 	return since_ns < after_ns ? after_ns : since_ns;
 }
 
-/* 0 where there is no room. */
+/* ID of the thread's process; 0 if there is no room. */
 static __always_inline u32 process_of(const struct task_struct *task)
 {
 	struct process_key key = {};
@@ -203,7 +203,7 @@ static __always_inline u32 process_of(const struct task_struct *task)
 	return known ? known->id : 0;
 }
 
-/* The verifier looks at it by itself, once: a loop of its own takes a fifth of the time of calls by bpf_loop(). */
+/* Global, so that it is verified by itself, once. Its own loop takes a fifth of the time of bpf_loop(). */
 __noinline int hash_stack(const struct stack_value *stack, u32 process, struct stack_key *key)
 {
 	u64 first, second;
@@ -225,7 +225,7 @@ __noinline int hash_stack(const struct stack_value *stack, u32 process, struct s
 	return 0;
 }
 
-/* The number of a stack, a new one where it is not known; 0 where there is no room. */
+/* ID of a stack, a new one if the stack is not known; 0 if there is no room. */
 static __always_inline u32 number_of_stack(struct stack_value *stack, u32 process)
 {
 	struct stack_value *known;
@@ -247,13 +247,13 @@ static __always_inline bool has_user_frames(const struct task_struct *task)
 	return read_user_stacks && !(task->flags & (PF_KTHREAD | PF_IO_WORKER | PF_USER_WORKER));
 }
 
-enum looked {
-	LOOKED_OK,
-	LOOKED_AGAIN,
-	LOOKED_NO_ROOM,
+enum capture {
+	CAPTURE_OK,
+	CAPTURE_AGAIN,
+	CAPTURE_NO_ROOM,
 };
 
-/* What was seen of a user stack that may be the same. */
+/* The cached user stack of these registers. */
 static __always_inline struct seen_user_stack *seen_in_walks(struct task_struct *task, u32 process)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
@@ -264,7 +264,7 @@ static __always_inline struct seen_user_stack *seen_in_walks(struct task_struct 
 	return bpf_map_lookup_elem(&user_stack_by_seen_in_walks, &slot);
 }
 
-static __always_inline enum looked look_at_stacks(struct task_struct *task, struct place_key *key, bool was_unread)
+static __always_inline enum capture capture_stacks(struct task_struct *task, struct place_key *key, bool was_unread)
 {
 	enum user_end end = USER_COMPLETE;
 	struct scratch *scratch;
@@ -273,7 +273,7 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 
 	scratch = bpf_map_lookup_elem(&scratch_of_sampler, &zero);
 	if (!scratch)
-		return LOOKED_NO_ROOM;
+		return CAPTURE_NO_ROOM;
 	bytes = bpf_get_task_stack(task, scratch->kernel.frames, sizeof(scratch->kernel.frames), 0);
 	if (bytes > 0) {
 		u32 length = (u64)bytes / 8;
@@ -281,29 +281,29 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 		scratch->kernel.length = length < max_depth ? length : max_depth;
 		key->kernel_stack = number_of_stack(&scratch->kernel, 0);
 		if (!key->kernel_stack)
-			return LOOKED_NO_ROOM;
+			return CAPTURE_NO_ROOM;
 	}
 	if (has_user_frames(task)) {
 		struct seen_user_stack *seen = seen_in_walks(task, key->process);
 
 		if (!seen)
-			return LOOKED_NO_ROOM;
+			return CAPTURE_NO_ROOM;
 		end = unwind_user(task, scratch, key->process, &seen, false);
 		if (end == USER_SEEN) {
 			key->user_stack = seen->id;
 			key->user_end = USER_COMPLETE;
-			return LOOKED_OK;
+			return CAPTURE_OK;
 		}
 		if (end == USER_UNKNOWN) {
 			if (!is_last_round)
-				return LOOKED_AGAIN;
+				return CAPTURE_AGAIN;
 			end = USER_PARTLY;
 		}
 		if (end == USER_UNREAD) {
-			/* Whoever changes its mappings mostly takes microseconds; this one did not at the last walk either. */
+			/* Changing mappings mostly takes microseconds; this process was unresponsive in the last walk too. */
 			if (!is_last_round && !was_unread) {
 				unanswered++;
-				return LOOKED_AGAIN;
+				return CAPTURE_AGAIN;
 			}
 			lose(LOST_UNREAD);
 			unread_now = UNREAD_MEMORY;
@@ -311,15 +311,15 @@ static __always_inline enum looked look_at_stacks(struct task_struct *task, stru
 		if (scratch->user.length) {
 			key->user_stack = number_of_stack(&scratch->user, key->process);
 			if (!key->user_stack)
-				return LOOKED_NO_ROOM;
+				return CAPTURE_NO_ROOM;
 			end_keeping(seen, key->user_stack, end == USER_COMPLETE);
 		}
 	}
 	key->user_end = end;
-	return LOOKED_OK;
+	return CAPTURE_OK;
 }
 
-/* Everything that a place is told by but the stacks; false where there is no room for the process. */
+/* Fills in the key except for the stacks; false if there is no room for the process. */
 static __always_inline bool fill_key(struct task_struct *task, struct thread_record *record, struct place_key *key)
 {
 	key->is_kernel = (task->flags & PF_KTHREAD) != 0;
@@ -328,7 +328,7 @@ static __always_inline bool fill_key(struct task_struct *task, struct thread_rec
 		record->execs = task->self_exec_id;
 	}
 	key->process = record->process;
-	key->tid = tell_threads_apart ? shown_number(task) : 0;
+	key->tid = by_thread ? shown_number(task) : 0;
 	key->cgroup = cgroup_number_of(task);
 	key->syscall = -1;
 	BPF_CORE_READ_STR_INTO(&key->comm, task, comm);
@@ -337,7 +337,7 @@ static __always_inline bool fill_key(struct task_struct *task, struct thread_rec
 
 #include "count.bpf.h"
 
-/* What is remembered of the thread; NULL where that is nothing. */
+/* The record of a thread; NULL if it has none. */
 static __always_inline struct thread_record *record_of(struct task_struct *task)
 {
 	struct thread_record *record;
@@ -351,8 +351,8 @@ static __always_inline struct thread_record *record_of(struct task_struct *task)
 	return bpf_task_storage_get(&record_by_thread, task, 0, 0);
 }
 
-/* 0, or the reason for which the place is not known. */
-static __always_inline enum looked place_of(struct task_struct *task, struct thread_record *record, enum thread_state state,
+/* CAPTURE_OK with the place, or why there is none. */
+static __always_inline enum capture place_of(struct task_struct *task, struct thread_record *record, enum thread_state state,
 					    u64 switches, u32 *place, enum lost_reason *reason)
 {
 	struct place_key key = {};
@@ -360,23 +360,23 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 
 	*reason = LOST_PROCESSES;
 	if (!fill_key(task, record, &key))
-		return LOOKED_NO_ROOM;
+		return CAPTURE_NO_ROOM;
 	key.state = state;
 	unread_now = UNREAD_NOTHING;
 	if (state != STATE_ON_CPU) {
-		enum looked looked;
+		enum capture result;
 
 		key.in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 		if (!key.is_kernel)
 			key.syscall = syscall_of(task);
 		*reason = LOST_STACKS;
-		looked = look_at_stacks(task, &key, was_unread);
-		if (looked != LOOKED_OK)
-			return looked;
-		/* It is the same wait as long as it has not run; a thread that runs is counted when it stops. */
+		result = capture_stacks(task, &key, was_unread);
+		if (result != CAPTURE_OK)
+			return result;
+		/* It is the same wait if the thread has not run since; a running thread is counted when it blocks. */
 		if (switches_of(task) != switches || state_of(task) != state) {
 			if (!is_last_round)
-				return LOOKED_AGAIN;
+				return CAPTURE_AGAIN;
 			lose(LOST_TORN);
 			key.kernel_stack = 0;
 			key.user_stack = 0;
@@ -387,32 +387,32 @@ static __always_inline enum looked place_of(struct task_struct *task, struct thr
 	*reason = LOST_PLACES;
 	*place = number_of_place(&key);
 	if (*place == PLACES)
-		return LOOKED_NO_ROOM;
+		return CAPTURE_NO_ROOM;
 	if (traces)
 		remember_ready_place(*place, &key);
-	return LOOKED_OK;
+	return CAPTURE_OK;
 }
 
 static __always_inline void count(struct thread_record *record, u64 now_ns, u32 waits)
 {
 	u64 ns = take_time(record, now_ns);
 
-	/* Where switches are traced, a thread is looked at in each state, since it may change to one that is wanted. */
+	/* If switches are traced, a thread is visited in each state, since it may change to a selected one. */
 	if (!traces || wanted_states & 1u << (record->state & 31))
 		add(record->place, ns, 1, waits);
 }
 
-static __noinline void look_again(struct task_struct *task, struct thread_record *record, enum thread_state state, u64 now_ns)
+static __noinline void update_record(struct task_struct *task, struct thread_record *record, enum thread_state state, u64 now_ns)
 {
 	u64 switches = switches_of(task);
 	bool is_other = !traces && record->half_address != low_half((u64)task);
 	bool has_run = !record->is_known || record->switches != switches || is_other;
 	enum lost_reason reason;
-	enum looked looked;
+	enum capture result;
 	u32 place = 0;
 
 	if (traces && is_tracing && state == STATE_ON_CPU && !has_run && record->state != STATE_ON_CPU && record->generation == generation + 1) {
-		/* It is leaving its CPU; or it has one, was not seen to get it, and still has it in the last round. */
+			/* The thread is being switched out; or its switch-in was not seen, and it still runs in the last round. */
 		if (!is_last_round) {
 			record->is_unresolved = true;
 			unresolved++;
@@ -420,24 +420,24 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 		}
 		count_unseen_run(task, record, now_ns);
 	}
-	looked = place_of(task, record, state, switches, &place, &reason);
-	/*
-	 * Found anew, and the same, as nobody else takes records over: the verifier would follow the look at stacks once
-	 * for each map that it may be in.
-	 */
+	result = place_of(task, record, state, switches, &place, &reason);
+		/*
+		 * Looked up again, with the same result, as only this thread reuses records: otherwise the verifier would
+		 * verify taking the stacks once for each map that the record may be in.
+		 */
 	record = record_of(task);
 	if (!record) {
 		lose(LOST_THREADS);
 		return;
 	}
 	record->unread = unread_now;
-	if (looked != LOOKED_OK && !is_last_round) {
-		/* Memory that there is none of now may have been found by the next round. */
+	if (result != CAPTURE_OK && !is_last_round) {
+		/* The next round may find memory that is unresponsive now. */
 		record->is_unresolved = true;
 		unresolved++;
 		return;
 	}
-	/* Before the time is counted, while `counted_ns` is still when it was last seen. */
+	/* Before the time is counted, while `counted_ns` is still the time of the last visit. */
 	if (has_run || record->state != state) {
 		u64 after_ns = BPF_CORE_READ(task, start_time);
 
@@ -447,20 +447,20 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	}
 	record->is_unresolved = false;
 	record->is_new = false;
-	record->is_lost = looked != LOOKED_OK;
+	record->is_lost = result != CAPTURE_OK;
 	record->state = state;
 	record->is_known = true;
 	record->place = place;
-	record->generation = looked == LOOKED_OK ? generation + 1 : 0;
+	record->generation = result == CAPTURE_OK ? generation + 1 : 0;
 	if (traces && state == STATE_ON_CPU) {
 		record->on_cpu_place = place + 1;
 		record->on_cpu_generation = record->generation;
 	}
 	if (!traces)
 		record->half_address = low_half((u64)task);
-	/* Last, on every architecture: whoever left a CPU meanwhile has another number, which tells of overwriting. */
+	/* Written last, on every architecture: a thread switched out concurrently has another count, so overwriting shows. */
 	__sync_lock_test_and_set(&record->switches, switches);
-	if (looked != LOOKED_OK) {
+	if (result != CAPTURE_OK) {
 		lose(reason);
 		take_time(record, now_ns);
 		return;
@@ -468,7 +468,7 @@ static __noinline void look_again(struct task_struct *task, struct thread_record
 	count(record, now_ns, has_run);
 }
 
-/* A record for a thread that has none; NULL where there is no memory. */
+/* Allocates a record for a thread; NULL if there is no memory. */
 static __always_inline struct thread_record *new_record(struct task_struct *task)
 {
 	struct thread_record *record;
@@ -485,7 +485,7 @@ static __always_inline struct thread_record *new_record(struct task_struct *task
 	return bpf_task_storage_get(&record_by_thread, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 }
 
-/* The thread is where it was at the last look, and has been all the time. */
+/* The thread is in the same wait, or on a CPU, as at the last visit. */
 static __always_inline bool has_not_run(const struct task_struct *task, const struct thread_record *record)
 {
 	u32 state;
@@ -493,17 +493,17 @@ static __always_inline bool has_not_run(const struct task_struct *task, const st
 	if (record->generation != generation + 1 || record->is_unresolved || record->is_skipped || record->unread == UNREAD_MEMORY ||
 	    (record->unread == UNREAD_CODE && retries_code) || record->switches != switches_of(task))
 		return false;
-	/* Switches are seen, whatever it does; but for a few. */
+	/* Switches are seen in any state, except for a few. */
 	if (traces && is_tracing)
 		return record->is_known && (record->state == STATE_ON_CPU || !task->on_cpu);
 	if (task->on_cpu || (!traces && record->half_address != low_half((u64)task)))
 		return false;
-	state_told = state_of_bits(task, task->__state);
-	state = state_told;
+	opaque_state = state_of_bits(task, task->__state);
+	state = opaque_state;
 	return state == record->state;
 }
 
-/* 0.1 us for a thread that is not wanted, 0.3 us for one that has not run, 2 us and more for others. */
+/* 0.1 us for a thread that is not selected, 0.3 us for one that has not run, 2 us and more for others. */
 SEC("iter.s/task")
 int on_each_thread(struct bpf_iter__task *ctx)
 {
@@ -515,7 +515,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 	if (!is_calibrated) {
 		walk_now_ns = bpf_ktime_get_ns();
 		calibrate(walk_now_ns);
-		tell_when_to_look();
+		set_walk_due();
 		is_calibrated = true;
 	}
 	if (!task) {
@@ -525,14 +525,14 @@ int on_each_thread(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	record = record_of(task);
-	/* Of most threads nothing else is read: each field in another line of memory costs as much as everything else. */
+	/* Nothing else is read of most threads: each field in another cache line costs as much as all the rest. */
 	if (record && has_not_run(task, record)) {
 		if (walk_round == 0)
-			threads_met++;
+			threads_visited++;
 		else if (!record->is_unresolved)
 			return 0;
-		/* A look takes less than a microsecond. */
-		if (!(threads_met % LOOKS_PER_CLOCK_READ))
+		/* A visit takes less than a microsecond. */
+		if (!(threads_visited % VISITS_PER_CLOCK_READ))
 			walk_now_ns = bpf_ktime_get_ns();
 		if (traces && is_tracing)
 			count_traced(task, record, walk_now_ns);
@@ -550,7 +550,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	if (walk_round == 0)
-		threads_met++;
+		threads_visited++;
 	else if (!record->is_unresolved)
 		return 0;
 	now_ns = bpf_ktime_get_ns();
@@ -563,7 +563,7 @@ int on_each_thread(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	state = state_of(task);
-	/* Threads are given other names, and moved to other cgroups. */
+	/* A thread may be renamed, and moved to another cgroup. */
 	record->is_skipped = !is_wanted(task, task->flags & PF_KTHREAD);
 	if (record->is_skipped || (!traces && !(wanted_states & 1u << state))) {
 		record->switches = switches;
@@ -572,11 +572,11 @@ int on_each_thread(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	threads_changed++;
-	look_again(task, record, state, now_ns);
+	update_record(task, record, state, now_ns);
 	return 0;
 }
 
-/* Tells user space since when each thread waits, after a walk. */
+/* Reports to user space since when each thread waits, after a walk. */
 SEC("iter/task")
 int on_each_thread_tell(struct bpf_iter__task *ctx)
 {

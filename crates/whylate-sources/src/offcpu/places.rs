@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where time was spent, out of the tables of the programs.
+//! Where time was spent, read from the BPF tables. A place is the aggregation key of time: process, state, stacks, ….
 
 use std::collections::{HashMap, HashSet};
 use std::mem::offset_of;
@@ -16,10 +16,10 @@ use super::state;
 use crate::attach::{self, PlainData, read_plain};
 use crate::whole_map::each_entry;
 
-/// The number of no stack, and of whatever there was no room for.
+/// Index that stands for no stack, or no room for one.
 const NONE: u32 = 0;
 
-/// What was added to a place.
+/// Increments of a place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) ns: u64,
@@ -27,26 +27,26 @@ pub(super) struct Sum {
     pub(super) waits: u64,
 }
 
-/// A place to which something was added.
-pub(super) struct Place {
+/// A place with its increments.
+pub(super) struct PlaceDelta {
     pub(super) number: u32,
     pub(super) key: place_key,
-    /// Who ended the waits, where that is asked for.
+    /// The waker, if wakers are recorded.
     pub(super) woken: Option<Woken>,
     pub(super) sum: Sum,
 }
 
-/// Who ended waits.
+/// What ended a wait.
 #[derive(Clone, Copy)]
 pub(super) enum Woken {
-    /// No thread.
+    /// Something other than a known thread.
     By(WokenBy),
-    /// The thread at this place.
+    /// A thread, by the place at which it woke others.
     Thread(place_key),
 }
 
-impl Place {
-    /// Of the thread that ended the waits.
+impl PlaceDelta {
+    /// Returns the key of the waking thread.
     pub(super) fn waker(&self) -> Option<&place_key> {
         match &self.woken {
             Some(Woken::Thread(key)) => Some(key),
@@ -54,14 +54,14 @@ impl Place {
         }
     }
 
-    /// Of the place, and of whoever ended the waits there.
+    /// Returns the key of the place, and that of the waker.
     pub(super) fn keys(&self) -> impl Iterator<Item = &place_key> {
         [&self.key].into_iter().chain(self.waker())
     }
 }
 
-/// What has been read of the tables of the programs. Numbers keep their meaning until the tables are emptied, so a table is
-/// read again only for a number that is not known.
+/// Entries read from the BPF tables so far. Indexes are stable until the tables are emptied, so a table is read again
+/// only for an unknown index.
 #[derive(Default)]
 pub(super) struct Tables {
     places: HashMap<u32, place_key>,
@@ -72,15 +72,15 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// The places that have more than when they were told last, as (now, before) in `sums`, by their number.
+    /// Returns the places with sums that grew from `before` to `now`; sums are indexed by place.
     pub(super) fn changed(
         &mut self,
         maps: &OffcpuMaps<'_>,
         now: &[Sum],
         before: &[Sum],
-        tells_wakers: bool,
-    ) -> anyhow::Result<Vec<Place>> {
-        let more = |(number, now): (usize, &Sum)| {
+        records_wakers: bool,
+    ) -> anyhow::Result<Vec<PlaceDelta>> {
+        let delta = |(number, now): (usize, &Sum)| {
             let before = before.get(number).copied().unwrap_or_default();
             let sum = Sum {
                 ns: now.ns.checked_sub(before.ns)?,
@@ -89,26 +89,26 @@ impl Tables {
             };
             (sum.samples > 0).then_some((number as u32, sum))
         };
-        let sums: Vec<(u32, Sum)> = now.iter().enumerate().filter_map(more).collect();
+        let sums: Vec<(u32, Sum)> = now.iter().enumerate().filter_map(delta).collect();
         if sums.iter().any(|(number, _)| !self.places.contains_key(number) && !self.waits.contains_key(number)) {
-            // A wait's places are older than the wait.
-            if tells_wakers {
+            // A place is inserted before the waits that refer to it.
+            if records_wakers {
                 read_keys(&maps.place_by_wait, &mut self.waits)?;
             }
             read_keys(&maps.place_by_key, &mut self.places)?;
         }
         let place = |(number, sum): (u32, Sum)| {
             let (key, woken) = match (self.places.get(&number), self.waits.get(&number)) {
-                (Some(key), _) => (key, (tells_wakers && can_be_woken(key)).then_some(Woken::By(WokenBy::Nobody))),
+                (Some(key), _) => (key, (records_wakers && can_be_woken(key)).then_some(Woken::By(WokenBy::Nobody))),
                 (None, Some(wait)) => (self.places.get(&wait.place)?, Some(woken(wait.waker, &self.places))),
                 (None, None) => return None,
             };
-            Some(Place { number, key: *key, woken, sum })
+            Some(PlaceDelta { number, key: *key, woken, sum })
         };
         Ok(sums.into_iter().filter_map(place).collect())
     }
 
-    /// The frames of stacks by their numbers.
+    /// Returns the frames of stacks by their IDs.
     pub(super) fn stacks(
         &mut self,
         maps: &OffcpuMaps<'_>,
@@ -128,7 +128,7 @@ impl Tables {
         Ok(numbers.iter().filter_map(|number| Some((*number, Arc::clone(known.get(number)?)))).collect())
     }
 
-    /// Numbers and names of processes by their numbers in the tables.
+    /// Returns PID and comm of processes by their IDs in the tables.
     pub(super) fn processes(
         &mut self,
         maps: &OffcpuMaps<'_>,
@@ -146,7 +146,7 @@ impl Tables {
     }
 }
 
-/// What numbers were given to.
+/// Reads keys by index.
 fn read_keys<Key: PlainData>(map: &impl MapCore, known: &mut HashMap<u32, Key>) -> std::io::Result<()> {
     each_entry(map, |key, number| {
         if let (Some(number), Some(key)) = (read_plain::<u32>(number), read_plain::<Key>(key)) {
@@ -155,9 +155,9 @@ fn read_keys<Key: PlainData>(map: &impl MapCore, known: &mut HashMap<u32, Key>) 
     })
 }
 
-/// A thread that can run, or does, waits for nobody to wake it.
+/// Returns whether the state is a blocked one: a running or runnable thread needs no waker.
 pub(super) fn can_be_woken(key: &place_key) -> bool {
-    !matches!(state::of(key.state), State::OnCpu | State::Ready | State::Throttled)
+    !matches!(state::from_number(key.state), State::OnCpu | State::Ready | State::Throttled)
 }
 
 pub(super) fn woken(by: u32, keys: &HashMap<u32, place_key>) -> Woken {

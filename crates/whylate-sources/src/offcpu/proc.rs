@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The same without BPF: `/proc/PID/task/TID/stack` of each thread, which takes some twenty microseconds.
+//! The backend without BPF: reads `/proc/PID/task/TID/stack` of each thread, which takes some 20 µs per thread.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,8 +14,8 @@ use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
 use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
 use super::attached::plain;
-use super::pace::Pace;
-use super::patience::Worker;
+use super::walk_timer::WalkTimer;
+use super::watchdog::Worker;
 use super::{INFO, KernelThreads, OffcpuOptions, PROC};
 use crate::clock;
 use crate::pid_namespace;
@@ -24,14 +24,14 @@ use crate::source::{AttachError, Attached};
 
 const PF_KTHREAD: u64 = 0x20_0000;
 
-/// Reads on a thread of its own.
+/// The attached source, which reads on a thread of its own.
 pub(super) struct AttachedProc {
     reader: Worker<Snapshot>,
 }
 
 impl AttachedProc {
     pub(super) fn new(options: &OffcpuOptions, session: &Session) -> Result<Self, AttachError> {
-        // What is not permitted for our own thread is for none.
+        // If this thread's own stack may not be read, none may.
         fs::read("/proc/self/stack").map_err(|_| {
             AttachError::Unsupported(
                 "not permitted to read stacks in /proc (run as root, or grant CAP_SYS_ADMIN; the bpf backend needs CAP_BPF and CAP_PERFMON)"
@@ -50,17 +50,17 @@ impl Attached for AttachedProc {
     }
 
     fn drain_late(&mut self, wait: Duration, _each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-        // It has none.
+        // This source reports no late events.
         thread::sleep(wait);
         Ok(())
     }
 }
 
-/// Where a thread was.
+/// Aggregation key of time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Place {
+struct StackKey {
     pid: u32,
-    /// 0 unless threads are told apart.
+    /// 0 unless `by_thread` is set.
     tid: u32,
     process: String,
     thread: String,
@@ -70,32 +70,32 @@ struct Place {
     kernel: Vec<String>,
 }
 
-/// What a thread's `stat` tells (proc_pid_stat(5)).
+/// Fields of a thread's `stat` (proc_pid_stat(5)).
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Stat {
     name: String,
     state: char,
     is_kernel: bool,
-    /// Since the machine started; tells a thread from an earlier one of its number.
+    /// Start time since boot, which distinguishes a thread from an earlier one with its TID.
     started: u64,
 }
 
 struct Walker {
     options: OffcpuOptions,
     host: String,
-    /// A bit for each state that is wanted.
+    /// Bit mask of the selected states.
     states: u32,
-    sums: HashMap<Place, (u64, u64)>,
-    /// Until when a thread's time is counted, by its number and start.
+    sums: HashMap<StackKey, (u64, u64)>,
+    /// Time up to which a thread's time is counted, by TID and start time.
     counted_ns: HashMap<(u32, u64), u64>,
     since_ns: u64,
     walks: u64,
     threads: u64,
     took_ns: u64,
     took_cpu_ns: u64,
-    /// Stacks that could not be read though the thread was there, mostly of processes that nobody may look at.
+    /// Stacks that could not be read though the thread existed, mostly of processes protected from ptrace.
     unreadable: u64,
-    pace: Pace,
+    timer: WalkTimer,
 }
 
 impl Walker {
@@ -112,26 +112,26 @@ impl Walker {
             took_ns: 0,
             took_cpu_ns: 0,
             unreadable: 0,
-            pace: Pace::new(options, clock::monotonic_ns()),
+            timer: WalkTimer::new(options, clock::monotonic_ns()),
         };
         walker.walk();
-        // What threads did before is not counted.
+        // Time before the first walk is not counted.
         walker.sums.clear();
         walker.walks = 0;
         Ok(walker)
     }
 
     fn run(&mut self, asked: &Receiver<Sender<Snapshot>>) {
-        let mut due = Instant::now() + self.pace.interval();
+        let mut due = Instant::now() + self.timer.interval();
         loop {
             match asked.recv_timeout(due.saturating_duration_since(Instant::now())) {
-                // Whoever asked may have gone.
+                // The caller may have timed out.
                 Ok(answer) => drop(answer.send(self.snapshot())),
                 Err(RecvTimeoutError::Timeout) => {
                     self.walk();
-                    // Never more than half of a CPU.
+                    // At most half of a CPU.
                     let earliest = Instant::now() + Duration::from_nanos(self.took_ns);
-                    due = (due + self.pace.interval()).max(earliest);
+                    due = (due + self.timer.interval()).max(earliest);
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
@@ -144,31 +144,31 @@ impl Walker {
         let mut seen = HashMap::with_capacity(self.counted_ns.len());
         let processes: Vec<u32> = match self.options.threads.process {
             Some(pid) => vec![pid],
-            None => numbers(Path::new("/proc")),
+            None => numeric_entries(Path::new("/proc")),
         };
         let own = pid_namespace::own_number_in_proc();
         for pid in processes.into_iter().filter(|&pid| Some(pid) != own) {
-            let folder = format!("/proc/{pid}/task");
+            let directory = format!("/proc/{pid}/task");
             let process = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
             let process = String::from_utf8_lossy(&process);
             if !is_named(process.trim_end_matches('\n'), self.options.threads.process_name.as_deref()) {
                 continue;
             }
-            for tid in numbers(Path::new(&folder)) {
-                // It may have ended.
-                let _ = self.look(pid, tid, process.trim_end_matches('\n'), &mut seen);
+            for tid in numeric_entries(Path::new(&directory)) {
+                // The thread may have exited.
+                let _ = self.visit(pid, tid, process.trim_end_matches('\n'), &mut seen);
             }
         }
         self.counted_ns = seen;
         self.walks += 1;
         self.took_ns = began.elapsed().as_nanos() as u64;
         self.took_cpu_ns = clock::thread_cpu_ns() - began_cpu_ns;
-        self.pace.learn(self.took_cpu_ns);
+        self.timer.add_cost(self.took_cpu_ns);
     }
 
-    fn look(&mut self, pid: u32, tid: u32, process: &str, seen: &mut HashMap<(u32, u64), u64>) -> Option<()> {
-        let folder = format!("/proc/{pid}/task/{tid}");
-        let stat = parse_stat(&String::from_utf8_lossy(&fs::read(format!("{folder}/stat")).ok()?))?;
+    fn visit(&mut self, pid: u32, tid: u32, process: &str, seen: &mut HashMap<(u32, u64), u64>) -> Option<()> {
+        let directory = format!("/proc/{pid}/task/{tid}");
+        let stat = parse_stat(&String::from_utf8_lossy(&fs::read(format!("{directory}/stat")).ok()?))?;
         let wanted = match self.options.kernel_threads {
             KernelThreads::Yes => true,
             KernelThreads::No => !stat.is_kernel,
@@ -177,11 +177,11 @@ impl Walker {
         if !wanted || !is_named(&stat.name, self.options.threads.name.as_deref()) {
             return None;
         }
-        // One that has ended waits for nothing, as BPF programs see it too.
+        // An exited thread waits for nothing; the BPF backends skip it too.
         if matches!(stat.state, 'Z' | 'X') {
             return None;
         }
-        let text = fs::read_to_string(format!("{folder}/stack"));
+        let text = fs::read_to_string(format!("{directory}/stack"));
         if text.as_ref().is_err_and(has_ended) {
             return None;
         }
@@ -189,17 +189,17 @@ impl Walker {
         self.unreadable += u64::from(text.is_err());
         let kernel: Vec<String> =
             text.unwrap_or_default().lines().filter_map(kernel_frame).map(|name| plain(&name).to_owned()).collect();
-        let syscall = fs::read_to_string(format!("{folder}/syscall")).unwrap_or_default();
+        let syscall = fs::read_to_string(format!("{directory}/syscall")).unwrap_or_default();
         let syscall = syscall.split(' ').next().and_then(|number| number.parse().ok()).filter(|&number| number >= 0);
         let now_ns = clock::monotonic_ns();
-        // A thread that has begun since the last walk has no time before.
+        // A thread created since the last walk has no earlier time.
         let before_ns = self.counted_ns.get(&(tid, stat.started)).copied().unwrap_or(now_ns);
         seen.insert((tid, stat.started), now_ns);
         let state = state_of(stat.state, &kernel);
         if self.states & super::state::bit(state) == 0 {
             return None;
         }
-        let place = Place {
+        let key = StackKey {
             pid,
             tid: if self.options.by_thread { tid } else { 0 },
             process: process.to_owned(),
@@ -209,7 +209,7 @@ impl Walker {
             syscall,
             kernel: kernel.into_iter().take(self.options.max_depth as usize).collect(),
         };
-        let sum = self.sums.entry(place).or_default();
+        let sum = self.sums.entry(key).or_default();
         sum.0 += now_ns - before_ns;
         sum.1 += 1;
         Some(())
@@ -223,7 +223,7 @@ impl Walker {
         snapshot.pid_namespace = pid_namespace::own();
         (snapshot.duration_ns, snapshot.ended_ns) = (ended_ns - began_ns, ended_ns);
         let sums = std::mem::take(&mut self.sums).into_iter();
-        snapshot.stacks = sums.map(|(place, sum)| stack_of(place, sum, &self.options.classes)).collect();
+        snapshot.stacks = sums.map(|(key, sum)| stack_of(key, sum, &self.options.classes)).collect();
         snapshot.stacks.sort_by_key(|stack| std::cmp::Reverse(stack.weight_ns));
         snapshot.lost.insert("unreadable".to_owned(), std::mem::take(&mut self.unreadable));
         let walks = std::mem::take(&mut self.walks) as f64;
@@ -240,23 +240,24 @@ impl Walker {
     }
 }
 
-/// Whether the name is the one that is wanted, of which the kernel keeps the first 15 bytes.
+/// Returns whether a comm is the wanted one, of which the kernel keeps the first 15 bytes.
 fn is_named(name: &str, wanted: Option<&str>) -> bool {
     wanted.is_none_or(|wanted| wanted.bytes().take(15).eq(name.bytes()))
 }
 
-/// The thread's folder has gone, or the thread has while its file was open (proc_pid_stack() returns ESRCH).
+/// The thread's directory no longer exists, or the thread exited while its file was open (proc_pid_stack() returns
+/// ESRCH).
 fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
 
-fn numbers(folder: &Path) -> Vec<u32> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+fn numeric_entries(directory: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 pub(super) fn parse_stat(text: &str) -> Option<Stat> {
-    // The name may have parentheses and spaces of its own.
+    // The comm may contain parentheses and spaces.
     let (begin, end) = (text.find('(')?, text.rfind(')')?);
     let fields: Vec<&str> = text.get(end + 1..)?.split_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
@@ -268,7 +269,7 @@ pub(super) fn parse_stat(text: &str) -> Option<Stat> {
     })
 }
 
-/// The kernel tells no stack of a thread that is on a CPU.
+/// Returns the state of a thread. The kernel shows no stack of a thread that is on a CPU.
 fn state_of(letter: char, kernel: &[String]) -> State {
     match letter {
         'R' if kernel.is_empty() => State::OnCpu,
@@ -283,29 +284,29 @@ fn state_of(letter: char, kernel: &[String]) -> State {
     }
 }
 
-fn stack_of(place: Place, (weight_ns, samples): (u64, u64), classes: &Classes) -> Stack {
-    let state = state_of(place.state, &place.kernel);
-    let syscall = place.syscall.and_then(crate::syscalls::name);
+fn stack_of(key: StackKey, (weight_ns, samples): (u64, u64), classes: &Classes) -> Stack {
+    let state = state_of(key.state, &key.kernel);
+    let syscall = key.syscall.and_then(crate::syscalls::name);
     let seen = Seen {
         state,
         in_iowait: false,
-        is_kernel: place.is_kernel,
+        is_kernel: key.is_kernel,
         syscall: syscall.as_deref(),
-        kernel: &place.kernel,
+        kernel: &key.kernel,
         user: &[],
         in_flight: InFlight::Unknown,
     };
     let wait = classify(&seen, classes);
     let mut labels: whylate_model::Labels = [
-        ("thread".to_owned(), place.thread),
-        ("process".to_owned(), place.process),
-        ("pid".to_owned(), place.pid.to_string()),
+        ("thread".to_owned(), key.thread),
+        ("process".to_owned(), key.process),
+        ("pid".to_owned(), key.pid.to_string()),
     ]
     .into();
-    if place.tid != 0 {
-        labels.insert("tid".to_owned(), place.tid.to_string());
+    if key.tid != 0 {
+        labels.insert("tid".to_owned(), key.tid.to_string());
     }
-    if place.is_kernel {
+    if key.is_kernel {
         labels.insert("kernel".to_owned(), "yes".to_owned());
     }
     labels.extend(syscall.map(|call| ("syscall".to_owned(), call)));
@@ -315,7 +316,7 @@ fn stack_of(place: Place, (weight_ns, samples): (u64, u64), classes: &Classes) -
         samples,
         weight_ns,
         wait: Some(wait),
-        kernel: place.kernel,
+        kernel: key.kernel,
         ..Stack::default()
     }
 }
@@ -325,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_have_parentheses_and_spaces() {
+    fn parses_comm_with_parentheses() {
         let flags = PF_KTHREAD | 0x40;
         let text = format!("7 (a) b (c) S 2 0 0 0 -1 {flags} 0 0 0 0 0 0 0 0 20 0 1 0 4711 0 0\n");
         let stat = Stat { name: "a) b (c".to_owned(), state: 'S', is_kernel: true, started: 4711 };
@@ -334,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_without_a_stack_runs() {
+    fn thread_without_stack_is_on_cpu() {
         assert_eq!(state_of('R', &[]), State::OnCpu);
         assert_eq!(state_of('R', &["irqentry_exit".to_owned()]), State::Ready);
     }

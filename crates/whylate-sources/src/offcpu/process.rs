@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The memory of processes: which file each piece of code is from, kept so that it is known when the process has ended.
+//! Address spaces of processes: which file each executable mapping is of, cached so that it is known after the process
+//! exits.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -13,35 +14,35 @@ use super::CallGraph;
 use super::budget::{Budget, Retry};
 use super::code_files::{CodeFile, CodeFiles};
 use super::mappings::{Mapping, Mappings};
-use super::patience::Reader;
 use super::perf_map::{CompiledCode, PerfMaps};
 use super::rules::{INNERMOST, Rule, Rules};
 use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
+use super::watchdog::Reader;
 use crate::clock;
 use crate::first_thread;
 
-/// A process whose user stacks were read.
+/// A process of which user stacks are unwound.
 #[derive(Clone, Default)]
 pub(super) struct Process {
     pub(super) tgid: u32,
-    /// Executable ones; of a process with very many, those in which threads were met.
+    /// Executable mappings; of a process with very many, only those that contain frames.
     mappings: Arc<Mappings>,
-    /// What is known of the code of mappings in which threads were met, by where these start.
+    /// Code of mappings that contain frames, by start address.
     code: BTreeMap<u64, Code>,
-    /// The names of what a just-in-time compiler has made.
+    /// Names of just-in-time compiled code.
     pub(super) compiled: Arc<CompiledCode>,
-    /// The walk in which the mappings were read last, and in which reading was put off last.
+    /// The walk in which the mappings were last read, and the one in which a reading was last deferred.
     read_in: u64,
-    put_off_in: u64,
-    /// When the mappings may be read again.
+    deferred_in: u64,
+    /// Earliest time of the next reading of the mappings.
     next_reading: Option<Instant>,
-    /// Something else is mapped where there was a file.
+    /// Whether something else is mapped where there was a file.
     is_stale: bool,
-    /// The user whose process it is.
+    /// Real UID of the process.
     user: u32,
 }
 
-/// What is known of the code of a mapping.
+/// Code of a mapping.
 #[derive(Clone)]
 pub(super) enum Code {
     File(Arc<CodeFile>),
@@ -52,7 +53,7 @@ pub(super) enum Code {
 }
 
 impl Process {
-    /// How many of its files could not be read since the last call.
+    /// Counts its files that could not be read since the last call.
     pub(super) fn take_unread(&self) -> u64 {
         let failures = self.code.values().map(|code| match code {
             Code::File(file) => u64::from(file.take_failure()),
@@ -61,11 +62,11 @@ impl Process {
         failures.sum()
     }
 
-    /// Drops what was named in its files, each of which is named again when it is asked for.
+    /// Drops the symbols of its files, which are looked up again on demand.
     pub(super) fn forget_names(&self) {
         for code in self.code.values() {
             if let Code::File(file) = code {
-                file.known().clear();
+                file.names().clear();
             }
         }
     }
@@ -74,51 +75,51 @@ impl Process {
         self.mappings.list.iter().any(|mapping| mapping.path.is_empty())
     }
 
-    /// Where an address lies.
+    /// Returns the mapping that contains an address.
     pub(super) fn mapping_of(&self, address: u64) -> Option<&Mapping> {
         self.mappings.at(address)
     }
 
-    /// What is known of the code of a mapping.
+    /// Returns the code of a mapping, if it was read.
     pub(super) fn code_of(&self, mapping: &Mapping) -> Option<&Code> {
         self.code.get(&mapping.start)
     }
 }
 
-/// Answers the program's questions.
+/// Finds unwind rules for the frames that the BPF programs ask about.
 pub(super) struct Processes {
     by_id: HashMap<u32, Arc<Process>>,
     code: CodeFiles,
-    /// The memory that the mappings of all processes take.
+    /// Memory of the mappings of all processes, in bytes.
     kept: usize,
-    /// What could not be read since the last snapshot.
-    closed: u64,
+    /// Files and mappings that could not be read since the last snapshot.
+    unread_files: u64,
     walk: u64,
     call_graph: CallGraph,
     reader: Reader,
     perf_maps: PerfMaps,
     budget: Budget,
-    /// Processes whose memory did not answer, and how often that was met since the last snapshot.
-    held_up: HashMap<u32, Retry>,
-    unread: u64,
-    /// When the rules of code that could not be read are to be asked for again, and when they were last.
+    /// Processes with unresponsive memory, and how often one was found since the last snapshot.
+    unresponsive: HashMap<u32, Retry>,
+    unresponsive_count: u64,
+    /// Time at which rules for unreadable code are to be requested again, and when they last were.
     retry_at: Option<Instant>,
     retried: Option<Instant>,
 }
 
-/// What is kept of the mappings of all processes, and what is left once some of that is dropped.
-const MOST_KEPT: usize = 16 << 20;
-const LEFT_OF_KEPT: usize = 12 << 20;
-/// Asking again goes through the table of rules.
+/// Maximum bytes kept of the mappings of all processes, and the bytes left after dropping some.
+const MAX_KEPT: usize = 16 << 20;
+const KEPT_AFTER_DROPPING: usize = 12 << 20;
+/// Minimum interval between retries, which scan the table of rules.
 const BETWEEN_RETRIES: Duration = Duration::from_millis(100);
 
-/// What there is at an address.
-enum Found {
+/// What an address belongs to.
+enum AtAddress {
     Code(Arc<CodeFile>, u64),
-    /// Memory without a file of code, such as that of a just-in-time compiler.
+    /// Memory without an ELF file, such as that of a just-in-time compiler.
     NoFile,
     Nothing,
-    /// It cannot be read now.
+    /// The code cannot be read now.
     Later,
 }
 
@@ -128,25 +129,25 @@ impl Processes {
             by_id: HashMap::new(),
             code: CodeFiles::new(lines),
             kept: 0,
-            closed: 0,
+            unread_files: 0,
             perf_maps: PerfMaps::default(),
             walk: 0,
             call_graph,
             reader: Reader::default(),
             budget: Budget::default(),
-            held_up: HashMap::new(),
-            unread: 0,
+            unresponsive: HashMap::new(),
+            unresponsive_count: 0,
             retry_at: None,
             retried: None,
         }
     }
 
-    /// Begins a walk: mappings that do not hold an address may be read again.
+    /// Begins a walk: mappings that lack an address may be read again.
     pub(super) fn begin_walk(&mut self) {
         let walk = self.walk;
         let new = self.with_compiled_code(|process| process.read_in == walk);
         if !new.is_empty() {
-            // They are read while the processes go on, and may be there when names are asked for.
+            // Perf maps are read in the background, and may be complete when symbols are looked up.
             self.perf_maps.read(new);
         }
         self.walk += 1;
@@ -154,7 +155,7 @@ impl Processes {
         self.code.drop_unused();
     }
 
-    /// Whether code that could not be read is to be tried again now.
+    /// Returns whether rules for code that could not be read are to be requested again now.
     pub(super) fn is_retry_due(&mut self) -> bool {
         let now = Instant::now();
         let rests = self.retried.is_some_and(|retried| now - retried < BETWEEN_RETRIES);
@@ -170,42 +171,42 @@ impl Processes {
         processes.map(|(id, process)| (*id, process.tgid)).collect()
     }
 
-    /// What is known of processes by their number, for a snapshot whose names are looked up in it.
-    pub(super) fn known(&mut self) -> HashMap<u32, Arc<Process>> {
-        self.code.gathered();
+    /// Returns all processes by their IDs in the tables, for a snapshot that looks up symbols in them.
+    pub(super) fn share(&mut self) -> HashMap<u32, Arc<Process>> {
+        self.code.snapshot_taken();
         self.by_id.clone()
     }
 
-    /// Takes the names of compiled code that have changed.
+    /// Takes over changed names of just-in-time compiled code.
     pub(super) fn read_compiled(&mut self) {
         let all = self.with_compiled_code(|_| true);
         for (id, compiled) in self.perf_maps.changed(all) {
-            // A process keeps its names for as long as nothing has changed.
+            // A process is not cloned unless its names changed.
             if let Some(process) = self.by_id.get_mut(&id) {
                 Arc::make_mut(process).compiled = compiled;
             }
         }
     }
 
-    /// What could not be read since the last call, by reason.
+    /// Returns the counts of what could not be read since the last call, by reason.
     pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
         [
-            ("unread", std::mem::take(&mut self.unread)),
-            ("unread_files", std::mem::take(&mut self.closed)),
+            ("unread", std::mem::take(&mut self.unresponsive_count)),
+            ("unread_files", std::mem::take(&mut self.unread_files)),
             ("unread_perf_maps", self.perf_maps.take_unread()),
         ]
     }
 
-    /// Forgets processes, whose numbers are given out anew.
+    /// Forgets all processes: their IDs in the tables are about to be reused.
     pub(super) fn clear(&mut self) {
         self.by_id.clear();
-        self.held_up.clear();
+        self.unresponsive.clear();
         self.kept = 0;
     }
 
-    /// Finds the rule for a frame, and for those of its callers, as far as they are not known.
-    pub(super) fn answer(&mut self, unknown: &unknown_frame, rules: &Rules) {
-        let (id, mut stack) = (unknown.process, Words::of(unknown.tid));
+    /// Finds the unwind rule of a frame, and those of its callers that are missing.
+    pub(super) fn find_rules(&mut self, unknown: &unknown_frame, rules: &Rules) {
+        let (id, mut stack) = (unknown.process, Words::new(unknown.tid));
         let (mut ip, mut sp, mut bp) = (unknown.ip, unknown.sp, unknown.bp);
         let mut innermost = unknown.innermost != 0;
         for _ in 0..offcpu_limits::MAX_FRAMES.0 {
@@ -216,7 +217,7 @@ impl Processes {
                 rule
             });
             let Some(caller) =
-                caller_of(rule, sp, bp, |at| self.of_process(id, |reader| stack.word(at, reader)).flatten())
+                caller_of(rule, sp, bp, |at| self.read_memory(id, |reader| stack.word(at, reader)).flatten())
             else {
                 return;
             };
@@ -225,43 +226,43 @@ impl Processes {
         }
     }
 
-    /// What is read of a process's memory; `None` where that did not answer lately.
-    fn of_process<T>(&mut self, id: u32, read: impl FnOnce(&mut Reader) -> Result<T, HeldUp>) -> Option<T> {
-        let before = self.held_up.get(&id).copied();
+    /// Reads memory of a process; `None` if it was unresponsive recently, or is now.
+    fn read_memory<T>(&mut self, id: u32, read: impl FnOnce(&mut Reader) -> Result<T, Unresponsive>) -> Option<T> {
+        let before = self.unresponsive.get(&id).copied();
         if before.is_some_and(|retry| retry.due > Instant::now()) {
             return None;
         }
-        let answer = read(&mut self.reader);
-        if answer.is_err() {
-            self.held_up.insert(id, Retry::after(before, Instant::now()));
-            self.unread += 1;
+        let find_rules = read(&mut self.reader);
+        if find_rules.is_err() {
+            self.unresponsive.insert(id, Retry::after(before, Instant::now()));
+            self.unresponsive_count += 1;
         } else if before.is_some() {
-            self.held_up.remove(&id);
+            self.unresponsive.remove(&id);
         }
-        answer.ok()
+        find_rules.ok()
     }
 
     fn rule_for(&mut self, unknown: &unknown_frame, ip: u64, innermost: bool) -> Rule {
-        // A return address is behind the call, which may be the last instruction of its function.
+        // A return address may be the first one behind its function: the call may be the last instruction.
         let at = if innermost { ip } else { ip.wrapping_sub(1) };
         let by_frame_pointer = !innermost && self.call_graph == CallGraph::FramePointers;
         match self.find(unknown.process, unknown.tgid, at) {
-            Found::Nothing => Rule::plain(rule_base::RULE_BROKEN),
-            Found::Later => Rule::plain(rule_base::RULE_FAILED),
-            Found::NoFile => Rule::plain(rule_base::RULE_CHAIN),
-            Found::Code(file, offset) => {
-                self.code.use_now(&file);
+            AtAddress::Nothing => Rule::plain(rule_base::RULE_BROKEN),
+            AtAddress::Later => Rule::plain(rule_base::RULE_FAILED),
+            AtAddress::NoFile => Rule::plain(rule_base::RULE_CHAIN),
+            AtAddress::Code(file, offset) => {
+                self.code.touch(&file);
                 let Some(elf) = file.elf() else { return Rule::plain(rule_base::RULE_FAILED) };
                 let rule = elf.rule_at(offset);
-                // The first function of a thread has no caller, by frame pointers or not.
+                // The outermost function of a thread has no caller, even if callers are found by frame pointers.
                 let is_by_unwinding = !by_frame_pointer || rule.base == rule_base::RULE_ROOT;
                 if is_by_unwinding { rule } else { Rule::plain(rule_base::RULE_CHAIN) }
             }
         }
     }
 
-    /// Finds what there is at an address of a process, whose mappings are read again where they do not hold it.
-    fn find(&mut self, id: u32, tgid: u32, at: u64) -> Found {
+    /// Finds the code at an address of a process. Reads its mappings again if none contains the address.
+    fn find(&mut self, id: u32, tgid: u32, at: u64) -> AtAddress {
         let known = self
             .by_id
             .entry(id)
@@ -270,26 +271,26 @@ impl Processes {
             let (user, now) = (known.user, Instant::now());
             let due = known.next_reading.filter(|next| *next > now);
             if due.is_some() || !self.budget.allows(user, now) {
-                return self.put_off(id, due.unwrap_or(now));
+                return self.defer(id, due.unwrap_or(now));
             }
             if let Err(failure) = self.read_mappings(id, tgid, at) {
                 let due = failure.unwrap_or(now);
-                return self.put_off(id, due);
+                return self.defer(id, due);
             }
         }
-        let Some(known) = self.by_id.get(&id) else { return Found::Nothing };
+        let Some(known) = self.by_id.get(&id) else { return AtAddress::Nothing };
         let Some(mapping) = known.mapping_of(at).cloned() else {
-            self.closed += u64::from(known.mappings.is_cut);
-            return Found::Nothing;
+            self.unread_files += u64::from(known.mappings.is_cut);
+            return AtAddress::Nothing;
         };
         if mapping.inode == 0 {
             return self.note(id, &mapping, Code::Other);
         }
         let before = match known.code_of(&mapping) {
             Some(Code::File(file)) if file.elf().is_some() => {
-                return Found::Code(Arc::clone(file), mapping.offset_of(at));
+                return AtAddress::Code(Arc::clone(file), mapping.offset_of(at));
             }
-            Some(Code::Other) => return Found::NoFile,
+            Some(Code::Other) => return AtAddress::NoFile,
             Some(Code::Failed(retry)) => Some(*retry),
             Some(Code::File(_)) | None => None,
         };
@@ -297,19 +298,19 @@ impl Processes {
         let due = before.map(|retry| retry.due).filter(|due| *due > now);
         if due.is_some() {
             self.retry_at = self.retry_at.into_iter().chain(due).min();
-            return Found::Later;
+            return AtAddress::Later;
         }
         if !self.budget.allows(user, now) {
-            return self.put_off(id, now);
+            return self.defer(id, now);
         }
         match self.open(id, tgid, &mapping, before) {
-            Code::File(file) => Found::Code(file, mapping.offset_of(at)),
-            Code::Other => Found::NoFile,
-            Code::Failed(_) => Found::Later,
+            Code::File(file) => AtAddress::Code(file, mapping.offset_of(at)),
+            Code::Other => AtAddress::NoFile,
+            Code::Failed(_) => AtAddress::Later,
         }
     }
 
-    /// Reads the code of a mapping, and keeps what came of that.
+    /// Reads the code of a mapping, and caches the result.
     fn open(&mut self, id: u32, tgid: u32, mapping: &Mapping, before: Option<Retry>) -> Code {
         let began_cpu_ns = clock::thread_cpu_ns();
         self.code.files.take_waited();
@@ -323,8 +324,8 @@ impl Processes {
             Ok(None) => Code::Other,
             Err(error) => {
                 is_stale = error.kind() == io::ErrorKind::NotFound;
-                // Of a process that has ended meanwhile nothing is left to read.
-                self.closed += u64::from(is_alive(tgid));
+                // If the process has exited since, nothing was lost.
+                self.unread_files += u64::from(is_alive(tgid));
                 let retry = Retry::after(before, Instant::now());
                 self.retry_at = self.retry_at.into_iter().chain([retry.due]).min();
                 Code::Failed(retry)
@@ -338,31 +339,31 @@ impl Processes {
         code
     }
 
-    fn note(&mut self, id: u32, mapping: &Mapping, code: Code) -> Found {
+    fn note(&mut self, id: u32, mapping: &Mapping, code: Code) -> AtAddress {
         if let Some(known) = self.by_id.get_mut(&id)
             && known.code_of(mapping).is_none()
         {
             Arc::make_mut(known).code.insert(mapping.start, code);
         }
-        Found::NoFile
+        AtAddress::NoFile
     }
 
-    /// Counts, once in a walk, that something of a process could not be read in time.
-    fn put_off(&mut self, id: u32, until: Instant) -> Found {
+    /// Counts, once per walk, that a reading for a process was deferred.
+    fn defer(&mut self, id: u32, until: Instant) -> AtAddress {
         self.retry_at = self.retry_at.into_iter().chain([until]).min();
         if let Some(known) = self.by_id.get_mut(&id)
-            && known.put_off_in != self.walk
+            && known.deferred_in != self.walk
         {
-            Arc::make_mut(known).put_off_in = self.walk;
-            self.closed += 1;
+            Arc::make_mut(known).deferred_in = self.walk;
+            self.unread_files += 1;
         }
-        Found::Later
+        AtAddress::Later
     }
 
-    /// Reads the mappings of a process, of which one with the address is wanted.
+    /// Reads the mappings of a process, to find the one that contains an address.
     ///
     /// # Errors
-    /// When that did not answer, with when it is tried again.
+    /// Fails if the memory is unresponsive, with the time of the next attempt.
     fn read_mappings(&mut self, id: u32, tgid: u32, at: u64) -> Result<(), Option<Instant>> {
         let Some(known) = self.by_id.get(&id) else { return Ok(()) };
         let mut wanted: Vec<u64> = known.code.keys().copied().chain([at]).collect();
@@ -375,23 +376,23 @@ impl Processes {
             (mappings, Duration::from_nanos(clock::thread_cpu_ns() - began_cpu_ns))
         };
         let began = Instant::now();
-        let answer = self.of_process(id, |reader| reader.read(read).ok_or(HeldUp));
-        let Some((answer, cpu)) = answer else {
+        let find_rules = self.read_memory(id, |reader| reader.read(read).ok_or(Unresponsive));
+        let Some((find_rules, cpu)) = find_rules else {
             self.budget.charge(user, began.elapsed());
-            return Err(self.held_up.get(&id).map(|retry| retry.due));
+            return Err(self.unresponsive.get(&id).map(|retry| retry.due));
         };
         self.budget.charge(user, cpu);
-        let mappings = match answer {
-            // Without the privilege, and of a process that has ended, there is nothing to read.
+        let mappings = match find_rules {
+            // Without the privilege, and after the process exited, there is nothing to read.
             Err(error) if error.kind() != io::ErrorKind::PermissionDenied && is_alive(tgid) => {
-                let retry = Retry::after(self.held_up.get(&id).copied(), Instant::now());
-                self.held_up.insert(id, retry);
+                let retry = Retry::after(self.unresponsive.get(&id).copied(), Instant::now());
+                self.unresponsive.insert(id, retry);
                 return Err(Some(retry.due));
             }
             mappings => mappings.unwrap_or_default(),
         };
         let replaced = self.update(id, mappings, cpu);
-        // Frames in these have rules, and nothing asks for their names.
+        // Frames in these mappings have rules already, so nothing else would read their symbols.
         for mapping in replaced {
             if self.budget.allows(user, Instant::now()) {
                 self.open(id, tgid, &mapping, None);
@@ -401,14 +402,14 @@ impl Processes {
         Ok(())
     }
 
-    /// Takes over what was read; the mappings at whose place another file was mapped before.
+    /// Replaces the mappings of a process. Returns those that replaced a mapping of another file.
     fn update(&mut self, id: u32, mappings: Mappings, took: Duration) -> Vec<Mapping> {
         let Some(known) = self.by_id.get_mut(&id) else { return Vec::new() };
         let known = Arc::make_mut(known);
         (known.read_in, known.is_stale) = (self.walk, false);
         known.next_reading = Some(Budget::next_reading(Instant::now(), took));
         let mut replaced = Vec::new();
-        // Of a process that has ended meanwhile nothing is left to read.
+        // After the process exited, its earlier mappings are kept.
         if !mappings.list.is_empty() {
             let before = std::mem::replace(&mut known.mappings, Arc::new(mappings));
             self.kept = (self.kept + known.mappings.bytes).saturating_sub(before.bytes);
@@ -424,23 +425,23 @@ impl Processes {
         replaced
     }
 
-    /// Drops mappings in which no thread was met once those of all processes take too much memory: of the processes
-    /// with the most first, so that one process takes no room from others. They are read again when they are needed.
+    /// Drops mappings without frames if those of all processes exceed the limit: first from the processes with the
+    /// most, so that one process does not evict those of others. They are read again on demand.
     fn drop_mappings(&mut self, id: u32, at: u64) {
-        if self.kept <= MOST_KEPT {
+        if self.kept <= MAX_KEPT {
             return;
         }
         let mut largest: Vec<(usize, u32)> =
             self.by_id.iter().map(|(id, process)| (process.mappings.bytes, *id)).collect();
         largest.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
         for (_, each) in largest {
-            if self.kept <= LEFT_OF_KEPT {
+            if self.kept <= KEPT_AFTER_DROPPING {
                 break;
             }
             let Some(process) = self.by_id.get_mut(&each) else { continue };
             let few = process
                 .mappings
-                .only(|mapping| process.code.contains_key(&mapping.start) || (each == id && mapping.holds(at)));
+                .filtered(|mapping| process.code.contains_key(&mapping.start) || (each == id && mapping.holds(at)));
             self.kept = (self.kept + few.bytes).saturating_sub(process.mappings.bytes);
             Arc::make_mut(process).mappings = Arc::new(few);
         }
@@ -451,63 +452,63 @@ fn is_alive(tgid: u32) -> bool {
     Path::new(&format!("/proc/{tgid}")).exists()
 }
 
-/// The real user of a process; 0 where it has ended.
+/// Returns the real UID of a process; 0 if it has exited.
 fn user_of(tgid: u32) -> u32 {
     let status = fs::read_to_string(format!("/proc/{tgid}/status")).unwrap_or_default();
     let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     user.and_then(|users| users.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Memory that does not answer.
-struct HeldUp;
+/// Error of memory that is unresponsive.
+struct Unresponsive;
 
-/// The stack of a thread, read in pieces of a page.
+/// The stack memory of a thread, read in chunks of at most a page.
 struct Words {
     tid: u32,
-    /// The last piece, and where it begins.
-    piece: Vec<u8>,
-    begins: u64,
+    /// The last chunk, and its address.
+    chunk: Vec<u8>,
+    start: u64,
 }
 
-/// A page of memory is this large, or a multiple of it.
+/// The smallest page size; larger ones are multiples of it.
 const PAGE_BYTES: u64 = offcpu_limits::PAGE_BYTES.0 as u64;
-/// Flags of /proc/PID/pagemap (admin-guide/mm/pagemap.rst): there is memory for the page, or it was swapped out.
+/// Flags of /proc/PID/pagemap (admin-guide/mm/pagemap.rst): the page is present, or was swapped out.
 const PRESENT_OR_SWAPPED: u64 = 3 << 62;
 
 impl Words {
-    fn of(tid: u32) -> Self {
-        Words { tid, piece: Vec::new(), begins: 0 }
+    fn new(tid: u32) -> Self {
+        Words { tid, chunk: Vec::new(), start: 0 }
     }
 
-    /// `Ok(None)` where there is none, as the thread has ended, or has never written there: a page that was never read
-    /// might have to come from a file, whose file system may not answer.
-    fn word(&mut self, at: u64, reader: &mut Reader) -> Result<Option<u64>, HeldUp> {
+    /// Reads a word. `Ok(None)` if the thread has exited, or the page is neither present nor swapped: such a page might
+    /// have to be read from a file, and its file system may not answer.
+    fn word(&mut self, at: u64, reader: &mut Reader) -> Result<Option<u64>, Unresponsive> {
         let known = |words: &Words| {
-            let from = usize::try_from(at.checked_sub(words.begins)?).ok()?;
-            Some(u64::from_ne_bytes(words.piece.get(from..from.checked_add(8)?)?.try_into().ok()?))
+            let from = usize::try_from(at.checked_sub(words.start)?).ok()?;
+            Some(u64::from_ne_bytes(words.chunk.get(from..from.checked_add(8)?)?.try_into().ok()?))
         };
         if let Some(word) = known(self) {
             return Ok(Some(word));
         }
         let tid = self.tid;
         let read = move || {
-            // Not every kernel tells.
+            // Some kernels have no pagemap.
             let is_there = File::open(format!("/proc/{tid}/pagemap")).map_or(Some(true), |pages| {
                 let mut entry = [0; 8];
                 pages.read_exact_at(&mut entry, at / rustix::param::page_size() as u64 * 8).ok()?;
                 Some(u64::from_ne_bytes(entry) & PRESENT_OR_SWAPPED != 0)
             })?;
-            let mut piece = vec![0; (PAGE_BYTES - at % PAGE_BYTES) as usize];
+            let mut chunk = vec![0; (PAGE_BYTES - at % PAGE_BYTES) as usize];
             let memory = File::open(format!("/proc/{tid}/mem")).ok().filter(|_| is_there)?;
-            memory.read_exact_at(&mut piece, at).ok()?;
-            Some(piece)
+            memory.read_exact_at(&mut chunk, at).ok()?;
+            Some(chunk)
         };
-        (self.piece, self.begins) = (reader.read(read).ok_or(HeldUp)?.unwrap_or_default(), at);
+        (self.chunk, self.start) = (reader.read(read).ok_or(Unresponsive)?.unwrap_or_default(), at);
         Ok(known(self))
     }
 }
 
-/// The caller's instruction, stack and frame pointer; the same in BPF: `step()`.
+/// Returns the caller's instruction, stack and frame pointer. BPF counterpart: `step()`.
 fn caller_of(rule: Rule, sp: u64, bp: u64, mut word: impl FnMut(u64) -> Option<u64>) -> Option<(u64, u64, u64)> {
     let from_bp = || bp.checked_add_signed(rule.cfa_offset.into());
     let cfa = match rule.base {
@@ -543,17 +544,17 @@ mod tests {
         processes
     }
 
-    fn kind(found: &Found) -> &'static str {
+    fn kind(found: &AtAddress) -> &'static str {
         match found {
-            Found::Code(..) => "code",
-            Found::NoFile => "no file",
-            Found::Nothing => "nothing",
-            Found::Later => "later",
+            AtAddress::Code(..) => "code",
+            AtAddress::NoFile => "no file",
+            AtAddress::Nothing => "nothing",
+            AtAddress::Later => "later",
         }
     }
 
     #[test]
-    fn of_many_mapped_files_only_those_in_which_threads_are_met_are_read() {
+    fn reads_only_files_that_contain_frames() {
         let directory = tempfile::tempdir().expect("a directory");
         let mapped: Vec<Mapped> = (0..300)
             .map(|number| {
@@ -572,17 +573,17 @@ mod tests {
     }
 
     #[test]
-    fn the_code_of_a_process_whose_first_thread_has_exited_is_read() {
+    fn reads_code_of_process_without_leader() {
         let process = Headless::start();
         let mut processes = processes();
-        // It is a fork of this one, and has the same at the same addresses.
-        let at = kind as fn(&Found) -> &'static str as usize as u64;
+        // The process is a fork of this one, and has the same code at the same addresses.
+        let at = kind as fn(&AtAddress) -> &'static str as usize as u64;
         assert_eq!(kind(&processes.find(1, process.0, at)), "code");
         assert_eq!(processes.take_lost(), [("unread", 0), ("unread_files", 0), ("unread_perf_maps", 0)]);
     }
 
     #[test]
-    fn a_file_that_could_not_be_read_is_read_later() {
+    fn retries_unreadable_file() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("program");
         fs::copy("/bin/true", &path).expect("copied");
@@ -604,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn the_code_of_a_mapping_that_is_replaced_is_read_with_the_mappings() {
+    fn reads_code_of_replaced_mapping() {
         let directory = tempfile::tempdir().expect("a directory");
         let paths = ["true", "false"].map(|name| directory.path().join(name));
         for path in &paths {
@@ -622,14 +623,14 @@ mod tests {
         let mapped = mapped.replace(&paths[1]);
         assert_eq!(mapped.mapping.start, start);
         processes.begin_walk();
-        assert_eq!(kind(&processes.find(1, own, 8)), "later", "maps was read a moment ago");
+        assert_eq!(kind(&processes.find(1, own, 8)), "later", "maps was read recently");
         Arc::make_mut(processes.by_id.get_mut(&1).expect("it is known")).next_reading = None;
         assert_eq!(kind(&processes.find(1, own, 8)), "nothing");
         assert!(!Arc::ptr_eq(&before, &code(&processes)));
     }
 
     #[test]
-    fn mappings_of_large_processes_make_room() {
+    fn drops_mappings_of_largest_processes() {
         let mut processes = processes();
         let mut add = |id: u32, mappings: u64| {
             let mut text = String::new();
@@ -641,7 +642,7 @@ mod tests {
             let mappings = Mappings::read(text.as_bytes(), &[]).expect("it is read");
             processes.update(id, mappings, Duration::ZERO);
             processes.drop_mappings(id, 0x10_0000);
-            assert!(processes.kept <= MOST_KEPT, "{}", processes.kept);
+            assert!(processes.kept <= MAX_KEPT, "{}", processes.kept);
         };
         (1..=100).for_each(|id| add(id, 40));
         (101..=106).for_each(|id| add(id, 65_000));
@@ -653,8 +654,8 @@ mod tests {
     }
 
     #[test]
-    fn callers_are_found_by_each_kind_of_rule() {
-        // At 0x100: the canonical frame address is 0x120, with the return address below it, then the frame pointer.
+    fn unwinds_by_each_kind_of_rule() {
+        // With sp = 0x100: the CFA is 0x120, with the return address below it, and the saved frame pointer below that.
         let word = |at: u64| [(0x118, 0xabc), (0x110, 0x200), (0x108, 0x120)].iter().find(|w| w.0 == at).map(|w| w.1);
         let rule = |base, cfa_offset, bp_offset| Rule { base, cfa_offset, bp_offset };
         let kept = super::super::rules::BP_KEPT;
@@ -670,7 +671,7 @@ mod tests {
         for base in [rule_base::RULE_ROOT, rule_base::RULE_BROKEN] {
             assert_eq!(caller_of(Rule::plain(base), 0x100, 0x110, word), None);
         }
-        // Never downwards.
+        // A caller's frame is never below.
         assert_eq!(caller_of(rule(rule_base::RULE_BP, 0x10, kept), 0x120, 0x110, word), None);
     }
 }

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The table of unwind rules that the BPF program reads, and what is done with its questions.
+//! The table of unwind rules, shared with the BPF programs: they claim a slot to request a rule, user space fills it
+//! in.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::skel::types::{offcpu_limits, rule_base, unwind_rule};
 use crate::mapped::MappedArray;
 
-/// `bp_offset` where the caller's frame pointer is still in its register (`BP_KEPT` in `settings.bpf.h`).
+/// `bp_offset` if the caller's frame pointer is still in its register (`BP_KEPT` in `settings.bpf.h`).
 pub(super) const BP_KEPT: i32 = 0x7fff_ffff;
-/// Marks the innermost frame, whose address is not that of a call.
+/// Marks the innermost frame: its address is not a return address.
 pub(super) const INNERMOST: u64 = 1 << 63;
 
 const IP: usize = std::mem::offset_of!(unwind_rule, ip);
@@ -17,10 +18,10 @@ const BASE: usize = std::mem::offset_of!(unwind_rule, base);
 const CFA_OFFSET: usize = std::mem::offset_of!(unwind_rule, cfa_offset);
 const BP_OFFSET: usize = std::mem::offset_of!(unwind_rule, bp_offset);
 
-/// What a slot has that is free, or whose rule is not there yet.
+/// `base` of a slot that is free, or has a pending rule.
 const UNANSWERED: [rule_base; 3] = [rule_base::RULE_NONE, rule_base::RULE_ASKED, rule_base::RULE_CLAIMED];
 
-/// How to get from a frame to its caller.
+/// How to unwind from a frame to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) base: rule_base,
@@ -34,7 +35,7 @@ impl Rule {
     }
 }
 
-/// The table, which programs read and claim slots in: where switches are traced, at any time and on several CPUs.
+/// The table. BPF programs read it and claim slots: if switches are traced, at any time and on several CPUs.
 pub(super) struct Rules {
     slots: MappedArray,
 }
@@ -44,13 +45,13 @@ impl Rules {
         Rules { slots }
     }
 
-    /// The first slot of an address; the same in BPF: `rule_slot()`.
+    /// Returns a slot of an address by open addressing. BPF counterpart: `rule_slot()`.
     fn slot(&self, process: u32, ip: u64, probe: u32) -> usize {
         let hash = ((ip ^ u64::from(process) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u32;
         (hash.wrapping_add(probe) & (self.slots.entries() as u32 - 1)) as usize
     }
 
-    /// The rule for an address, where it is known.
+    /// Returns the rule for an address, if there is one.
     pub(super) fn find(&self, process: u32, ip: u64) -> Option<Rule> {
         (0..offcpu_limits::RULE_PROBES.0).map(|probe| self.slot(process, ip, probe)).find_map(|slot| {
             let is_it = self.slots.u64_at(slot, IP).load(Relaxed) == ip
@@ -64,7 +65,7 @@ impl Rules {
         })
     }
 
-    /// Writes a rule down; where there is no room the program counts that.
+    /// Inserts a rule. If there is no room, the BPF program counts that.
     pub(super) fn insert(&self, process: u32, ip: u64, rule: Rule) {
         for probe in 0..offcpu_limits::RULE_PROBES.0 {
             let slot = self.slot(process, ip, probe);
@@ -87,12 +88,12 @@ impl Rules {
         }
     }
 
-    /// Has what was asked for and not answered be asked for again.
+    /// Frees the slots of pending rules, so that they are requested again.
     pub(super) fn ask_again(&self) {
         self.drop_all(rule_base::RULE_ASKED);
     }
 
-    /// Has rules for code that could not be read be asked for again.
+    /// Frees the slots of rules for code that could not be read, so that they are requested again.
     pub(super) fn retry_failed(&self) {
         self.drop_all(rule_base::RULE_FAILED);
     }
@@ -100,14 +101,14 @@ impl Rules {
     fn drop_all(&self, dropped: rule_base) {
         for slot in 0..self.slots.entries() {
             let base = self.slots.u32_at(slot, BASE);
-            // An answer comes from this thread alone.
+            // Only this thread turns a pending slot into a rule.
             if base.load(Relaxed) == dropped.0 {
                 base.store(rule_base::RULE_NONE.0, Relaxed);
             }
         }
     }
 
-    /// Forgets all of them: they are asked for again.
+    /// Removes all rules: they are requested again.
     pub(super) fn clear(&self) {
         for slot in 0..self.slots.entries() {
             self.slots.u32_at(slot, BASE).store(rule_base::RULE_NONE.0, Relaxed);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Walks over the threads, on a thread of their own that has the programs to itself.
+//! Walks over the threads, done by a thread that owns the BPF programs.
 
-mod gathered;
+mod sampled_interval;
 
 use std::io::{ErrorKind, Read};
 use std::mem::offset_of;
@@ -13,15 +13,15 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore};
 
-pub(super) use gathered::Gathered;
+pub(super) use sampled_interval::SampledInterval;
 
 use super::holders;
-use super::pace::Pace;
 use super::places::{Sum, Tables};
 use super::process::Processes;
 use super::rules::Rules;
 use super::skel::types::{bss, lost_reason, offcpu_limits, place_sum, rodata, stack_value, unknown_frame};
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
+use super::walk_timer::WalkTimer;
 use super::{CallGraph, KernelThreads, OffcpuOptions};
 use crate::attach;
 use crate::cgroups;
@@ -32,7 +32,7 @@ use crate::pid_namespace;
 use crate::source::AttachError;
 use crate::symbols;
 
-/// Every reason for a lost sample, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
+/// Every reason for a lost sample, with its name in the output. The enum in `settings.bpf.h` explains them.
 pub(super) const LOST: [(lost_reason, &str); 10] = [
     (lost_reason::LOST_TORN, "torn"),
     (lost_reason::LOST_THREADS, "threads_full"),
@@ -46,7 +46,8 @@ pub(super) const LOST: [(lost_reason, &str); 10] = [
     (lost_reason::LOST_HOLDERS, "holders_full"),
 ];
 
-/// What stands in a stack only because a program takes it at a switch, or at a wakeup, in the order of their calls.
+/// Kernel functions on a stack only because a BPF program captures it at a switch or wakeup, in the order of their
+/// calls.
 const OWN_CODE: [&str; 6] = [
     "bpf_trace_run4",
     "__bpf_trace_sched_switch",
@@ -56,46 +57,47 @@ const OWN_CODE: [&str; 6] = [
     "__traceiter_sched_waking",
 ];
 
-/// Where traced functions return to: the function graph tracer, rethooks (since 6.0 on x86) and kretprobes.
+/// Trampolines that replace return addresses: of the function graph tracer, rethooks (since 6.0 on x86) and kretprobes.
 const REPLACED_RETURNS: [&str; 3] = ["return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline"];
 
-/// What the entry code calls for a system call, at the end of a kernel stack.
+/// The function that the entry code calls for a system call, at the outer end of a kernel stack.
 const SYSTEM_CALL: [&str; 1] = ["do_syscall_64"];
 
-/// How long a frame may be without a rule that is met at a switch for the first time.
-const ASK: Duration = Duration::from_millis(20);
+/// Poll interval for frames without an unwind rule when switches are traced.
+const QUESTION_POLL: Duration = Duration::from_millis(20);
 
-/// After so many rounds a thread's stack is taken as far as it is known.
+/// Number of rounds of a walk after which a stack is captured as far as its rules are known.
 const ROUNDS: u32 = 6;
-/// So many more, with a pause before each, for threads whose memory does not answer: others change it all the time.
-const PATIENT_ROUNDS: u32 = 10;
+/// Additional rounds, each after a pause, for threads with unresponsive memory: often its mappings are only being
+/// changed.
+const EXTRA_ROUNDS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What a walk has met.
+/// Counters of a walk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Met {
-    /// Threads.
+    /// Threads visited.
     pub threads: u64,
-    /// Those of them whose stacks were looked at.
+    /// Threads with stacks that were captured.
     pub changed: u64,
-    /// How long the walk took.
+    /// Wall time of the walk, in ns.
     pub took_ns: u64,
-    /// What it had of a CPU.
+    /// CPU time of the walk, in ns.
     pub cpu_ns: u64,
 }
 
 pub(super) struct Sampler {
     skeleton: OffcpuSkel<'static>,
     walk: Link,
-    tell: Link,
-    /// Where it is asked for whom threads wait.
+    report: Link,
+    /// Iterator over lock holders, if they are wanted.
     holders: Option<Link>,
-    /// Where each switch is traced.
+    /// Tracing programs, if switches are traced.
     switches: Vec<Link>,
-    tells_wakers: bool,
-    /// How many questions have been answered that were asked between walks.
+    records_wakers: bool,
+    /// Number of answered questions of this round.
     answered: u32,
-    /// In which they are asked now.
+    /// Number of the current round of questions.
     round: u32,
     rules: Rules,
     unknown: MappedArray,
@@ -103,14 +105,14 @@ pub(super) struct Sampler {
     lost: MappedArray,
     processes: Processes,
     tables: Tables,
-    /// What the sums were when the last span ended.
-    told: Vec<Sum>,
-    told_lost: [u64; LOST.len()],
+    /// Sums at the end of the last snapshot interval.
+    reported: Vec<Sum>,
+    reported_lost: [u64; LOST.len()],
     lost_rules: u64,
-    /// How many processes there had been when the tables were emptied.
+    /// Value of the process counter when the tables were last emptied.
     processes_before: u32,
-    /// Emptying them has failed half way: what they hold is of two kinds.
-    is_half_empty: bool,
+    /// Whether emptying the tables failed halfway, so that they mix two generations.
+    is_half_emptied: bool,
     since_ns: u64,
     walk_began_ns: u64,
     walks: u64,
@@ -119,13 +121,13 @@ pub(super) struct Sampler {
 }
 
 impl Sampler {
-    /// Loads the programs, and takes the first look at all threads: what they did before is not counted.
+    /// Loads the programs, and does the first walk: earlier time is not counted.
     pub(super) fn new(options: &OffcpuOptions, traces: bool) -> Result<Self, AttachError> {
         let mut open = OffcpuSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
         configure(settings, options)?;
         settings.traces = traces;
-        settings.tells_wakers = options.wakers;
+        settings.records_wakers = options.wakers;
         open.progs.on_sched_switch.set_autoload(traces);
         open.progs.on_task_newtask.set_autoload(traces);
         open.progs.on_sched_waking.set_autoload(options.wakers);
@@ -157,7 +159,7 @@ impl Sampler {
         settings.records_mask = records - 1;
         open.maps.record_by_slot.set_max_entries(records)?;
         if !traces {
-            // Four hundred kilobytes a CPU, which only programs at switches use.
+            // 400 KB per CPU, used by tracing programs only.
             open.maps.kernel_stack_by_seen.set_max_entries(1)?;
             open.maps.user_stack_by_seen.set_max_entries(1)?;
             open.maps.place_by_seen.set_max_entries(1)?;
@@ -175,10 +177,10 @@ impl Sampler {
         let maps = &skeleton.maps;
         let mut sampler = Sampler {
             walk: skeleton.progs.on_each_thread.attach()?,
-            tell: skeleton.progs.on_each_thread_tell.attach()?,
+            report: skeleton.progs.on_each_thread_tell.attach()?,
             holders: options.holders.then(|| skeleton.progs.on_each_thread_tell_holder.attach()).transpose()?,
             switches: Vec::new(),
-            tells_wakers: options.wakers,
+            records_wakers: options.wakers,
             answered: 0,
             round: 0,
             rules: Rules::new(map(&maps.rule_by_slot, offcpu_limits::RULES.0 as usize, 24)?),
@@ -187,11 +189,11 @@ impl Sampler {
             lost: map(&maps.lost_by_reason, LOST.len(), size_of::<u64>())?,
             processes: Processes::new(options.call_graph, options.lines),
             tables: Tables::default(),
-            told: Vec::new(),
-            told_lost: [0; LOST.len()],
+            reported: Vec::new(),
+            reported_lost: [0; LOST.len()],
             lost_rules: 0,
             processes_before: 0,
-            is_half_empty: false,
+            is_half_emptied: false,
             since_ns: began_ns,
             walk_began_ns: 0,
             walks: 0,
@@ -199,24 +201,24 @@ impl Sampler {
             has_proc: pid_namespace::has_proc(),
             skeleton,
         };
-        // The first walk has the most rules to find, and takes longest. Spans begin and end when walks begin, so that
-        // each thread is met after as much of a walk at both ends.
+        // The first walk has the most rules to find, and takes longest. Snapshot intervals begin and end with the start
+        // of a walk, so that each thread is visited after the same part of a walk at both ends.
         sampler.walk()?;
         if traces {
-            // Switches are counted from now on; the next walk puts right what happened since the first one.
+            // Switches are counted from now on; the next walk accounts for those since the first one.
             let programs = &sampler.skeleton.progs;
             sampler.switches = vec![programs.on_task_newtask.attach()?, programs.on_sched_switch.attach()?];
             if options.wakers {
                 sampler.switches.push(programs.on_sched_waking.attach()?);
             }
             sampler.variables()?.is_tracing = true;
-            std::thread::sleep(ASK);
+            std::thread::sleep(QUESTION_POLL);
             sampler.answer();
         }
         sampler.since_ns = clock::monotonic_ns();
         sampler.walk()?;
-        sampler.told = sampler.sums();
-        sampler.told_lost = sampler.lost_counts();
+        sampler.reported = sampler.sums();
+        sampler.reported_lost = sampler.lost_counts();
         sampler.walks = 0;
         Ok(sampler)
     }
@@ -225,29 +227,29 @@ impl Sampler {
         self.skeleton.maps.bss_data.as_deref_mut().context("the BPF object has no variables")
     }
 
-    /// Finds the rules for frames that have none.
+    /// Finds unwind rules for frames that have none.
     fn answer(&mut self) {
-        // The upper half is the round.
+        // The upper half is the round's number.
         let asked = self.skeleton.maps.bss_data.as_deref().map_or(0, |variables| variables.questions as u32);
         while self.answered < asked.min(offcpu_limits::UNKNOWN_FRAMES.0) {
             let index = self.answered as usize;
             let asked_in = self.unknown.u32_at(index, offset_of!(unknown_frame, asked_in)).load(Acquire);
             if asked_in != self.round.wrapping_add(1) {
-                // A CPU is writing it.
+                // A CPU is still writing it.
                 break;
             }
             let unknown = self.unknown_frame(index);
-            self.processes.answer(&unknown, &self.rules);
+            self.processes.find_rules(&unknown, &self.rules);
             self.answered += 1;
         }
         if asked > offcpu_limits::UNKNOWN_FRAMES.0 / 2 {
             self.start_questions();
-            // Those for which there was no room, and any that came in between.
+            // Request those again for which there was no room, and any that arrived in between.
             self.rules.ask_again();
         }
     }
 
-    /// Has rules for code that could not be read be asked for again, if that is due.
+    /// Requests rules for code that could not be read again, if that is due.
     fn retry_code(&mut self) -> bool {
         let is_due = self.processes.is_retry_due();
         if is_due {
@@ -257,7 +259,7 @@ impl Sampler {
     }
 
     fn start_questions(&mut self) {
-        // What a CPU still writes of the last round is told by its number.
+        // A question that a CPU still writes for the last round has that round's number.
         self.answered = 0;
         self.round = self.round.wrapping_add(1);
         let round = self.round;
@@ -266,7 +268,7 @@ impl Sampler {
         }
     }
 
-    /// Looks at every thread once, and at those again whose stacks need rules that user space has to find.
+    /// Visits every thread once, and again those with frames for which user space has to find a rule.
     pub(super) fn walk(&mut self) -> anyhow::Result<()> {
         let (began, began_cpu_ns) = (Instant::now(), clock::thread_cpu_ns());
         self.processes.begin_walk();
@@ -275,20 +277,20 @@ impl Sampler {
         variables.is_calibrated = false;
         variables.retries_code = retries_code;
         (variables.last_walk_ns, self.walk_began_ns) = (self.walk_began_ns, clock::monotonic_ns());
-        variables.threads_met = 0;
+        variables.threads_visited = 0;
         variables.threads_changed = 0;
         let mut unanswered = 0;
-        for round in 0..ROUNDS + PATIENT_ROUNDS {
+        for round in 0..ROUNDS + EXTRA_ROUNDS {
             if round >= ROUNDS {
                 std::thread::sleep(PAUSE);
             }
             let traces = !self.switches.is_empty();
             let variables = self.variables()?;
             variables.walk_round = round;
-            variables.is_last_round = round + 1 >= ROUNDS && unanswered == 0 || round + 1 == ROUNDS + PATIENT_ROUNDS;
+            variables.is_last_round = round + 1 >= ROUNDS && unanswered == 0 || round + 1 == ROUNDS + EXTRA_ROUNDS;
             let is_last = variables.is_last_round;
             (variables.unresolved, variables.unanswered) = (0, 0);
-            // Where switches are traced, questions come at any time.
+            // If switches are traced, questions arrive at any time.
             if !traces {
                 self.start_questions();
             }
@@ -302,13 +304,13 @@ impl Sampler {
         }
         let lost_rules = self.lost.u64_at(lost_reason::LOST_RULES.0 as usize, 0).load(Relaxed);
         if lost_rules > self.lost_rules {
-            // Most rules are of processes that have ended.
+            // Most rules are of exited processes.
             self.rules.clear();
             self.lost_rules = lost_rules;
         }
         let variables = self.skeleton.maps.bss_data.as_deref().context("the BPF object has no variables")?;
         self.met = Met {
-            threads: variables.threads_met,
+            threads: variables.threads_visited,
             changed: variables.threads_changed,
             took_ns: began.elapsed().as_nanos() as u64,
             cpu_ns: clock::thread_cpu_ns() - began_cpu_ns,
@@ -320,7 +322,7 @@ impl Sampler {
     fn unknown_frame(&self, index: usize) -> unknown_frame {
         let long = |offset| self.unknown.u64_at(index, offset).load(Relaxed);
         let int = |offset| self.unknown.u32_at(index, offset).load(Relaxed);
-        // In a /proc of another PID namespace, the number is somebody else's.
+        // In a /proc of another PID namespace, this PID is that of another process.
         let number = |offset| if self.has_proc { int(offset) } else { 0 };
         unknown_frame {
             ip: long(offset_of!(unknown_frame, ip)),
@@ -353,21 +355,21 @@ impl Sampler {
     }
 
     fn needs_room(&mut self) -> anyhow::Result<bool> {
-        let (before, is_half_empty) = (self.processes_before, self.is_half_empty);
+        let (before, is_half_emptied) = (self.processes_before, self.is_half_emptied);
         let variables = self.variables()?;
-        Ok(is_half_empty
+        Ok(is_half_emptied
             || variables.places >= offcpu_limits::PLACES.0 / 2
             || variables.stacks >= offcpu_limits::STACKS.0 / 2
             || variables.processes - before >= offcpu_limits::PROCESSES.0 / 2)
     }
 
-    /// Empties the tables while switches are not counted. Threads then are looked at anew.
+    /// Empties the tables while switches are not counted. Then every thread is visited anew.
     fn make_room(&mut self) -> anyhow::Result<()> {
         let emptied = self.empty();
         if self.switches.is_empty() {
             return emptied;
         }
-        // When switches count again, every thread has a place, and what happened in between is put right.
+        // Before switches count again, every thread needs a place; the second walk accounts for switches in between.
         let (walks, met) = (self.walks, self.met);
         let walked = self.walk();
         self.variables()?.is_tracing = true;
@@ -382,7 +384,7 @@ impl Sampler {
         variables.generation += 1;
         (variables.places, variables.stacks) = (0, 0);
         self.tables = Tables::default();
-        self.is_half_empty = true;
+        self.is_half_emptied = true;
         let maps = &self.skeleton.maps;
         for key in maps.place_by_key.keys().collect::<Vec<_>>() {
             maps.place_by_key.delete(&key)?;
@@ -396,7 +398,7 @@ impl Sampler {
         for key in maps.process_by_key.keys().collect::<Vec<_>>() {
             maps.process_by_key.delete(&key)?;
         }
-        // Both are by the numbers of processes, which are not given out twice.
+        // Both are keyed by process IDs, which are never reused.
         self.processes.clear();
         self.rules.clear();
         for place in 0..self.sums.entries() {
@@ -405,16 +407,16 @@ impl Sampler {
             }
             self.sums.u32_at(place, offset_of!(place_sum, ready_place)).store(0, Relaxed);
         }
-        self.told.clear();
-        self.is_half_empty = false;
+        self.reported.clear();
+        self.is_half_emptied = false;
         Ok(())
     }
 
-    /// Answers questions about frames that are met at switches, until nobody asks for snapshots any more.
-    pub(super) fn trace(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>) {
+    /// Answers questions of the tracing programs until the channel for snapshot requests is closed.
+    pub(super) fn trace(mut self, asked: &Receiver<Sender<anyhow::Result<SampledInterval>>>) {
         loop {
-            match asked.recv_timeout(ASK) {
-                Ok(answer) => drop(answer.send(self.gather())),
+            match asked.recv_timeout(QUESTION_POLL) {
+                Ok(answer) => drop(answer.send(self.collect())),
                 Err(RecvTimeoutError::Timeout) => {
                     self.processes.begin_walk();
                     self.retry_code();
@@ -425,22 +427,22 @@ impl Sampler {
         }
     }
 
-    /// Walks at times that no clock of the machine keeps, until nobody asks any more.
-    pub(super) fn run(mut self, asked: &Receiver<Sender<anyhow::Result<Gathered>>>, mut pace: Pace) {
-        pace.learn(self.met.cpu_ns);
-        let mut due = Instant::now() + pace.interval();
+    /// Walks at jittered intervals until the channel for snapshot requests is closed.
+    pub(super) fn run(mut self, asked: &Receiver<Sender<anyhow::Result<SampledInterval>>>, mut timer: WalkTimer) {
+        timer.add_cost(self.met.cpu_ns);
+        let mut due = Instant::now() + timer.interval();
         loop {
             match asked.recv_timeout(due.saturating_duration_since(Instant::now())) {
-                // Whoever asked may have gone.
-                Ok(answer) => drop(answer.send(self.gather())),
+                // The caller may have timed out.
+                Ok(answer) => drop(answer.send(self.collect())),
                 Err(RecvTimeoutError::Timeout) => {
-                    // A kernel that refuses a walk will refuse the last one too, and that one tells.
+                    // An error that persists also fails the walk of the next snapshot, which reports it.
                     let _ = self.walk();
-                    pace.learn(self.met.cpu_ns);
-                    // Never more than half a CPU. Walks that are late are not made up for, as time is measured.
+                    timer.add_cost(self.met.cpu_ns);
+                    // At most half a CPU. Late walks are not made up for, as time is measured, not counted in samples.
                     let earliest = Instant::now() + Duration::from_nanos(self.met.took_ns);
-                    let interval = pace.interval();
-                    due = if due + pace.period() < earliest {
+                    let interval = timer.interval();
+                    due = if due + timer.period() < earliest {
                         earliest + interval
                     } else {
                         (due + interval).max(earliest)
@@ -452,23 +454,23 @@ impl Sampler {
     }
 }
 
-/// Innermost first.
+/// Returns the frames of a stack, innermost first.
 pub(super) fn frames_of(stack: &stack_value) -> &[u64] {
     &stack.frames[..(stack.length as usize).min(stack.frames.len())]
 }
 
-/// Of the machine, as far as it tells.
+/// Returns the number of threads of the machine; 0 if unknown.
 fn threads() -> u32 {
     std::fs::read_to_string("/proc/loadavg").ok().and_then(|load| super::choice::threads_of(&load)).unwrap_or(0) as u32
 }
 
-/// Slots for four times as many threads: only where two share one does it take longer to find both.
+/// Returns the number of record slots: four per thread, as threads that share a slot cost more to find.
 fn records_for(threads: u32) -> u32 {
-    let (least, most) = (offcpu_limits::LEAST_RECORDS.0, offcpu_limits::MOST_RECORDS.0);
-    threads.saturating_mul(4).clamp(least, most).next_power_of_two()
+    let (min, max) = (offcpu_limits::MIN_RECORDS.0, offcpu_limits::MAX_RECORDS.0);
+    threads.saturating_mul(4).clamp(min, max).next_power_of_two()
 }
 
-/// Runs an iterator over all threads, and hands over what it writes.
+/// Runs an iterator over all threads, and passes on what it writes.
 pub(crate) fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
     let mut iterator = Iter::new(link).context("cannot walk over the threads")?;
     let mut buffer = vec![0; 32 << 10];
@@ -476,7 +478,7 @@ pub(crate) fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Resul
         match iterator.read(&mut buffer) {
             Ok(0) => return Ok(()),
             Ok(bytes) => each(&buffer[..bytes]),
-            // A million threads were met since the last read, or a signal came.
+            // EAGAIN after a million threads since the last read, or a signal.
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => return Err(error).context("cannot walk over the threads"),
         }
@@ -500,7 +502,7 @@ fn configure(settings: &mut rodata, options: &OffcpuOptions) -> Result<(), Attac
     settings.take_kernel_threads = options.kernel_threads != KernelThreads::No;
     settings.take_user_threads = options.kernel_threads != KernelThreads::Only;
     settings.read_user_stacks = options.user_stacks;
-    settings.tell_threads_apart = options.by_thread;
+    settings.by_thread = options.by_thread;
     settings.max_depth = options.max_depth.clamp(1, offcpu_limits::MAX_FRAMES.0);
     Ok(())
 }

@@ -1,38 +1,38 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Stacks that were taken on this CPU before, and what they were told by: threads sleep in the same places again and
- * again, and unwinding a stack takes longer than everything else of a switch.
+ * Caches of stacks that were captured on this CPU, with the words that identify them: threads block in the same places
+ * again and again, and unwinding a stack takes longer than everything else of a switch.
  *
- * Unwinding is a function of memory: from where the program is called it follows return addresses, and values that lead
+ * Unwinding is a function of memory: from the caller of the program it follows return addresses, and values that lead
  * from a frame to the next. All are words of the stack; return addresses are in the kernel's code, and the rest (saved
- * frame pointers, stack pointers of interrupted code) points into the same stack. All words of either kind are kept
- * with their places, also those outside the chain. Where a stack is as deep and has the same values there, counted from
- * its beginning if they point into it, the unwinder, step by step, reads the same words and gets to the same frames.
- * Any difference only costs that the stack is taken anew.
+ * frame pointers, stack pointers of interrupted code) points into the same stack. All words of either kind are cached
+ * with their positions, also those outside the chain. If a stack has the same depth and the same values there (values
+ * that point into the stack are relative to its start), the unwinder reads, step by step, the same words and finds the
+ * same frames. Any difference only costs that the stack is unwound again.
  *
- * Where the kernel hardens its stacks (CONFIG_RANDOMIZE_KSTACK_OFFSET), do_syscall_64() leaves a random gap below its
- * frame. Only the entry code calls it, at the very end of the stack: all words up to the call are kept, and the return
- * address that follows, at the end. What points beyond the call does not move along, and is counted from the end.
+ * If the kernel randomizes stack offsets (CONFIG_RANDOMIZE_KSTACK_OFFSET), do_syscall_64() leaves a random gap below its
+ * frame. Only the entry code calls it, at the very end of the stack: all words up to the call are cached, and the return
+ * address that follows, at the end. Values that point beyond the call are relative to the end, as they do not shift.
  *
- * The rules say which words of a user stack are read: the registers and words gone by are kept, and the same holds.
+ * For a user stack, the unwind rules say which words are read: the registers and words used are cached.
  *
- * Only switches use a CPU's tables, and a CPU does not switch twice at a time; walks, one at a time, have a table of
- * their own: nobody else writes while an entry is compared.
+ * A CPU's tables are used only by switches, which do not nest; walks, one at a time, have a table of their own. So no
+ * entry is written while it is compared.
  */
 #pragma once
 
 enum {
-	/* A kernel stack that is deeper is taken anew each time. */
+	/* A deeper kernel stack is unwound each time. */
 	KERNEL_WORDS = 256,
-	/* So many of its words are kept at most, and of a user stack. */
+	/* Maximum number of cached words, of a kernel stack and of a user stack. */
 	KEPT_WORDS = 64,
 	KEPT_USER_WORDS = 32,
-	/* Copied at a time from a user stack. */
+	/* Bytes copied at a time from a user stack. */
 	USER_COPY_BYTES = 256,
-	/* In the place of a word in its stack: it points into the stack. */
+	/* Flags of a word's position: it points into the stack. */
 	POINTS_THERE = 1 << 15,
 	POINTS_TO_END = 1 << 14,
-	/* It is the last one, whatever the depth. */
+	/* It is the last word, at any depth. */
 	IS_LAST = 1 << 13,
 	SEEN_KERNEL_STACKS = 256,
 	SEEN_USER_STACKS = 512,
@@ -48,10 +48,10 @@ enum {
 #define KERNEL_CODE 0xffffffff80000000ull
 
 struct seen_kernel_stack {
-	/* One more than that of the tables in which the stack is; 0: there is none. */
+	/* One more than the generation of the tables that have the stack; 0: free. */
 	u32 generation;
 	u32 id;
-	/* Of a stack that moves, up to its system call at least: what is behind the end is of an earlier stack. */
+	/* Depth; of a stack with a random gap, the minimum: up to the system call, as the rest may be of an earlier stack. */
 	u32 bytes;
 	u32 count;
 	u8 moves;
@@ -59,7 +59,7 @@ struct seen_kernel_stack {
 	u64 words[KEPT_WORDS];
 };
 
-/* All addresses of the stack are from its pointer on. */
+/* All addresses are relative to the stack pointer. */
 struct seen_user_stack {
 	u32 generation;
 	u32 id;
@@ -94,7 +94,7 @@ struct {
 	__type(value, struct seen_user_stack);
 } user_stack_by_seen SEC(".maps");
 
-/* The same of walks, which may sleep in the middle of it. */
+/* Used by walks, which may sleep in between. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, SEEN_USER_STACKS);
@@ -110,18 +110,18 @@ struct {
 } place_by_seen SEC(".maps");
 
 struct stack_copy {
-	/* Addresses; what comes out of memory is a number to the verifier. */
+	/* Addresses; volatile: the verifier does not track values read from memory. */
 	volatile u64 begin;
 	volatile u64 end;
-	/* While keeping: words looked at (up to its call if the stack moves), words kept, frames found, innermost first. */
-	volatile u32 looked_at;
+	/* While caching: words to visit (up to the call if there is a gap), words cached, frames found, innermost first. */
+	volatile u32 words_to_visit;
 	volatile u32 kept;
 	volatile u32 found;
-	/* The return address into do_syscall_64(), and where it is. */
+	/* The return address into do_syscall_64(), and its position. */
 	volatile u32 called_at;
 	volatile u64 caller;
 	u64 words[KERNEL_WORDS];
-	/* A piece of the user stack, and where it is. */
+	/* A chunk of the user stack, and its address. */
 	volatile u64 user_begin;
 	u64 user_words[USER_COPY_BYTES / 8];
 };
@@ -139,7 +139,7 @@ enum taken_at {
 	TAKEN_AT,
 };
 
-/* Where in a copy the function is that called the scheduler, once it is known: a hint that tells stacks apart. */
+/* Position of the scheduler's caller in a copy, once known: a hint that selects the slot. */
 u32 caller_at[TAKEN_AT] = {};
 
 static __always_inline u32 seen_slot(u64 first, u64 second)
@@ -148,9 +148,9 @@ static __always_inline u32 seen_slot(u64 first, u64 second)
 }
 
 /*
- * Copies the running thread's stack from the tracepoint's arguments, in the frame of the program's caller, to user
- * space's registers, where unwinding ends. What is below, between this program and its caller, is always the same.
- * Tells how many bytes there are; 0 where there are too many.
+ * Copies the running thread's stack from the tracepoint's arguments, in the frame of the program's caller, to the saved
+ * user registers, where unwinding ends. The part below, between this program and its caller, is always the same.
+ * Returns the bytes copied; 0 if there are too many.
  */
 static __always_inline u32 copy_kernel_stack(const struct pt_regs *regs, const void *arguments, struct stack_copy *copy)
 {
@@ -165,7 +165,7 @@ static __always_inline u32 copy_kernel_stack(const struct pt_regs *regs, const v
 	return bytes;
 }
 
-/* Whether the kernel stack is the one that was seen. The verifier looks at it by itself, once. */
+/* Whether the kernel stack is the cached one. Global, so that it is verified by itself, once. */
 __noinline int is_same_kernel_stack(const struct seen_kernel_stack *seen, const struct stack_copy *copy)
 {
 	u64 differs = 0, begin, end, last;
@@ -196,17 +196,17 @@ struct keeping {
 static long keep_word(u64 index, struct keeping *keeping)
 {
 	struct stack_copy *copy = keeping->copy;
-	u32 kept = copy->kept, found = copy->found, looked_at = copy->looked_at;
+	u32 kept = copy->kept, found = copy->found, words_to_visit = copy->words_to_visit;
 	u64 word, value, at = index;
 
-	if (index >= KERNEL_WORDS || index >= looked_at)
+	if (index >= KERNEL_WORDS || index >= words_to_visit)
 		return 1;
 	word = copy->words[index];
 	value = word;
 	if (word < KERNEL_CODE) {
 		if (word - copy->begin > copy->end - copy->begin)
 			return 0;
-		if (keeping->seen->moves && word - copy->begin >= looked_at * 8ull) {
+		if (keeping->seen->moves && word - copy->begin >= words_to_visit * 8ull) {
 			value = word - copy->end;
 			at |= POINTS_TO_END;
 		} else {
@@ -233,12 +233,12 @@ static long keep_word(u64 index, struct keeping *keeping)
 	return 0;
 }
 
-/* Looks for the return address into do_syscall_64(), and counts the words that may be it. */
+/* Finds the return address into do_syscall_64(), and counts the words that may be it. */
 static long find_system_call(u64 index, struct keeping *keeping)
 {
 	struct stack_copy *copy = keeping->copy;
 
-	if (index >= KERNEL_WORDS || index >= copy->looked_at)
+	if (index >= KERNEL_WORDS || index >= copy->words_to_visit)
 		return 1;
 	if (copy->words[index] == copy->caller) {
 		copy->called_at = index;
@@ -247,7 +247,7 @@ static long find_system_call(u64 index, struct keeping *keeping)
 	return 0;
 }
 
-/* Keeps what a kernel stack is told by; not where a tracer has replaced a return address, as frames are missing. */
+/* Caches a kernel stack; not if a tracer has replaced a return address, as frames are missing then. */
 __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_copy *copy, const struct stack_value *stack, u32 bytes,
 				enum taken_at taken_at)
 {
@@ -260,11 +260,11 @@ __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_co
 		return 0;
 	length = stack->length;
 	last = bytes / 8 - 1;
-	copy->looked_at = last + 1;
+	copy->words_to_visit = last + 1;
 	copy->kept = 0;
 	copy->found = 0;
 	frame = (u64)length - 2;
-	/* The verifier of 6.1 knows no bounds of what is reckoned in 32 bits. */
+	/* The verifier of 6.1 derives no bounds from 32-bit arithmetic. */
 	barrier_var(frame);
 	if (frame < MAX_FRAMES - 1 && last < KERNEL_WORDS) {
 		copy->caller = stack->frames[frame];
@@ -273,11 +273,11 @@ __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_co
 	}
 	if (moves) {
 		bpf_loop(KERNEL_WORDS, find_system_call, &keeping, 0);
-		/* Where an earlier call left the same address, nobody knows which one it is: the next time it may be clear. */
+		/* If an earlier call left the same address on the stack, either may be the call. The next time it may be clear. */
 		if (copy->found != 1 || copy->words[last & (KERNEL_WORDS - 1)] != outermost)
 			return 0;
-		copy->looked_at = copy->called_at + 1;
-		bytes = copy->looked_at * 8;
+		copy->words_to_visit = copy->called_at + 1;
+		bytes = copy->words_to_visit * 8;
 		copy->found = 0;
 		seen->at[0] = IS_LAST;
 		seen->words[0] = outermost;
@@ -295,7 +295,7 @@ __noinline int keep_kernel_stack(struct seen_kernel_stack *seen, struct stack_co
 }
 
 enum {
-	/* In place of an (aligned) word of a user stack: a frame pointer, so counted from the stack pointer on. */
+	/* Flag of the (aligned) position of a user word: a frame pointer, so relative to the stack pointer. */
 	IS_FRAME_POINTER = 1,
 };
 
@@ -304,7 +304,7 @@ static __always_inline void keep_no_words(struct seen_user_stack *seen)
 	seen->count = KEPT_USER_WORDS + 1;
 }
 
-/* Keeps a word that unwinding a user stack went by, `at` from the stack pointer; one too many, and no stack is kept. */
+/* Caches a word that unwinding used, `at` bytes above the stack pointer; with one too many the stack is not cached. */
 __noinline int keep_user_word(struct seen_user_stack *seen, u64 at, u64 word)
 {
 	u32 count;
@@ -322,7 +322,7 @@ __noinline int keep_user_word(struct seen_user_stack *seen, u64 at, u64 word)
 	return 0;
 }
 
-/* Unwinding goes on by what is in the frame pointer, which was read there; 0: it is still the register. */
+/* Unwinding continues with the frame pointer, which was read at `at`; 0: it is still the register. */
 __noinline int keep_frame_pointer(struct seen_user_stack *seen, u64 sp, u64 at, u64 bp)
 {
 	if (!seen)
@@ -336,7 +336,7 @@ __noinline int keep_frame_pointer(struct seen_user_stack *seen, u64 sp, u64 at, 
 	return 0;
 }
 
-/* Whether the words kept of the user stack are still the same. Copied pieces are aligned: each lies in one page. */
+/* Whether the cached words of the user stack are unchanged. Copied chunks are aligned: each lies in one page. */
 __noinline int has_same_user_words(const struct seen_user_stack *seen, struct stack_copy *copy, u64 sp)
 {
 	if (!seen || !copy)
@@ -361,8 +361,8 @@ __noinline int has_same_user_words(const struct seen_user_stack *seen, struct st
 }
 
 /*
- * The same of a sleeping thread, by what was copied of its stack from its pointer on; no stack with words above is
- * kept. 0: all are the same; else a number by what is in their places, which tells apart stacks that begin alike.
+ * Compares the cached words of a sleeping thread with the window copied from its stack pointer on; no stack with words
+ * above the window is cached. 0: all are equal; otherwise a hash of the differing stack's words, which selects its slot.
  */
 __noinline u64 other_words_in_window(const struct seen_user_stack *seen, const struct scratch *scratch, u64 sp, u32 bytes)
 {
@@ -385,13 +385,13 @@ __noinline u64 other_words_in_window(const struct seen_user_stack *seen, const s
 	return differs ? hash | 1 : 0;
 }
 
-/* Where a user stack is kept. Stacks of threads that do the same often begin at the same address of a page. */
+/* Slot of a user stack. Stacks of threads that do the same often start at the same offset in a page. */
 static __always_inline u32 slot_of_user_stack(const struct pt_regs *regs, u32 process)
 {
 	return seen_slot(regs->ip ^ (u64)process << 48, regs->sp & (PAGE_BYTES - 1)) & (SEEN_USER_STACKS - 1);
 }
 
-/* Whether a 64-bit program's registers are those that the stack was seen with; its words then tell the rest. */
+/* Whether a 64-bit program has the registers of the cached stack; its words decide the rest. */
 static __always_inline bool has_same_registers(const struct seen_user_stack *seen, u32 process, u64 ip, u64 sp, u64 bp)
 {
 	if (seen->generation != generation + 1 || seen->process != process || seen->ip != ip || sp & 7 || seen->is_bp_zero != !bp)
@@ -399,7 +399,7 @@ static __always_inline bool has_same_registers(const struct seen_user_stack *see
 	return !seen->is_bp_used || seen->bp == bp - sp;
 }
 
-/* Nothing has been gone by yet. */
+/* Resets the entry: no words used yet. */
 static __always_inline void begin_keeping(struct seen_user_stack *seen, u32 process, u64 ip, u64 sp, u64 bp)
 {
 	seen->generation = 0;
@@ -411,7 +411,7 @@ static __always_inline void begin_keeping(struct seen_user_stack *seen, u32 proc
 	seen->count = 0;
 }
 
-/* What ended early may have ended for something else than these words. */
+/* An unwind that ended early may have ended for another reason than these words, and is not cached. */
 static __always_inline void end_keeping(struct seen_user_stack *seen, u32 id, bool is_complete)
 {
 	if (!is_complete || seen->count > KEPT_USER_WORDS)
@@ -420,7 +420,7 @@ static __always_inline void end_keeping(struct seen_user_stack *seen, u32 id, bo
 	seen->generation = id ? generation + 1 : 0;
 }
 
-/* The number of a place, a new one where it is not known; PLACES where there is no room. */
+/* Index of a place, a new one if the place is not known; PLACES if there is no room. */
 static __noinline u32 number_of_place(const struct place_key *key)
 {
 	u32 *known = bpf_map_lookup_elem(&place_by_key, key);
@@ -449,7 +449,7 @@ static __always_inline bool is_same_key(const struct place_key *one, const struc
 	return !differs;
 }
 
-/* The same as number_of_place(), for places that this CPU has met lately. */
+/* Variant of number_of_place() with a cache of the places that this CPU used recently. */
 static __always_inline u32 number_of_seen_place(const struct place_key *key)
 {
 	u32 slot = seen_slot((u64)key->kernel_stack << 32 | key->user_stack, (u64)key->tid << 8 | key->state) & (SEEN_PLACES - 1);

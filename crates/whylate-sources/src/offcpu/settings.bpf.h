@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What user space sets, what it reads, and the reasons for which samples are lost. */
+/* Settings by user space, data that it reads, and the reasons for which samples are lost. */
 #pragma once
 
-/* What a thread does, as ps(1) tells it, with the runnable ones told apart. */
+/* State of a thread, as in ps(1), with the runnable states distinguished. */
 enum thread_state {
 	STATE_ON_CPU,
-	/* Runnable, and another thread has the CPU. */
+	/* Runnable without a CPU. */
 	STATE_READY,
-	/* Runnable, and its cgroup has used its share up. */
+	/* Runnable, and its cgroup has used up its CPU quota. */
 	STATE_THROTTLED,
 	STATE_SLEEPING,
 	STATE_UNINTERRUPTIBLE,
@@ -19,16 +19,16 @@ enum thread_state {
 	/* With its cgroup, or the whole system. */
 	STATE_FROZEN,
 	STATE_OTHER,
-	/* Of no thread that waits: whose place it is has woken one. */
+	/* No wait: a place at which a thread woke another one. */
 	STATE_WAKES,
 };
 
-/* Who has ended a wait. */
+/* What ended a wait. */
 enum waker {
 	WAKER_UNSEEN,
-	/* An interrupt, or a softirq. */
+	/* A hard interrupt or softirq. */
 	WAKER_INTERRUPT,
-	/* And the number of the place of a thread in STATE_WAKES. */
+	/* Plus the index of the place of a thread in STATE_WAKES. */
 	WAKER_THREADS,
 };
 
@@ -44,86 +44,86 @@ enum lost_reason {
 	LOST_STACKS,
 	/* No room for a place. */
 	LOST_PLACES,
-	/* No room for the rule by which a frame is unwound: the stack is marked as unwound partly. */
+	/* No room for the unwind rule of a frame: the stack is marked as unwound partly. */
 	LOST_RULES,
-	/* A wait that was not seen to begin, where switches are traced: its time is left out. */
+	/* A wait of which the switch-out was not seen, if switches are traced: its time is left out. */
 	LOST_UNSEEN,
-	/* Who ended a wait was not seen: its time is counted, and says so. */
+	/* The wakeup was not seen: the time is counted, and marked as such. */
 	LOST_WAKERS,
-	/* Reading a thread's memory might wait, for whoever holds it or for a file system: its time counts all the same. */
+	/* Reading the thread's memory might block, on its mmap lock or a file system: its time is counted all the same. */
 	LOST_UNREAD,
-	/* No room for a thread that waits for another, or for that one: whom it waits for is not told. */
+	/* No room for a waiter or its holder: the holder is not reported. */
 	LOST_HOLDERS,
 	LOST_REASONS,
 };
 
 enum offcpu_limits {
 	MAX_FRAMES = 127,
-	/* User space makes as many as the threads need. */
-	LEAST_RECORDS = 16384,
-	MOST_RECORDS = 1048576,
+	/* Range of slots; user space allocates them by the number of threads. */
+	MIN_RECORDS = 16384,
+	MAX_RECORDS = 1048576,
 	STACKS = 32768,
 	PLACES = 131072,
 	PROCESSES = 65536,
 	RULES = 131072,
 	RULE_PROBES = 8,
 	UNKNOWN_FRAMES = 8192,
-	/* Of a user stack so much is copied at a time, within a page. */
+	/* Bytes copied at a time from a user stack, within a page. */
 	WINDOW_BYTES = 1024,
 	PAGE_BYTES = 4096,
-	LOOKS_PER_CLOCK_READ = 16,
+	VISITS_PER_CLOCK_READ = 16,
 	OWN_CODE = 6,
-	/* Frames of the program that takes a stack and of what calls it; they are left out. */
+	/* Frames of the program that captures a stack and of its callers; they are left out. */
 	OWN_FRAMES = 15,
 	REPLACED_RETURNS = 3,
 };
 
-/* What is known of a thread's user stack. */
+/* How the unwinding of a user stack ended. */
 enum user_end {
-	/* To the function that began the thread. */
+	/* At the outermost function of the thread. */
 	USER_COMPLETE,
-	/* The next frame could not be told, or there are more of them than are wanted. */
+	/* The next frame is not known, or the stack has more frames than are kept. */
 	USER_PARTLY,
-	/* The thread ran meanwhile. */
+	/* The thread ran while its stack was read. */
 	USER_TORN,
 	/* A 32-bit program, or another architecture: its frames are not read. */
 	USER_UNREADABLE,
-	/* User space has to say how to unwind a frame. */
+	/* User space has to find the unwind rule of a frame. */
 	USER_UNKNOWN,
-	/* To the same function as a stack that is known: it is not unwound again. */
+	/* The stack is cached: it is not unwound again. */
 	USER_SEEN,
-	/* Reading its memory might wait. */
+	/* Reading its memory might block. */
 	USER_UNREAD,
 };
 
-/* What of a thread's stack could not be read. */
+/* What could not be read for a thread's stack. */
 enum unread {
 	UNREAD_NOTHING,
-	/* Its memory might have waited: the next walk takes the stack again. */
+	/* Its memory might have blocked: the next walk takes the stack again. */
 	UNREAD_MEMORY,
-	/* Code: the next walk does that for which user space tries to read it again. */
+	/* Code: the next walk in which user space retries to read code takes the stack again. */
 	UNREAD_CODE,
 };
 
-/* How to get from a frame to its caller. */
+/* How to unwind from a frame to its caller. */
 enum rule_base {
 	RULE_NONE,
-	/* User space has been asked. */
+	/* Requested from user space. */
 	RULE_ASKED,
-	/* Somebody is writing it: switches of several CPUs ask at the same time, and user space answers meanwhile. */
+	/* Being written: switches of several CPUs may request the same rule, while user space answers. */
 	RULE_CLAIMED,
 	/* The canonical frame address is the stack pointer, or the frame pointer, plus an offset. */
 	RULE_SP,
 	RULE_BP,
-	/* In memory at the frame pointer (which points to the caller's) plus offset: a function aligns its stack. */
+	/* In memory at the frame pointer (which points to the caller's) plus offset: the function realigns its stack. */
 	RULE_AT_BP,
-	/* Nothing is known of this code: it is taken to keep a chain of frame pointers. */
+	/* No unwind information for this code: assume a chain of frame pointers. */
 	RULE_CHAIN,
-	/* The first function of a thread. */
+	/* The outermost function of a thread. */
 	RULE_ROOT,
-	/* The code says how, in a way that is not understood here. */
+	/* The unwind information is of an unsupported kind. */
 	RULE_BROKEN,
-	/* The code could not be read: user space asks for the rule again later. */
+	/* The code could not be read: user space has the rule requested again later. */
 	RULE_FAILED,
 };
 
@@ -132,32 +132,32 @@ enum {
 	BP_KEPT = 0x7fffffff,
 };
 
-/* A rule is for one address in one process, and apart for an innermost frame, whose address is no return address. */
+/* A rule is of one address in one process. An innermost frame has its own, as its address is no return address. */
 struct unwind_rule {
 	u64 ip;
 	u32 process;
 	u32 base;
 	s32 cfa_offset;
-	/* Where the caller's frame pointer is, from the canonical frame address. */
+	/* Position of the caller's frame pointer relative to the canonical frame address. */
 	s32 bp_offset;
 };
 
-/* A frame for which there is no rule, and whose it is. */
+/* A frame without a rule, and its thread. */
 struct unknown_frame {
 	u64 ip;
 	u64 sp;
 	u64 bp;
 	u32 process;
-	/* As they are shown, which is how they are called in /proc. */
+	/* As in whylate's PID namespace, and so in /proc. */
 	u32 tgid;
 	u32 tid;
 	u32 innermost;
-	/* Written last: one more than the round in which it was asked. */
+	/* Written last: one more than the round of the question. */
 	u32 asked_in;
 	u32 unused;
 };
 
-/* A process is told from later ones of the same number, and from what it was before it called exec. */
+/* Distinguishes a process from later ones with its PID, and from itself before exec. */
 struct process_key {
 	u64 started_ns;
 	u32 tgid;
@@ -166,12 +166,12 @@ struct process_key {
 
 struct process_value {
 	u32 id;
-	/* As it is shown. */
+	/* As in whylate's PID namespace. */
 	u32 tgid;
 	char comm[16];
 };
 
-/* Two independent 64-bit hashes over all frames and, of user stacks, the process. */
+/* Two independent 64-bit hashes over all frames and, for user stacks, the process. */
 struct stack_key {
 	u64 hash[2];
 };
@@ -182,13 +182,13 @@ struct stack_value {
 	u64 frames[MAX_FRAMES];
 };
 
-/* Where time is spent: everything that the time is told apart by. */
+/* A place: the aggregation key of time. */
 struct place_key {
 	u64 cgroup;
 	u32 process;
-	/* As it is shown; 0 unless threads are told apart. */
+	/* As in whylate's PID namespace; 0 unless threads are kept apart. */
 	u32 tid;
-	/* 0: none. */
+	/* Stack IDs; 0: none. */
 	u32 kernel_stack;
 	u32 user_stack;
 	/* -1: none. */
@@ -200,67 +200,67 @@ struct place_key {
 	char comm[16];
 };
 
-/* A wait by where it was and who ended it. */
+/* A wait by place and waker. */
 struct wait_key {
 	u32 place;
 	/* enum waker */
 	u32 waker;
 };
 
-/* Only the thread that samples writes these; where switches are traced, each CPU adds to them. */
+/* Written only by the sampling thread; if switches are traced, by each CPU too. */
 struct place_sum {
 	u64 ns;
 	u64 samples;
-	/* How many waits of their own the samples are of. */
+	/* Number of distinct waits that the samples are of. */
 	u64 waits;
-	/* Where switches are traced: one more than the place of the same wait once the thread could run again. */
+	/* If switches are traced: one more than the place of the run-queue wait that follows this wait. */
 	u32 ready_place;
 	u32 unused;
 };
 
-/* What is remembered of a thread: a line of memory. */
+/* State of a thread between visits: one cache line. */
 struct thread_record {
 	union {
-		/* When the thread was born, which tells it from others of its slot; 0: the slot is free. */
+		/* Start time of the thread, which distinguishes it from others of its slot; 0: the slot is free. */
 		u64 started_ns;
-		/* Where switches are traced (without slots): who has woken it, and one more than those tables' generation. */
+		/* If switches are traced (without slots): the last waker, and one more than the generation of its place. */
 		struct {
 			u32 waker;
 			u32 waker_generation;
 		};
 	};
-	/* Voluntary and involuntary switches at the last sight: as long as they stay the same, the thread has not run. */
+	/* Voluntary and involuntary switches at the last visit: while the count is the same, the thread has not run. */
 	u64 switches;
 	/* Up to when its time is counted. */
 	u64 counted_ns;
-	/* Since when it does what it does now, on CLOCK_MONOTONIC. */
+	/* Start of the current state, on CLOCK_MONOTONIC. */
 	u64 since_ns;
 	u32 place;
 	u32 process;
 	u32 execs;
-	/* One more than that of the tables in which its place is; 0: it has none. */
+	/* One more than the generation of the tables that have its place; 0: no place. */
 	u32 generation;
 	u8 state;
 	u8 is_unresolved;
 	u8 is_skipped;
 	u8 is_known;
 	union {
-		/* Where switches are traced: one more than the place of its time on CPUs, and of which tables that is. */
+		/* If switches are traced: one more than the place of its on-CPU time, and its generation below. */
 		u32 on_cpu_place;
-		/* Elsewhere the lower half of its address: by exec a thread takes over its first one's number and birth. */
+		/* Otherwise the lower half of its address: a thread that calls exec takes over PID and start time of the leader. */
 		u32 half_address;
 	};
 	u32 on_cpu_generation;
-	/* Born since switches are traced, and has had no CPU yet. */
+	/* Created since switches are traced, and not yet switched in. */
 	u8 is_new;
-	/* What it does now is counted as lost already. */
+	/* Its current state is already counted as lost. */
 	u8 is_lost;
-	/* enum unread: the stack is taken again by a later walk. */
+	/* enum unread: a later walk takes the stack again. */
 	u8 unread;
 	u8 unused;
 };
 
-/* A thread at the end of a span, for whoever asks how long it has waited. */
+/* Since when a thread is in its state, at the end of a snapshot interval. */
 struct thread_now {
 	u64 since_ns;
 	u32 place;
@@ -272,72 +272,72 @@ struct thread_now {
 	u32 padding;
 };
 
-/* By the kernel's number. */
+/* In the first PID namespace. */
 const volatile s32 own_tgid = 0;
-/* Callers are told by frame pointers, also of code that has unwind rules. */
+/* Unwind by frame pointers, also code that has unwind rules. */
 const volatile bool by_frame_pointers = false;
-/* By the kernel's number; 0: all. */
+/* In the first PID namespace; 0: all. */
 const volatile s32 wanted_tgid = 0;
 /* A bit for each state. */
 const volatile u32 wanted_states = ~0u;
 const volatile bool read_user_stacks = true;
-const volatile bool tell_threads_apart = false;
+const volatile bool by_thread = false;
 const volatile u32 max_depth = MAX_FRAMES;
-/* One less than there are slots for records. */
-const volatile u32 records_mask = LEAST_RECORDS - 1;
-/* Each switch is counted, and not only what is found. */
+/* One less than the number of record slots. */
+const volatile u32 records_mask = MIN_RECORDS - 1;
+/* Trace each switch, instead of sampling only. */
 const volatile bool traces = false;
-/* And who has ended each wait. */
-const volatile bool tells_wakers = false;
-/* Code of the kernel that stands in a stack only because a program takes it there. */
+/* Record the waker of each wait. */
+const volatile bool records_wakers = false;
+/* Kernel functions on a stack only because a program captures it there. */
 const volatile u64 own_code_begin[OWN_CODE] = {};
 const volatile u64 own_code_end[OWN_CODE] = {};
-/* Where functions return to whose return is traced; the stack itself does not tell their callers then. */
+/* Trampolines that replace return addresses of traced functions: the stack itself does not show their callers. */
 const volatile u64 replaced_return_begin[REPLACED_RETURNS] = {};
 const volatile u64 replaced_return_end[REPLACED_RETURNS] = {};
 /* do_syscall_64(). */
 const volatile u64 system_call_begin = 0;
 const volatile u64 system_call_end = 0;
 
-/* Each walk over the threads has rounds: after the first one, user space says how to unwind what was not known. */
+/* Rounds of a walk over the threads: after the first one, user space has added missing unwind rules. */
 u32 walk_round = 0;
-/* From then on switches are counted. */
+/* Switches are counted while this is set. */
 bool is_tracing = false;
 bool is_last_round = false;
-/* Changes when the tables have been emptied. */
+/* Incremented when the tables are emptied. */
 u32 generation = 0;
 u64 began_ns = 0;
-/* When the walk before this one began: a slot that nobody has counted in since is of a thread that has ended. */
+/* Start of the walk before this one: a slot without time counted since is of an exited thread. */
 u64 last_walk_ns = 0;
 u32 unresolved = 0;
-/* Of these, threads whose memory did not answer; and the last process of which that was met, and one more than when. */
+/* Of the unresolved threads, those with unresponsive memory; the last unresponsive process, and one more than its round. */
 u32 unanswered = 0;
-s32 silent_tgid = 0;
-u32 silent_round = 0;
-/* How many frames this round has asked for (lower half), and the number of the round, which user space begins. */
+s32 unresponsive_tgid = 0;
+u32 unresponsive_round = 0;
+/* Number of questions in this round (lower half), and the number of the round, which user space starts. */
 u64 questions = 0;
-/* How many there are; each gets the next number. */
+/* Counters from which IDs and indexes are assigned. */
 u32 processes = 0;
 u32 stacks = 0;
 u32 places = 0;
-/* Threads that the last walk has met, and those of them whose stack was looked at. */
-u64 threads_met = 0;
+/* Threads visited in the last walk, and those of them with captured stacks. */
+u64 threads_visited = 0;
 u64 threads_changed = 0;
-/* When the clock was read last in this walk. */
+/* When this walk last read the clock. */
 u64 walk_now_ns = 0;
-/* From the clock of the run queues to CLOCK_MONOTONIC. */
+/* Offset from the clock of the run queues to CLOCK_MONOTONIC. */
 u64 clock_offset_ns = 0;
 bool has_clock_offset = false;
-/* When this walk was due, on the sampler's run queue clock; the sampler's waits for CPUs up to the last walk's end. */
-u64 look_clock_ns = 0;
+/* When this walk was due, on the sampler's run queue clock; the sampler's run_delay at the end of the last walk. */
+u64 walk_due_clock_ns = 0;
 u64 sampler_waited_ns = 0;
-/* User space takes it back when it begins a walk. */
+/* Cleared by user space at the start of a walk. */
 bool is_calibrated = false;
-/* In this walk user space tries again to read code that it could not read. */
+/* In this walk user space retries to read code that it could not read. */
 bool retries_code = false;
 /*
- * enum unread of the stack that the walk has taken last. Not on the stack, where the verifier would follow each value.
- * Where switches are traced, one of another thread may be taken for it: then a later walk takes the stack again in vain.
+ * enum unread of the stack that was last captured. Not on the program's stack, where the verifier would track each value.
+ * If switches are traced, it may be that of another thread: then a later walk takes the stack again in vain.
  */
 volatile u32 unread_now = 0;
 
@@ -350,17 +350,17 @@ struct {
 } lost_by_reason SEC(".maps");
 
 /*
- * By the thread's number without its upper bits. Walks meet threads in that order, so the next record is in the cache
- * already; a thread's own storage is in three lines of memory that are not, and takes longer than all the rest.
+ * Indexed by the lower bits of the TID. Walks visit threads in TID order, so the next record is in the cache already;
+ * task storage is in three cache lines that are not, and takes longer than all the rest.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, LEAST_RECORDS);
+	__uint(max_entries, MIN_RECORDS);
 	__type(key, u32);
 	__type(value, struct thread_record);
 } record_by_slot SEC(".maps");
 
-/* Of threads whose slot is another's; of all where switches, which meet threads in no order, are traced. */
+/* Of threads that share a slot with another; of all threads if switches are traced, which come in no order. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -392,7 +392,7 @@ struct {
 	__type(value, u32);
 } place_by_key SEC(".maps");
 
-/* The place at which a wait is counted, once it is known who has ended it. */
+/* The place of a wait with a known waker. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -428,13 +428,13 @@ struct {
 struct scratch {
 	u64 window[WINDOW_BYTES / 8];
 	struct stack_value kernel;
-	/* Stacks that begin with own frames go on here. */
+	/* Continues `kernel`, for stacks that begin with own frames. */
 	u64 behind_kernel[OWN_FRAMES];
 	struct stack_value user;
-	/* Whose it is, as they are shown; not written in the first PID namespace. */
+	/* The thread in whylate's PID namespace; not set in the first PID namespace. */
 	u32 tgid;
 	u32 tid;
-	/* Of the thread that gives up its CPU: what comes out of memory the verifier does not follow. */
+	/* State of the thread that is switched out; volatile: the verifier does not track values read from memory. */
 	volatile u32 state;
 };
 

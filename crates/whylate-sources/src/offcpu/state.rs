@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads do, in the letters of ps(1), and F for those that are frozen.
+//! Thread states, in the letters of ps(1), and F for frozen threads.
 
 use whylate_model::wait::State;
 
@@ -20,8 +20,8 @@ const STATES: [(thread_state, State); 11] = [
     (thread_state::STATE_OTHER, State::Other),
 ];
 
-/// The state that the programs tell.
-pub(super) fn of(number: u8) -> State {
+/// Converts a `thread_state` of the BPF programs.
+pub(super) fn from_number(number: u8) -> State {
     STATES.iter().find(|(state, _)| state.0 == u32::from(number)).map_or(State::Other, |&(_, state)| state)
 }
 
@@ -29,7 +29,7 @@ pub(super) fn bit(wanted: State) -> u32 {
     STATES.iter().filter(|(_, state)| *state == wanted).fold(0, |bits, (state, _)| bits | 1 << state.0)
 }
 
-/// A bit for each state that one of the letters stands for; all of them where there are no letters.
+/// Returns a bit mask of the states that the letters stand for; all states if there are no letters.
 pub(super) fn mask(letters: &str) -> Result<u32, AttachError> {
     if letters.is_empty() {
         return Ok(u32::MAX);
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn letters_choose_states() {
+    fn parses_state_letters() {
         let bit = |state: thread_state| 1 << state.0;
         assert_eq!(mask("D").ok(), Some(bit(thread_state::STATE_UNINTERRUPTIBLE)));
         assert_eq!(

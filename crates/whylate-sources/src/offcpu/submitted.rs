@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What requests a thread waits for that it has submitted to a ring of io_uring.
+//! Which io_uring requests a thread waits for.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,27 +10,27 @@ use whylate_model::wait::InFlight;
 
 use crate::pid_namespace;
 
-/// So many descriptors of a process are looked at.
-const MOST_DESCRIPTORS: usize = 1_024;
+/// Maximum number of descriptors that are inspected per process.
+const MAX_DESCRIPTORS: usize = 1_024;
 
-/// So long what was found of a process counts.
+/// Time for which the result of a process is cached.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
-/// Of so many processes it is known.
-const PROCESSES: usize = 256;
+/// Maximum number of processes in the cache.
+const MAX_PROCESSES: usize = 256;
 
-/// Processes with rings, each looked at once in a while: a server waits thousands of times a second.
+/// Cached results of [`in_flight`] by process: a server waits thousands of times a second.
 #[derive(Debug, Default)]
 pub(crate) struct Rings(HashMap<u32, (Instant, InFlight)>);
 
 impl Rings {
-    /// The same as [`in_flight`].
+    /// Cached variant of [`in_flight`].
     pub(crate) fn in_flight(&mut self, pid: u32, kernel: &[String]) -> InFlight {
-        if !is_at_ring(kernel) {
+        if !waits_on_ring(kernel) {
             return InFlight::Unknown;
         }
         match self.0.get(&pid) {
             Some(&(at, known)) if at.elapsed() < KNOWN_FOR => return known,
-            _ if self.0.len() >= PROCESSES => self.0.clear(),
+            _ if self.0.len() >= MAX_PROCESSES => self.0.clear(),
             _ => {}
         }
         let found = in_flight(pid, kernel);
@@ -39,18 +39,18 @@ impl Rings {
     }
 }
 
-fn is_at_ring(kernel: &[String]) -> bool {
+fn waits_on_ring(kernel: &[String]) -> bool {
     kernel.iter().any(|frame| frame == "io_cqring_wait")
 }
 
-/// What the requests are of that this process has in flight in its rings, where a thread of it waits in one. The kernel
-/// lists those that are done when a file is ready, such as a socket; of the others it says nothing.
+/// Returns the kind of requests that a process has in flight in its rings, if the thread of this kernel stack waits for
+/// a completion. fdinfo lists only requests that poll a file, such as a socket, and says nothing of others.
 pub(super) fn in_flight(pid: u32, kernel: &[String]) -> InFlight {
-    if !is_at_ring(kernel) || !pid_namespace::has_proc() {
+    if !waits_on_ring(kernel) || !pid_namespace::has_proc() {
         return InFlight::Unknown;
     }
     let process = Path::new("/proc").join(pid.to_string());
-    let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().take(MOST_DESCRIPTORS);
+    let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten().flatten().take(MAX_DESCRIPTORS);
     let is_ring = |path: &Path| fs::read_link(path).is_ok_and(|target| target == Path::new("anon_inode:[io_uring]"));
     let rings = descriptors.filter(|descriptor| is_ring(&descriptor.path()));
     let polls = |name| fs::read_to_string(process.join("fdinfo").join(name)).is_ok_and(|text| has_polls(&text));
@@ -60,7 +60,7 @@ pub(super) fn in_flight(pid: u32, kernel: &[String]) -> InFlight {
     }
 }
 
-/// Whether a ring has requests that wait until a file is ready.
+/// Returns whether a ring has requests that poll for a file to be ready.
 fn has_polls(fdinfo: &str) -> bool {
     let polls = fdinfo.lines().skip_while(|line| *line != "PollList:").nth(1);
     polls.is_some_and(|line| line.trim_start().starts_with("op="))
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_lists_the_requests_that_wait_for_a_file_to_be_ready() {
+    fn finds_poll_requests_in_fdinfo() {
         let ring = |polls: &str| format!("pos:\t0\nCqTail:\t7\nUserFiles:\t0\nPollList:\n{polls}CqOverflowList:\n");
         assert!(has_polls(&ring("  op=22, task_works=0\n")));
         assert!(!has_polls(&ring("")));

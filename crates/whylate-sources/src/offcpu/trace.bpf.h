@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Every switch: a thread's stacks are taken when it gives up its CPU, and time is counted when it has one again. Walks
- * and new threads make the records, as nothing may be allocated while a run queue is locked.
+ * Traces every switch: captures a thread's stacks at its switch-out, and counts the wait at its switch-in. Walks and
+ * task_newtask create the records, as nothing may be allocated with a run queue locked.
  */
 #pragma once
 
-/* Bit of task_struct.__state of a thread that has ended. */
+/* Bit of task_struct.__state of a thread that has exited. */
 enum {
 	TASK_DEAD = 0x80,
 };
 
-/* How many frames of the stack are those of taking it. The verifier looks at it by itself, once. */
+/* Number of frames that belong to capturing the stack. Global, so that it is verified by itself, once. */
 __noinline int own_frames(const struct stack_value *stack)
 {
 	int own = 0;
@@ -26,7 +26,7 @@ __noinline int own_frames(const struct stack_value *stack)
 	return own;
 }
 
-/* The number of the kernel stack of the thread that is running here, 0 for none; false where there is no room. */
+/* ID of the kernel stack of the current thread, 0 for none; false if there is no room. */
 static __always_inline bool take_kernel_stack(struct task_struct *task, struct scratch *scratch, struct stack_copy *copy, const void *arguments,
 					      enum taken_at at, u32 *id)
 {
@@ -39,7 +39,7 @@ static __always_inline bool take_kernel_stack(struct task_struct *task, struct s
 	if (bpf_core_field_exists(regs->ip)) {
 		copied = copy_kernel_stack(regs, arguments, copy);
 		if (copied) {
-			/* Stacks of the kernel's own threads have no address of user space, and do not move. */
+			/* Kernel threads have no user address; their stacks have no random gap, so the depth is stable. */
 			u32 slot = seen_slot(regs->ip ? regs->ip : copied, copy->words[caller_at[at] & (KERNEL_WORDS - 1)]) & (SEEN_KERNEL_STACKS - 1);
 
 			seen = bpf_map_lookup_elem(&kernel_stack_by_seen, &slot);
@@ -54,7 +54,7 @@ static __always_inline bool take_kernel_stack(struct task_struct *task, struct s
 		return true;
 	length = (u64)bytes / 8;
 	own = own_frames(&scratch->kernel);
-	/* A stack begins with its number and its length, which are written over the last frame of our own. */
+		/* A stack_value starts with its ID and length, which overwrite the last own frame. */
 	own &= OWN_FRAMES;
 	kernel = (void *)&scratch->kernel + own * 8;
 	length = length > own ? length - own : 0;
@@ -71,7 +71,7 @@ static __always_inline bool take_kernel_stack(struct task_struct *task, struct s
 	return true;
 }
 
-/* The same of its user stack. */
+/* Fills in the user stack of the current thread; false if there is no room. */
 static __always_inline bool take_user_stack(struct task_struct *task, struct scratch *scratch, struct stack_copy *copy, struct place_key *key)
 {
 	const struct pt_regs *regs = (const struct pt_regs *)bpf_task_pt_regs(task);
@@ -87,7 +87,7 @@ static __always_inline bool take_user_stack(struct task_struct *task, struct scr
 	seen = bpf_map_lookup_elem(&user_stack_by_seen, &slot);
 	if (!seen)
 		return false;
-	/* The same addresses mean something else in 32-bit code. */
+	/* In 32-bit code the same addresses mean something else. */
 	if ((u16)regs->cs == X86_USER_CS && has_same_registers(seen, key->process, regs->ip, regs->sp, regs->bp) &&
 	    has_same_user_words(seen, copy, regs->sp)) {
 		key->user_stack = seen->id;
@@ -103,7 +103,7 @@ static __always_inline bool take_user_stack(struct task_struct *task, struct scr
 	return key->user_stack != 0;
 }
 
-/* Fills in the stacks of the thread that is running here; false where there is no room. */
+/* Fills in the stacks of the current thread; false if there is no room. */
 static __always_inline bool take_stacks(struct task_struct *task, const void *arguments, enum taken_at at, struct place_key *key)
 {
 	struct scratch *scratch;
@@ -135,8 +135,8 @@ static __always_inline void make_on_cpu_place(struct thread_record *record, cons
 		lose(LOST_PLACES);
 }
 
-/* The thread has no place until it leaves a CPU the next time. */
-static __always_inline void give_up(struct thread_record *record, enum lost_reason reason, u64 now_ns)
+/* Leaves the thread without a place until its next switch-out. */
+static __always_inline void drop_place(struct thread_record *record, enum lost_reason reason, u64 now_ns)
 {
 	lose(reason);
 	record->is_lost = true;
@@ -152,7 +152,7 @@ static __always_inline void count_run(struct task_struct *task, struct thread_re
 		count_on_cpu(record, now_ns);
 }
 
-static __always_inline void on_leaving(struct task_struct *task, const void *arguments, enum thread_state state, bool has_ended,
+static __always_inline void on_switch_out(struct task_struct *task, const void *arguments, enum thread_state state, bool has_ended,
 					u64 now_ns)
 {
 	struct thread_record *record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
@@ -175,7 +175,7 @@ static __always_inline void on_leaving(struct task_struct *task, const void *arg
 		return;
 	}
 	if (!fill_key(task, record, &key)) {
-		give_up(record, LOST_PROCESSES, now_ns);
+		drop_place(record, LOST_PROCESSES, now_ns);
 		return;
 	}
 	key.state = state;
@@ -183,15 +183,15 @@ static __always_inline void on_leaving(struct task_struct *task, const void *arg
 	if (!key.is_kernel)
 		key.syscall = syscall_of(task);
 	if (!take_stacks(task, arguments, AT_SWITCH, &key)) {
-		give_up(record, LOST_STACKS, now_ns);
+		drop_place(record, LOST_STACKS, now_ns);
 		return;
 	}
 	place = number_of_seen_place(&key);
 	if (place == PLACES) {
-		give_up(record, LOST_PLACES, now_ns);
+		drop_place(record, LOST_PLACES, now_ns);
 		return;
 	}
-	/* All that its time on CPUs is told by is also told of the place where it waits. */
+	/* The place of its on-CPU time has no label that the place of its wait lacks. */
 	if (place != record->place || record->generation != generation + 1 || record->on_cpu_generation != generation + 1) {
 		remember_ready_place(place, &key);
 		make_on_cpu_place(record, &key);
@@ -207,7 +207,7 @@ static __always_inline void on_leaving(struct task_struct *task, const void *arg
 	record->is_lost = false;
 }
 
-/* A thread waits for its first CPU without having left one: there is no stack yet. */
+/* A new thread waits for its first CPU without a switch-out: there is no stack yet. */
 static __always_inline void count_new(struct task_struct *task, struct thread_record *record, u64 now_ns)
 {
 	u64 ns = take_time(record, now_ns);
@@ -228,11 +228,11 @@ static __always_inline void count_new(struct task_struct *task, struct thread_re
 		add(place, ns, 1, 1);
 }
 
-static __always_inline void on_arriving(struct task_struct *task, u64 now_ns)
+static __always_inline void on_switch_in(struct task_struct *task, u64 now_ns)
 {
 	struct thread_record *record = bpf_task_storage_get(&record_by_thread, task, 0, 0);
 
-	/* That there is no record is counted when it leaves. */
+	/* A missing record is counted at the next switch-out. */
 	if (!record || record->is_skipped)
 		return;
 	if (record->is_new)
@@ -243,7 +243,7 @@ static __always_inline void on_arriving(struct task_struct *task, u64 now_ns)
 		lose(LOST_UNSEEN);
 	record->is_new = false;
 	record->waker = WAKER_UNSEEN;
-	/* What was not seen is nobody's. */
+	/* Time that was not seen is unattributed. */
 	take_time(record, now_ns);
 	record->state = STATE_ON_CPU;
 	record->since_ns = now_ns;
@@ -251,11 +251,11 @@ static __always_inline void on_arriving(struct task_struct *task, u64 now_ns)
 
 static __always_inline bool is_traced(const struct task_struct *task)
 {
-	/* Walks meet no threads outside the PID namespace either. */
+	/* Walks visit no threads outside the PID namespace either. */
 	return task->pid && task->tgid != own_tgid && (!wanted_tgid || task->tgid == wanted_tgid) && own_number(task);
 }
 
-/* Two stacks and three sums a switch: a microsecond and a half where both have been seen before, and four where not. */
+/* Two stacks and three sums per switch: 1.5 us if both stacks are cached, 4 us if not. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next, unsigned int prev_state)
 {
@@ -268,12 +268,12 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		return 0;
 	now_ns = bpf_ktime_get_ns();
 	if (is_traced(prev)) {
-		/* A thread that is preempted may have been about to sleep. */
+		/* A preempted thread may have been about to block; it is runnable. */
 		scratch->state = state_of_bits(prev, preempt ? 0 : prev_state);
-		on_leaving(prev, ctx, scratch->state, prev_state & TASK_DEAD, now_ns);
+		on_switch_out(prev, ctx, scratch->state, prev_state & TASK_DEAD, now_ns);
 	}
 	if (is_traced(next))
-		on_arriving(next, now_ns);
+		on_switch_in(next, now_ns);
 	return 0;
 }
 

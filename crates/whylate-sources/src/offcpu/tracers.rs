@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who traces a thread, such as a debugger.
+//! The tracer of a traced thread, such as a debugger.
 
 use whylate_model::Stack;
 use whylate_model::thread;
@@ -8,8 +8,8 @@ use whylate_model::wait::State;
 use crate::paths::tracer_of;
 use crate::pid_namespace;
 
-/// Adds the tracer to what is said of a thread that one holds, where threads are told apart.
-pub(super) fn tell(stack: &mut Stack) {
+/// Appends the tracer to the wait of a traced thread, if the stack has a TID.
+pub(super) fn append_tracer(stack: &mut Stack) {
     let is_traced = stack.state == State::Traced.name();
     let Some(wait) = stack.wait.as_mut().filter(|_| is_traced && pid_namespace::has_proc()) else { return };
     let tid = stack.labels.get("tid").and_then(|tid| tid.parse().ok());

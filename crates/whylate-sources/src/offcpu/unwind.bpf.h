@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The user stack of a thread that sleeps. User space translates unwind information (.eh_frame) into a rule for each
- * address in a stack: few, as threads sleep in few places. A frame without a rule ends the walk and asks user space.
+ * Unwinds user stacks. User space translates unwind information (.eh_frame) into a rule for each address in a stack: few,
+ * as threads block in few places. A frame without a rule ends the unwinding, and is requested from user space.
  */
 #pragma once
 
@@ -11,28 +11,28 @@ struct walk {
 	u64 ip;
 	u64 sp;
 	u64 bp;
-	/* What is in the window, and where it lies in the thread's memory. */
+	/* Address and size of what is in the window. */
 	u64 window_at;
 	u32 window_bytes;
 	u32 process;
 	u32 length;
 	u32 end;
-	/* Where the frame pointer has been read; 0: it is still the register. */
+	/* Where the frame pointer was read; 0: it is still the register. */
 	u64 bp_at;
-	/* Where the words are kept by which it goes, and where the stack began. */
+	/* Cache entry that collects the words used, and the initial stack pointer. */
 	struct seen_user_stack *seen;
 	u64 began_at;
 };
 
-/* The same in Rust: rules.rs. */
+/* Rust counterpart: Rules::slot(). */
 static __always_inline u32 rule_slot(u32 process, u64 ip)
 {
 	return ((ip ^ (u64)process << 40) * 0x9e3779b97f4a7c15ull) >> 40;
 }
 
 /*
- * Where to copy from for the word at `at`: in its page, and before what the frame has saved below the return address,
- * which is read next. The verifier looks at it by itself.
+ * Where to start copying for the word at `at`: in its page, and below it, since the registers saved below the return
+ * address are read next. Global, so that it is verified by itself.
  */
 __noinline u64 window_begin(u64 sp, u64 at)
 {
@@ -45,44 +45,44 @@ __noinline u64 window_begin(u64 sp, u64 at)
 }
 
 enum {
-	/* Of file systems in memory (include/uapi/linux/magic.h), which never wait for anybody. */
+	/* File systems in memory (include/uapi/linux/magic.h), which never block. */
 	TMPFS_MAGIC = 0x01021994,
 	RAMFS_MAGIC = 0x858458f6,
 	ENOENT = 2,
 };
 
-/* The kind of file system that a page of memory is from; 0: none. */
-static long look_at_memory(struct task_struct *task, struct vm_area_struct *area, u64 *magic)
+/* Sets `magic` to that of the file system of a mapping; 0: no file. */
+static long read_fs_magic(struct task_struct *task, struct vm_area_struct *area, u64 *magic)
 {
-	/* What is read through no file is 0. */
+		/* Reading through a NULL vm_file yields 0. */
 	*magic = BPF_CORE_READ(area, vm_file, f_inode, i_sb, s_magic);
 	return 0;
 }
 
-/* A function of its own: where it is called, the verifier sees one way on. */
-__noinline int is_memory_at_hand(int error, u64 magic)
+/* Global, so that the verifier follows only one path at the call. */
+__noinline int never_blocks(int error, u64 magic)
 {
-	/* Where there is no memory, reading fails at once. */
+	/* Without a mapping, reading fails at once. */
 	if (error)
 		return error == -ENOENT;
 	return !magic || magic == TMPFS_MAGIC || magic == RAMFS_MAGIC;
 }
 
 /*
- * Whether a sleeping thread's memory can be read without waiting for somebody else: nobody changes its mappings, and
- * no page is to come from a file system that may not answer. Both may change before it is read, within a microsecond.
+ * Whether a sleeping thread's memory can be read without blocking: its mmap lock is free, and no page has to come from a
+ * file system that may not answer. Both may change within the microsecond until it is read.
  */
-static __always_inline bool answers_at_once(struct task_struct *task, u64 at)
+static __always_inline bool is_responsive(struct task_struct *task, u64 at)
 {
 	u64 magic = 0;
-	long error = bpf_find_vma(task, at, look_at_memory, &magic, 0);
+	long error = bpf_find_vma(task, at, read_fs_magic, &magic, 0);
 
-	return is_memory_at_hand(error, magic);
+	return never_blocks(error, magic);
 }
 
 enum {
-	/* Whoever changes a process's mappings has them for some microseconds, which so many tries take. */
-	ANSWER_TRIES = 32,
+	/* Mappings are mostly changed within microseconds, as long as this many tries take. */
+	RESPONSE_TRIES = 32,
 };
 
 struct answer {
@@ -90,27 +90,27 @@ struct answer {
 	u64 at;
 };
 
-static long wait_for_answer(u64 index, struct answer *answer)
+static long try_again(u64 index, struct answer *answer)
 {
-	return answers_at_once(answer->task, answer->at);
+	return is_responsive(answer->task, answer->at);
 }
 
-/* Asks for a moment, unless another thread of that process was asked in vain in this round. */
-static __always_inline void ask_for_a_moment(struct task_struct *task, u64 at)
+/* Spins until the memory is responsive, unless another thread of the process was tried in vain in this round. */
+static __always_inline void wait_until_responsive(struct task_struct *task, u64 at)
 {
 	struct answer answer = { .task = task, .at = at };
 	long tries;
 
-	if (silent_tgid == task->tgid && silent_round == walk_round + 1)
+	if (unresponsive_tgid == task->tgid && unresponsive_round == walk_round + 1)
 		return;
-	tries = bpf_loop(ANSWER_TRIES, wait_for_answer, &answer, 0);
-	if (tries < ANSWER_TRIES)
+	tries = bpf_loop(RESPONSE_TRIES, try_again, &answer, 0);
+	if (tries < RESPONSE_TRIES)
 		return;
-	silent_tgid = task->tgid;
-	silent_round = walk_round + 1;
+	unresponsive_tgid = task->tgid;
+	unresponsive_round = walk_round + 1;
 }
 
-/* Copies the piece of the thread's stack in which a word is. */
+/* Copies the chunk of the thread's stack that contains a word. */
 static __always_inline int fill_window(struct walk *walk, u64 at, bool is_own)
 {
 	u64 from = window_begin(walk->sp, at);
@@ -122,7 +122,7 @@ static __always_inline int fill_window(struct walk *walk, u64 at, bool is_own)
 	if (is_own) {
 		if (bpf_probe_read_user(walk->scratch->window, bytes, (void *)from))
 			return -1;
-	} else if (!answers_at_once(walk->task, from)) {
+	} else if (!is_responsive(walk->task, from)) {
 		walk->end = USER_UNREAD;
 		return -1;
 	} else if (bpf_copy_from_user_task(walk->scratch->window, bytes, (void *)from, walk->task, 0)) {
@@ -133,7 +133,7 @@ static __always_inline int fill_window(struct walk *walk, u64 at, bool is_own)
 	return 0;
 }
 
-/* A word of the thread's stack; a whole piece of it is copied, as words that are read next lie above. */
+/* Reads a word of the thread's stack through the window: the words that are read next lie above. */
 static __always_inline int read_word(struct walk *walk, u64 at, u64 *word, bool is_own)
 {
 	u64 offset = at - walk->window_at;
@@ -144,7 +144,7 @@ static __always_inline int read_word(struct walk *walk, u64 at, u64 *word, bool 
 		if (fill_window(walk, at, is_own))
 			return -1;
 		offset = at - walk->window_at;
-		/* A second piece would have to be copied to compare the stack: it is taken anew each time. */
+		/* Comparing the stack would need a second window: it is unwound each time. */
 		if (!is_own && walk->window_at != (walk->began_at & ~7ull))
 			keep_no_words(walk->seen);
 	}
@@ -167,7 +167,7 @@ static __always_inline void ask(struct walk *walk, bool innermost)
 	unknown->tgid = own_namespace ? walk->scratch->tgid : (u32)walk->task->tgid;
 	unknown->innermost = innermost;
 	unknown->tid = own_namespace ? walk->scratch->tid : (u32)walk->task->pid;
-	/* After the rest on every architecture; whoever is late with it is told by the round. */
+	/* Written last on every architecture; the round shows questions that are late. */
 	__sync_lock_test_and_set(&unknown->asked_in, (u32)(number >> 32) + 1);
 }
 
@@ -178,7 +178,7 @@ enum {
 	RULE_NO_ROOM = -3,
 };
 
-/* The slot of the rule for an address, or one of the above. A function that the verifier looks at by itself, once. */
+/* Slot of the rule for an address, or one of the above. Global, so that it is verified by itself, once. */
 __noinline int slot_of_rule(u32 process, u64 ip)
 {
 	u32 slot = rule_slot(process, ip);
@@ -198,7 +198,7 @@ __noinline int slot_of_rule(u32 process, u64 ip)
 		}
 		if (rule->ip != ip || rule->process != process)
 			continue;
-		/* Here, as the verifier would follow the whole walk once more for another end of it. */
+		/* Here, as the verifier would follow the whole unwinding once more for another end of it. */
 		if (rule->base == RULE_FAILED)
 			unread_now = UNREAD_CODE;
 		return rule->base == RULE_ASKED || rule->base == RULE_CLAIMED ? (int)RULE_IS_ASKED : (int)index;
@@ -206,10 +206,10 @@ __noinline int slot_of_rule(u32 process, u64 ip)
 	return RULE_NO_ROOM;
 }
 
-/* The rule for where the walk is; NULL when user space has to be asked first, or there is no room for one. */
+/* Rule of the current frame; NULL if user space has to be asked first, or there is no room for one. */
 static __always_inline struct unwind_rule *find_rule(struct walk *walk, bool innermost)
 {
-	/* Addresses of user space have no such high bit. */
+	/* User addresses do not have this bit. */
 	int found = slot_of_rule(walk->process, walk->ip | (u64)innermost << 63);
 	u32 index = found;
 
@@ -227,7 +227,7 @@ static __always_inline struct unwind_rule *find_rule(struct walk *walk, bool inn
 
 static __always_inline long step_with(u64 index, struct walk *walk, bool is_own)
 {
-	/* Not from `walk`, of which the verifier would follow each value that it can have. */
+	/* Not from `walk`, of which the verifier would track each possible value. */
 	bool innermost = index == 0;
 	struct unwind_rule *rule;
 	u64 cfa, caller, bp_at;
@@ -259,7 +259,7 @@ static __always_inline long step_with(u64 index, struct walk *walk, bool is_own)
 	case RULE_CHAIN:
 		keep_frame_pointer(walk->seen, walk->began_at, walk->bp_at, walk->bp);
 		if (!walk->bp) {
-			/* Code without frame pointers may have left anything there. */
+			/* Code without frame pointers may have left any value in the register. */
 			walk->end = by_frame_pointers ? USER_PARTLY : USER_COMPLETE;
 			return 1;
 		}
@@ -268,7 +268,7 @@ static __always_inline long step_with(u64 index, struct walk *walk, bool is_own)
 	default:
 		return 1;
 	}
-	/* Callers lie above, so that the walk ends. */
+	/* Callers lie above, which ensures that the loop ends. */
 	if (cfa <= walk->sp || read_word(walk, cfa - 8, &caller, is_own))
 		return 1;
 	keep_user_word(walk->seen, cfa - 8 - walk->began_at, caller);
@@ -295,15 +295,15 @@ static long step(u64 index, struct walk *walk)
 	return step_with(index, walk, false);
 }
 
-/* The same where the kernel may not sleep. */
+/* Variant for contexts that may not sleep. */
 static long step_of_own(u64 index, struct walk *walk)
 {
 	return step_with(index, walk, true);
 }
 
 /*
- * Whether the thread sleeps where one did before, which `seen` tells then; else that is where to keep the stack. One
- * that differs from the first seen with these registers has a slot by the words in which it may.
+ * Whether the sleeping thread's stack is cached, by then in `seen`; otherwise `seen` is the entry to fill. Of stacks that
+ * have the registers in common, all but the first one are in slots chosen by the words that differ.
  */
 static __always_inline bool is_seen(struct walk *walk)
 {
@@ -325,7 +325,7 @@ static __always_inline bool is_seen(struct walk *walk)
 	       !other_words_in_window(other, walk->scratch, walk->sp, walk->window_bytes);
 }
 
-/* Fills scratch->user, and `seen` with what it goes by, unless a sleeper is where that was seen; tells its end. */
+/* Fills scratch->user, and `seen` with the words used, unless the stack of a sleeping thread is cached there. */
 static __always_inline enum user_end unwind_user(struct task_struct *task, struct scratch *scratch, u32 process, struct seen_user_stack **seen,
 						 bool is_own)
 {
@@ -335,7 +335,7 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 	scratch->user.length = 0;
 	if (!bpf_core_field_exists(regs->ip) || (u16)regs->cs != X86_USER_CS)
 		return USER_UNREADABLE;
-	/* Before the loop over frames, which the verifier follows long enough. */
+	/* Before the loop over frames, to keep it short for the verifier. */
 	if (own_namespace) {
 		scratch->tgid = shown_process(task);
 		scratch->tid = shown_number(task);
@@ -352,8 +352,8 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 	if (!is_own) {
 		bool is_same;
 
-		ask_for_a_moment(task, walk.sp);
-		/* User space would wait too, if it were asked about such memory. */
+		wait_until_responsive(task, walk.sp);
+		/* User space would block too if it were asked about such memory. */
 		if (fill_window(&walk, walk.sp, false) && walk.end == USER_UNREAD)
 			return USER_UNREAD;
 		is_same = is_seen(&walk);
@@ -361,7 +361,7 @@ static __always_inline enum user_end unwind_user(struct task_struct *task, struc
 		if (is_same)
 			return USER_SEEN;
 	}
-	/* From the walk: another thread's may change meanwhile, and all that is kept has to be of the same stack. */
+	/* From `walk`: the registers of another thread may change, and the entry has to be of one stack. */
 	begin_keeping(*seen, process, walk.ip, walk.sp, walk.bp);
 	if (is_own)
 		bpf_loop(MAX_FRAMES, step_of_own, &walk, 0);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Who wakes threads: the waker's stacks are taken in its own context, and kept in the sleeper's record until it has a
- * CPU. The last wakeup ends a sleep, and overwrites one that came while the thread was still about to sleep.
+ * Wakers: the waker's stacks are captured in its own context, and kept in the wakee's record until its switch-in. The last
+ * wakeup before the switch-in counts; it overwrites one that came while the thread was still about to block.
  */
 #pragma once
 
 #include "context.bpf.h"
 
-/* The place of the thread that is running here; WAKER_UNSEEN where there is no room. */
+/* Place of the current thread as a waker; WAKER_UNSEEN if there is no room. */
 static __always_inline u32 waking_thread(struct task_struct *task, const void *arguments)
 {
 	struct place_key key = {};
@@ -19,7 +19,7 @@ static __always_inline u32 waking_thread(struct task_struct *task, const void *a
 		lose(LOST_PROCESSES);
 		return WAKER_UNSEEN;
 	}
-	key.tid = tell_threads_apart ? shown_number(task) : 0;
+	key.tid = by_thread ? shown_number(task) : 0;
 	key.state = STATE_WAKES;
 	key.syscall = -1;
 	BPF_CORE_READ_STR_INTO(&key.comm, task, comm);
@@ -41,13 +41,13 @@ static __always_inline u32 waker_here(const void *arguments)
 
 	if (!has_preempt_count(task))
 		return WAKER_UNSEEN;
-	/* On its way out of idleness, a CPU does what it would have been interrupted for. */
+	/* A CPU that leaves idle handles what would have interrupted it otherwise. */
 	return interrupts_here(task) || !task->pid ? (u32)WAKER_INTERRUPT : waking_thread(task, arguments);
 }
 
 /*
- * The thread's lock is held and interrupts are off: no other program of this CPU uses what stacks are taken with. Not
- * so where a thread wakes itself, which then does not sleep.
+ * The wakee's pi_lock is held and interrupts are off: no other program on this CPU uses the scratch memory for stacks.
+ * Not so when a thread wakes itself, which then does not block.
  */
 SEC("?tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *woken)
@@ -57,7 +57,7 @@ int BPF_PROG(on_sched_waking, struct task_struct *woken)
 	if (!is_tracing || !is_traced(woken) || woken->pid == (s32)bpf_get_current_pid_tgid())
 		return 0;
 	record = bpf_task_storage_get(&record_by_thread, woken, 0, 0);
-	/* That there is no record is counted when it leaves a CPU. */
+	/* A missing record is counted at the next switch-out. */
 	if (!record || record->is_skipped)
 		return 0;
 	record->waker = waker_here(ctx);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Paths of what happens on this machine: the past of all CPUs while a command runs, and names for what is found there.
+//! Paths through the scheduling timeline: its recorder while a command runs, and names for its IDs.
 
 mod asleep;
 mod names;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Names of what stands in the past of CPUs as a number.
+//! Names for the IDs in the scheduling timeline.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,15 +15,15 @@ use crate::pid_namespace;
 use crate::symbols::KernelSymbols;
 use crate::syscalls;
 
-/// How many bits of a device's number are its minor one, in the kernel.
+/// Number of minor bits in the kernel's device numbers.
 const MINOR_BITS: u32 = 20;
 
-/// Looks names up on this machine, each once.
+/// Looks names up on this machine, and caches them.
 pub struct PathNames {
     symbols: KernelSymbols,
     devices: HashMap<u32, String>,
     cgroups: Cgroups,
-    /// Whether threads are found there by their numbers.
+    /// Whether `/proc` has the TIDs of the timeline.
     has_proc: Option<bool>,
     /// Of waits that had begun before anything was recorded.
     earlier: Calls,
@@ -45,14 +45,14 @@ impl PathNames {
         self.earlier = earlier;
     }
 
-    /// What the thread is called that has this number now.
+    /// Returns the current name of the thread.
     pub(crate) fn present_thread(&mut self, tid: u32) -> Option<Name> {
         if tid & OUTSIDE != 0 || !*self.has_proc.get_or_insert_with(pid_namespace::has_proc) {
             return None;
         }
-        let told = fs::read(format!("/proc/{tid}/comm")).ok()?;
+        let comm = fs::read(format!("/proc/{tid}/comm")).ok()?;
         let mut name = [0; 16];
-        name.iter_mut().zip(without_item(&told).iter().take(15)).for_each(|(to, &from)| *to = from);
+        name.iter_mut().zip(strip_work_item(&comm).iter().take(15)).for_each(|(to, &from)| *to = from);
         Some(Name(name))
     }
 }
@@ -67,7 +67,7 @@ impl Names for PathNames {
     }
 
     fn thread(&mut self, _tid: u32) -> Option<Name> {
-        // A past is told long after it was recorded, when the number may be another thread's.
+        // The timeline is evaluated long after it was recorded, when the TID may be reused.
         None
     }
 
@@ -83,7 +83,7 @@ impl Names for PathNames {
     }
 
     fn cgroup(&mut self, number: u64) -> Option<Cgroup> {
-        self.cgroups.told(number).as_deref().map(Cgroup::of)
+        self.cgroups.path_or_placeholder(number).as_deref().map(Cgroup::of)
     }
 
     fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {
@@ -93,10 +93,11 @@ impl Names for PathNames {
     }
 }
 
-/// A name in `/proc` without the end of its line, and that of a worker without what it is at, which `/proc` adds behind a `-`
-/// or a `+` (`wq_worker_comm` in kernel/workqueue.c) and switches do not tell. A rescuer's own name has a `-` (`kworker/R-`).
-fn without_item(told: &[u8]) -> &[u8] {
-    let name = told.strip_suffix(b"\n").unwrap_or(told);
+/// Strips the newline of a name in `/proc`, and of a worker's name its current item, which `/proc` adds behind a `-` or
+/// a `+` (`wq_worker_comm` in kernel/workqueue.c) and switches do not report. A rescuer's own name has a `-`
+/// (`kworker/R-`).
+fn strip_work_item(comm: &[u8]) -> &[u8] {
+    let name = comm.strip_suffix(b"\n").unwrap_or(comm);
     if !name.starts_with(b"kworker/") {
         return name;
     }
@@ -104,7 +105,7 @@ fn without_item(told: &[u8]) -> &[u8] {
     name.split(|&byte| byte == b'+' || byte == b'-' && !is_rescuer).next().unwrap_or(name)
 }
 
-/// As it is called in `/dev`; its numbers where it is gone.
+/// Returns the name of a device in `/dev`, or its numbers if it is gone.
 pub(crate) fn device_name(device: u32) -> String {
     let (major, minor) = (device >> MINOR_BITS, device & ((1 << MINOR_BITS) - 1));
     let known = fs::read_link(format!("/sys/dev/block/{major}:{minor}")).ok();
@@ -117,12 +118,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_not_there_has_its_numbers() {
+    fn missing_device_is_named_by_numbers() {
         assert_eq!(device_name(4095 << MINOR_BITS | 77), "4095:77");
     }
 
     #[test]
-    fn a_worker_has_the_name_that_switches_tell() {
+    fn worker_name_matches_switch_events() {
         for (in_proc, name) in [
             ("kworker/0:1-events", "kworker/0:1"),
             ("kworker/u9:3+events_unbound", "kworker/u9:3"),
@@ -131,7 +132,7 @@ mod tests {
             ("kworker/R-nfsiod+nfsiod", "kworker/R-nfsiod"),
             ("jbd2/vda-8\n", "jbd2/vda-8"),
         ] {
-            assert_eq!(without_item(in_proc.as_bytes()), name.as_bytes());
+            assert_eq!(strip_work_item(in_proc.as_bytes()), name.as_bytes());
         }
     }
 }

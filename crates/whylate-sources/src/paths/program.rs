@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The threads of one program, by its number, its name or its cgroup.
+//! The threads of one program, by PID, name or cgroup.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,30 +7,30 @@ use std::path::Path;
 
 use crate::{attach, first_thread, pid_namespace, syscalls};
 
-/// What all threads of a process wait for, whatever they were doing.
+/// Shown for all threads of a process that dumps core.
 const CORE_DUMP: &str = "the core dump of its process";
 
-/// What makes threads a program.
+/// Selects the threads of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Program {
-    /// Those of this process.
+    /// Threads of the process with this PID.
     Process(u32),
-    /// Those of processes of this name, as far as the kernel keeps it.
+    /// Threads of processes with this name, compared up to the kernel's length limit.
     Name(String),
-    /// Those in the cgroup of this path, or below.
+    /// Threads in the cgroup with this path, or below it.
     Cgroup(String),
 }
 
 /// A thread of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its process.
+    /// PID of its process.
     pub process: u32,
-    /// The process's name.
+    /// Name of its process.
     pub name: String,
-    /// The thread's.
+    /// Name of the thread.
     pub thread_name: String,
-    /// The system call that it waits in, where it waits in one and that may be known.
+    /// The system call that it waits in, if it does and that is readable.
     pub waits_in: Option<String>,
     /// It waits outside of system calls.
     pub is_outside_calls: bool,
@@ -39,18 +39,18 @@ pub struct Member {
 }
 
 impl Program {
-    /// Its threads now, by their numbers.
+    /// Returns the program's threads now, by TID.
     ///
     /// # Errors
-    /// When `/proc` cannot be read, or has other numbers than this process.
+    /// When `/proc` cannot be read, or belongs to another PID namespace.
     pub fn threads(&self) -> std::io::Result<BTreeMap<u32, Member>> {
         self.threads_but(&BTreeMap::new())
     }
 
-    /// Its threads now, without those that are known already, whose files are not read again.
+    /// Returns the program's threads now except `known` ones, whose files are not read again.
     ///
     /// # Errors
-    /// As of [`Program::threads`].
+    /// See [`Program::threads`].
     pub fn threads_but(&self, known: &BTreeMap<u32, Member>) -> std::io::Result<BTreeMap<u32, Member>> {
         if let Some(why) = pid_namespace::lacks_proc() {
             return Err(std::io::Error::other(why));
@@ -59,24 +59,24 @@ impl Program {
         let mut threads = BTreeMap::new();
         for entry in fs::read_dir("/proc")? {
             let Some(process) = number(&entry?.file_name()).filter(|&process| process != own) else { continue };
-            let folder = format!("/proc/{process}");
-            let Ok(name) = fs::read_to_string(format!("{folder}/comm")) else { continue };
+            let directory = format!("/proc/{process}");
+            let Ok(name) = fs::read_to_string(format!("{directory}/comm")) else { continue };
             let name = name.trim_end_matches('\n').to_owned();
             if !self.has(process, &name) {
                 continue;
             }
-            let status = fs::read_to_string(format!("{folder}/status")).unwrap_or_default();
+            let status = fs::read_to_string(format!("{directory}/status")).unwrap_or_default();
             let is_dumping = status.lines().any(|line| line == "CoreDumping:\t1");
-            // It waits for nothing: it is there until the others have exited too.
+            // An exited first thread stays until the others have exited too.
             let exited = first_thread::has_exited(process).then_some(process);
-            // It may end meanwhile.
-            for task in fs::read_dir(format!("{folder}/task")).into_iter().flatten().flatten() {
+            // The process may exit concurrently.
+            for task in fs::read_dir(format!("{directory}/task")).into_iter().flatten().flatten() {
                 let tid = number(&task.file_name()).filter(|tid| Some(*tid) != exited && !known.contains_key(tid));
                 let Some(tid) = tid else { continue };
                 let of_thread = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
                 let thread_name = of_thread("comm").trim_end_matches('\n').to_owned();
                 let is_kernel = is_of_kernel(&of_thread("stat"));
-                // The word `running` of one that has a CPU, or could have; -1 of one outside a system call.
+                // `running` if the thread is runnable; -1 if it is outside a system call.
                 let syscall = of_thread("syscall");
                 let number = syscall.split(' ').next().and_then(|number| number.parse().ok()).filter(|_| !is_kernel);
                 let waits_in = if is_dumping { Some(CORE_DUMP.to_owned()) } else { number.and_then(syscalls::name) };
@@ -102,12 +102,12 @@ impl Program {
     }
 }
 
-/// Whether two names are one, as far as the kernel keeps them.
+/// Compares two names up to the kernel's length limit.
 pub fn is_same_name(one: &str, other: &str) -> bool {
     attach::kept_name(one) == attach::kept_name(other)
 }
 
-/// Whether a cgroup is that one, or below it; the root, which has all of them, is no program.
+/// Tests whether a cgroup is `wanted` or below it. The root, which contains all cgroups, matches none.
 pub fn is_within(cgroup: &str, wanted: &str) -> bool {
     let wanted = Path::new(wanted);
     wanted != Path::new("/") && Path::new(cgroup).starts_with(wanted)
@@ -126,10 +126,10 @@ fn number(name: &std::ffi::OsStr) -> Option<u32> {
     name.to_str()?.parse().ok()
 }
 
-/// A thread's nice value, or its real-time priority, in words; `None` where it is neither, or the thread has ended.
+/// Returns a thread's nice value or real-time priority as text; `None` if the thread has exited.
 pub fn priority(tid: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
-    // Names may hold anything, a closing parenthesis too. Fields: proc(5), the third is the first after the name.
+    // Names may contain a closing parenthesis. Fields: proc(5); the first after the name is the third.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3)?.parse::<i64>().ok();
     match (field(41)?, field(40)?, field(19)?) {
@@ -156,19 +156,19 @@ mod tests {
     use crate::first_thread::tests::Headless;
 
     #[test]
-    fn own_threads_are_nobodys_program_and_others_are_found() {
+    fn finds_threads_of_other_processes_only() {
         let own = Program::Process(std::process::id());
         assert!(own.threads().expect("/proc").is_empty());
         let parent = std::os::unix::process::parent_id();
         let threads = Program::Process(parent).threads().expect("/proc");
         assert_eq!(threads.get(&parent).map(|member| member.process), Some(parent));
-        // One thread of it is the one that made this one, and waits until it ends.
+        // One of its threads has created this process, and waits until it ends.
         assert!(threads.values().all(|member| !member.thread_name.is_empty()));
         assert!(Program::Name(threads[&parent].name.clone()).threads().expect("/proc").contains_key(&parent));
     }
 
     #[test]
-    fn a_first_thread_that_has_exited_is_none_of_the_program() {
+    fn exited_first_thread_is_left_out() {
         let process = Headless::start();
         let threads = Program::Process(process.0).threads().expect("/proc");
         let shown = first_thread::shown_as(process.0);
@@ -176,8 +176,8 @@ mod tests {
     }
 
     #[test]
-    fn priorities_are_told_in_words() {
-        assert!(priority(std::process::id()).is_some_and(|told| told.starts_with("nice ")));
+    fn describes_priorities() {
+        assert!(priority(std::process::id()).is_some_and(|text| text.starts_with("nice ")));
         assert_eq!(priority(u32::MAX), None);
     }
 }

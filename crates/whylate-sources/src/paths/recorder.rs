@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The past of all CPUs over any length of time, for as much memory as it is given.
+//! Records the scheduling timeline of all CPUs over any length of time, in bounded memory.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,28 +20,28 @@ use crate::session::Session;
 use crate::source::AttachError;
 use crate::{clock, cpus};
 
-/// What is kept in memory; beyond that it goes into a file.
+/// Memory of the timeline; beyond that it spills into a file.
 const MEMORY_BYTES: usize = 64 << 20;
-/// Of the file's system, so much is left to others, or a twentieth of a smaller one.
-const LEFT_BYTES: u64 = 1 << 30;
-/// After so much more in the file, that is looked at again.
+/// Space to leave free on the file system, or a twentieth of a smaller one.
+const RESERVED_BYTES: u64 = 1 << 30;
+/// How much the file grows between checks of the free space.
 const FILE_STEP_BYTES: u64 = 4 << 20;
-/// What happened as late as this may not have been written yet.
+/// Events more recent than this may not be in the ring yet.
 const SETTLED_NS: u64 = 2_000_000;
-/// How many ends of threads are kept.
-const DEATHS: usize = 1 << 20;
-/// Where files may be large: /tmp is often in memory.
-const FOLDERS: [&str; 2] = ["/var/tmp", "/tmp"];
+/// Maximum number of recorded thread exits.
+const MAX_DEATHS: usize = 1 << 20;
+/// Directories for large files: /tmp is often in memory.
+const DIRECTORIES: [&str; 2] = ["/var/tmp", "/tmp"];
 
-/// How what has happened until a moment is read.
+/// Reads slices until a timestamp.
 type Read = fn(&mut Stream, u64, &mut dyn FnMut(usize, Slice));
 
-/// Keeps what all CPUs do from its beginning on.
+/// Records what all CPUs do, from its start on.
 pub struct Recorder {
     edges: Edges,
     stream: Stream,
     past: Packed<File>,
-    /// What was in the file when its room was last looked at.
+    /// Size of the file at the last check of the free space.
     file_bytes: u64,
     births: Births,
     asleep: Asleep,
@@ -50,32 +50,32 @@ pub struct Recorder {
     names: PathNames,
 }
 
-/// What was kept.
+/// A finished recording.
 pub struct Recorded {
-    /// What all CPUs did.
+    /// Scheduling timeline of all CPUs.
     pub past: Spread<Packed<File>>,
-    /// Who was made by whom.
+    /// Parents of the threads.
     pub births: Births,
-    /// Who ended, and when, in order of time on each CPU.
+    /// TIDs and times of thread exits, in time order on each CPU.
     pub deaths: Vec<(u32, u64)>,
-    /// Events that could not be kept, by reason.
+    /// Events that were lost, by reason.
     pub lost: BTreeMap<String, u64>,
-    /// Names for what stands there as a number.
+    /// Names for the IDs in the timeline.
     pub names: PathNames,
 }
 
 impl Recorder {
-    /// From now on.
+    /// Starts recording.
     ///
     /// # Errors
-    /// When the kernel does not let its programs in.
+    /// When the kernel refuses a BPF program.
     pub fn start() -> Result<Self, AttachError> {
         silence_libbpf();
         let session = Session::of_one();
         let edges = Edges::attach(&session)?;
         let stream = edges.stream().context("the account keeps no wakeups")?;
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
-        let file = FOLDERS.iter().find_map(|folder| nameless_file(Path::new(folder)).ok());
+        let file = DIRECTORIES.iter().find_map(|directory| unnamed_file(Path::new(directory)).ok());
         let past = Packed::new(cpus as usize, MEMORY_BYTES, file);
         let names = PathNames::new(session.symbols());
         // Without them, these waits are ones that began earlier.
@@ -93,7 +93,7 @@ impl Recorder {
         })
     }
 
-    /// Takes in what has happened since the last time: several times a second, or it is overwritten.
+    /// Reads new slices. Call it several times a second, or they are overwritten.
     pub fn take_in(&mut self) {
         self.take_in_by(Stream::drain, clock::monotonic_ns().saturating_sub(SETTLED_NS));
         if self.past.in_file_bytes() >= self.file_bytes + FILE_STEP_BYTES {
@@ -111,7 +111,7 @@ impl Recorder {
             births.add(&slice);
             asleep.add(&slice);
             if let (Exit::Dead, Some(tid)) = (slice.exit, slice.holder.tid()) {
-                match deaths.len() < DEATHS {
+                match deaths.len() < MAX_DEATHS {
                     true => deaths.push((tid, slice.end_ns)),
                     false => births.lost += 1,
                 }
@@ -120,9 +120,9 @@ impl Recorder {
         });
     }
 
-    /// What was kept up to that moment, which is over.
+    /// Ends the recording at `until_ns`, which must be in the past.
     pub fn finish(mut self, until_ns: u64) -> Recorded {
-        // Whoever ended just then still has a CPU for a moment.
+        // A thread that has just exited is switched out a bit later.
         while clock::monotonic_ns() < until_ns + 2 * SETTLED_NS {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
@@ -138,16 +138,16 @@ impl Recorder {
     }
 }
 
-/// Whether others have enough room left beside the file: whylate is root, and would be given the last byte.
+/// Tests whether the file system has enough space left: as root, whylate could take the reserved blocks.
 fn has_room(file: &File) -> bool {
     fstatvfs(file).is_ok_and(|about| {
         let bytes = |blocks: u64| blocks.saturating_mul(about.f_frsize);
-        bytes(about.f_bavail) >= (bytes(about.f_blocks) / 20).min(LEFT_BYTES)
+        bytes(about.f_bavail) >= (bytes(about.f_blocks) / 20).min(RESERVED_BYTES)
     })
 }
 
-/// A file that is gone when it is closed, however that happens.
-fn nameless_file(folder: &Path) -> rustix::io::Result<File> {
+/// Creates a file that is removed when it is closed, even by a crash.
+fn unnamed_file(directory: &Path) -> rustix::io::Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    Ok(openat(CWD, folder, flags, Mode::RUSR | Mode::WUSR)?.into())
+    Ok(openat(CWD, directory, flags, Mode::RUSR | Mode::WUSR)?.into())
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The PID namespace of this process, by whose numbers threads are asked for and told.
+//! The PID namespace of this process, in which threads are selected and reported.
 //!
-//! Programs tell threads apart by the kernel's numbers, which are those of the first namespace. In another one, what is
-//! asked for is translated here, before programs are loaded; what they tell, in `bpf/pid_namespace.bpf.h`. There, threads
-//! outside the namespace have no number; they are told as culprits, and are no victims.
+//! Programs identify threads by their PIDs in the initial namespace. In another one, requested PIDs are translated
+//! here, before programs are loaded, and reported ones in `bpf/pid_namespace.bpf.h`. Threads outside of the namespace
+//! have no PID there; they are reported as culprits, but not as victims.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -22,61 +22,61 @@ mod skel {
 }
 
 /// PROC_PID_INIT_INO (include/linux/proc_ns.h)
-const FIRST: u32 = 0xeffffffc;
-/// No process has this number.
-const NOBODY: u32 = u32::MAX >> 1;
+const INITIAL_INODE: u32 = 0xeffffffc;
+/// A PID that no process has.
+const NO_PID: u32 = u32::MAX >> 1;
 
-/// The namespace by its inode; `None` where this is the first one, or that cannot be told. A process never leaves its own.
+/// Returns the inode of the PID namespace; `None` if it is the initial one, or unknown. A process never leaves its own.
 pub fn own() -> Option<u32> {
     static OWN: LazyLock<Option<u32>> = LazyLock::new(|| {
         let inode = fs::metadata("/proc/self/ns/pid").ok()?.ino() as u32;
-        (inode != FIRST).then_some(inode)
+        (inode != INITIAL_INODE).then_some(inode)
     });
     *OWN
 }
 
-/// The namespace as programs know it.
+/// Returns the namespace as BPF programs expect it; 0 for the initial one.
 pub(crate) fn as_setting() -> u32 {
     own().unwrap_or(0)
 }
 
-/// The kernel's number of a process that has this one here; a number that nobody has where there is no such process.
+/// Translates a PID of this namespace to the initial one; [`NO_PID`] if there is no such process.
 ///
 /// # Errors
-/// When the kernel does not let programs look at processes.
+/// When the kernel does not let programs iterate over processes.
 pub(crate) fn kernels_number(pid: u32) -> Result<u32, AttachError> {
     if own().is_none() {
         return Ok(pid);
     }
     let skeleton = skel::NumberSkelBuilder::default().open(attach::open_object())?.load()?;
-    let told = attach::iterate_over_process(skeleton.progs.on_each_thread_tell.as_fd(), pid);
-    let told = match told {
+    let output = attach::iterate_over_process(skeleton.progs.on_each_thread_tell.as_fd(), pid);
+    let output = match output {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Vec::new(),
-        told => told.context("cannot translate numbers of processes")?,
+        output => output.context("cannot translate numbers of processes")?,
     };
-    Ok(told.first_chunk().map_or(NOBODY, |number| u32::from_ne_bytes(*number)))
+    Ok(output.first_chunk().map_or(NO_PID, |number| u32::from_ne_bytes(*number)))
 }
 
-/// That of this process.
+/// Returns this process's PID in the initial namespace.
 ///
 /// # Errors
-/// As above.
+/// See [`kernels_number`].
 pub(crate) fn kernels_own_number() -> Result<u32, AttachError> {
     kernels_number(std::process::id())
 }
 
-/// The number of this process in /proc, which may be mounted for another namespace; `None` where it is not mounted, or
-/// for a namespace that this process is not in.
+/// Returns this process's PID in /proc, which may be mounted for another namespace; `None` if it is not mounted, or for
+/// a namespace that this process is not in.
 pub(crate) fn own_number_in_proc() -> Option<u32> {
     fs::read_link("/proc/self").ok()?.to_str()?.parse().ok()
 }
 
-/// Whether a number here is that of the same process in /proc.
+/// Tests whether /proc has the PIDs of this namespace.
 pub(crate) fn has_proc() -> bool {
     own_number_in_proc() == Some(std::process::id())
 }
 
-/// Why what is read in /proc is of no use with numbers of here, if it is not.
+/// Returns why /proc cannot be used with PIDs of this namespace, if so.
 pub(crate) fn lacks_proc() -> Option<&'static str> {
     lacks_of(own_number_in_proc(), std::process::id())
 }
@@ -91,7 +91,7 @@ fn lacks_of(in_proc: Option<u32>, here: u32) -> Option<&'static str> {
     }
 }
 
-/// Whose numbers are told, where they are not the kernel's, or nothing tells whether they are.
+/// Returns a note on the namespace of reported PIDs, unless they are the initial one's.
 pub fn notice() -> Option<&'static str> {
     match (own(), has_proc()) {
         (None, _) if own_number_in_proc().is_none() => Some(
@@ -114,14 +114,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn another_proc_is_told_from_none() {
+    fn distinguishes_other_proc_from_none() {
         assert_eq!(lacks_of(Some(5), 5), None);
         assert!(lacks_of(Some(500), 5).is_some_and(|why| why.contains("belongs to another PID namespace")));
         assert!(lacks_of(None, 5).is_some_and(|why| why.contains("not mounted")));
     }
 
     #[test]
-    fn numbers_of_the_first_namespace_are_the_kernels() {
+    fn initial_namespace_needs_no_translation() {
         if own().is_none() {
             assert_eq!(kernels_number(1).ok(), Some(1));
             assert!(notice().is_none() || !has_proc());

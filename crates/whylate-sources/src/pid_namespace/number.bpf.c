@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Tells the kernel's number of a process: user space says which by choosing what the iterator walks over. */
+/* Returns a process's PID in the initial namespace: user space selects the process that the iterator visits. */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The journal of the settings that processes have changed and of the directories that they have made, in order.
+//! The journal of changed settings and created directories of all processes, in order.
 //!
-//! Each entry has the value that its process found and the one that it wrote. The entries of one setting form a chain: the
-//! last one stands in the kernel, each has found what the one before it wrote, and the first has found the original. An
-//! entry that goes from the middle hands what it found to the next one, and the setting stays; the last one that goes
-//! writes what it found, if its own value still stands. A value that is neither is of another program or of the
-//! administrator: it stays, and the whole chain goes.
+//! Each entry has the value that its process found and the one that it wrote. The entries of one setting form a chain:
+//! the last one's value is set in the kernel, each has found what the previous one wrote, and the first has found the
+//! original. When an entry is removed from the middle, the next one inherits what it found, and the setting stays; when
+//! the last one is removed, the value it found is written back if its own is still set. A value that matches neither is
+//! another program's or the administrator's: it stays, and the whole chain is removed.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, OpenOptions};
@@ -20,18 +20,19 @@ use anyhow::{Context as _, ensure};
 use super::PutBack;
 use super::setting::{Form, Setting};
 
-/// The name of the journal, and of the next version of it.
+/// Names of the journal, and of its next version.
 const JOURNAL: &str = "settings";
 const NEXT: &str = "settings.next";
-/// What stands in an entry for a directory in place of a form.
+/// Type of a directory's entry, instead of a form.
 const DIRECTORY: &str = "directory";
-/// How often a directory is tried that is in use: a killed process leaves its cgroup a little after its files are closed.
+/// Maximum number of attempts to remove a directory in use: a killed process leaves its cgroup a little after its files
+/// are closed.
 const TRIES: u32 = 20;
 const BETWEEN_TRIES: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// The name of the owner's lock.
+    /// Name of the owner's lock file.
     pub(super) owner: String,
     pub(super) change: Change,
 }
@@ -43,7 +44,7 @@ pub(super) enum Change {
         found: String,
         wrote: String,
     },
-    /// A directory that was made. It is empty at the end: cgroups go with their files.
+    /// A created directory. It is empty at the end: cgroups vanish with their files.
     Directory(PathBuf),
 }
 
@@ -86,7 +87,7 @@ impl Entry {
         fields.next().is_none().then(|| Entry { owner: owner.to_owned(), change })
     }
 
-    /// Whether an entry is of a file below one of these places.
+    /// Tests whether the entry's file is below one of `places`.
     fn is_in(&self, places: &[PathBuf]) -> bool {
         let (Change::Setting { setting: Setting { path, .. }, .. } | Change::Directory(path)) = &self.change;
         let goes_up = path.components().any(|part| part == Component::ParentDir);
@@ -124,7 +125,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Replaces the file, or removes it where there are no entries.
+    /// Replaces the file, or removes it if there are no entries.
     pub(super) fn save(&self, records: &Path) -> anyhow::Result<()> {
         let (path, next) = (records.join(JOURNAL), records.join(NEXT));
         // A killed process may have left one.
@@ -144,7 +145,7 @@ impl Journal {
         write().with_context(|| format!("cannot write to {}", path.display()))
     }
 
-    /// The settings that have been changed.
+    /// Returns the changed settings.
     pub(super) fn settings(&self) -> HashSet<Setting> {
         let settings = self.entries.iter().filter_map(|entry| match &entry.change {
             Change::Setting { setting, .. } => Some(setting.clone()),
@@ -153,9 +154,9 @@ impl Journal {
         settings.collect()
     }
 
-    /// Removes the entries of owners that have ended and undoes them: those of this process, and those of others below
-    /// `places`. Each setting is written once at most: if this process is killed before the journal is saved, the next one
-    /// comes to the same result.
+    /// Removes and undoes the entries of exited owners: those of this process, and those of others below `places`. Each
+    /// setting is written at most once: if this process is killed before the journal is saved, the next one gets the
+    /// same result.
     pub(super) fn undo(&mut self, has_ended: &dyn Fn(&str) -> bool, own: Option<&str>, places: &[PathBuf]) -> PutBack {
         let ours = self.remove_below_others(has_ended);
         let mut undone = PutBack::default();
@@ -168,7 +169,7 @@ impl Journal {
                     // The owner was killed before it wrote, or after it had written back.
                     Ok(now) if now == *found => {}
                     Ok(now) if now == *wrote || ours.get(setting).is_some_and(|values| values.contains(&now)) => {
-                        // The owner could write it, so this fails only where the device has gone.
+                        // The owner could write it, so this fails only if the device is gone.
                         undone.settings += usize::from(setting.write(found).is_ok());
                     }
                     Ok(_) => {
@@ -185,8 +186,9 @@ impl Journal {
         undone
     }
 
-    /// Removes entries of owners that have ended if another entry of the same setting is after them, which gets what they
-    /// found. Returns what the removed ones wrote: a process that was killed while it undid the later ones has left that.
+    /// Removes entries of exited owners that are followed by another entry of the same setting, which inherits what
+    /// they found. Returns the values that the removed ones wrote: one may still be set if a process was killed while
+    /// it undid later ones.
     fn remove_below_others(&mut self, has_ended: &dyn Fn(&str) -> bool) -> HashMap<Setting, Vec<String>> {
         let mut after: HashMap<Setting, usize> = HashMap::new();
         for entry in &self.entries {
@@ -195,13 +197,13 @@ impl Journal {
             }
         }
         let mut wrote_before: HashMap<Setting, Vec<String>> = HashMap::new();
-        // What the entry just before had found, if that entry was removed.
+        // What the previous entry had found, if that entry was removed.
         let mut found_before: HashMap<Setting, String> = HashMap::new();
         self.entries.retain_mut(|Entry { owner, change }| {
             let Change::Setting { setting, found, wrote } = change else { return true };
             let values = wrote_before.entry(setting.clone()).or_default();
             if values.last() != Some(found) {
-                // Another program has changed it in between.
+                // Another program has changed the setting in between.
                 values.clear();
             } else if let Some(before) = found_before.remove(setting) {
                 *found = before;
@@ -214,7 +216,7 @@ impl Journal {
                 found_before.insert(setting.clone(), found.clone());
             } else {
                 found_before.remove(setting);
-                // Those before an entry that stays do not stand.
+                // Values before a remaining entry are not set.
                 if *after > 0 {
                     values.clear();
                 }
@@ -225,7 +227,7 @@ impl Journal {
     }
 }
 
-/// Removes a directory. It is empty but for a process that is just leaving it.
+/// Removes a directory, which is empty except for a process that is just leaving it.
 fn remove(path: &Path) -> io::Result<()> {
     for _ in 1..TRIES {
         match fs::remove_dir(path) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A setting of the kernel: a file, or one of several words in it.
+//! A kernel setting: a file, or one of several words in it.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -7,27 +7,27 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
-/// No setting is longer.
-const LONGEST: usize = 64 << 10;
-/// The values of a word that is on or off.
+/// Maximum length of a setting's file, in bytes.
+const MAX_BYTES: usize = 64 << 10;
+/// Values of a word.
 const ON: &str = "1";
 const OFF: &str = "0";
 
-/// Where a setting is.
+/// Location of a setting.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Setting {
     pub(super) path: PathBuf,
     pub(super) form: Form,
 }
 
-/// How a setting stands in its file.
+/// Format of a setting in its file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Form {
-    /// One line, all of the file.
+    /// One line, the whole file.
     Line,
-    /// A word, with `NO_` before it where it is off, as in osnoise/options.
+    /// A word, prefixed with `NO_` if off, as in osnoise/options.
     Flag(String),
-    /// A word, missing where it is off, and written as `+word` or `-word`: cgroup.subtree_control.
+    /// A word, missing if off, and written as `+word` or `-word`: cgroup.subtree_control.
     Controller(String),
 }
 
@@ -44,7 +44,7 @@ impl Setting {
         Setting { path: path.to_owned(), form: Form::Controller(name.to_owned()) }
     }
 
-    /// The value: of a word, `1` or `0`.
+    /// Reads the value: for a word, `1` or `0`.
     pub(super) fn read(&self) -> anyhow::Result<String> {
         let text = read(&self.path)?;
         let has = |word: &str| text.split_whitespace().any(|listed| listed == word);
@@ -68,22 +68,22 @@ impl Setting {
     }
 }
 
-/// The value of a word.
+/// Returns the value of a word.
 pub(super) fn of_word(is_on: bool) -> &'static str {
     if is_on { ON } else { OFF }
 }
 
-/// The text of a setting's file, without the end of its line.
+/// Reads a setting's file, without the trailing newline.
 pub(super) fn read(path: &Path) -> anyhow::Result<String> {
-    // In one piece: some files of the kernel refuse to be read into what may be too short (osnoise_cpus_read()).
-    let mut bytes = vec![0; LONGEST];
+    // In one read: some kernel files reject a buffer that may be too short (osnoise_cpus_read()).
+    let mut bytes = vec![0; MAX_BYTES];
     let length = File::open(path)
         .and_then(|mut file| file.read(&mut bytes))
         .with_context(|| format!("cannot read {}", path.display()))?;
     Ok(String::from_utf8_lossy(&bytes[..length]).trim_end().to_owned())
 }
 
-/// Writes a line: some kernel files take what follows a text without an end for more of it (osnoise_cpus_write()).
+/// Writes a line: some kernel files append the next write to a text without a newline (osnoise_cpus_write()).
 fn write(path: &Path, value: &str) -> io::Result<()> {
     fs::write(path, format!("{value}\n"))
 }

@@ -29,7 +29,7 @@ fn is_empty(records: &Path) -> bool {
 }
 
 #[test]
-fn settings_are_restored_at_the_end() {
+fn restores_settings_on_drop() {
     let directory = tempfile::tempdir().expect("a directory");
     let records = directory.path().join("records");
     let (a, b) = (setting(directory.path(), "a", "1\n"), setting(directory.path(), "b", "x\n"));
@@ -46,7 +46,7 @@ fn settings_are_restored_at_the_end() {
 }
 
 #[test]
-fn one_of_several_settings_in_a_file_is_restored() {
+fn restores_one_flag_of_a_file() {
     let directory = tempfile::tempdir().expect("a directory");
     let options = setting(directory.path(), "options", "DEFAULTS OSNOISE_WORKLOAD NO_PANIC_ON_STOP\n");
     let mut restore = Restore::recorded_in(&directory.path().join("records"));
@@ -55,32 +55,34 @@ fn one_of_several_settings_in_a_file_is_restored() {
     assert_eq!(content(&options), "NO_OSNOISE_WORKLOAD");
     assert!(restore.set_flag(&options, "ANOTHER", true).is_err());
     drop(restore);
-    // A plain file has what was written last; the kernel's lists all.
+    // A plain file has only the last write; the kernel's lists all words.
     assert_eq!(content(&options), "OSNOISE_WORKLOAD");
 }
 
-/// Two measurements that overlap: the original value comes back when the last one ends, whichever that is.
+/// Two overlapping measurements: the original value is restored when the last one ends, whichever that is.
 #[test]
-fn the_original_value_comes_back_with_the_last_of_overlapping_runs() {
-    for (of_b, is_first_out, between) in [("3", true, "3"), ("3", false, "2"), ("2", true, "2"), ("2", false, "2")] {
+fn last_of_overlapping_runs_restores_original() {
+    for (value_of_b, is_first_out, between) in
+        [("3", true, "3"), ("3", false, "2"), ("2", true, "2"), ("2", false, "2")]
+    {
         let directory = tempfile::tempdir().expect("a directory");
         let records = directory.path().join("records");
         let path = setting(directory.path(), "a", "1");
         let [mut a, mut b] = [(); 2].map(|()| Restore::recorded_in(&records));
         a.set(&path, "2").expect("set");
-        b.set(&path, of_b).expect("set");
-        assert_eq!(content(&path), of_b);
+        b.set(&path, value_of_b).expect("set");
+        assert_eq!(content(&path), value_of_b);
         let (first, last) = if is_first_out { (a, b) } else { (b, a) };
         drop(first);
-        assert_eq!(content(&path), between, "{of_b} {is_first_out}");
+        assert_eq!(content(&path), between, "{value_of_b} {is_first_out}");
         drop(last);
-        assert_eq!(content(&path), "1", "{of_b} {is_first_out}");
+        assert_eq!(content(&path), "1", "{value_of_b} {is_first_out}");
         assert!(is_empty(&records));
     }
 }
 
 #[test]
-fn what_a_killed_process_has_left_is_restored_and_what_a_living_one_has_changed_is_not() {
+fn recovers_changes_of_killed_processes_only() {
     let directory = tempfile::tempdir().expect("a directory");
     let records = directory.path().join("records");
     let (a, b) = (setting(directory.path(), "a", "1"), setting(directory.path(), "b", "1"));
@@ -90,7 +92,7 @@ fn what_a_killed_process_has_left_is_restored_and_what_a_living_one_has_changed_
     killed.set(&a, "2").expect("set");
     killed.set(&a, "3").expect("set");
     kill(killed);
-    // A record of a setting elsewhere is not believed.
+    // A record of a setting elsewhere is not trusted.
     assert_eq!(recovered(&records, Path::new("/elsewhere")), PutBack::default());
     assert_eq!(content(&a), "3");
     let mut killed = Restore::recorded_in(&records);
@@ -103,9 +105,9 @@ fn what_a_killed_process_has_left_is_restored_and_what_a_living_one_has_changed_
     assert!(is_empty(&records));
 }
 
-/// What the administrator has set after a crash stays, and is not a setting that was restored.
+/// A value that the administrator has set after a crash stays, and does not count as restored.
 #[test]
-fn a_setting_that_was_changed_after_a_crash_keeps_its_value() {
+fn keeps_value_changed_after_crash() {
     let directory = tempfile::tempdir().expect("a directory");
     let records = directory.path().join("records");
     let a = setting(directory.path(), "a", "1");
@@ -116,7 +118,7 @@ fn a_setting_that_was_changed_after_a_crash_keeps_its_value() {
     assert_eq!(recovered(&records, directory.path()), PutBack::default());
     assert_eq!(content(&a), "7");
     assert!(is_empty(&records));
-    // The same while it measures.
+    // Also during a measurement.
     let mut restore = Restore::recorded_in(&records);
     restore.set(&a, "2").expect("set");
     setting(directory.path(), "a", "8");
@@ -125,12 +127,12 @@ fn a_setting_that_was_changed_after_a_crash_keeps_its_value() {
 }
 
 #[test]
-fn a_setting_that_cannot_be_written_leaves_no_entry() {
+fn failed_write_leaves_no_entry() {
     let directory = tempfile::tempdir().expect("a directory");
     let records = directory.path().join("records");
     let mut restore = Restore::recorded_in(&records);
     assert!(restore.set(&directory.path().join("absent"), "2").is_err());
-    // Root may read it, and not write to it.
+    // Root may read it, but not write to it.
     assert!(restore.set(Path::new("/proc/version"), "2").is_err());
     assert!(restore.set(&setting(directory.path(), "a", "1"), "two\nlines").is_err());
     assert!(!records.join("settings").exists());
@@ -139,7 +141,7 @@ fn a_setting_that_cannot_be_written_leaves_no_entry() {
 }
 
 #[test]
-fn a_directory_that_was_made_is_removed_at_the_end_or_by_the_next_one() {
+fn removes_directory_on_drop_or_recovery() {
     let directory = tempfile::tempdir().expect("a directory");
     let (records, made) = (directory.path().join("records"), directory.path().join("made"));
     let mut restore = Restore::recorded_in(&records);
@@ -160,9 +162,9 @@ fn a_directory_that_was_made_is_removed_at_the_end_or_by_the_next_one() {
     assert!(!made.exists() && is_empty(&records));
 }
 
-/// A file elsewhere is not a journal of ours.
+/// A file elsewhere is not our journal.
 #[test]
-fn links_are_not_followed() {
+fn does_not_follow_symlinks() {
     let directory = tempfile::tempdir().expect("a directory");
     let records = directory.path().join("records");
     let a = setting(directory.path(), "a", "1");
@@ -183,7 +185,7 @@ fn links_are_not_followed() {
 }
 
 #[test]
-fn a_directory_that_others_can_write_to_is_not_trusted() {
+fn rejects_directory_writable_by_others() {
     use std::os::unix::fs::PermissionsExt as _;
     let directory = tempfile::tempdir().expect("a directory");
     fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o777)).expect("set");
@@ -194,7 +196,7 @@ fn a_directory_that_others_can_write_to_is_not_trusted() {
     assert_eq!(content(&a), "1");
 }
 
-/// So many processes and settings take part.
+/// Number of processes and of settings.
 const PROCESSES: usize = 3;
 const PATHS: usize = 2;
 
@@ -234,11 +236,11 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     prop::collection::vec(action, 1..24)
 }
 
-/// What each setting has to be.
+/// Expected state of the settings.
 struct Model {
-    /// What it was, or what the administrator has set since.
+    /// The original value, or the administrator's latest.
     original: [u32; PATHS],
-    /// Who wants which value, in order; the last one stands. `None`: a killed process.
+    /// Processes and the values they set, in order; the last one is in effect. `None`: a killed process.
     wanted: [Vec<(Option<usize>, u32)>; PATHS],
 }
 
@@ -262,10 +264,10 @@ impl Model {
 }
 
 proptest! {
-    // Each has some hundred accesses to files.
+    // Each case has some hundred file accesses.
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn settings_are_those_of_the_model_after_any_actions(actions in actions()) {
+    fn settings_match_model_after_any_actions(actions in actions()) {
         let directory = tempfile::tempdir().expect("a directory");
         let records = directory.path().join("records");
         let paths: [PathBuf; PATHS] = std::array::from_fn(|path| setting(directory.path(), &path.to_string(), "1"));

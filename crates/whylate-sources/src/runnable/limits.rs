@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What kept a thread that could run from every CPU: quotas, budgets and schedulers, by name.
+//! Limits that keep a runnable thread from all CPUs: quotas, budgets and schedulers, by name.
 
 use std::fs;
 
@@ -8,11 +8,11 @@ use whylate_model::blame::Throttled;
 use super::skel::types::{limits, throttled_by};
 use crate::cgroups::Cgroups;
 
-/// Which scheduler is a BPF program now.
+/// Name of the current sched_ext scheduler.
 const SCHED_EXT: &str = "/sys/kernel/sched_ext/root/ops";
 
-/// When the thread of this name was kept off, and by whom, in order. It could run at the first of these times
-/// (CLOCK_MONOTONIC), and did at the second.
+/// Returns when the thread `subject` was throttled, and by what, in time order. It became runnable at the first of the
+/// given times (CLOCK_MONOTONIC), and ran at the second.
 pub(super) fn throttled(
     of: &limits,
     [runnable_ns, running_ns]: [u64; 2],
@@ -24,24 +24,24 @@ pub(super) fn throttled(
         return from_the_start(of.deadline_ns, format!("deadline of {subject}"));
     }
     if of.throttled_by == throttled_by::THROTTLED_BY_REAL_TIME.0 {
-        // It goes before all others as soon as it may.
-        return from_the_start(running_ns, format!("real-time limit of {}", cgroups.called(of.own_cgroup)));
+        // It runs before all others as soon as it may.
+        return from_the_start(running_ns, format!("real-time limit of {}", cgroups.label(of.own_cgroup)));
     }
     let mut spans = Vec::new();
     if of.until_ns != 0 {
-        spans.extend(from_the_start(of.until_ns, cgroups.called(of.quota_cgroup)));
+        spans.extend(from_the_start(of.until_ns, cgroups.label(of.quota_cgroup)));
     }
     for span in of.later.iter().filter(|span| span.until_ns != 0) {
-        spans.push(Throttled { from_ns: span.from_ns, until_ns: span.until_ns, by: cgroups.called(of.later_cgroup) });
+        spans.push(Throttled { from_ns: span.from_ns, until_ns: span.until_ns, by: cgroups.label(of.later_cgroup) });
     }
     spans.sort_by_key(|span| span.from_ns);
     spans
 }
 
-/// What keeps it from a CPU that is idle.
+/// Returns what keeps the thread from an idle CPU.
 pub(super) fn kept_from_idle(of: &limits, cgroups: &mut Cgroups) -> Option<String> {
     if of.quota_cgroup != 0 {
-        return Some(cgroups.called(of.quota_cgroup));
+        return Some(cgroups.label(of.quota_cgroup));
     }
     if of.has_sched_ext != 0 {
         let name = fs::read_to_string(SCHED_EXT).unwrap_or_default();
@@ -55,20 +55,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_keeps_a_thread_from_an_idle_cpu_is_named_a_quota_first() {
+    fn names_limit_on_idle_cpu_with_quota_first() {
         let cgroups = &mut Cgroups::default();
         assert_eq!(kept_from_idle(&limits::default(), cgroups), None);
         let by_core = limits { has_core_scheduling: 1, ..limits::default() };
         assert_eq!(kept_from_idle(&by_core, cgroups).as_deref(), Some("core scheduling"));
         let by_program = limits { has_sched_ext: 1, ..by_core };
         assert!(kept_from_idle(&by_program, cgroups).is_some_and(|by| by.starts_with("sched_ext scheduler")));
-        // No cgroup has this number.
+        // No cgroup has this ID.
         let by_quota = limits { quota_cgroup: u64::MAX, ..by_program };
         assert!(kept_from_idle(&by_quota, cgroups).is_some_and(|by| by.starts_with("cgroup ")));
     }
 
     #[test]
-    fn a_budget_and_a_limit_hold_from_the_start_and_throttles_are_in_order() {
+    fn throttled_spans_start_at_wakeup_and_are_ordered() {
         let cgroups = &mut Cgroups::default();
         let spans = |of: &limits, cgroups: &mut Cgroups| -> Vec<(u64, u64)> {
             throttled(of, [10, 90], "a:1", cgroups).iter().map(|span| (span.from_ns, span.until_ns)).collect()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that could run and had to wait for a CPU for long: who had it meanwhile.
+//! Long run-queue waits: threads that were runnable without a CPU, and what occupied the CPU.
 //!
 #![doc = include_str!("how.md")]
 
@@ -20,11 +20,11 @@ use whylate_model::{Labels, LateEvent, Occupancy, Snapshot, thread};
 
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
-use self::sleeps::Sleeps;
+use self::sleeps::BlockedWaits;
 use crate::attach::{self, PlainData, ProgramStatistics, text};
 use crate::cgroups;
 use crate::clock;
-use crate::occupancy::{Account, Called, Step, Timers, Wakeups, Windows};
+use crate::occupancy::{Account, Step, StepGuard, Timers, Wakeups, Windows};
 use crate::pid_namespace;
 use crate::records::Records;
 use crate::session::Session;
@@ -36,59 +36,59 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/runnable/runnable.skel.rs"));
 }
 
-/// How many intervals are taken of the CPU that a thread was moved from.
-const MOST_BEFORE: usize = 1024;
-/// For so long after the move, an interrupt that comes in late may tell that interrupts were off until it.
+/// Maximum number of intervals that are read of the CPU that a thread was migrated from.
+const MAX_INTERVALS_BEFORE: usize = 1024;
+/// How long after a migration a late interrupt may show that interrupts were off until it.
 const LATE_INTERRUPT_NS: u64 = 1_000_000;
-/// Room for late waits with their windows, in bytes.
+/// Ring buffer size for late waits with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;
 
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]
 unsafe impl PlainData for runnable_wait {}
 
-/// Which threads, and from which wait on.
+/// Threads to explain waits of, and minimum lengths.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
+pub(crate) struct WaitSelection {
     pub explain_over_ns: u64,
-    /// The same of waits for others; `None`: these are not told.
+    /// Minimum length of blocked waits, in nanoseconds; `None`: they are not explained.
     pub explain_sleeps_over_ns: Option<u64>,
-    /// Those of threads that are idle by design too.
+    /// Include blocked waits of threads that are idle by design.
     pub idle: bool,
-    /// Of waits for others those alone that somebody here held up.
+    /// Explain only blocked waits that something on this machine held up.
     pub held_up_alone: bool,
-    /// Late events also carry what their causes were told from.
+    /// Add to late events the evidence that their causes were derived from.
     pub keep_evidence: bool,
     pub threads: Threads,
-    /// The kernel's own threads.
+    /// Include kernel threads.
     pub kernel_threads: bool,
-    /// Those of processes.
+    /// Include user threads.
     pub user_threads: bool,
 }
 
-/// Explains long waits until it is dropped.
+/// Explains long waits until dropped.
 pub(crate) struct Waits {
-    /// First, so that no program runs while the rest goes.
-    _called: Called,
+    /// Dropped first, so that no program runs while the rest is dropped.
+    _called: StepGuard,
     records: Records,
     account: Account,
     symbols: KernelSymbols,
     keep_evidence: bool,
-    /// Late events that were cut short since they were told.
+    /// Truncated records since the last report.
     cut_short: u64,
-    /// Waits that were not seen to begin, as far as they have been told.
-    unseen_told: u64,
-    /// Waits for others, where they are told.
-    sleeps: Option<Sleeps>,
-    /// Of those too many that came at once, as far as they have been told.
-    sleeps_lost_told: u64,
-    /// What was explained before it was asked for.
+    /// Waits with an unseen start, as far as reported.
+    unseen_reported: u64,
+    /// Blocked waits, if they are explained.
+    sleeps: Option<BlockedWaits>,
+    /// Blocked waits dropped by the programs, as far as reported.
+    sleeps_lost_reported: u64,
+    /// Events that were explained before a drain.
     explained: Vec<LateEvent>,
     skeleton: skel::RunnableSkel<'static>,
 }
 
 impl Waits {
-    pub(crate) fn attach(wanted: &Wanted, session: &Session) -> Result<Self, AttachError> {
+    pub(crate) fn attach(wanted: &WaitSelection, session: &Session) -> Result<Self, AttachError> {
         let mut account = Account::load(session, Timers::Heartbeats, Wakeups::OfAll)?;
         let mut open = RunnableSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
@@ -113,7 +113,7 @@ impl Waits {
         open.maps.runnable_waits.set_max_entries(LATE_BYTES)?;
         let skeleton = open.load()?;
         account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
-        let records = Records::of(&skeleton.maps.runnable_waits)?;
+        let records = Records::new(&skeleton.maps.runnable_waits)?;
         let step = Step::RunnableSwitch { over_ns: wanted.explain_over_ns };
         let called = account.call(step, skeleton.progs.on_sched_switch.as_fd())?;
         account.attach()?;
@@ -124,21 +124,21 @@ impl Waits {
             symbols: session.symbols(),
             keep_evidence: wanted.keep_evidence,
             cut_short: 0,
-            unseen_told: 0,
-            sleeps: wanted.explain_sleeps_over_ns.map(|over_ns| Sleeps::new(over_ns, wanted, session.symbols())),
-            sleeps_lost_told: 0,
+            unseen_reported: 0,
+            sleeps: wanted.explain_sleeps_over_ns.map(|over_ns| BlockedWaits::new(over_ns, wanted, session.symbols())),
+            sleeps_lost_reported: 0,
             explained: Vec::new(),
             skeleton,
         })
     }
 
-    /// Hands over the waits that have come in, waiting at most so long for the first one.
+    /// Passes the waits that have come in to `each`. Waits for at most `wait` until the first one.
     pub(crate) fn drain(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         self.explained.drain(..).for_each(&mut *each);
         self.records.poll(wait)?;
         while let Some(record) = self.records.next() {
             if let Some(sleeps) = &mut self.sleeps
-                && sleeps.take_in(&record, &self.account)
+                && sleeps.add_record(&record, &self.account)
             {
                 continue;
             }
@@ -148,22 +148,22 @@ impl Waits {
             }
         }
         if let Some(sleeps) = &mut self.sleeps {
-            sleeps.explain_at_leisure(&self.account, each);
+            sleeps.explain_within_budget(&self.account, each);
         }
         Ok(())
     }
 
-    /// What could not be told since the last call, by reason.
+    /// Returns the number of waits lost since the last call, by reason.
     pub(crate) fn take_lost(&mut self) -> Vec<(&'static str, u64)> {
         let late = std::mem::take(&mut self.cut_short);
         let counts = self.skeleton.maps.bss_data.as_deref();
         let (unseen, sleeps) = counts.map_or((0, 0), |counts| (counts.lost_wakeups, counts.lost_sleeps));
-        let before = std::mem::replace(&mut self.unseen_told, unseen);
-        let sleeps_before = std::mem::replace(&mut self.sleeps_lost_told, sleeps);
-        // Not seen to begin: the wakeup came while the program ran, or by a thread that the kernel hides.
+        let before = std::mem::replace(&mut self.unseen_reported, unseen);
+        let sleeps_before = std::mem::replace(&mut self.sleeps_lost_reported, sleeps);
+        // An unseen start: the wakeup came while the program ran, or by a thread that the kernel hides.
         let mut lost = vec![("late_events", late), ("unseen_wakeups", unseen.saturating_sub(before))];
         if let Some(of) = &mut self.sleeps {
-            // What is not explained by now is not of this span.
+            // Waits not explained by now would fall out of this span.
             of.explain(&self.account, &mut |event| self.explained.push(event));
             lost.push(("unseen_sleeps", of.take_unseen() + sleeps.saturating_sub(sleeps_before)));
         }
@@ -171,8 +171,8 @@ impl Waits {
         lost
     }
 
-    pub(crate) fn tell_unexplained(&self, snapshot: &mut Snapshot) {
-        self.account.tell_unexplained(snapshot);
+    pub(crate) fn report_unexplained(&self, snapshot: &mut Snapshot) {
+        self.account.report_unexplained(snapshot);
     }
 
     pub(crate) fn weaker(&self) -> Option<&str> {
@@ -186,32 +186,33 @@ impl Waits {
     }
 }
 
-/// The late event of a `struct runnable_wait`, which lacks the window's unused intervals; `None` where it is cut short.
+/// Builds the late event of a `struct runnable_wait`, which lacks the window's unused intervals; `None` if it is
+/// truncated.
 pub(crate) fn event_of(
     bytes: &[u8],
     account: &Account,
     symbols: &mut KernelSymbols,
     keep_evidence: bool,
 ) -> Option<LateEvent> {
-    let record = whole(bytes)?;
+    let record = padded_record(bytes)?;
     let before = match record.moved_ns {
         0 => None,
         moved_ns => {
             let until_ns = moved_ns.saturating_add(LATE_INTERRUPT_NS).min(record.running_ns);
-            account.lately(record.moved_from, record.runnable_ns..until_ns, MOST_BEFORE, symbols)
+            account.recent_intervals(record.moved_from, record.runnable_ns..until_ns, MAX_INTERVALS_BEFORE, symbols)
         }
     };
-    described(bytes, before, &mut account.windows(), symbols, keep_evidence)
+    late_event(bytes, before, &mut account.windows(), symbols, keep_evidence)
 }
 
-fn whole(bytes: &[u8]) -> Option<runnable_wait> {
-    let mut whole = bytes.to_vec();
-    whole.resize(size_of::<runnable_wait>().max(bytes.len()), 0);
-    attach::read_plain(&whole)
+fn padded_record(bytes: &[u8]) -> Option<runnable_wait> {
+    let mut padded = bytes.to_vec();
+    padded.resize(size_of::<runnable_wait>().max(bytes.len()), 0);
+    attach::read_plain(&padded)
 }
 
-/// The same, knowing who had the CPU that the thread was moved from.
-fn described(
+/// Builds the late event, given the occupancy of the CPU that the thread was migrated from.
+fn late_event(
     bytes: &[u8],
     occupancy_before: Option<Occupancy>,
     windows: &mut Windows,
@@ -219,7 +220,7 @@ fn described(
     keep_evidence: bool,
 ) -> Option<LateEvent> {
     let occupancy = windows.read(bytes.get(offset_of!(runnable_wait, window)..)?, symbols)?;
-    let record = whole(bytes)?;
+    let record = padded_record(bytes)?;
     let subject = thread::called(&text(&record.thread), record.tid);
     let labels = labels_of(&record, windows, symbols);
     let cgroups = &mut windows.cgroups;
@@ -246,7 +247,7 @@ fn described(
     })
 }
 
-/// Whose wait it is, and who ended it.
+/// Returns the labels of the waiting thread and its waker.
 fn labels_of(record: &runnable_wait, windows: &mut Windows, symbols: &mut KernelSymbols) -> Labels {
     let mut labels: Labels = [
         ("process", text(&record.process)),
@@ -262,7 +263,7 @@ fn labels_of(record: &runnable_wait, windows: &mut Windows, symbols: &mut Kernel
         _ => None,
     };
     labels.extend(role.map(|role| (ROLE.to_owned(), role.to_owned())));
-    labels.extend(windows.cgroups.told(record.cgroup).map(|path| (CGROUP.to_owned(), path)));
+    labels.extend(windows.cgroups.path_or_placeholder(record.cgroup).map(|path| (CGROUP.to_owned(), path)));
     if record.handler != 0 {
         labels.insert("handler".to_owned(), symbols.name(record.handler).to_owned());
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Threads that could run and had to wait for a CPU for long, each with who had it meanwhile. */
+/* Threads with a long run-queue wait, each with the occupants of its CPU during the wait. */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
@@ -15,7 +15,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Never holds data: puts the types that user space shares into the skeleton. */
 struct {
 	struct runnable_wait runnable_wait;
 	enum thread_role thread_role;
@@ -29,21 +29,21 @@ enum {
 	PF_KTHREAD = 0x200000,
 };
 
-/* By the kernel's number; 0: all. */
+/* PID in the initial namespace; 0: all. */
 const volatile u32 wanted_process = 0;
-/* Whoever watches is no victim. */
+/* Waits of whylate itself are not explained. */
 const volatile u32 own_process = 0;
-/* Long waits for others are told too, from so many nanoseconds on; 0: they are not. */
+/* Minimum length of blocked waits that are explained, in nanoseconds; 0: none. */
 const volatile u64 explain_sleeps_over_ns = 0;
-/* Of these only what somebody may have held up: what a timer or a packet has ended was held up by nobody here. */
+/* Explain only blocked waits that may have been held up here: a wait ended by a timer or a packet was not. */
 const volatile bool explain_held_up_alone = false;
 
-/* Late waits whose beginning was not seen. */
+/* Late waits with an unseen start. */
 u64 lost_wakeups = 0;
-/* Long waits for others that came too fast. */
+/* Blocked waits that came too fast. */
 u64 lost_sleeps = 0;
 
-/* It has slept, and something has woken it that is to be told. */
+/* Tests whether the thread was blocked, and its waker is relevant. */
 static __always_inline bool has_slept(const struct wakeup *wakeup)
 {
 	if (!wakeup || wakeup->entry <= ENTRY_PREEMPTED || wakeup->entry == ENTRY_PARENT || wakeup->entry == ENTRY_PARENT_OF_THREAD)
@@ -51,7 +51,7 @@ static __always_inline bool has_slept(const struct wakeup *wakeup)
 	return !explain_held_up_alone || wakeup->entry == ENTRY_THREAD || wakeup->entry == ENTRY_DISK;
 }
 
-/* Most of these waits are nobody's fault, so they are not late if they are many, and leave room for what is. */
+/* Most of these waits are innocent, so they are dropped if they are many, to leave space for late ones. */
 static __always_inline bool may_be_held_up(u64 now_ns)
 {
 	u64 used = bpf_ringbuf_query(&runnable_waits, BPF_RB_AVAIL_DATA);
@@ -62,7 +62,7 @@ static __always_inline bool may_be_held_up(u64 now_ns)
 	return false;
 }
 
-static __always_inline void tell_sleep(struct runnable_wait *late, struct task_struct *task, const struct wakeup *wakeup)
+static __always_inline void record_sleep(struct runnable_wait *late, struct task_struct *task, const struct wakeup *wakeup)
 {
 	long bytes = bpf_get_task_stack(task, late->slept_in, sizeof(late->slept_in), 0);
 
@@ -71,11 +71,11 @@ static __always_inline void tell_sleep(struct runnable_wait *late, struct task_s
 	late->off_ns = task_off_cpu_ns(task);
 	late->stopper = wakeup->stopper;
 	late->ended_by = wakeup->entry;
-	/* It takes that back itself, once it runs. */
+	/* The thread clears that itself once it runs. */
 	late->in_iowait = BPF_CORE_READ_BITFIELD(task, in_iowait);
 }
 
-/* A thread that was late for something else than a CPU: user space goes back along who has woken whom. */
+/* Sends a long blocked wait: user space follows the wakers backwards. */
 static __always_inline int explain_sleep(struct task_struct *task, const struct wakeup *wakeup, u64 now_ns)
 {
 	struct runnable_wait *late;
@@ -88,7 +88,7 @@ static __always_inline int explain_sleep(struct task_struct *task, const struct 
 	if (!late)
 		return 0;
 	late->runnable_ns = wakeup->waits_since_ns;
-	tell_sleep(late, task, wakeup);
+	record_sleep(late, task, wakeup);
 	tell_limits(&late->limits, task, late->runnable_ns, now_ns, wakeup->throttled_by);
 	return send_sleep(late);
 }
@@ -112,14 +112,14 @@ static __always_inline int explain_wait(struct task_struct *task, const struct w
 		__builtin_memcpy(late->waker, wakeup->waker, sizeof(late->waker));
 	}
 	if (explain_sleeps_over_ns && has_slept(wakeup))
-		tell_sleep(late, task, wakeup);
+		record_sleep(late, task, wakeup);
 	tell_limits(&late->limits, task, late->runnable_ns, now_ns, wakeup ? wakeup->throttled_by : THROTTLED_NOT);
 	return send_runnable_wait(late);
 }
 
 /*
- * How it came to wait; NULL where that is not known. An entry may be of a thread that had the same number, or of an
- * earlier wait, where the wakeup was not seen: it has left a CPU since then.
+ * Returns the record of the wait's start; NULL if unknown. The entry may be of an earlier thread with the same TID, or of an earlier wait
+ * if the wakeup was not seen: the thread has left a CPU since then.
  */
 static __always_inline const struct wakeup *own_wakeup(const struct task_struct *task)
 {
@@ -131,9 +131,9 @@ static __always_inline const struct wakeup *own_wakeup(const struct task_struct 
 }
 
 /*
- * By the scheduler's stamp, which is of its present queue; without one, or where the thread was moved, from its wakeup
- * or loss of a CPU. One that slept in a queue (6.12) may have a stamp of before its wakeup: where that was not seen
- * nothing is told, unless the thread never had a CPU.
+ * Returns the run-queue wait by the scheduler's stamp, which is that of its current queue; without one, or if the thread was migrated,
+ * since its wakeup or preemption. A thread that slept on a run queue (delayed dequeue, 6.12) may have a stamp from before its wakeup: if
+ * that was not seen, the wait is dropped, unless the thread never ran.
  */
 static __always_inline u64 waited_ns_of(struct task_struct *task, const struct wakeup *wakeup, u64 now_ns)
 {
@@ -148,13 +148,13 @@ static __always_inline u64 waited_ns_of(struct task_struct *task, const struct w
 		return 0;
 	}
 	whole_ns = since(now_ns, wakeup->waits_since_ns);
-	/* One that was preempted on its way to sleep, in a state of sleep, has none. */
+	/* A thread that was preempted before it could sleep, in a sleep state, has none. */
 	if (!has_stamp || !task->sched_info.last_queued)
 		return whole_ns;
 	return was_moved(wakeup) || whole_ns < waited_ns ? whole_ns : waited_ns;
 }
 
-static __noinline int look_at_wait(struct task_struct *task)
+static __noinline int check_wait(struct task_struct *task)
 {
 	u64 now_ns = bpf_ktime_get_ns(), waited_ns;
 	const struct wakeup *wakeup;
@@ -170,12 +170,12 @@ static __noinline int look_at_wait(struct task_struct *task)
 	return 0;
 }
 
-/* Called by the account, where the thread has not had a CPU for as long as is late. */
+/* Called by the account if the thread was off-CPU for at least the threshold. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
 	if ((u32)next->tgid != own_process && (!wanted_process || (u32)next->tgid == wanted_process))
-		look_at_wait(next);
+		check_wait(next);
 	go_on_with_account(ctx);
 	return 0;
 }

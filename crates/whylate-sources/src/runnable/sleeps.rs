@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that had to wait for others for long: along who ended each wait.
+//! Long blocked waits of threads, explained along the wakers that ended them.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
 use whylate_model::{Cgroup, LateEvent, WaitClass, thread};
 
 use super::skel::types::entry_kind;
-use super::{Wanted, labels_of, limits};
+use super::{WaitSelection, labels_of, limits};
 use crate::attach::text;
 use crate::clock;
 use crate::occupancy::{Account, stop};
@@ -19,21 +19,21 @@ use crate::offcpu::Rings;
 use crate::paths::PathNames;
 use crate::symbols::KernelSymbols;
 
-/// So many of the latest long waits are remembered, for paths on which they lie.
-const REMEMBERED: usize = 4_096;
-/// So many waits are explained at once; others are counted.
-const AT_ONCE: usize = 1_000;
-/// The scheduler's clock, by which a wait is bounded, stands still in interrupts: the bound has so much room.
-const ROOM_NS: u64 = 10_000_000;
-/// Where most waits are nobody's fault, going back through the past may take this part of the time.
-const A_FIFTIETH: u64 = 50;
+/// Maximum number of recent long waits that are kept, for paths that lead through them.
+const MAX_RECORDED: usize = 4_096;
+/// Maximum number of waits to be explained at a time; more are dropped and counted.
+const MAX_PENDING: usize = 1_000;
+/// Slack of a wait's bound: the scheduler's clock, which bounds it, stands still in interrupts.
+const CLOCK_SLACK_NS: u64 = 10_000_000;
+/// Explaining waits that are mostly innocent may take at most 1/50 of wall time.
+const REST_FACTOR: u64 = 50;
 
-/// A CPU tells that it changes hands a moment before it does, which a virtual one draws out.
+/// How long after its tracepoint a switch may be written to the ring; long if the vCPU is preempted in between.
 const SETTLED_NS: u64 = 20_000_000;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What is known of a long wait beside how it went.
-struct Known {
+/// Details of a long wait that the scheduling timeline lacks.
+struct RecordedWait {
     tid: u32,
     woken_ns: u64,
     running_ns: u64,
@@ -43,49 +43,49 @@ struct Known {
 }
 
 /// A wait that is to be explained.
-struct Waiting {
+struct PendingWait {
     asked: Asked,
-    /// Without its path as yet.
+    /// Event without its path.
     event: LateEvent,
-    /// Somebody has the lock, of a file or in the kernel, that it waits for. Of a futex that is not known.
+    /// Whether it waits for a held lock, of a file or in the kernel. Whether a futex is held is unknown.
     is_for_lock: bool,
-    /// The part of it that was a wait for a CPU, where that alone is long enough to be told.
+    /// The run-queue wait at its end, if that alone is long enough.
     for_cpu: Option<LateEvent>,
 }
 
-/// What a walk has found of one.
+/// Result of a wait's walk.
 #[derive(Default)]
 struct Outcome {
     found: Found,
     began_ns: Option<u64>,
-    /// The thread does not have a CPU yet at its end.
+    /// Whether the thread was not switched in yet at the end.
     is_open: bool,
-    /// Nobody came: it was told to sleep for so long, or has given up.
+    /// Whether a timer ended the wait: a sleep or a timeout.
     was_timer: bool,
     was_stopped: bool,
     is_uninterruptible: bool,
 }
 
-/// Waits that have come in and are to be explained.
-pub(super) struct Sleeps {
+/// Blocked waits that are to be explained.
+pub(super) struct BlockedWaits {
     over_ns: u64,
     idle: bool,
     held_up_alone: bool,
-    /// The next are explained from then on.
+    /// Nothing is explained until then.
     rests_until_ns: u64,
     symbols: KernelSymbols,
     names: PathNames,
     rings: Rings,
-    known: VecDeque<Known>,
-    waiting: Vec<Waiting>,
-    /// Waits whose beginning is not known any more, since they were told.
+    known: VecDeque<RecordedWait>,
+    waiting: Vec<PendingWait>,
+    /// Waits with an unknown start since the last report.
     unseen: u64,
 }
 
-impl Sleeps {
-    pub(super) fn new(over_ns: u64, wanted: &Wanted, symbols: KernelSymbols) -> Self {
+impl BlockedWaits {
+    pub(super) fn new(over_ns: u64, wanted: &WaitSelection, symbols: KernelSymbols) -> Self {
         let names = PathNames::new(symbols.shared());
-        Sleeps {
+        BlockedWaits {
             over_ns,
             idle: wanted.idle,
             held_up_alone: wanted.held_up_alone,
@@ -99,13 +99,13 @@ impl Sleeps {
         }
     }
 
-    /// Takes a record in. False: it is late for a CPU alone, if at all.
-    pub(super) fn take_in(&mut self, bytes: &[u8], account: &Account) -> bool {
-        let Some(record) = super::whole(bytes) else { return false };
+    /// Adds a record. Returns false if the record is at most a late run-queue wait.
+    pub(super) fn add_record(&mut self, bytes: &[u8], account: &Account) -> bool {
+        let Some(record) = super::padded_record(bytes) else { return false };
         if record.woken_ns == 0 {
             return false;
         }
-        let off_ns = record.off_ns.saturating_add(ROOM_NS);
+        let off_ns = record.off_ns.saturating_add(CLOCK_SLACK_NS);
         if self.held_up_alone && off_ns < self.over_ns {
             return false;
         }
@@ -126,7 +126,7 @@ impl Sleeps {
             in_flight: if is_of_disk { InFlight::Disk } else { self.rings.in_flight(record.tgid, &stack) },
         };
         let class = match classify(&seen, &Classes::default()).class {
-            // Of what it might have waited for, a disk has come: whoever loops over events waits for its disk so too.
+            // A disk ended the wait: an event loop may wait for its disk too.
             WaitClass::Idle if is_of_disk && !seen.is_kernel => WaitClass::Disk,
             class => class,
         };
@@ -136,7 +136,7 @@ impl Sleeps {
         let limit = limits.into_iter().next().filter(|limit| limit.from_ns <= record.runnable_ns);
         let mut labels = labels_of(&record, windows, &mut self.symbols);
         labels.insert("waited".to_owned(), class.words().to_owned());
-        self.known.push_back(Known {
+        self.known.push_back(RecordedWait {
             tid: record.tid,
             woken_ns: record.woken_ns,
             running_ns: record.running_ns,
@@ -144,14 +144,14 @@ impl Sleeps {
             class,
             limit: limit.map(|limit| (limit.until_ns, limit.by)),
         });
-        if self.known.len() > REMEMBERED {
+        if self.known.len() > MAX_RECORDED {
             self.known.pop_front();
         }
-        // What a thread does by design is no lateness.
+        // Waits by design are not late.
         if !self.idle && matches!(class, WaitClass::Idle | WaitClass::Timer) {
             return !is_late_for_cpu;
         }
-        if self.waiting.len() >= AT_ONCE {
+        if self.waiting.len() >= MAX_PENDING {
             self.unseen += 1;
             return !is_late_for_cpu;
         }
@@ -172,12 +172,12 @@ impl Sleeps {
             ..LateEvent::default()
         };
         let is_for_lock = class == WaitClass::Lock && !event.stack.iter().any(|frame| frame.contains("futex"));
-        self.waiting.push(Waiting { asked, event, is_for_lock, for_cpu });
+        self.waiting.push(PendingWait { asked, event, is_for_lock, for_cpu });
         true
     }
 
-    /// Explains those that have come in, unless that took too much of the time lately.
-    pub(super) fn explain_at_leisure(&mut self, account: &Account, each: &mut dyn FnMut(LateEvent)) {
+    /// Explains the pending waits, unless that took too much time recently.
+    pub(super) fn explain_within_budget(&mut self, account: &Account, each: &mut dyn FnMut(LateEvent)) {
         let now_ns = clock::monotonic_ns();
         if self.waiting.is_empty() || now_ns < self.rests_until_ns {
             return;
@@ -185,11 +185,11 @@ impl Sleeps {
         self.explain(account, each);
         if self.held_up_alone {
             let ended_ns = clock::monotonic_ns();
-            self.rests_until_ns = ended_ns.saturating_add(A_FIFTIETH * ended_ns.saturating_sub(now_ns));
+            self.rests_until_ns = ended_ns.saturating_add(REST_FACTOR * ended_ns.saturating_sub(now_ns));
         }
     }
 
-    /// Explains those that have come in.
+    /// Explains the pending waits.
     pub(super) fn explain(&mut self, account: &Account, each: &mut dyn FnMut(LateEvent)) {
         let mut waiting = std::mem::take(&mut self.waiting);
         while !waiting.is_empty() {
@@ -202,7 +202,7 @@ impl Sleeps {
             };
             let asked: Vec<Asked> = waiting.iter().map(|waiting| waiting.asked).collect();
             let mut outcomes: Vec<Outcome> = waiting.iter().map(|_| Outcome::default()).collect();
-            let limits = Known::limits(&self.known);
+            let limits = RecordedWait::limits(&self.known);
             walk(&mut history, &asked, &limits, &mut |number, finding| outcomes[number].add(asked[number], finding));
             let settled_ns = clock::monotonic_ns().saturating_sub(SETTLED_NS);
             let mut open = Vec::new();
@@ -210,7 +210,7 @@ impl Sleeps {
                 if outcome.is_open && waiting.asked.to_ns > settled_ns {
                     open.push(waiting);
                 } else {
-                    self.tell(waiting, outcome, each);
+                    self.emit(waiting, outcome, each);
                 }
             }
             waiting = open;
@@ -220,8 +220,8 @@ impl Sleeps {
         }
     }
 
-    fn tell(&mut self, waiting: Waiting, mut outcome: Outcome, each: &mut dyn FnMut(LateEvent)) {
-        let Waiting { asked, mut event, is_for_lock, for_cpu } = waiting;
+    fn emit(&mut self, waiting: PendingWait, mut outcome: Outcome, each: &mut dyn FnMut(LateEvent)) {
+        let PendingWait { asked, mut event, is_for_lock, for_cpu } = waiting;
         let Some(began_ns) = outcome.began_ns else {
             self.unseen += 1;
             for_cpu.into_iter().for_each(each);
@@ -235,7 +235,7 @@ impl Sleeps {
             return;
         }
         outcome.found.name(asked.tid, Name::of(event.labels.get("thread").map_or("", String::as_str)));
-        let path: Path = outcome.found.finish(&mut Told { names: &mut self.names, known: &self.known });
+        let path: Path = outcome.found.finish(&mut PathNameSource { names: &mut self.names, known: &self.known });
         if let Some(via) = path.segments.iter().find(|segment| segment.depth == 1).and_then(|first| first.via.clone()) {
             event.labels.insert("waited_in".to_owned(), via);
         }
@@ -274,38 +274,38 @@ impl Outcome {
     }
 }
 
-impl Known {
-    /// Up to when threads were not allowed to run, and by the place of whom.
-    fn limits(known: &VecDeque<Known>) -> Limited {
-        let of = |(place, known): (usize, &Known)| {
+impl RecordedWait {
+    /// Returns until when threads were throttled, with the index of the limit in `known`.
+    fn limits(known: &VecDeque<RecordedWait>) -> ThrottleLimits {
+        let of = |(place, known): (usize, &RecordedWait)| {
             let (until_ns, _) = known.limit.as_ref()?;
             Some((known.tid, (known.running_ns, *until_ns, place as u32)))
         };
         let mut limited: HashMap<u32, Vec<(u64, u64, u32)>> = HashMap::new();
         known.iter().enumerate().filter_map(of).for_each(|(tid, limit)| limited.entry(tid).or_default().push(limit));
-        Limited(limited)
+        ThrottleLimits(limited)
     }
 }
 
-struct Limited(HashMap<u32, Vec<(u64, u64, u32)>>);
+struct ThrottleLimits(HashMap<u32, Vec<(u64, u64, u32)>>);
 
-/// A thread was seen to get its CPU a moment before it had it.
-const MOMENT_NS: u64 = 1_000_000;
+/// Tolerance between the recorded time of a switch-in and the timeline's.
+const SWITCH_IN_TOLERANCE_NS: u64 = 1_000_000;
 
-impl Limits for Limited {
+impl Limits for ThrottleLimits {
     fn of(&self, tid: u32, running_ns: u64) -> Option<(u64, u32)> {
-        let is_this = |&&(seen_ns, ..): &&(u64, u64, u32)| running_ns.abs_diff(seen_ns) < MOMENT_NS;
+        let is_this = |&&(seen_ns, ..): &&(u64, u64, u32)| running_ns.abs_diff(seen_ns) < SWITCH_IN_TOLERANCE_NS;
         self.0.get(&tid)?.iter().find(is_this).map(|&(_, until_ns, by)| (until_ns, by))
     }
 }
 
-/// Names, and what is known of the waits that are told.
-struct Told<'a> {
+/// Resolves names for a path, from recorded waits and `/proc`.
+struct PathNameSource<'a> {
     names: &'a mut PathNames,
-    known: &'a VecDeque<Known>,
+    known: &'a VecDeque<RecordedWait>,
 }
 
-impl Names for Told<'_> {
+impl Names for PathNameSource<'_> {
     fn handler(&mut self, number: u64) -> String {
         self.names.handler(number)
     }
@@ -315,7 +315,7 @@ impl Names for Told<'_> {
     }
 
     fn thread(&mut self, tid: u32) -> Option<Name> {
-        // It was recorded a moment ago.
+        // It was recorded just before.
         self.names.present_thread(tid)
     }
 
@@ -336,7 +336,7 @@ impl Names for Told<'_> {
         let known = self.known.iter().rev().find(|known| (known.tid, known.woken_ns) == (tid, woken_ns));
         let (call, _) = self.names.waits_in(tid, woken_ns, blocked);
         let Some(known) = known else { return (call, Vec::new()) };
-        // The call alone does not tell what a pipe, a socket or a file is read for.
+        // The call alone does not show what a pipe, a socket or a file is read for.
         let via = match (call, known.class) {
             (Some(call), WaitClass::Other | WaitClass::Idle | WaitClass::Timer) => Some(call),
             (Some(call), class) if call == "futex" && class == WaitClass::Lock => Some(call),

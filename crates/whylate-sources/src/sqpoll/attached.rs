@@ -1,64 +1,64 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The source `sqpoll`, measuring.
+//! The attached source `sqpoll`.
 
 use std::time::Duration;
 
 use whylate_model::{LateEvent, Snapshot};
 
-use super::of_kernel::OfKernel;
-use super::of_proc::OfProc;
+use super::bpf_backend::BpfBackend;
+use super::fdinfo_backend::FdinfoBackend;
 use super::programs::Way;
-use super::seen::{self, Look};
+use super::states::{self, ThreadStates};
 use super::{BPF, INFO, SqpollOptions};
 use crate::attach::Meter;
 use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 
-enum Looks {
-    Kernel(Box<OfKernel>),
-    Proc(OfProc),
+enum Reader {
+    Kernel(Box<BpfBackend>),
+    Proc(FdinfoBackend),
 }
 
-/// Why there is nothing to see, and what would be.
+/// Printed if there is no submission thread, with what would start one.
 const NO_THREAD: &str = "no io_uring submission thread is there (a ring set up with IORING_SETUP_SQPOLL has one)";
 
-/// The source `sqpoll`, measuring until it is dropped.
+/// The attached source `sqpoll`; it measures until dropped.
 pub struct AttachedSqpoll {
-    looks: Looks,
+    reader: Reader,
     backend: &'static str,
-    before: Look,
+    before: ThreadStates,
     span: Span,
     meter: Meter,
 }
 
 impl AttachedSqpoll {
     pub(super) fn new(options: &SqpollOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
-        let mut looks = match backend {
-            BPF => Looks::Kernel(Box::new(OfKernel::attach(options, session)?)),
-            _ => Looks::Proc(OfProc::new(options.threads.process)),
+        let mut reader = match backend {
+            BPF => Reader::Kernel(Box::new(BpfBackend::attach(options, session)?)),
+            _ => Reader::Proc(FdinfoBackend::new(options.threads.process)),
         };
-        let before = looks.look()?;
-        Ok(AttachedSqpoll { looks, backend, before, span: Span::begin(INFO.card, session), meter: Meter::default() })
+        let before = reader.read()?;
+        Ok(AttachedSqpoll { reader, backend, before, span: Span::begin(INFO.card, session), meter: Meter::default() })
     }
 
-    /// How work is told from spinning, for whoever wants to know.
+    /// Returns how work is distinguished from spinning, for tests and diagnostics.
     pub fn way(&self) -> &'static str {
-        match &self.looks {
-            Looks::Kernel(looks) => match looks.way() {
+        match &self.reader {
+            Reader::Kernel(reader) => match reader.way() {
                 Way::Rounds => "rounds",
                 Way::Functions => "functions",
                 Way::Samples => "samples",
             },
-            Looks::Proc(_) => "fdinfo",
+            Reader::Proc(_) => "fdinfo",
         }
     }
 }
 
-impl Looks {
-    fn look(&mut self) -> anyhow::Result<Look> {
+impl Reader {
+    fn read(&mut self) -> anyhow::Result<ThreadStates> {
         match self {
-            Looks::Kernel(looks) => looks.look(),
-            Looks::Proc(looks) => looks.look(),
+            Reader::Kernel(reader) => reader.read(),
+            Reader::Proc(reader) => reader.read(),
         }
     }
 }
@@ -69,44 +69,44 @@ impl Attached for AttachedSqpoll {
     }
 
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        let now = self.looks.look()?;
+        let now = self.reader.read()?;
         let mut snapshot = self.span.end(self.backend);
-        snapshot.series = seen::series(&self.before, &now, snapshot.duration_ns);
+        snapshot.series = states::series(&self.before, &now, snapshot.duration_ns);
         let mut lost: Vec<(&'static str, u64)> = Vec::new();
-        match &mut self.looks {
-            Looks::Kernel(looks) => {
-                self.meter.tell(looks.programs.statistics(), &mut snapshot);
-                lost.extend(looks.take_lost());
-                if let Some(account) = &mut looks.programs.account {
+        match &mut self.reader {
+            Reader::Kernel(reader) => {
+                self.meter.report(reader.programs.statistics(), &mut snapshot);
+                lost.extend(reader.take_lost());
+                if let Some(account) = &mut reader.programs.account {
                     lost.extend(account.take_lost());
                 }
             }
-            Looks::Proc(looks) => lost.extend(looks.take_lost()),
+            Reader::Proc(reader) => lost.extend(reader.take_lost()),
         }
         snapshot.lost.extend(lost.into_iter().map(|(reason, count)| (reason.to_owned(), count)));
-        if let Looks::Kernel(looks) = &self.looks {
-            looks.programs.account.iter().for_each(|account| account.tell_unexplained(&mut snapshot));
+        if let Reader::Kernel(reader) = &self.reader {
+            reader.programs.account.iter().for_each(|account| account.report_unexplained(&mut snapshot));
         }
         self.before = now;
         Ok(snapshot)
     }
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-        let Looks::Kernel(looks) = &mut self.looks else {
+        let Reader::Kernel(reader) = &mut self.reader else {
             return Ok(());
         };
-        looks.programs.poll(wait)?;
-        // Taken out one by one: `each` may take long, and more may come in meanwhile.
-        while let Some(event) = looks.take_late() {
+        reader.programs.poll(wait)?;
+        // One at a time: `each` may take long, and more may come in concurrently.
+        while let Some(event) = reader.take_late() {
             each(event);
         }
         Ok(())
     }
 
     fn weaker(&self) -> Option<&str> {
-        match &self.looks {
-            Looks::Kernel(looks) => looks.programs.account.as_ref().and_then(|account| account.weaker()),
-            Looks::Proc(looks) => looks.weaker(),
+        match &self.reader {
+            Reader::Kernel(reader) => reader.programs.account.as_ref().and_then(|account| account.weaker()),
+            Reader::Proc(reader) => reader.weaker(),
         }
     }
 }

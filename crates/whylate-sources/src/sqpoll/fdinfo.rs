@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the kernel prints of a ring in `/proc/PID/fdinfo/FD`.
+//! Parser of the text that the kernel prints for a ring in `/proc/PID/fdinfo/FD`.
 
-/// The lines that matter. Whole dumps of pending requests and completions stand between them.
+/// Relevant lines of the text. Dumps of pending requests and completions stand between them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RingText {
-    /// Which ring it is: descriptors of one ring have the same.
+    /// Identifies the ring: descriptors of one ring have the same.
     pub inode: Option<u64>,
     pub sq_head: Option<u32>,
     pub sq_tail: Option<u32>,
     pub sq_mask: Option<u32>,
-    /// The submission thread; -1, or no such line (6.15), where the ring is busy; -1 where it has no such thread.
+    /// TID of the submission thread. A busy ring prints -1, or no such line (6.15); a ring without such a thread prints
+    /// -1.
     pub thread: Option<u32>,
-    /// Time that the thread counts as work (6.9).
+    /// Time that the kernel counts as work (6.9), in microseconds.
     pub work_us: Option<u64>,
-    /// What it is a part of: system time of the thread since 6.18, and in older ones of its whole process.
+    /// Time that includes `work_us`, in microseconds: the thread's system time since 6.18, and its whole process's
+    /// before.
     pub total_us: Option<u64>,
 }
 
@@ -33,7 +35,7 @@ pub(super) fn parse(text: &str) -> RingText {
             _ => {}
         }
     }
-    // A ring that is busy prints zeros beside -1: the times are of nobody then, and no reset.
+    // A busy ring prints zeros beside -1: those are no times, and no reset.
     if ring.thread.is_none() {
         (ring.work_us, ring.total_us) = (None, None);
     }
@@ -41,7 +43,7 @@ pub(super) fn parse(text: &str) -> RingText {
 }
 
 fn microseconds(value: &str) -> Option<u64> {
-    // Kernels print the unit, or not.
+    // Only some kernels print the unit.
     value.strip_suffix("us").unwrap_or(value).parse().ok()
 }
 
@@ -54,7 +56,7 @@ mod tests {
         SqThreadCpu:\t11\nSqTotalTime:\t18099614us\nSqWorkTime:\t16748316us\nUserFiles:\t0\n";
 
     #[test]
-    fn a_quiet_ring_tells_all() {
+    fn parses_idle_ring() {
         let expected = RingText {
             inode: Some(7034),
             sq_head: Some(3_197_153),
@@ -68,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_ring_is_not_one_that_was_reset() {
+    fn busy_ring_has_no_times() {
         let zeros = "SqHead:\t5\nSqThread:\t-1\nSqThreadCpu:\t-1\nSqTotalTime:\t0us\nSqWorkTime:\t0us\n";
         let nothing = "pos:\t0\nflags:\t02000002\nmnt_id:\t16\nino:\t7034\n";
         for text in [zeros, nothing] {
@@ -78,13 +80,13 @@ mod tests {
     }
 
     #[test]
-    fn times_are_microseconds_also_without_their_unit() {
+    fn parses_times_without_unit() {
         let ring = parse("SqThread:\t12\nSqTotalTime:\t597415\nSqWorkTime:\t116758\n");
         assert_eq!(ring.work_us, Some(116_758));
     }
 
     #[test]
-    fn a_kernel_before_6_9_has_no_times() {
+    fn kernel_before_6_9_has_no_times() {
         let ring = parse("SqHead:\t5\nSqThread:\t12\nSqThreadCpu:\t1\n");
         assert_eq!((ring.thread, ring.work_us), (Some(12), None));
     }

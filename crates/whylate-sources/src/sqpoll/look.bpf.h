@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* One look at all submission threads and a process's rings, by iterators: a reader gets one record after another. */
+/* Iterators over all submission threads and a process's rings. A reader gets one record after another. */
 #pragma once
 
 enum {
 	/* ANON_INODE_FS_MAGIC (include/uapi/linux/magic.h) */
 	ANON_INODE_FS = 0x09041934,
 	REGISTERED_RINGS = 16,
-	/* How often a record is taken that changes meanwhile. */
+	/* Maximum number of reads of a record that changes. */
 	LOOK_TRIES = 8,
 };
 
@@ -19,14 +19,14 @@ struct thread_record {
 	/* enum record_kind */
 	u32 kind;
 	u32 cpu;
-	/* Which thread a ring belongs to. */
+	/* Identifies the thread for its rings. */
 	u64 task;
 	u64 now_ns;
 	u64 run_delay_ns;
-	/* What is not counted in it yet, as the thread waits right now. */
+	/* The current wait, which is not counted in it yet. */
 	u64 waiting_ns;
 	u64 runtime_ns;
-	/* Of which each is a tick long; how long that is shows between two looks. */
+	/* Tick count; the length of a tick follows from two reads. */
 	u64 jiffies;
 	u32 allowed_cpus;
 	u32 _unused;
@@ -37,9 +37,9 @@ struct thread_record {
 struct ring_record {
 	/* enum record_kind */
 	u32 kind;
-	/* Descriptor, or the number of a registered ring. */
+	/* Descriptor, or index of a registered ring. */
 	u32 fd;
-	/* Which ring it is, however many descriptors it has: its memory is used again, and its inode's number is not. */
+	/* Identifies the ring, however many descriptors it has: its memory may be reused, but not its inode number. */
 	u64 ring;
 	u64 inode;
 	u64 task;
@@ -59,7 +59,7 @@ struct ring_record {
 	u8 _unused[6];
 };
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Never holds data: puts the types that user space shares into the skeleton. */
 struct {
 	struct thread_record thread_record;
 	struct ring_record ring_record;
@@ -70,7 +70,7 @@ struct {
 	enum sq_lost sq_lost;
 } layouts = {};
 
-/* The ring of a file; NULL for other files. */
+/* Returns the ring of a file; NULL for other files. */
 static __always_inline struct io_ring_ctx *ring_of(struct file *file)
 {
 	char name[16] = {};
@@ -109,7 +109,7 @@ static __always_inline void write_ring(struct seq_file *seq, struct file *file, 
 	bpf_seq_write(seq, &record, sizeof(record));
 }
 
-/* A record, as of `now_ns` in it; false if it changed meanwhile. */
+/* Takes a record, as of its `now_ns`. Returns false if it changed concurrently. */
 static __noinline bool take_thread_once(struct thread_record *record, struct task_struct *task, struct sq_thread *thread)
 {
 	u32 version = *(volatile u32 *)&thread->version;
@@ -118,13 +118,13 @@ static __noinline bool take_thread_once(struct thread_record *record, struct tas
 	__builtin_memcpy(&record->thread, thread, sizeof(*thread));
 	record->run_delay_ns = task_run_delay_ns(task);
 	record->now_ns = bpf_ktime_get_ns();
-	/* One that sleeps may have a stamp too. */
+	/* A sleeping thread may have a stamp too. */
 	record->waiting_ns = task->__state ? 0 : without_sleep(thread, task_waiting_ns(task), record->now_ns);
 	barrier();
 	return !(version & 1) && version == *(volatile u32 *)&thread->version;
 }
 
-/* The verifier of 6.1 dislikes how clang turns this loop round unless it is unrolled. */
+/* The verifier of 6.1 rejects clang's code for this loop unless it is unrolled. */
 static __always_inline void take_thread(struct thread_record *record, struct task_struct *task, struct sq_thread *thread)
 {
 #pragma unroll
@@ -134,7 +134,7 @@ static __always_inline void take_thread(struct thread_record *record, struct tas
 	}
 }
 
-/* Too large for the stack. One look at a time writes it. */
+/* Too large for the stack. Written by one read at a time. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -148,7 +148,7 @@ static __always_inline void write_thread(struct seq_file *seq, struct task_struc
 	struct sq_thread *thread;
 	u32 zero = 0;
 
-	thread = enrolled_as(task, bpf_ktime_get_ns(), task->on_cpu);
+	thread = get_or_add_thread(task, bpf_ktime_get_ns(), task->on_cpu);
 	record = bpf_map_lookup_elem(&thread_record_of_look, &zero);
 	if (!thread || !record)
 		return;
@@ -163,7 +163,7 @@ static __always_inline void write_thread(struct seq_file *seq, struct task_struc
 	bpf_seq_write(seq, record, sizeof(*record));
 }
 
-/* All threads: the submission threads, and rings that a thread has registered, which need no descriptor (6.3). */
+/* Iterates over all threads: submission threads, and rings registered by threads, which need no descriptor (6.3). */
 SEC("iter/task")
 int look_at_threads(struct bpf_iter__task *ctx)
 {
@@ -193,7 +193,7 @@ int look_at_threads(struct bpf_iter__task *ctx)
 	return 0;
 }
 
-/* The descriptors of one process. */
+/* Iterates over the descriptors of a process. */
 SEC("iter/task_file")
 int look_at_rings(struct bpf_iter__task_file *ctx)
 {

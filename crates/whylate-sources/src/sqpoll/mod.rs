@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What io_uring's submission threads (`IORING_SETUP_SQPOLL`) do: they work, spin, sleep or wait for a CPU.
+//! Time of io_uring's submission threads (`IORING_SETUP_SQPOLL`): working, spinning, sleeping or waiting for a CPU.
 //!
-//! Backend `bpf` takes no lock of a ring: programs at the marks of a thread's rounds tell work from spinning, iterators
-//! read the scheduler's counts. `fdinfo` reads what the kernel prints of a ring, which waits meanwhile.
+//! Backend `bpf` takes no lock of a ring: programs at the events of a thread's rounds distinguish work from spinning,
+//! iterators read the scheduler's counters. `fdinfo` reads what the kernel prints of a ring, which blocks the ring's
+//! thread.
 //!
 #![doc = include_str!("how.md")]
 
 mod attached;
+mod bpf_backend;
 mod fdinfo;
+mod fdinfo_backend;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
-mod look;
+mod iterators;
 mod never_sleeps;
-mod of_kernel;
-mod of_proc;
 mod programs;
 mod samples;
-mod seen;
+mod states;
 
 pub use attached::AttachedSqpoll;
-pub(crate) use of_proc::numbers;
+pub(crate) use fdinfo_backend::numbers;
 
 use whylate_model::sources;
 
@@ -60,20 +61,20 @@ pub static INFO: SourceInfo = SourceInfo {
     ],
 };
 
-/// What to measure.
+/// Options of the sqpoll source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SqpollOptions {
-    /// Name of the backend to use; `None` takes the best that works.
+    /// Name of the backend to use; `None` uses the best that works.
     pub backend: Option<String>,
-    /// Only these threads; they are told apart by their process alone.
+    /// Which threads to measure; they can only be selected by process.
     pub threads: Threads,
-    /// Tell work by the entry and exit of the functions that do it.
+    /// Detect work by the entry and exit of the functions that do it.
     pub precise: bool,
-    /// Tell work by samples, as before 6.9, also where the marks of rounds are there.
+    /// Detect work by samples, as before 6.9, even if the tracepoints of rounds exist.
     pub sampled: bool,
-    /// Yield a late event with its causes for each wait for a CPU of at least this.
+    /// Emit a late event with its causes for each wait for a CPU of at least this, in nanoseconds.
     pub explain_over_ns: Option<u64>,
-    /// Late events also carry what their causes were told from.
+    /// Add to late events the evidence that their causes were derived from.
     pub keep_evidence: bool,
 }
 

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that keep programs from being attached to functions of the kernel: it changes a function only when each
-//! thread has slept once (RCU tasks), waits for that uninterruptibly, and does so again when they are taken away.
+//! Finds threads that block attaching programs to kernel functions: the kernel changes a function only after each
+//! thread has slept once (RCU tasks), waits for that uninterruptibly, and does so again when the programs are detached.
 
 use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::of_proc::{NAME, numbers};
+use super::fdinfo_backend::{NAME, numbers};
 
-/// A thread that has not slept in so long is one that spins.
-const PATIENCE: Duration = Duration::from_secs(1);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// A thread that does not sleep within this time is spinning.
+const SPIN_TIME: Duration = Duration::from_secs(1);
+const POLL_PERIOD: Duration = Duration::from_millis(20);
 
-/// A submission thread that has not slept once, of any process: the kernel waits for all.
+/// Finds a submission thread of any process that has not slept once: the kernel waits for all.
 pub(super) fn find() -> Option<u32> {
     let mut awake = Vec::new();
     for pid in numbers(Path::new("/proc")).unwrap_or_default() {
@@ -27,23 +27,23 @@ pub(super) fn find() -> Option<u32> {
         }
     }
     let began = Instant::now();
-    while began.elapsed() < PATIENCE && !awake.is_empty() {
-        thread::sleep(LOOK_EVERY);
-        // One that is gone keeps nothing up.
+    while began.elapsed() < SPIN_TIME && !awake.is_empty() {
+        thread::sleep(POLL_PERIOD);
+        // A thread that has exited blocks nothing.
         awake.retain(|(_, status, times)| slept(status).is_some_and(|now| !now.is_asleep && now.times == *times));
     }
     awake.first().map(|(tid, _, _)| *tid)
 }
 
-struct Slept {
+struct SleepState {
     is_asleep: bool,
     times: u64,
 }
 
-fn slept(status: &str) -> Option<Slept> {
+fn slept(status: &str) -> Option<SleepState> {
     let text = fs::read_to_string(status).ok()?;
     let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    Some(Slept {
+    Some(SleepState {
         is_asleep: !value("State:")?.starts_with('R'),
         times: value("voluntary_ctxt_switches:")?.parse().ok()?,
     })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The BPF programs, and the three ways in which they tell work from spinning.
+//! The BPF programs, and the three ways in which they distinguish work from spinning.
 
 use std::ops::Range;
 use std::os::fd::AsFd as _;
@@ -16,43 +16,43 @@ use crate::attach::{self, ProgramStatistics};
 use crate::cgroups;
 use crate::cpus;
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Called, Step, Timers, Wakeups};
+use crate::occupancy::{Account, Step, StepGuard, Timers, Wakeups};
 use crate::pid_namespace;
 use crate::records::Records;
 use crate::session::Session;
 use crate::source::AttachError;
 use crate::symbols::code_of;
 
-/// Room for late events with their windows, in bytes.
+/// Ring buffer size for late events with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;
-/// Entered for requests.
+/// Function that submits requests.
 const SUBMIT: &str = "io_submit_sqes";
-/// For completions: from 6.9 on, and before.
+/// Functions that run completions: from 6.9 on, and before.
 const COMPLETIONS: [&str; 2] = ["io_handle_tw_list", "tctx_task_work"];
-/// To ask a device.
+/// Function that polls a device.
 const POLL: &str = "io_do_iopoll";
-/// The function in which rounds end since 6.9.
+/// Function in which rounds end since 6.9.
 const ROUND: &str = "tctx_task_work_run";
 
-/// How work is told from spinning.
+/// How work is distinguished from spinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// By tracepoints at the end of each round and at each request (6.9).
+    /// Tracepoints at the end of each round and at each request (6.9).
     Rounds,
-    /// By the entry and exit of the functions that work.
+    /// Entry and exit of the functions that do work.
     Functions,
-    /// By samples of where a thread is.
+    /// Samples of the threads' stacks.
     Samples,
 }
 
-/// They run until they are dropped.
+/// Attached programs; they run until dropped.
 pub(super) struct Programs {
     _links: Vec<Link>,
-    /// Those that the account calls.
-    _called: Vec<Called>,
+    /// Programs that the account calls.
+    _called: Vec<StepGuard>,
     /// The iterator over all threads.
     pub threads: Link,
-    /// Where causes are asked for.
+    /// If causes are requested.
     records: Option<Records>,
     pub account: Option<Account>,
     pub lost: MappedArray,
@@ -66,7 +66,7 @@ impl Programs {
         let kernel = Btf::from_vmlinux()?;
         if options.precise {
             let reason = match never_sleeps::find() {
-                // It would wait for ever, and nobody could end it, if one of those spun without sleeping.
+                // Attaching would never end, and could not be interrupted, if one of those spun without sleeping.
                 _ if pid_namespace::own().is_some() => {
                     "the kernel waits for every submission thread before it attaches them, and threads outside this PID namespace are not visible".to_owned()
                 }
@@ -104,7 +104,7 @@ impl Programs {
                 (settings.work_begins_at[which], settings.work_ends_at[which]) = (code.start, code.end);
             }
         }
-        choose(&mut open, way, kernel)?;
+        select_programs(&mut open, way, kernel)?;
         if let Some(account) = &account {
             account.share_with(open.open_object_mut())?;
             open.maps.runnable_waits.set_max_entries(LATE_BYTES)?;
@@ -123,7 +123,7 @@ impl Programs {
             size_of::<u64>(),
         )
         .context("cannot map the counts of lost events")?;
-        let records = options.explain_over_ns.map(|_| Records::of(&skeleton.maps.runnable_waits)).transpose()?;
+        let records = options.explain_over_ns.map(|_| Records::new(&skeleton.maps.runnable_waits)).transpose()?;
         let (mut links, mut called) = (Vec::new(), Vec::new());
         let mut marks: Vec<_> = skeleton
             .object()
@@ -133,7 +133,7 @@ impl Programs {
                 program.autoload() && !section.starts_with("iter/") && !section.ends_with("perf_event")
             })
             .collect();
-        // What ends work first, so that none is seen beginning that does not end.
+        // Exit programs first, so that no work is seen that does not end.
         marks.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
         for program in marks {
             match (step_of(&program), &account) {
@@ -152,7 +152,7 @@ impl Programs {
         Ok(Programs { _links: links, _called: called, threads, records, account, lost, way, samples, skeleton })
     }
 
-    /// Takes in late events, and waits at most so long for the first one.
+    /// Polls for late events, for at most `wait` until the first one.
     pub(super) fn poll(&self, wait: std::time::Duration) -> anyhow::Result<()> {
         self.records.as_ref().map_or(Ok(()), |records| records.poll(wait))
     }
@@ -161,7 +161,7 @@ impl Programs {
         self.records.as_ref()?.next()
     }
 
-    /// How many threads could not be sampled, of those that came since the last time.
+    /// Number of threads that could not be sampled since the last call.
     pub(super) fn unsampled(&self) -> u64 {
         self.samples.as_ref().map_or(0, Samples::take_failed)
     }
@@ -175,7 +175,7 @@ impl Programs {
     }
 }
 
-/// As what the account calls it, where there is one.
+/// Returns the step at which the account calls the program, if there is an account.
 fn step_of(program: &libbpf_rs::ProgramMut<'_>) -> Option<Step> {
     match program.name().to_str()? {
         "on_sched_switch" => Some(Step::SqpollSwitch),
@@ -184,8 +184,8 @@ fn step_of(program: &libbpf_rs::ProgramMut<'_>) -> Option<Step> {
     }
 }
 
-/// Loads the programs of one way, as far as the kernel has what they are attached to.
-fn choose(open: &mut OpenSqpollSkel<'_>, way: Way, kernel: &Btf<'_>) -> Result<(), AttachError> {
+/// Selects the programs of one way, as far as the kernel has their attach points.
+fn select_programs(open: &mut OpenSqpollSkel<'_>, way: Way, kernel: &Btf<'_>) -> Result<(), AttachError> {
     let programs = &mut open.progs;
     let newer = has_tracepoint(kernel, "io_uring_submit_req");
     programs.on_io_uring_submit_req.set_autoload(way != Way::Functions && newer);
@@ -211,7 +211,7 @@ fn choose(open: &mut OpenSqpollSkel<'_>, way: Way, kernel: &Btf<'_>) -> Result<(
     Ok(())
 }
 
-/// Where the functions are that a thread is in while it works.
+/// Returns the address ranges of the functions that do work.
 fn code_of_work(kernel: &Btf<'_>) -> Result<Vec<Range<u64>>, AttachError> {
     let completions = COMPLETIONS.into_iter().find(|function| has_function(kernel, function));
     let functions = [Some(SUBMIT), completions, Some(POLL).filter(|function| has_function(kernel, function))];

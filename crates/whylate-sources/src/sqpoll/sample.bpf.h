@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Whether a submission thread that a timer has interrupted is at work, by its stack. */
+/* Whether an interrupted submission thread is working, by its stack. */
 #pragma once
 
 enum sample_limits {
-	/* io_submit_sqes(), io_do_iopoll(), and what runs completions. */
+	/* io_submit_sqes(), io_do_iopoll(), and the function that runs completions. */
 	WORK_FUNCTIONS = 3,
-	/* What the kernel gives at most. */
+	/* The kernel's maximum. */
 	SAMPLED_FRAMES = 127,
 };
 
-/* Work is told by samples. */
+/* Whether work is detected by samples. */
 const volatile bool by_samples = false;
-/* From where to where the code of each function reaches; 0 to 0 where the kernel lacks it. */
+/* Address range of each function's code; 0 to 0 if the kernel lacks it. */
 const volatile u64 work_begins_at[WORK_FUNCTIONS] = {};
 const volatile u64 work_ends_at[WORK_FUNCTIONS] = {};
 
@@ -37,7 +37,7 @@ static __always_inline bool is_work(u64 address)
 	return false;
 }
 
-/* False, and one sample lost, where the kernel cannot tell the stack. */
+/* Returns false, and counts a lost sample, if the kernel cannot walk the stack. */
 static __always_inline bool read_stack(void *ctx, bool *has_work)
 {
 	struct sampled_stack *stack;
@@ -62,14 +62,14 @@ static __always_inline bool read_stack(void *ctx, bool *has_work)
 	return true;
 }
 
-/* A sample may come in between: one instruction, and no change that a reader has to wait for. */
+/* Counts a request in one instruction: a sample may interrupt it, and readers do not wait for it. */
 static __always_inline int count_request(const struct task_struct *task)
 {
 	struct sq_thread *thread;
 
 	if (!(task->flags & PF_IO_WORKER))
 		return 0;
-	thread = found(task);
+	thread = known_thread(task);
 	if (thread)
 		__sync_fetch_and_add(&thread->submitted, 1);
 	return 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A timer for each submission thread, which runs while the thread has a CPU and has a program look where it is. No
-//! code of the kernel changes, so it waits for nobody, and a kernel that is locked down allows it.
+//! Samples each submission thread by a timer that runs while the thread is on-CPU. No kernel code changes, so it waits
+//! for no thread, and lockdown allows it.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,13 +22,13 @@ use crate::cpus::Choice;
 use crate::perf_event::{run_at, start_timer};
 use crate::source::AttachError;
 
-/// Of a thread's time on a CPU, some 4,000 times a second. No period of 1, 2, 4, 5, 10 or 20 ms is near a multiple of
-/// it: samples fall everywhere in what an application does that often.
+/// Sampling period of a thread's on-CPU time, some 4,000 per second. No period of 1, 2, 4, 5, 10 or 20 ms is near a
+/// multiple of it, so samples do not align with an application's period.
 const PERIOD_NS: u64 = 241_663;
-/// How often new threads are looked for; what a thread does before counts as what its first sample shows.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Poll period for new threads; a thread's time before its first sample counts as what that shows.
+const POLL_PERIOD: Duration = Duration::from_millis(20);
 
-/// They are taken until it is dropped.
+/// Samples threads until dropped.
 pub(super) struct Samples {
     stop: Arc<AtomicBool>,
     failed: Arc<AtomicU64>,
@@ -36,10 +36,10 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// No timer runs on CPUs that are left out, whose threads are counted as not sampled.
+    /// Starts sampling. Threads that may run only on excluded CPUs are not sampled, and counted.
     pub(super) fn start(skeleton: &SqpollSkel<'_>, choice: Rc<Choice>) -> Result<Self, AttachError> {
         let program = skeleton.progs.on_sample.as_fd().try_clone_to_owned().context("cannot keep a program")?;
-        // The caller's own, for a moment, tells whether threads can be sampled at all.
+        // Sampling the calling thread briefly shows whether it is possible at all.
         sample(0, &program).map_err(|error| {
             AttachError::Unsupported(format!("threads cannot be sampled (perf_event_open): {error}"))
         })?;
@@ -50,13 +50,13 @@ impl Samples {
             let mut timers = HashMap::new();
             while !stopped.load(Ordering::Relaxed) {
                 failures.fetch_add(follow(&threads, &program, &choice, &mut timers), Ordering::Relaxed);
-                thread::park_timeout(LOOK_EVERY);
+                thread::park_timeout(POLL_PERIOD);
             }
         });
         Ok(Samples { stop, failed, thread: Some(thread.context("cannot start a thread")?) })
     }
 
-    /// How many threads could not be sampled, of those that came since the last time.
+    /// Number of threads that could not be sampled since the last call.
     pub(super) fn take_failed(&self) -> u64 {
         self.failed.swap(0, Ordering::Relaxed)
     }
@@ -73,41 +73,41 @@ impl Drop for Samples {
     }
 }
 
-/// Starts timers for threads that are new, ends those of threads that are gone. Returns how many could not be started.
+/// Starts timers for new threads and ends those of exited ones. Returns the number of threads without a timer.
 fn follow(threads: &MapHandle, program: &OwnedFd, choice: &Choice, timers: &mut HashMap<Vec<u8>, OwnedFd>) -> u64 {
-    let there: Vec<Vec<u8>> = threads.keys().collect();
-    timers.retain(|key, _| there.contains(key));
+    let present: Vec<Vec<u8>> = threads.keys().collect();
+    timers.retain(|key, _| present.contains(key));
     let mut failed = 0;
-    for key in there {
+    for key in present {
         if timers.contains_key(&key) {
             continue;
         }
-        // One that is gone meanwhile needs none.
+        // The thread has exited.
         let Ok(Some(bytes)) = threads.lookup(&key, MapFlags::ANY) else { continue };
         let Some(thread) = attach::read_plain::<sq_thread>(&bytes).filter(|thread| thread.own_tid != 0) else {
             continue;
         };
-        if !may_be_sampled(thread.own_tid, choice) {
+        if !can_be_sampled(thread.own_tid, choice) {
             failed += 1;
             continue;
         }
         match sample(thread.own_tid as libc::pid_t, program) {
             Ok(timer) => drop(timers.insert(key, timer)),
-            // It is tried again, and counted each time: the thread has no samples meanwhile.
+            // Retried and counted at each poll: the thread has no samples until then.
             Err(error) => failed += u64::from(error.raw_os_error() != Some(libc::ESRCH)),
         }
     }
     failed
 }
 
-/// Whether a thread may run on a CPU that is measured: its timer goes where it does.
-fn may_be_sampled(tid: u32, choice: &Choice) -> bool {
+/// Tests whether a thread may run on a measured CPU: its timer follows it.
+fn can_be_sampled(tid: u32, choice: &Choice) -> bool {
     let affinity = Pid::from_raw(tid as i32).and_then(|tid| sched_getaffinity(Some(tid)).ok());
-    // A thread that is gone is told by its timer.
+    // An exited thread is detected by its timer.
     affinity.is_none_or(|set| (0..CpuSet::MAX_CPU).any(|cpu| set.is_set(cpu) && choice.takes(cpu as u32)))
 }
 
-/// Has the program look at a thread (0: the caller) until the descriptor is closed.
+/// Samples a thread (0: the caller) until the descriptor is closed.
 fn sample(tid: libc::pid_t, program: &OwnedFd) -> io::Result<OwnedFd> {
     let any_cpu = -1;
     let timer = start_timer(tid, any_cpu, PERIOD_NS)?;

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What each submission thread has done so far. Only the CPU that has the thread, or gives it up, changes its record. */
+/* Time accounting of each submission thread. Only the CPU on which the thread runs or is switched out changes its record. */
 #pragma once
 
 enum sq_limits {
 	SQ_THREADS = 4096,
-	/* Of who had the CPU when the thread got it, so many are told apart. */
+	/* Maximum number of distinguished competitors. */
 	COMPETITORS = 8,
-	/* Longer than the scheduler's clock and the monotonic one are apart of one moment. */
+	/* More than the scheduler's clock and CLOCK_MONOTONIC differ at one instant. */
 	CLOCKS_APART_NS = 1000000,
 };
 
@@ -26,11 +26,11 @@ enum sq_lost {
 	SQ_LOST_THREADS,
 	/* No room for a late event: the reader is too slow. */
 	SQ_LOST_LATE_EVENTS,
-	/* A stack that the kernel could not tell. */
+	/* A stack that the kernel could not walk. */
 	SQ_LOST_SAMPLES,
-	/* The end of work, which counts as longer than it is until other work begins. */
+	/* An unseen end of work, which counts as longer until other work starts. */
 	SQ_LOST_EXITS,
-	/* A long wait that was not seen to begin. */
+	/* A long wait whose start was not seen. */
 	SQ_LOST_WAKEUPS,
 	SQ_LOST_REASONS,
 };
@@ -42,53 +42,53 @@ enum uring_setup {
 	IORING_SETUP_ATTACH_WQ = 1 << 5,
 };
 
-/* Who had the CPU last while the thread waited for it, and for how long it waited then, in all. */
+/* A thread that ran until the submission thread was switched in, and the total time of those waits. */
 struct competitor {
 	u64 waited_ns;
 	u32 tid;
-	/* As it is shown. */
+	/* In the reader's PID namespace. */
 	u32 shown_tid;
 	char name[16];
 };
 
 struct sq_thread {
-	/* Odd while it is changed. */
+	/* Odd while the record changes. */
 	u32 version;
 	u32 tid;
-	/* In the namespace of whoever looks; 0: outside. */
+	/* In the reader's PID namespace; 0: outside of it. */
 	u32 own_tid;
 	u32 own_tgid;
-	/* Since it was created: with the tid, who it is. */
+	/* Creation time; identifies the thread together with the TID. */
 	u64 born_ns;
-	/* From when on this record tells all that it did, and until when, once it has ended. */
+	/* Start of the time that this record covers, and its end, once the thread has exited. */
 	u64 known_since_ns;
 	u64 ended_ns;
-	/* Since when it has the CPU without a mark in between, or has not. */
+	/* Time of the thread's last switch or event. */
 	u64 since_ns;
-	/* What it had of the CPU in the present round before. */
+	/* Earlier on-CPU time of the current round. */
 	u64 round_ns;
 	u64 working_ns;
 	u64 spinning_ns;
-	/* What the kernel has counted of its waiting for a CPU when the record began, and when the thread ended. */
+	/* Run delay when the record started, and when the thread exited. */
 	u64 first_run_delay_ns;
 	u64 last_run_delay_ns;
-	/* Since when it could run and had no CPU, the last time that this was seen; 0: not since it had one. */
+	/* Start of the last wait for a CPU that was seen; 0: none since it last ran. */
 	u64 waits_since_ns;
-	/* What the kernel has counted of its waiting while it slept. */
+	/* Run delay that the kernel has counted while the thread slept. */
 	u64 slept_delay_ns;
-	/* How long it was throttled as the quota of a cgroup was used up, and which cgroup's that was last. */
+	/* How long the thread was throttled by a cgroup's quota, and the last such cgroup. */
 	u64 throttled_ns;
 	u64 quota_cgroup;
-	/* Where the outermost call that is work has its arguments on the thread's stack, or 0: it is in none. */
+	/* Stack address of the arguments of the outermost call that is work; 0: none. */
 	u64 work_frame;
-	/* The IOPOLL ring that it has submitted to last, or 0. */
+	/* The IOPOLL ring that it last submitted to, or 0. */
 	u64 polled_ring;
-	/* Calls of the application that woke it, which any CPU counts. */
+	/* The application's calls that woke the thread; counted on any CPU. */
 	u64 wakeups;
 	u64 submitted;
 	u8 has_cpu;
 	u8 has_work;
-	/* enum throttled_by, when it last lost its CPU or was woken. */
+	/* enum throttled_by, from when it was last preempted or woken. */
 	u8 throttled_by;
 	u8 _unused_bytes[5];
 	struct competitor competitors[COMPETITORS];
@@ -109,7 +109,7 @@ struct {
 	__type(value, u64);
 } lost_by_reason SEC(".maps");
 
-/* The size of a record is more than a program may have on its stack beside other things. Never written. */
+/* A record does not fit on a program's stack beside other variables. Never written. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -126,13 +126,13 @@ static __always_inline void lose(enum sq_lost reason)
 		__sync_fetch_and_add(count, 1);
 }
 
-/* A thread's id and, in microseconds, when it was created: ids are used again. */
+/* The TID and, in units of 1.024 us, the creation time: TIDs are reused. */
 static __always_inline u64 identity_of(const struct task_struct *task)
 {
 	return (task->start_time >> 10 << 32) | (u32)task->pid;
 }
 
-/* Whoever reads a record takes it again when its version was odd or has changed. */
+/* A reader takes the record again if its version was odd or has changed. */
 static __always_inline void begin_change(struct sq_thread *thread)
 {
 	*(volatile u32 *)&thread->version = thread->version + 1;
@@ -145,15 +145,15 @@ static __always_inline void end_change(struct sq_thread *thread)
 	*(volatile u32 *)&thread->version = thread->version + 1;
 }
 
-static __always_inline struct sq_thread *found(const struct task_struct *task)
+static __always_inline struct sq_thread *known_thread(const struct task_struct *task)
 {
 	u64 identity = identity_of(task);
 
 	return bpf_map_lookup_elem(&sq_thread_by_identity, &identity);
 }
 
-/* The thread's record, which begins now if there was none. NULL for other threads. */
-static __always_inline struct sq_thread *enrolled_as(struct task_struct *task, u64 now_ns, bool has_cpu)
+/* Returns the thread's record, which is created if there was none. NULL for other threads. */
+static __always_inline struct sq_thread *get_or_add_thread(struct task_struct *task, u64 now_ns, bool has_cpu)
 {
 	u64 identity = identity_of(task);
 	struct sq_thread *thread, *empty;
@@ -165,7 +165,7 @@ static __always_inline struct sq_thread *enrolled_as(struct task_struct *task, u
 	empty = bpf_map_lookup_elem(&empty_sq_thread, &zero);
 	if (!empty)
 		return NULL;
-	/* Another CPU may be as far: the first one's record counts. */
+	/* Another CPU may do the same: the first one's record counts. */
 	bpf_map_update_elem(&sq_thread_by_identity, &identity, empty, BPF_NOEXIST);
 	thread = bpf_map_lookup_elem(&sq_thread_by_identity, &identity);
 	if (!thread) {
@@ -190,10 +190,10 @@ static __always_inline struct sq_thread *enrolled(struct task_struct *task, u64 
 {
 	if (!(task->flags & PF_IO_WORKER))
 		return NULL;
-	return enrolled_as(task, now_ns, true);
+	return get_or_add_thread(task, now_ns, true);
 }
 
-/* Ends what the thread has had of the CPU so far in this round, and gives it to what the round is. */
+/* Ends the current on-CPU time, and counts the round as what it has been. */
 static __always_inline void close_round(struct sq_thread *thread, u64 now_ns)
 {
 	u64 round_ns = thread->round_ns + since(now_ns, thread->since_ns);
@@ -208,7 +208,7 @@ static __always_inline void close_round(struct sq_thread *thread, u64 now_ns)
 		thread->since_ns = now_ns;
 }
 
-/* It has waited for so long, and got the CPU from that thread. */
+/* Charges a wait to the thread that ran before. */
 static __always_inline void charge(struct sq_thread *thread, struct task_struct *before, u64 waited_ns)
 {
 	struct competitor *least = &thread->competitors[0];
@@ -226,22 +226,22 @@ static __always_inline void charge(struct sq_thread *thread, struct task_struct 
 		if (one->waited_ns < least->waited_ns)
 			least = one;
 	}
-	/* The one that delayed it least makes room. */
+	/* Replace the competitor with the least delay. */
 	least->waited_ns = waited_ns;
 	least->tid = before->pid;
 	least->shown_tid = shown_number(before);
 	bpf_core_read(least->name, sizeof(least->name), &before->comm);
 }
 
-/* In io_uring_enter(), whose fourth argument are its flags, with IORING_ENTER_SQ_WAKEUP. */
+/* Tests for io_uring_enter() with IORING_ENTER_SQ_WAKEUP in its fourth argument, the flags. */
 static __always_inline bool asks_to_wake_sq_thread(struct task_struct *task)
 {
 	return !(task->flags & PF_KTHREAD) && syscall_of(task) == IO_URING_ENTER && fourth_argument_of(task) & IORING_ENTER_SQ_WAKEUP;
 }
 
 /*
- * Of a wait that the scheduler stamps as so long. A thread that is moved while it sleeps in a queue (6.12) keeps a
- * stamp of then when it leaves the queue, so that the kernel counts its sleep as a wait.
+ * Returns the part of a stamped wait in which the thread did not sleep. A thread that is migrated while it sleeps on a run queue (delayed
+ * dequeue, 6.12) keeps a stamp from then when it is dequeued, so that the kernel counts its sleep as a wait.
  */
 static __always_inline u64 without_sleep(const struct sq_thread *thread, u64 waited_ns, u64 now_ns)
 {
@@ -253,11 +253,11 @@ static __always_inline u64 without_sleep(const struct sq_thread *thread, u64 wai
 	return seen_ns + CLOCKS_APART_NS < waited_ns ? seen_ns : waited_ns;
 }
 
-/* `state` is what it sleeps in, or 0. */
-static __always_inline void leave_cpu(struct sq_thread *thread, u64 now_ns, u32 state)
+/* `state` is the sleep state, or 0 if the thread stays runnable. */
+static __always_inline void switch_out(struct sq_thread *thread, u64 now_ns, u32 state)
 {
 	begin_change(thread);
-	/* So it sleeps where it has nothing to do; within work, only where a file's own code waits for a signal. */
+	/* It sleeps if it has nothing to do; within work, only if a file's own code waits for a signal. */
 	if (state & TASK_INTERRUPTIBLE && thread->work_frame) {
 		lose(SQ_LOST_EXITS);
 		close_round(thread, now_ns);
@@ -270,13 +270,13 @@ static __always_inline void leave_cpu(struct sq_thread *thread, u64 now_ns, u32 
 		thread->round_ns += since(now_ns, thread->since_ns);
 	thread->since_ns = now_ns;
 	thread->has_cpu = false;
-	/* Who wakes it may have been here before. */
+	/* The waker may have set it already. */
 	if (!state)
 		thread->waits_since_ns = now_ns;
 	end_change(thread);
 }
 
-/* Of a wait that is over now, the part before the quota was refilled, if that was used up when the wait began. */
+/* Returns the part of a finished wait before the quota was refilled, if that was used up when the wait started. */
 static __noinline u64 throttled_part(const struct sq_thread *thread, const struct task_struct *task, u64 waited_ns, u64 now_ns)
 {
 	u64 began_ns = since(now_ns, waited_ns), filled_ns;
@@ -287,7 +287,8 @@ static __noinline u64 throttled_part(const struct sq_thread *thread, const struc
 	return filled_ns < waited_ns ? filled_ns : waited_ns;
 }
 
-static __always_inline void get_cpu(struct sq_thread *thread, struct task_struct *task, struct task_struct *before, u64 waited_ns, u64 now_ns)
+static __always_inline void switch_in(struct sq_thread *thread, struct task_struct *task, struct task_struct *before, u64 waited_ns,
+				      u64 now_ns)
 {
 	u64 awake_ns = without_sleep(thread, waited_ns, now_ns);
 	u64 throttled_ns = throttled_part(thread, task, awake_ns, now_ns);
@@ -303,7 +304,7 @@ static __always_inline void get_cpu(struct sq_thread *thread, struct task_struct
 	thread->since_ns = now_ns;
 	thread->waits_since_ns = 0;
 	thread->slept_delay_ns += waited_ns - awake_ns;
-	/* Nobody else is to blame before. */
+	/* Before that, no thread is to blame. */
 	charge(thread, before, awake_ns - throttled_ns);
 	end_change(thread);
 }
@@ -318,13 +319,13 @@ static __always_inline void end_thread(struct sq_thread *thread, const struct ta
 	end_change(thread);
 }
 
-/* Whether the thread has requests that it has to poll a device for: as the kernel, this counts as work. */
+/* Tests for requests that are completed by polling a device: as the kernel does, this counts as work. */
 static __always_inline bool polls_for_requests(const struct sq_thread *thread, const struct task_struct *task)
 {
 	const struct io_ring_ctx *ring = (const void *)thread->polled_ring;
 
 	if (!ring)
 		return false;
-	/* A ring that has gone belongs to nobody, or is somebody else's. */
+	/* A freed ring, or one in reused memory, has no or another thread. */
 	return BPF_CORE_READ(ring, sq_data, thread) == task && ring_has_polled_requests(ring);
 }

@@ -2,11 +2,11 @@
 /*
  * What io_uring's submission threads do with their time. No lock of a ring is taken, and nothing of a ring is written.
  *
- * A thread goes round a loop: it submits what its rings hold, runs what has completed, and begins again or sleeps. Its
- * time on a CPU is work in a round that found something to do, else spinning. There are three ways to tell:
+ * A thread loops: it submits what its rings hold, runs completions, and starts over or sleeps. Its on-CPU time is work in a round that
+ * found something to do, else spinning. There are three ways to distinguish them:
  * - by tracepoints (6.9): one at the end of each round and one at each request;
- * - by functions, which the thread enters only when there is something to do: by their entry and exit;
- * - by samples of where the thread is: in one of these functions or not.
+ * - by the entry and exit of functions that the thread calls only if there is something to do;
+ * - by samples of whether the thread is in one of these functions.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -26,7 +26,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* A thread that never had a CPU was not woken, and has not slept either. */
+/* A thread that never ran was not woken, and has not slept either. */
 static __always_inline bool is_new(const struct task_struct *task)
 {
 	return bpf_core_field_exists(task->sched_info.last_arrival) && !task->sched_info.last_arrival;
@@ -50,7 +50,7 @@ static __always_inline void explain_wait(const struct sq_thread *thread, struct 
 	send_runnable_wait(late);
 }
 
-/* `prev_state` is what the one before sleeps in, or 0. */
+/* `prev_state` is the sleep state of the previous thread, or 0. */
 static __always_inline void switch_threads(struct task_struct *prev, struct task_struct *next, u32 prev_state)
 {
 	struct sq_thread *thread;
@@ -62,7 +62,7 @@ static __always_inline void switch_threads(struct task_struct *prev, struct task
 	thread = enrolled(prev, now_ns);
 	if (thread) {
 		thread->throttled_by = prev_state ? THROTTLED_NOT : throttled_by(prev);
-		leave_cpu(thread, now_ns, prev_state);
+		switch_out(thread, now_ns, prev_state);
 	}
 	thread = enrolled(next, now_ns);
 	if (!thread)
@@ -71,7 +71,7 @@ static __always_inline void switch_threads(struct task_struct *prev, struct task
 	waited_ns = task_waiting_ns(next);
 	if (explain_over_ns && thread->own_tid)
 		explain_wait(thread, next, waited_ns, now_ns);
-	get_cpu(thread, next, prev, waited_ns, now_ns);
+	switch_in(thread, next, prev, waited_ns, now_ns);
 }
 
 SEC("tp_btf/sched_switch")
@@ -82,7 +82,7 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	return 0;
 }
 
-/* Where the application found its thread asleep, it wakes it (io_uring_enter(2)). Completions, too, wake a thread. */
+/* The application wakes its sleeping thread (io_uring_enter(2)). Completions wake threads, too. */
 SEC("tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *woken)
 {
@@ -90,7 +90,7 @@ int BPF_PROG(on_sched_waking, struct task_struct *woken)
 
 	if (!(woken->flags & PF_IO_WORKER))
 		return 0;
-	thread = found(woken);
+	thread = known_thread(woken);
 	if (!thread)
 		return 0;
 	thread->waits_since_ns = bpf_ktime_get_ns();
@@ -107,13 +107,13 @@ int BPF_PROG(on_sched_process_exit, struct task_struct *task)
 
 	if (!(task->flags & PF_IO_WORKER))
 		return 0;
-	thread = found(task);
+	thread = known_thread(task);
 	if (thread)
 		end_thread(thread, task, bpf_ktime_get_ns());
 	return 0;
 }
 
-/* A request is taken from a ring, by the ring's thread or by whoever calls io_uring_enter(). */
+/* A request is taken from a ring, by the ring's thread or by a caller of io_uring_enter(). */
 SEC("?tp_btf/io_uring_submit_req")
 int BPF_PROG(on_io_uring_submit_req, struct io_kiocb *req)
 {
@@ -125,8 +125,8 @@ int BPF_PROG(on_io_uring_submit_req, struct io_kiocb *req)
 		return 0;
 	if (by_samples)
 		return count_request(task);
-	thread = found(task);
-	/* The first of a round. What was before is spinning, and a hypervisor may have stopped it there for long. */
+	thread = known_thread(task);
+	/* The first request of a round. The time before it is spinning, maybe long if a hypervisor preempted the vCPU. */
 	if (!thread || !thread->has_work) {
 		now_ns = bpf_ktime_get_ns();
 		thread = enrolled(task, now_ns);
@@ -145,14 +145,14 @@ int BPF_PROG(on_io_uring_submit_req, struct io_kiocb *req)
 	return 0;
 }
 
-/* The same before 6.3. */
+/* Like io_uring_submit_req, before 6.3. */
 SEC("?tp_btf/io_uring_submit_sqe")
 int BPF_PROG(on_io_uring_submit_sqe)
 {
 	return count_request(bpf_get_current_task_btf());
 }
 
-/* A timer of the thread, which runs while it has a CPU: its time since the last sample is of what it does now. */
+/* A timer that runs while the thread is on-CPU: its time since the last sample counts as what it does now. */
 SEC("?perf_event")
 int on_sample(void *ctx)
 {
@@ -174,7 +174,7 @@ int on_sample(void *ctx)
 	return 0;
 }
 
-/* The end of a round (6.9). `count` is how many completions the thread has run in it. */
+/* The end of a round (6.9). `count` is the number of completions run in it. */
 SEC("?tp_btf/io_uring_task_work_run")
 int BPF_PROG(on_io_uring_task_work_run, void *tctx, unsigned int count)
 {
@@ -198,9 +198,9 @@ int BPF_PROG(on_io_uring_task_work_run, void *tctx, unsigned int count)
 }
 
 /*
- * Work within work, as a completion that submits, is the outer one's. `frame` is where the call's arguments are on the
- * thread's stack: the same at its entry and exit, lower in calls within it. A program does not run that was called
- * while it was preempted on the same CPU: a call whose exit was not seen is over when another begins or ends no deeper.
+ * Nested work, such as a completion that submits, belongs to the outer one. `frame` is the stack address of the call's arguments: the same
+ * at its entry and exit, lower in calls within it. A program does not run if it was called while it was preempted on the same CPU: a call
+ * with an unseen exit ends when another one starts or ends at the same or a shallower depth.
  */
 static __always_inline int enter_work(u64 frame)
 {
@@ -235,13 +235,13 @@ static __always_inline int leave_work(u64 frame, s64 submitted)
 	if (!(task->flags & PF_IO_WORKER))
 		return 0;
 	now_ns = bpf_ktime_get_ns();
-	thread = found(task);
+	thread = known_thread(task);
 	if (!thread)
 		return 0;
 	begin_change(thread);
 	if (submitted > 0)
 		thread->submitted += submitted;
-	/* Of one that was entered before the programs were attached, or before the thread was known, nothing is counted. */
+	/* If the call started before the programs were attached, or before the thread was known, nothing is counted. */
 	if (frame >= thread->work_frame) {
 		close_round(thread, now_ns);
 		thread->has_work = false;

@@ -1,31 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The activation of each CPU's measured thread, which the programs and the thread tell each other about. */
+/* The activation of each CPU's measured thread, shared by the programs and the thread. */
 #pragma once
 
 /* One activation of the measured thread of a CPU. */
 struct activation {
-	/* Written by the thread before it sleeps; the kernel's timer has the same time. */
+	/* Set by the thread before it sleeps; the kernel's timer expires at the same time. */
 	u64 due_ns;
-	/* When the timer's function was called; 0: it was not yet. */
+	/* When the timer's handler was called; 0: not yet. */
 	u64 irq_ns;
-	/* When the thread ran, or had the CPU where nobody can tell that; 0: it has not yet. */
+	/* When the thread ran, or was switched in if that is not known; 0: not yet. */
 	u64 thread_ns;
-	/* When the thread got the CPU the last time before its timer came in. */
+	/* When the thread was last switched in before its timer expired. */
 	u64 back_ns;
 	/*
-	 * The thread whose timer it is, which the programs find out: user space may be in another PID namespace. By its
-	 * struct task_struct, because looking into that takes another cache line.
+	 * Task of the timer, found by the programs, as user space may be in another PID namespace. An address, because
+	 * reading the task_struct takes another cache line.
 	 */
 	u64 task;
-	/* As it is shown. */
+	/* In whylate's PID namespace. */
 	u32 tid;
 	/* Whether a thread is measured on this CPU. */
 	u32 is_measured;
-	/* Latencies from which on a late event is sent, of the thread and of the interrupt; user space changes them. */
+	/* Thread and interrupt latencies from which a late event is sent; user space changes them. */
 	u64 explain_over_ns;
 	u64 explain_irq_over_ns;
-	/* What is above is used at each activation, when no cache has it; the rest only where causes are asked for. */
-	/* The longest latency of the interrupt that found the CPU idle. */
+	/* Fields above are used at each activation, with cold caches; those below only if causes are wanted. */
+	/* Longest latency of an interrupt that found the CPU idle. */
 	u64 max_from_idle_ns;
 	u64 _unused[7];
 };
@@ -35,7 +35,7 @@ _Static_assert(sizeof(struct activation) % 64 == 0, "activations of two CPUs sha
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	/* User space makes it as long as there are CPUs. */
+	/* User space sets it to the number of CPUs. */
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct activation);

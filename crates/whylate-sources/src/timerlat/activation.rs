@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The times that the measured thread of a CPU and the BPF programs tell each other, in memory that both have mapped.
+//! Timestamps shared by the measured thread of a CPU and the BPF programs, in mapped memory.
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ pub(super) struct Activation<'a> {
 }
 
 impl<'a> Activation<'a> {
-    pub(super) fn of(map: &'a MappedArray, cpu: u32) -> Self {
+    pub(super) fn on_cpu(map: &'a MappedArray, cpu: u32) -> Self {
         let at = |offset| map.u64_at(cpu as usize, offset);
         Activation {
             due_ns: at(offset_of!(activation, due_ns)),
@@ -35,26 +35,26 @@ impl<'a> Activation<'a> {
         }
     }
 
-    /// From now on the programs look out for the timer of a thread here, or do not any more.
+    /// Makes the programs look for the timer of a thread on this CPU, or stop doing so.
     pub(super) fn measure(&self, is_measured: bool) {
-        // The programs find out who it is.
+        // The programs find out the task.
         self.task.store(0, Ordering::Release);
         self.is_measured.store(is_measured.into(), Ordering::Release);
     }
 
-    /// Latencies of the thread and of the interrupt from which on the programs send a late event; `u64::MAX` for never.
-    pub(super) fn explain_from(&self, thread_ns: u64, irq_ns: u64) {
+    /// Sets the thread and interrupt latencies from which the programs send a late event; `u64::MAX` for never.
+    pub(super) fn set_thresholds(&self, thread_ns: u64, irq_ns: u64) {
         self.explain_over_ns.store(thread_ns, Ordering::Release);
         self.explain_irq_over_ns.store(irq_ns, Ordering::Release);
     }
 
-    /// The same of the thread alone.
-    pub(super) fn explain_worse_than(&self, thread_ns: u64) {
+    /// Sets only the thread latency from which the programs send a late event.
+    pub(super) fn set_thread_threshold(&self, thread_ns: u64) {
         self.explain_over_ns.store(thread_ns, Ordering::Release);
     }
 
-    /// Begins anew with the longest latency that found the CPU idle.
-    pub(super) fn forget_idle(&self) {
+    /// Resets the longest latency that found the CPU idle.
+    pub(super) fn reset_max_from_idle(&self) {
         self.max_from_idle_ns.store(0, Ordering::Relaxed);
     }
 
@@ -62,16 +62,16 @@ impl<'a> Activation<'a> {
         self.max_from_idle_ns.load(Ordering::Relaxed)
     }
 
-    /// The thread is about to sleep until then.
+    /// Sets the timer of the next activation, before the thread sleeps.
     pub(super) fn expect(&self, due_ns: u64) {
-        // In this order, as a timer's function between two of them finds nothing that it could take for its own.
+        // In this order: a timer function that runs in between finds no expiry that it could take for its own.
         self.due_ns.store(0, Ordering::Release);
         self.irq_ns.store(0, Ordering::Release);
         self.thread_ns.store(0, Ordering::Release);
         self.due_ns.store(due_ns, Ordering::Release);
     }
 
-    /// What has become of it, now that the thread is back in user space.
+    /// Returns the timestamps of the activation, once the thread is back in user space.
     pub(super) fn times(&self, due_ns: u64, user_ns: u64) -> Times {
         Times {
             due_ns,

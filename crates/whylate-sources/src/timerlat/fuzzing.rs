@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the programs tell of late activations.
+//! Fuzz target: records of late activations.
 
 use super::late;
 pub use super::tracer::fuzzing::timerlat_samples;
 use crate::fuzzing::with_names;
 
-/// A record with its window.
+/// A late activation with its window.
 pub fn activations(bytes: &[u8]) {
     with_names(|windows, symbols| late::event_of(bytes, windows, symbols));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How deeply CPUs may sleep while something is measured: leaving a deep idle state takes long.
+//! Limits the idle states of CPUs during measurement: leaving a deep idle state takes long.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -11,10 +11,10 @@ use crate::restore::Restore;
 
 const CPUS: &str = "/sys/devices/system/cpu";
 
-/// Asks the kernel for idle states only that are left within so many microseconds, as long as the file is open.
+/// Asks the kernel to use only idle states with an exit latency of at most `us`, for as long as the file is open.
 ///
 /// # Errors
-/// When the caller may not ask, or the kernel has no such file.
+/// Fails if the caller lacks the privilege, or the kernel has no such file.
 pub fn bound_exit_latency(us: u32) -> anyhow::Result<File> {
     let path = "/dev/cpu_dma_latency";
     let mut file = OpenOptions::new()
@@ -27,17 +27,17 @@ pub fn bound_exit_latency(us: u32) -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// Idle states that are switched off, until it is dropped.
+/// Disables idle states until it is dropped.
 #[derive(Debug)]
 pub struct Shallow {
     _settings: Restore,
 }
 
 impl Shallow {
-    /// Switches off the states of the CPUs that are deeper than the one of this number; -1 for all.
+    /// Disables the idle states of the CPUs that are deeper than state `deepest`; -1 for all.
     ///
     /// # Errors
-    /// When a CPU has no idle states to choose from, or the caller may not switch them.
+    /// Fails if a CPU has no idle states to choose from, or the caller lacks the privilege.
     pub fn new(cpus: &[u32], deepest: i32) -> anyhow::Result<Self> {
         Self::below(Path::new(CPUS), Restore::default(), cpus, deepest)
     }
@@ -45,21 +45,21 @@ impl Shallow {
     fn below(root: &Path, mut settings: Restore, cpus: &[u32], deepest: i32) -> anyhow::Result<Self> {
         let mut deeper = Vec::new();
         for cpu in cpus {
-            let folder = root.join(format!("cpu{cpu}/cpuidle"));
-            let states = states(&folder).unwrap_or_default();
+            let directory = root.join(format!("cpu{cpu}/cpuidle"));
+            let states = states(&directory).unwrap_or_default();
             if states.is_empty() {
                 bail!("CPU {cpu} has no idle states to choose from: leave --deepest-idle-state out");
             }
             let states = states.into_iter().filter(|&state| state > deepest);
-            deeper.extend(states.map(|state| folder.join(format!("state{state}/disable"))));
+            deeper.extend(states.map(|state| directory.join(format!("state{state}/disable"))));
         }
         settings.set_each(&deeper, "1")?;
         Ok(Shallow { _settings: settings })
     }
 }
 
-fn states(folder: &Path) -> io::Result<Vec<i32>> {
-    let names = fs::read_dir(folder)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+fn states(directory: &Path) -> io::Result<Vec<i32>> {
+    let names = fs::read_dir(directory)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
     let names = names.collect::<io::Result<Vec<String>>>()?;
     Ok(names.iter().filter_map(|name| name.strip_prefix("state")?.parse().ok()).collect())
 }
@@ -69,8 +69,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deeper_states_are_off_until_the_end_and_those_that_were_stay_off() {
-        let root = tempfile::tempdir().expect("a folder");
+    fn disables_deeper_states_and_restores_them() {
+        let root = tempfile::tempdir().expect("a directory");
         let state = |number: u32| root.path().join(format!("cpu1/cpuidle/state{number}/disable"));
         for (number, disabled) in [(0, "0\n"), (1, "0\n"), (2, "1\n"), (3, "0\n")] {
             fs::create_dir_all(state(number).parent().expect("a parent")).expect("created");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the programs' record of a late activation to a late event.
+//! Converts the BPF programs' record of a late activation to a late event.
 
 use std::mem::offset_of;
 
@@ -12,7 +12,7 @@ use crate::clock;
 use crate::occupancy::Windows;
 use crate::symbols::KernelSymbols;
 
-/// And what its causes were told from; `None` where the record is cut short.
+/// Returns the evidence of the causes and the event; `None` if the record is truncated.
 pub(super) fn event_of(
     bytes: &[u8],
     windows: &mut Windows,
@@ -27,7 +27,7 @@ pub(super) fn event_of(
     let stack_at = offset_of!(late_activation, stack);
     let stack_bytes = u64_at(stack_at + offset_of!(interrupted_stack, bytes))? as i64;
     let frames_at = stack_at + offset_of!(interrupted_stack, frames);
-    // Negative where the kernel could not take it.
+    // Negative if the kernel could not capture the stack.
     let frames = bytes.get(frames_at..frames_at + usize::try_from(stack_bytes).unwrap_or(0));
     let stack = frames.map_or_else(Vec::new, |frames| symbols.stack(frames));
     let window = bytes.get(offset_of!(late_activation, window)..)?;

@@ -5,19 +5,19 @@ use std::collections::VecDeque;
 
 use super::tally::Times;
 
-/// So many of each CPU: a second, with the usual period.
-pub(super) const RECORDED: usize = 1_000;
+/// Number of activations kept per CPU: a second with the default period.
+pub(super) const MAX_KEPT: usize = 1_000;
 
 /// One activation of a measured thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activated {
-    /// Its CPU.
+    /// CPU of the thread.
     pub cpu: u32,
     /// When its timer was due, in nanoseconds since 1970 (UTC).
     pub due_unix_ns: u64,
-    /// The latencies of the interrupt and of the thread; `None` where the timer or the switch was not seen.
+    /// Latencies of the interrupt and of the thread; `None` if the interrupt or the switch-in was not seen.
     pub irq_and_thread_ns: Option<(u64, u64)>,
-    /// The latency of the return to user space.
+    /// Latency of the return to user space.
     pub user_ns: u64,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Latest {
 }
 
 impl Latest {
-    /// Keeps so many; 0 for none.
+    /// Keeps the last `limit` activations; 0 for none.
     pub(super) fn new(limit: usize) -> Self {
         Latest { limit, times: VecDeque::with_capacity(limit) }
     }
@@ -42,7 +42,7 @@ impl Latest {
         }
     }
 
-    /// Those that were due from then on. The difference is from CLOCK_MONOTONIC to the time since 1970.
+    /// Returns activations due since `from_ns`. `to_unix_ns` is the offset from CLOCK_MONOTONIC to the time since 1970.
     pub(super) fn since(&self, from_ns: u64, cpu: u32, to_unix_ns: u64) -> impl Iterator<Item = Activated> {
         self.times.iter().filter(move |times| times.due_ns >= from_ns).map(move |times| Activated {
             cpu,
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn the_latest_are_kept_and_those_of_before_left_out() {
+    fn keeps_latest_activations() {
         let mut latest = Latest::new(3);
         (1..=5).for_each(|number| latest.add(times(number)));
         latest.add(Times { irq_ns: 0, ..times(6) });

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a measured thread touches stays in memory: a page that has to be fetched makes it late. Nothing else is locked:
-//! the process may have mapped a lot.
+//! Locks the memory that a measured thread touches: a page fault makes it late. Nothing else is locked, as the process
+//! may have mapped a lot.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
-/// Of the stack, from where a thread begins to measure; it uses a page or two.
+/// Locked bytes of the stack, from the frame where a thread starts to measure; it uses a page or two.
 const STACK_BYTES: usize = 64 << 10;
-/// Of code on both sides of a function, with what it calls nearby.
+/// Locked bytes of code on both sides of a function, with nearby callees.
 const CODE_BYTES: usize = 256 << 10;
 const PAGE: usize = 4 << 10;
 
-/// Memory that stays, until it is dropped. Without the privilege, or beyond RLIMIT_MEMLOCK, a page may have to be
-/// fetched, and that is then part of what is measured.
+/// Memory that is locked until it is dropped. Without the privilege, or beyond RLIMIT_MEMLOCK, page faults are part of
+/// the measured latency.
 #[derive(Debug)]
 pub(super) struct Locked(Range<usize>);
 
@@ -24,30 +24,30 @@ impl Locked {
         locked.then_some(Locked(range))
     }
 
-    /// What a slice has.
+    /// Locks the memory of a slice.
     pub(super) fn memory<T>(slice: &[T]) -> Option<Self> {
         let range = slice.as_ptr_range();
         Self::new(range.start.addr()..range.end.addr())
     }
 
-    /// The stack of this thread, from the caller's frame on.
+    /// Locks the stack of this thread, from the caller's frame on.
     pub(super) fn stack() -> Option<Self> {
         let here = 0_u8;
         let frame = (&raw const here).addr();
         Self::new(frame.saturating_sub(STACK_BYTES - 2 * PAGE)..frame + PAGE)
     }
 
-    /// The code around a function.
+    /// Locks the code around a function.
     pub(super) fn code(function: usize) -> Option<Self> {
         let around = |bytes: usize| Self::new(function.saturating_sub(bytes)..function.saturating_add(bytes));
-        // It may be close to where the code begins or ends.
+        // The function may be close to the start or end of the code.
         around(CODE_BYTES).or_else(|| around(PAGE))
     }
 }
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // SAFETY: as above. What shares a page with it loses its lock too: it ends at the same time.
+        // SAFETY: as above. Locked data on a shared page is unlocked too, but is dropped at the same time.
         unsafe { libc::munlock(self.0.start as *const libc::c_void, self.0.len()) };
     }
 }
@@ -58,12 +58,12 @@ mod tests {
 
     fn locked_kb() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").expect("/proc is mounted");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).expect("the kernel tells it");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).expect("VmLck in status");
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
     #[test]
-    fn only_what_is_named_is_locked() {
+    fn locks_only_the_given_memory() {
         let memory = vec![1_u8; 1 << 20];
         let before = locked_kb();
         let Some(locked) = Locked::memory(&memory) else {

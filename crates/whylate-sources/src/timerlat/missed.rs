@@ -1,35 +1,35 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Periods of one CPU in which its thread was still late for an earlier one. Each counts in the span in which it was
-//! due, as activations do: the counts of a span are those of its schedule.
+//! Missed periods: those in which the thread of a CPU was still late for an earlier one. Like activations, they count
+//! in the span in which they were due, so that the counts of a span match its schedule.
 
 use super::tally::{Tally, Times};
 
-/// When a thread that was due, and there then, is due next: it skips the periods that are over, as `wait_next_period()`
-/// does (kernel/trace/trace_osnoise.c).
-pub(super) fn due_after(due_ns: u64, there_ns: u64, period_ns: u64) -> u64 {
-    match there_ns.saturating_sub(due_ns) {
-        // Dividing takes long.
+/// Returns when a thread that was due, and ready at `ready_ns`, is due next: it skips elapsed periods, as
+/// `wait_next_period()` does (kernel/trace/trace_osnoise.c).
+pub(super) fn due_after(due_ns: u64, ready_ns: u64, period_ns: u64) -> u64 {
+    match ready_ns.saturating_sub(due_ns) {
+        // Avoids a slow division.
         late_ns if late_ns < period_ns => due_ns + period_ns,
         late_ns => due_ns + (late_ns / period_ns + 1) * period_ns,
     }
 }
 
-/// How many periods after `next_due_ns`, and that one, were due until then.
+/// Returns the number of periods due from `next_due_ns` to `until_ns`.
 pub(super) fn overdue(next_due_ns: u64, until_ns: u64, period_ns: u64) -> u64 {
     until_ns.checked_sub(next_due_ns).map_or(0, |late_ns| late_ns / period_ns + 1)
 }
 
-/// Those that are not counted yet, because they were due after the span.
+/// Missed periods that are not counted yet, because they were due after the span.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Missed {
     next_due_ns: u64,
     left: u64,
-    /// When the thread was there again, which was late for all of them.
-    there_ns: u64,
+    /// When the thread was ready again, which was late for all of them.
+    ready_ns: u64,
 }
 
 impl Missed {
-    /// Those that an activation has made its thread miss, which is there for them when it is back in user space.
+    /// Returns the periods that the thread missed because of an activation. It is ready again in user space.
     pub(super) fn after(times: Times, period_ns: u64) -> Self {
         let mut missed = Missed::default();
         let late_ns = times.user_ns.saturating_sub(times.due_ns);
@@ -39,18 +39,18 @@ impl Missed {
         missed
     }
 
-    /// The periods from this one on. Those of before are counted: the thread's next activation is due after them.
-    pub(super) fn add(&mut self, next_due_ns: u64, left: u64, there_ns: u64) {
-        *self = Missed { next_due_ns, left, there_ns };
+    /// Sets the missed periods. Earlier ones are counted already: the thread's next activation is due after them.
+    pub(super) fn add(&mut self, next_due_ns: u64, left: u64, ready_ns: u64) {
+        *self = Missed { next_due_ns, left, ready_ns };
     }
 
-    /// Counts those that were due in this span; those before it are of no measurement.
+    /// Counts periods due in this span, and drops those due earlier.
     pub(super) fn count(&mut self, from_ns: u64, until_ns: u64, period_ns: u64, tally: &Tally) {
         let before = from_ns.saturating_sub(self.next_due_ns).div_ceil(period_ns).min(self.left);
         self.next_due_ns += before * period_ns;
         self.left -= before;
         while self.left > 0 && self.next_due_ns <= until_ns {
-            tally.missed_period(self.there_ns.saturating_sub(self.next_due_ns));
+            tally.missed_period(self.ready_ns.saturating_sub(self.next_due_ns));
             self.next_due_ns += period_ns;
             self.left -= 1;
         }
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn each_counts_in_the_span_in_which_it_was_due() {
+    fn counts_periods_in_span_of_due_time() {
         let (tally, mut periods) = (Tally::new(None), Missed::default());
         periods.add(110, 5, 155);
         periods.count(115, 130, 10, &tally);
@@ -78,15 +78,15 @@ mod tests {
         assert_eq!(missed(&tally), (2, 15));
         periods.count(115, 2_000, 10, &tally);
         assert_eq!(missed(&tally), (0, 0));
-        // However many there were before the span.
+        // Any number of periods before the span is skipped in constant time.
         periods.add(10, u64::MAX / 20, 9_000_000_000_000_000_055);
         periods.count(9_000_000_000_000_000_000, 9_000_000_000_000_000_020, 10, &tally);
         assert_eq!(missed(&tally), (3, 55));
     }
 
     #[test]
-    fn a_thread_skips_the_periods_that_are_over() {
-        let due = |there_ns| due_after(100, there_ns, 10);
+    fn skips_elapsed_periods() {
+        let due = |ready_ns| due_after(100, ready_ns, 10);
         assert_eq!([99, 100, 109, 110, 137].map(due), [110, 110, 110, 120, 140]);
         let overdue = |until_ns| overdue(110, until_ns, 10);
         assert_eq!([109, 110, 119, 120, 137].map(overdue), [0, 1, 1, 2, 3]);

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How late timers and the threads that they wake are, on each CPU.
+//! Latency of timer interrupts and of the threads that they wake, on each CPU.
 //!
-//! Backend `tracer`: the kernel's timerlat tracer measures threads of its own, or ones in user space that read its
-//! files, and samples their latencies.
+//! Backend `tracer`: the kernel's timerlat tracer measures its own kernel threads, or user threads that read its files,
+//! and samples their latencies.
 //!
 //! Backend `bpf`: a real-time thread on each CPU sleeps until absolute times on CLOCK_MONOTONIC, as cyclictest's do;
-//! BPF programs tell when its timer's interrupt came and it ran, as the kernel's tracer would. Where no program is let
-//! in at a function's exit, and where causes are told, thread latency ends when it had the CPU, up to 1 us before.
+//! BPF programs record when its timer interrupt came and when it ran, as the kernel's tracer would. If fexit programs
+//! are not permitted, and if causes are reported, thread latency ends at the switch-in, up to 1 us earlier.
 //!
 #![doc = include_str!("how.md")]
 
 mod activation;
+mod activation_queue;
 mod attached;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
-mod handover;
 pub mod idle;
 mod late;
 mod latest;
@@ -47,15 +47,15 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/timerlat/timerlat.skel.rs"));
 }
 
-/// Periods that the kernel's tracer takes too, in nanoseconds.
+/// Accepted periods in ns, which are those of the kernel's tracer.
 pub const PERIODS_NS: std::ops::RangeInclusive<u64> = 100_000..=1_000_000_000;
 
-/// How often late events are to be drained, which takes in what was measured: the room for it is for twice as long.
+/// Interval at which late events are to be drained, which also collects activations: buffers last for twice as long.
 pub const POLLED_EVERY: std::time::Duration = std::time::Duration::from_millis(250);
 
 pub(crate) const BPF: &str = "bpf";
 const TRACER: &str = "tracer";
-/// What `bpf` uses, and the tracer for causes.
+/// Needs of the backend `bpf`, and of the tracer if causes are reported.
 const NEEDS: [Need; 6] = [
     Need::Btf,
     Need::TpBtfPrograms,
@@ -74,54 +74,54 @@ pub static INFO: SourceInfo = SourceInfo {
     ],
 };
 
-/// Whose threads are measured.
+/// Which threads are measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Threads {
-    /// Those in user space where there is a way, or the kernel's.
+    /// User threads if the kernel or BPF can measure them, otherwise kernel threads.
     #[default]
     Any,
-    /// Threads in user space.
+    /// User threads of whylate.
     User,
-    /// The tracer's threads in the kernel.
+    /// The tracer's kernel threads.
     Kernel,
-    /// Whoever reads the tracer's files.
+    /// Threads of other programs that read the tracer's files.
     Others,
 }
 
-/// What to measure.
+/// Options of the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimerlatOptions {
-    /// Name of the backend to use; `None` takes the tracer where there is one.
+    /// Name of the backend to use; `None` prefers the tracer.
     pub backend: Option<String>,
-    /// Whose threads are measured. All but those in user space need the tracer.
+    /// Which threads are measured. All but user threads need the tracer.
     pub threads: Threads,
-    /// Record what is to be saved: with the tracer its events, without it the latest activations.
+    /// Records what can be saved later: with the tracer its trace events, otherwise the latest activations.
     pub record: Option<Record>,
-    /// From one activation to the next.
+    /// Period of the activations.
     pub period_ns: u64,
-    /// From an activation to that of the next CPU; `None` where they need not keep step.
+    /// Offset of the activations of consecutive CPUs; `None` if they need not be aligned.
     pub aligned_ns: Option<u64>,
-    /// Take a longer period than that where a timer's interrupt is dear.
+    /// Raises the period if timer interrupts are expensive, as on virtual machines.
     pub is_frugal: bool,
-    /// CPUs with a measured thread; empty for those of the session, which are the usable ones.
+    /// CPUs with a measured thread; empty for the usable CPUs of the session.
     pub cpus: Vec<u32>,
-    /// How urgent the measured threads are.
+    /// Scheduling policy of the measured threads.
     pub policy: Policy,
-    /// Yield a late event with its causes for each thread latency of at least this.
+    /// Reports a late event with its causes for each thread latency of at least this.
     pub explain_over_ns: Option<u64>,
-    /// The same for each latency of the interrupt of at least this.
+    /// Reports a late event with its causes for each interrupt latency of at least this.
     pub explain_irq_over_ns: Option<u64>,
-    /// Yield late events of which the worst of each CPU, so many, are the worst there were.
+    /// Reports late events such that this many of each CPU are its worst ones.
     pub explain_worst: Option<usize>,
-    /// Late events carry the kernel stack that the timer's interrupt found.
+    /// Adds to late events the kernel stack that the timer interrupt interrupted.
     pub stacks: bool,
-    /// From which thread latency on what is recorded has that stack.
+    /// Minimum thread latency for that stack in the tracer's recording.
     pub stack_over_ns: Option<u64>,
-    /// Stop measuring at such latencies.
+    /// Latencies at which measurement stops.
     pub stop: Stop,
-    /// Count by equal steps too.
+    /// Also counts latencies in linear buckets.
     pub steps: Option<StepWidth>,
-    /// Late events also carry what their causes were told from.
+    /// Adds to late events the evidence from which their causes were derived.
     pub keep_evidence: bool,
 }
 
@@ -154,7 +154,7 @@ impl TimerlatOptions {
             || self.record.as_ref().is_some_and(|record| !record.events.is_empty())
     }
 
-    /// Whether late events are asked for.
+    /// Returns whether late events are wanted.
     pub fn explains(&self) -> bool {
         self.explain_over_ns.is_some() || self.explain_irq_over_ns.is_some() || self.explain_worst.is_some()
     }
@@ -162,7 +162,7 @@ impl TimerlatOptions {
     /// Starts measuring.
     ///
     /// # Errors
-    /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
+    /// Fails if the kernel or the caller's privileges do not allow it; nothing stays attached then.
     pub fn start(&self, session: &Session) -> Result<Measuring<AttachedTimerlat>, AttachError> {
         if !PERIODS_NS.contains(&self.period_ns) {
             return Err(AttachError::Contradiction("a period is from 100 us to 1 s long".to_owned()));

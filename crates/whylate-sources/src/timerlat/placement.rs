@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where this program runs: on which CPUs, and in which cgroup.
+//! Placement of this process: CPU affinity and cgroup.
 
 use std::fs;
 use std::path::{Component, Path};
@@ -7,10 +7,10 @@ use std::path::{Component, Path};
 use anyhow::{Context as _, bail};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Lets the calling thread, and those that it starts from now on, run on these CPUs only.
+/// Restricts the calling thread, and threads that it starts later, to these CPUs.
 ///
 /// # Errors
-/// When none of them is there.
+/// Fails if none of the CPUs exists.
 pub fn keep_to(cpus: &[u32]) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     for &cpu in cpus.iter().filter(|&&cpu| (cpu as usize) < CpuSet::MAX_CPU) {
@@ -19,19 +19,19 @@ pub fn keep_to(cpus: &[u32]) -> anyhow::Result<()> {
     sched_setaffinity(None, &set).context("cannot run on the CPUs chosen for housekeeping: choose CPUs that are online")
 }
 
-/// Moves this process, with the threads that are measured, into a cgroup (version 2), named from the top.
+/// Moves this process with its measured threads into a cgroup (version 2), given relative to the root.
 ///
 /// # Errors
-/// When it is not there, or the caller may not move into it.
+/// Fails if the cgroup does not exist, or the caller may not move the process.
 pub fn join_cgroup(name: &str) -> anyhow::Result<()> {
     let this_process = 0;
     move_to_cgroup(name, &[this_process])
 }
 
-/// Moves kernel threads or processes into a cgroup (version 2), named from the top; without a name, into our own.
+/// Moves kernel threads or processes into a cgroup (version 2), relative to the root; without a name, into our own.
 ///
 /// # Errors
-/// When it is not there, or the caller may not move them there.
+/// Fails if the cgroup does not exist, or the caller may not move them.
 pub fn move_to_cgroup(name: &str, processes: &[u32]) -> anyhow::Result<()> {
     if processes.is_empty() {
         return Ok(());
@@ -48,12 +48,12 @@ pub fn move_to_cgroup(name: &str, processes: &[u32]) -> anyhow::Result<()> {
         }
         name => name,
     };
-    let folder = Path::new(top).join(name);
-    if !folder.is_dir() {
+    let directory = Path::new(top).join(name);
+    if !directory.is_dir() {
         bail!("there is no cgroup {name} below {top}");
     }
     for process in processes {
-        fs::write(folder.join("cgroup.procs"), process.to_string())
+        fs::write(directory.join("cgroup.procs"), process.to_string())
             .with_context(|| format!("cannot move process {process} (0: this one) into the cgroup {name}"))?;
     }
     Ok(())
@@ -62,8 +62,8 @@ pub fn move_to_cgroup(name: &str, processes: &[u32]) -> anyhow::Result<()> {
 fn mount_point(mounts: &str) -> Option<&str> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ').skip(1);
-        let (place, kind) = (fields.next()?, fields.next()?);
-        (kind == "cgroup2").then_some(place)
+        let (path, kind) = (fields.next()?, fields.next()?);
+        (kind == "cgroup2").then_some(path)
     })
 }
 
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_is_found_by_its_kind() {
+    fn finds_cgroup2_mount() {
         let mounts =
             "proc /proc proc rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n";
         assert_eq!(mount_point(mounts), Some("/sys/fs/cgroup"));
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_lead_out_of_the_tree() {
+    fn rejects_cgroup_outside_of_the_tree() {
         assert!(join_cgroup("../../etc").is_err());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The BPF programs: when timers and threads came in, and what had the CPU meanwhile.
+//! The BPF programs: when timers expired and threads ran, and what occupied the CPU until then.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
 use crate::attach::{self, ProgramStatistics};
 use crate::cpus;
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Called, Step, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
+use crate::occupancy::{Account, Step, StepGuard, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
 use crate::pid_namespace;
 use crate::records::Records;
 use crate::session::Session;
 use crate::source::AttachError;
 use crate::symbols::address_of;
 
-/// Room for late events with their windows, in bytes.
+/// Size of the ring of late events with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;
 
-/// They run until they are dropped.
+/// The attached programs, detached on drop.
 pub(super) struct Programs {
     _links: Vec<Link>,
-    _called: Option<Called>,
-    /// What tells when a thread ran; without it, it is when the thread had the CPU.
+    _called: Option<StepGuard>,
+    /// Timestamps where the thread runs; without it, thread latency ends at the switch-in.
     ran: Option<Ran>,
-    /// Where causes are asked for.
+    /// Late events, if causes are wanted.
     records: Option<Records>,
     pub account: Option<Account>,
     pub map: Arc<MappedArray>,
@@ -40,7 +40,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// For threads of the kernel's tracer, or of this process.
+    /// Attaches for threads of the kernel's tracer, or of this process.
     pub(super) fn attach(options: &TimerlatOptions, session: &Session, of_tracer: bool) -> Result<Self, AttachError> {
         let timers = if of_tracer { Timers::TracersToo } else { Timers::OwnThreadsToo };
         let mut account = options.explains().then(|| Account::load(session, timers, Wakeups::OfWorkers)).transpose()?;
@@ -50,7 +50,7 @@ impl Programs {
         settings.of_tracer = of_tracer;
         settings.timer_function = match of_tracer {
             true => address_of(TRACER_FUNCTION).context("cannot tell the tracer's timers from others")?,
-            // Without it, whose timer it is is told by when it is due alone.
+            // Without it, timers are matched by expiry only.
             false => address_of(WAKEUP_FUNCTION).unwrap_or(0),
         };
         settings.with_events = options.explains();
@@ -68,10 +68,10 @@ impl Programs {
         }
         let map = MappedArray::new(skeleton.maps.activation_by_cpu.as_fd(), entries as usize, size_of::<activation>())
             .context("cannot map the activations")?;
-        let records = options.explains().then(|| Records::of(&skeleton.maps.late_activations)).transpose()?;
-        // The causes of a late event are of the time until the thread had the CPU, so its latency ends there then.
-        let tells_ran = !of_tracer && !options.explains();
-        let ran = tells_ran.then(|| Ran::attach(skeleton.maps.activation_by_cpu.as_fd(), entries)).transpose();
+        let records = options.explains().then(|| Records::new(&skeleton.maps.late_activations)).transpose()?;
+        // Causes cover the time until the switch-in, so the latency ends there too.
+        let sees_ran = !of_tracer && !options.explains();
+        let ran = sees_ran.then(|| Ran::attach(skeleton.maps.activation_by_cpu.as_fd(), entries)).transpose();
         let mut links = vec![skeleton.progs.on_hrtimer_expire_entry.attach()?];
         let mut called = None;
         if let Some(account) = &mut account {
@@ -80,16 +80,16 @@ impl Programs {
         } else {
             links.push(skeleton.progs.on_sched_switch.attach()?);
         }
-        // Where it is refused, a microsecond is missing at most.
+        // If fexit is refused, latencies lack at most a microsecond.
         let ran = ran.unwrap_or_default();
         Ok(Programs { _links: links, _called: called, ran, records, account, map: Arc::new(map), skeleton })
     }
 
     pub(super) fn activation(&self, cpu: u32) -> Activation<'_> {
-        Activation::of(&self.map, cpu)
+        Activation::on_cpu(&self.map, cpu)
     }
 
-    /// Takes in late events, and waits at most so long for the first one.
+    /// Reads late events, and waits at most `wait` for the first one.
     pub(super) fn poll(&self, wait: std::time::Duration) -> anyhow::Result<()> {
         self.records.as_ref().map_or(Ok(()), |records| records.poll(wait))
     }
@@ -98,8 +98,8 @@ impl Programs {
         self.records.as_ref()?.next()
     }
 
-    /// Whether the thread's latency ends when it ran, and not when it had the CPU.
-    pub(super) fn tells_ran(&self) -> bool {
+    /// Returns whether thread latency ends when the thread runs, not already at the switch-in.
+    pub(super) fn sees_ran(&self) -> bool {
         self.ran.is_some()
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * When a measured thread ran again. The kernel's timerlat tracer samples its threads there, in the thread; that a
- * thread has the CPU is some steps before, among them the change to its address space.
+ * Timestamps when a measured thread runs again, in the thread, where the kernel's timerlat tracer samples its threads too.
+ * The switch-in is some steps earlier, among them the switch of the address space.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -18,7 +18,7 @@ int BPF_PROG(on_hrtimer_nanosleep_exit)
 
 	if (!activation || activation->task != (u64)bpf_get_current_task())
 		return 0;
-	/* A signal may have ended its sleep before its timer came in, which has not given it the CPU then. */
+	/* If a signal ended the sleep before the timer expired, there was no switch-in by the timer. */
 	if (activation->thread_ns)
 		activation->thread_ns = bpf_ktime_get_ns();
 	return 0;

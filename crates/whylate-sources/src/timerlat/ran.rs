@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The program that tells when a measured thread ran again, where the kernel lets programs in at a function's exit.
+//! The program that timestamps when a measured thread runs again, if the kernel permits fexit programs.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 
@@ -14,14 +14,14 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/timerlat/ran.skel.rs"));
 }
 
-/// It runs until it is dropped.
+/// The attached program, detached on drop.
 pub(super) struct Ran {
     _link: Link,
     skeleton: skel::RanSkel<'static>,
 }
 
 impl Ran {
-    /// With the activations of so many CPUs.
+    /// Attaches the program, with the shared activations of all CPUs.
     pub(super) fn attach(activations: BorrowedFd<'_>, cpus: u32) -> Result<Self, AttachError> {
         let mut open = skel::RanSkelBuilder::default().open(attach::open_object())?;
         open.maps.activation_by_cpu.set_max_entries(cpus)?;

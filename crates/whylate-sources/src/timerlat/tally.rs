@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What was counted on a CPU, without a lock or an allocation, also while another thread takes out.
+//! Wait-free latency counters of a CPU, which another thread reads without a lock.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
@@ -10,25 +10,25 @@ use super::skel::types::irq_times;
 use whylate_model::histogram::{FINE_BUCKETS, fine_bucket_of};
 use whylate_model::{Histogram, Series, Steps};
 
-/// How wide the steps are that are counted too, and how many there are.
+/// Width and number of the linear buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepWidth {
-    /// Width of a step.
+    /// Width of a bucket, in ns.
     pub step_ns: u64,
-    /// Steps, from 0 on.
+    /// Number of buckets, from 0 on.
     pub steps: usize,
 }
 
-/// The latencies that are told apart.
+/// Kinds of latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// From when the timer was due to its interrupt's function.
+    /// From the timer's expiry to its handler.
     Irq,
-    /// From when the timer was due to when the thread got the CPU.
+    /// From the timer's expiry to the switch-in of the thread.
     Thread,
-    /// From when the timer was due to when the thread was back in user space.
+    /// From the timer's expiry to the thread's return to user space.
     User,
-    /// From when a timer would have been due in a period that the thread missed to when the thread was there.
+    /// From the expiry of a period that the thread missed to when the thread was ready again.
     Missed,
 }
 
@@ -48,37 +48,37 @@ impl Kind {
 }
 
 #[derive(Debug)]
-struct Figures {
+struct Summary {
     sum_ns: AtomicU64,
     min_ns: AtomicU64,
     max_ns: AtomicU64,
     last_ns: AtomicU64,
 }
 
-impl Figures {
+impl Summary {
     fn new() -> Self {
         let [sum_ns, max_ns, last_ns] = [const { AtomicU64::new(0) }; 3];
         Self { sum_ns, min_ns: AtomicU64::new(u64::MAX), max_ns, last_ns }
     }
 }
 
-/// In place of an interrupt's time, from the programs.
+/// Special value of an interrupt's timestamp, from the BPF programs.
 const ARMED_LATE: u64 = irq_times::ARMED_LATE.0 as u64;
 
-/// Of one CPU. The kinds of one bucket, and of one step, lie side by side: an activation's latencies are close to each
-/// other. Only one thread uses it at a time, so nothing needs an exchange.
+/// Counters of one CPU. The kinds of one bucket are adjacent: an activation's latencies are close to each other. Only
+/// one thread uses it at a time, so no atomic read-modify-write is needed.
 #[derive(Debug)]
 pub(super) struct Tally {
     counts: Box<[[AtomicU64; Kind::ALL]]>,
-    figures: [Figures; Kind::ALL],
+    summary: [Summary; Kind::ALL],
     step_ns: u64,
-    /// The last one counts what lies beyond the steps; empty where none are asked for.
+    /// The last one counts latencies beyond the linear buckets; empty unless they are wanted.
     steps: Box<[[AtomicU64; Kind::REAL.len()]]>,
     /// Periods in which the thread was still late for an earlier one.
     missed: AtomicU64,
-    /// Activations whose times were not seen.
+    /// Activations without timestamps.
     unseen: AtomicU64,
-    /// Activations whose timer was set when it was due already, because the thread was stopped or preempted.
+    /// Activations of which the timer was armed after its expiry, because the thread was stopped or preempted.
     armed_late: AtomicU64,
 }
 
@@ -99,7 +99,7 @@ impl Tally {
         let [missed, unseen, armed_late] = [const { AtomicU64::new(0) }; 3];
         Self {
             counts: (0..FINE_BUCKETS).map(|_| [const { AtomicU64::new(0) }; Kind::ALL]).collect(),
-            figures: [(); Kind::ALL].map(|()| Figures::new()),
+            summary: [(); Kind::ALL].map(|()| Summary::new()),
             step_ns: width.map_or(1, |width| width.step_ns.max(1)),
             steps: (0..width.map_or(0, |width| width.steps + 1))
                 .map(|_| [const { AtomicU64::new(0) }; Kind::REAL.len()])
@@ -111,18 +111,18 @@ impl Tally {
     }
 
     pub(super) fn count(&self, kind: Kind, ns: u64) {
-        let (figures, index) = (&self.figures[kind as usize], kind as usize);
+        let (summary, index) = (&self.summary[kind as usize], kind as usize);
         add(&self.counts[fine_bucket_of(ns)][index], 1);
-        add(&figures.sum_ns, ns);
-        if ns < figures.min_ns.load(Ordering::Relaxed) {
-            figures.min_ns.store(ns, Ordering::Relaxed);
+        add(&summary.sum_ns, ns);
+        if ns < summary.min_ns.load(Ordering::Relaxed) {
+            summary.min_ns.store(ns, Ordering::Relaxed);
         }
-        if ns > figures.max_ns.load(Ordering::Relaxed) {
-            figures.max_ns.store(ns, Ordering::Relaxed);
+        if ns > summary.max_ns.load(Ordering::Relaxed) {
+            summary.max_ns.store(ns, Ordering::Relaxed);
         }
-        figures.last_ns.store(ns, Ordering::Relaxed);
+        summary.last_ns.store(ns, Ordering::Relaxed);
         if let (Some(over), true) = (self.steps.len().checked_sub(1), index < Kind::REAL.len()) {
-            // Short numbers are divided in half the time.
+            // 32-bit division takes half the time.
             let step = match (u32::try_from(ns), u32::try_from(self.step_ns)) {
                 (Ok(ns), Ok(step_ns)) => (ns / step_ns) as usize,
                 _ => usize::try_from(ns / self.step_ns).unwrap_or(over),
@@ -140,33 +140,33 @@ impl Tally {
             self.count(Kind::Irq, irq_ns);
             self.count(Kind::Thread, thread_ns);
         } else {
-            self.is_unseen();
+            self.count_unseen();
         }
         self.count(Kind::User, times.user_ns.saturating_sub(times.due_ns));
     }
 
-    /// Counts an activation whose times were not seen.
-    pub(super) fn is_unseen(&self) {
+    /// Counts an activation without timestamps.
+    pub(super) fn count_unseen(&self) {
         add(&self.unseen, 1);
     }
 
-    /// Counts a period in which the thread was not there until so long after it was due.
+    /// Counts a missed period, with the time from its expiry until the thread was ready.
     pub(super) fn missed_period(&self, late_ns: u64) {
         add(&self.missed, 1);
         self.count(Kind::Missed, late_ns);
     }
 
-    /// Adds what another one has counted, and takes it out there.
+    /// Moves the counts of another tally here.
     pub(super) fn absorb(&self, other: &Tally) {
-        // Every activation has one of these.
-        if other.figures[Kind::User as usize].min_ns.load(Ordering::Relaxed) == u64::MAX {
+        // Every activation has a latency of this kind.
+        if other.summary[Kind::User as usize].min_ns.load(Ordering::Relaxed) == u64::MAX {
             return;
         }
         let move_all =
             |to: &[AtomicU64], from: &[AtomicU64]| to.iter().zip(from).for_each(|(to, from)| add(to, take(from)));
         self.counts.iter().zip(&other.counts).for_each(|(to, from)| move_all(to, from));
         self.steps.iter().zip(&other.steps).for_each(|(to, from)| move_all(to, from));
-        for (to, from) in self.figures.iter().zip(&other.figures) {
+        for (to, from) in self.summary.iter().zip(&other.summary) {
             add(&to.sum_ns, take(&from.sum_ns));
             to.min_ns.fetch_min(from.min_ns.swap(u64::MAX, Ordering::Relaxed), Ordering::Relaxed);
             to.max_ns.fetch_max(take(&from.max_ns), Ordering::Relaxed);
@@ -179,8 +179,8 @@ impl Tally {
         }
     }
 
-    /// Everything counted since the last call: a series, and what is lost; a return to user space only if there is one.
-    pub(super) fn take(&self, has_user: bool) -> Taken {
+    /// Takes everything counted since the last call: a series and the losses. Includes user latencies if `has_user`.
+    pub(super) fn take(&self, has_user: bool) -> TakenCounts {
         let mut series = Series::default();
         let kinds = if has_user { &Kind::REAL[..] } else { &Kind::REAL[..2] };
         for &kind in kinds {
@@ -188,28 +188,28 @@ impl Tally {
                 series.steps.insert(kind.name().to_owned(), steps);
             }
             series.histograms.insert(kind.name().to_owned(), self.take_kind(kind));
-            let last_ns = self.figures[kind as usize].last_ns.load(Ordering::Relaxed);
+            let last_ns = self.summary[kind as usize].last_ns.load(Ordering::Relaxed);
             series.values.insert(format!("{}_last_ns", kind.name()), last_ns as f64);
         }
-        // The thread's latency as every period would have seen it.
+        // Thread latency corrected for coordinated omission: as every period would have seen it.
         let mut corrected = series.histograms[Kind::Thread.name()].clone();
         corrected.merge(&self.take_kind(Kind::Missed));
         series.histograms.insert("thread_corrected".to_owned(), corrected);
         series.values.insert("missed".to_owned(), take(&self.missed) as f64);
-        Taken { series, unseen: take(&self.unseen), armed_late: take(&self.armed_late) }
+        TakenCounts { series, unseen: take(&self.unseen), armed_late: take(&self.armed_late) }
     }
 
     fn take_kind(&self, kind: Kind) -> Histogram {
-        let figures = &self.figures[kind as usize];
-        let (sum_ns, max_ns) = (take(&figures.sum_ns), take(&figures.max_ns));
-        let min_ns = figures.min_ns.load(Ordering::Relaxed);
-        figures.min_ns.store(u64::MAX, Ordering::Relaxed);
+        let summary = &self.summary[kind as usize];
+        let (sum_ns, max_ns) = (take(&summary.sum_ns), take(&summary.max_ns));
+        let min_ns = summary.min_ns.load(Ordering::Relaxed);
+        summary.min_ns.store(u64::MAX, Ordering::Relaxed);
         let counts = (0..).zip(&self.counts).map(|(index, count)| (index, take(&count[kind as usize])));
-        // The indices ascend and lie within the layout.
+        // The indexes ascend and lie within the layout.
         Histogram::from_fine_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default()
     }
 
-    /// The same by steps, where they are asked for.
+    /// Takes the linear buckets, if they are wanted.
     fn take_steps(&self, kind: Kind) -> Option<Steps> {
         let mut counts: Vec<u64> = self.steps.iter().map(|step| take(&step[kind as usize])).collect();
         let over = counts.pop()?;
@@ -217,27 +217,27 @@ impl Tally {
     }
 }
 
-/// What was counted on one CPU in a span of time.
+/// Counts of one CPU in a span of time.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
+pub(super) struct TakenCounts {
     /// Without labels.
     pub series: Series,
     pub unseen: u64,
     pub armed_late: u64,
 }
 
-/// Two tallies of one CPU: a thread fills one while the other is taken, so that what is taken is of whole activations.
+/// Two tallies of one CPU: a thread fills one while the other is read, so that every read has whole activations.
 #[derive(Debug)]
 pub(super) struct Tallies {
     both: [Tally; 2],
-    /// The one to fill from the next activation on.
+    /// Index of the tally to fill from the next activation on.
     filled: AtomicUsize,
-    /// The one that is being filled plus one; 0 between activations.
+    /// Index plus one of the tally being filled; 0 between activations.
     in_use: AtomicUsize,
 }
 
-/// How long an activation takes to count, far more than enough.
-const COUNTED: Duration = Duration::from_micros(50);
+/// Poll interval while an activation is being counted, far longer than that takes.
+const COUNT_POLL: Duration = Duration::from_micros(50);
 
 impl Tallies {
     pub(super) fn new(width: Option<StepWidth>) -> Self {
@@ -245,12 +245,12 @@ impl Tallies {
         Self { both, filled: AtomicUsize::new(0), in_use: AtomicUsize::new(0) }
     }
 
-    /// Counts an activation and the periods that it made the thread miss, whenever due; never waits. For one thread.
+    /// Counts an activation and the periods that it made the thread miss, whenever due. Wait-free; for a single thread.
     pub(super) fn activation(&self, times: Times, period_ns: u64) {
         let which = loop {
             let which = self.filled.load(Ordering::SeqCst);
             self.in_use.store(which + 1, Ordering::SeqCst);
-            // Whoever changes over after this sees that it is in use.
+            // A reader that swaps after this sees that the tally is in use.
             if self.filled.load(Ordering::SeqCst) == which {
                 break which;
             }
@@ -260,18 +260,18 @@ impl Tallies {
         self.in_use.store(0, Ordering::Release);
     }
 
-    /// Fills the other one, taken before, from the next activation on. Returns what was counted. For one thread alone.
-    pub(super) fn change_over(&self) -> &Tally {
+    /// Swaps the tallies, and returns the one filled so far. For a single thread.
+    pub(super) fn swap(&self) -> &Tally {
         let which = self.filled.load(Ordering::SeqCst);
         self.filled.store(1 - which, Ordering::SeqCst);
         while self.in_use.load(Ordering::SeqCst) == which + 1 {
-            thread::sleep(COUNTED);
+            thread::sleep(COUNT_POLL);
         }
         &self.both[which]
     }
 }
 
-/// Of one activation, on CLOCK_MONOTONIC.
+/// Timestamps of one activation, on CLOCK_MONOTONIC.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Times {
     pub due_ns: u64,
@@ -281,7 +281,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// The latencies of the interrupt and of the thread, where both were seen.
+    /// Returns the latencies of the interrupt and of the thread, if both were seen.
     pub(super) fn seen_ns(&self) -> Option<(u64, u64)> {
         let is_seen = self.irq_ns >= self.due_ns && self.thread_ns >= self.irq_ns;
         is_seen.then(|| (self.irq_ns - self.due_ns, self.thread_ns - self.due_ns))
@@ -294,15 +294,15 @@ mod tests {
 
     const MS_NS: u64 = 1_000_000;
 
-    /// Counts of the interrupt, the thread and the return to user space, corrected and missed.
-    fn counts(taken: &Taken) -> [u64; 5] {
+    /// Returns counts of interrupt, thread, return to user space, corrected and missed.
+    fn counts(taken: &TakenCounts) -> [u64; 5] {
         let [irq, thread, user, corrected] =
             ["irq", "thread", "user", "thread_corrected"].map(|kind| taken.series.histograms[kind].count());
         [irq, thread, user, corrected, taken.series.values["missed"] as u64]
     }
 
     #[test]
-    fn a_thread_that_is_late_for_a_second_misses_a_thousand_periods() {
+    fn late_thread_misses_periods() {
         let tallies = Tallies::new(None);
         let late = Times { due_ns: 5, irq_ns: 6, thread_ns: 5 + 1_000 * MS_NS, user_ns: 7 + 1_000 * MS_NS };
         tallies.activation(late, MS_NS);
@@ -310,7 +310,7 @@ mod tests {
             let due_ns = late.user_ns + number * MS_NS;
             tallies.activation(Times { due_ns, irq_ns: due_ns + 1, thread_ns: due_ns + 5, user_ns: due_ns + 9 }, MS_NS);
         }
-        let taken = tallies.change_over().take(true);
+        let taken = tallies.swap().take(true);
         assert_eq!(counts(&taken), [3_001, 3_001, 3_001, 4_001, 1_000]);
         assert_eq!(taken.series.histograms["thread"].quantile_ns(0.99), 5);
         let p99_ns = taken.series.histograms["thread_corrected"].quantile_ns(0.99) as f64;
@@ -318,16 +318,16 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_does_not_come_back_in_time_misses_periods_too() {
+    fn late_return_to_user_misses_periods() {
         let tallies = Tallies::new(None);
         tallies.activation(Times { due_ns: 5, irq_ns: 6, thread_ns: 7, user_ns: 5 + 3 * MS_NS }, MS_NS);
-        let taken = tallies.change_over().take(true);
+        let taken = tallies.swap().take(true);
         assert_eq!(counts(&taken), [1, 1, 1, 4, 3]);
         assert_eq!(taken.series.histograms["thread_corrected"].max_ns(), 2 * MS_NS);
     }
 
     #[test]
-    fn what_is_taken_while_a_thread_counts_is_of_whole_activations() {
+    fn concurrent_take_sees_whole_activations() {
         let tallies = Tallies::new(None);
         let activations = 200_000;
         let (over, mut taken) = (AtomicUsize::new(0), 0);
@@ -342,9 +342,9 @@ mod tests {
             });
             let mut rest = 2;
             while rest > 0 {
-                // Both, after the last activation.
+                // Reads both tallies after the last activation.
                 rest -= over.load(Ordering::SeqCst);
-                let span = tallies.change_over().take(true);
+                let span = tallies.swap().take(true);
                 let [irq, ..] = counts(&span);
                 assert_eq!(counts(&span), [irq, irq, irq, irq, 0]);
                 assert_eq!(span.series.histograms["user"].sum_ns(), u128::from(3 * irq));
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_out_is_not_there_any_more() {
+    fn take_resets_counts() {
         let tally = Tally::new(Some(StepWidth { step_ns: 1_000, steps: 2 }));
         [3, 1_000, 70_000].iter().for_each(|&ns| tally.count(Kind::Irq, ns));
         let series = tally.take(true).series;
@@ -370,14 +370,14 @@ mod tests {
     }
 
     #[test]
-    fn kernel_threads_do_not_return_to_user_space() {
+    fn kernel_threads_have_no_user_latency() {
         let series = Tally::new(Some(StepWidth { step_ns: 1_000, steps: 2 })).take(false).series;
         assert!(!series.histograms.contains_key("user") && !series.steps.contains_key("user"));
         assert!(series.histograms.contains_key("irq") && series.histograms.contains_key("thread_corrected"));
     }
 
     #[test]
-    fn times_in_the_wrong_order_are_not_counted_as_latencies() {
+    fn counts_unordered_timestamps_as_unseen() {
         let tally = Tally::new(None);
         tally.activation(Times { due_ns: 100, irq_ns: 0, thread_ns: 0, user_ns: 140 });
         tally.activation(Times { due_ns: 100, irq_ns: ARMED_LATE, thread_ns: 0, user_ns: 140 });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The measured threads: one on each CPU, which sleeps until the next period, again and again.
+//! The measured threads of this process: one on each CPU, which sleeps until the next period in a loop.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -12,7 +12,7 @@ use anyhow::{Context, anyhow};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::activation::Activation;
-use super::handover::{self, Counter, Giver};
+use super::activation_queue::{self, Counter, Producer};
 use super::latest::Latest;
 use super::locked::Locked;
 use super::tally::{StepWidth, Times};
@@ -21,7 +21,7 @@ use crate::clock::{as_called_ns, monotonic_ns};
 use crate::mapped::MappedArray;
 use crate::priority::remedy;
 
-/// How urgent a thread is.
+/// Scheduling policy of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// SCHED_OTHER with a nice value.
@@ -32,40 +32,40 @@ pub enum Policy {
     Fifo(u8),
     /// SCHED_DEADLINE.
     Deadline {
-        /// Time on the CPU in each period.
+        /// Runtime in each period.
         runtime_ns: u64,
         /// The period.
         period_ns: u64,
     },
 }
 
-/// A thread that is measured, until it is dropped.
+/// A measured thread, stopped on drop.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub cpu: u32,
     pub counter: Counter,
-    stopped: Arc<Stopped>,
+    stopped: Arc<StopState>,
     thread: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
 #[derive(Debug)]
-pub(super) struct Orders {
+pub(super) struct ThreadConfig {
     pub cpu: u32,
     pub period_ns: u64,
-    /// It is due whole periods before or after this; `None` where any time will do.
+    /// Its activations are due at a multiple of the period from this; `None` for any phase.
     pub due_with_ns: Option<u64>,
     pub policy: Policy,
     pub map: Arc<MappedArray>,
     pub width: Option<StepWidth>,
-    /// How often what it has measured is counted, at least.
+    /// Interval at which activations are counted, at least.
     pub counted_every_ns: u64,
     pub stop: Stop,
-    pub stopped: Arc<Stopped>,
-    /// So many of the latest activations are kept.
+    pub stopped: Arc<StopState>,
+    /// Number of latest activations to keep.
     pub recorded: usize,
 }
 
-/// Latencies from which on measuring stops.
+/// Latencies at which measurement stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stop {
     /// Of the interrupt.
@@ -82,30 +82,30 @@ impl Stop {
     }
 }
 
-/// Tells which thread has each CPU.
+/// Returns the thread that runs on each CPU.
 type Tasks = Box<dyn Fn() -> Vec<(u32, String)> + Send + Sync>;
 
-/// Which CPU has stopped the measurement, for all threads. What they read in each activation is in one cache line.
+/// The CPU that has stopped measurement, for all threads. The fields that they read per activation share a cache line.
 #[repr(C, align(64))]
-pub(super) struct Stopped {
-    /// Its number plus one; 0 while all measure, and [`SETTLING`] before.
+pub(super) struct StopState {
+    /// CPU number plus one; 0 while measuring, and [`SETTLING`] before.
     by: AtomicU32,
-    /// Threads are to end.
+    /// Makes threads end.
     is_over: AtomicBool,
-    /// Activations that were due before are of no measurement.
+    /// Activations due before this do not count.
     from_ns: AtomicU64,
-    /// When, on CLOCK_MONOTONIC.
+    /// When measurement stopped, on CLOCK_MONOTONIC.
     at_ns: AtomicU64,
-    /// When the activation that did was due.
+    /// When the activation that stopped it was due.
     due_ns: AtomicU64,
     tasks: Option<Tasks>,
     tasks_then: Mutex<Vec<(u32, String)>>,
 }
 
-/// Threads touch their memory and code for the first time, which may take milliseconds.
+/// Threads run, but do not count yet: their first page faults and cache misses may take milliseconds.
 const SETTLING: u32 = u32::MAX;
 
-impl Stopped {
+impl StopState {
     pub(super) fn new(tasks: Option<Tasks>) -> Self {
         let [at_ns, due_ns, from_ns] = [const { AtomicU64::new(0) }; 3];
         let is_over = AtomicBool::new(false);
@@ -116,7 +116,7 @@ impl Stopped {
         self.by.load(Ordering::Acquire).checked_sub(1).filter(|&cpu| cpu < SETTLING - 1)
     }
 
-    /// Until when activations count: the end of the one that stopped the measurement.
+    /// Returns until when activations count: the end of the one that stopped measurement.
     pub(super) fn until_ns(&self) -> u64 {
         if self.measures() { u64::MAX } else { self.at_ns.load(Ordering::Acquire) }
     }
@@ -129,7 +129,7 @@ impl Stopped {
         self.by.load(Ordering::Acquire) == 0
     }
 
-    /// From then on activations count.
+    /// Makes activations count that are due from `from_ns` on.
     pub(super) fn resume(&self, from_ns: u64) {
         self.at_ns.store(0, Ordering::Release);
         self.from_ns.store(from_ns, Ordering::Release);
@@ -140,7 +140,7 @@ impl Stopped {
         self.tasks_then.lock().map(|tasks| tasks.clone()).unwrap_or_default()
     }
 
-    /// An activation due then stops it. The first one counts. Nothing is measured any more, so this may take its time.
+    /// Stops measurement because of an activation. The first call wins. May be slow: nothing is measured any more.
     pub(super) fn stop(&self, cpu: u32, due_ns: u64, at_ns: u64) {
         if self.at_ns.compare_exchange(0, at_ns, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return;
@@ -152,34 +152,35 @@ impl Stopped {
         }
     }
 
-    /// Whether an activation that was due then has stopped it.
+    /// Returns whether this activation stopped measurement.
     pub(super) fn is_by(&self, cpu: u32, due_ns: u64) -> bool {
         self.by() == Some(cpu) && self.due_ns.load(Ordering::Relaxed) == due_ns
     }
 }
 
-impl std::fmt::Debug for Stopped {
+impl std::fmt::Debug for StopState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stopped").field("by", &self.by).finish_non_exhaustive()
+        f.debug_struct("StopState").field("by", &self.by).finish_non_exhaustive()
     }
 }
 
 impl Measured {
-    /// Starts it; returns when it is about to sleep for the first time.
-    pub(super) fn start(orders: Orders) -> Result<Self, AttachError> {
-        let (mut giver, mut counter) = handover::ends(orders.period_ns, orders.counted_every_ns, orders.width);
-        counter.latest = Latest::new(orders.recorded);
+    /// Starts a thread; returns when it is about to sleep for the first time.
+    pub(super) fn start(config: ThreadConfig) -> Result<Self, AttachError> {
+        let (mut producer, mut counter) =
+            activation_queue::queue(config.period_ns, config.counted_every_ns, config.width);
+        counter.latest = Latest::new(config.recorded);
         let (ready, is_ready) = std::sync::mpsc::sync_channel(1);
-        let (cpu, stopped) = (orders.cpu, Arc::clone(&orders.stopped));
+        let (cpu, stopped) = (config.cpu, Arc::clone(&config.stopped));
         let thread = thread::Builder::new().name(format!("timerlat/{cpu}")).spawn(move || {
             let code = [repeat as *const (), libc::syscall as *const (), libc::clock_gettime as *const ()];
             let code = code.map(|function| Locked::code(function.addr()));
-            let _locked = (Locked::stack(), Locked::memory(giver.slots()), code);
-            let prepared = prepare(&orders);
+            let _locked = (Locked::stack(), Locked::memory(producer.slots()), code);
+            let prepared = prepare(&config);
             let may_go = prepared.is_ok();
-            // The starter waits for it.
+            // The starter waits for this.
             let _ = ready.send(prepared);
-            if may_go { repeat(&orders, &mut giver) } else { Ok(()) }
+            if may_go { repeat(&config, &mut producer) } else { Ok(()) }
         });
         let thread = thread.context("cannot start a measured thread")?;
         let measured = Measured { cpu, counter, stopped, thread: Some(thread) };
@@ -190,17 +191,17 @@ impl Measured {
 
 impl Drop for Measured {
     fn drop(&mut self) {
-        // One is not measured without the others.
+        // Threads are never measured without the others.
         self.stopped.is_over.store(true, Ordering::Relaxed);
-        // It ends within a period.
+        // The thread ends within a period.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-/// Without the privilege, what to do; a normal priority needs none.
-fn not_given(error: io::Error) -> AttachError {
+/// Explains an error of setting the policy. A policy without privilege needs none.
+fn explain_policy_error(error: io::Error) -> AttachError {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => AttachError::Unsupported(format!(
             "not permitted to give the measured threads their priority ({}, or choose -P o:0)",
@@ -210,47 +211,48 @@ fn not_given(error: io::Error) -> AttachError {
     }
 }
 
-fn prepare(orders: &Orders) -> Result<(), AttachError> {
+fn prepare(config: &ThreadConfig) -> Result<(), AttachError> {
     let mut set = CpuSet::new();
-    set.set(orders.cpu as usize);
-    let stay = || sched_setaffinity(None, &set).with_context(|| format!("cannot run a thread on CPU {}", orders.cpu));
+    set.set(config.cpu as usize);
+    let bind_to_cpu =
+        || sched_setaffinity(None, &set).with_context(|| format!("cannot run a thread on CPU {}", config.cpu));
     let this_thread = 0;
-    match orders.policy {
-        // Where a deadline thread may be is settled before it is one.
+    match config.policy {
+        // The affinity of a deadline thread must be set before the policy.
         Policy::Deadline { .. } => {
-            stay()?;
-            set_policy(this_thread, orders.policy).context(
+            bind_to_cpu()?;
+            set_policy(this_thread, config.policy).context(
                 "cannot make the measured threads deadline threads, which the kernel keeps on one CPU only where that is a cpuset partition \
                  of its own (choose another -P)",
             )?;
         }
-        // On its CPU there may be somebody more urgent than it is yet.
+        // The other way around, a thread of higher priority on the CPU could keep this one from ever setting its own.
         _ => {
-            set_policy(this_thread, orders.policy).map_err(not_given)?;
-            stay()?;
+            set_policy(this_thread, config.policy).map_err(explain_policy_error)?;
+            bind_to_cpu()?;
         }
     }
-    // Threads that are no real-time threads may be woken later by so much; real-time threads have no slack.
+    // Timers of non-real-time threads have a slack, 50 us by default; those of real-time threads have none.
     let slack = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
     Ok(slack.context("cannot set the slack of a thread's timers")?)
 }
 
-/// Allocates nothing, and takes no lock: what it waited for would be measured too.
-fn repeat(orders: &Orders, giver: &mut Giver) -> anyhow::Result<()> {
-    // After it has slept nothing is in a cache: what it needs is looked up before.
-    let (cpu, period_ns, stop, stopped) = (orders.cpu, orders.period_ns, orders.stop, &*orders.stopped);
-    let activation = Activation::of(&orders.map, cpu);
+/// Measures in a loop. Allocates nothing and takes no lock: waiting for one would be measured too.
+fn repeat(config: &ThreadConfig, producer: &mut Producer) -> anyhow::Result<()> {
+    // Caches are cold after a sleep, so everything is looked up before.
+    let (cpu, period_ns, stop, stopped) = (config.cpu, config.period_ns, config.stop, &*config.stopped);
+    let activation = Activation::on_cpu(&config.map, cpu);
     activation.measure(true);
-    let mut due_ns = first_due(monotonic_ns() + period_ns, period_ns, orders.due_with_ns);
+    let mut due_ns = first_due(monotonic_ns() + period_ns, period_ns, config.due_with_ns);
     while !stopped.is_over.load(Ordering::Relaxed) {
         activation.expect(due_ns);
         sleep_until(due_ns)?;
         let user_ns = monotonic_ns();
         let times = activation.times(due_ns, user_ns);
-        // Of an activation that was due before they count, the periods do that it made the thread miss.
+        // For an activation due before counting starts, only the periods that it made the thread miss count.
         let from_ns = stopped.from_ns.load(Ordering::Relaxed);
         if stopped.measures() && user_ns >= from_ns {
-            giver.give(times);
+            producer.push(times);
             if due_ns >= from_ns && stop.is_hit(times) {
                 stopped.stop(cpu, due_ns, user_ns);
             }
@@ -264,7 +266,7 @@ fn repeat(orders: &Orders, giver: &mut Giver) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The first time from then on that is whole periods before or after the other one.
+/// Returns the first time from `from_ns` on that is a whole number of periods from `due_with_ns`.
 fn first_due(from_ns: u64, period_ns: u64, due_with_ns: Option<u64>) -> u64 {
     let Some(with_ns) = due_with_ns else { return from_ns };
     from_ns + (with_ns % period_ns + period_ns - from_ns % period_ns) % period_ns
@@ -278,7 +280,7 @@ fn sleep_until(due_ns: u64) -> io::Result<()> {
     };
     loop {
         let no_rest = std::ptr::null_mut::<libc::timespec>();
-        // libc's own function can be cancelled, and tells it to other threads by two exchanges before and after.
+        // libc's own function is a cancellation point, which costs two atomic exchanges.
         // SAFETY: the time is valid for the call, which only reads it; there is no remaining time to write.
         let result = unsafe {
             let (clock, flags) = (libc::CLOCK_MONOTONIC, libc::TIMER_ABSTIME);
@@ -333,7 +335,7 @@ pub(super) fn attributes_of(policy: Policy) -> SchedAttr {
     attributes
 }
 
-/// Makes a thread as urgent as that; 0 is the calling one.
+/// Sets the scheduling policy of a thread; 0 is the calling one.
 pub(super) fn set_policy(tid: u32, policy: Policy) -> io::Result<()> {
     let (attributes, no_flags) = (attributes_of(policy), 0);
     // SAFETY: the attributes are valid for the call, which only reads as much as their size says.
@@ -350,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_time_is_in_step() {
+    fn aligns_first_activation() {
         assert_eq!(first_due(5_250, 1_000, None), 5_250);
         assert_eq!(first_due(5_250, 1_000, Some(250)), 5_250);
         assert_eq!(first_due(5_250, 1_000, Some(8_300)), 5_300);
@@ -359,7 +361,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_less_than_a_period_later(from_ns in 0..1_u64 << 60, period_ns in 1..2_000_000_000_u64, with_ns in 0..1_u64 << 60) {
+        fn first_activation_is_within_a_period(from_ns in 0..1_u64 << 60, period_ns in 1..2_000_000_000_u64, with_ns in 0..1_u64 << 60) {
             let due_ns = first_due(from_ns, period_ns, Some(with_ns));
             prop_assert!(due_ns >= from_ns && due_ns - from_ns < period_ns);
             prop_assert_eq!(due_ns % period_ns, with_ns % period_ns);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * When the timer of each measured thread came in, and when the thread got its CPU. The thread reckons everything else,
- * and reads these two times as soon as it runs.
+ * Timestamps of the timer's expiry and the switch-in of each measured thread. The thread reads them as soon as it runs, and
+ * computes everything else.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -20,17 +20,17 @@ enum {
 };
 
 enum irq_times {
-	/* In place of the interrupt's time: the thread set its timer when it was due already. */
+	/* In place of the interrupt's timestamp: the thread armed its timer after the expiry. */
 	ARMED_LATE = 1,
 };
 
-/* The kernel stack that the timer's interrupt found. */
+/* The kernel stack that the timer interrupt interrupted. */
 struct interrupted_stack {
 	s64 bytes;
 	u64 frames[STACK_FRAMES];
 };
 
-/* A late activation with what is needed to explain it. */
+/* A late activation with the evidence that explains it. */
 struct late_activation {
 	u64 due_ns;
 	u64 irq_ns;
@@ -41,22 +41,22 @@ struct late_activation {
 	struct window window;
 };
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Always empty: puts the types that user space shares into the skeleton. */
 struct {
 	struct activation activation;
 	struct late_activation late_activation;
 	enum irq_times irq_times;
 } layouts = {};
 
-/* The function of the timers of measured threads; 0: not known. */
+/* Handler of the timers of measured threads; 0: unknown. */
 const volatile u64 timer_function = 0;
-/* Threads are those of the kernel's tracer, which tell nobody when their timers are due. */
+/* Threads are those of the kernel's tracer, which do not set `due_ns`. */
 const volatile bool of_tracer = false;
 const volatile bool with_events = false;
-/* Late events carry the stack that the timer's interrupt found. That costs a microsecond or two each activation. */
+/* Add the interrupted stack to late events. Costs 1 to 2 us per activation. */
 const volatile bool with_stacks = false;
 
-/* Too large for the stack; used with interrupts off, so programs of this file do not interrupt each other there. */
+/* Too large for the stack; used with interrupts off, so that programs of this file do not nest there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -73,7 +73,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	/* User space makes it larger where causes are asked for. */
+	/* User space enlarges it if causes are wanted. */
 	__uint(max_entries, 4096);
 } late_activations SEC(".maps");
 
@@ -123,7 +123,7 @@ static __noinline int explain_late(struct activation *activation)
 	return 0;
 }
 
-static __always_inline void has_cpu(struct activation *activation, u64 now_ns)
+static __always_inline void record_switch_in(struct activation *activation, u64 now_ns)
 {
 	activation->thread_ns = now_ns;
 	if (!with_events)
@@ -148,7 +148,7 @@ static __always_inline void find_task(struct activation *activation, const struc
 	}
 }
 
-/* Whether a timer that is of the right kind is that of the measured thread. */
+/* Whether a timer of the right kind is that of the measured thread. */
 static __always_inline bool is_measured_timer(struct activation *activation, const struct hrtimer *timer)
 {
 	if (!activation->is_measured)
@@ -157,14 +157,14 @@ static __always_inline bool is_measured_timer(struct activation *activation, con
 		activation->due_ns = timer->_softexpires;
 		activation->irq_ns = 0;
 		activation->thread_ns = 0;
-		/* Another one may read the tracer's file by now. */
+		/* Another thread may read the tracer's file by now. */
 		activation->task = 0;
 		return true;
 	}
-	/* Another thread's timer may be due at the same nanosecond: that takes an accident. */
+	/* Another thread's timer with the same expiry in nanoseconds would be a coincidence. */
 	if ((u64)timer->_softexpires != activation->due_ns || activation->irq_ns)
 		return false;
-	/* It was stopped, or preempted on its way to sleep, and has gone on since: no interrupt was late. */
+	/* The thread was stopped, or preempted on its way to sleep, and has run since: no interrupt was late. */
 	if (__builtin_expect(activation->back_ns > activation->due_ns, 0)) {
 		activation->irq_ns = ARMED_LATE;
 		return false;
@@ -185,7 +185,7 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 	if (!activation || !is_measured_timer(activation, timer))
 		return 0;
 	now_ns = bpf_ktime_get_ns();
-	/* Once in a measurement. What is rare lies apart, so that an activation fetches fewer cache lines of code. */
+	/* Once per measurement. Unlikely code is placed apart, so that an activation fetches fewer cache lines of code. */
 	if (__builtin_expect(!activation->task, 0))
 		find_task(activation, timer);
 	activation->irq_ns = now_ns;
@@ -194,13 +194,13 @@ int BPF_PROG(on_hrtimer_expire_entry, struct hrtimer *timer)
 		activation->max_from_idle_ns = since(now_ns, activation->due_ns);
 	if (with_stacks)
 		take_stack(ctx);
-	/* It was about to sleep, and does not any more. */
+	/* The thread was about to sleep, and continues to run. */
 	if (__builtin_expect(activation->task == (u64)interrupted, 0))
-		has_cpu(activation, now_ns);
+		record_switch_in(activation, now_ns);
 	return 0;
 }
 
-static __always_inline void gets_cpu(const struct task_struct *next)
+static __always_inline void handle_switch_in(const struct task_struct *next)
 {
 	struct activation *activation = activation_here();
 
@@ -208,15 +208,15 @@ static __always_inline void gets_cpu(const struct task_struct *next)
 		return;
 	if (!activation->irq_ns)
 		activation->back_ns = bpf_ktime_get_ns();
-	/* Only the first time after its timer: it may be preempted, or have had a signal. */
+	/* Only the first switch-in after its timer: it may be preempted, or have received a signal. */
 	else if (!activation->thread_ns && activation->irq_ns >= activation->due_ns && activation->due_ns)
-		has_cpu(activation, bpf_ktime_get_ns());
+		record_switch_in(activation, bpf_ktime_get_ns());
 }
 
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
-	gets_cpu(next);
+	handle_switch_in(next);
 	go_on_with_account(ctx);
 	return 0;
 }

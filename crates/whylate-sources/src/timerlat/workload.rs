@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The threads that are measured, whoever they belong to.
+//! The measured threads: those of this process, or the tracer's.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::latest::{Activated, RECORDED};
-use super::tally::Taken;
-use super::threads::{Measured, Orders, Stopped};
+use super::latest::{Activated, MAX_KEPT};
+use super::tally::TakenCounts;
+use super::threads::{Measured, StopState, ThreadConfig};
 use super::tracer::Tracer;
 use super::{BPF, POLLED_EVERY, TRACER, TimerlatOptions};
 use crate::AttachError;
 use crate::clock;
 use crate::mapped::MappedArray;
 
-/// How long threads run before their activations count, unless ten of them are over sooner.
+/// Time that threads run before their activations count, unless ten periods pass sooner.
 const SETTLING: Duration = Duration::from_millis(50);
 
-/// How long it takes to tell threads that their activations count.
-const TOLD: Duration = Duration::from_micros(50);
+/// Lead time for all threads to see the start of counting.
+const START_LEAD: Duration = Duration::from_micros(50);
 
-/// Until it is dropped.
+/// The running workload, stopped on drop.
 pub(super) enum Workload {
     /// Threads of this process.
-    Own { measured: Vec<Measured>, stopped: Arc<Stopped> },
+    Own { measured: Vec<Measured>, stopped: Arc<StopState> },
     /// The kernel's tracer.
     Tracer(Box<Tracer>),
 }
 
 impl Workload {
-    /// Starts threads on these CPUs. They do not count yet.
+    /// Starts threads on these CPUs. Their activations do not count yet.
     pub(super) fn start(
         options: &TimerlatOptions,
         cpus: &[u32],
         map: &Arc<MappedArray>,
-        stopped: &Arc<Stopped>,
+        stopped: &Arc<StopState>,
     ) -> Result<Self, AttachError> {
         let now_ns = clock::monotonic_ns();
         let start = |(index, &cpu)| {
-            Measured::start(Orders {
+            Measured::start(ThreadConfig {
                 cpu,
                 period_ns: options.period_ns,
                 due_with_ns: options.aligned_ns.map(|apart_ns| now_ns + index * apart_ns),
@@ -47,14 +47,14 @@ impl Workload {
                 counted_every_ns: POLLED_EVERY.as_nanos() as u64,
                 stop: options.stop,
                 stopped: Arc::clone(stopped),
-                recorded: options.record.as_ref().map_or(0, |_| RECORDED),
+                recorded: options.record.as_ref().map_or(0, |_| MAX_KEPT),
             })
         };
         let measured = (0..).zip(cpus).map(start).collect::<Result<_, AttachError>>()?;
         Ok(Workload::Own { measured, stopped: Arc::clone(stopped) })
     }
 
-    /// Waits until the threads have been at it for a while.
+    /// Waits until the threads have warmed up.
     pub(super) fn settle(&self, period_ns: u64) -> anyhow::Result<()> {
         std::thread::sleep(SETTLING.min(Duration::from_nanos(period_ns.saturating_mul(10))));
         match self {
@@ -84,7 +84,7 @@ impl Workload {
         }
     }
 
-    /// The latest activations due from then on, in that order; those of the tracer are in its own trace.
+    /// Returns the latest activations due since `from_ns`, by due time; those of the tracer are in its own trace.
     pub(super) fn latest(&self, from_ns: u64) -> Vec<Activated> {
         let Workload::Own { measured, .. } = self else { return Vec::new() };
         let to_unix_ns = clock::unix_ns().saturating_sub(clock::monotonic_ns());
@@ -94,7 +94,7 @@ impl Workload {
         latest
     }
 
-    /// Takes in what was measured of activations that were due until then.
+    /// Collects activations due until `until_ns`.
     pub(super) fn collect(&mut self, until_ns: u64) -> anyhow::Result<()> {
         match self {
             Workload::Own { measured, stopped } => {
@@ -106,12 +106,12 @@ impl Workload {
         }
     }
 
-    /// How many activations due until then, and periods after them, are still to come in on each CPU: threads are late.
+    /// Returns the number of activations due until then that have not arrived, with the periods after them, per CPU.
     pub(super) fn overdue(&self, until_ns: u64) -> Vec<(u32, u64)> {
         match self {
             Workload::Own { measured, stopped } => {
                 let from_ns = stopped.began_ns();
-                // Nothing comes in of activations that a stop has cut off.
+                // Activations in flight at a stop never arrive.
                 let is_over = stopped.by().is_some();
                 let of_cpu =
                     |measured: &Measured| if is_over { 0 } else { measured.counter.overdue(from_ns, until_ns) };
@@ -121,8 +121,8 @@ impl Workload {
         }
     }
 
-    /// What was counted since the last call, on each CPU.
-    pub(super) fn take(&mut self) -> Vec<(u32, Taken)> {
+    /// Takes the counts since the last call, per CPU.
+    pub(super) fn take(&mut self) -> Vec<(u32, TakenCounts)> {
         match self {
             Workload::Own { measured, .. } => {
                 measured.iter_mut().map(|measured| (measured.cpu, measured.counter.take())).collect()
@@ -138,7 +138,7 @@ impl Workload {
         }
     }
 
-    /// Whether an activation is of the measurement: others send theirs until they notice a stop.
+    /// Returns whether an activation counts: threads continue until they notice a stop.
     pub(super) fn counts(&self, cpu: u32, due_ns: u64, thread_ns: u64) -> bool {
         match self {
             Workload::Own { stopped, .. } => thread_ns <= stopped.until_ns(),
@@ -146,16 +146,16 @@ impl Workload {
         }
     }
 
-    /// Lets activations count. Returns from when on: those that were due before do not.
-    pub(super) fn resume(&mut self, stopped: &Stopped) -> anyhow::Result<u64> {
+    /// Makes activations count. Returns the time since when they do, by their due time.
+    pub(super) fn resume(&mut self, stopped: &StopState) -> anyhow::Result<u64> {
         if let Workload::Tracer(tracer) = self {
             let from_ns = tracer.resume()?;
             stopped.resume(from_ns);
             return Ok(from_ns);
         }
         loop {
-            // Every thread knows before.
-            let from_ns = clock::monotonic_ns() + TOLD.as_nanos() as u64;
+            // Every thread must see this before `from_ns`.
+            let from_ns = clock::monotonic_ns() + START_LEAD.as_nanos() as u64;
             stopped.resume(from_ns);
             if clock::monotonic_ns() < from_ns {
                 return Ok(from_ns);

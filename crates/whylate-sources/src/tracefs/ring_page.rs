@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Pages of `per_cpu/cpuN/trace_pipe_raw`: events as the kernel's ring buffer holds them (include/linux/ring_buffer.h).
+//! Parser of pages of `per_cpu/cpuN/trace_pipe_raw`: events as the kernel's ring buffer holds them
+//! (include/linux/ring_buffer.h).
 
-/// Length of a page's header: its time stamp, and how much of it is in use.
+/// Length of a page's header: its timestamp, and the length of its data.
 const HEADER: usize = 16;
-/// Of the second word of the header, the length; above it are flags.
+/// Mask of the data length in the second word of the header; above it are flags.
 const LENGTH: u64 = 0x000f_ffff;
 /// Events were lost before this page; if the flag below is set too, their number follows the last record.
 const MISSED: u64 = 1 << 31;
@@ -14,29 +15,29 @@ const LARGE: u32 = 0;
 const PADDING: u32 = 29;
 const TIME_EXTEND: u32 = 30;
 const TIME_STAMP: u32 = 31;
-/// How many bits of a record's first word its time has.
+/// Number of bits of the time delta in a record's first word.
 const DELTA_BITS: u32 = 27;
 
-/// An event, with when it was recorded by the buffer's clock.
+/// An event, with its timestamp by the buffer's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
-    /// In nanoseconds.
+    /// Timestamp in nanoseconds.
     pub time_ns: u64,
-    /// From the common header on, as the event's `format` describes it.
+    /// Data from the common header on, as the event's `format` describes it.
     pub data: &'a [u8],
 }
 
-/// The records of a page in order, and how many events were lost before it: 1 at least where the number is unknown.
+/// Iterator over the records of a page, in order.
 #[derive(Clone, Debug)]
 pub struct Page<'a> {
     rest: &'a [u8],
     time_ns: u64,
-    /// Events that were lost before this page.
+    /// Number of events lost before this page; 1 if the number is unknown.
     pub missed: u64,
 }
 
 impl<'a> Page<'a> {
-    /// `None` where it is shorter than its header says, or has none.
+    /// Reads the header. `None` if the page is truncated.
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         let time_ns = u64_at(bytes, 0)?;
         let state = u64_at(bytes, 8)?;
@@ -60,13 +61,13 @@ impl<'a> Page<'a> {
 impl<'a> Iterator for Page<'a> {
     type Item = Record<'a>;
 
-    /// Ends at the first record that makes no sense.
+    /// Ends at the first invalid record.
     fn next(&mut self) -> Option<Record<'a>> {
         loop {
             let word = u32_of(self.take(4)?)?;
             let (kind, delta) = (word & 31, u64::from(word >> 5));
             match kind {
-                // Nothing comes after a padding without a time.
+                // Nothing follows a padding without a time.
                 PADDING if delta == 0 => return None,
                 PADDING => {
                     let length = u32_of(self.take(4)?)? as usize;
@@ -79,7 +80,7 @@ impl<'a> Iterator for Page<'a> {
                 }
                 TIME_STAMP => {
                     let high = u64::from(u32_of(self.take(4)?)?);
-                    // The highest five bits do not fit, and are those of before.
+                    // The highest five bits do not fit, and are taken from the previous timestamp.
                     let low_bits = (1 << 59) - 1;
                     self.time_ns = (self.time_ns & !low_bits) | ((high << DELTA_BITS | delta) & low_bits);
                 }
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn records_have_their_time_and_data() {
+    fn parses_records() {
         let words = [
             word(2, 10),
             1,
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_events_are_told() {
+    fn reports_lost_events() {
         assert_eq!(Page::new(&page(0, 0, &[])).expect("a page").missed, 0);
         assert_eq!(Page::new(&page(0, MISSED, &[])).expect("a page").missed, 1);
         let mut stored = page(0, MISSED | MISSED_STORED, &[]);
@@ -164,15 +165,15 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_page_makes_it_panic(
+        fn never_panics_on_any_page(
             words in proptest::collection::vec((0..32_u32, proptest::num::u32::ANY, 0..20_u32), 0..60), flags in 0..4_u64, cut in 0..8_usize
         ) {
-            // Of each record its kind, and what could be a length.
+            // Of each record its type, and a word that could be a length.
             let words: Vec<u32> = words.into_iter().flat_map(|(kind, delta, length)| [word(kind, delta & 0xff), length]).collect();
             let mut bytes = page(5, flags << 30, &words);
             bytes.truncate(bytes.len() - cut);
             if let Some(page) = Page::new(&bytes) {
-                // Each record takes four bytes at least.
+                // Each record takes at least four bytes.
                 proptest::prop_assert!(page.count() <= bytes.len() / 4);
             } else {
                 proptest::prop_assert!(cut > 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The loaded programs and what they have gathered.
+//! The attached BPF programs and what they have counted.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, RingBuffer, RingBufferBuilder};
 use whylate_model::{LateEvent, Snapshot};
 
-use super::gather::{self, Gathered, per_cpu};
+use super::gather::{self, SeriesCounts, per_cpu};
 use super::skel::types::{explain_limits, item_limits, late_item, lost_reason, series_key, stack_limits};
 use super::skel::{OpenWqSkel, WqSkel, WqSkelBuilder};
 use super::{By, FENTRY, INFO, WqOptions, explain, late};
@@ -27,10 +27,10 @@ use crate::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 use crate::symbols::KernelSymbols;
 
-/// Room for late events with their windows, in bytes: some hundred large ones, some thousand small ones.
+/// Size of the ring of late events with their windows, in bytes: hundreds of large ones, or thousands of small ones.
 const EXPLAINED_ITEMS_BYTES: u32 = 4 << 20;
 
-/// Every reason for a lost event, with its name in the output. What it means stands at the enum in `settings.bpf.h`.
+/// Every reason for a lost event, with its name in the output. The enum in `settings.bpf.h` explains them.
 const LOST: [(lost_reason, &str); 12] = [
     (lost_reason::LOST_UNMATCHED, "unmatched"),
     (lost_reason::LOST_CANCELLED, "cancelled"),
@@ -46,23 +46,23 @@ const LOST: [(lost_reason, &str); 12] = [
     (lost_reason::LOST_HOLDERS, "holders"),
 ];
 
-/// What the kernel has told of late items, in order.
+/// Records of late items, in order.
 type LateRecords = Rc<RefCell<VecDeque<LateRecord>>>;
 
-/// One late item as the kernel tells of it.
+/// The BPF programs' record of a late item.
 enum LateRecord {
     Plain(Box<late_item>),
-    /// With a window of the account.
+    /// An `explained_item` with its window of the CPU account.
     Explained(Box<[u8]>),
 }
 
-/// The source `wq`, measuring. The programs go with the links.
+/// The attached source. Dropping the links detaches the programs.
 pub(super) struct AttachedWq {
-    /// Dropped first, so that nothing runs while the rest goes.
+    /// Dropped first, so that no program runs while the rest is dropped.
     _links: Vec<Link>,
     skeleton: WqSkel<'static>,
     backend: &'static str,
-    gathered: Gathered,
+    counts: SeriesCounts,
     lost: MappedArray,
     ring: Option<RingBuffer<'static>>,
     late: LateRecords,
@@ -86,7 +86,7 @@ impl AttachedWq {
         if let Some(account) = &mut account {
             account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
         }
-        let gathered = Gathered::new(&skeleton, options)?;
+        let counts = SeriesCounts::new(&skeleton, options)?;
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
             .context("cannot map the counts of lost events")?;
         let late = Rc::new(RefCell::new(VecDeque::new()));
@@ -95,18 +95,18 @@ impl AttachedWq {
             None => None,
         };
         let links = attach_programs(&skeleton, options, backend)?;
-        // After our own programs, so that the account still says who was before the item that starts.
+        // Attached last, so that its programs run last: when an item starts, the account still has the occupant before it.
         if let Some(account) = &mut account {
             account.attach()?;
         }
         let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
-        // Right before it begins to count: nothing is counted that was before the span.
+        // Right before counting starts, so that nothing from before the span is counted.
         let span = Span::begin(INFO.card, session);
         data.enabled = true;
         Ok(AttachedWq {
             _links: links,
             backend,
-            gathered,
+            counts,
             lost,
             ring,
             late,
@@ -124,7 +124,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> R
     let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
     settings.own_namespace = pid_namespace::as_setting();
     settings.series_key = match options.by {
-        // The search for a handler needs the series of handlers.
+        // The filter for a handler needs series by handler.
         By::Nothing if options.only.is_some() => series_key::BY_HANDLER,
         By::Nothing => series_key::BY_NOTHING,
         By::Handler => series_key::BY_HANDLER,
@@ -139,7 +139,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> R
     settings.preempt_count_distance = PreemptCount::here().distance();
     settings.taken_under_lock = backend == FENTRY;
     if let Some(handler) = &options.only {
-        // One byte stays for the end of the text.
+        // One byte is left for the terminator.
         if handler.is_empty() || handler.len() >= settings.wanted_handler.len() {
             return Err(AttachError::Contradiction("a handler's name has 1 to 127 characters".to_owned()));
         }
@@ -149,7 +149,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> R
         settings.has_wanted_handler = true;
     }
 
-    // Memory for what is asked for only.
+    // Allocates memory only for what is configured.
     if per_cpu(options) {
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         open.maps.series_by_id.set_max_entries(cpus)?;
@@ -176,7 +176,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> R
     Ok(())
 }
 
-/// Attaches the events of an item's end first, so that none is seen starting whose end could not be.
+/// Attaches the programs for the end of an item first, so that no item is seen starting of which the end cannot be.
 fn attach_programs(skeleton: &WqSkel<'_>, options: &WqOptions, backend: &str) -> Result<Vec<Link>, AttachError> {
     let programs = &skeleton.progs;
     let mut links = Vec::new();
@@ -193,7 +193,7 @@ fn attach_programs(skeleton: &WqSkel<'_>, options: &WqOptions, backend: &str) ->
     Ok(links)
 }
 
-/// The programs in use: the others have no descriptor.
+/// Returns the loaded programs: the others have no descriptor.
 fn loaded_programs<'a>(skeleton: &'a WqSkel<'_>) -> impl Iterator<Item = BorrowedFd<'a>> {
     let programs = &skeleton.progs;
     [
@@ -208,7 +208,7 @@ fn loaded_programs<'a>(skeleton: &'a WqSkel<'_>) -> impl Iterator<Item = Borrowe
     .map(|program| program.as_fd())
 }
 
-/// Lets the programs read the account, and keep what else explains a late item.
+/// Lets the programs read the CPU account, and record other evidence for late items.
 fn prepare_to_explain(open: &mut OpenWqSkel<'_>, account: &Account) -> Result<(), AttachError> {
     account.share_with(open.open_object_mut())?;
     open.maps.held_slots_by_quota.set_max_entries(explain_limits::HELD_SLOT_RINGS.0)?;
@@ -237,25 +237,25 @@ fn late_ring(skeleton: &WqSkel<'_>, late: &LateRecords) -> Result<RingBuffer<'st
 impl Attached for AttachedWq {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.span.end(self.backend);
-        snapshot.series = self.gathered.take_series(self.span.began_ns());
+        snapshot.series = self.counts.take_series(self.span.began_ns());
         for (reason, name) in LOST {
             let count = self.lost.u64_at(reason.0 as usize, 0).swap(0, Ordering::Relaxed);
             snapshot.lost.insert(name.to_owned(), count);
             if reason == lost_reason::LOST_STACKS && count > 0 {
-                self.begin_stack_generation()?;
+                self.start_stack_generation()?;
             }
         }
         if let Some(account) = &mut self.account {
             for (reason, count) in account.take_lost() {
                 snapshot.lost.insert(reason.to_owned(), count);
             }
-            account.tell_unexplained(&mut snapshot);
+            account.report_unexplained(&mut snapshot);
         }
         let mut statistics = attach::statistics(loaded_programs(&self.skeleton));
         if let Some(account) = &self.account {
             statistics += account.statistics();
         }
-        self.meter.tell(statistics, &mut snapshot);
+        self.meter.report(statistics, &mut snapshot);
         Ok(snapshot)
     }
 
@@ -264,11 +264,11 @@ impl Attached for AttachedWq {
             return Ok(());
         };
         attach::poll(ring, wait)?;
-        // Taken out one by one: `each` may take long, and more may come in meanwhile.
+        // Taken one by one: `each` may take long, and more may arrive during it.
         while let Some(record) = self.take_late() {
             match self.event_of(record) {
                 Some(event) => each(event),
-                // Cut short.
+                // Truncated.
                 None => {
                     self.lost.u64_at(lost_reason::LOST_LATE_EVENTS.0 as usize, 0).fetch_add(1, Ordering::Relaxed);
                 }
@@ -278,8 +278,8 @@ impl Attached for AttachedWq {
     }
 
     fn weaker(&self) -> Option<&str> {
-        let of_queuers = || if self.ring.is_some() { PreemptCount::here().limitation() } else { None };
-        self.account.as_ref().and_then(Account::weaker).or_else(of_queuers)
+        let queuer_limitation = || if self.ring.is_some() { PreemptCount::here().limitation() } else { None };
+        self.account.as_ref().and_then(Account::weaker).or_else(queuer_limitation)
     }
 }
 
@@ -300,17 +300,17 @@ impl AttachedWq {
         Some(event)
     }
 
-    /// The stack of whoever queued the item, innermost frame first.
+    /// Returns the stack that queued the item, innermost frame first.
     fn stack_of(&mut self, number: i32) -> Vec<String> {
         let Ok(number) = u32::try_from(number) else {
             return Vec::new();
         };
         let now = self.skeleton.maps.bss_data.as_ref().map_or(0, |data| data.stack_generation);
-        let place = number % stack_limits::QUEUEING_STACKS.0;
+        let index = number % stack_limits::QUEUEING_STACKS.0;
         let bytes = match generations_ago(number, now) {
             0 | 1 => self
                 .queueing_stacks(number >> stack_limits::QUEUEING_STACK_BITS.0)
-                .lookup(&place.to_ne_bytes(), MapFlags::ANY),
+                .lookup(&index.to_ne_bytes(), MapFlags::ANY),
             _ => Ok(None),
         };
         if let Ok(Some(bytes)) = bytes {
@@ -320,20 +320,20 @@ impl AttachedWq {
         Vec::new()
     }
 
-    /// The map of stacks of a generation.
+    /// Returns the stack map of a generation.
     fn queueing_stacks(&self, generation: u32) -> &libbpf_rs::MapMut<'static> {
         let maps = &self.skeleton.maps;
         if generation.is_multiple_of(2) { &maps.even_queueing_stacks } else { &maps.odd_queueing_stacks }
     }
 
-    /// Empties the map of stacks that are older than a generation, and has programs add to it.
-    fn begin_stack_generation(&mut self) -> anyhow::Result<()> {
+    /// Empties the stack map of the previous generation, and makes programs use it for the next one.
+    fn start_stack_generation(&mut self) -> anyhow::Result<()> {
         let now = self.skeleton.maps.bss_data.as_ref().map_or(0, |data| data.stack_generation);
-        // A program that was interrupted in an earlier generation would add to it.
+        // Waits for programs that were interrupted in an earlier generation, which would still add to the map.
         attach::wait_for_programs();
         let stacks = self.queueing_stacks(now.wrapping_add(1));
-        for place in stacks.keys().collect::<Vec<_>>() {
-            stacks.delete(&place).context("cannot forget old stacks")?;
+        for index in stacks.keys().collect::<Vec<_>>() {
+            stacks.delete(&index).context("cannot forget old stacks")?;
         }
         let data = self.skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
         data.stack_generation = now.wrapping_add(1);
@@ -341,7 +341,7 @@ impl AttachedWq {
     }
 }
 
-/// How many generations a stack's number is older than this one.
+/// Returns how many generations a stack ID is old.
 fn generations_ago(number: u32, now: u32) -> u32 {
     let then = number >> stack_limits::QUEUEING_STACK_BITS.0;
     now.wrapping_sub(then) % stack_limits::STACK_GENERATIONS.0
@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stacks_are_known_for_two_generations_and_then_lost() {
+    fn keeps_stacks_for_two_generations() {
         let options = WqOptions { late_over_ns: Some(u64::MAX), stacks: true, by: By::Handler, ..WqOptions::default() };
         let mut attached = match AttachedWq::new(&options, &Session::of_one(), crate::wq::TRACEPOINT) {
             Ok(attached) => attached,
@@ -365,13 +365,13 @@ mod tests {
         let lost = |attached: &AttachedWq| {
             attached.lost.u64_at(lost_reason::LOST_STACKS.0 as usize, 0).load(Ordering::Relaxed)
         };
-        // A stack of each generation, once somebody queues an item.
+        // Returns a stack of a generation, once an item is queued.
         let stack = |attached: &AttachedWq, generation: u32| {
             for _ in 0..300 {
                 rustix::fs::sync();
-                if let Some(place) = attached.queueing_stacks(generation).keys().next() {
-                    let place = u32::from_ne_bytes(place.try_into().expect("a place is a number"));
-                    return (generation << stack_limits::QUEUEING_STACK_BITS.0 | place) as i32;
+                if let Some(index) = attached.queueing_stacks(generation).keys().next() {
+                    let index = u32::from_ne_bytes(index.try_into().expect("an index is a u32"));
+                    return (generation << stack_limits::QUEUEING_STACK_BITS.0 | index) as i32;
                 }
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -379,19 +379,19 @@ mod tests {
         };
         let first = stack(&attached, 0);
         assert!(!attached.stack_of(first).is_empty());
-        attached.begin_stack_generation().expect("a map is emptied");
+        attached.start_stack_generation().expect("a map is emptied");
         let second = stack(&attached, 1);
         assert!(!attached.stack_of(first).is_empty() && !attached.stack_of(second).is_empty());
         let before = lost(&attached);
-        attached.begin_stack_generation().expect("a map is emptied");
+        attached.start_stack_generation().expect("a map is emptied");
         assert!(attached.stack_of(first).is_empty() && !attached.stack_of(second).is_empty());
         assert!(lost(&attached) > before);
     }
 
     #[test]
-    fn the_number_of_a_stack_has_its_generation() {
-        let number = |generation: u32, place: u32| {
-            (generation % stack_limits::STACK_GENERATIONS.0) << stack_limits::QUEUEING_STACK_BITS.0 | place
+    fn stack_id_contains_generation() {
+        let number = |generation: u32, index: u32| {
+            (generation % stack_limits::STACK_GENERATIONS.0) << stack_limits::QUEUEING_STACK_BITS.0 | index
         };
         let last = stack_limits::STACK_GENERATIONS.0 - 1;
         for (then, now) in [(0, 0), (0, 1), (last, last + 1), (7, 9), (u32::MAX, 0)] {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the causes of a late item's latency are told from: copied at its start, because it is gone soon after. */
+/* Evidence for the causes of a late item's latency: copied at its start, because it is overwritten soon after. */
 #pragma once
 
 enum explain_limits {
-	/* Items that are kept for each workqueue and CPU (or node). */
+	/* Number of items kept for each workqueue and CPU (or node). */
 	HELD_SLOTS = 32,
-	/* How many items in progress are passed over to find room for another one. */
+	/* Maximum number of items in progress that are skipped to find room for another one. */
 	HELD_SLOT_PROBES = 4,
 	HELD_SLOT_RINGS_BITS = 11,
 	HELD_SLOT_RINGS = 1 << HELD_SLOT_RINGS_BITS,
@@ -21,7 +21,7 @@ enum pool_class {
 };
 
 struct held_slot {
-	/* What max_active is a number of slots of: a pwq, or a workqueue on a node. */
+	/* Identifies the max_active limit: a pwq, or a workqueue on a node. */
 	u64 quota;
 	u64 handler;
 	/* 0: not in use. */
@@ -30,19 +30,19 @@ struct held_slot {
 	u64 ended_ns;
 };
 
-/* The latest items; several quotas may share a ring. */
+/* Ring of the latest items; several quotas may share a ring. */
 struct held_slots {
 	u64 position;
 	struct held_slot slots[HELD_SLOTS];
 };
 
-/* The item that a worker has, or had last. */
+/* The current item of a worker, or its last one. */
 struct last_item {
 	u64 worker;
 	u64 item;
 	/* `ended_ns` is 0 until it ends. */
 	struct held_slot slot;
-	/* Where it is in the ring of its quota. */
+	/* Position in the ring of its quota. */
 	u64 position;
 };
 
@@ -55,22 +55,22 @@ struct explained_item {
 	u32 moved_from;
 	/* enum pool_class */
 	u32 pool;
-	/* Items that ended before may have been overwritten; 0: none has. */
+	/* Items that ended before this may have been overwritten; 0: none was. */
 	u64 holders_since_ns;
 	struct held_slot previous;
-	/* In no order. Those in use have an end, if only that of the window. */
+	/* In no order. Those in use have an end, at the latest that of the window. */
 	struct held_slot slots[HELD_SLOTS];
 };
 
 struct explanation {
 	struct explained_item item;
-	/* The last, because the end of it is left out where it is not in use. */
+	/* Last, because its unused part is not sent. */
 	struct window window;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	/* User space makes it HELD_SLOT_RINGS long where causes are asked for. */
+	/* User space sets it to HELD_SLOT_RINGS if causes are wanted. */
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct held_slots);
@@ -78,13 +78,13 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	/* User space makes it LAST_ITEMS long where causes are asked for. */
+	/* User space sets it to LAST_ITEMS if causes are wanted. */
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct last_item);
 } last_item_by_worker SEC(".maps");
 
-/* Too large for the stack; no other program of ours that uses it comes in between on the same CPU. */
+/* Too large for the stack; programs that use it do not nest on a CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -94,7 +94,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	/* User space makes it larger where causes are asked for. */
+	/* User space enlarges it if causes are wanted. */
 	__uint(max_entries, 4096);
 } explained_items SEC(".maps");
 
@@ -115,7 +115,7 @@ static __always_inline u64 quota_of(u64 pwq)
 	pool = BPF_CORE_READ(of, pool);
 	if (!max_active_is_per_node(pool))
 		return pwq;
-	/* All addresses of the kernel begin with the same bits. */
+	/* All kernel addresses have their upper bits in common. */
 	return (u64)BPF_CORE_READ(of, wq) << 10 | (BPF_CORE_READ(pool, node) & 0x3ff);
 }
 
@@ -127,7 +127,7 @@ static __always_inline struct held_slots *held_slots_of(u64 quota)
 	return bpf_map_lookup_elem(&held_slots_by_quota, &index);
 }
 
-/* Takes the place of the oldest, but rather of one that has ended. */
+/* Overwrites the oldest item, preferably one that has ended. */
 static __always_inline u64 keep_slot(struct held_slots *held, const struct held_slot *from)
 {
 	struct held_slot *slot = NULL;
@@ -141,7 +141,7 @@ static __always_inline u64 keep_slot(struct held_slots *held, const struct held_
 	}
 	if (!slot)
 		return 0;
-	/* A reader on another CPU takes no slot without a start. */
+	/* A reader on another CPU ignores a slot without a start. */
 	slot->started_ns = 0;
 	barrier();
 	slot->quota = from->quota;
@@ -152,7 +152,7 @@ static __always_inline u64 keep_slot(struct held_slots *held, const struct held_
 	return position;
 }
 
-/* The pwq of an item that starts, also of one that was not seen being queued; 0 where nobody knows. */
+/* The pwq of an item that starts, even if its queueing was not seen; 0 if unknown. */
 static __always_inline u64 pwq_of_started(const struct work_struct *work, const struct task_struct *task)
 {
 	if (taken_under_lock)
@@ -162,15 +162,15 @@ static __always_inline u64 pwq_of_started(const struct work_struct *work, const 
 	return (u64)BPF_CORE_READ(worker_of(task), current_pwq);
 }
 
-/* Takes a slot of max_active, or did when it was activated. */
-static __always_inline void item_began(u64 worker, const struct work_struct *work, u64 pwq, u64 now_ns)
+/* The item holds a slot of max_active, since it was activated. */
+static __always_inline void item_took_slot(u64 worker, const struct work_struct *work, u64 pwq, u64 now_ns)
 {
 	struct last_item *last = last_item_of(worker);
 	struct held_slots *held;
 
 	if (!last)
 		return;
-	/* The item of a worker that shares its place, and is in progress. */
+	/* A worker with the same hash has an item in progress. */
 	if (last->worker && last->worker != worker && !last->slot.ended_ns)
 		lose(LOST_HOLDERS);
 	last->worker = worker;
@@ -184,8 +184,8 @@ static __always_inline void item_began(u64 worker, const struct work_struct *wor
 		last->position = keep_slot(held, &last->slot);
 }
 
-/* Gives its slot of max_active free. */
-static __always_inline bool item_finished(u64 worker, u64 item)
+/* The item releases its slot of max_active. */
+static __always_inline bool item_released_slot(u64 worker, u64 item)
 {
 	struct last_item *last = last_item_of(worker);
 	struct held_slots *held;
@@ -239,18 +239,18 @@ static __always_inline void copy_worker(struct explained_item *explained, u64 wo
 	explained->moved_from = wakeup->moved_from;
 }
 
-/* Two moments, and what is told of the items that held slots between them. */
+/* A span of time, and statistics of the items that held slots in it. */
 struct held_span {
 	u64 quota;
 	u64 from_ns;
 	u64 until_ns;
 	/* 0: none has ended. */
 	u64 first_end_ns;
-	/* As wide as the others: up to 6.2 the verifier refuses bytes between members that nobody has written. */
+	/* As wide as the others: up to 6.2 the verifier rejects uninitialized padding between members. */
 	u64 is_full;
 };
 
-/* Copies one that held a slot. Global, so that the verifier looks at one slot only. */
+/* Copies an item that held a slot in the span. Global, so that the verifier verifies one slot only. */
 __noinline int copy_held_slot(struct held_slot *to, const struct held_slot *from, struct held_span *span)
 {
 	u64 ended_ns;
@@ -268,12 +268,12 @@ __noinline int copy_held_slot(struct held_slot *to, const struct held_slot *from
 	if (from->quota != span->quota || from->started_ns >= span->until_ns)
 		return 0;
 	__builtin_memcpy(to, from, sizeof(*to));
-	/* It may end in this instant. */
+	/* It may end concurrently. */
 	to->ended_ns = ended_ns ?: span->until_ns;
 	return 0;
 }
 
-/* The items that held slots between two moments. */
+/* Copies the items that held slots in a span. */
 static __always_inline void copy_held_slots(struct explained_item *explained, u64 quota, u64 from_ns, u64 until_ns)
 {
 	struct held_slots *held = held_slots_of(quota);
@@ -298,7 +298,7 @@ struct late_start {
 	u32 flags;
 };
 
-/* Global, so that the verifier walks through it once and not for every way that leads here. */
+/* Global, so that the verifier verifies it once and not for every path that leads here. */
 __noinline int explain_late(struct late_start *start)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -323,7 +323,7 @@ __noinline int explain_late(struct late_start *start)
 	to_send->item.late.started_ns = start->started_ns;
 	to_send->item.pool = class_of_pool((struct pool_workqueue *)queuer->pwq);
 	copy_worker(&to_send->item, start->flags & ITEM_IS_BH ? bh_worker() : (u64)task, task);
-	/* An item that was activated at once waited for nobody's slot. */
+	/* An item that was activated at once did not wait for a slot. */
 	copy_held_slots(&to_send->item, quota_of(queuer->pwq),
 			start->queueing.activated_ns ? start->queueing.queued_ns : start->started_ns, start->started_ns);
 	count = copy_window(&to_send->window, start->queueing.queued_ns, start->started_ns);

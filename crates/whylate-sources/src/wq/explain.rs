@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the kernel's record of a late item, with what is needed to explain it, to a late event with causes.
+//! Converts the BPF programs' record of a late item to a late event with causes.
 
 use whylate_model::LateEvent;
 use whylate_model::blame::{self, HeldSlot, PoolClass, Wakeup, WorkEvidence};
@@ -14,7 +14,7 @@ use crate::symbols::KernelSymbols;
 #[allow(unsafe_code)]
 unsafe impl PlainData for explained_item {}
 
-/// The late event of a record, without the stack of whoever queued the item, and that stack's number.
+/// Returns the late event of a record, without the stack that queued the item, and the ID of that stack.
 pub(super) fn event_of(
     bytes: &[u8],
     windows: &mut Windows,
@@ -54,7 +54,7 @@ pub(super) fn event_of(
 fn slots_of(record: &explained_item, symbols: &mut KernelSymbols) -> Vec<HeldSlot> {
     let mut slots: Vec<HeldSlot> = record.slots.iter().filter_map(|from| slot(from, symbols)).collect();
     slots.sort_by_key(|slot| slot.ended_ns);
-    // Nobody knows who was overwritten. Once there is a holder who is known, it is blamed.
+    // Overwritten holders are unknown. From the first known holder on, that one is blamed.
     let first_known_ns = slots.iter().map(|slot| slot.started_ns).min().unwrap_or(u64::MAX);
     let unknown_until_ns = record.holders_since_ns.min(first_known_ns);
     if unknown_until_ns > record.late.queued_ns {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the programs tell of late items.
+//! Fuzz target: records of late items.
 
 use super::skel::types::late_item;
 use super::{explain, late};
 use crate::attach::read_plain;
 use crate::fuzzing::with_names;
 
-/// A record alone, and one with what explains it.
+/// A plain record, and one with evidence.
 pub fn work_items(bytes: &[u8]) {
     if let Some(item) = read_plain::<late_item>(bytes) {
         late::event_of(&item, Vec::new());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the mapped arrays of the BPF programs to series.
+//! Converts the mapped arrays of the BPF programs to series.
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem::offset_of;
@@ -16,29 +16,30 @@ use super::skel::types::{
 use super::unfinished::{Counts, Unfinished};
 use super::{By, WqOptions};
 use crate::attach;
-use crate::distribution::Places;
+use crate::distribution::DistributionOffsets;
 use crate::mapped::MappedArray;
 use crate::source::AttachError;
 
 const KINDS: usize = distribution_kind::DISTRIBUTION_KINDS.0 as usize;
 const PAGE_BUCKETS: usize = size_of::<bucket_page>() / size_of::<u64>();
-/// The last of the array's elements only rounds its size.
+/// Without the last element of the array, which is padding.
 const DISTRIBUTION_PAGES: usize = whylate_model::histogram::BUCKETS / PAGE_BUCKETS;
 
-/// Enough pages for every bucket of every distribution of one series, and page 0, which stands for none.
+/// Pages for every bucket of every distribution of one series, and page 0, which stands for none.
 pub(super) const PAGES_OF_ONE_SERIES: u32 = (KINDS * DISTRIBUTION_PAGES + 1) as u32;
 
-/// True when the series are the CPUs' own, and not found by a key.
+/// Returns whether there is one series per CPU, without a key.
 pub(super) fn per_cpu(options: &WqOptions) -> bool {
     options.by == By::Nothing && options.only.is_none()
 }
 
-pub(super) struct Gathered {
+pub(super) struct SeriesCounts {
     by: By,
-    /// Counters of one CPU each must not be written by anybody else: what they held the last time, by position.
+    /// Last values of the counters, by position. `Some` for series per CPU: only the owning CPU may write their
+    /// counters.
     seen: Option<HashMap<Position, u64>>,
-    /// By series and kind, by how many ns a sum exceeded its counts: a count came in later, and is taken the next time.
-    owed_ns: HashMap<(usize, u32), i64>,
+    /// By series and kind: excess of a sum over its counts in ns. The missing count arrives later, and is taken then.
+    excess_ns: HashMap<(usize, u32), i64>,
     phases: bool,
     index: MappedArray,
     series: MappedArray,
@@ -46,15 +47,15 @@ pub(super) struct Gathered {
     unfinished: Unfinished,
 }
 
-impl Gathered {
+impl SeriesCounts {
     pub(super) fn new(skeleton: &WqSkel<'_>, options: &WqOptions) -> Result<Self, AttachError> {
         use libbpf_rs::MapCore as _;
         let maps = &skeleton.maps;
         let entries = |map: &libbpf_rs::MapMut<'_>| map.max_entries() as usize;
-        Ok(Gathered {
+        Ok(SeriesCounts {
             by: options.by,
             seen: per_cpu(options).then(HashMap::new),
-            owed_ns: HashMap::new(),
+            excess_ns: HashMap::new(),
             phases: options.phases,
             index: MappedArray::new(maps.series_index.as_fd(), entries(&maps.series_index), size_of::<series_group>())
                 .context("cannot map the index of series")?,
@@ -66,7 +67,7 @@ impl Gathered {
         })
     }
 
-    /// Takes out everything counted since the last time: series with the same labels added up, empty ones left out.
+    /// Takes everything counted since the last call: series with equal labels are merged, empty ones are omitted.
     pub(super) fn take_series(&mut self, now_ns: u64) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
         let unfinished = self.unfinished.by_series(now_ns);
@@ -85,20 +86,20 @@ impl Gathered {
                     into.absorb(&taken);
                 }
             };
-            let mut gone = Vec::new();
+            let mut retired_series = Vec::new();
             for (id, handler, retired) in self.ids_in_use() {
                 if let Some(mut taken) = self.take_counting(id) {
                     add_values(&mut taken, unfinished.get(&id));
                     add(taken);
                 }
                 if retired {
-                    gone.push((id, handler));
+                    retired_series.push((id, handler));
                 }
             }
-            if !gone.is_empty() {
+            if !retired_series.is_empty() {
                 attach::wait_for_programs();
             }
-            for (id, handler) in gone {
+            for (id, handler) in retired_series {
                 self.take_counting(id).into_iter().for_each(&mut add);
                 self.recycle(id, handler);
             }
@@ -111,7 +112,7 @@ impl Gathered {
         counts.then(|| self.take_one(id, self.labels(id)))
     }
 
-    /// Every series that a key leads to: its number, the position of its slot, and whether no item can come any more.
+    /// Lists every series with a key: its ID, the position of its slot, and whether it is retired.
     fn ids_in_use(&self) -> Vec<(usize, (usize, usize), bool)> {
         let slots = size_of::<series_group>() / size_of::<series_slot>();
         let mut ids = Vec::new();
@@ -128,12 +129,12 @@ impl Gathered {
         ids
     }
 
-    /// Frees the slot of a workqueue that is gone, and its pages, once its counts are taken out.
+    /// Frees the slot and pages of a destroyed workqueue, after its counts are taken.
     fn recycle(&mut self, id: usize, (group, offset): (usize, usize)) {
-        self.owed_ns.retain(|&(series, _), _| series != id);
+        self.excess_ns.retain(|&(series, _), _| series != id);
         for kind in 0..KINDS {
             let at = offset_of!(series, distributions) + kind * size_of::<distribution>();
-            let places = Places {
+            let places = DistributionOffsets {
                 sum_ns: at + offset_of!(distribution, sum_ns),
                 max_ns: at + offset_of!(distribution, max_ns),
                 inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
@@ -151,14 +152,14 @@ impl Gathered {
         let mut histograms = BTreeMap::new();
         let immediate = take(distribution_kind::LATENCY_OF_IMMEDIATE);
         if phases {
-            // An item that max_active did not hold back was activated at once, and waited for a worker only.
+            // An item that max_active did not hold back was activated at once, and only waited for a worker.
             let deferred = take(distribution_kind::LATENCY_OF_DEFERRED);
             let activate = take(distribution_kind::ACTIVATE_OF_DEFERRED);
             let pool = take(distribution_kind::POOL_OF_DEFERRED);
             histograms.insert("activate", sum(Histogram::zeros(immediate.count()), &activate));
             histograms.insert("pool", sum(immediate.clone(), &pool));
             histograms.insert("latency", sum(immediate, &deferred));
-            // A worker that was never switched out was on its CPU all the time.
+            // A worker that was never switched out was on-CPU all the time.
             let steady = take(distribution_kind::RUNTIME_OF_STEADY);
             let switched = take(distribution_kind::RUNTIME_OF_SWITCHED);
             let none = Histogram::zeros(steady.count());
@@ -184,27 +185,27 @@ impl Gathered {
             }
         }
         if counts.is_empty() {
-            // What a value has left elsewhere by now belongs to the count that is still to come.
+            // A sum without a count belongs to the count that is still to arrive.
             return Histogram::default();
         }
-        let owed_ns = self.owed_ns.remove(&(id, kind.0)).unwrap_or(0);
+        let excess_ns = self.excess_ns.remove(&(id, kind.0)).unwrap_or(0);
         let sum_ns = self.take_counter((Array::Series, id, start + offset_of!(distribution, sum_ns)), sum_ns);
-        let sum_ns = sum_ns.saturating_add_signed(owed_ns);
+        let sum_ns = sum_ns.saturating_add_signed(excess_ns);
         // Extremes are raised by compare-and-exchange everywhere.
         let take = |offset: usize| self.series.u64_at(id, start + offset).swap(0, Relaxed);
         let max_ns = take(offset_of!(distribution, max_ns));
         let min_ns = !take(offset_of!(distribution, inverted_min_ns));
-        // The indices ascend as they are read, so they are taken.
+        // The indexes were read in ascending order.
         let histogram = Histogram::from_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default();
         let rest_ns = i128::from(sum_ns) - i128::try_from(histogram.sum_ns()).unwrap_or(i128::MAX);
         if let (false, Ok(rest_ns)) = (rest_ns == 0, i64::try_from(rest_ns)) {
-            self.owed_ns.insert((id, kind.0), rest_ns);
+            self.excess_ns.insert((id, kind.0), rest_ns);
         }
         histogram
     }
 
-    /// A distribution's nonzero counters (bucket, position, value) and its sum, read while nobody counted. Where that
-    /// never pauses, the last attempt counts, and what its parts do not agree on is made up for the next time.
+    /// Reads the nonzero counters (bucket, position, value) and the sum of a distribution, consistently if no value is
+    /// added concurrently. After the last attempt, a mismatch of sum and counts is corrected at the next reading.
     fn read(&self, id: usize, start: usize) -> (Vec<(u32, Position, u64)>, u64) {
         let mut before = self.read_buckets(id, start);
         if before.is_empty() {
@@ -240,7 +241,7 @@ impl Gathered {
         buckets
     }
 
-    /// What a counter that has this value has grown by since the last time.
+    /// Takes the growth of a counter since the last call.
     fn take_counter(&mut self, position: Position, value: u64) -> u64 {
         let (array, index, offset) = position;
         match &mut self.seen {
@@ -263,7 +264,7 @@ impl Gathered {
         let number = |offset: usize| self.series.u32_at(id, offset).load(Relaxed);
         let text_at = |offset: usize, length: usize| {
             let bytes: Vec<u8> = (0..length).map(|i| self.series.u8_at(id, offset + i).load(Relaxed)).collect();
-            text_of_bytes(&bytes)
+            text_until_nul(&bytes)
         };
         let mut labels = Labels::new();
         let workqueue = || text_at(offset_of!(series, workqueue), size_of_val(&series::default().workqueue));
@@ -296,7 +297,7 @@ impl Gathered {
     }
 }
 
-/// The figures of items that have not started or not ended, where there are any.
+/// Adds the values of items that have not started or not ended, if there are any.
 fn add_values(series: &mut Series, counts: Option<&Counts>) {
     let Some(counts) = counts else { return };
     for (name, oldest, (count, oldest_ns)) in
@@ -309,10 +310,10 @@ fn add_values(series: &mut Series, counts: Option<&Counts>) {
     }
 }
 
-/// A counter: its array, which element of it, and where in that.
+/// Position of a counter: array, element, offset.
 type Position = (Array, usize, usize);
 
-/// A reading takes some microseconds, and few of them come between two values.
+/// Maximum number of attempts. A reading takes some microseconds, in which a value is rarely added.
 const READ_ATTEMPTS: u32 = 16;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -321,26 +322,26 @@ enum Array {
     Pages,
 }
 
-/// A worker pool as the kernel numbers it.
+/// A worker pool.
 struct Pool {
     id: i32,
-    /// Negative where its workers are not bound to a CPU.
+    /// Negative if its workers are not bound to a CPU.
     cpu: i32,
     nice: i32,
     is_bh: bool,
 }
 
 impl Pool {
-    /// The name in the manner of its kworkers: `cpu1`, `cpu1 highpri`, `cpu1 bh`, or `unbound 8`.
+    /// Formats the name like those of its kworkers: `cpu1`, `cpu1 highpri`, `cpu1 bh`, or `unbound 8`.
     fn name(&self) -> String {
-        let place = if self.cpu >= 0 { format!("cpu{}", self.cpu) } else { format!("unbound {}", self.id) };
+        let affinity = if self.cpu >= 0 { format!("cpu{}", self.cpu) } else { format!("unbound {}", self.id) };
         let kind = match (self.is_bh, self.nice) {
             (true, 0) => " bh",
             (true, _) => " bh highpri",
             (false, nice) if nice < 0 => " highpri",
             (false, _) => "",
         };
-        place + kind
+        affinity + kind
     }
 }
 
@@ -349,7 +350,7 @@ fn sum(mut into: Histogram, other: &Histogram) -> Histogram {
     into
 }
 
-/// Splits `function [module]` into its labels.
+/// Splits `function [module]` into labels.
 pub(super) fn handler_labels(symbol: &str, labels: &mut Labels) {
     let (handler, module) = symbol.split_once(' ').unwrap_or((symbol, ""));
     labels.insert("handler".to_owned(), handler.to_owned());
@@ -359,7 +360,7 @@ pub(super) fn handler_labels(symbol: &str, labels: &mut Labels) {
     }
 }
 
-fn text_of_bytes(bytes: &[u8]) -> String {
+fn text_until_nul(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
@@ -369,7 +370,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handler_in_a_module_has_two_labels() {
+    fn splits_handler_and_module() {
         let mut labels = Labels::new();
         handler_labels("nvme_scan_work [nvme_core]", &mut labels);
         assert_eq!(labels["handler"], "nvme_scan_work");
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_are_named_like_their_workers() {
+    fn names_pools_like_kworkers() {
         let pool = |cpu, nice, is_bh| Pool { id: 8, cpu, nice, is_bh }.name();
         assert_eq!(pool(1, 0, false), "cpu1");
         assert_eq!(pool(1, -20, false), "cpu1 highpri");
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pages_of_a_distribution_hold_every_bucket() {
+    fn pages_of_distribution_hold_every_bucket() {
         assert_eq!(DISTRIBUTION_PAGES * PAGE_BUCKETS, whylate_model::histogram::BUCKETS);
         assert!(distribution::default().pages.len() >= DISTRIBUTION_PAGES);
     }

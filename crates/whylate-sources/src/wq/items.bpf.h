@@ -2,16 +2,16 @@
 /*
  * The queued work items, by address, in plain BPF arrays. A hash map costs more than all the rest: jhash, a bucket
  * lock, elements moved to and from a free list. Most of what is left is cache misses: a set is one cache line, and the
- * home sets are few enough to stay in the cache; what has no room there goes to a large second table.
+ * home sets are few enough to stay in the cache; items without room there go to a large second table.
  *
- * Who writes an entry: whoever set an item's PENDING bit queues it, so its queue events come one after the other; so do
- * its starts, as it does not run twice at a time. But where starts are seen at a tracepoint, a queueing may meet the
- * start of the one before. They meet in one word, the stamp, which changes hands by compare-and-exchange:
+ * Writers of an entry: the thread that set an item's PENDING bit queues it, so its queue events are serialized; so are
+ * its starts, as it does not run twice at a time. But if starts are seen at a tracepoint, a queueing may race with the
+ * start of the one before. They synchronize in one word, the stamp, which is changed by compare-and-exchange:
  *
- *   0             the entry is free, or idle: its item is not queued, and any item may take the entry
- *   STAMP_BUSY    somebody writes the entry
+ *   0             the entry is free, or idle: its item is not queued, and any item may claim the entry
+ *   STAMP_BUSY    the entry is being written
  *   even          when the item was queued
- *   odd           the same, and its history holds an earlier queueing without a start
+ *   odd           as above, and its history holds an earlier queueing without a start
  */
 #pragma once
 
@@ -21,7 +21,7 @@ enum item_limits {
 	HOME_SETS = 1 << HOME_SET_BITS,
 	SPILL_SET_BITS = 16,
 	SPILL_SETS = 1 << SPILL_SET_BITS,
-	/* How many sets of the second table an item may stand in. */
+	/* Number of sets of the second table in which an item may be. */
 	SPILL_PROBES = 8,
 	FIRST_SPILLED = HOME_SETS * SET_ITEMS,
 	ENTRIES = FIRST_SPILLED + SPILL_SETS * SET_ITEMS,
@@ -30,27 +30,27 @@ enum item_limits {
 
 enum {
 	STAMP_BUSY = 1,
-	/* The clock is even without its last bit, half the time a nanosecond early. */
+	/* The last bit of the clock is cleared, so that half of the stamps are a nanosecond early. */
 	STAMP_HAS_EARLIER = 1,
 };
 
-/* A queued item older than this gives way when there is no room: it was most likely cancelled. */
+/* A queued item older than this is evicted if there is no room: it was most likely cancelled. */
 #define EVICTABLE_NS 10000000000ULL
 
-/* mod_delayed_work() on an item that is thought to be queued for longer than this may have found it cancelled. */
+/* mod_delayed_work() on an item that seems to be queued for longer than this may have found it cancelled. */
 #define MOVE_WITHIN_NS 1000000000ULL
 
 enum queued_flags {
 	/* Its worker is a softirq. */
 	ITEM_IS_BH = 1 << 0,
-	/* max_active held it back; its history says until when. */
+	/* max_active held it back; its history has the time of its activation. */
 	ITEM_WAS_DEFERRED = 1 << 1,
 };
 
 struct queued_item {
 	u64 item;
 	u64 stamp;
-	/* Half of the handler's address (all of it in kernel text): tells memory reused without a cancellation seen. */
+	/* Half of the handler's address (all of it in kernel text): detects reused memory without a visible cancellation. */
 	u32 handler;
 	u16 series;
 	u16 flags;
@@ -59,7 +59,7 @@ struct queued_item {
 /* One cache line. */
 struct queued_set {
 	struct queued_item items[SET_ITEMS];
-	/* In home sets: how many items stand in the second table instead. */
+	/* In home sets: number of their items in the second table. */
 	u32 spilled;
 	u32 _unused[3];
 };
@@ -80,13 +80,13 @@ struct {
 	__type(value, struct queued_set);
 } spilled_items SEC(".maps");
 
-/* What few items have. */
+/* Fields that few items need. */
 struct item_history {
-	/* When max_active let it in; with ITEM_WAS_DEFERRED. */
+	/* When max_active admitted it; with ITEM_WAS_DEFERRED. */
 	u64 activated_ns;
 	/* When the item was queued before; with STAMP_HAS_EARLIER. */
 	u64 earlier_ns;
-	/* It was queued twice by mod_delayed_work(): it waits since the first time. */
+	/* mod_delayed_work() requeued it: it waits since the first time. */
 	bool moved;
 };
 
@@ -97,7 +97,7 @@ struct {
 	__type(value, struct item_history);
 } history_by_entry SEC(".maps");
 
-/* Where an item belongs. */
+/* Home set of an item. */
 struct home {
 	struct queued_set *set;
 	u32 index;
@@ -116,7 +116,7 @@ static __always_inline u32 spill_index(u64 item, u32 probe)
 	return (other_hash_of(low_half(item), SPILL_SET_BITS) + probe) % SPILL_SETS;
 }
 
-/* The entry of this number; numbers of home entries come first. */
+/* Entry by index; home entries come first. */
 static __noinline struct queued_item *entry_at(u32 entry)
 {
 	struct queued_set *set;
@@ -136,7 +136,7 @@ static __noinline struct queued_item *entry_at(u32 entry)
 	return entry % SET_ITEMS ? &set->items[1] : &set->items[0];
 }
 
-/* The number of the entry in the second table that holds the item, or NO_ENTRY. */
+/* Index of the item's entry in the second table, or NO_ENTRY. */
 static __noinline u32 find_spilled(u64 item)
 {
 	for (u32 probe = 0; probe < SPILL_PROBES; probe++) {
@@ -153,7 +153,7 @@ static __noinline u32 find_spilled(u64 item)
 	return NO_ENTRY;
 }
 
-/* The entry that holds the item, queued or idle, and its number; NULL when there is none. */
+/* Entry of the item, queued or idle, and its index; NULL if there is none. */
 static __always_inline struct queued_item *find_item(const struct home *home, u64 item, u32 *entry)
 {
 	if (!home->set)
@@ -170,7 +170,7 @@ static __always_inline struct queued_item *find_item(const struct home *home, u6
 	return *entry < NO_ENTRY ? entry_at(*entry) : NULL;
 }
 
-/* Takes a free or idle entry to be written. */
+/* Claims a free or idle entry for writing. */
 static __always_inline bool claim(struct queued_item *queued, u64 item)
 {
 	if (queued->stamp || __sync_val_compare_and_swap(&queued->stamp, 0, STAMP_BUSY))
@@ -179,7 +179,7 @@ static __always_inline bool claim(struct queued_item *queued, u64 item)
 	return true;
 }
 
-static __always_inline void leave_second_table(u64 item)
+static __always_inline void count_out_spilled(u64 item)
 {
 	struct home home = home_of(item);
 
@@ -187,7 +187,7 @@ static __always_inline void leave_second_table(u64 item)
 		__sync_fetch_and_add(&home.set->spilled, -1);
 }
 
-/* Takes over an entry that is so old that its item was most likely cancelled. */
+/* Claims an entry that is so old that its item was most likely cancelled. */
 static __always_inline bool evict(struct queued_item *queued, u64 item, u64 now_ns, bool spilled)
 {
 	u64 stamp = queued->stamp;
@@ -197,13 +197,13 @@ static __always_inline bool evict(struct queued_item *queued, u64 item, u64 now_
 	if (__sync_val_compare_and_swap(&queued->stamp, stamp, STAMP_BUSY) != stamp)
 		return false;
 	if (spilled)
-		leave_second_table(queued->item);
+		count_out_spilled(queued->item);
 	queued->item = item;
 	lose(LOST_EVICTED);
 	return true;
 }
 
-/* An entry where the home set has none free. */
+/* Claims an entry if the home set has none free. */
 static __noinline u32 claim_spilled(struct queued_set *home, u32 home_index, u64 item, u64 now_ns)
 {
 	if (evict(&home->items[0], item, now_ns, false))
@@ -230,7 +230,7 @@ static __noinline u32 claim_spilled(struct queued_set *home, u32 home_index, u64
 	return NO_ENTRY;
 }
 
-/* An entry for an item that has none, to be written, and its number; NULL when there is no room. */
+/* Claims an entry for an item that has none, and returns its index; NULL if there is no room. */
 static __always_inline struct queued_item *claim_item(const struct home *home, u64 item, u64 now_ns, u32 *entry)
 {
 	if (!home->set)
@@ -246,8 +246,8 @@ static __always_inline struct queued_item *claim_item(const struct home *home, u
 }
 
 /*
- * A start takes the entry whose stamp it has seen: false when the item was queued again meanwhile. A home entry stays,
- * idle, for the item's next time; one of the second table becomes free, so that no look-up has to go there.
+ * A start takes the entry with the stamp that it has seen: false if the item was requeued concurrently. A home entry stays
+ * idle for the item's next time; one of the second table is freed, so that no lookup has to go there.
  */
 static __always_inline bool take_item(struct queued_item *queued, u32 entry, u64 item, u64 stamp)
 {
@@ -257,7 +257,7 @@ static __always_inline bool take_item(struct queued_item *queued, u32 entry, u64
 		return false;
 	if (spilled) {
 		queued->item = 0;
-		leave_second_table(item);
+		count_out_spilled(item);
 		__sync_lock_test_and_set(&queued->stamp, 0);
 	}
 	return true;

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Who queued an item, and the report of one that was late. */
+/* The thread that queued an item, and the report of a late item. */
 #pragma once
 
 #include "context.bpf.h"
 
-/* When and how the item that starts was queued. */
+/* When the item that starts was queued, and activated. */
 struct queueing {
-	/* 0 when it was not seen being queued. */
+	/* 0: its queueing was not seen. */
 	u64 queued_ns;
-	/* 0 when max_active did not hold it back. */
+	/* 0: max_active did not hold it back. */
 	u64 activated_ns;
 };
 
@@ -16,14 +16,14 @@ struct queuer {
 	u64 pwq;
 	u32 tid;
 	u32 pid;
-	/* Kernel stack, negative without one. */
+	/* ID of the kernel stack, negative without one. */
 	s32 stack;
 	char comm[16];
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	/* User space makes it ENTRIES long where late events are asked for. */
+	/* User space sets it to ENTRIES if late events are wanted. */
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct queuer);
@@ -37,20 +37,20 @@ struct {
 enum stack_limits {
 	QUEUEING_STACK_BITS = 14,
 	QUEUEING_STACKS = 1 << QUEUEING_STACK_BITS,
-	/* The number of a stack is its place in a map, and the generation above that. */
+	/* A stack ID is its index in a map, and the generation above that. */
 	STACK_GENERATION_BITS = 31 - QUEUEING_STACK_BITS,
 	STACK_GENERATIONS = 1 << STACK_GENERATION_BITS,
 };
 
 /*
- * Which of the two maps of stacks programs add to: the even or the odd one. Where a stack finds no place, user space
- * empties the other map and begins the next generation there; numbers of the previous generation stay valid.
+ * Selects the stack map that programs add to: the even or the odd one. If a stack finds no room, user space empties the
+ * other map and starts the next generation there; IDs of the previous generation stay valid.
  */
 u32 stack_generation = 0;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
-	/* User space makes it QUEUEING_STACKS long where stacks are asked for. */
+	/* User space sets it to QUEUEING_STACKS if stacks are wanted. */
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(u32));
 	__uint(value_size, STACK_FRAMES * sizeof(u64));
@@ -58,13 +58,13 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_STACK_TRACE);
-	/* The same. */
+	/* As above. */
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(u32));
 	__uint(value_size, STACK_FRAMES * sizeof(u64));
 } odd_queueing_stacks SEC(".maps");
 
-/* The number of the stack here; -1 where it finds no place. */
+/* ID of the current stack; -1 if there is no room. */
 static __always_inline s32 keep_queueing_stack(void *ctx)
 {
 	u32 generation = *(volatile u32 *)&stack_generation;
@@ -81,7 +81,7 @@ static __always_inline s32 keep_queueing_stack(void *ctx)
 	return (generation & (STACK_GENERATIONS - 1)) << QUEUEING_STACK_BITS | place;
 }
 
-/* A timer or a device queues it: the interrupted thread does not. */
+/* A timer or a device queues the item, not the interrupted thread. */
 static __always_inline void describe_interrupt(struct queuer *queuer, u32 interrupts)
 {
 	queuer->tid = 0;
@@ -93,8 +93,8 @@ static __always_inline void describe_interrupt(struct queuer *queuer, u32 interr
 		__builtin_memcpy(queuer->comm, "softirq", sizeof("softirq"));
 }
 
-/* Only the pwq of an item that was moved, as it waits since somebody queued it first. */
-static __always_inline void remember_queuer(void *ctx, u32 entry, u64 pwq, bool was_moved)
+/* Records the queuer. Of an item that was moved only the pwq, as it waits since it was first queued. */
+static __always_inline void record_queuer(void *ctx, u32 entry, u64 pwq, bool was_moved)
 {
 	struct queuer *queuer = bpf_map_lookup_elem(&queuer_by_entry, &entry);
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -116,7 +116,7 @@ static __always_inline void remember_queuer(void *ctx, u32 entry, u64 pwq, bool 
 	queuer->stack = keep_stacks ? keep_queueing_stack(ctx) : -1;
 }
 
-/* Everything but the times. */
+/* Fills in everything but the timestamps. */
 static __always_inline void describe_late(struct late_item *late, u32 flags, const struct queuer *queuer, u64 handler)
 {
 	/* An item in progress keeps its pwq. */
@@ -125,7 +125,7 @@ static __always_inline void describe_late(struct late_item *late, u32 flags, con
 
 	late->cpu = bpf_get_smp_processor_id();
 	if (flags & ITEM_IS_BH) {
-		/* Whoever was interrupted is not the worker. */
+		/* The interrupted thread is not the worker. */
 		late->worker_tid = 0;
 		late->by_rescuer = false;
 		__builtin_memcpy(late->worker_comm, "softirq", sizeof("softirq"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the kernel's record of a late item to a late event.
+//! Converts the BPF programs' record of a late item to a late event.
 
 use whylate_model::{Labels, LateEvent, thread};
 
@@ -12,7 +12,7 @@ use crate::clock;
 #[allow(unsafe_code)]
 unsafe impl PlainData for late_item {}
 
-/// The late event of an item whose worker has just taken it.
+/// Returns the late event of an item that a worker has just started.
 pub(super) fn event_of(item: &late_item, stack: Vec<String>) -> LateEvent {
     let mut labels = Labels::new();
     handler_labels(&text(&item.handler), &mut labels);
@@ -26,7 +26,7 @@ pub(super) fn event_of(item: &late_item, stack: Vec<String>) -> LateEvent {
     if item.by_rescuer != 0 {
         labels.insert("rescuer".to_owned(), "yes".to_owned());
     }
-    // 0: it was activated while it was queued.
+    // 0: it was activated when it was queued.
     let activated_ns = item.activated_ns.max(item.queued_ns);
     LateEvent {
         subject,
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_phases_of_a_late_item_add_up() {
+    fn phases_add_up_to_latency() {
         for (activated_ns, activate_ns, pool_ns) in [(0, 0, 30), (115, 15, 15)] {
             let item = late_item { queued_ns: 100, activated_ns, started_ns: 130, ..late_item::default() };
             let event = event_of(&item, Vec::new());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How long work items wait for a worker, and how long they run.
+//! Latency of work items until a worker runs them, and their run time.
 //!
 #![doc = include_str!("how.md")]
 
@@ -66,38 +66,38 @@ static INFO: SourceInfo = SourceInfo {
     ],
 };
 
-/// What to measure.
+/// Options of the source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WqOptions {
-    /// Name of the backend to use; `None` takes the best that works.
+    /// Name of the backend to use; `None` takes the best one that works.
     pub backend: Option<String>,
-    /// Measure only items of this handler.
+    /// Measures only items of this handler.
     pub only: Option<String>,
-    /// How series are told apart.
+    /// How series are aggregated.
     pub by: By,
-    /// Measure every phase and the run time, not the latency alone.
+    /// Measures every phase and the run time, not only the latency.
     pub phases: bool,
-    /// Yield a late event for each latency of at least this.
+    /// Reports a late event for each latency of at least this, in ns.
     pub late_over_ns: Option<u64>,
-    /// Late events carry the kernel stack of whoever asked for the work.
+    /// Adds to late events the kernel stack that queued the item.
     pub stacks: bool,
-    /// Yield a late event with its causes for each latency of at least this.
+    /// Reports a late event with its causes for each latency of at least this, in ns.
     pub explain_over_ns: Option<u64>,
-    /// Late events also carry what their causes were told from.
+    /// Adds to late events the evidence from which their causes were derived.
     pub keep_evidence: bool,
 }
 
-/// How series are told apart.
+/// How series are aggregated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
-    /// One series for everything.
+    /// One series for all items.
     #[default]
     Nothing,
     /// By handler and workqueue.
     Handler,
     /// By workqueue.
     Workqueue,
-    /// By the CPU on which it was served.
+    /// By the CPU that ran the item.
     Cpu,
     /// By worker pool.
     Pool,

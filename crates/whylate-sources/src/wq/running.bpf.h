@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The work items that run, by worker: the item itself may be freed while it runs. */
+/* Running work items, by worker: the item itself may be freed while it runs. */
 #pragma once
 
 enum {
@@ -10,7 +10,7 @@ enum {
 struct running_item {
 	u64 item;
 	u64 started_ns;
-	/* When the scheduler last accounted the worker, on user space's CLOCK_MONOTONIC but for a constant. */
+	/* When the scheduler last accounted the worker, on sched_clock(): user space's CLOCK_MONOTONIC but for a constant. */
 	u64 accounted_ns;
 	/* CPU time of the worker up to then. */
 	u64 cpu_time_ns;
@@ -20,9 +20,9 @@ struct running_item {
 } __attribute__((aligned(64)));
 
 /*
- * A worker runs one item at a time and only itself writes its entry, which stays its own between two items: then `item`
- * is 0, and only where a set is full another worker may take it over. Workers of BH workqueues have no task: their key
- * is the CPU plus one, which no kernel address equals; softirqs do not nest on a CPU.
+ * A worker runs one item at a time, and only the worker writes its entry, which it keeps between two items: then `item` is
+ * 0, and only if the set is full another worker may take the entry. Workers of BH workqueues have no task: their key is
+ * the CPU number plus one, which no kernel address equals; softirqs do not nest on a CPU.
  */
 struct running_set {
 	u64 workers_by_way[WAYS];
@@ -45,9 +45,9 @@ static __always_inline struct running_set *running_set_of(u64 worker)
 }
 
 /*
- * When the scheduler last accounted the task, on sched_clock(). exec_start is on the run queue's task clock, which
- * leaves out interrupts and the hypervisor and so runs apart from CPU to CPU; without CONFIG_FAIR_GROUP_SCHED nothing
- * leads from the task to its run queue, and that time counts as time on the CPU.
+ * When the scheduler last accounted the task, on sched_clock(). exec_start is on the run queue's task clock, which stops
+ * in interrupts and while the vCPU is descheduled, and so drifts between CPUs; without CONFIG_FAIR_GROUP_SCHED the run
+ * queue cannot be reached from the task, and that time counts as on-CPU time.
  */
 static __always_inline u64 accounted_ns(const struct task_struct *task)
 {
@@ -69,8 +69,8 @@ static __always_inline u64 bh_worker(void)
 	return (u64)bpf_get_smp_processor_id() + 1;
 }
 
-/* A set full of workers, most of which have nothing to run or are gone. */
-static __noinline u32 take_over_way(struct running_set *set, u64 worker)
+/* Takes an entry of a full set, of a worker that has no item or has exited. */
+static __noinline u32 evict_way(struct running_set *set, u64 worker)
 {
 #pragma unroll
 	for (u32 way = 0; way < WAYS; way++) {
@@ -95,7 +95,7 @@ static __always_inline void item_runs(u64 worker, u64 item, u32 series, u64 now_
 	if (way == WAYS)
 		way = claim_way(set->workers_by_way, worker);
 	if (way == WAYS)
-		way = take_over_way(set, worker);
+		way = evict_way(set, worker);
 	if (way >= WAYS) {
 		lose(LOST_RUNNING_FULL);
 		return;
@@ -110,7 +110,7 @@ static __always_inline void item_runs(u64 worker, u64 item, u32 series, u64 now_
 	running->series = series;
 }
 
-/* The entry of a worker that runs an item, or NULL. */
+/* Entry of a worker that runs an item, or NULL. */
 static __always_inline struct running_item *running_item_of(u64 worker)
 {
 	struct running_set *set = running_set_of(worker);
@@ -128,14 +128,14 @@ static __always_inline struct running_item *running_item_of(u64 worker)
 struct run {
 	u64 runtime_ns;
 	u64 on_cpu_ns;
-	u64 asleep_ns;
-	/* Runnable, but another task had the CPU. */
+	u64 blocked_ns;
+	/* Run-queue wait. */
 	u64 ready_ns;
 };
 
 /*
- * The run of a worker that was switched out. The scheduler accounts a task at switches and ticks; in between its CPU
- * time grows with the clock: it was off the CPU for what the last accounting's time grew beyond the CPU time.
+ * The run of a worker that was switched out. The scheduler accounts a task at switches and ticks; in between, its CPU
+ * time grows with the clock. So the worker was off-CPU for as long as the accounting timestamp grew beyond its CPU time.
  */
 static __always_inline struct run run_of(const struct running_item *running, const struct task_struct *task)
 {
@@ -143,7 +143,7 @@ static __always_inline struct run run_of(const struct running_item *running, con
 	s64 off_cpu_ns = accounted_ns(task) - running->accounted_ns;
 
 	off_cpu_ns -= task->se.sum_exec_runtime - running->cpu_time_ns;
-	/* The clocks of two CPUs may differ by a little. */
+	/* Clocks of two CPUs may differ slightly. */
 	if (off_cpu_ns < 0)
 		off_cpu_ns = 0;
 	if ((u64)off_cpu_ns > run.runtime_ns)
@@ -151,7 +151,7 @@ static __always_inline struct run run_of(const struct running_item *running, con
 	run.ready_ns = task_run_delay_ns(task) - running->run_delay_ns;
 	if (run.ready_ns > (u64)off_cpu_ns)
 		run.ready_ns = off_cpu_ns;
-	run.asleep_ns = off_cpu_ns - run.ready_ns;
+	run.blocked_ns = off_cpu_ns - run.ready_ns;
 	run.on_cpu_ns = run.runtime_ns - off_cpu_ns;
 	return run;
 }

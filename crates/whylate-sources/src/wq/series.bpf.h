@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The distributions of one handler and workqueue, or of one CPU or pool, found by a key of two words; a series' number
- * is the position of its key, or without a key its CPU's number.
+ * Distributions per handler and workqueue, or per CPU or pool, found by a key of two words; the ID of a series is the
+ * position of its key, or without a key the CPU number.
  */
 #pragma once
 
@@ -11,16 +11,16 @@ enum series_limits {
 	/* Four slots of two words fill a cache line. */
 	SERIES_GROUP_SIZE = 4,
 	MAX_SERIES = SERIES_GROUPS * SERIES_GROUP_SIZE,
-	/* How many groups a key may lie away from its home. */
+	/* Maximum distance of a key from its home, in groups. */
 	SERIES_PROBES = 16,
 	SERIES_NONE = MAX_SERIES,
-	/* A workqueue's memory is freed after an RCU grace period, which takes longer. */
+	/* Less than the RCU grace period after which a workqueue's memory is freed. */
 	WORKQUEUE_CHECK_NS = 1000000,
 };
 
 /*
  * Only what cannot be derived is counted, so that the common item costs two counters: one that max_active did not hold
- * back has `activate` 0 and `pool` equal to `latency`; one whose worker never left the CPU, `on_cpu` equal to
+ * back has `activate` 0 and `pool` equal to `latency`; one with a worker that was never switched out has `on_cpu` equal to
  * `runtime`.
  */
 enum distribution_kind {
@@ -40,7 +40,7 @@ enum series_use {
 	/* Not in use: user space skips it. */
 	SERIES_UNUSED,
 	SERIES_COUNTS,
-	/* The handler is the one asked for. */
+	/* The handler is the selected one. */
 	SERIES_IS_WANTED,
 	/* It is not. */
 	SERIES_IS_UNWANTED,
@@ -48,13 +48,13 @@ enum series_use {
 
 enum key_mark {
 	SLOT_FREE = 0,
-	/* Its owner is still writing. */
+	/* Being written. */
 	SLOT_CLAIMED = 1,
-	/* The workqueue is gone: no item can come any more, and another one may get its address. */
+	/* The workqueue was destroyed: no more items arrive, and another workqueue may get its address. */
 	SLOT_RETIRED = 2,
-	/* The first word of keys without a handler. */
+	/* First word of keys without a handler. */
 	KEY_NO_HANDLER = 3,
-	/* The second word of the entries that say whether a handler is wanted. */
+	/* Second word of the entries that record whether a handler is selected. */
 	KEY_IS_FILTER = 4,
 	/* Added to CPU and pool numbers in the second word; addresses are larger. */
 	KEY_FIRST_NUMBER = 16,
@@ -71,7 +71,7 @@ struct series {
 	u32 cpu;
 	/* When the workqueue's name was last compared. */
 	u64 checked_ns;
-	/* "function" or "function [module]", as the kernel's %ps prints it: it stays right after the module is gone. */
+	/* "function" or "function [module]", as the kernel's %ps prints it: it stays valid after the module is unloaded. */
 	char handler[SYMBOL_LENGTH];
 	char workqueue[WORKQUEUE_NAME_LENGTH];
 	struct distribution distributions[DISTRIBUTION_KINDS];
@@ -107,7 +107,7 @@ static __always_inline u32 series_home(u64 handler, u64 place)
 	return hash_of(low_half(handler) ^ (low_half(place) * 0x85EBCA6BU), SERIES_GROUP_BITS);
 }
 
-/* The series of the key if its home group holds it, else SERIES_NONE. */
+/* Series of the key if its home group has it, else SERIES_NONE. */
 static __always_inline u32 known_series(u64 handler, u64 place)
 {
 	u32 home = series_home(handler, place);
@@ -123,7 +123,7 @@ static __always_inline u32 known_series(u64 handler, u64 place)
 	return SERIES_NONE;
 }
 
-/* Searches all groups in which the key may stand. */
+/* Searches all groups in which the key may be. */
 static __noinline u32 search_series(u64 handler, u64 place)
 {
 	u32 home = series_home(handler, place);
@@ -144,8 +144,8 @@ static __noinline u32 search_series(u64 handler, u64 place)
 }
 
 /*
- * Takes a free slot, which user space does not see before publish_series(). Two CPUs may claim two slots for one key at
- * once; the later one stays behind with few counts, and user space adds up series with the same labels.
+ * Claims a free slot, which user space ignores before publish_series(). Two CPUs may claim two slots for one key
+ * concurrently; the later one keeps few counts, and user space merges series with equal labels.
  */
 static __noinline u32 claim_series(u64 handler, u64 place)
 {
@@ -170,7 +170,7 @@ static __noinline u32 claim_series(u64 handler, u64 place)
 	return SERIES_NONE;
 }
 
-/* Makes a claimed slot found by its key. */
+/* Makes a claimed slot visible to searches. */
 static __always_inline void publish_series(u32 id, u64 handler)
 {
 	u32 index = id / SERIES_GROUP_SIZE;
@@ -180,7 +180,7 @@ static __always_inline void publish_series(u32 id, u64 handler)
 		__sync_lock_test_and_set(&group->slots[id % SERIES_GROUP_SIZE].handler, handler);
 }
 
-/* No item finds the series any more; its counts stay. */
+/* Hides the series from items; its counts stay. */
 static __always_inline void retire_series(u32 id)
 {
 	publish_series(id, SLOT_RETIRED);

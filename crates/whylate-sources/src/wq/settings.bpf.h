@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What user space sets, what it reads, and the reasons for which events are lost. */
+/* Settings by user space, data that it reads, and the reasons for which events are lost. */
 #pragma once
 
 enum series_key {
@@ -12,29 +12,29 @@ enum series_key {
 
 /* Events that could not be counted, by reason. */
 enum lost_reason {
-	/* An item started that was not seen being queued, e.g. because it was queued before tracing began. */
+	/* An item started without a visible queueing, e.g. because it was queued before tracing started. */
 	LOST_UNMATCHED,
-	/* A queued item was cancelled, or armed anew with a delay: seen when the same memory is queued again. */
+	/* A queued item was cancelled, or rearmed with a delay: seen when the same memory is queued again. */
 	LOST_CANCELLED,
-	/* Another handler stands in the item than when it was queued: the memory was freed and used again. */
+	/* The item has another handler than when it was queued: the memory was freed and reused. */
 	LOST_REUSED,
 	/* No room for a queued item. */
 	LOST_ITEMS_FULL,
-	/* A queued item that did not start within EVICTABLE_NS had to make room for another one. */
+	/* A queued item that did not start within EVICTABLE_NS was evicted for another one. */
 	LOST_EVICTED,
 	/* No room for a series. */
 	LOST_SERIES_FULL,
 	/* No room for a value in a histogram. */
 	LOST_BUCKETS_FULL,
-	/* An item ended whose start was not seen. */
+	/* An item ended without a visible start. */
 	LOST_END_UNMATCHED,
 	/* No room for a running item. */
 	LOST_RUNNING_FULL,
 	/* No room for a late event: the reader is too slow. */
 	LOST_LATE_EVENTS,
-	/* A stack of whoever queued an item could not be kept. */
+	/* No room for the stack that queued an item. */
 	LOST_STACKS,
-	/* An item in progress that others may have to wait for could not be kept, for want of room. */
+	/* No room for an item in progress for which others may have to wait. */
 	LOST_HOLDERS,
 	LOST_REASONS,
 };
@@ -51,9 +51,9 @@ struct late_item {
 	u64 activated_ns;
 	u64 started_ns;
 	u32 cpu;
-	/* Numbers as they are shown. */
+	/* TIDs and PIDs in whylate's PID namespace. */
 	u32 worker_tid;
-	/* Who queued it. */
+	/* The queuer. */
 	u32 tid;
 	u32 pid;
 	s32 stack;
@@ -71,13 +71,13 @@ const volatile u64 late_over_ns = 0;
 /* 0: no late events with causes. */
 const volatile u64 explain_over_ns = 0;
 const volatile bool keep_stacks = false;
-/* A handler's name, without its module. */
+/* Selected handler, without its module. */
 const volatile char wanted_handler[SYMBOL_LENGTH] = {};
 const volatile bool has_wanted_handler = false;
-/* Items are taken over at the entry of process_one_work(), not at the later tracepoint. */
+/* Items start at the entry of process_one_work(), not at the later tracepoint. */
 const volatile bool taken_under_lock = true;
 
-/* User space sets it when everything is attached. */
+/* Set by user space when everything is attached. */
 bool enabled = false;
 
 struct {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The items that wait or run at this moment: whoever is stuck has no latency yet.
+//! Items that are waiting or running: a stuck item has no latency yet.
 
 use std::collections::HashMap;
 use std::mem::offset_of;
@@ -21,7 +21,7 @@ const fn size_of_val_of<T, F>(_field: fn(&T) -> &F) -> usize {
     size_of::<F>()
 }
 
-/// How many, and for how long the oldest.
+/// Number of items, and age of the oldest in ns.
 pub(super) type CountAndOldest = (u64, u64);
 
 /// The unfinished items of one series.
@@ -31,7 +31,7 @@ pub(super) struct Counts {
     pub(super) running: CountAndOldest,
 }
 
-/// The tables of items in the kernel.
+/// The BPF tables of queued and running items.
 pub(super) struct Unfinished {
     home: MappedArray,
     spilled: MappedArray,
@@ -50,7 +50,7 @@ impl Unfinished {
         })
     }
 
-    /// By the number of the series, which for items without a key is 0.
+    /// Counts items by series ID, which is 0 for items without a key.
     pub(super) fn by_series(&self, now_ns: u64) -> HashMap<usize, Counts> {
         let mut counts: HashMap<usize, Counts> = HashMap::new();
         let any_spilled = count_queued(&self.home, now_ns, &mut counts);
@@ -72,7 +72,7 @@ impl Unfinished {
     }
 }
 
-/// True when some items stand in the second table.
+/// Counts the queued items of a table. Returns whether some items are in the second table.
 fn count_queued(table: &MappedArray, now_ns: u64, counts: &mut HashMap<usize, Counts>) -> bool {
     let mut any_spilled = false;
     for set in 0..table.entries() {

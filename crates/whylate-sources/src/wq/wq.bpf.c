@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * How long work items wait and run: queued -> activated (max_active) -> taken by a worker -> ends.
+ * Latency and run time of work items: queued -> activated (max_active) -> taken by a worker -> ends.
  *
- * "Taken" is the entry of process_one_work(), under the lock of the pool and before PENDING is cleared: only there can
- * nobody have queued the item again. Where that cannot be attached to, workqueue_execute_start stands in.
+ * "Taken" is the entry of process_one_work(), under the pool's lock and before PENDING is cleared: only there the item
+ * cannot have been queued again. If that function cannot be attached to, workqueue_execute_start replaces it.
  */
 #include "kernel_types.h"
 #include <bpf/bpf_helpers.h>
@@ -23,7 +23,7 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* Nothing is ever in it: it puts the types that user space shares into the skeleton. */
+/* Always empty: puts the types that user space shares into the skeleton. */
 struct {
 	struct late_item late_item;
 	struct explained_item explained_item;
@@ -40,10 +40,10 @@ struct {
 
 /* Return addresses inside mod_delayed_work_on(), as they are found. */
 u64 mod_delayed_calls[4] = {};
-/* The address of wq_barrier_func(), once it is found. */
+/* Address of wq_barrier_func(), once it is found. */
 u64 barrier_handler = 0;
 
-/* Whether "function" or "function [module]" is the function asked for. */
+/* Whether "function" or "function [module]" is the selected function. */
 static __noinline bool is_wanted(const char *name)
 {
 	for (u32 i = 0; i < SYMBOL_LENGTH; i++) {
@@ -57,7 +57,7 @@ static __noinline bool is_wanted(const char *name)
 	return false;
 }
 
-/* Makes the series of a key that was not found. */
+/* Creates the series of a new key. */
 static __always_inline u32 new_series(u64 handler, u64 place, struct pool_workqueue *pwq)
 {
 	u32 id = claim_series(handler, place);
@@ -98,17 +98,17 @@ static __always_inline u32 series_of(u64 handler, u64 place, struct pool_workque
 	return id;
 }
 
-/* False when the user asked for another handler. */
+/* False if another handler is selected. */
 static __always_inline bool handler_is_wanted(u64 handler)
 {
 	u32 id = series_of(handler, KEY_IS_FILTER, NULL);
 	struct series *series = bpf_map_lookup_elem(&series_by_id, &id);
 
-	/* Without room for the answer the handler counts as unwanted, and LOST_SERIES_FULL tells. */
+	/* Without room for the answer the handler counts as unwanted, which LOST_SERIES_FULL shows. */
 	return series && series->use == SERIES_IS_WANTED;
 }
 
-/* Another workqueue may have got the address of one that is gone. */
+/* Another workqueue may have the address of a destroyed one. */
 static __noinline bool is_same_workqueue(struct series *series, const void *name)
 {
 	char now[WORKQUEUE_NAME_LENGTH] = {};
@@ -167,8 +167,8 @@ static __always_inline void count_rare(struct series *series, enum distribution_
 }
 
 /*
- * mod_delayed_work(.., 0) takes a queued item out and queues it again at once: it has been waiting since the first
- * time. The call stack tells, as no event does. This runs for items that are queued twice only.
+ * mod_delayed_work(.., 0) dequeues a queued item and queues it again at once: it has been waiting since the first time.
+ * Only the call stack shows that, no event does. This runs only for items that are queued twice.
  */
 static __noinline bool is_mod_delayed(void *ctx)
 {
@@ -199,7 +199,7 @@ static __noinline bool is_mod_delayed(void *ctx)
 	return false;
 }
 
-/* Flush barriers are put into a worklist without the event of being queued. */
+/* Flush barriers are inserted into a worklist without a queue event. */
 static __noinline bool is_barrier(u64 handler)
 {
 	char name[SYMBOL_LENGTH];
@@ -213,7 +213,7 @@ static __noinline bool is_barrier(u64 handler)
 	return true;
 }
 
-/* Under the lock of the pool nothing else happens to the item. */
+/* Under the pool's lock the item does not change. */
 static __always_inline void take_under_lock(struct queued_item *queued, u32 entry, u64 item, u64 stamp, struct queueing *queueing)
 {
 	struct item_history *history;
@@ -229,8 +229,8 @@ static __always_inline void take_under_lock(struct queued_item *queued, u32 entr
 
 /*
  * At the tracepoint the item may have been queued again since its worker took it. Then it is pending, the run that
- * starts is the earlier queueing's, and the later one stays. The event of being queued comes after the bit, maybe at
- * any moment here: compare-and-exchange notices. An earlier queueing of an item not pending was cancelled, or moved.
+ * starts is that of the earlier queueing, and the later one stays. The queue event comes after the PENDING bit, possibly
+ * during this function: compare-and-exchange detects it. An earlier queueing of a non-pending item was cancelled, or moved.
  */
 static __always_inline void take_at_tracepoint(struct queued_item *queued, u32 entry, u64 item, u64 stamp, struct work_struct *work,
 					       struct queueing *queueing)
@@ -252,7 +252,7 @@ static __always_inline void take_at_tracepoint(struct queued_item *queued, u32 e
 		lose(LOST_CANCELLED);
 	if (take_item(queued, entry, item, stamp))
 		return;
-	/* Queued again just now: what its history holds is this run. */
+	/* Queued again concurrently: its history holds this run. */
 	stamp = queued->stamp;
 	__sync_val_compare_and_swap(&queued->stamp, stamp, stamp & ~STAMP_HAS_EARLIER);
 }
@@ -274,7 +274,7 @@ static __always_inline void count_start(u32 id, const struct queueing *queueing,
 	}
 }
 
-/* The start of an item whose queueing is known. Returns its series. */
+/* Start of an item with a known queueing. Returns its series. */
 static __always_inline u32 known_item_starts(struct queued_item *queued, u32 entry, u64 stamp, struct work_struct *work, u64 now_ns)
 {
 	struct queueing queueing = {};
@@ -323,7 +323,7 @@ static __always_inline int item_starts(struct work_struct *work, struct task_str
 	u32 entry = NO_ENTRY;
 	struct queued_item *queued = find_item(&home, item, &entry);
 	u64 stamp = queued ? queued->stamp : 0;
-	/* After the stamp, so that it is not before it. */
+	/* Read after the stamp, so that it is not earlier. */
 	u64 now_ns = bpf_ktime_get_ns();
 	bool is_bh = !task;
 	u32 id = SERIES_NONE;
@@ -341,25 +341,25 @@ static __always_inline int item_starts(struct work_struct *work, struct task_str
 		id = known_item_starts(queued, entry, stamp, work, now_ns);
 	}
 	if (explain_over_ns)
-		item_began(is_bh ? bh_worker() : (u64)task, work, pwq_of_started(work, is_bh ? NULL : task), now_ns);
+		item_took_slot(is_bh ? bh_worker() : (u64)task, work, pwq_of_started(work, is_bh ? NULL : task), now_ns);
 	if (measure_phases)
 		item_runs(is_bh ? bh_worker() : (u64)task, item, id, now_ns);
 	return 0;
 }
 
-/* The first program, as programs are loaded in this order: the one that a kernel may refuse must not cost time. */
+/* The first program, as programs are loaded in this order: one that a kernel may reject must fail first. */
 SEC("?fentry/process_one_work")
 int BPF_PROG(on_process_one_work, struct worker *worker, struct work_struct *work)
 {
 	if (!enabled)
 		return 0;
-	/* Who runs an item matters for its end only. */
+	/* The worker is only needed at the item's end. */
 	if (!measure_phases || worker_is_bh(worker))
 		return item_starts(work, NULL);
 	return item_starts(work, bpf_get_current_task_btf());
 }
 
-/* Stands in for on_process_one_work() where that cannot be attached. */
+/* Replaces on_process_one_work() if that cannot be attached. */
 SEC("?tp_btf/workqueue_execute_start")
 int BPF_PROG(on_workqueue_execute_start, struct work_struct *work)
 {
@@ -373,7 +373,7 @@ int BPF_PROG(on_workqueue_execute_start, struct work_struct *work)
 	return item_starts(work, task->flags & PF_WQ_WORKER ? task : NULL);
 }
 
-/* Only the item's address is of use: its memory may be gone. (The verifier refuses the handler, a code pointer.) */
+/* Only the item's address is valid: its memory may be freed. (The verifier rejects the handler, a code pointer.) */
 SEC("tp_btf/workqueue_execute_end")
 int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 {
@@ -385,8 +385,8 @@ int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 
 	if (!enabled)
 		return 0;
-	if (explain_over_ns && !item_finished((u64)task, (u64)work))
-		item_finished(bh_worker(), (u64)work);
+	if (explain_over_ns && !item_released_slot((u64)task, (u64)work))
+		item_released_slot(bh_worker(), (u64)work);
 	running = running_item_of((u64)task);
 	if (!running || running->item != (u64)work)
 		running = running_item_of(bh_worker());
@@ -402,14 +402,14 @@ int BPF_PROG(on_workqueue_execute_end, struct work_struct *work)
 		run = run_of(running, task);
 		count_rare(series, RUNTIME_OF_SWITCHED, run.runtime_ns);
 		count_rare(series, ON_CPU_OF_SWITCHED, run.on_cpu_ns);
-		count_rare(series, ASLEEP_OF_SWITCHED, run.asleep_ns);
+		count_rare(series, ASLEEP_OF_SWITCHED, run.blocked_ns);
 		count_rare(series, READY_OF_SWITCHED, run.ready_ns);
 	}
 	running->item = 0;
 	return 0;
 }
 
-/* Where the entry of an item that is queued is, and what is in it already. */
+/* Entry of the item being queued, and its state. */
 struct placing {
 	u32 entry;
 	bool is_stamped;
@@ -417,9 +417,9 @@ struct placing {
 };
 
 /*
- * An item is queued that was not seen starting since it was queued before: it was moved by mod_delayed_work(); or
- * cancelled; or, where starts are seen at the tracepoint, its worker has taken it and not come there yet. The start
- * tells them apart. False when it came just now, and took the entry.
+ * An item is queued without a visible start since it was last queued: mod_delayed_work() moved it; or it was cancelled;
+ * or, if starts are seen at the tracepoint, its worker has taken it and not reached the tracepoint yet. The start
+ * distinguishes them. False if the start came concurrently, and took the entry.
  */
 static __noinline bool queued_twice(void *ctx, struct queued_item *queued, u64 stamp, u64 now_ns, struct placing *placing)
 {
@@ -432,7 +432,7 @@ static __noinline bool queued_twice(void *ctx, struct queued_item *queued, u64 s
 		return false;
 	moved = is_mod_delayed(ctx);
 	if (moved && earlier_ns + MOVE_WITHIN_NS < now_ns && !(queued->flags & ITEM_WAS_DEFERRED)) {
-		/* It may as well have been cancelled long ago: nobody can tell, so it is not called late. */
+		/* It may have been cancelled long ago, which cannot be distinguished: do not report it as late. */
 		moved = false;
 	}
 	if (stamp & STAMP_HAS_EARLIER) {
@@ -453,7 +453,7 @@ static __noinline bool queued_twice(void *ctx, struct queued_item *queued, u64 s
 	return __sync_val_compare_and_swap(&queued->stamp, stamp, now_ns | STAMP_HAS_EARLIER) == stamp;
 }
 
-/* The entry of an item that is queued now, to be written. */
+/* Entry of an item that is being queued, for writing. */
 static __always_inline struct queued_item *entry_for(void *ctx, const struct home *home, u64 item, u32 handler, u64 now_ns,
 						     struct placing *placing)
 {
@@ -464,15 +464,15 @@ static __always_inline struct queued_item *entry_for(void *ctx, const struct hom
 		return claim_item(home, item, now_ns, &placing->entry);
 	stamp = queued->stamp;
 	/*
-	 * Idle since its last start, so nobody else writes it but an item without room that takes it over in this instant:
-	 * then one of the two is counted as unmatched, and the stamp fits both.
+	 * Idle since its last start, so nothing else writes it but an item without room that claims it concurrently: then
+	 * one of the two is counted as unmatched, and the stamp fits both.
 	 */
 	if (!stamp)
 		return queued;
-	/* Read after the stamp: an idle entry may have been taken over. */
+	/* Read after the stamp: another item may have claimed an idle entry. */
 	if (stamp > STAMP_BUSY && queued->item == item) {
 		if (queued->handler != handler) {
-			/* The memory was freed with the item queued, so that one was cancelled. */
+			/* The memory was freed with the item queued, so that item was cancelled. */
 			lose(LOST_CANCELLED);
 			if (__sync_val_compare_and_swap(&queued->stamp, stamp, STAMP_BUSY) == stamp)
 				return queued;
@@ -511,7 +511,7 @@ int BPF_PROG(on_workqueue_queue_work, int req_cpu, struct pool_workqueue *pwq, s
 	queued->series = series;
 	queued->flags = measure_phases && pool_is_bh(pwq->pool) ? ITEM_IS_BH : 0;
 	if (late_over_ns || explain_over_ns)
-		remember_queuer(ctx, placing.entry, (u64)pwq, placing.is_stamped && placing.keeps_queuer);
+		record_queuer(ctx, placing.entry, (u64)pwq, placing.is_stamped && placing.keeps_queuer);
 	barrier();
 	if (!placing.is_stamped)
 		queued->stamp = now_ns;
@@ -527,7 +527,7 @@ int BPF_PROG(on_workqueue_activate_work, struct work_struct *work)
 	struct home home;
 	u32 entry;
 
-	/* Nearly every item is activated while it is queued, and is not marked inactive then. */
+	/* Nearly every item is activated when it is queued, and is not marked inactive. */
 	if (!work_is_inactive(work) || !enabled)
 		return 0;
 	home = home_of(item);

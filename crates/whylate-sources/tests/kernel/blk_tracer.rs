@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The events of blktrace as the kernel's tracer `blk` hands them out: in the form of blktrace's own files
-//! (linux/blktrace_api.h), without its buffers in debugfs, which a kernel that is locked down keeps closed.
+//! Reads blktrace events from the kernel's `blk` tracer: records as in blktrace's own files (linux/blktrace_api.h), but
+//! without its buffers in debugfs, which a locked-down kernel does not open.
 
 use std::collections::HashMap;
 use std::fs::{self, OpenOptions};
@@ -13,29 +13,29 @@ use whylate_sources::tracefs;
 
 use super::urgent::patching;
 
-/// Room for some ten thousand requests, in what each CPU keeps.
+/// Buffer size per CPU in KiB: room for some ten thousand requests.
 const KIB_OF_CPU: &str = "16384";
-/// Of an event, without what follows it.
+/// Bytes of a record without the payload that follows.
 const LENGTH: usize = 48;
 const MAGIC: u32 = 0x6561_7400;
 const READS: u32 = 1 << 16;
 const WRITES: u32 = 1 << 17;
 
-/// A request by the stamps of its events.
+/// A request, with the timestamps of its events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Traced {
-    /// The thread that submitted its first bio.
+    /// TID of the thread that submitted its first bio.
     pub tid: u32,
     pub sector: u64,
     pub writes: bool,
     pub queued_ns: u64,
     pub issued_ns: u64,
     pub completed_ns: u64,
-    /// The thread that had the CPU when it was done, in an interrupt mostly.
+    /// TID of the thread on the CPU at the completion, which an interrupt mostly reports.
     pub interrupted: u32,
 }
 
-/// The tracer, at work on one disk. It is the only one of the kernel, so all is as it was after this.
+/// The tracer, running on one disk. The kernel has only one instance, so dropping this restores its settings.
 pub struct BlkTracer {
     tracefs: PathBuf,
     enable: PathBuf,
@@ -55,7 +55,7 @@ impl BlkTracer {
             println!("skipped: somebody else uses the kernel's one tracer");
             return Ok(None);
         }
-        // `1408`, or `7 (expanded: 1408)` where nobody has used it since the boot.
+        // `1408`, or `7 (expanded: 1408)` if the trace was not used since boot.
         let size = fs::read_to_string(tracefs.join("buffer_size_kb"))?;
         let size = size.split(|letter: char| !letter.is_ascii_digit()).rfind(|word| !word.is_empty());
         let buffer_kib = size.context("the trace has no size")?.to_owned();
@@ -75,7 +75,7 @@ impl BlkTracer {
         fs::write(self.tracefs.join(file), value).with_context(|| format!("cannot write {file}"))
     }
 
-    /// All requests that have come and gone meanwhile.
+    /// Returns all requests that were both submitted and completed since the start. Fails if events were lost.
     pub fn end(self) -> Result<Vec<Traced>> {
         patching(|| fs::write(&self.enable, "0"))?;
         for cpu in fs::read_dir(self.tracefs.join("per_cpu"))? {
@@ -115,7 +115,7 @@ impl Drop for BlkTracer {
     }
 }
 
-/// Pairs the events of each request, which goes by its place: it has one at a time.
+/// Pairs the events of each request by sector and direction: only one is in flight at a time.
 fn requests(mut bytes: &[u8]) -> Result<Vec<Traced>> {
     let mut open: HashMap<(u64, bool), Traced> = HashMap::new();
     let mut all = Vec::new();
@@ -132,16 +132,16 @@ fn requests(mut bytes: &[u8]) -> Result<Vec<Traced>> {
         }
         let key = (sector, writes);
         match action & 0xff {
-            // Q: a bio.
+            // Q: a bio was queued.
             1 => {
-                let begun = Traced { tid, sector, writes, queued_ns: at_ns, ..Traced::default() };
-                open.insert(key, begun);
+                let queued = Traced { tid, sector, writes, queued_ns: at_ns, ..Traced::default() };
+                open.insert(key, queued);
             }
-            // M: it, or a request that it is in, goes on at the end of another.
+            // M: back merge into another request.
             2 => {
                 open.remove(&key);
             }
-            // F: in front of another.
+            // F: front merge into another request.
             3 => {
                 open.remove(&key);
                 let after = sector + u64::from(word(24)) / 512;
@@ -149,11 +149,11 @@ fn requests(mut bytes: &[u8]) -> Result<Vec<Traced>> {
                     open.insert(key, Traced { sector, ..request });
                 }
             }
-            // D: the device has it, maybe once more.
+            // D: issued to the device, possibly again after a requeue.
             7 => {
                 open.entry(key).and_modify(|request| request.issued_ns = at_ns);
             }
-            // C. What began before the trace did is not told.
+            // C: completed. Requests queued before the trace began are left out.
             8 => {
                 all.extend(open.remove(&key).map(|request| Traced { completed_ns: at_ns, interrupted: tid, ..request }))
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that sleep in system calls, and what each of them waits for there.
+//! Threads that sleep in system calls, each with the expected class of its wait.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long, c_void};
@@ -13,7 +13,7 @@ use anyhow::{Result, ensure};
 use io_uring::{IoUring, opcode, types};
 use whylate_model::WaitClass;
 
-/// The name of a thread, and what its wait is for.
+/// Thread name, and the class of its wait.
 pub const CALLS: [(&str, WaitClass); 21] = [
     ("read pipe", WaitClass::Pipe),
     ("write pipe", WaitClass::Pipe),
@@ -34,15 +34,15 @@ pub const CALLS: [(&str, WaitClass); 21] = [
     ("pselect", WaitClass::Idle),
     ("ppoll", WaitClass::Idle),
     ("epoll_pwait", WaitClass::Idle),
-    // A request that is done once its pipe is ready.
+    // A request that completes once its pipe is ready.
     ("io_uring_enter", WaitClass::Idle),
     ("vfork", WaitClass::Stopped),
 ];
 
-/// What a thread does.
+/// The blocking call of a thread.
 type Call = Box<dyn FnOnce() + Send>;
 
-/// Each thread, with what it does. Queues and semaphores are of a namespace of this process, and go with it.
+/// Returns each thread's name and its call. Queues and semaphores live in this process's own IPC namespace.
 pub fn calls() -> Result<Vec<(&'static str, Call)>> {
     // SAFETY: no memory is involved.
     done(unsafe { libc::unshare(libc::CLONE_NEWIPC) })?;
@@ -102,7 +102,7 @@ fn pipe() -> Result<[RawFd; 2]> {
     Ok(ends)
 }
 
-/// A terminal whose other end nobody reads or writes.
+/// Opens a pseudoterminal with an other end that is never read or written.
 fn terminal() -> Result<RawFd> {
     let (mut controller, mut terminal) = (0, 0);
     // SAFETY: two numbers have room there; there is no name, and there are no settings.
@@ -123,17 +123,17 @@ fn calls_with(number: c_long, [one, two, three, four, five]: [i64; 5]) -> Call {
 fn reads(from: RawFd) -> Call {
     Box::new(move || {
         let mut bytes = [0_u8; 512];
-        // SAFETY: so many bytes have room there.
+        // SAFETY: the buffer has room for `len` bytes.
         let outcome = unsafe { libc::read(from, bytes.as_mut_ptr().cast(), bytes.len()) };
         black_box((outcome, bytes));
     })
 }
 
-/// Until nothing has room any more.
+/// Writes until the pipe or terminal is full, and then blocks.
 fn writes(to: RawFd) -> Call {
     Box::new(move || {
         let bytes = [b'x'; 4096];
-        // SAFETY: so many bytes are there.
+        // SAFETY: the buffer has `len` bytes.
         while unsafe { libc::write(to, bytes.as_ptr().cast(), bytes.len()) } > 0 {}
     })
 }
@@ -147,14 +147,14 @@ fn takes_semaphore(semaphores: c_int) {
 
 fn sleeps_in_futex() {
     let word = 0_u32;
-    // SAFETY: the word outlives the call, and nobody else knows it.
+    // SAFETY: the word outlives the call, and no other thread knows it.
     unsafe { libc::syscall(libc::SYS_futex, &raw const word, libc::FUTEX_WAIT, 0, null::<c_void>()) };
     black_box(word);
 }
 
 fn receives(socket: RawFd) {
     let mut bytes = [0_u8; 512];
-    // SAFETY: so many bytes have room there; the sender's address is not asked for.
+    // SAFETY: the buffer has room for `len` bytes; the sender's address is not asked for.
     let outcome = unsafe { libc::recvfrom(socket, bytes.as_mut_ptr().cast(), bytes.len(), 0, null_mut(), null_mut()) };
     black_box((outcome, bytes));
 }
@@ -190,7 +190,7 @@ fn waits_for_events(events: RawFd) {
     black_box(outcome);
 }
 
-/// Its parent waits until it calls execve or ends, and it does neither before its parent ends.
+/// Blocks in vfork(2): the child neither calls execve nor ends before its parent does.
 fn makes_a_child() {
     let flags = (libc::CLONE_VFORK | libc::SIGCHLD) as c_long;
     // SAFETY: the child has memory of its own, and calls nothing but the kernel.

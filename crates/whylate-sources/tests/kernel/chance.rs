@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! When a comparison on a machine that others use too has failed: by a bound with a stated chance of a false alarm.
+//! Decides comparisons on a shared machine by bounds with a stated false-alarm rate.
 
 #[path = "stolen.rs"]
 mod stolen;
@@ -15,13 +15,13 @@ use whylate_sources::AttachError;
 
 use stolen::{is_too_much, stolen};
 
-/// How often a test of something that is right may fail: in one of so many runs.
+/// False-alarm rate: a test of correct code may fail in one of this number of runs.
 const RUNS_A_FALSE_ALARM: f64 = 10_000.0;
 
-/// How many of `trials` may fail where each does so by chance with at most this probability, independently of the
-/// others. Of what is right, more fail in at most one of 10,000 runs.
+/// Returns the largest number of failures to accept in `trials` independent trials, if each fails by chance with at
+/// most `probability`. Correct code exceeds the bound in at most one of 10,000 runs.
 pub fn by_chance(trials: usize, probability: f64) -> usize {
-    // The binomial distribution, from its lower end, whose terms may be too small for a number: so their logarithms.
+    // Sums the binomial distribution from below, by logarithms, as single terms may underflow.
     let odds = probability / (1.0 - probability);
     let mut log_exactly = trials as f64 * (1.0 - probability).ln();
     let mut at_most = log_exactly.exp();
@@ -34,29 +34,29 @@ pub fn by_chance(trials: usize, probability: f64) -> usize {
     failures
 }
 
-/// What rounds of one comparison say: that it holds but by chance, that it does not, or nothing yet (Wald's sequential
-/// test). A failed round counts to the end: the passed ones have to outweigh it.
+/// The sequential verdict on rounds of one comparison (Wald's sequential probability ratio test): passes, fails, or
+/// undecided. A failed round counts to the end: passed rounds have to outweigh it.
 ///
-/// The product of likelihood ratios is a martingale where failures are by chance, so it ever reaches 10,000 in one of
-/// 10,000 runs (Ville's inequality). The price of a first round that passes and decides: a defect is found in each run
-/// where it shows in each round, in 56 % of the runs where it shows in 60 % of the rounds, and rarely where it shows
-/// seldom. What has to hold exactly belongs into an assertion, which no other round forgives.
+/// The product of likelihood ratios is a martingale where failures are by chance, so it reaches 10,000 in at most one
+/// of 10,000 runs (Ville's inequality). The price of deciding on a first passed round: a defect is found in each run if
+/// it shows in each round, in 56 % of the runs if it shows in 60 % of the rounds, and rarely if it shows rarely. What
+/// has to hold exactly belongs into an assertion, which no other round forgives.
 #[derive(Debug)]
 pub struct Verdict {
     by_chance: f64,
     log_ratio: f64,
 }
 
-/// How often a round fails where something is wrong, at least.
+/// Minimum probability that a round fails if there is a defect.
 const BY_DEFECT: f64 = 0.6;
 
 impl Verdict {
-    /// `by_chance` is how often a round fails where nothing is wrong, at most.
+    /// `by_chance` is the maximum probability that a round fails without a defect.
     pub fn new(by_chance: f64) -> Verdict {
         Verdict { by_chance, log_ratio: 0.0 }
     }
 
-    /// Whether it holds; nothing where more rounds have to tell.
+    /// Takes in a round's outcome. Returns the verdict, or `None` if more rounds are needed.
     pub fn after(&mut self, passed: bool) -> Option<bool> {
         let ratio = if passed { (1.0 - BY_DEFECT) / (1.0 - self.by_chance) } else { BY_DEFECT / self.by_chance };
         self.log_ratio += ratio.ln();
@@ -67,13 +67,13 @@ impl Verdict {
     }
 }
 
-/// A round fails by chance where something else has the CPU between two readings that belong together.
+/// Probability that a round fails because another task ran between two readings that belong together.
 const ROUND_BY_CHANCE: f64 = 0.05;
-/// An emulated CPU stops at any time.
+/// As above on an emulated CPU, which stops at any time.
 const ROUND_BY_CHANCE_EMULATED: f64 = 0.15;
 const UNJUDGED: u32 = 4;
 
-/// Of a round that tells nothing, since something else than what is tested was in its way.
+/// The error of a round that is inconclusive, as something outside of the test disturbed it.
 #[derive(Debug)]
 pub struct Unjudged(pub String);
 
@@ -85,9 +85,9 @@ impl Display for Unjudged {
 
 impl Error for Unjudged {}
 
-/// Decides a comparison of times by rounds. A round that fails while the hypervisor takes CPU time, by the kernel's
-/// count, is not judged, nor is one that says so ([`Unjudged`]). Where four are not, and none has failed, the test is
-/// inconclusive and says so: a run of tests fails if more than a few are.
+/// Decides a comparison of times by rounds. A failed round is not judged if the hypervisor stole CPU time during it (by
+/// the kernel's count), or if its error is [`Unjudged`]. After [`UNJUDGED`] such rounds without a judged failure the
+/// test is inconclusive and says so; a test run fails if more than a few tests are.
 pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
     let mut verdict = Verdict::new(if super::is_emulated() { ROUND_BY_CHANCE_EMULATED } else { ROUND_BY_CHANCE });
     let (mut rounds, mut unjudged, mut last) = (0, 0, None);
@@ -98,7 +98,7 @@ pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
             matches!(error.downcast_ref(), Some(AttachError::Unsupported(_) | AttachError::NotPermitted))
         };
         if outcome.as_ref().is_err_and(refused) {
-            // No other round gets further.
+            // Unsupported here: further rounds would end in the same way.
             return outcome;
         }
         let stolen = stolen().saturating_sub(before);
@@ -109,7 +109,7 @@ pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
         };
         if let (false, Err(error)) = (is_judged, &outcome) {
             unjudged += 1;
-            println!("not judged, the hypervisor took {stolen:?} meanwhile: {error:#}");
+            println!("not judged, the hypervisor took {stolen:?} during it: {error:#}");
             if unjudged < UNJUDGED {
                 continue;
             }
@@ -135,19 +135,19 @@ pub fn in_rounds(mut round: impl FnMut() -> Result<()>) -> Result<()> {
     }
 }
 
-/// What holds exactly where a CPU is one, and by rounds where an emulated one stops between any two instructions.
+/// Runs the check once, or by rounds on an emulated machine, where a CPU may stop between any two instructions.
 pub fn exactly_unless_emulated(mut round: impl FnMut() -> Result<()>) -> Result<()> {
     if super::is_emulated() { in_rounds(round) } else { round() }
 }
 
-/// How long each thread whose name begins so has waited for a CPU by now, by the scheduler's count
+/// Returns, by TID, the run-queue wait so far of each thread with a name that starts with `name`
 /// (proc_pid_schedstat(5)).
 pub fn waited_for_a_cpu(name: &str) -> Result<BTreeMap<u32, Duration>> {
     let mut waited = BTreeMap::new();
     for entry in fs::read_dir("/proc")?.flatten() {
         let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let is_named = fs::read_to_string(entry.path().join("comm")).is_ok_and(|comm| comm.starts_with(name));
-        // It may have ended meanwhile.
+        // The thread may have ended since.
         let Ok(text) = fs::read_to_string(entry.path().join("schedstat")) else { continue };
         if is_named {
             let ns = text.split_whitespace().nth(1).context("schedstat has three fields")?.parse()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A process of very many threads that sleep in four places, and how to start it. It is the test program again.
+//! Starts a process with very many threads, which sleep in four functions. It is the test program itself.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -18,22 +18,22 @@ const THREADS: &str = "WHYLATE_CROWD";
 const READY: &str = "all asleep";
 const REFUSED: &str = "refused: ";
 
-/// Where they sleep; as many in each.
+/// The functions in which the threads sleep, an equal number in each.
 pub const PLACES: [&str; 4] = ["crowd_north", "crowd_east", "crowd_south", "crowd_west"];
 
 /// Names that break lines, XML, JSON and terminals.
 const NAMES: [&std::ffi::CStr; 4] = [c"plain", c"a;\"b' \x1b<script>", c"&amp; ]]> -- _", c"{\"x\": [\\"];
 
-/// The smallest that glibc takes.
+/// The minimum that glibc accepts.
 const STACK_BYTES: usize = 16 << 10;
 
 static ASLEEP: AtomicU32 = AtomicU32::new(0);
 
-/// The process. It goes with this.
+/// The process, killed on drop.
 pub struct Crowd(Child);
 
 impl Crowd {
-    /// Starts it, and waits until its threads sleep; the reason where the machine refuses so many.
+    /// Starts the process, and waits until its threads sleep. The inner error is why the machine refuses that number.
     pub fn start(threads: u32) -> Result<Result<Self, String>> {
         let child = Command::new(std::env::current_exe()?)
             .args(["--exact", "crowd_process", "--nocapture", "--test-threads=1"])
@@ -58,7 +58,7 @@ impl Crowd {
         self.0.id()
     }
 
-    /// How many threads it has (proc_pid_status(5)).
+    /// Returns its number of threads (proc_pid_status(5)).
     pub fn threads(&self) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("Threads:")).context("it has no threads")?;
@@ -73,12 +73,12 @@ impl Drop for Crowd {
     }
 }
 
-/// Sleeps as asked in the environment, for ever.
+/// Sleeps forever as the environment asks, or returns at once if it does not.
 pub fn run_if_asked() -> Result<()> {
     let Ok(threads) = std::env::var(THREADS) else { return Ok(()) };
     let threads: u32 = threads.parse()?;
     for number in 0..threads {
-        if let Err(error) = begin(number as usize) {
+        if let Err(error) = start_thread(number as usize) {
             println!(
                 "{REFUSED}thread {number} of {threads}: {error} (kernel.threads-max, kernel.pid_max, vm.max_map_count, ulimit -u)"
             );
@@ -88,7 +88,7 @@ pub fn run_if_asked() -> Result<()> {
     while ASLEEP.load(Ordering::SeqCst) < threads {
         thread::sleep(Duration::from_millis(1));
     }
-    // From the last thread's word until it has fallen asleep.
+    // Time for the last thread to block after it has counted itself.
     thread::sleep(Duration::from_millis(200));
     println!("{READY}");
     loop {
@@ -96,15 +96,15 @@ pub fn run_if_asked() -> Result<()> {
     }
 }
 
-/// Begins a thread without what a Rust thread has: one mapping of memory alone, so that there is room for very many.
-fn begin(number: usize) -> std::io::Result<()> {
+/// Starts a thread without the memory of a Rust thread: one mapping each, so that there is room for very many.
+fn start_thread(number: usize) -> std::io::Result<()> {
     let checked = |error| if error == 0 { Ok(()) } else { Err(std::io::Error::from_raw_os_error(error)) };
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();
     // SAFETY: the call fills the structure.
     checked(unsafe { libc::pthread_attr_init(attributes.as_mut_ptr()) })?;
     let attributes = attributes.as_mut_ptr();
     let mut thread = 0;
-    // SAFETY: the calls change and read the attributes, which are made; the number is an address that nobody reads.
+    // SAFETY: the calls change and read the attributes, which are initialized; the thread's handle is not used.
     unsafe {
         checked(libc::pthread_attr_setstacksize(attributes, STACK_BYTES))?;
         checked(libc::pthread_attr_setguardsize(attributes, 0))?;
@@ -115,7 +115,7 @@ fn begin(number: usize) -> std::io::Result<()> {
 
 extern "C" fn sleep_at(number: *mut c_void) -> *mut c_void {
     let place = number as usize % PLACES.len();
-    // SAFETY: a name that ends with a zero, and lives for ever.
+    // SAFETY: the name ends with a zero and is static.
     unsafe { libc::prctl(libc::PR_SET_NAME, NAMES[place].as_ptr()) };
     match place {
         0 => crowd_north(),

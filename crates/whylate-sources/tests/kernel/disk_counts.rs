@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the source `block` tells of a disk, and what the kernel itself has counted of it.
+//! Totals of a disk by the source `block`, and by the kernel's own counters.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -15,23 +15,23 @@ use whylate_sources::{Measuring, Session, Source as _};
 use super::null_disk::{BLOCK, Buffer};
 use super::urgent::patching;
 
-/// What none of these tests takes, also on an emulated CPU.
+/// A timeout that none of these tests reaches, also on an emulated CPU.
 const AT_MOST: Duration = Duration::from_secs(60);
 
 pub fn attach(options: &BlockOptions) -> Result<Measuring> {
     Ok(patching(|| options.attach(&Session::of_one()))?)
 }
 
-/// All of one device and operation.
+/// Totals of one device and operation.
 #[derive(Debug, Default, PartialEq)]
-pub struct Told {
+pub struct Totals {
     pub requests: u64,
     pub errors: u64,
     pub bytes: u64,
 }
 
-pub fn told(snapshot: &Snapshot, device: &str, operation: &str) -> Told {
-    let mut all = Told::default();
+pub fn totals(snapshot: &Snapshot, device: &str, operation: &str) -> Totals {
+    let mut all = Totals::default();
     let is_asked = |labels: &whylate_model::Labels| labels["device"] == device && labels["operation"] == operation;
     for series in snapshot.series.iter().filter(|series| is_asked(&series.labels)) {
         all.requests += series.histograms["latency"].count();
@@ -41,7 +41,7 @@ pub fn told(snapshot: &Snapshot, device: &str, operation: &str) -> Told {
     all
 }
 
-/// Ends measuring; nothing may be lost but for this many by these reasons.
+/// Ends the measurement. Fails if the counts lost, by reason, are not exactly `lost`.
 pub fn end(mut source: Measuring, lost: &[(&str, u64)]) -> Result<Snapshot> {
     let snapshot = source.snapshot()?;
     patching(|| drop(source));
@@ -56,13 +56,13 @@ pub fn ensure_lost(snapshot: &Snapshot, lost: &[(&str, u64)]) -> Result<()> {
     Ok(())
 }
 
-/// What the kernel itself has counted of a disk (Documentation/block/stat.rst).
+/// Returns the kernel's own counters of a disk (Documentation/block/stat.rst).
 pub fn kernel_counts(disk: &str) -> Result<Vec<u64>> {
     let text = fs::read_to_string(format!("/sys/block/{disk}/stat"))?;
     Ok(text.split_whitespace().map(str::parse).collect::<Result<_, _>>()?)
 }
 
-/// Places of it there.
+/// Indexes into those counters.
 pub const READS: usize = 0;
 const READ_SECTORS: usize = 2;
 const WRITES: usize = 4;
@@ -71,18 +71,19 @@ const WRITTEN_SECTORS: usize = 6;
 const DISCARDS: usize = 11;
 pub const FLUSHES: usize = 15;
 
-/// Reads and writes that the disk, or its queue, has now.
+/// Returns the reads and writes in flight: queued or at the device.
 pub fn in_flight(disk: &str) -> Option<u64> {
     let text = fs::read_to_string(format!("/sys/block/{disk}/inflight")).ok()?;
     text.split_whitespace().map(|count| count.parse::<u64>().ok()).sum()
 }
 
-/// Counts as the kernel does: it takes an empty write, which only flushes, for a write.
+/// Compares the source's totals with the kernel's counters. The kernel counts an empty write, which only flushes, as a
+/// write.
 pub fn ensure_counts_are_the_kernels(snapshot: &Snapshot, disk: &str, before: &[u64]) -> Result<()> {
     let now = kernel_counts(disk)?;
-    let counted = |place: usize| now[place] - before[place];
+    let counted = |index: usize| now[index] - before[index];
     let [reads, writes, flushes, discards] =
-        ["read", "write", "flush", "discard"].map(|operation| told(snapshot, disk, operation));
+        ["read", "write", "flush", "discard"].map(|operation| totals(snapshot, disk, operation));
     println!("{disk}: {reads:?}, {writes:?}, {flushes:?}, {discards:?}; before {before:?}, now {now:?}");
     assert_eq!(
         (reads.requests, writes.requests + flushes.requests, discards.requests),
@@ -92,7 +93,7 @@ pub fn ensure_counts_are_the_kernels(snapshot: &Snapshot, disk: &str, before: &[
     Ok(())
 }
 
-/// Reads so many blocks, each apart from the one before, and says how many could be read.
+/// Reads the blocks one after another, and returns how many could be read.
 pub fn reads(file: &File, blocks: impl IntoIterator<Item = u64>) -> u64 {
     let mut block = Box::new(Buffer([0; BLOCK]));
     let mut read = |number: u64| file.read_exact_at(&mut block.0, number * BLOCK as u64).is_ok();

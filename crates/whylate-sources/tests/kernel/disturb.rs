@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Disturbances of known cause and length, and a load beside them.
+//! Disturbances of known cause and length, and a background load.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,9 +10,9 @@ use whylate_model::{Cause, CauseKind};
 use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{self, Kind};
 
-use super::late::stay_on;
+use super::late::pin_to;
 
-/// Makes them on a CPU; returns when each was made, on CLOCK_MONOTONIC.
+/// Disturbs a CPU; returns the span of each disturbance on CLOCK_MONOTONIC.
 pub fn disturb(kind: Kind, cpu: u32, length_ns: u64, times: u64, every_ns: u64) -> Result<Vec<Range<u64>>> {
     let plan = disturbance::Plan { kind, length_ns, times, every_ns, cpu: Some(cpu) };
     let report = disturbance::run(&plan, &AtomicBool::new(false), &mut |_| Ok(()))?;
@@ -21,7 +21,7 @@ pub fn disturb(kind: Kind, cpu: u32, length_ns: u64, times: u64, every_ns: u64) 
     Ok(spans.collect())
 }
 
-/// Kernels before 6.14 cannot keep interrupts off on demand.
+/// Kernels before 6.14 cannot disable interrupts on demand.
 pub fn is_unsupported(error: &anyhow::Error) -> bool {
     let unsupported = matches!(error.downcast_ref(), Some(AttachError::Unsupported(_)));
     if unsupported {
@@ -30,12 +30,12 @@ pub fn is_unsupported(error: &anyhow::Error) -> bool {
     unsupported
 }
 
-/// A busy thread on the disturbed CPU meanwhile, nice enough not to be what is waited for most.
+/// Runs `act` with a busy thread on the disturbed CPU, nice enough not to be the main cause of waits.
 pub fn while_loaded<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let load = thread::Builder::new().name("test-load".to_owned()).spawn_scoped(scope, || {
-            stay_on(cpu)?;
+            pin_to(cpu)?;
             rustix::process::setpriority_process(None, 10)?;
             while !over.load(Ordering::Relaxed) {
                 std::hint::spin_loop();
@@ -49,7 +49,7 @@ pub fn while_loaded<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// Whether it is of that kind, by somebody of that name.
+/// Returns whether the cause has that kind and an actor with a name that starts with `who`.
 pub fn is(cause: &Cause, kind: CauseKind, who: &str) -> bool {
     cause.kind == kind && cause.who.starts_with(who)
 }

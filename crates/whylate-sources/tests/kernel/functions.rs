@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's record of when functions are entered and left: its function_graph tracer, in an instance of our own.
+//! Records when kernel functions are entered and left, by the function_graph tracer in an instance of its own.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,11 +12,11 @@ use whylate_sources::tracefs;
 use super::urgent::patching;
 
 const NAME: &str = "whylate-functions";
-/// What the kernel calls to write a record of an iterator.
+/// The kernel function that writes a record of a BPF iterator.
 const RECORD: &str = "seq_write";
-/// Of each CPU.
+/// Per CPU.
 const BUFFER_KB: &str = "16384";
-/// How the lines are to be, which the kernel keeps for all instances together.
+/// Format of the lines. These options are global: the kernel shares them among all instances.
 const LINES: [(&str, &str); 5] = [
     ("funcgraph-abstime", "1"),
     ("funcgraph-proc", "1"),
@@ -25,36 +25,36 @@ const LINES: [(&str, &str); 5] = [
     ("funcgraph-duration", "1"),
 ];
 
-/// Recording, until it is dropped.
+/// Records until it is dropped.
 pub struct FunctionTrace {
-    folder: PathBuf,
-    /// What the lines were like before.
+    directory: PathBuf,
+    /// The format options before the start.
     before: Vec<(&'static str, String)>,
 }
 
-/// What a thread did in the functions.
+/// What a thread did in the traced functions.
 #[derive(Debug, Default)]
 pub struct Calls {
-    /// When it was in one of them and had a CPU, in nanoseconds of CLOCK_MONOTONIC.
+    /// Spans on the CPU within one of the functions, in nanoseconds of CLOCK_MONOTONIC.
     pub busy_ns: Vec<(u64, u64)>,
-    /// When each call began and how long it took until it returned, without those within another one.
+    /// Start and duration of each outermost call, time off the CPU included.
     pub outermost_ns: Vec<(u64, u64)>,
-    /// When the kernel wrote a record for the thread that calls.
+    /// When the kernel wrote an iterator record for the calling thread.
     pub records_ns: Vec<u64>,
 }
 
-/// A thread while its lines are read.
+/// State of one thread while its lines are read.
 #[derive(Default)]
 struct Walk {
     depth: u32,
     entered_ns: u64,
-    /// 0: not in a function, or without a CPU.
+    /// Start of the current span on the CPU; 0 outside of the functions or off the CPU.
     since_ns: u64,
     calls: Calls,
 }
 
 impl FunctionTrace {
-    /// Records these functions, as far as the kernel has them, in all threads. The error is why this kernel cannot.
+    /// Records those of the functions that the kernel has, for every thread. The inner error is why this kernel cannot.
     pub fn start(functions: &[&str]) -> Result<Result<Self, String>> {
         let tracefs = tracefs::find()?;
         let tracers = fs::read_to_string(tracefs.join("available_tracers"))?;
@@ -67,10 +67,10 @@ impl FunctionTrace {
             return Ok(Err(format!("the function_graph tracer does not know {RECORD}")));
         }
         let known: Vec<&str> = functions.iter().copied().filter(is_known).chain([RECORD]).collect();
-        let folder = tracefs.join("instances").join(NAME);
-        let _ = fs::remove_dir(&folder);
-        fs::create_dir(&folder).context("cannot create a tracefs instance")?;
-        let mut trace = FunctionTrace { folder, before: Vec::new() };
+        let directory = tracefs.join("instances").join(NAME);
+        let _ = fs::remove_dir(&directory);
+        fs::create_dir(&directory).context("cannot create a tracefs instance")?;
+        let mut trace = FunctionTrace { directory, before: Vec::new() };
         trace.write("tracing_on", "0")?;
         trace.write("buffer_size_kb", BUFFER_KB)?;
         trace.write("trace_clock", "mono")?;
@@ -81,7 +81,7 @@ impl FunctionTrace {
         }
         for (name, value) in LINES {
             let file = format!("options/{name}");
-            trace.before.push((name, fs::read_to_string(trace.folder.join(&file)).with_context(|| file.clone())?));
+            trace.before.push((name, fs::read_to_string(trace.directory.join(&file)).with_context(|| file.clone())?));
             trace.write(&file, value)?;
         }
         trace.write("events/sched/sched_switch/filter", r#"prev_comm ~ "iou-sqp-*" || next_comm ~ "iou-sqp-*""#)?;
@@ -91,10 +91,10 @@ impl FunctionTrace {
     }
 
     fn write(&self, file: &str, value: &str) -> Result<()> {
-        fs::write(self.folder.join(file), value).with_context(|| format!("cannot write {value} to {file}"))
+        fs::write(self.directory.join(file), value).with_context(|| format!("cannot write {value} to {file}"))
     }
 
-    /// What one thread has done so far; then it is forgotten, of all threads. Fails when anything was lost.
+    /// Returns what one thread has done so far, and clears the trace of all threads. Fails if events were lost.
     pub fn take(&self, tid: u32) -> Result<Calls> {
         self.write("tracing_on", "0")?;
         for (cpu, stats) in self.stats()? {
@@ -103,15 +103,15 @@ impl FunctionTrace {
                 ensure!(count == Some("0"), "CPU {cpu} has lost function calls ({name}): {stats}");
             }
         }
-        let text = fs::read_to_string(self.folder.join("trace"))?;
-        fs::write(self.folder.join("trace"), "")?;
+        let text = fs::read_to_string(self.directory.join("trace"))?;
+        fs::write(self.directory.join("trace"), "")?;
         self.write("tracing_on", "1")?;
         calls(&text, tid)
     }
 
     fn stats(&self) -> Result<BTreeMap<String, String>> {
         let mut stats = BTreeMap::new();
-        for entry in fs::read_dir(self.folder.join("per_cpu"))? {
+        for entry in fs::read_dir(self.directory.join("per_cpu"))? {
             let entry = entry?;
             stats.insert(
                 entry.file_name().to_string_lossy().into_owned(),
@@ -130,12 +130,12 @@ impl Drop for FunctionTrace {
         patching(|| {
             let _ = self.write("events/enable", "0");
             let _ = self.write("current_tracer", "nop");
-            let _ = fs::remove_dir(&self.folder);
+            let _ = fs::remove_dir(&self.directory);
         });
     }
 }
 
-/// Of one thread, from lines like these:
+/// Parses the calls of one thread from lines like these:
 /// `  12.345678 |   1)  iou-sqp-81  |   12.345 us   |  io_submit_sqes();`
 /// `  12.345678 |   1)  iou-sqp-81  |               |  /* sched_switch: prev_comm=… prev_pid=81 … ==> next_pid=0 … */`
 fn calls(text: &str, tid: u32) -> Result<Calls> {
@@ -154,9 +154,9 @@ fn calls(text: &str, tid: u32) -> Result<Calls> {
         if let Some((_, fields)) = what.split_once("sched_switch: ") {
             let number = |key: &str| fields.split_whitespace().find_map(|word| word.strip_prefix(key)?.parse().ok());
             if number("prev_pid=") == Some(tid) {
-                walk.pause(at_ns);
+                walk.switch_out(at_ns);
             } else if number("next_pid=") == Some(tid) {
-                walk.go_on(at_ns);
+                walk.switch_in(at_ns);
             }
         } else if what.starts_with(RECORD) && is_of(reader) {
             walk.calls.records_ns.push(at_ns);
@@ -182,23 +182,23 @@ impl Walk {
     }
 
     fn leave(&mut self, at_ns: u64) {
-        // One that was entered before the record begins is not known.
+        // The call was entered before the trace began.
         let Some(depth) = self.depth.checked_sub(1) else { return };
         self.depth = depth;
         if depth == 0 {
-            self.pause(at_ns);
+            self.switch_out(at_ns);
             self.calls.outermost_ns.push((self.entered_ns, at_ns.saturating_sub(self.entered_ns)));
         }
     }
 
-    fn pause(&mut self, at_ns: u64) {
+    fn switch_out(&mut self, at_ns: u64) {
         if self.since_ns != 0 {
             self.calls.busy_ns.push((self.since_ns, at_ns));
         }
         self.since_ns = 0;
     }
 
-    fn go_on(&mut self, at_ns: u64) {
+    fn switch_in(&mut self, at_ns: u64) {
         if self.depth > 0 {
             self.since_ns = at_ns;
         }
@@ -206,18 +206,18 @@ impl Walk {
 }
 
 impl Calls {
-    /// For how long it was in one of the functions and had a CPU.
+    /// Returns the nanoseconds on the CPU within one of the functions.
     pub fn busy_between(&self, from_ns: u64, until_ns: u64) -> u64 {
         let within = |&(began_ns, ended_ns): &(u64, u64)| ended_ns.min(until_ns).saturating_sub(began_ns.max(from_ns));
         self.busy_ns.iter().map(within).sum()
     }
 
-    /// How many calls began then.
+    /// Counts the calls that began in the span.
     pub fn count_between(&self, from_ns: u64, until_ns: u64) -> u64 {
         self.outermost_ns.iter().filter(|(began_ns, _)| (from_ns..until_ns).contains(began_ns)).count() as u64
     }
 
-    /// A quarter of the calls took at most so long.
+    /// Returns the first quartile of the calls' durations.
     pub fn quarter_ns(&self) -> Option<u64> {
         let mut took_ns: Vec<u64> = self.outermost_ns.iter().map(|&(_, took_ns)| took_ns).collect();
         took_ns.sort_unstable();
@@ -225,7 +225,7 @@ impl Calls {
     }
 }
 
-/// Of `12.345678`.
+/// Parses seconds such as `12.345678`.
 fn nanoseconds(text: &str) -> Option<u64> {
     let (seconds, fraction) = text.split_once('.')?;
     Some(seconds.parse::<u64>().ok()? * 1_000_000_000 + fraction.parse::<u64>().ok()? * 1_000)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that have locks while the process lives, and threads that wait for them.
+//! Threads that hold locks while the process lives, and threads that wait for those locks.
 
 use std::ffi::c_void;
 use std::fs::{self, File, OpenOptions};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
-/// A page that nobody fills (userfaultfd(2)): whoever reads or writes it waits for ever.
+/// Maps a page that is never filled (userfaultfd(2)): a thread that reads or writes it blocks forever.
 pub fn missing_page() -> Result<usize> {
     /// `UFFDIO_API` and `UFFDIO_REGISTER` (include/uapi/linux/userfaultfd.h).
     const API: libc::c_ulong = 0xc018_aa3f;
@@ -40,7 +40,8 @@ pub fn missing_page() -> Result<usize> {
 static FIRST: AtomicU32 = AtomicU32::new(0);
 static SECOND: AtomicU32 = AtomicU32::new(0);
 
-/// Two threads behind each other for two futexes, and one each for the locks of a pipe, of `file` and of its folder.
+/// Starts two threads in a chain on two futexes, and a holder and a waiter each for a pipe's mutex and for the inode
+/// locks of `file` and of a directory beside it.
 pub fn start(file: &Path) -> Result<()> {
     let sleep = || super::sleep_in_nanosleep();
     waits_in("pi holder", "nanosleep", move || {
@@ -56,7 +57,7 @@ pub fn start(file: &Path) -> Result<()> {
     super::hold_a_pipe()?;
     waits_in("pipe waiter", "pipe_write", super::sleep_in_mutex)?;
 
-    // Whoever writes to a file has its lock, and takes what is written from a page.
+    // A writer holds the file's inode lock while it copies from the page.
     let (path, page) = (file.to_owned(), missing_page()?);
     waits_in("file holder", "handle_userfault", move || {
         let Ok(file) = OpenOptions::new().write(true).open(path) else { return };
@@ -69,36 +70,36 @@ pub fn start(file: &Path) -> Result<()> {
         let _ = OpenOptions::new().write(true).open(path).and_then(|mut file| file.write_all(b"x"));
     })?;
 
-    // Whoever reads a folder shares its lock with others that read.
-    let folder = file.with_file_name("folder");
-    fs::create_dir(&folder)?;
-    let (path, page) = (folder.clone(), missing_page()?);
-    waits_in("folder holder", "handle_userfault", move || {
-        let Ok(folder) = File::open(path) else { return };
+    // A reader of a directory holds its inode lock shared.
+    let directory = file.with_file_name("directory");
+    fs::create_dir(&directory)?;
+    let (path, page) = (directory.clone(), missing_page()?);
+    waits_in("dir holder", "handle_userfault", move || {
+        let Ok(directory) = File::open(path) else { return };
         // SAFETY: the page is mapped; nothing else uses it.
-        let outcome = unsafe { libc::syscall(libc::SYS_getdents64, folder.as_raw_fd(), page, 4096) };
+        let outcome = unsafe { libc::syscall(libc::SYS_getdents64, directory.as_raw_fd(), page, 4096) };
         black_box(outcome);
     })?;
-    waits_in("folder waiter", "mkdir", move || {
-        let _ = fs::create_dir(folder.join("new"));
+    waits_in("dir waiter", "mkdir", move || {
+        let _ = fs::create_dir(directory.join("new"));
     })
 }
 
-/// Takes the lock, of which its waiters know who has it.
+/// Takes a PI futex, which stores its holder's TID.
 #[inline(never)]
 fn lock(word: &AtomicU32) {
     // SAFETY: the word is there as long as the process.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_LOCK_PI, 0, std::ptr::null::<c_void>()) };
 }
 
-/// Starts a thread, and waits until it sleeps in a function of the kernel whose name has this in it.
+/// Starts a thread, and waits until its kernel stack contains a function with `function` in its name.
 pub fn waits_in(name: &str, function: &str, act: impl FnOnce() + Send + 'static) -> Result<()> {
     super::spawn(name.to_owned(), act)?;
     for _ in 0..3_000 {
         for entry in fs::read_dir("/proc/self/task")? {
             let thread = entry?.path();
-            let told = |file: &str| fs::read_to_string(thread.join(file)).unwrap_or_default();
-            if told("comm").trim_end() == name && told("stack").contains(function) {
+            let read = |file: &str| fs::read_to_string(thread.join(file)).unwrap_or_default();
+            if read("comm").trim_end() == name && read("stack").contains(function) {
                 return Ok(());
             }
         }
@@ -107,7 +108,7 @@ pub fn waits_in(name: &str, function: &str, act: impl FnOnce() + Send + 'static)
     bail!("{name} does not come to wait in {function}")
 }
 
-/// Flushes a work item of the kernel again and again, which waits for readers of the watches that a file is closed with.
+/// Flushes a kernel work item repeatedly: closing an inotify descriptor waits for SRCU readers of its marks.
 pub fn flush() -> Result<()> {
     super::spawn("flusher".to_owned(), || {
         loop {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What this kernel has and this process may do, by other sources than the code under test: a test is skipped only where
-//! they say that something is missing, too.
+//! What this kernel has and what this process may do, by other means than the code under test: a test is skipped only
+//! if these agree that something is missing.
 
 use std::fs;
 use std::path::Path;
@@ -8,14 +8,14 @@ use std::sync::OnceLock;
 
 use whylate_sources::tracefs;
 
-/// What every kernel that whylate measures has.
+/// The tracepoints of every kernel that whylate measures.
 const WORKQUEUE_EVENTS: [&str; 4] =
     ["workqueue_queue_work", "workqueue_activate_work", "workqueue_execute_start", "workqueue_execute_end"];
-/// Of `CAP_SYS_ADMIN`, and of `CAP_PERFMON` and `CAP_BPF`, which stand in for it.
+/// Bits of `CAP_SYS_ADMIN`, and of `CAP_PERFMON` and `CAP_BPF`, which together replace it.
 const SYS_ADMIN: u64 = 1 << 21;
 const PERFMON_AND_BPF: u64 = 1 << 38 | 1 << 39;
 
-/// Whether work items can be measured.
+/// Returns whether work items can be measured.
 pub fn can_measure_work() -> bool {
     let events = tracefs::find().map(|tracefs| tracefs.join("events/workqueue"));
     let has_event = |name: &str| events.as_ref().is_ok_and(|events| events.join(name).join("id").is_file());
@@ -24,10 +24,10 @@ pub fn can_measure_work() -> bool {
         && WORKQUEUE_EVENTS.iter().all(|name| has_event(name))
 }
 
-/// Whether BPF programs may call these functions of the kernel, as far as it has them.
+/// Returns whether BPF programs may be loaded, and the kernel has all of these functions.
 #[allow(dead_code)]
 pub fn can_call(functions: &[&str]) -> bool {
-    // An emulated CPU takes seconds to read them.
+    // Read once, as it takes an emulated CPU seconds.
     static SYMBOLS: OnceLock<String> = OnceLock::new();
     let symbols = SYMBOLS.get_or_init(|| fs::read_to_string("/proc/kallsyms").unwrap_or_default());
     let has = |name: &str| symbols.lines().any(|line| line.split_whitespace().nth(2) == Some(name));

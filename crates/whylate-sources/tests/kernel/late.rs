@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Late work items with their causes, on a CPU that somebody disturbs.
+//! Late work items with their causes, on a CPU that is disturbed.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -16,26 +16,26 @@ use whylate_sources::{Session, Source};
 
 use super::urgent::patching;
 
-/// Handler of the items that wait: one on every CPU for each read of the file.
+/// Handler of the waiting items: reading the file queues one on every CPU.
 pub const VICTIM: &str = "refresh_vm_stats";
 const MAKES_VICTIMS: &str = "/proc/sys/vm/stat_refresh";
 
-/// The CPU of the tool and of everything that watches, and the one that is disturbed.
+/// The CPU of the tool and the observers, and the disturbed one.
 #[derive(Clone, Copy)]
-pub struct Places {
+pub struct TestCpus {
     pub tool: u32,
     pub disturbed: u32,
 }
 
-impl Places {
-    /// `None`, and a line that says why, on a machine with a single CPU.
-    pub fn find() -> Option<Places> {
-        // Once: whoever measures keeps to one CPU from then on, and may try again.
+impl TestCpus {
+    /// Returns `None`, and prints why, on a machine with a single CPU.
+    pub fn find() -> Option<TestCpus> {
+        // Read once, as the measuring thread is pinned from then on and the test may run again.
         static USABLE: OnceLock<CpuSet> = OnceLock::new();
-        let usable = USABLE.get_or_init(|| sched_getaffinity(None).expect("the kernel tells its CPUs"));
+        let usable = USABLE.get_or_init(|| sched_getaffinity(None).expect("the affinity is readable"));
         let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| usable.is_set(cpu)).map(|cpu| cpu as u32);
         match (cpus.next(), cpus.next_back()) {
-            (Some(tool), Some(disturbed)) => Some(Places { tool, disturbed }),
+            (Some(tool), Some(disturbed)) => Some(TestCpus { tool, disturbed }),
             _ => {
                 println!("skipped: this needs two CPUs");
                 None
@@ -44,23 +44,23 @@ impl Places {
     }
 }
 
-pub fn stay_on(cpu: u32) -> Result<()> {
+pub fn pin_to(cpu: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu as usize);
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// What was late while something was done, and what that returned.
+/// What was late during an action, and the action's outcome.
 pub struct Watched<T> {
     pub events: Vec<LateEvent>,
     pub snapshot: Snapshot,
     pub outcome: T,
 }
 
-/// Explains all items that wait for so long on the disturbed CPU, while items keep being queued there from the other
-/// one. `act` is given the number of those late so far.
+/// Explains all items that wait longer than `explain_over` on the disturbed CPU, while items keep being queued there
+/// from the other CPU. `act` gets the number of late items so far.
 pub fn watched<T: Send>(
-    places: Places,
+    test_cpus: TestCpus,
     explain_over: Duration,
     act: impl FnOnce(&AtomicUsize) -> Result<T> + Send,
 ) -> Result<Watched<T>> {
@@ -70,7 +70,7 @@ pub fn watched<T: Send>(
         phases: true,
         ..WqOptions::default()
     };
-    stay_on(places.tool)?;
+    pin_to(test_cpus.tool)?;
     let mut source = patching(|| options.attach(&Session::of_one()))?;
     let mut events = Vec::new();
     let seen = AtomicUsize::new(0);
@@ -86,7 +86,7 @@ pub fn watched<T: Send>(
         let act = scope.spawn(|| act(&seen));
         let mut drain = |wait| {
             source.drain_late(wait, &mut |event| {
-                if event.cpu == places.disturbed {
+                if event.cpu == test_cpus.disturbed {
                     seen.fetch_add(usize::from(event.labels["handler"] == VICTIM), Ordering::Relaxed);
                     events.push(event);
                 }
@@ -104,7 +104,7 @@ pub fn watched<T: Send>(
     })?;
     let snapshot = source.snapshot()?;
     patching(|| drop(source));
-    // Some machines hide switches of a supervisor's threads from tracing: then it is not known who had the CPU.
+    // Some machines hide context switches of a supervisor's threads from tracing, which leaves gaps in the account.
     let may_have_gaps = snapshot.lost["unseen_switches"] > 0;
     for event in &events {
         ensure_sound(event, may_have_gaps)?;
@@ -112,7 +112,7 @@ pub fn watched<T: Send>(
     Ok(Watched { events, snapshot, outcome })
 }
 
-/// What was seen of an event that was asked for with its evidence.
+/// Returns the evidence of an event, which has to be requested.
 pub fn evidence(event: &LateEvent) -> &WorkEvidence {
     match event.evidence.as_deref() {
         Some(Evidence::Work(evidence)) => evidence,
@@ -128,13 +128,13 @@ pub fn common_ns(a: &Range<u64>, b: &Range<u64>) -> u64 {
     a.end.min(b.end).saturating_sub(a.start.max(b.start))
 }
 
-/// The time of all causes of these kinds whose name begins so.
+/// Sums the causes of these kinds with an actor name that starts with `who`.
 pub fn blamed_ns(event: &LateEvent, kinds: &[CauseKind], who: &str) -> u64 {
     let causes = event.causes.iter().filter(|cause| kinds.contains(&cause.kind) && cause.who.starts_with(who));
     causes.map(|cause| cause.ns).sum()
 }
 
-/// The causes add up, and what they are told from is the account of this window of this CPU and nothing else.
+/// Checks that the causes add up to the latency, and that the account covers exactly the event's window on its CPU.
 fn ensure_sound(event: &LateEvent, may_have_gaps: bool) -> Result<()> {
     let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
     ensure!(sum == event.latency_ns, "the causes add up to {sum}: {event:?}");
@@ -144,7 +144,7 @@ fn ensure_sound(event: &LateEvent, may_have_gaps: bool) -> Result<()> {
     let merged = account.merged.as_ref();
     let mut reached_ns = merged.map_or(account.since_ns, |merged| merged.end_ns);
     for interval in &account.intervals {
-        // The first one may have begun before the window.
+        // The first interval may begin before the window.
         let begins = interval.start_ns == reached_ns || (reached_ns == account.since_ns && merged.is_none());
         let begins = begins || (may_have_gaps && interval.start_ns > reached_ns);
         ensure!(begins && interval.end_ns >= interval.start_ns, "the account has a gap at {reached_ns}: {event:?}");

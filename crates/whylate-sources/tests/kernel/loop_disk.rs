@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A disk that nobody else uses, on any machine: a loop device on a file.
+//! A disk that no other process uses, on any machine: a loop device on a file.
 
 use std::fs;
 use std::path::Path;
@@ -8,10 +8,10 @@ use std::process::{Command, Stdio};
 use anyhow::Result;
 use whylate_sources::block::disk_of;
 
-/// It goes with this.
+/// The loop device, detached on drop.
 pub struct Loop {
     pub name: String,
-    /// That of the file.
+    /// The disk of the backing file.
     pub disk: String,
     _file: tempfile::NamedTempFile,
 }
@@ -37,7 +37,7 @@ impl Loop {
         Ok(Some(made))
     }
 
-    /// Until whoever looks what is on a new device has done so.
+    /// Waits until udev has probed the new device.
     fn settle(&self) {
         let _ = Command::new("udevadm").arg("settle").stderr(Stdio::null()).status();
     }
@@ -46,7 +46,8 @@ impl Loop {
         format!("/dev/{}", self.name)
     }
 
-    /// From this sector to its end.
+    /// Adds a partition from this sector to the end of the device. Returns `None`, and prints why, if there can be
+    /// none.
     pub fn add_partition(&self, from: u64) -> Result<Option<String>> {
         let size: u64 = fs::read_to_string(format!("/sys/block/{}/size", self.name))?.trim().parse()?;
         let mut add = Command::new("addpart");

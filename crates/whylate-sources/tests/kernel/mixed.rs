@@ -16,19 +16,19 @@ use whylate_sources::inject::work::{Plan, run};
 
 use super::turn::plan;
 
-/// Between two rounds, so that a trace can hold everything.
+/// Pause between two rounds, so that the trace buffer suffices.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Keeps the machine at it for so long.
+/// Runs the load for `time`.
 pub fn mixed_load(time: Duration) -> Result<()> {
-    // On a disk; a virtual machine has none.
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).or_else(|_| tempfile::tempdir())?;
+    // On a disk, if there is one: a virtual machine has none.
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).or_else(|_| tempfile::tempdir())?;
     let over = AtomicBool::new(false);
     let until_over = |step: &(dyn Fn(u32) -> Result<()> + Sync)| -> Result<()> {
         (0..).take_while(|_| !over.load(Ordering::Relaxed)).try_for_each(step)
     };
     let write_files = |round: u32| {
-        let mut file = File::create(folder.path().join(format!("file{}", round % 8)))?;
+        let mut file = File::create(directory.path().join(format!("file{}", round % 8)))?;
         file.write_all(&vec![b'x'; 1 << 20])?;
         Ok(file.sync_all()?)
     };
@@ -65,13 +65,13 @@ pub fn mixed_load(time: Duration) -> Result<()> {
     })
 }
 
-/// Writes to a terminal, one byte a time: the kernel passes each on by a work item.
+/// Writes to a terminal byte by byte: the kernel flushes each by a work item.
 fn write_to_terminal() -> Result<()> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
     grantpt(&ours)?;
     unlockpt(&ours)?;
     let name = ptsname(&ours, Vec::new())?.into_string()?;
-    // As the terminal of this process it would end it when it is closed.
+    // As the controlling terminal its close would end this process.
     let mut theirs = File::options().read(true).write(true).custom_flags(libc::O_NOCTTY).open(name)?;
     let mut ours = File::from(ours);
     for _ in 0..500 {
@@ -82,7 +82,7 @@ fn write_to_terminal() -> Result<()> {
     Ok(())
 }
 
-/// Runs a program that a small machine may not have.
+/// Runs a program that a small machine may not have, without output.
 fn silently(command: &[&str]) -> Result<()> {
     let (program, arguments) = (command[0], &command[1..]);
     let mut command = Command::new(program);

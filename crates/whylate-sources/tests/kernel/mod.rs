@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the kernel tests share. Not every test program uses all of it.
+//! Support shared by the kernel tests. Not every test program uses all of it.
 #![allow(dead_code)]
 
 pub mod blk_tracer;
@@ -23,18 +23,18 @@ pub mod urgent;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 
-/// Whether an emulator runs this kernel. The machine below may then stop a CPU for milliseconds between any two
-/// instructions and two records of one event: of what is compared many times, the typical one counts, not the worst.
+/// Returns whether this kernel runs on an emulator. The host may then stop a CPU for milliseconds between any two
+/// instructions, or between two records of one event: of many comparisons the typical one counts, not the worst.
 pub fn is_emulated() -> bool {
     std::env::var_os("WHYLATE_EMULATED").is_some()
 }
 
-/// So many, or fewer where everything takes a hundred times as long.
+/// Returns `of`, or a fifth of it on an emulator, where everything takes a hundred times as long.
 pub fn amount(of: u64) -> u64 {
     if is_emulated() { of / 5 } else { of }
 }
 
-/// A new file on a disk; `None`, and a line that says why, where tests have none.
+/// Creates a file on a disk. Returns `None`, and prints why, if the build directory is on none.
 pub fn file_on_disk() -> std::io::Result<Option<File>> {
     let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR"))?;
     if libc::major(file.metadata()?.dev()) == 0 {
@@ -44,7 +44,7 @@ pub fn file_on_disk() -> std::io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// How many late events of one disturbance are compared: fewer where a run has to be short, and where each takes long.
+/// Number of late events to compare per disturbance: fewer on an emulator and in a short run.
 pub fn wanted_events() -> usize {
     if is_emulated() {
         25
@@ -55,12 +55,12 @@ pub fn wanted_events() -> usize {
     }
 }
 
-/// How often, at most, what the machine below does gets a late event blamed on another than who was to disturb it.
+/// Maximum share of late events that the host's own disturbances get attributed to another cause than the injected one.
 pub const WRONG_BY_CHANCE: f64 = 0.02;
 
-/// Of many differences, the one that has to be small.
-pub fn judged(mut differences_ns: Vec<u64>) -> u64 {
+/// Returns the difference that has to be small: the largest, or the median on an emulator.
+pub fn largest_or_median(mut differences_ns: Vec<u64>) -> u64 {
     differences_ns.sort_unstable();
-    let place = if is_emulated() { differences_ns.len() / 2 } else { differences_ns.len().saturating_sub(1) };
-    differences_ns.get(place).copied().unwrap_or(0)
+    let index = if is_emulated() { differences_ns.len() / 2 } else { differences_ns.len().saturating_sub(1) };
+    differences_ns.get(index).copied().unwrap_or(0)
 }

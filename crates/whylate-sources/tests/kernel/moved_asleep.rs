@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that are moved to another CPU on their way to sleep.
+//! Threads that are migrated to another CPU while they block.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -9,7 +9,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_setaffinity};
 
-/// Whoever has had more than its share of a CPU stays in the queue for a while when it sleeps, since 6.12.
+/// CPU time after which a thread exceeds its fair share. Since 6.12 it then stays queued for a while when it blocks
+/// (delayed dequeue).
 const MORE_THAN_ITS_SHARE: Duration = Duration::from_millis(3);
 const ON_ITS_WAY: Duration = Duration::from_micros(50);
 const HOGS: usize = 3;
@@ -33,11 +34,11 @@ pub fn start(threads: u64) -> Result<()> {
     sched_setaffinity(None, &last)?;
     for _ in 0..threads {
         let sleeps = Arc::new(AtomicI32::new(0));
-        let told = sleeps.clone();
+        let sleeps_there = sleeps.clone();
         super::spawn("moved".to_owned(), move || {
             let _ = sched_setaffinity(None, &from);
             spin_for(MORE_THAN_ITS_SHARE);
-            told.store(gettid().as_raw_nonzero().get(), Ordering::Relaxed);
+            sleeps_there.store(gettid().as_raw_nonzero().get(), Ordering::Relaxed);
             super::sleep_in_nanosleep();
         })?;
         let tid = loop {
@@ -53,7 +54,7 @@ pub fn start(threads: u64) -> Result<()> {
     super::wait_until_asleep(threads as usize)
 }
 
-/// By the time that the thread has a CPU.
+/// Spins for this much CPU time.
 fn spin_for(span: Duration) {
     let until = cpu_time() + span;
     while cpu_time() < until {

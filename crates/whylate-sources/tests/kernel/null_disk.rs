@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A disk whose times and faults are known: the kernel's null_blk, where a timer ends requests.
+//! A disk with known service times and faults: the kernel's null_blk, where a timer completes requests.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -15,16 +15,16 @@ const CONFIG: &str = "/sys/kernel/config";
 pub const BLOCK: usize = 4096;
 pub const SIZE_MIB: u64 = 64;
 
-/// Memory that a disk can write to.
+/// A buffer that is aligned for direct I/O.
 #[repr(align(4096))]
 pub struct Buffer(pub [u8; BLOCK]);
 
-/// Loads what is there and is not loaded yet: a module, and its parameters.
+/// Loads those modules, with parameters, that exist and are not loaded.
 pub fn load_modules(modules: &[(&str, &str)]) {
     for (module, parameters) in modules {
         let file = format!("/lib/modules/{module}.ko");
         if Path::new(&file).is_file() && !Path::new("/sys/module").join(module.replace('-', "_")).exists() {
-            // One that is built in is refused.
+            // insmod fails for a built-in module.
             let _ = Command::new("insmod").arg(file).args(parameters.split_whitespace()).status();
         }
     }
@@ -32,16 +32,17 @@ pub fn load_modules(modules: &[(&str, &str)]) {
 
 pub struct Null {
     pub name: String,
-    pub folder: PathBuf,
+    pub directory: PathBuf,
 }
 
 impl Null {
-    /// A device that takes `took` for each request, and has so many at once.
+    /// Creates a device that takes `took` for each request and accepts `depth` at once. Returns `None`, and prints why,
+    /// if the kernel has no null_blk.
     pub fn make(took: Duration, depth: u32) -> Result<Option<Null>> {
         Null::with(took, depth, &[])
     }
 
-    /// The same with more that is set.
+    /// Like [`Null::make`], with more settings.
     pub fn with(took: Duration, depth: u32, more: &[(&str, &str)]) -> Result<Option<Null>> {
         load_modules(&[("configfs", ""), ("null_blk", "nr_devices=0"), ("mq-deadline", "")]);
         if !Path::new("/sys/module/null_blk").exists() {
@@ -52,12 +53,12 @@ impl Null {
             let mounted = Command::new("mount").args(["-t", "configfs", "configfs", CONFIG]).status()?;
             ensure!(mounted.success(), "configfs cannot be mounted");
         }
-        let folder = Path::new(CONFIG).join("nullb/nullb7");
-        // Of a run that was killed.
-        let _ = fs::remove_dir(&folder);
-        fs::create_dir(&folder).context("cannot make a null device")?;
-        let mut null = Null { name: "nullb7".to_owned(), folder };
-        // 2: a timer ends them.
+        let directory = Path::new(CONFIG).join("nullb/nullb7");
+        // A killed run may have left one.
+        let _ = fs::remove_dir(&directory);
+        fs::create_dir(&directory).context("cannot make a null device")?;
+        let mut null = Null { name: "nullb7".to_owned(), directory };
+        // 2: a timer completes requests.
         null.set("irqmode", "2")?;
         null.set("completion_nsec", &took.as_nanos().to_string())?;
         null.set("hw_queue_depth", &depth.to_string())?;
@@ -66,8 +67,8 @@ impl Null {
         null.set("size", &SIZE_MIB.to_string())?;
         more.iter().try_for_each(|(name, value)| null.set(name, value))?;
         null.set("power", "1")?;
-        // Before 6.3 it goes by a number.
-        let number = fs::read_to_string(null.folder.join("index"))?;
+        // Before 6.3 the device is named by its index.
+        let number = fs::read_to_string(null.directory.join("index"))?;
         let by_number = format!("nullb{}", number.trim());
         if !Path::new("/dev/nullb7").exists() {
             null.name = by_number;
@@ -75,14 +76,14 @@ impl Null {
         Ok(Some(null))
     }
 
-    /// Whether this kernel's can be told so: the module's list of what can be set, which has no line end.
+    /// Returns whether this kernel's null_blk has the setting, by the module's list of features.
     pub fn can(setting: &str) -> bool {
         fs::read_to_string(Path::new(CONFIG).join("nullb/features"))
             .is_ok_and(|known| known.trim().split(',').any(|known| known == setting))
     }
 
     pub fn set(&self, name: &str, value: &str) -> Result<()> {
-        fs::write(self.folder.join(name), value).with_context(|| format!("cannot set {name}"))
+        fs::write(self.directory.join(name), value).with_context(|| format!("cannot set {name}"))
     }
 
     pub fn schedule_by(&self, scheduler: &str) -> Result<()> {
@@ -104,18 +105,18 @@ impl Null {
 
 impl Drop for Null {
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.folder);
+        let _ = fs::remove_dir(&self.directory);
     }
 }
 
-/// A file system with a journal on a disk that is there no longer than this.
+/// A journaling file system on a null device, unmounted on drop.
 pub struct Mounted {
     pub null: Null,
-    pub folder: tempfile::TempDir,
+    pub directory: tempfile::TempDir,
 }
 
 impl Mounted {
-    /// The disk takes one request at a time, so that workers issue most of them.
+    /// The disk takes one request at a time, so that kworkers issue most of them.
     pub fn make(size_mib: u64) -> Result<Option<Mounted>> {
         let more = [("memory_backed", "1"), ("cache_size", "0"), ("size", &*size_mib.to_string())];
         let Some(null) = Null::with(Duration::from_millis(1), 1, &more)? else { return Ok(None) };
@@ -127,25 +128,25 @@ impl Mounted {
             return Ok(None);
         };
         ensure!(made.success(), "no file system can be made");
-        let mounted = Mounted { null, folder: tempfile::tempdir()? };
+        let mounted = Mounted { null, directory: tempfile::tempdir()? };
         let mut mount = Command::new("mount");
-        // What its own thread reads and writes later on would come at any time.
+        // Without the file system's own threads, which would read and write at any time.
         mount
             .args(["-t", "ext4", "-o", "noinit_itable,no_prefetch_block_bitmaps"])
             .arg(mounted.null.path())
-            .arg(mounted.folder.path());
+            .arg(mounted.directory.path());
         ensure!(mount.status()?.success(), "it cannot be mounted");
-        File::open(mounted.folder.path())?.sync_all()?;
+        File::open(mounted.directory.path())?.sync_all()?;
         Ok(Some(mounted))
     }
 
     pub fn sync(&self) -> Result<()> {
-        Ok(rustix::fs::syncfs(File::open(self.folder.path())?)?)
+        Ok(rustix::fs::syncfs(File::open(self.directory.path())?)?)
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.folder.path()).status();
+        let _ = Command::new("umount").arg(self.directory.path()).status();
     }
 }

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which event of a trace belongs to which, worked out afterwards from the whole trace.
+//! The oracle: pairs the events of a whole trace, after the fact.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::trace::{Event, Kind, by_item};
 
-/// Items of this handler are put in line without the event of being queued.
+/// Handler of flush barriers, which are inserted without a queueing event.
 const BARRIER: &str = "wq_barrier_func";
 
-/// One run of a work item.
+/// One execution of a work item.
 #[derive(Clone, Debug)]
 pub struct Execution {
     pub handler: String,
     pub workqueue: String,
     pub queued_ns: u64,
     pub queued_by_tid: u32,
-    /// When max_active let it in, where it had held it back.
+    /// When it was activated, if max_active had held it back.
     pub activated_ns: Option<u64>,
     pub started_ns: u64,
     pub cpu: u32,
-    /// It was queued twice without a start in between.
+    /// Whether it was queued twice without a start in between.
     pub queued_twice: bool,
-    /// It happened so close to the end of the window that the source may have seen it or not.
+    /// Whether it is so close to an edge of the window that the source may have seen it or not.
     pub at_edge: bool,
 }
 
@@ -32,7 +32,7 @@ impl Execution {
     }
 }
 
-/// When the source measured: it began within one span of time and ended within another.
+/// When the source measured: it started within one span and ended within another.
 #[derive(Clone, Debug)]
 pub struct Window {
     pub began_ns: Range<u64>,
@@ -43,7 +43,7 @@ pub struct Window {
 #[derive(Debug, Default)]
 pub struct Truth {
     pub executions: Vec<Execution>,
-    /// Executions in the window, barriers apart, whose queueing is not in it.
+    /// Executions in the window that were queued before the window, without barriers.
     pub unqueued: u64,
 }
 
@@ -51,25 +51,25 @@ pub struct Truth {
 struct Queueing<'a> {
     event: &'a Event,
     activated_ns: Option<u64>,
-    /// By mod_delayed_work(): it waits since it was queued before.
+    /// By mod_delayed_work(): the wait counts since the item was queued first.
     moved: bool,
 }
 
-/// The queueing that leads to the next run.
+/// Returns the queueing that leads to the next execution.
 fn resolve<'a>(queued: &[Queueing<'a>]) -> Option<Queueing<'a>> {
     let last = queued.last()?;
     let first = queued.iter().rev().find(|queueing| !queueing.moved).or(queued.first())?;
     Some(Queueing { event: first.event, activated_ns: last.activated_ns, moved: false })
 }
 
-/// Whether the last queueing leads to a run after the one that starts, as its worker had taken the item by then; if
-/// not, it was moved, or the earlier one was cancelled.
+/// Returns whether the last queueing leads to an execution after the one that starts, as the worker had already
+/// dequeued the item. Otherwise it was moved, or the earlier one was cancelled.
 fn starts_again(queued: &[Queueing<'_>], later: &[&(&Event, Option<&Event>)]) -> bool {
     let mut later = later.iter().map(|(event, _)| event).filter(|event| event.kind != Kind::Activate);
     if queued.last().is_some_and(|last| last.moved) {
         return later.next().is_some_and(|event| event.kind == Kind::Start);
     }
-    // Then starts and queueings balance; one that was cancelled stays over for ever.
+    // Then starts and queueings balance; a cancelled one remains forever.
     let mut waiting = 1;
     later.take(1_000).any(|event| {
         match event.kind {
@@ -88,9 +88,9 @@ pub fn pair(events: &[Event], window: &Window) -> Truth {
             event.kind != Kind::End && event.at_ns >= window.began_ns.start && event.at_ns < window.ended_ns.end
         });
         let history: Vec<_> = in_window.collect();
-        // The queueings that may still lead to a run, oldest first.
+        // The queueings that may still lead to an execution, oldest first.
         let mut queued: Vec<Queueing<'_>> = Vec::new();
-        for (place, (event, before)) in history.iter().enumerate() {
+        for (index, (event, before)) in history.iter().enumerate() {
             match event.kind {
                 Kind::Queue => {
                     if queued.last().is_some_and(|last| last.event.handler != event.handler) {
@@ -99,7 +99,7 @@ pub fn pair(events: &[Event], window: &Window) -> Truth {
                     queued.push(Queueing { event, activated_ns: None, moved: event.moved });
                 }
                 Kind::Activate => {
-                    // Right after it was queued, by whoever queued it: nothing held it back.
+                    // Activated right after it was queued, by the same thread: max_active did not hold it back.
                     let at_once = before.is_some_and(|before| before.kind == Kind::Queue && before.item == event.item);
                     if let Some(last) = queued.last_mut().filter(|_| !at_once) {
                         last.activated_ns = Some(event.at_ns);
@@ -107,8 +107,8 @@ pub fn pair(events: &[Event], window: &Window) -> Truth {
                 }
                 Kind::Start if event.handler == BARRIER => queued.clear(),
                 Kind::Start => {
-                    let starts_again = queued.len() > 1 && starts_again(&queued, &history[place + 1..]);
-                    let stays = if starts_again { queued.pop() } else { None };
+                    let starts_again = queued.len() > 1 && starts_again(&queued, &history[index + 1..]);
+                    let requeued = if starts_again { queued.pop() } else { None };
                     match resolve(&queued).filter(|queueing| queueing.event.handler == event.handler) {
                         Some(queueing) => {
                             let twice = starts_again || queued.len() > 1;
@@ -116,7 +116,7 @@ pub fn pair(events: &[Event], window: &Window) -> Truth {
                         }
                         None => truth.unqueued += 1,
                     }
-                    queued = stays.map(|stays| Queueing { moved: false, ..stays }).into_iter().collect();
+                    queued = requeued.map(|requeued| Queueing { moved: false, ..requeued }).into_iter().collect();
                 }
                 Kind::End => {}
             }
@@ -142,7 +142,7 @@ fn execution(queueing: &Queueing<'_>, start: &Event, queued_twice: bool, window:
 }
 
 impl Truth {
-    /// The executions told apart by `key`.
+    /// Groups the executions by `key`.
     pub fn by<K: Ord>(&self, key: impl Fn(&Execution) -> K) -> BTreeMap<K, Vec<&Execution>> {
         let mut groups: BTreeMap<K, Vec<&Execution>> = BTreeMap::new();
         for execution in &self.executions {
@@ -151,24 +151,24 @@ impl Truth {
         groups
     }
 
-    /// The executions of one handler, in the order of their starts.
-    pub fn of(&self, handler: &str) -> Vec<&Execution> {
+    /// Returns the executions of one handler, in order of start.
+    pub fn of_handler(&self, handler: &str) -> Vec<&Execution> {
         self.executions.iter().filter(|execution| execution.handler == handler).collect()
     }
 
-    /// How many executions of all a source may have counted, both ends included.
+    /// Returns the minimum and maximum number of executions that a source may have counted, inclusive.
     pub fn count(&self) -> (u64, u64) {
         counts(&self.executions.iter().collect::<Vec<_>>())
     }
 }
 
-/// How many of these a source may have counted: the least and the most.
+/// Returns the minimum and maximum number of these that a source may have counted.
 pub fn counts(executions: &[&Execution]) -> (u64, u64) {
     let at_edge = executions.iter().filter(|execution| execution.at_edge).count() as u64;
     (executions.len() as u64 - at_edge, executions.len() as u64)
 }
 
-/// The bucket of a latency: those of `whylate_model::Histogram`.
+/// Returns the bucket of a latency, as in `whylate_model::Histogram`.
 pub fn bucket_of(ns: u64) -> u32 {
     if ns < 16 {
         return ns as u32;
@@ -177,7 +177,7 @@ pub fn bucket_of(ns: u64) -> u32 {
     (power - 2) * 8 + ((ns >> (power - 3)) & 7) as u32
 }
 
-/// Equal within one bucket, or within `tolerance_ns`.
+/// Returns whether the two are at most one bucket or `tolerance_ns` apart.
 pub fn agree(a_ns: u64, b_ns: u64, tolerance_ns: u64) -> bool {
     bucket_of(a_ns).abs_diff(bucket_of(b_ns)) <= 1 || a_ns.abs_diff(b_ns) <= tolerance_ns
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A submission thread that gets as many requests each period, done or not: what it works is up to it alone.
+//! A submission thread that gets a fixed number of requests each period, whether the earlier ones are done or not: its
+//! work depends on it alone.
 #![allow(unsafe_code)]
 
 use std::fs::{self, File};
@@ -13,19 +14,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use io_uring::{IoUring, opcode, types};
 
-use super::late::stay_on;
+use super::late::pin_to;
 
-/// The thread carries out at once what is known not to wait: the file says so where it is open as non-blocking.
+/// Read non-blocking, so that the submission thread carries out the request at once instead of passing it to a worker.
 const RANDOM: &str = "/dev/urandom";
 const READ_BYTES: usize = 4 << 10;
 const ENTRIES: u32 = 4096;
-/// Longer than any pause, so that it never sleeps.
+/// Longer than any pause, so that the submission thread never sleeps.
 const IDLE_MS: u32 = 5_000;
-/// From a request that does nothing to those that do something.
+/// Pause between the no-op request and the reads.
 const NOTHING: Duration = Duration::from_millis(1);
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Requests come until it is dropped.
+/// Submits requests until it is dropped.
 pub struct Paced {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
@@ -33,22 +34,22 @@ pub struct Paced {
 }
 
 impl Paced {
-    /// A request that does nothing and so many others each period, from one CPU to a submission thread of another.
+    /// Submits a no-op request and `requests` reads each period, from one CPU to a submission thread on another.
     pub fn start(requests: u64, period: Duration, app_cpu: u32, sq_cpu: u32) -> Result<Paced> {
-        // Another one may be about to end.
+        // An earlier submission thread may be about to end.
         wait_for_threads(0)?;
         let mut ring: IoUring = IoUring::builder().setup_sqpoll(IDLE_MS).setup_sqpoll_cpu(sq_cpu).build(ENTRIES)?;
         let tid = wait_for_threads(1)?;
         let over = Arc::new(AtomicBool::new(false));
         let is_over = Arc::clone(&over);
         let thread = thread::Builder::new().name("test-app".to_owned()).spawn(move || {
-            stay_on(app_cpu)?;
+            pin_to(app_cpu)?;
             submit(&mut ring, requests, period, &is_over)
         })?;
         Ok(Paced { over, thread: Some(thread), tid })
     }
 
-    /// The submission thread.
+    /// Returns the TID of the submission thread.
     pub fn tid(&self) -> u32 {
         self.tid
     }
@@ -61,7 +62,7 @@ impl Drop for Paced {
             let outcome = thread.join().expect("submitting does not panic");
             outcome.expect("the kernel takes requests");
         }
-        // Its end is what whoever takes programs away waits for.
+        // Freeing BPF programs waits for the end of this thread.
         wait_for_threads(0).expect("the thread ends with its ring");
     }
 }
@@ -79,17 +80,16 @@ fn submit(ring: &mut IoUring, requests: u64, period: Duration, over: &AtomicBool
         }
         let is_over = over.load(Ordering::Relaxed);
         if !is_over {
-            // By itself: it shows what a call takes that does nothing.
-            // SAFETY: the request has no buffer.
+            // By itself, to show how long a call without work takes. SAFETY: the request has no buffer.
             unsafe { ring.submission().push(&opcode::Nop::new().build()) }.context("the ring is full")?;
             outstanding += 1;
             ring.submit()?;
             thread::sleep(NOTHING);
         }
-        // Where it is behind, there is no room for more.
+        // No room for more if the submission thread is behind.
         let room = if is_over { 0 } else { (2 * requests).min(u64::from(ENTRIES / 2)).saturating_sub(outstanding) };
         for _ in 0..requests.min(room) {
-            // SAFETY: the file and the buffer live until no request is outstanding, and nobody reads the buffer.
+            // SAFETY: the file and the buffer live until no request is outstanding, and no code reads the buffer.
             unsafe { ring.submission().push(&read) }.context("the ring is full")?;
             outstanding += 1;
         }
@@ -101,10 +101,10 @@ fn submit(ring: &mut IoUring, requests: u64, period: Duration, over: &AtomicBool
     Ok(())
 }
 
-/// Waits until this process has so many submission threads, and returns the first of them, or 0.
+/// Waits until this process has `count` submission threads, and returns the TID of the first, or 0.
 fn wait_for_threads(count: usize) -> Result<u32> {
     let began = Instant::now();
-    while began.elapsed() < PATIENCE {
+    while began.elapsed() < TIMEOUT {
         let tids: Vec<u32> = fs::read_dir("/proc/self/task")?
             .flatten()
             .filter(|task| fs::read_to_string(task.path().join("comm")).is_ok_and(|name| name.starts_with("iou-sqp-")))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two real-time threads that hand one CPU to each other as fast as they can, in bursts.
+//! Two real-time threads that switch to each other on one CPU as fast as they can, in bursts.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::thread;
@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use whylate_sources::clock::monotonic_ns;
 
-use super::urgent::be_urgent_on;
+use super::urgent::become_fifo_on;
 
-/// How long a burst is, and from one to the next: other threads need their share.
+/// Length and period of bursts: other threads need their share.
 const BURST: Duration = Duration::from_millis(6);
 const EVERY: Duration = Duration::from_millis(10);
 const PRIORITY: i32 = 30;
@@ -18,9 +18,9 @@ pub const THREADS: [&str; 2] = ["test-ping", "test-pong"];
 
 /// What the two threads did.
 pub struct Played {
-    /// Hand-overs of the CPU, by their own count.
+    /// Context switches between the two, by their own count.
     pub switches: u64,
-    /// Begin and end of each burst, on CLOCK_MONOTONIC.
+    /// Span of each burst on CLOCK_MONOTONIC.
     pub bursts: Vec<std::ops::Range<u64>>,
 }
 
@@ -39,7 +39,7 @@ pub fn play(cpu: u32, time: Duration) -> Result<Played> {
 }
 
 fn ask(cpu: u32, time: Duration, mut from: PipeReader, mut to: PipeWriter) -> Result<Played> {
-    be_urgent_on(cpu, PRIORITY)?;
+    become_fifo_on(cpu, PRIORITY)?;
     let began = Instant::now();
     let mut played = Played { switches: 0, bursts: Vec::new() };
     while began.elapsed() < time {
@@ -57,7 +57,7 @@ fn ask(cpu: u32, time: Duration, mut from: PipeReader, mut to: PipeWriter) -> Re
 }
 
 fn answer(cpu: u32, mut from: PipeReader, mut to: PipeWriter) -> Result<()> {
-    be_urgent_on(cpu, PRIORITY)?;
+    become_fifo_on(cpu, PRIORITY)?;
     while from.read(&mut [0])? == 1 {
         // The other one may have ended.
         let _ = to.write_all(&[1]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which BPF programs a process holds, and which are still in the kernel.
+//! Lists the BPF programs that a process holds, and waits until the kernel has freed them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// The numbers of the programs and of the programs of the links that the process holds.
+/// Returns the IDs of the programs, and of the programs of links, that the process holds.
 pub fn held_by(pid: u32) -> Result<BTreeSet<u32>> {
     let mut ids = BTreeSet::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
-        // A descriptor may be closed meanwhile.
+        // The descriptor may have been closed since.
         let text = fs::read_to_string(entry?.path()).unwrap_or_default();
         ids.extend(text.lines().filter_map(|line| line.strip_prefix("prog_id:")?.trim().parse::<u32>().ok()));
     }
     Ok(ids)
 }
 
-/// Waits until the kernel has none of these programs any more: it frees them a little later.
+/// Waits until the kernel has freed these programs, which takes a while. Fails after 30 s.
 pub fn ensure_gone(ids: &BTreeSet<u32>) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {

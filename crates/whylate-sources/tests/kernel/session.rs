@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The source `wq` and a trace in the same span of time.
+//! Runs the source `wq` and a trace over one span of time.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -18,7 +18,7 @@ use super::oracle::{Truth, Window, pair};
 use super::trace::Trace;
 use super::urgent::patching;
 
-/// The wall clock may be slewed meanwhile, and what the source does between reading the clock and counting takes time.
+/// Tolerance for a slewed wall clock, and for the source's time between reading the clock and counting.
 const SLACK_NS: u64 = 1_000_000;
 
 /// What the source saw, and what happened.
@@ -29,12 +29,12 @@ pub struct Measured<T> {
 }
 
 impl<T> Measured<T> {
-    /// One distribution of one handler, on all workqueues.
-    pub fn of(&self, handler: &str, name: &str) -> Histogram {
+    /// Returns one distribution of one handler, over all workqueues.
+    pub fn distribution(&self, handler: &str, name: &str) -> Histogram {
         by_label(&self.snapshot, "handler", name).remove(handler).unwrap_or_default()
     }
 
-    /// Fails when an event that was seen could not be counted.
+    /// Fails if an event was seen but not counted.
     pub fn ensure_nothing_hidden(&self) -> Result<()> {
         let hiding = |(reason, count): &(&String, &u64)| **count > 0 && !HARMLESS.contains(&reason.as_str());
         let hidden: Vec<_> = self.snapshot.lost.iter().filter(hiding).collect();
@@ -43,10 +43,10 @@ impl<T> Measured<T> {
     }
 }
 
-/// The reasons that occur on any machine, mostly at the edges of the window, and those that concern late events only.
+/// Reasons that occur on any machine, mostly at the edges of the window, and those of late events only.
 const HARMLESS: [&str; 6] = ["unmatched", "cancelled", "reused", "end_unmatched", "late_events", "stacks"];
 
-/// The distribution `name` of the series by one of their labels.
+/// Returns the distribution `name`, merged by one of the series' labels.
 pub fn by_label(snapshot: &Snapshot, label: &str, name: &str) -> BTreeMap<String, Histogram> {
     let mut merged: BTreeMap<String, Histogram> = BTreeMap::new();
     for series in &snapshot.series {
@@ -74,19 +74,20 @@ pub fn inject(plan: &Plan) -> Result<Report> {
 /// How long freeing programs takes on a slow machine.
 const FREED: Duration = Duration::from_millis(500);
 
-/// Measures while `act` does something; it gets the source and what was seen so far, to which it may append.
+/// Measures during `act`, which gets the source and the snapshot so far, to which it may append.
 pub fn session<T>(
     options: &WqOptions,
     act: impl FnOnce(&mut dyn Attached, &mut Snapshot) -> Result<T>,
 ) -> Result<Measured<T>> {
     if is_emulated() {
-        // Programs of the session before are freed by items that are queued already, and unmatched if they start later.
+        // The previous session's programs are freed by work items that are already queued; they would be unmatched if
+        // they started later.
         thread::sleep(FREED);
     }
     traced(Trace::start()?, options, act)
 }
 
-/// The same with a trace that was begun before.
+/// Like [`session`], with a trace that was started before.
 pub fn traced<T>(
     trace: Trace,
     options: &WqOptions,
@@ -114,9 +115,9 @@ pub fn traced<T>(
     Ok(Measured { snapshot, truth: pair(&events, &window), outcome })
 }
 
-/// How many items of the injected handler ran: `items`, and those that somebody else injected at the same time.
+/// Returns how many items of the injected handler ran: `items`, and those that another process injected.
 pub fn injected<T>(session: &Measured<T>, items: u64) -> Result<u64> {
-    let ran = session.truth.of(HANDLER).len() as u64;
+    let ran = session.truth.of_handler(HANDLER).len() as u64;
     ensure!(ran >= items, "{ran} of {items} items are in the trace");
     if ran > items {
         println!("somebody else injected {} items", ran - items);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that sleep by turns in two functions. Their stacks have the same shape: only return addresses differ.
+//! Threads that sleep alternately in two functions. Their stacks differ only in return addresses.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -7,18 +7,19 @@ use std::ptr;
 
 use anyhow::{Result, ensure};
 
-/// Of the time that a thread sleeps, it does so in `nap_for_long`.
+/// Share of a thread's sleep that is in `nap_for_long`.
 pub const SHARE_OF_LONG: f64 = 0.75;
-/// What threads are called.
+/// Name of the threads.
 pub const NAME: &std::ffi::CStr = c"shaped";
 
-/// Threads whose stacks begin at several places of a page: a few bytes below its end there is only a part of them.
+/// Starts threads with stack pointers at several offsets in a page: below the end of a page a copied stack is
+/// truncated.
 pub fn start() -> Result<usize> {
     let functions = [take_turns::<0>, take_turns::<1024>, take_turns::<2048>, take_turns::<3072>];
     for function in functions {
-        // Not of the standard library, whose frames would make the stacks long.
+        // Not by the standard library, which adds frames.
         let mut thread = 0;
-        // SAFETY: the function takes no argument and never returns; the thread's number goes to memory that is ours.
+        // SAFETY: the function takes no argument and never returns; the handle is written to a live variable.
         let status = unsafe { libc::pthread_create(&raw mut thread, ptr::null(), function, ptr::null_mut()) };
         ensure!(status == 0, "no thread");
         // SAFETY: the thread never ends, and the name ends in a zero.

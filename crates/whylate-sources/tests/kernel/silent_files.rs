@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A file system that answers until it is told to be silent, as a network file system does whose server is gone: whoever
-//! reads an unread page of its files waits, and so does whoever waits for a lock that is held meanwhile.
+//! A FUSE file system that stops answering on request, as a network file system does without its server: a thread that
+//! reads an uncached page of its files blocks, and so does a thread that waits for a lock that the first one holds.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-/// Operations of FUSE (include/uapi/linux/fuse.h).
+/// FUSE opcodes (include/uapi/linux/fuse.h).
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
@@ -33,26 +33,26 @@ const INIT: u32 = 26;
 const INTERRUPT: u32 = 36;
 const BATCH_FORGET: u32 = 42;
 
-/// A request's header, and what the largest one has behind it.
+/// Size of a request's header, and of the largest request.
 const HEADER_BYTES: usize = 40;
 const REQUEST_BYTES: usize = 1 << 20;
 
-/// Mounted until it is dropped; whoever waits for it then gets an error.
+/// Mounted until it is dropped, which fails pending requests.
 pub struct SilentFiles {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
     is_silent: Arc<AtomicBool>,
     has_ended: Arc<AtomicBool>,
     server: Option<JoinHandle<()>>,
 }
 
 impl SilentFiles {
-    /// Files by their names. `None` where this kernel has no FUSE, or we may not mount it.
+    /// Mounts files by name. Returns `None` if this kernel has no FUSE, or if this process may not mount it.
     pub fn mount(files: BTreeMap<String, Vec<u8>>) -> Result<Option<Self>> {
         let Ok(device) = OpenOptions::new().read(true).write(true).open("/dev/fuse") else { return Ok(None) };
-        let folder = tempfile::tempdir()?;
+        let directory = tempfile::tempdir()?;
         let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
         let options = std::ffi::CString::new(options)?;
-        if mount("whylate-test", folder.path(), "fuse", MountFlags::NOSUID, options.as_c_str()).is_err() {
+        if mount("whylate-test", directory.path(), "fuse", MountFlags::NOSUID, options.as_c_str()).is_err() {
             return Ok(None);
         }
         let is_silent = Arc::new(AtomicBool::new(false));
@@ -60,14 +60,14 @@ impl SilentFiles {
         let server = Server { files: files.into_iter().collect(), device, is_silent: Arc::clone(&is_silent) };
         let ended_there = Arc::clone(&has_ended);
         let server = thread::spawn(move || server.answer_until(&ended_there));
-        Ok(Some(SilentFiles { folder, is_silent, has_ended, server: Some(server) }))
+        Ok(Some(SilentFiles { directory, is_silent, has_ended, server: Some(server) }))
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
-    /// From now on nobody gets an answer.
+    /// Stops answering requests.
     pub fn be_silent(&self) {
         self.is_silent.store(true, Ordering::SeqCst);
     }
@@ -75,17 +75,17 @@ impl SilentFiles {
 
 impl Drop for SilentFiles {
     fn drop(&mut self) {
-        // The server closes the device, which ends all requests.
+        // The server closes the device, which fails all pending requests.
         self.has_ended.store(true, Ordering::SeqCst);
         if let Some(server) = self.server.take() {
             let _ = server.join();
         }
-        let _ = unmount(self.folder.path(), UnmountFlags::DETACH);
+        let _ = unmount(self.directory.path(), UnmountFlags::DETACH);
     }
 }
 
 struct Server {
-    /// The first has node 2, as node 1 is the folder.
+    /// The first has node 2, as node 1 is the root directory.
     files: Vec<(String, Vec<u8>)>,
     device: File,
     is_silent: Arc<AtomicBool>,
@@ -95,8 +95,8 @@ impl Server {
     fn answer_until(mut self, has_ended: &AtomicBool) {
         let mut request = vec![0; REQUEST_BYTES];
         while !has_ended.load(Ordering::SeqCst) {
-            let a_moment = Timespec::try_from(Duration::from_millis(20)).ok();
-            let is_asked = poll(&mut [PollFd::new(&self.device, PollFlags::IN)], a_moment.as_ref());
+            let timeout = Timespec::try_from(Duration::from_millis(20)).ok();
+            let is_asked = poll(&mut [PollFd::new(&self.device, PollFlags::IN)], timeout.as_ref());
             if !is_asked.is_ok_and(|count| count > 0) {
                 continue;
             }
@@ -110,20 +110,20 @@ impl Server {
         }
     }
 
-    /// `None` where none is expected.
+    /// Returns the answer, or `None` for a request that expects none.
     fn answer(&self, request: &[u8]) -> Option<Vec<u8>> {
         let int = |at: usize| u32::from_ne_bytes(request[at..at + 4].try_into().expect("four"));
         let long = |at: usize| u64::from_ne_bytes(request[at..at + 8].try_into().expect("eight"));
         let (operation, node, body) = (int(4), long(16), HEADER_BYTES);
-        let told: Result<Vec<u8>, i32> = match operation {
+        let answer: Result<Vec<u8>, i32> = match operation {
             FORGET | BATCH_FORGET | INTERRUPT => return None,
-            INIT => Ok(initialised()),
+            INIT => Ok(init_body()),
             LOOKUP => {
                 let name = request[body..].split(|&byte| byte == 0).next().unwrap_or_default();
                 let place = self.files.iter().position(|(known, _)| known.as_bytes() == name);
                 place.map(|place| self.entry(place as u64 + 2)).ok_or(libc::ENOENT)
             }
-            // For a second nobody asks again.
+            // Valid for a second.
             GETATTR => Ok([&1_u64.to_ne_bytes()[..], &[0; 8], &self.attributes(node)].concat()),
             OPEN => Ok(vec![0; 16]),
             READ => {
@@ -136,7 +136,7 @@ impl Server {
             RELEASE | FLUSH => Ok(Vec::new()),
             _ => Err(libc::ENOSYS),
         };
-        let (error, body) = told.map_or_else(|error| (-error, Vec::new()), |body| (0, body));
+        let (error, body) = answer.map_or_else(|error| (-error, Vec::new()), |body| (0, body));
         let length = 16 + body.len() as u32;
         Some([&length.to_ne_bytes()[..], &error.to_ne_bytes(), &long(8).to_ne_bytes(), &body].concat())
     }
@@ -157,38 +157,38 @@ impl Server {
     }
 }
 
-/// Pages are asked for one by one, so that what nobody has read is in no cache.
-fn initialised() -> Vec<u8> {
-    let mut told = vec![0; 64];
-    told[0..4].copy_from_slice(&7_u32.to_ne_bytes());
-    told[4..8].copy_from_slice(&31_u32.to_ne_bytes());
-    told[20..24].copy_from_slice(&(128_u32 << 10).to_ne_bytes());
-    told[24..28].copy_from_slice(&1_u32.to_ne_bytes());
-    told
+/// Returns the body of FUSE_INIT's answer, with a read-ahead that keeps unread pages out of the cache.
+fn init_body() -> Vec<u8> {
+    let mut body = vec![0; 64];
+    body[0..4].copy_from_slice(&7_u32.to_ne_bytes());
+    body[4..8].copy_from_slice(&31_u32.to_ne_bytes());
+    body[20..24].copy_from_slice(&(128_u32 << 10).to_ne_bytes());
+    body[24..28].copy_from_slice(&1_u32.to_ne_bytes());
+    body
 }
 
-/// Bytes of a file that is mapped.
+/// Bytes of a mapped file.
 pub const LENGTH: usize = 4096;
 
-/// The thread that sleeps in a process that nobody can look into.
+/// Name of the thread that sleeps in an unresponsive process.
 pub const SLEEPER: &str = "in silence";
-/// The thread that waits to change its process's memory.
+/// Name of the thread that waits to change its process's address space.
 const CHANGER: &str = "changes memory";
 
 const FILE: &str = "WHYLATE_SILENT_FILE";
 const KIND: &str = "WHYLATE_SILENT_KIND";
 const READY: &str = "mapped at ";
 
-/// What of a process does not answer.
+/// What does not respond in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The stack of a thread is in a silent file.
     Stack,
-    /// Somebody reads its memory for ever, and a thread of its own waits to change it: nobody else gets to read it.
+    /// A reader holds its mmap lock forever, and a thread of its own waits for the write lock: no other reader gets it.
     Memory,
 }
 
-/// A process whose memory does not answer, once its file is silent. It goes with this.
+/// A process with memory that cannot be read once its file is silent. Killed on drop.
 pub struct Unanswering {
     process: Child,
     mapped_at: u64,
@@ -196,7 +196,7 @@ pub struct Unanswering {
 }
 
 impl Unanswering {
-    /// Starts this program again, whose test `unanswering_process` has to call [`run_if_asked`].
+    /// Starts this test program again; its test `unanswering_process` has to call [`run_if_asked`].
     pub fn start(file: &Path, kind: Kind) -> Result<Self> {
         let mut process = Command::new(std::env::current_exe()?)
             .args(["--exact", "unanswering_process", "--nocapture", "--test-threads=1"])
@@ -206,8 +206,8 @@ impl Unanswering {
             .stdout(Stdio::piped())
             .spawn()?;
         let output = BufReader::new(process.stdout.take().context("it has no output")?);
-        let told = output.lines().find_map(|line| Some(line.ok()?.split_once(READY)?.1.parse::<u64>().ok()));
-        let mapped_at = told.flatten().context("the process has ended")?;
+        let address = output.lines().find_map(|line| Some(line.ok()?.split_once(READY)?.1.parse::<u64>().ok()));
+        let mapped_at = address.flatten().context("the process has ended")?;
         Ok(Unanswering { process, mapped_at, reader: None })
     }
 
@@ -215,14 +215,14 @@ impl Unanswering {
         self.process.id()
     }
 
-    /// Has its memory held by somebody who reads the silent file, and waits until nobody else can read any of it.
+    /// Has a thread hold the mmap lock by reading the silent file, and waits until a writer waits for the lock.
     pub fn hold(&mut self) -> Result<()> {
         let memory = File::open(format!("/proc/{}/mem", self.pid()))?;
         let at = self.mapped_at;
         self.reader = Some(thread::spawn(move || {
             let _ = memory.read_exact_at(&mut [0; 8], at);
         }));
-        // It holds the lock within microseconds.
+        // The reader takes the lock within microseconds.
         thread::sleep(Duration::from_millis(100));
         writeln!(self.process.stdin.as_mut().context("it has no input")?)?;
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -246,12 +246,12 @@ impl Unanswering {
 
 impl Drop for Unanswering {
     fn drop(&mut self) {
-        // Without waiting: it ends when its file does.
+        // Without waiting: the process ends when its file does.
         let _ = self.process.kill();
     }
 }
 
-/// Does as asked in the environment, for ever.
+/// Blocks forever as the environment asks, or returns at once if it does not.
 pub fn run_if_asked() -> Result<()> {
     let Ok(kind) = std::env::var(KIND) else { return Ok(()) };
     let file = OpenOptions::new().read(true).write(true).open(std::env::var(FILE)?)?;
@@ -269,10 +269,10 @@ pub fn run_if_asked() -> Result<()> {
             }
         })?;
     }
-    // A new thread would itself change the memory.
+    // Creating a thread later would itself need the mmap lock.
     thread::Builder::new().name(CHANGER.to_owned()).spawn(move || {
         let _ = std::io::stdin().read_line(&mut String::new());
-        // SAFETY: the mapping above, of which nobody has a reference.
+        // SAFETY: the mapping above, to which no reference exists.
         let _ = unsafe { munmap(at as *mut _, LENGTH) };
     })?;
     println!("{READY}{at}");
@@ -281,7 +281,7 @@ pub fn run_if_asked() -> Result<()> {
     }
 }
 
-/// pause(2), with nothing of the stack in use.
+/// Calls pause(2) with the stack pointer in the mapped file.
 fn sleep_with_stack_at(at: u64) {
     // SAFETY: the stack pointer is not used while it is elsewhere, as a system call does not touch the stack, and pause
     // does not return: the thread has no handlers of signals.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A process whose threads sleep in known places.
+//! A process with threads that sleep in known functions.
 #![allow(unsafe_code)]
 
 #[path = "calls.rs"]
@@ -30,7 +30,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use whylate_model::WaitClass;
 
-/// What a place is called, a function of the kernel that it is in, and what it is waited for there.
+/// Function of user space, a kernel function below it, and the class of the wait there.
 pub const PLACES: [(&str, &str, WaitClass); 8] = [
     ("sleep_in_futex", "futex_wait", WaitClass::Lock),
     ("sleep_in_nanosleep", "nanosleep", WaitClass::Timer),
@@ -42,7 +42,7 @@ pub const PLACES: [(&str, &str, WaitClass); 8] = [
     ("sleep_in_mutex", "pipe_write", WaitClass::Lock),
 ];
 
-/// What breaks lines, JSON, XML and terminals, in the 15 bytes that a thread's name has.
+/// Characters that break lines, JSON, XML and terminals, in the 15 bytes of a thread name.
 pub const EVIL_NAME: &str = "a;\"b' \x1b<script>";
 
 const WHAT: &str = "WHYLATE_SLEEPERS";
@@ -50,21 +50,21 @@ const COUNT: &str = "WHYLATE_SLEEPERS_COUNT";
 const FILE: &str = "WHYLATE_SLEEPERS_FILE";
 const READY: &str = "all asleep";
 
-/// The name of the threads in a place.
+/// Returns the name of the threads in a function of [`PLACES`].
 pub fn name(place: usize) -> String {
     format!("at {place}")
 }
 
-/// The process. It goes with this.
+/// The process, killed on drop.
 pub struct Sleepers(Child, Option<tempfile::NamedTempFile>);
 
 impl Sleepers {
-    /// Starts it, and waits until its threads sleep.
+    /// Starts the process, and waits until its threads sleep.
     pub fn start(what: &str, of_each: u64) -> Result<Self> {
         Self::start_with(what, of_each, None)
     }
 
-    /// The same with a file into which threads write what they have seen themselves.
+    /// Like [`Sleepers::start`], with a file into which threads write what they have measured.
     pub fn start_with(what: &str, of_each: u64, file: Option<tempfile::NamedTempFile>) -> Result<Self> {
         let child = Command::new(std::env::current_exe()?)
             .args(["--exact", "sleepers_process", "--nocapture", "--test-threads=1"])
@@ -88,7 +88,7 @@ impl Sleepers {
         self.0.id()
     }
 
-    /// What its threads have written.
+    /// Returns the file that its threads write.
     pub fn file(&self) -> Option<&File> {
         self.1.as_ref().map(tempfile::NamedTempFile::as_file)
     }
@@ -115,7 +115,7 @@ impl Drop for Sleepers {
     }
 }
 
-/// Sleeps as asked in the environment, for ever.
+/// Sleeps forever as the environment asks, or returns at once if it does not.
 pub fn run_if_asked() -> Result<()> {
     let Ok(what) = std::env::var(WHAT) else { return Ok(()) };
     let of_each: u64 = std::env::var(COUNT)?.parse()?;
@@ -129,7 +129,7 @@ pub fn run_if_asked() -> Result<()> {
             }
             wait_until_asleep(of_each as usize * PLACES.len() + 1)?;
         }
-        // Without those that no debugger can stop, as they are in uninterruptible sleep.
+        // Without threads in uninterruptible sleep, which no debugger can stop.
         "stoppable" => {
             for (place, function) in interruptible()?.into_iter().enumerate() {
                 for _ in 0..of_each {
@@ -165,10 +165,10 @@ pub fn run_if_asked() -> Result<()> {
         }
         "shaped" => wait_until_asleep(shaped::start()?)?,
         "exec" => {
-            // Not the first thread, which ends then; when somebody has written into the file.
+            // A thread other than the leader, which execve ends; it starts once the file is written.
             spawn("replacer".to_owned(), || {
-                let told = std::env::var(FILE).unwrap_or_default();
-                while fs::metadata(&told).map_or(0, |about| about.len()) == 0 {
+                let path = std::env::var(FILE).unwrap_or_default();
+                while fs::metadata(&path).map_or(0, |about| about.len()) == 0 {
                     thread::sleep(Duration::from_millis(10));
                 }
                 let error = Command::new("sleep").arg("1000").exec();
@@ -184,7 +184,7 @@ pub fn run_if_asked() -> Result<()> {
             wait_until_asleep(4)?;
         }
         "crowded" => {
-            // Threads that never sleep, and one that does, on the last CPU.
+            // Threads that never sleep, and one that does, all on the last CPU.
             sched_setaffinity(None, &last_of(&sched_getaffinity(None)?)?)?;
             for _ in 0..of_each {
                 spawn("spins".to_owned(), || {
@@ -206,7 +206,7 @@ pub fn run_if_asked() -> Result<()> {
             wait_until_asleep(of_each as usize)?;
             thread::spawn(|| {
                 loop {
-                    // As fast as this machine gives birth to threads, a few at a time.
+                    // Creates threads as fast as this machine can, a few at a time.
                     let some: Vec<_> = (0..8).map(|_| thread::spawn(thread::yield_now)).collect();
                     some.into_iter().for_each(|one| drop(one.join()));
                 }
@@ -227,7 +227,7 @@ pub fn last_of(cpus: &CpuSet) -> Result<CpuSet> {
     Ok(only)
 }
 
-/// Of each 10 ms, 7 ms in one place and 3 ms in another, by a clock that drifts away from none.
+/// Sleeps for 7 ms in one function and for 3 ms in another of each 10 ms, by absolute times so that they do not drift.
 fn sleep_regularly() {
     let mut due = Instant::now();
     loop {
@@ -238,7 +238,7 @@ fn sleep_regularly() {
     }
 }
 
-/// By two system calls that are called from the same instruction, with the same frames of user space.
+/// Sleeps in two system calls from one instruction, so that the frames of user space are equal.
 fn sleep_alternately() {
     let mut turn = 0_u64;
     loop {
@@ -268,7 +268,7 @@ fn spawn(name: String, function: impl FnOnce() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// Until so many threads of this process besides its first ones are asleep.
+/// Waits until `threads` threads of this process, besides the harness's, sleep.
 fn wait_until_asleep(threads: usize) -> Result<()> {
     for _ in 0..6_000 {
         let mut asleep = 0;
@@ -277,20 +277,20 @@ fn wait_until_asleep(threads: usize) -> Result<()> {
             let state = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).chars().next();
             asleep += usize::from(matches!(state, Some('S' | 'D')));
         }
-        // The thread that only waits for this one is asleep too.
+        // The harness's thread that waits for this one sleeps too.
         if asleep > threads {
             return Ok(());
         }
         thread::sleep(Duration::from_millis(10));
     }
-    bail!("not all threads fall asleep")
+    bail!("not all threads block")
 }
 
-/// A pipe that nobody writes to, an epoll without events, and a file that is locked: for as long as the process lives.
+/// A pipe without a writer, an epoll without events, and a locked file, for as long as the process lives.
 static PIPE: AtomicU64 = AtomicU64::new(0);
 static EPOLL: AtomicU64 = AtomicU64::new(0);
 static LOCKED: AtomicU64 = AtomicU64::new(0);
-/// A pipe whose mutex a thread has.
+/// A pipe with a mutex that a thread holds.
 static HELD_PIPE: AtomicU64 = AtomicU64::new(0);
 
 fn functions() -> Result<Vec<fn()>> {
@@ -329,7 +329,7 @@ fn interruptible() -> Result<Vec<fn()>> {
 #[inline(never)]
 fn sleep_in_futex() {
     let word = 0_u32;
-    // SAFETY: the word outlives the call, and nobody else knows it.
+    // SAFETY: the word outlives the call, and no other thread knows it.
     unsafe { libc::syscall(libc::SYS_futex, &raw const word, libc::FUTEX_WAIT, 0, std::ptr::null::<c_void>()) };
     black_box(word);
 }
@@ -384,7 +384,7 @@ fn sleep_in_condition() {
     black_box(outcome);
 }
 
-/// Whoever writes to a pipe keeps its mutex while a page to write from is missing; signals wake none who wait for it.
+/// A writer holds the pipe's mutex while a source page is missing; waiters for the mutex are uninterruptible.
 #[inline(never)]
 fn sleep_in_mutex() {
     let byte = 0_u8;
@@ -393,7 +393,7 @@ fn sleep_in_mutex() {
     black_box(outcome);
 }
 
-/// Has a thread keep a pipe's mutex while the process lives: it writes from a page that nobody fills.
+/// Has a thread hold a pipe's mutex while the process lives: it writes from a page that is never filled.
 fn hold_a_pipe() -> Result<()> {
     let mut ends = [0; 2];
     // SAFETY: an array of two for the two ends.
@@ -407,7 +407,7 @@ fn hold_a_pipe() -> Result<()> {
     })
 }
 
-/// Sleeps below so many frames.
+/// Sleeps below `frames` frames.
 #[inline(never)]
 fn descend(frames: u32) {
     if black_box(frames) == 0 {

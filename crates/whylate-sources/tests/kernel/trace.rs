@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's own record of what happens: a tracefs instance that nobody else uses.
+//! The kernel's own trace of events, in a tracefs instance of its own.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,7 +12,7 @@ use whylate_sources::tracefs;
 use super::urgent::patching;
 
 const NAME: &str = "whylate-test-";
-/// A frame of this function: the item was queued already, was taken out and is queued again.
+/// Frame that shows that a queued item was dequeued and is queued again.
 const MOVES: &str = " => mod_delayed_work_on";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,36 +26,36 @@ pub enum Kind {
 #[derive(Clone, Debug)]
 pub struct Event {
     pub kind: Kind,
-    /// On CLOCK_MONOTONIC, in steps of a microsecond.
+    /// CLOCK_MONOTONIC, with a resolution of 1 us.
     pub at_ns: u64,
-    /// The thread in whose context it happened.
+    /// TID of the thread in the context of which it happened.
     pub tid: u32,
     pub cpu: u32,
     pub item: u64,
     pub handler: String,
-    /// Known of `Queue`.
+    /// Known for `Queue` only.
     pub workqueue: String,
-    /// Queued by mod_delayed_work(), which takes out first what is queued already. Known where stacks are recorded.
+    /// Queued by mod_delayed_work(), which dequeues the item first. Known if stacks are recorded.
     pub moved: bool,
 }
 
 pub struct Trace {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 /// Any event, as it was printed.
 #[derive(Clone, Debug)]
-pub struct Line {
-    /// On CLOCK_MONOTONIC, in steps of a microsecond.
+pub struct TraceLine {
+    /// CLOCK_MONOTONIC, with a resolution of 1 us.
     pub at_us: u64,
-    /// The thread in whose context it happened.
+    /// Name of that thread.
     pub thread: String,
     pub tid: u32,
     pub cpu: u32,
-    /// What the CPU was doing, in a letter each: of the third, `h` and `H` are interrupts, and `s` is a softirq.
+    /// The CPU's context by letters: in the third, `h` and `H` are interrupts, and `s` is a softirq.
     pub flags: String,
     pub event: String,
-    /// What follows the event's name.
+    /// Text after the event's name.
     pub fields: String,
 }
 
@@ -69,68 +69,68 @@ const WORK_ITEMS: [&str; 4] = [
 impl Trace {
     /// Records every work item from now on.
     pub fn start() -> Result<Self> {
-        Self::of(&WORK_ITEMS)
+        Self::record(&WORK_ITEMS)
     }
 
-    /// Records these events, each a group and a name or a whole group, from now on.
-    pub fn of(events: &[&str]) -> Result<Self> {
+    /// Records these events from now on, each a group or a group and a name.
+    pub fn record(events: &[&str]) -> Result<Self> {
         let instances = tracefs::find()?.join("instances");
         remove_leftovers(&instances);
-        let folder = instances.join(format!("{NAME}{}", std::process::id()));
-        fs::create_dir(&folder).context("cannot create a tracefs instance")?;
-        let trace = Self { folder };
+        let directory = instances.join(format!("{NAME}{}", std::process::id()));
+        fs::create_dir(&directory).context("cannot create a tracefs instance")?;
+        let trace = Self { directory };
         let enable: Vec<String> = events.iter().map(|event| format!("events/{event}/enable")).collect();
         let settings = [("buffer_size_kb", "65536"), ("trace_clock", "mono")];
         let settings = settings.into_iter().chain(enable.iter().map(|file| (file.as_str(), "1")));
         patching(|| {
             settings.into_iter().try_for_each(|(file, value)| {
-                fs::write(trace.folder.join(file), value).with_context(|| format!("cannot write {file}"))
+                fs::write(trace.directory.join(file), value).with_context(|| format!("cannot write {file}"))
             })
         })?;
-        // Without it the kernel prints hashes of the addresses, which differ as well, but for an accident.
-        let _ = fs::write(trace.folder.join("options/hash-ptr"), "0");
+        // Without it the kernel prints hashes of the addresses, which are distinct too, but for collisions.
+        let _ = fs::write(trace.directory.join("options/hash-ptr"), "0");
         Ok(trace)
     }
 
-    /// Records the stack of whoever queues an item too.
+    /// Also records the stack of the thread that queues an item.
     pub fn with_stacks(self) -> Result<Self> {
-        fs::write(self.folder.join("events/workqueue/workqueue_queue_work/trigger"), "stacktrace")?;
+        fs::write(self.directory.join("events/workqueue/workqueue_queue_work/trigger"), "stacktrace")?;
         Ok(self)
     }
 
-    /// Everything that was recorded, in the order in which it happened. Fails when an event was lost.
+    /// Returns all recorded events, oldest first. Fails if an event was lost.
     pub fn finish(self) -> Result<Vec<Event>> {
         let mut events: Vec<Event> = Vec::new();
-        // A stack comes after its event; an interrupt may come in between.
+        // A stack follows its event; an interrupt may come in between.
         let mut stack_of = None;
         self.each_line(|line| {
             if let Some(head) = line.strip_suffix(": <stack trace>") {
-                let (_, tid, cpu) = head_of(head).context("a stack of nobody")?;
+                let (_, tid, cpu) = parse_head(head).context("a stack without a thread")?;
                 stack_of =
                     events.iter().rposition(|event| (event.kind, event.tid, event.cpu) == (Kind::Queue, tid, cpu));
             } else if line == MOVES {
-                if let Some(place) = stack_of {
-                    events[place].moved = true;
+                if let Some(index) = stack_of {
+                    events[index].moved = true;
                 }
             } else {
-                events.extend(event_of(line));
+                events.extend(parse_event(line));
             }
             Ok(())
         })?;
         Ok(events)
     }
 
-    /// The same of any events.
-    pub fn finish_lines(self) -> Result<Vec<Line>> {
+    /// Like [`Trace::finish`], for any events.
+    pub fn finish_lines(self) -> Result<Vec<TraceLine>> {
         let mut lines = Vec::new();
         self.each_line(|line| {
-            lines.push(line_of(line).with_context(|| format!("cannot read {line:?}"))?);
+            lines.push(parse_line(line).with_context(|| format!("cannot read {line:?}"))?);
             Ok(())
         })?;
         Ok(lines)
     }
 
-    /// The same as the kernel writes it.
+    /// Returns the trace as the kernel prints it.
     #[allow(dead_code)]
     pub fn finish_text(self) -> Result<String> {
         let mut text = String::new();
@@ -143,8 +143,8 @@ impl Trace {
     }
 
     fn each_line(&self, mut each: impl FnMut(&str) -> Result<()>) -> Result<()> {
-        fs::write(self.folder.join("tracing_on"), "0")?;
-        for line in BufReader::new(fs::File::open(self.folder.join("trace"))?).lines() {
+        fs::write(self.directory.join("tracing_on"), "0")?;
+        for line in BufReader::new(fs::File::open(self.directory.join("trace"))?).lines() {
             let line = line?;
             if let Some((_, counts)) = line.split_once("entries-in-buffer/entries-written:") {
                 let counts = counts.split_whitespace().next().unwrap_or_default();
@@ -164,12 +164,12 @@ impl Trace {
 impl Drop for Trace {
     fn drop(&mut self) {
         patching(|| {
-            let _ = fs::remove_dir(&self.folder);
+            let _ = fs::remove_dir(&self.directory);
         });
     }
 }
 
-/// Removes the instances of tests that were killed.
+/// Removes the instances of killed tests.
 fn remove_leftovers(instances: &Path) {
     for entry in fs::read_dir(instances).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -181,12 +181,12 @@ fn remove_leftovers(instances: &Path) {
 }
 
 /// ` kworker/1:1-24536   [001] .....  4035.327833: workqueue_execute_start: work struct 00000000fe0f3e51: function …`
-fn event_of(line: &str) -> Option<Event> {
+fn parse_event(line: &str) -> Option<Event> {
     let (head, event) = line.split_at(line.find(": workqueue_")?);
     let (name, fields) = event.trim_start_matches(": ").split_once(' ')?;
-    let (at_ns, tid, cpu) = head_of(head)?;
+    let (at_ns, tid, cpu) = parse_head(head)?;
     let words: Vec<&str> = fields.split([' ', '=']).collect();
-    let after = |key: &str| words.iter().position(|&word| word == key).and_then(|place| words.get(place + 1).copied());
+    let after = |key: &str| words.iter().position(|&word| word == key).and_then(|index| words.get(index + 1).copied());
     let item = after("struct")?.trim_end_matches(':').trim_start_matches("0x");
     Some(Event {
         kind: match name {
@@ -207,13 +207,13 @@ fn event_of(line: &str) -> Option<Event> {
 }
 
 /// `     whylate-hog-812     [001] d..2.  4035.327833: sched_switch: prev_comm=whylate-hog prev_pid=812 …`
-fn line_of(line: &str) -> Option<Line> {
-    // The name of a thread may have a colon and a space in it as well.
-    let (name_at, _) = line.match_indices(": ").find(|&(place, _)| head_of(&line[..place]).is_some())?;
-    let (at_ns, tid, cpu) = head_of(&line[..name_at])?;
+fn parse_line(line: &str) -> Option<TraceLine> {
+    // A thread name may contain a colon and a space too.
+    let (name_at, _) = line.match_indices(": ").find(|&(index, _)| parse_head(&line[..index]).is_some())?;
+    let (at_ns, tid, cpu) = parse_head(&line[..name_at])?;
     let (event, fields) = line[name_at + 2..].split_once(':')?;
     let thread = line[..line.find(&format!("-{tid} "))?].trim_start();
-    Some(Line {
+    Some(TraceLine {
         at_us: at_ns / 1000,
         thread: thread.to_owned(),
         tid,
@@ -224,8 +224,8 @@ fn line_of(line: &str) -> Option<Line> {
     })
 }
 
-/// When, in which thread and on which CPU; the name of the thread may have spaces.
-fn head_of(head: &str) -> Option<(u64, u32, u32)> {
+/// Parses the timestamp, TID and CPU; the thread's name may contain spaces.
+fn parse_head(head: &str) -> Option<(u64, u32, u32)> {
     let mut words = head.rsplit(' ').filter(|word| !word.is_empty());
     let (stamp, _flags, cpu, task) = (words.next()?, words.next()?, words.next()?, words.next()?);
     let (seconds, fraction) = stamp.split_once('.')?;
@@ -233,7 +233,7 @@ fn head_of(head: &str) -> Option<(u64, u32, u32)> {
     Some((at_us * 1000, task.rsplit_once('-')?.1.parse().ok()?, cpu.trim_matches(['[', ']']).parse().ok()?))
 }
 
-/// Times in microseconds of the events of one handler: queued and started.
+/// Returns when the items of one handler were queued and when they started, in microseconds.
 pub fn times_us(events: &[Event], handler: &str) -> (Vec<u64>, Vec<u64>) {
     let times = |kind: Kind| {
         let ours = events.iter().filter(|event| event.kind == kind && event.handler == handler);
@@ -242,12 +242,12 @@ pub fn times_us(events: &[Event], handler: &str) -> (Vec<u64>, Vec<u64>) {
     (times(Kind::Queue), times(Kind::Start))
 }
 
-/// The events of each item, in order, each with the event before it in the context of its thread.
+/// Groups the events by item, in order, each with the previous event in its thread's context.
 pub fn by_item(events: &[Event]) -> HashMap<u64, Vec<(&Event, Option<&Event>)>> {
     let mut items: HashMap<u64, Vec<(&Event, Option<&Event>)>> = HashMap::new();
     let mut last_of_thread: HashMap<(u32, u32), &Event> = HashMap::new();
     for event in events {
-        // The idle threads of all CPUs are number 0.
+        // The idle threads of all CPUs have TID 0.
         let thread = (event.tid, if event.tid == 0 { event.cpu } else { 0 });
         let before = last_of_thread.insert(thread, event);
         items.entry(event.item).or_default().push((event, before));

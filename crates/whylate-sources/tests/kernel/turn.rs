@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One kernel test at a time on the whole machine, and none where the machine cannot run them.
+//! Runs one kernel test at a time on the whole machine, and none where the machine cannot run them.
 
 #[path = "hooks.rs"]
 pub mod hooks;
@@ -16,24 +16,24 @@ use whylate_sources::{AttachError, Session, Source, tracefs};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// While it lives no other kernel test runs, in whatever process.
+/// Excludes all other kernel tests, in this process and in others, while it lives.
 pub struct Turn {
     _machine: File,
     _process: MutexGuard<'static, ()>,
 }
 
-/// So many items that end at once.
+/// Plans `items` work items that return at once.
 pub fn plan(items: u64) -> Plan {
     Plan { items, at_once: MAX_AT_ONCE, delay: Duration::ZERO, busy_ns: 0, cpu: None, load: false }
 }
 
-/// `None`, and a line that says why, where the machine cannot run tests with injected items.
+/// Waits for this test's turn. Returns `None`, and prints why, if the machine cannot inject work items.
 pub fn turn() -> Option<Turn> {
     let has_hooks = || hooks::can_measure_work() && hooks::can_call(&["bpf_wq_init", "bpf_wq_start"]);
     turn_if(|| run(&plan(1), &AtomicBool::new(false)).map(|_| ()), has_hooks)
 }
 
-/// The same for tests that inject nothing, or only where that is possible.
+/// Like [`turn`], for tests that inject nothing, or only where that is possible.
 pub fn turn_to_measure() -> Option<Turn> {
     turn_if(|| WqOptions::default().attach(&Session::of_one()).map(|_| ()), hooks::can_measure_work)
 }
@@ -54,7 +54,7 @@ fn wait_for_turn(
 ) -> Result<Turn, String> {
     let process = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let tracefs = tracefs::find().map_err(|error| format!("tracefs: {error}"))?;
-    // The folder itself is the lock that all processes share, so that nothing stays behind.
+    // The directory itself is the lock that all processes share, so no file remains.
     let machine = File::open(tracefs.join("instances")).map_err(|error| format!("tracefs: {error}"))?;
     flock(&machine, FlockOperation::LockExclusive).map_err(|error| format!("cannot wait for other tests: {error}"))?;
     match possible() {
@@ -63,7 +63,7 @@ fn wait_for_turn(
             assert!(!has_hooks(), "this kernel has all hooks, and whylate says: {error}");
             Err(error.to_string())
         }
-        // Anything else is for the test to find out.
+        // Any other error is for the test to find.
         _ => Ok(Turn { _machine: machine, _process: process }),
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Real-time threads, and a kernel whose code changes while no other CPU runs it.
+//! Real-time threads, and patching of kernel code while no other emulated CPU runs it.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,22 +11,22 @@ use anyhow::{Context, Result};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use super::is_emulated;
-use super::late::stay_on;
+use super::late::pin_to;
 
-/// Above the kernel's own threads of normal priority and below those that must always run.
+/// Above the kernel's threads of normal priority, and below those that must always run.
 const PRIORITY: i32 = 90;
-/// Twice as long as attaching takes there. Nothing may wait for longer for what those CPUs have to do.
+/// Twice as long as attaching takes on an emulator; the limit for starving what those CPUs have to do.
 const AT_MOST: Duration = Duration::from_secs(2);
 
-/// Makes the calling thread a FIFO thread of this CPU.
-pub fn be_urgent_on(cpu: u32, priority: i32) -> Result<()> {
-    stay_on(cpu)?;
+/// Pins the calling thread to this CPU as SCHED_FIFO.
+pub fn become_fifo_on(cpu: u32, priority: i32) -> Result<()> {
+    pin_to(cpu)?;
     schedule_as(libc::SCHED_FIFO, priority).context("cannot become a real-time thread")
 }
 
-/// Makes the calling thread one of this CPU that runs only where no other one wants to.
-pub fn be_idle_on(cpu: u32) -> Result<()> {
-    stay_on(cpu)?;
+/// Pins the calling thread to this CPU as SCHED_IDLE.
+pub fn become_idle_on(cpu: u32) -> Result<()> {
+    pin_to(cpu)?;
     schedule_as(libc::SCHED_IDLE, 0).context("cannot give way to other threads")
 }
 
@@ -41,16 +41,15 @@ fn schedule_as(policy: i32, priority: i32) -> io::Result<()> {
     }
 }
 
-/// Does what changes the kernel's code, such as attaching. A CPU that QEMU 7.2 emulates in a thread of its own, coming
-/// there just then, can go on with a breakpoint that the kernel has taken away: other emulated CPUs are kept in user
-/// space.
+/// Runs what patches kernel code, such as attaching. An emulated CPU of QEMU 7.2 that reaches the code at that time can
+/// hit a breakpoint that the kernel has already removed, so the other emulated CPUs are kept in user space.
 pub fn patching<T>(patch: impl FnOnce() -> T) -> T {
     if !is_emulated() {
         return patch();
     }
-    let before = sched_getaffinity(None).expect("the kernel tells its CPUs");
+    let before = sched_getaffinity(None).expect("the affinity is readable");
     let here = sched_getcpu();
-    stay_on(here as u32).expect("a thread may stay where it is");
+    pin_to(here as u32).expect("a thread may stay where it is");
     let (over, ready) = (AtomicBool::new(false), AtomicUsize::new(0));
     let others: Vec<u32> =
         (0..CpuSet::MAX_CPU).filter(|&cpu| before.is_set(cpu) && cpu != here).map(|cpu| cpu as u32).collect();
@@ -58,7 +57,7 @@ pub fn patching<T>(patch: impl FnOnce() -> T) -> T {
         for &cpu in &others {
             let (over, ready) = (&over, &ready);
             scope.spawn(move || {
-                be_urgent_on(cpu, PRIORITY).expect("root may have real-time threads");
+                become_fifo_on(cpu, PRIORITY).expect("root may have real-time threads");
                 ready.fetch_add(1, Ordering::Relaxed);
                 let began = Instant::now();
                 while !over.load(Ordering::Relaxed) && began.elapsed() < AT_MOST {

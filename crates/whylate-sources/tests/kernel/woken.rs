@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that another one wakes from known functions at known times, and that keep the time themselves.
+//! Threads that another thread wakes from known functions at known times, and that measure their waits themselves.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 
 use super::{FILE, sleep_regularly, spawn};
 
-/// Nanoseconds in the file that the thread at the pipe has waited until it was woken from each function.
+/// Nanoseconds that the thread at the pipe waited for a wakeup from each function, as written to the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Waited {
     pub for_long: u64,
@@ -43,7 +43,7 @@ pub fn start() -> Result<()> {
     spawn("the waker".to_owned(), move || wake_regularly(write, &shared))
 }
 
-/// Of each 10 ms, the threads wait for 7 ms until one function wakes them and for 3 ms until another one does.
+/// Wakes the threads from one function after 7 ms and from another after 3 ms, of each 10 ms.
 fn wake_regularly(pipe: i32, condition: &(Mutex<u64>, Condvar)) {
     let mut due = Instant::now();
     loop {
@@ -89,7 +89,7 @@ fn wait_at_pipe(pipe: i32, file: &File) {
         waited_ns[usize::from(what == b's')] += (now - began).as_nanos() as u64;
         began = now;
         let bytes: Vec<u8> = waited_ns.iter().flat_map(|ns| ns.to_ne_bytes()).collect();
-        // Whoever reads it sees that it is missing.
+        // A reader notices a missing update.
         let _ = file.write_all_at(&bytes, 0);
     }
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the source `block` tells of fio's reads and writes on a disk, compared with blktrace's own events of the same
-//! requests.
+//! Compares the source `block` with blktrace's events, for fio's reads and writes on a disk.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
@@ -18,14 +17,16 @@ use crate::kernel::turn::turn_to_measure;
 use crate::kernel::urgent::patching;
 
 const DISK_MIB: usize = 16;
-/// How far the means may be apart, or by a thousandth. One stamps after the other, at the same event.
+/// Maximum distance of the means in nanoseconds, or 1/1,000 if that is more: the two timestamps of an event are taken
+/// one after the other.
 const APART_NS: u64 = 1_000;
-/// How often one request may be twice as far apart, as each end is stamped apart: where an interrupt or the hypervisor
-/// comes between the two, or what they need is not in the CPU's cache.
-const SELDOM: f64 = 0.15;
+/// Maximum share of requests that are more than twice as far apart: each end has two timestamps, and an interrupt, the
+/// hypervisor or a cache miss may come between them.
+const MAX_FAR_APART: f64 = 0.15;
 
-/// Has fio read and write so many blocks, some at once. Meanwhile it takes in what is told of them.
-fn fio(disk: &Loop, depth: u32, count: u32, mut meanwhile: impl FnMut() -> Result<()>) -> Result<bool> {
+/// Has fio read and write `count` blocks with `depth` in flight, and calls `while_running` until it ends. Returns false,
+/// and prints why, without fio.
+fn fio(disk: &Loop, depth: u32, count: u32, mut while_running: impl FnMut() -> Result<()>) -> Result<bool> {
     let mut fio = Command::new("fio");
     fio.args(["--name=traced", "--rw=randrw", "--bs=4k", "--direct=1", "--ioengine=libaio", "--runtime=5"]);
     fio.arg(format!("--filename={}", disk.path())).arg(format!("--iodepth={depth}"));
@@ -38,51 +39,51 @@ fn fio(disk: &Loop, depth: u32, count: u32, mut meanwhile: impl FnMut() -> Resul
         if let Some(status) = running.try_wait()? {
             break status;
         }
-        meanwhile()?;
+        while_running()?;
     };
     ensure!(status.success(), "fio fails");
     Ok(true)
 }
 
-/// A request by its stamps: when it came, when its device had it, and when it was done.
+/// A request by its timestamps: queued, issued and completed.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Stamped {
+struct Timestamps {
     sector: u64,
-    stamps: [u64; 3],
+    at_ns: [u64; 3],
 }
 
-impl Stamped {
-    fn told(event: &LateEvent) -> Result<Stamped> {
+impl Timestamps {
+    fn from_event(event: &LateEvent) -> Result<Timestamps> {
         let at_device = event.phases.iter().filter(|(phase, _)| phase == "device" || phase == "completion");
         let issued_ns = event.at_ns - at_device.map(|(_, ns)| ns).sum::<u64>();
         let sector = event.labels["sector"].parse()?;
-        Ok(Stamped { sector, stamps: [event.at_ns - event.latency_ns, issued_ns, event.at_ns] })
+        Ok(Timestamps { sector, at_ns: [event.at_ns - event.latency_ns, issued_ns, event.at_ns] })
     }
 
-    fn traced(request: &Traced) -> Stamped {
-        let stamps = [request.queued_ns, request.issued_ns, request.completed_ns];
-        Stamped { sector: request.sector, stamps }
+    fn from_traced(request: &Traced) -> Timestamps {
+        let at_ns = [request.queued_ns, request.issued_ns, request.completed_ns];
+        Timestamps { sector: request.sector, at_ns }
     }
 }
 
-/// What its device had of it, and all of it, by the place of the stamp from which it lasts.
+/// Total and device time: label, index of the timestamp where it starts, and histograms.
 const TIMES: [(&str, usize, &[&str]); 2] =
-    [("in all", 0, &["latency"]), ("at the device", 1, &["device", "completion"])];
+    [("in total", 0, &["latency"]), ("at the device", 1, &["device", "completion"])];
 
-/// One operation's requests, by either.
+/// The requests of one operation, paired by sector, with both sets of timestamps.
 struct Compared {
     what: String,
-    pairs: Vec<(Stamped, Stamped)>,
+    pairs: Vec<(Timestamps, Timestamps)>,
 }
 
 impl Compared {
-    /// At each event the two stamp one after the other, always in the order in which they were attached.
+    /// At each event the source and the tracer take timestamps in the order in which they were attached.
     fn ensure_stamps_are_in_order(&self) -> Result<()> {
         let mut gaps: [Vec<u64>; 3] = Default::default();
         for (ours, theirs) in &self.pairs {
-            for (place, gaps) in gaps.iter_mut().enumerate() {
-                let gap = ours.stamps[place].checked_sub(theirs.stamps[place]).filter(|_| ours.sector == theirs.sector);
-                gaps.push(gap.with_context(|| format!("{}: stamp {place} of {ours:?}, {theirs:?}", self.what))?);
+            for (index, gaps) in gaps.iter_mut().enumerate() {
+                let gap = ours.at_ns[index].checked_sub(theirs.at_ns[index]).filter(|_| ours.sector == theirs.sector);
+                gaps.push(gap.with_context(|| format!("{}: stamp {index} of {ours:?}, {theirs:?}", self.what))?);
             }
         }
         let shares = gaps.map(|mut gaps| {
@@ -93,21 +94,21 @@ impl Compared {
         Ok(())
     }
 
-    fn ensure_times_agree(&self, told: &dyn Fn(&str) -> Histogram) -> Result<()> {
+    fn ensure_times_agree(&self, merged_histogram: &dyn Fn(&str) -> Histogram) -> Result<()> {
         for (which, from, names) in TIMES {
-            let time = |of: &Stamped| of.stamps[2] - of.stamps[from];
+            let time = |of: &Timestamps| of.at_ns[2] - of.at_ns[from];
             let times: Vec<(u64, u64)> = self.pairs.iter().map(|(ours, theirs)| (time(ours), time(theirs))).collect();
             let count = times.len() as u64;
-            // The histograms have what the events tell, to the nanosecond.
-            let told_ns: u128 = names.iter().map(|name| told(name).sum_ns()).sum();
-            assert_eq!(told_ns, times.iter().map(|(ours_ns, _)| u128::from(*ours_ns)).sum());
+            // The histograms add up to the events' times, to the nanosecond.
+            let histogram_ns: u128 = names.iter().map(|name| merged_histogram(name).sum_ns()).sum();
+            assert_eq!(histogram_ns, times.iter().map(|(ours_ns, _)| u128::from(*ours_ns)).sum());
             let own_most_ns = times.iter().map(|(ours_ns, _)| *ours_ns).max().unwrap_or(0);
             if let [name] = names {
-                assert_eq!(told(name).max_ns(), own_most_ns);
+                assert_eq!(merged_histogram(name).max_ns(), own_most_ns);
             }
             let mean_ns = times.iter().map(|(_, theirs_ns)| theirs_ns).sum::<u64>() / count;
             let own_mean_ns = times.iter().map(|(ours_ns, _)| ours_ns).sum::<u64>() / count;
-            // What its own stamps are apart, the longest is, too.
+            // The longest request may be as far apart as its timestamps.
             let longest = times.iter().max_by_key(|(_, theirs_ns)| theirs_ns).context("there are none")?;
             let apart =
                 times.iter().filter(|(ours_ns, theirs_ns)| ours_ns.abs_diff(*theirs_ns) > 2 * apart_ns(*theirs_ns));
@@ -118,7 +119,10 @@ impl Compared {
                 longest.0, longest.1
             );
             ensure!(own_mean_ns.abs_diff(mean_ns) <= apart_ns(mean_ns), "the means are apart {which}");
-            ensure!(apart <= by_chance(times.len(), SELDOM), "{apart} of {count} requests are far apart {which}");
+            ensure!(
+                apart <= by_chance(times.len(), MAX_FAR_APART),
+                "{apart} of {count} requests are far apart {which}"
+            );
         }
         Ok(())
     }
@@ -129,9 +133,9 @@ fn apart_ns(ns: u64) -> u64 {
 }
 
 #[test]
-fn reads_and_writes_of_fio_are_those_of_blktrace() -> Result<()> {
+fn fio_requests_match_blktrace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Not the machine's own disk: others may use that so much that no trace has room for it.
+    // Not the machine's own disk, as the load of others may overflow the trace.
     let Some(disk) = Loop::make(DISK_MIB)? else { return Ok(()) };
     for (depth, count) in [(1, 1_000), (32, 2_000), (256, 3_000)] {
         in_rounds(|| {
@@ -156,30 +160,30 @@ fn reads_and_writes_of_fio_are_those_of_blktrace() -> Result<()> {
 }
 
 fn compare(snapshot: &Snapshot, events: &[LateEvent], traced: &[Traced], operation: &str) -> Result<()> {
-    let told = |name: &str| {
+    let merged_histogram = |name: &str| {
         let mut all = Histogram::default();
         let ours = snapshot.series.iter().filter(|series| series.labels["operation"] == operation);
         ours.for_each(|series| all.merge(&series.histograms[name]));
         all
     };
     let ours = events.iter().filter(|event| event.labels["operation"] == operation);
-    let mut ours = ours.map(Stamped::told).collect::<Result<Vec<_>>>()?;
+    let mut ours = ours.map(Timestamps::from_event).collect::<Result<Vec<_>>>()?;
     let theirs = traced.iter().filter(|request| request.writes == (operation == "write"));
     let (seen, unseen): (Vec<&Traced>, Vec<&Traced>) =
         theirs.partition(|request| ours.iter().any(|ours| ours.sector == request.sector));
-    // Where a kernel keeps programs out of a process, they do not run in the interrupts that come in it either.
+    // A kernel that hides a process from BPF programs also hides interrupts that interrupt that process.
     let interrupted: BTreeSet<u32> = unseen.iter().map(|request| request.interrupted).collect();
     let is_kept_out = seen.iter().all(|request| !interrupted.contains(&request.interrupted));
     let kept_out = Unjudged(format!("{} are done in {interrupted:?}, where no program runs", unseen.len()));
     ensure!(unseen.is_empty() || !is_kept_out, kept_out);
     let count = seen.len();
     ensure!(count > 0, "blktrace saw no {operation}s");
-    let counts = (told("latency").count(), ours.len(), unseen.len());
+    let counts = (merged_histogram("latency").count(), ours.len(), unseen.len());
     assert_eq!(counts, (count as u64, count, 0), "{operation}s, lost {:?}", snapshot.lost);
-    let mut theirs: Vec<Stamped> = seen.into_iter().map(Stamped::traced).collect();
+    let mut theirs: Vec<Timestamps> = seen.into_iter().map(Timestamps::from_traced).collect();
     ours.sort();
     theirs.sort();
     let compared = Compared { what: format!("{count} {operation}s"), pairs: ours.into_iter().zip(theirs).collect() };
     compared.ensure_stamps_are_in_order()?;
-    compared.ensure_times_agree(&told)
+    compared.ensure_times_agree(&merged_histogram)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that are stopped for a known time, and let go on by a known thread.
+//! Threads that are stopped for a known time, and resumed by a known thread.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -15,10 +15,10 @@ use whylate_model::wait::Stop;
 
 use super::*;
 
-/// Each stop takes so long, at least.
+/// Minimum length of each stop.
 const STOPPED: Duration = Duration::from_millis(20);
 const ROUNDS: usize = 10;
-/// From the beginning of a stop, as its process is seen in that state, and to its end: threads wait for CPUs.
+/// Maximum time from a stop's start to when its process is seen in that state: threads wait for CPUs.
 const NEAR_NS: u64 = 15_000_000;
 
 /// A process that sleeps until it is dropped.
@@ -35,7 +35,7 @@ impl Napper {
         self.0.id()
     }
 
-    /// Until it sleeps in that state.
+    /// Waits until the process sleeps in one of these states.
     fn wait_for(&self, states: &str) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -63,27 +63,27 @@ impl Drop for Napper {
     }
 }
 
-/// Stops a process as often as asked, and lets it go on; each stop's beginning and end, as this thread knows them.
-fn stop_and_let_go(stop: &dyn Fn() -> Result<()>, let_go: &dyn Fn() -> Result<()>) -> Result<Vec<(u64, u64)>> {
+/// Stops and resumes a process [`ROUNDS`] times; returns each stop's start and end as this thread sees them.
+fn stop_and_resume(stop: &dyn Fn() -> Result<()>, resume: &dyn Fn() -> Result<()>) -> Result<Vec<(u64, u64)>> {
     let mut stops = Vec::new();
     for _ in 0..ROUNDS {
         stop()?;
         let began_ns = monotonic_ns();
         sleep(STOPPED);
         let ended_ns = monotonic_ns();
-        let_go()?;
+        resume()?;
         stops.push((began_ns, ended_ns));
     }
     Ok(stops)
 }
 
-/// The stays of the process, beside its stops.
+/// Compares the process's stays on CPUs with its stops.
 fn ensure_stopped(what: &str, napper: u32, edges: &Edges, stops: &[(u64, u64)], stop: Stop) -> Result<()> {
     let stays = stays_of(&recorded(edges)?, napper);
     let mut wrong = Vec::new();
     for &(began_ns, ended_ns) in stops {
-        // It was stopped by then, and let go on after.
-        let is_it = |pair: &&[Stay]| match (pair[0].exit, pair[1].entry) {
+        // Stopped by then, and resumed after.
+        let is_it = |pair: &&[CpuStay]| match (pair[0].exit, pair[1].entry) {
             (Exit::Blocked(_), Entry::Woken { at_ns, .. }) => pair[0].end_ns <= ended_ns && at_ns >= ended_ns,
             _ => false,
         };
@@ -93,32 +93,32 @@ fn ensure_stopped(what: &str, napper: u32, edges: &Edges, stops: &[(u64, u64)], 
         };
         let is_by_this = matches!(after.entry, Entry::Woken { by: Waker::Thread(by), .. } if by == tid());
         let is_as_long = before.end_ns <= began_ns && began_ns - before.end_ns <= NEAR_NS;
-        // What freezes a thread in the midst of a sleep does not wake it for that.
-        let began = matches!(before.exit, Exit::Blocked(Blocked { stop: Some(told), .. }) if told == stop);
+        // Freezing a thread that sleeps does not wake it.
+        let began = matches!(before.exit, Exit::Blocked(Blocked { stop: Some(reported), .. }) if reported == stop);
         if after.stopped != Some(stop) || !is_by_this || !(began && is_as_long || stop == Stop::Freezer) {
             wrong.push(format!("{before:?} {after:?}"));
         }
     }
-    println!("{what}: {} stops, {} are told otherwise", stops.len(), wrong.len());
-    ensure!(wrong.len() <= by_chance(stops.len(), OTHERWISE), "{what}: {wrong:?}");
-    // Nothing else of it is a stop.
-    let told = stays.iter().filter(|stay| stay.stopped.is_some()).count();
-    ensure!(told <= stops.len(), "{told} stops of {}", stops.len());
+    println!("{what}: {} stops, {} are reported otherwise", stops.len(), wrong.len());
+    ensure!(wrong.len() <= by_chance(stops.len(), MAX_OTHER_WAKERS), "{what}: {wrong:?}");
+    // No other wait of the process is a stop.
+    let reported = stays.iter().filter(|stay| stay.stopped.is_some()).count();
+    ensure!(reported <= stops.len(), "{reported} stops of {}", stops.len());
     Ok(())
 }
 
 #[test]
-fn a_process_that_a_signal_stops_is_told_with_who_let_it_go_on() -> Result<()> {
+fn signal_stop_names_process_that_continued_it() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let (edges, napper) = (attach()?, Napper::start()?);
-    let stops = stop_and_let_go(&|| napper.signal(Signal::STOP).and_then(|()| napper.wait_for("T")), &|| {
+    let stops = stop_and_resume(&|| napper.signal(Signal::STOP).and_then(|()| napper.wait_for("T")), &|| {
         napper.signal(Signal::CONT).and_then(|()| napper.wait_for("S"))
     })?;
     ensure_stopped("signal", napper.pid(), &edges, &stops, Stop::Signal)
 }
 
 #[test]
-fn a_process_that_a_tracer_holds_is_told_with_its_tracer() -> Result<()> {
+fn ptrace_stop_names_tracer() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let (edges, napper) = (attach()?, Napper::start()?);
     let pid = napper.pid() as i32;
@@ -129,13 +129,13 @@ fn a_process_that_a_tracer_holds_is_told_with_its_tracer() -> Result<()> {
         Ok(())
     };
     ptrace(libc::PTRACE_SEIZE)?;
-    let stops = stop_and_let_go(&|| ptrace(libc::PTRACE_INTERRUPT).and_then(|()| napper.wait_for("t")), &|| {
+    let stops = stop_and_resume(&|| ptrace(libc::PTRACE_INTERRUPT).and_then(|()| napper.wait_for("t")), &|| {
         ptrace(libc::PTRACE_CONT).and_then(|()| napper.wait_for("S"))
     })?;
     ensure_stopped("tracer", napper.pid(), &edges, &stops, Stop::Tracer)
 }
 
-/// A hierarchy of cgroups of version 2, and one in it with a process; both go with this.
+/// A mounted hierarchy of cgroups of version 2, and a cgroup in it with a process; both are removed on drop.
 struct Frozen {
     root: tempfile::TempDir,
     cgroup: PathBuf,
@@ -168,9 +168,9 @@ impl Frozen {
 impl Drop for Frozen {
     fn drop(&mut self) {
         let _ = self.freeze(false);
-        let everybody = self.root.path().join("cgroup.procs");
+        let root_procs = self.root.path().join("cgroup.procs");
         for pid in fs::read_to_string(self.cgroup.join("cgroup.procs")).unwrap_or_default().lines() {
-            let _ = fs::write(&everybody, pid);
+            let _ = fs::write(&root_procs, pid);
         }
         let _ = fs::remove_dir(&self.cgroup);
         let _ = unmount(self.root.path(), UnmountFlags::DETACH);
@@ -178,17 +178,17 @@ impl Drop for Frozen {
 }
 
 #[test]
-fn a_process_that_is_frozen_with_its_cgroup_is_told_with_who_thawed_it() -> Result<()> {
+fn cgroup_freeze_names_process_that_thawed_it() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let (edges, napper) = (attach()?, Napper::start()?);
     let frozen = Frozen::make(napper.pid())?;
-    let stops = stop_and_let_go(&|| frozen.freeze(true), &|| frozen.freeze(false).and_then(|()| napper.wait_for("S")))?;
+    let stops = stop_and_resume(&|| frozen.freeze(true), &|| frozen.freeze(false).and_then(|()| napper.wait_for("S")))?;
     ensure_stopped("cgroup.freeze", napper.pid(), &edges, &stops, Stop::Freezer)
 }
 
 const NAPS: &str = "WHYLATE_NAPS";
 
-/// The process of the test below: it naps for 5 ms at a time.
+/// Runs in the process of the test below: a thread naps for 5 ms at a time.
 #[test]
 fn naps_process() {
     if std::env::var_os(NAPS).is_none() {
@@ -202,10 +202,10 @@ fn naps_process() {
     naps.expect("a thread").join().expect("it does not end");
 }
 
-/// The freezer of version 1 changes the state of a thread that sleeps, without waking it: of a sleep whose time comes
-/// meanwhile, whoever thaws it is the end.
+/// The freezer of version 1 changes the state of a sleeping thread without waking it: a sleep that expires while frozen
+/// ends with the thread that thaws it.
 #[test]
-fn a_sleep_whose_time_comes_while_its_thread_is_frozen_ends_with_who_thaws_it() -> Result<()> {
+fn sleep_expired_while_frozen_ends_with_thaw() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let root = tempfile::tempdir()?;
     let freezer = c"freezer";
@@ -238,13 +238,13 @@ fn frozen_asleep(cgroup: &Path) -> Result<()> {
         }
         Ok(())
     };
-    let outcome = stop_and_let_go(&|| freeze("FROZEN"), &|| freeze("THAWED"))
+    let outcome = stop_and_resume(&|| freeze("FROZEN"), &|| freeze("THAWED"))
         .and_then(|stops| ensure_stopped("freezer.state", napper, &edges, &stops, Stop::Freezer));
     let pid = process.pid();
-    // One that is frozen cannot be killed.
+    // A frozen process cannot be killed.
     fs::write(cgroup.join("freezer.state"), "THAWED")?;
     drop(process);
-    // Its cgroup is empty only once it has left.
+    // The cgroup is empty only once the process has left it.
     let deadline = Instant::now() + Duration::from_secs(10);
     while fs::read_to_string(cgroup.join("cgroup.procs"))?.lines().any(|line| line == pid.to_string()) {
         ensure!(Instant::now() < deadline, "it has not left");
@@ -253,7 +253,7 @@ fn frozen_asleep(cgroup: &Path) -> Result<()> {
     outcome
 }
 
-/// The number of the process's thread of that name, once it is there.
+/// Waits for the process's thread of that name, and returns its TID.
 fn thread_of(pid: u32, name: &str) -> Result<u32> {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {

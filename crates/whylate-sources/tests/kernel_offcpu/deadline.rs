@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A thread that has a budget in each period (SCHED_DEADLINE) and has used it up, or given it back.
+//! A SCHED_DEADLINE thread that has used up its budget of a period, or has yielded the rest of it.
 #![allow(unsafe_code)]
 
 use std::process::{Child, Command, Stdio};
@@ -16,14 +16,14 @@ use crate::kernel::is_emulated;
 use crate::kernel::turn::turn_to_measure;
 
 const KIND: &str = "WHYLATE_DEADLINE";
-/// So long of each period the thread may run, and so long it does before it gives back the rest.
+/// CPU time per period that the thread may use, and the part that it uses before it yields the rest.
 const BUDGET: Duration = Duration::from_millis(6);
 const RUNS: Duration = Duration::from_millis(3);
 const PERIOD: Duration = Duration::from_millis(20);
 const LATE_NS: u64 = 8_000_000;
 const WATCHED: Duration = Duration::from_secs(1);
 
-/// `struct sched_attr` (include/uapi/linux/sched/types.h), as of its first version.
+/// `struct sched_attr` (include/uapi/linux/sched/types.h), first version.
 #[repr(C)]
 #[derive(Default)]
 struct Attributes {
@@ -37,7 +37,7 @@ struct Attributes {
     period_ns: u64,
 }
 
-fn have_a_deadline() -> std::io::Result<()> {
+fn become_deadline_thread() -> std::io::Result<()> {
     const SCHED_DEADLINE: u32 = 6;
     let period_ns = PERIOD.as_nanos() as u64;
     let attributes = Attributes {
@@ -53,11 +53,11 @@ fn have_a_deadline() -> std::io::Result<()> {
     if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
-/// Not a test by itself: the process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn deadline_process() {
     let Ok(kind) = std::env::var(KIND) else { return };
-    if have_a_deadline().is_err() {
+    if become_deadline_thread().is_err() {
         return;
     }
     loop {
@@ -69,7 +69,7 @@ fn deadline_process() {
     }
 }
 
-/// The process, until it is dropped.
+/// The process, killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -79,7 +79,7 @@ impl Drop for Running {
     }
 }
 
-fn told(kind: &str) -> Result<Option<()>> {
+fn check(kind: &str) -> Result<Option<()>> {
     let mut process = Running(
         Command::new(std::env::current_exe()?)
             .args(["--exact", "deadline::deadline_process", "--test-threads=1"])
@@ -100,7 +100,7 @@ fn told(kind: &str) -> Result<Option<()>> {
     sleep(WATCHED);
     let mut events: Vec<LateEvent> = Vec::new();
     source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
-    // While programs are attached, every CPU is interrupted.
+    // Attaching programs interrupts every CPU.
     events.retain(|event| event.at_ns.saturating_sub(event.latency_ns) > attached_ns);
     let periods = WATCHED.as_millis() as usize / PERIOD.as_millis() as usize;
     let are_few = events.len() * 2 <= periods;
@@ -118,21 +118,21 @@ fn told(kind: &str) -> Result<Option<()>> {
         by_budget_ns += ns;
         by_threads_ns +=
             event.causes.iter().filter(|cause| cause.kind == CauseKind::Thread).map(|cause| cause.ns).sum::<u64>();
-        // An emulated CPU that is idle takes a thread whose budget is refilled some milliseconds late.
+        // An idle emulated CPU resumes a thread some milliseconds after its budget is refilled.
         ensure!(is_emulated() || ns + 2_000_000 > event.latency_ns, "{kind}: {event:?}");
     }
     let all_ns: u64 = events.iter().map(|event| event.latency_ns).sum();
-    let told = format!("{kind}: {by_budget_ns} of {all_ns} ns by the budget, {by_threads_ns} by other threads");
-    ensure!(by_budget_ns * 2 > all_ns && by_threads_ns * 4 < by_budget_ns, "{told}");
-    println!("{told}, in {} waits and {periods} periods", events.len());
+    let summary = format!("{kind}: {by_budget_ns} of {all_ns} ns by the budget, {by_threads_ns} by other threads");
+    ensure!(by_budget_ns * 2 > all_ns && by_threads_ns * 4 < by_budget_ns, "{summary}");
+    println!("{summary}, in {} waits and {periods} periods", events.len());
     Ok(Some(()))
 }
 
 #[test]
-fn a_budget_that_is_used_up_or_given_back_is_blamed_and_nobody_else() -> Result<()> {
+fn deadline_budget_is_the_only_cause() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for kind in ["yields", "spins"] {
-        in_rounds(|| told(kind).map(drop))?;
+        in_rounds(|| check(kind).map(drop))?;
     }
     Ok(())
 }

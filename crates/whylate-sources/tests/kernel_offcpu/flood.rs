@@ -9,21 +9,23 @@ use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Attached, Measuring, Session, Source as _, Threads};
 
 use crate::kernel::chance::in_rounds;
-use crate::kernel::late::Places;
+use crate::kernel::late::TestCpus;
 use crate::kernel::ping_pong;
 use crate::kernel::turn::turn_to_measure;
 
 const FLOODS: &str = "WHYLATE_FLOODS";
 const COUNTED: &str = "switches: ";
 const FOR: Duration = Duration::from_secs(1);
-/// As many a second and CPU as have no interval behind them (`EXPLAIN_STEPS / EXPLAIN_EVENT_STEPS`), which none is.
-const MOST_PER_SECOND: u64 = 250_000 / 64;
+/// Explained events per second and CPU at the maximum cost of an event (`EXPLAIN_STEPS / EXPLAIN_EVENT_STEPS`): an
+/// event without any interval costs that much.
+const MAX_PER_SECOND: u64 = 250_000 / 64;
 
-/// A process whose threads hand one CPU to each other, once its input ends: each wait for it counts as late.
-fn start(places: Places) -> Result<(Child, Measuring<dyn Attached>)> {
+/// Starts a process with threads that switch to each other on one CPU once its input ends: each wait for that CPU
+/// counts as late.
+fn start(test_cpus: TestCpus) -> Result<(Child, Measuring<dyn Attached>)> {
     let process = Command::new(std::env::current_exe()?)
         .args(["--exact", "flood::flooding_process", "--nocapture", "--test-threads=1"])
-        .env(FLOODS, places.disturbed.to_string())
+        .env(FLOODS, test_cpus.disturbed.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
@@ -32,15 +34,15 @@ fn start(places: Places) -> Result<(Child, Measuring<dyn Attached>)> {
     Ok((process, options.attach(&Session::of_one())?))
 }
 
-/// How often its threads switched.
+/// Waits for the process, and returns how often its threads switched.
 fn switches_of(process: Child) -> Result<u64> {
     let output = String::from_utf8(process.wait_with_output()?.stdout)?;
-    let told = output.lines().find_map(|line| Some(line.split_once(COUNTED)?.1.parse::<u64>()));
-    Ok(told.context("the process has ended early")??)
+    let switches = output.lines().find_map(|line| Some(line.split_once(COUNTED)?.1.parse::<u64>()));
+    Ok(switches.context("the process has ended early")??)
 }
 
-fn flood(places: Places) -> Result<()> {
-    let (mut process, mut source) = start(places)?;
+fn flood(test_cpus: TestCpus) -> Result<()> {
+    let (mut process, mut source) = start(test_cpus)?;
     // It begins when its input ends.
     drop(process.stdin.take());
     let (mut explained, mut explained_ns) = (0, 0);
@@ -55,30 +57,30 @@ fn flood(places: Places) -> Result<()> {
     let switches = switches_of(process)?;
     let over = snapshot.unexplained;
     println!("{switches} waits, {explained} explained ({explained_ns} ns), {over:?}, lost: {:?}", snapshot.lost);
-    let most = MOST_PER_SECOND * (FOR.as_secs() + 2);
+    let most = MAX_PER_SECOND * (FOR.as_secs() + 2);
     ensure!(switches > 4 * most, "the machine is too slow for a flood: {switches}");
     ensure!(explained > 0 && explained <= most, "{explained} were explained");
     ensure!(snapshot.lost["over_budget"] > 0 && over.events >= snapshot.lost["over_budget"], "{snapshot:?}");
     ensure!(over.total_ns >= over.events, "each waited for a nanosecond at least: {over:?}");
-    // The process has other waits too, and a thread need not wait for whom it woke.
+    // The process has other waits too, and a thread need not wait for the thread that it woke.
     let all = explained + over.events;
     ensure!(all.abs_diff(switches) * 20 < switches, "{all} of {switches} waits were late");
     Ok(())
 }
 
 #[test]
-fn late_events_beyond_the_budget_count_and_have_no_causes() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+fn late_events_beyond_budget_count_without_causes() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     if crate::is_emulated() {
         println!("skipped: an emulated CPU is too slow for a flood");
         return Ok(());
     }
-    in_rounds(|| flood(places))
+    in_rounds(|| flood(test_cpus))
 }
 
-/// Nobody takes what is told: its room is full before the budget is used up.
-fn flood_unread(places: Places) -> Result<()> {
-    let (mut process, mut source) = start(places)?;
+/// Without a reader: the ring buffer is full before the budget is used up.
+fn flood_unread(test_cpus: TestCpus) -> Result<()> {
+    let (mut process, mut source) = start(test_cpus)?;
     drop(process.stdin.take());
     let switches = switches_of(process)?;
     let snapshot = source.snapshot()?;
@@ -86,10 +88,10 @@ fn flood_unread(places: Places) -> Result<()> {
     source.drain_late(Duration::ZERO, &mut |_| explained += 1)?;
     let over = snapshot.unexplained;
     println!("{switches} waits, {explained} explained, {over:?}, lost: {:?}", snapshot.lost);
-    let at_once = MOST_PER_SECOND;
+    let at_once = MAX_PER_SECOND;
     ensure!(explained > 0 && explained < at_once, "{explained} have room, and {at_once} may be explained at once");
-    ensure!(switches > 4 * MOST_PER_SECOND, "the machine is too slow for a flood: {switches}");
-    // The account was not walked for a wait that could not be told anyway.
+    ensure!(switches > 4 * MAX_PER_SECOND, "the machine is too slow for a flood: {switches}");
+    // The account was not walked for a wait without room in the ring buffer.
     ensure!(snapshot.lost["over_budget"] == 0, "the budget was used for what had no room: {:?}", snapshot.lost);
     ensure!(snapshot.lost["late_events"] == over.events, "{snapshot:?}");
     let all = explained + over.events;
@@ -98,16 +100,16 @@ fn flood_unread(places: Places) -> Result<()> {
 }
 
 #[test]
-fn late_events_without_room_are_counted_before_anything_is_gathered() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+fn late_events_without_room_cost_no_budget() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     if crate::is_emulated() {
         println!("skipped: an emulated CPU is too slow for a flood");
         return Ok(());
     }
-    in_rounds(|| flood_unread(places))
+    in_rounds(|| flood_unread(test_cpus))
 }
 
-/// Not a test by itself: the process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn flooding_process() -> Result<()> {
     let Ok(cpu) = std::env::var(FLOODS) else { return Ok(()) };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads of which the scheduler has forgotten when they ran.
+//! Threads with a last run time that the scheduler has reset.
 
 use std::fs;
 use std::thread::sleep;
@@ -18,7 +18,7 @@ use crate::sleepers::Sleepers;
 const THREADS: u64 = 40;
 
 #[test]
-fn a_thread_that_is_moved_on_its_way_to_sleep_has_slept_since_then() -> Result<()> {
+fn thread_migrated_while_blocking_has_correct_age() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     in_rounds(|| {
         let before_ns = unix_ns();
@@ -32,14 +32,14 @@ fn a_thread_that_is_moved_on_its_way_to_sleep_has_slept_since_then() -> Result<(
         };
         let snapshot = sampled(&options, Duration::from_millis(300))?;
         let end_ns = snapshot.start_unix_ns + snapshot.duration_ns;
-        // None but on 6.12 and later, and where /proc does not tell.
-        let forgotten = |tid: &String| {
-            let told = fs::read_to_string(format!("/proc/{}/task/{tid}/sched", sleepers.pid())).unwrap_or_default();
-            told.lines().any(|line| line.starts_with("se.exec_start ") && line.ends_with(" 0.000000"))
+        // None before 6.12, nor where /proc does not show it.
+        let is_reset = |tid: &String| {
+            let sched = fs::read_to_string(format!("/proc/{}/task/{tid}/sched", sleepers.pid())).unwrap_or_default();
+            sched.lines().any(|line| line.starts_with("se.exec_start ") && line.ends_with(" 0.000000"))
         };
-        println!("{} of {THREADS} are forgotten", sleepers.threads()?.iter().filter(|tid| forgotten(tid)).count());
+        println!("{} of {THREADS} are reset", sleepers.threads()?.iter().filter(|tid| is_reset(tid)).count());
         ensure!(snapshot.stacks.len() as u64 == THREADS, "{} threads: {:?}", snapshot.stacks.len(), snapshot.lost);
-        // What interrupts and the hypervisor took of the CPU meanwhile is missing.
+        // The age lacks the CPU time that interrupts and the hypervisor took.
         let least_ns = ((end_ns - asleep_ns) * 9 / 10).saturating_sub(50_000_000);
         for stack in &snapshot.stacks {
             let age_ns = stack.age.max_ns();

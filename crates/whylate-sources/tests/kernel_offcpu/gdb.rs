@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! User frames beside those that a debugger tells.
+//! Compares user frames with those of a debugger.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -14,7 +14,7 @@ use crate::kernel::turn::turn_to_measure;
 use crate::sampled;
 use crate::sleepers::Sleepers;
 
-/// Each thread's frames, but for inlined ones, by the names of the same table, in a line with its number in front.
+/// Prints each thread's TID and frames on a line, without inlined ones, by the names of the symbol table.
 const GDB: &str = "
 import gdb
 for thread in gdb.selected_inferior().threads():
@@ -29,26 +29,26 @@ for thread in gdb.selected_inferior().threads():
     print('stack', thread.ptid[1], *names, sep='\t')
 ";
 
-/// The name without what differs between two ways to write it: the hashes of a Rust function and of its crate, and the
-/// C library's names for one function (`read`, `__libc_read`).
-fn plain(name: &str) -> String {
+/// Returns the name without what differs between two spellings: the hashes of a Rust function and of its crate, and the
+/// C library's aliases of a function (`read`, `__libc_read`).
+fn normalized(name: &str) -> String {
     let name = name.split_once("::h").filter(|(_, hash)| hash.len() == 16).map_or(name, |(name, _)| name);
     let name = name.trim_start_matches("__GI_").trim_start_matches('_');
     let mut parts = name.strip_prefix("libc_").unwrap_or(name).split('[');
-    let mut plain = parts.next().unwrap_or_default().to_owned();
+    let mut normalized = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         match part.split_once(']') {
-            Some((hash, rest)) if hash.chars().all(|digit| digit.is_ascii_hexdigit()) => plain.push_str(rest),
-            _ => plain.extend(["[", part]),
+            Some((hash, rest)) if hash.chars().all(|digit| digit.is_ascii_hexdigit()) => normalized.push_str(rest),
+            _ => normalized.extend(["[", part]),
         }
     }
-    plain
+    normalized
 }
 
 #[test]
-fn user_frames_are_those_that_gdb_tells() -> Result<()> {
+fn user_frames_match_gdb() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Some 4,000 in the seven places in which a debugger can stop them.
+    // Some 4,000 threads in the seven functions in which a debugger can stop them.
     let of_each = if is_emulated() { 3 } else { 572 };
     let sleepers = Sleepers::start("stoppable", of_each)?;
     let mut script = tempfile::NamedTempFile::with_suffix(".py")?;
@@ -64,13 +64,13 @@ fn user_frames_are_those_that_gdb_tells() -> Result<()> {
         println!("skipped: gdb is not installed");
         return Ok(());
     };
-    let told = String::from_utf8_lossy(&gdb.stdout);
+    let output = String::from_utf8_lossy(&gdb.stdout);
     let (mut compared, mut same, mut other) = (0_u64, 0_u64, None);
-    for line in told.lines().filter_map(|line| line.strip_prefix("stack\t")) {
-        let (tid, names) = line.split_once('\t').context("gdb tells no frames")?;
-        let by_gdb: Vec<String> = names.split('\t').map(plain).collect();
+    for line in output.lines().filter_map(|line| line.strip_prefix("stack\t")) {
+        let (tid, names) = line.split_once('\t').context("gdb prints no frames")?;
+        let by_gdb: Vec<String> = names.split('\t').map(normalized).collect();
         let ours = snapshot.stacks.iter().find(|stack| stack.labels["tid"] == tid).context("a thread was not seen")?;
-        let ours: Vec<String> = ours.user.iter().map(|name| plain(name)).collect();
+        let ours: Vec<String> = ours.user.iter().map(|name| normalized(name)).collect();
         compared += 1;
         if by_gdb == ours {
             same += 1;

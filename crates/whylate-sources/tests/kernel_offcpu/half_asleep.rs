@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A thread that loses its CPU on its way to sleep: it is in its queue and says that it sleeps, and the scheduler stamps
-//! no beginning of its wait. On kernels that preempt their own code; elsewhere it loses the CPU at other places.
+//! A thread that is preempted while it blocks: it is still queued, but its state is sleeping, and the scheduler does
+//! not stamp the start of its run-queue wait. Kernels that preempt kernel code do that; on others it is preempted
+//! elsewhere.
 #![allow(unsafe_code)]
 
 use std::process::{Child, Command, Stdio};
@@ -13,14 +14,14 @@ use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
 
 use crate::kernel::chance::in_rounds;
-use crate::kernel::late::{Places, stay_on};
+use crate::kernel::late::{TestCpus, pin_to};
 use crate::kernel::turn::turn_to_measure;
-use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::urgent::become_fifo_on;
 
-/// The process's CPU, in the environment, and the one of whoever wakes it meanwhile, if somebody does.
+/// Environment: the CPU of the process, and the CPU of the thread that wakes it, if any.
 const CPU: &str = "WHYLATE_HALF_ASLEEP";
 const WAKER: &str = "WHYLATE_HALF_ASLEEP_WAKER";
-/// wait4() says that it sleeps, and then looks at each of them.
+/// wait4() sets the sleeping state, and then checks each thread.
 const THREADS: usize = 300;
 const PERIOD: Duration = Duration::from_millis(20);
 const TAKES: Duration = Duration::from_millis(5);
@@ -29,13 +30,13 @@ const WATCHED: Duration = Duration::from_secs(1);
 
 extern "C" fn do_nothing(_signal: libc::c_int) {}
 
-/// Wakes the calling thread each millisecond, from that CPU.
+/// Has a thread on that CPU wake the calling thread each millisecond.
 fn be_woken_from(cpu: u32) {
     // SAFETY: the handler does nothing, and has the type that is asked for.
     unsafe { libc::signal(libc::SIGUSR1, do_nothing as *const () as libc::sighandler_t) };
     let (process, tid) = (std::process::id(), rustix::thread::gettid().as_raw_nonzero().get());
     thread::spawn(move || {
-        let _ = stay_on(cpu);
+        let _ = pin_to(cpu);
         loop {
             sleep(Duration::from_millis(1));
             // SAFETY: it takes numbers only.
@@ -44,7 +45,7 @@ fn be_woken_from(cpu: u32) {
     });
 }
 
-/// Not a test by itself: the process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn half_asleep_process() {
     let cpu_of = |name| std::env::var(name).ok().and_then(|cpu| cpu.parse().ok());
@@ -67,7 +68,7 @@ fn half_asleep_process() {
     }
     let hog = thread::Builder::new().name("test-hog".to_owned());
     let spawned = hog.spawn(move || {
-        if be_urgent_on(cpu, 90).is_err() {
+        if become_fifo_on(cpu, 90).is_err() {
             std::process::exit(1);
         }
         loop {
@@ -78,7 +79,7 @@ fn half_asleep_process() {
             }
         }
     });
-    if spawned.is_err() || stay_on(cpu).is_err() {
+    if spawned.is_err() || pin_to(cpu).is_err() {
         return;
     }
     loop {
@@ -87,7 +88,7 @@ fn half_asleep_process() {
     }
 }
 
-/// The process, until it is dropped.
+/// The process, killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -97,16 +98,17 @@ impl Drop for Running {
     }
 }
 
-/// A wait that begins with a wakeup, which comes up to a millisecond after the hog, is mostly shorter than this.
+/// A wait that starts at a wakeup is mostly shorter than this, as wakeups come up to a millisecond after the hog.
 const WHOLE_NS: u64 = 4_800_000;
 
-/// Who woke it, if anybody did.
-fn told(places: Places, is_woken: bool) -> Result<()> {
+/// Checks that most waits behind the hog are reported; with `is_woken` also that each starts when the thread is
+/// preempted, not at a later wakeup.
+fn check(test_cpus: TestCpus, is_woken: bool) -> Result<()> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--exact", "half_asleep::half_asleep_process", "--test-threads=1"]);
-    command.env(CPU, places.disturbed.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
+    command.env(CPU, test_cpus.disturbed.to_string()).stdin(Stdio::null()).stdout(Stdio::null());
     if is_woken {
-        command.env(WAKER, places.tool.to_string());
+        command.env(WAKER, test_cpus.tool.to_string());
     }
     let process = Running(command.spawn()?);
     let threads = Threads::of(process.0.id());
@@ -122,16 +124,16 @@ fn told(places: Places, is_woken: bool) -> Result<()> {
             of_hog.filter(|cause| cause.who.starts_with("test-hog:")).any(|cause| cause.ns >= LATE_NS)
                 && (!is_woken || event.latency_ns >= WHOLE_NS)
         };
-        let (told, runs) = (events.iter().filter(by_hog).count(), WATCHED.as_millis() / PERIOD.as_millis());
-        println!("{told} of some {runs} waits behind the hog");
-        ensure!(told as u128 * 5 >= runs * 4, "{told} of {runs} waits are told: {:?}", events.first());
+        let (behind_hog, runs) = (events.iter().filter(by_hog).count(), WATCHED.as_millis() / PERIOD.as_millis());
+        println!("{behind_hog} of some {runs} waits behind the hog");
+        ensure!(behind_hog as u128 * 5 >= runs * 4, "{behind_hog} of {runs} waits are reported: {:?}", events.first());
         Ok(())
     })
 }
 
 #[test]
-fn a_thread_that_is_preempted_on_its_way_to_sleep_waits_for_a_cpu() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
-    told(places, false)?;
-    told(places, true)
+fn thread_preempted_while_blocking_is_runnable() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    check(test_cpus, false)?;
+    check(test_cpus, true)
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A thread that is moved to another CPU while it waits for one, in another process than its watcher's (this program
-//! again).
+//! A thread that is migrated during its run-queue wait, in a process other than the observer's (this program again).
 
 use std::io::{PipeReader, PipeWriter, Read as _, Write as _};
 use std::ops::RangeInclusive;
@@ -19,22 +18,24 @@ use whylate_sources::{Session, Source as _, Threads};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::is_emulated;
-use crate::kernel::late::{Places, stay_on};
+use crate::kernel::late::{TestCpus, pin_to};
 use crate::kernel::turn::turn_to_measure;
-use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::urgent::become_fifo_on;
 
-/// The CPU that it is moved to, in the environment; it is moved from the other one.
+/// Environment: the CPU to which the thread is migrated, and the one from which.
 const TO: &str = "WHYLATE_MOVED_TO";
 const FROM: &str = "WHYLATE_MOVED_FROM";
 const THREAD: &str = "test-moved";
-const TIMES: usize = 40;
-/// It waits for so long on each CPU.
+const ROUNDS: usize = 40;
+/// How long the thread waits on each CPU.
 const EACH: Duration = Duration::from_millis(5);
 const LATE_NS: u64 = 4_000_000;
-/// How long a wakeup takes until the thread is in the other CPU's queue, and a switch until the thread reads a clock.
+/// Maximum time from a wakeup until the thread is in the other CPU's run queue, and from a switch-in until it reads a
+/// clock.
 const SLACK_NS: u64 = 200_000;
 
-/// What its process knows of one wait: the clock before and after it was woken, and was moved, and when it had a CPU.
+/// One wait as its process knows it: the clock before and after the wakeup, before and after the migration, and when
+/// the thread ran.
 #[derive(Debug)]
 struct Truth {
     woken: RangeInclusive<u64>,
@@ -44,13 +45,13 @@ struct Truth {
 
 impl Truth {
     fn parse(line: &str) -> Option<Self> {
-        // The first line has the name of the test in front.
+        // The first line starts with the name of the test.
         let times: Vec<u64> = line.split_once("moved: ")?.1.split(' ').map_while(|time| time.parse().ok()).collect();
         let &[woken, woken_by, moved, moved_by, over, ran] = times.as_slice() else { return None };
         Some(Truth { woken: woken..=woken_by, moved: moved..=moved_by, ran_ns: over..=ran })
     }
 
-    /// It is the thread's only wait in that time.
+    /// Returns whether the event is this wait: the thread has only one in that time.
     fn is_of(&self, event: &LateEvent) -> bool {
         let Some(Evidence::Runnable(seen)) = event.evidence.as_deref() else { return false };
         (*self.woken.start()..=*self.ran_ns.end()).contains(&seen.running_ns)
@@ -61,14 +62,14 @@ fn is_within(time_ns: u64, range: &RangeInclusive<u64>, slack_ns: u64) -> bool {
     (range.start().saturating_sub(slack_ns)..=range.end() + slack_ns).contains(&time_ns)
 }
 
-fn ensure_told(truth: &Truth, events: &[LateEvent], places: Places) -> Result<()> {
-    let told: Vec<&LateEvent> = events.iter().filter(|event| truth.is_of(event)).collect();
-    let [event] = told.as_slice() else { bail!("it was told {} times", told.len()) };
+fn ensure_reported(truth: &Truth, events: &[LateEvent], test_cpus: TestCpus) -> Result<()> {
+    let reported: Vec<&LateEvent> = events.iter().filter(|event| truth.is_of(event)).collect();
+    let [event] = reported.as_slice() else { bail!("reported {} times", reported.len()) };
     let Some(Evidence::Runnable(seen)) = event.evidence.as_deref() else { bail!("it has no evidence") };
-    let (moved_ns, from) = seen.moved.context("it is not told that it was moved")?;
+    let (moved_ns, from) = seen.moved.context("its migration is not reported")?;
     ensure!(is_within(seen.runnable_ns, &truth.woken, SLACK_NS), "it was woken at {}", seen.runnable_ns);
-    ensure!(is_within(moved_ns, &truth.moved, 0) && from == places.disturbed, "moved at {moved_ns} from CPU {from}");
-    ensure!(is_within(seen.running_ns, &truth.ran_ns, SLACK_NS) && event.cpu == places.tool, "ran on {}", event.cpu);
+    ensure!(is_within(moved_ns, &truth.moved, 0) && from == test_cpus.disturbed, "moved at {moved_ns} from CPU {from}");
+    ensure!(is_within(seen.running_ns, &truth.ran_ns, SLACK_NS) && event.cpu == test_cpus.tool, "ran on {}", event.cpu);
     let woken_by = event.labels.get("woken_by").map_or("", String::as_str);
     ensure!(woken_by.starts_with("test-mover:"), "it was woken by {woken_by}");
     ensure!(event.latency_ns == seen.running_ns - seen.runnable_ns, "it waited for {} ns", event.latency_ns);
@@ -79,17 +80,17 @@ fn ensure_told(truth: &Truth, events: &[LateEvent], places: Places) -> Result<()
         event.causes.iter().filter(of_name).map(|cause| cause.ns).sum()
     };
     let queued_ns = moved_ns - seen.runnable_ns;
-    ensure!(by("test-hog:") * 10 >= queued_ns * 9, "who had the other CPU is blamed for {} ns", by("test-hog:"));
-    // Its mover spins there until then; after that others may have the CPU too.
+    ensure!(by("test-hog:") * 10 >= queued_ns * 9, "the hog is blamed for {} ns", by("test-hog:"));
+    // The mover spins there until then; later other threads may run too.
     let mover_ns = by("test-mover:");
     let spun_ns = truth.ran_ns.start() - moved_ns;
-    ensure!(mover_ns * 10 >= spun_ns * 9, "whoever moved it had the CPU for {mover_ns} ns");
+    ensure!(mover_ns * 10 >= spun_ns * 9, "its mover is blamed for {mover_ns} ns");
     Ok(())
 }
 
 #[test]
-fn a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+fn migrated_thread_waits_since_its_wakeup() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let options = OffcpuOptions {
         backend: Some("sample".to_owned()),
         threads: Threads { name: Some(THREAD.to_owned()), ..Threads::default() },
@@ -101,8 +102,8 @@ fn a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved() -> Result<()> 
         let mut source = options.attach(&Session::of_one())?;
         let output = Command::new(std::env::current_exe()?)
             .args(["--exact", "moved::moved_process", "--nocapture", "--test-threads=1"])
-            .env(TO, places.tool.to_string())
-            .env(FROM, places.disturbed.to_string())
+            .env(TO, test_cpus.tool.to_string())
+            .env(FROM, test_cpus.disturbed.to_string())
             .stdin(Stdio::null())
             .stderr(Stdio::inherit())
             .output()?;
@@ -110,24 +111,24 @@ fn a_wait_begins_with_the_wakeup_also_where_the_thread_is_moved() -> Result<()> 
         let mut events = Vec::new();
         source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
         let truths: Vec<Truth> = String::from_utf8(output.stdout)?.lines().filter_map(Truth::parse).collect();
-        ensure!(truths.len() == TIMES, "it was moved {} times", truths.len());
+        ensure!(truths.len() == ROUNDS, "it was moved {} times", truths.len());
         let mut wrong = Vec::new();
         for truth in &truths {
-            if let Err(error) = ensure_told(truth, &events, places) {
+            if let Err(error) = ensure_reported(truth, &events, test_cpus) {
                 println!("wrong: {error:#}: {truth:?}");
                 wrong.push(error);
             }
         }
         let lost = source.snapshot()?.lost;
-        println!("{TIMES} moved, {} late, {} told wrongly, lost {lost:?}", events.len(), wrong.len());
-        // Between a clock's reading and what it is read for an emulated CPU may stop.
-        let tolerated = if is_emulated() { TIMES / 2 } else { TIMES / 20 };
-        ensure!(wrong.len() <= tolerated, "{} of {TIMES} are told wrongly", wrong.len());
+        println!("{ROUNDS} moved, {} late, {} reported wrongly, lost {lost:?}", events.len(), wrong.len());
+        // An emulated CPU may stop between a clock reading and the event.
+        let tolerated = if is_emulated() { ROUNDS / 2 } else { ROUNDS / 20 };
+        ensure!(wrong.len() <= tolerated, "{} of {ROUNDS} are reported wrongly", wrong.len());
         Ok(())
     })
 }
 
-/// What the other process runs.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn moved_process() -> Result<()> {
     let (Ok(to), Ok(from)) = (std::env::var(TO), std::env::var(FROM)) else { return Ok(()) };
@@ -146,32 +147,32 @@ fn moved_process() -> Result<()> {
 
 #[derive(Default)]
 struct Shared {
-    /// The number of the thread that is moved.
+    /// TID of the migrated thread.
     tid: AtomicU32,
-    /// How often it was asked for, and had a CPU, and when that was.
+    /// How often the thread ran for a byte, and when that was.
     ran: AtomicU64,
     ran_ns: AtomicU64,
-    /// The other CPU has to be kept busy, and is.
+    /// Whether the first CPU has to be kept busy, and whether it is.
     wanted: AtomicBool,
     is_busy: AtomicBool,
     over: AtomicBool,
 }
 
-/// Reads the clock as soon as it has a CPU. It goes back to the first CPU by itself.
+/// Reads the clock on each wakeup, and returns to the first CPU by itself.
 fn wait_to_be_moved(from: u32, mut reader: PipeReader, shared: &Shared) {
-    stay_on(from).expect("a thread may stay on a CPU");
+    pin_to(from).expect("a thread may be pinned");
     shared.tid.store(rustix::thread::gettid().as_raw_nonzero().get() as u32, Ordering::Release);
     let mut byte = [0];
     while reader.read(&mut byte).is_ok_and(|read| read == 1) {
         shared.ran_ns.store(monotonic_ns(), Ordering::Release);
-        stay_on(from).expect("a thread may stay on a CPU");
+        pin_to(from).expect("a thread may be pinned");
         shared.ran.fetch_add(1, Ordering::Release);
     }
 }
 
-/// Has the first CPU, above what waits for it, while that is wanted.
+/// Occupies the first CPU at real-time priority while `wanted` is set.
 fn keep_busy(cpu: u32, shared: &Shared) {
-    be_urgent_on(cpu, 50).expect("root may have real-time threads");
+    become_fifo_on(cpu, 50).expect("root may have real-time threads");
     while !shared.over.load(Ordering::Acquire) {
         while shared.wanted.load(Ordering::Acquire) {
             shared.is_busy.store(true, Ordering::Release);
@@ -192,7 +193,7 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// Sleeps until then; far longer than that takes anywhere, something is wrong.
+/// Polls until `is_so` holds. Fails after 20 s, far longer than it takes anywhere.
 fn wait_until(mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let began = Instant::now();
     while !is_so()? {
@@ -208,13 +209,13 @@ fn spin_until(time_ns: u64) {
     }
 }
 
-/// Of the two CPUs one at a time is kept busy above everything else.
+/// Wakes the thread on the first CPU and migrates it to the second, while each is occupied in turn.
 fn move_it(to: u32, mut writer: PipeWriter, shared: &Shared) -> Result<()> {
-    be_urgent_on(to, 50)?;
+    become_fifo_on(to, 50)?;
     let mut cpu = CpuSet::new();
     cpu.set(to as usize);
     let each_ns = EACH.as_nanos() as u64;
-    for time in 0..TIMES as u64 {
+    for time in 0..ROUNDS as u64 {
         wait_until(|| Ok(shared.ran.load(Ordering::Acquire) == time && shared.tid.load(Ordering::Acquire) > 0))?;
         let tid = shared.tid.load(Ordering::Acquire);
         let status = format!("/proc/self/task/{tid}/status");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that are chosen by the name of their process, or by their own.
+//! Threads selected by the name of their process, or by their own.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::sampled;
 use crate::sleepers::{EVIL_NAME, Sleepers};
 
 #[test]
-fn a_process_is_chosen_by_its_name_with_all_its_threads() -> Result<()> {
+fn process_name_selects_all_its_threads() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("evil", 1)?;
     let name = fs::read_to_string(format!("/proc/{}/comm", sleepers.pid()))?.trim_end().to_owned();
@@ -37,7 +37,7 @@ fn a_process_is_chosen_by_its_name_with_all_its_threads() -> Result<()> {
         let all = sleepers.threads()?;
         ensure!(threads_of(Some(&name), None)? == all, "{backend}: not all threads of the process are there");
         ensure!(threads_of(Some(&name), Some(EVIL_NAME))?.len() == 1, "{backend}: both names choose another thread");
-        // The rest it has from the program of `sample`.
+        // For the rest, `trace` shares the program of `sample`.
         if backend == "trace" {
             continue;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a thread that waits for a CPU is to the kernel, whatever it calls itself.
+//! The kernel's role of a thread that waits for a CPU, whatever its name.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -17,22 +17,22 @@ use whylate_sources::{Session, Source as _};
 
 use crate::kernel::chance::in_rounds;
 use crate::kernel::is_emulated;
-use crate::kernel::late::{Places, stay_on};
+use crate::kernel::late::{TestCpus, pin_to};
 use crate::kernel::turn::turn_to_measure;
-use crate::kernel::urgent::be_urgent_on;
+use crate::kernel::urgent::become_fifo_on;
 
 const LATE_NS: u64 = 3_000_000;
 const PRETENDS: &str = "WHYLATE_PRETENDS";
-/// What no user can be.
+/// The name of a kernel worker, which a process takes.
 const NAME: &std::ffi::CStr = c"kworker/0:0";
 const WATCHED: Duration = Duration::from_secs(2);
-/// The hog has its CPU for so long at a time, and rests in between.
-const HAS: Duration = Duration::from_millis(12);
+/// The hog's time on the CPU, and off it.
+const SPINS: Duration = Duration::from_millis(12);
 const RESTS: Duration = Duration::from_millis(4);
-/// Writing so much back takes the kernel's worker longer than the hog rests.
+/// Enough for the writeback worker to need longer than the hog's pauses.
 const DIRTY_BYTES: usize = 48 << 20;
 
-/// The CPUs of unbound workers; as it was at the end.
+/// Confines unbound workers to one CPU; restores their mask on drop.
 struct UnboundOn(String);
 
 const UNBOUND: &str = "/sys/devices/virtual/workqueue/cpumask";
@@ -59,25 +59,26 @@ fn until_over(over: &AtomicBool, mut act: impl FnMut() -> Result<()>) -> Result<
     Ok(())
 }
 
-/// Late waits beside a hog, of workers that write back and that begin items, and of a process that calls itself one.
-fn beside_a_hog(places: Places, file: &Path) -> Result<Vec<LateEvent>> {
-    let _unbound = UnboundOn::cpu(places.disturbed)?;
+/// Returns the late waits beside a hog: of workers for writeback and for other items, and of a process that pretends to
+/// be one.
+fn beside_a_hog(test_cpus: TestCpus, file: &Path) -> Result<Vec<LateEvent>> {
+    let _unbound = UnboundOn::cpu(test_cpus.disturbed)?;
     let options = OffcpuOptions { explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
     let over = AtomicBool::new(false);
     let mut process = Command::new(std::env::current_exe()?)
         .args(["--exact", "roles::pretending_process", "--test-threads=1"])
-        .env(PRETENDS, places.disturbed.to_string())
+        .env(PRETENDS, test_cpus.disturbed.to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()?;
     let mut events = Vec::new();
     thread::scope(|scope| {
         let hog = scope.spawn(|| {
-            be_urgent_on(places.disturbed, 40)?;
+            become_fifo_on(test_cpus.disturbed, 40)?;
             until_over(&over, || {
                 let began = Instant::now();
-                while began.elapsed() < HAS {
+                while began.elapsed() < SPINS {
                     std::hint::spin_loop();
                 }
                 thread::sleep(RESTS);
@@ -85,7 +86,7 @@ fn beside_a_hog(places: Places, file: &Path) -> Result<Vec<LateEvent>> {
             })
         });
         let items = scope.spawn(|| {
-            stay_on(places.tool)?;
+            pin_to(test_cpus.tool)?;
             until_over(&over, || {
                 let _ = fs::read("/proc/sys/vm/stat_refresh");
                 thread::sleep(Duration::from_millis(5));
@@ -93,7 +94,7 @@ fn beside_a_hog(places: Places, file: &Path) -> Result<Vec<LateEvent>> {
             })
         });
         let writer = scope.spawn(|| {
-            stay_on(places.tool)?;
+            pin_to(test_cpus.tool)?;
             let content = vec![7_u8; DIRTY_BYTES];
             until_over(&over, || {
                 File::create(file)?.write_all(&content)?;
@@ -114,15 +115,15 @@ fn beside_a_hog(places: Places, file: &Path) -> Result<Vec<LateEvent>> {
 }
 
 #[test]
-fn what_a_thread_is_does_not_go_by_its_name() -> Result<()> {
-    let (Some(_turn), Some(places)) = (turn_to_measure(), Places::find()) else { return Ok(()) };
+fn role_does_not_depend_on_thread_name() -> Result<()> {
+    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     if is_emulated() {
         println!("skipped: what writes back has no disk here");
         return Ok(());
     }
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     in_rounds(|| {
-        let events = beside_a_hog(places, &folder.path().join("dirty"))?;
+        let events = beside_a_hog(test_cpus, &directory.path().join("dirty"))?;
         let label = |event: &LateEvent, name: &str| event.labels.get(name).cloned().unwrap_or_default();
         let (mut pretending, mut with_item, mut without) = (0, 0, 0);
         for event in &events {
@@ -137,16 +138,16 @@ fn what_a_thread_is_does_not_go_by_its_name() -> Result<()> {
         let first =
             events.iter().find(|event| event.labels.contains_key("handler")).context("no worker had an item")?;
         ensure!(label(first, "role") == "worker" && label(first, "thread").starts_with("kworker/"), "{first:?}");
-        ensure!(pretending > 10 && with_item > 0 && without > 0, "too few to tell");
+        ensure!(pretending > 10 && with_item > 0 && without > 0, "too few to judge");
         Ok(())
     })
 }
 
-/// Not a test by itself: the process.
+/// Runs in the process that the tests start; not a test by itself.
 #[test]
 fn pretending_process() {
     let Ok(cpu) = std::env::var(PRETENDS) else { return };
-    stay_on(cpu.parse().expect("a number")).expect("a thread may stay on a CPU");
+    pin_to(cpu.parse().expect("a number")).expect("a thread may be pinned");
     set_name(NAME).expect("any name will do");
     loop {
         std::hint::spin_loop();

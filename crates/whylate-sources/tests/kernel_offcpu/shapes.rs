@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Stacks that a walk may take for one that it has met before.
+//! Stacks that a walk may mistake for one that it has seen before.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::sleepers::shaped::{NAME, SHARE_OF_LONG};
 use super::{is_at, sampled};
 
 #[test]
-fn stacks_of_the_same_shape_are_told_apart_in_walks() -> Result<()> {
+fn sampling_distinguishes_stacks_of_equal_shape() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("shaped", 1)?;
     let options = OffcpuOptions {
@@ -25,7 +25,7 @@ fn stacks_of_the_same_shape_are_told_apart_in_walks() -> Result<()> {
     };
     let snapshot = sampled(&options, Duration::from_secs(3))?;
     let threads = sleepers.threads()?;
-    let mut told = 0;
+    let mut checked = 0;
     for tid in threads {
         let of_thread = |stack: &&_| is_of(stack, &tid);
         let ns_in = |function: &str| -> u64 {
@@ -39,16 +39,16 @@ fn stacks_of_the_same_shape_are_told_apart_in_walks() -> Result<()> {
         };
         let (long, short) = (ns_in("nap_for_long"), ns_in("nap_shortly"));
         if long + short == 0 {
-            // One of the process's first.
+            // One of the test harness's threads.
             continue;
         }
-        told += 1;
+        checked += 1;
         let share = long as f64 / (long + short) as f64;
         println!("thread {tid}: in the longer sleep for {share} of the time");
-        // By chance it is 0.03 off, and an emulated CPU is late for both.
+        // The standard deviation is 0.03, and an emulated CPU is late for both.
         ensure!((share - SHARE_OF_LONG).abs() < 0.2, "thread {tid} is in the longer sleep for {share} of the time");
     }
-    ensure!(told == 4, "{told} threads are told");
+    ensure!(checked == 4, "{checked} threads are checked");
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who ended waits, beside wakers that are known.
+//! Compares wakers with known ones.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -17,7 +17,8 @@ use crate::lost;
 use crate::sleepers::Sleepers;
 use crate::sleepers::woken::Waited;
 
-/// The time of a thread's waits by who ended them: a frame of the waker, or what else. Who could run waits for nobody.
+/// Returns the shares of a thread's blocked time by waker: a known frame of the waker's stack, or else the waker's
+/// name. Run-queue waits have no waker.
 fn by_waker(snapshot: &Snapshot, thread: &str, functions: &[&str]) -> BTreeMap<String, f64> {
     let mut sums: BTreeMap<String, f64> = BTreeMap::new();
     let mut whole = 0.0;
@@ -39,44 +40,47 @@ fn is_by(stack: &Stack, by: WokenBy) -> bool {
 const WAKING: [&str; 2] = ["wake_after_long", "wake_soon"];
 
 #[test]
-fn a_wait_is_told_with_the_stack_of_who_ended_it() -> Result<()> {
+fn blocked_wait_has_wakers_stack() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start_with("woken", 1, Some(tempfile::NamedTempFile::new()?))?;
     let file = sleepers.file().context("there is no file")?;
     let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), wakers: true, ..OffcpuOptions::default() };
     in_rounds(|| {
         let mut source = options.attach(&Session::of_one())?;
-        ensure!(source.backend == "trace", "{} tells no wakers", source.backend);
+        ensure!(source.backend == "trace", "{} has no wakers", source.backend);
         source.snapshot()?;
         let before = Waited::read(file)?;
         sleep(Duration::from_secs(4));
         let (snapshot, after) = (source.snapshot()?, Waited::read(file)?);
-        // Where the kernel runs no program at a wakeup, its waker is told as not seen.
+        // A wakeup at which the kernel runs no BPF program has an unseen waker.
         let unseen = snapshot.lost["unseen_wakers"];
         let waits: u64 = snapshot.stacks.iter().filter(|stack| stack.waker.is_some()).map(|stack| stack.waits).sum();
         ensure!(lost(&snapshot) == unseen && unseen * 100 <= waits, "of {waits} waits lost: {:?}", snapshot.lost);
-        let told_unseen: u64 =
+        let reported_unseen: u64 =
             snapshot.stacks.iter().filter(|stack| is_by(stack, WokenBy::Unseen)).map(|stack| stack.waits).sum();
-        ensure!(told_unseen == unseen, "{told_unseen} waits have no waker, and {unseen} are counted");
+        ensure!(reported_unseen == unseen, "{reported_unseen} waits have no waker, and {unseen} are counted");
         let [for_long, shortly] = [after.for_long - before.for_long, after.shortly - before.shortly];
         let truth = for_long as f64 / (for_long + shortly) as f64;
-        // By its own clock a thread also waits for a CPU, which takes milliseconds where an emulator runs the machine.
+        // The thread's own clock includes run-queue waits, which take milliseconds on an emulator.
         let most_off = if is_emulated() { 0.1 } else { 0.01 };
         for (thread, wait, wakes) in
             [("at the pipe", "pipe_read", "pipe_write"), ("at the lock", "futex_wait", "futex_wake")]
         {
             let shares = by_waker(&snapshot, thread, &WAKING);
-            let told = WAKING.map(|function| shares.get(function).copied().unwrap_or(0.0));
+            let shares_by_function = WAKING.map(|function| shares.get(function).copied().unwrap_or(0.0));
             println!("{thread}: {shares:?}; by its own clock the thread at the pipe has {truth} of the first");
-            ensure!(truth > 0.5 && (told[0] - truth).abs() < most_off, "{thread}: {shares:?}, and {truth} is true");
-            // What is left is the beginning of a wait that goes on at the end.
-            ensure!(told[0] + told[1] > 0.99, "{thread}: {shares:?}");
+            ensure!(
+                truth > 0.5 && (shares_by_function[0] - truth).abs() < most_off,
+                "{thread}: {shares:?}, and {truth} is true"
+            );
+            // The rest is the start of a wait that goes on at the end.
+            ensure!(shares_by_function[0] + shares_by_function[1] > 0.99, "{thread}: {shares:?}");
             for stack in snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == thread) {
                 let Some(waker) = stack.waker.as_ref().filter(|waker| waker.by == WokenBy::Thread) else { continue };
                 ensure!(waker.labels["thread"] == "the waker", "{waker:?}");
                 ensure!(waker.labels["pid"] == sleepers.pid().to_string(), "{waker:?}");
                 let has = |frames: &[String], function: &str| frames.iter().any(|frame| frame.contains(function));
-                // The lock is given away at times too, while the other one has it.
+                // Taking the mutex of the condition variable may block too, while the waker holds it.
                 let by_lock = thread == "at the lock" && !has(&stack.user, "wait_while");
                 ensure!(by_lock || (has(&stack.kernel, wait) && has(&waker.kernel, wakes)), "{stack:?}");
                 ensure!(
@@ -89,11 +93,11 @@ fn a_wait_is_told_with_the_stack_of_who_ended_it() -> Result<()> {
         for thread in ["at the timer", "the waker"] {
             let shares = by_waker(&snapshot, thread, &WAKING);
             println!("{thread}: {shares:?}");
-            // With PREEMPT_RT, threads of the kernel do what timers are for (ktimers/CPU).
+            // With PREEMPT_RT, kernel threads run timers (ktimers/CPU).
             let is_timer = |name: &str| name == "[interrupt]" || name.starts_with("ktimers/");
             let by_timer: f64 = shares.iter().filter(|(name, _)| is_timer(name)).map(|(_, share)| share).sum();
             let rest = shares.get("[not woken yet]").copied().unwrap_or(0.0);
-            // A thread that sleeps for so long that the other one takes its lock meanwhile is woken by that one.
+            // A thread that loses the race for its mutex is woken by the other thread.
             let others = 1.0 - by_timer - rest;
             ensure!(by_timer > 0.98 && others < 0.01, "{thread}: {shares:?}");
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A client at a condition variable, whose server computes, writes to the disk, and is kept from its CPU.
+//! A client at a condition variable, with a server that computes, writes to the disk, and is kept off its CPU.
 
 use std::os::unix::fs::FileExt as _;
 use std::sync::mpsc::channel;
@@ -10,18 +10,18 @@ use std::time::Duration;
 use anyhow::Result;
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
-use crate::kernel::urgent::be_urgent_on;
-use crate::peers::{burn, cpu_ns, cpus, rounds, tell, tid};
+use crate::kernel::late::pin_to;
+use crate::kernel::urgent::become_fifo_on;
+use crate::peers::{burn, cpu_ns, cpus, report_round, rounds, tid};
 
 const COMPUTES_NS: u64 = 8_000_000;
 const KEPT_NS: u64 = 12_000_000;
 const PRIORITY: i32 = 10;
 
-/// Whose turn it is.
+/// The value under the condition variable.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    Nobodys,
+    Idle,
     Servers,
     Clients,
     Over,
@@ -31,9 +31,9 @@ enum Turn {
 struct Served {
     server: u32,
     bully: u32,
-    /// Computing, its part of writing, and whatever else.
+    /// CPU time of computing, of writing, and of the rest.
     cpu_ns: u64,
-    /// Writing, by the clock, and its own part of that.
+    /// Time of writing by the clock, and its CPU time.
     wrote_ns: u64,
     write_cpu_ns: u64,
     kept_ns: u64,
@@ -41,7 +41,7 @@ struct Served {
 
 pub fn play() -> Result<()> {
     let (here, there) = cpus()?;
-    let (turn, changed) = (Mutex::new(Turn::Nobodys), Condvar::new());
+    let (turn, changed) = (Mutex::new(Turn::Idle), Condvar::new());
     let wait_until = |wanted: &[Turn]| {
         let turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = |turn: &mut Turn| !wanted.contains(turn);
@@ -58,7 +58,7 @@ pub fn play() -> Result<()> {
     thread::scope(|scope| {
         let (wait_until, is_now) = (&wait_until, &is_now);
         let bully = move || -> Result<()> {
-            be_urgent_on(there, PRIORITY)?;
+            become_fifo_on(there, PRIORITY)?;
             for () in disturbed {
                 let began_ns = monotonic_ns();
                 while monotonic_ns() < began_ns + KEPT_NS {
@@ -69,7 +69,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let server = move || -> Result<()> {
-            stay_on(there)?;
+            pin_to(there)?;
             while *wait_until(&[Turn::Servers, Turn::Over]) == Turn::Servers {
                 let began_ns = cpu_ns();
                 burn(COMPUTES_NS);
@@ -86,15 +86,15 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let client = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for _ in 0..rounds() {
                 let began_ns = monotonic_ns();
                 is_now(Turn::Servers);
-                *wait_until(&[Turn::Clients]) = Turn::Nobodys;
+                *wait_until(&[Turn::Clients]) = Turn::Idle;
                 let ended_ns = monotonic_ns();
                 let Served { server, bully, cpu_ns, wrote_ns, write_cpu_ns, kept_ns } = reported.recv()?;
                 let numbers = [server.into(), bully.into(), cpu_ns, wrote_ns, write_cpu_ns, kept_ns];
-                tell("chain", tid(), began_ns, ended_ns, &numbers);
+                report_round("chain", tid(), began_ns, ended_ns, &numbers);
                 thread::sleep(Duration::from_millis(20));
             }
             is_now(Turn::Over);

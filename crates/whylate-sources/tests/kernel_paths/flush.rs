@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A client that flushes a work item of each CPU, one of which is busy with a thread that lets no worker run.
+//! A client that flushes a work item of each CPU, while a thread on one of them lets no worker run.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -9,17 +9,17 @@ use std::thread;
 use anyhow::{Result, ensure};
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
-use crate::kernel::urgent::be_urgent_on;
-use crate::peers::{BURNT_NS, PAUSE, cpus, rounds, skip, tell, tid};
+use crate::kernel::late::pin_to;
+use crate::kernel::urgent::become_fifo_on;
+use crate::peers::{BURNT_NS, PAUSE, cpus, report_round, rounds, skip, tid};
 
 const PRIORITY: i32 = 10;
 const PAGE: usize = 4096;
 /// include/uapi/linux/mempolicy.h
 const MPOL_MF_MOVE: i32 = 2;
 
-/// Moves a page to where it is. Before that, the kernel has each CPU that keeps lists of new pages empty them, by a work
-/// item that it flushes (`lru_cache_disable`, mm/swap.c).
+/// Migrates a page to its own node. Before that, the kernel empties the per-CPU LRU batches by a work item on each CPU
+/// that has one, and flushes it (`lru_cache_disable`, mm/swap.c).
 fn flush() -> io::Result<()> {
     let page = Box::new([1_u8; PAGE]);
     let pages = [std::ptr::from_ref(page.as_ref()).cast::<libc::c_void>()];
@@ -31,7 +31,7 @@ fn flush() -> io::Result<()> {
     if outcome < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A new page, which the CPU has on such a list then.
+/// A new page, which puts an entry into the CPU's LRU batch.
 struct NewPage(*mut libc::c_void);
 
 impl NewPage {
@@ -40,7 +40,7 @@ impl NewPage {
         // SAFETY: new memory, at an address that the kernel chooses.
         let page = unsafe { libc::mmap(std::ptr::null_mut(), PAGE, access, map, -1, 0) };
         ensure!(page != libc::MAP_FAILED, "{}", io::Error::last_os_error());
-        // SAFETY: it is mapped, and nobody else's.
+        // SAFETY: the page is mapped, and owned here.
         unsafe { page.cast::<u8>().write_volatile(1) };
         Ok(NewPage(page))
     }
@@ -48,7 +48,7 @@ impl NewPage {
 
 impl Drop for NewPage {
     fn drop(&mut self) {
-        // SAFETY: it is mapped, and nobody else has its address.
+        // SAFETY: the page is mapped, and nothing else has its address.
         unsafe { libc::munmap(self.0, PAGE) };
     }
 }
@@ -61,14 +61,14 @@ pub fn play() -> Result<()> {
     let (here, there) = cpus()?;
     let (begin, begins) = channel::<()>();
     let (report, reported) = channel::<(u32, u64)>();
-    let (begun, has_begun) = channel::<()>();
+    let (started, has_started) = channel::<()>();
     thread::scope(|scope| {
         let bully = move || -> Result<()> {
-            be_urgent_on(there, PRIORITY)?;
+            become_fifo_on(there, PRIORITY)?;
             for () in begins {
                 let _page = NewPage::get()?;
                 let until_ns = monotonic_ns() + BURNT_NS;
-                begun.send(())?;
+                started.send(())?;
                 while monotonic_ns() < until_ns {
                     std::hint::spin_loop();
                 }
@@ -77,16 +77,16 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let client = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for _ in 0..rounds() {
                 begin.send(())?;
-                has_begun.recv()?;
+                has_started.recv()?;
                 let began_ns = monotonic_ns();
                 flush()?;
                 let ended_ns = monotonic_ns();
                 let (bully, until_ns) = reported.recv()?;
-                // 0 where the client came too late.
-                tell("flush", tid(), began_ns, ended_ns, &[bully.into(), until_ns.saturating_sub(began_ns)]);
+                // 0 if the client came too late.
+                report_round("flush", tid(), began_ns, ended_ns, &[bully.into(), until_ns.saturating_sub(began_ns)]);
                 thread::sleep(PAUSE);
             }
             Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A lock that goes from hand to hand while a client waits for the last one.
+//! A lock that is passed from holder to holder while a client waits for the last one.
 
 use std::io::{Read as _, Write as _};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,10 +11,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
-use crate::peers::{burn, cpu_ns, cpus, rounds, tell, tid, until_asleep};
+use crate::kernel::late::pin_to;
+use crate::peers::{burn, cpu_ns, cpus, report_round, rounds, tid, until_asleep};
 
-/// How long each holds it.
+/// CPU time of each holder with the lock.
 const HOLDS_NS: [u64; 4] = [3_000_000, 6_000_000, 9_000_000, 12_000_000];
 
 pub fn play() -> Result<()> {
@@ -33,7 +33,7 @@ pub fn play() -> Result<()> {
             let (lock, ended, report, enlist) = (&lock, &ended, report.clone(), enlist.clone());
             let mut write = write.try_clone()?;
             let hold = move || -> Result<()> {
-                stay_on(there)?;
+                pin_to(there)?;
                 enlist.send(tid())?;
                 for () in its_turn {
                     let held = lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,16 +52,16 @@ pub fn play() -> Result<()> {
         }
         let tids: Vec<u32> = holders.iter().map_while(|_| enlisted.recv().ok()).collect();
         let (begin, begins) = channel::<u32>();
-        let (begun, has_begun) = channel::<()>();
+        let (started, has_started) = channel::<()>();
         let (lock, ended) = (&lock, &ended);
         let first = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for client in begins {
                 let held = lock.lock().unwrap_or_else(PoisonError::into_inner);
                 for turn in &turns {
                     turn.send(())?;
                 }
-                begun.send(())?;
+                started.send(())?;
                 // In the queue of the lock.
                 thread::sleep(Duration::from_millis(2));
                 for tid in tids.iter().copied().chain([client]) {
@@ -72,11 +72,11 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let client = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for _ in 0..rounds() {
                 ended.store(0, Ordering::SeqCst);
                 begin.send(tid())?;
-                has_begun.recv()?;
+                has_started.recv()?;
                 let began_ns = monotonic_ns();
                 read.read_exact(&mut [0])?;
                 let ended_ns = monotonic_ns();
@@ -85,7 +85,7 @@ pub fn play() -> Result<()> {
                     let (holder, ns) = reported.recv().context("a holder has ended")?;
                     numbers.extend([u64::from(holder), ns]);
                 }
-                tell("handoff", tid(), began_ns, ended_ns, &numbers);
+                report_round("handoff", tid(), began_ns, ended_ns, &numbers);
                 thread::sleep(Duration::from_millis(2));
             }
             Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Writes to the disk beside threads that have the CPUs into which its interrupts come, and nothing to do with it.
+//! Writes to the disk beside unrelated threads on the CPUs that take its interrupts.
 
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,11 +9,11 @@ use anyhow::Result;
 use rustix::process::setpriority_process;
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
-use crate::peers::{cpus, rounds, tell, tid};
+use crate::kernel::late::pin_to;
+use crate::peers::{cpus, report_round, rounds, tid};
 
 pub const NAME: &str = "innocent";
-/// So many writes for each wait of the other kinds.
+/// Writes per wait of the other kinds.
 const WRITES: usize = 34;
 
 pub fn play() -> Result<()> {
@@ -24,8 +24,8 @@ pub fn play() -> Result<()> {
     thread::scope(|scope| {
         for cpu in [one, other] {
             let spin = move || -> Result<()> {
-                stay_on(cpu)?;
-                // Of the thread alone, on Linux: it gives way.
+                pin_to(cpu)?;
+                // On Linux this affects only the calling thread, which gives way.
                 setpriority_process(None, 19)?;
                 while !over.load(Ordering::Relaxed) {
                     std::hint::spin_loop();
@@ -39,7 +39,7 @@ pub fn play() -> Result<()> {
                 file.write_all_at(&[number as u8; 4096], 0)?;
                 let began_ns = monotonic_ns();
                 file.sync_data()?;
-                tell("innocent", tid(), began_ns, monotonic_ns(), &[]);
+                report_round("innocent", tid(), began_ns, monotonic_ns(), &[]);
             }
             Ok(())
         };

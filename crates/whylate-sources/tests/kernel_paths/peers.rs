@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A client that waits for a server in many ways, and says itself for how long and for what. It is the test program
-//! again, as whoever explains waits does not explain its own.
+//! A client that waits for a server in many ways, and prints for how long and for what. It is the test program again,
+//! as `offcpu` does not explain its own waits.
 
 use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -13,29 +13,29 @@ use rustix::thread::{CpuSet, gettid, sched_getaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
+use crate::kernel::late::pin_to;
 
 const WHAT: &str = "WHYLATE_PEERS";
 const READY: &str = "peers are there";
 const OVER: &str = "all is played";
 const ROUND: &str = "round ";
 const SKIPPED: &str = "skipped: ";
-/// How many waits of each kind `make trial` asks for.
+/// Environment: waits of each kind, as set by `make trial`.
 const ROUNDS_VARIABLE: &str = "WHYLATE_ROUNDS";
 const ROUNDS: usize = 12;
-/// Between two of them.
+/// Pause between two waits.
 pub const PAUSE: Duration = Duration::from_millis(2);
-/// A server works for so long before it lets its client go on.
+/// CPU time of a server before it lets its client continue.
 pub const BURNT_NS: u64 = 20_000_000;
 
-/// A wait, as its client and those that it waited for have seen it.
+/// A wait, as its client and the threads it waited for measured it.
 #[derive(Clone, Debug)]
 pub struct Round {
     pub kind: String,
     pub client: u32,
     pub began_ns: u64,
     pub ended_ns: u64,
-    /// By kind.
+    /// Meaning depends on the kind.
     pub numbers: Vec<u64>,
 }
 
@@ -50,17 +50,17 @@ impl Round {
     }
 }
 
-/// What the process has told.
+/// The output of the process.
 #[derive(Debug, Default)]
 pub struct Played {
     pub rounds: Vec<Round>,
-    /// Why it has left something out.
+    /// Reasons for left out kinds.
     pub skipped: Vec<String>,
-    /// All that it was to play is played.
+    /// Whether it has finished.
     pub is_whole: bool,
 }
 
-/// The process. It goes with this.
+/// The process, killed on drop.
 pub struct Peers {
     child: Child,
     begin: Option<ChildStdin>,
@@ -68,7 +68,7 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Starts it, and waits until it could begin.
+    /// Starts the process, and waits until it is ready.
     pub fn start(what: &str) -> Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["--exact", "peers_process", "--nocapture", "--test-threads=1"])
@@ -92,9 +92,9 @@ impl Peers {
         self.child.id()
     }
 
-    /// Lets it begin, and has whoever calls read what it says.
+    /// Lets the process begin. Returns a function that reads its output to the end.
     pub fn begin(&mut self) -> Result<impl FnOnce() -> Result<Played> + Send + 'static> {
-        self.begin.take().context("it has begun")?.write_all(b"\n")?;
+        self.begin.take().context("it has already started")?.write_all(b"\n")?;
         let output = self.output.take().context("somebody reads its output")?;
         Ok(move || {
             let mut played = Played::default();
@@ -120,7 +120,7 @@ impl Drop for Peers {
     }
 }
 
-/// Plays what is asked for in the environment.
+/// Plays as the environment asks, or returns at once if it does not.
 pub fn run_if_asked() -> Result<()> {
     let Ok(what) = std::env::var(WHAT) else { return Ok(()) };
     println!("{READY}");
@@ -133,7 +133,7 @@ pub fn run_if_asked() -> Result<()> {
         "flush" => crate::flush::play(),
         "queued" => crate::queued::play(),
         "innocent" => crate::innocent::play(),
-        other => bail!("nobody plays {other}"),
+        other => bail!("nothing plays {other}"),
     };
     if outcome.is_ok() {
         println!("{OVER}");
@@ -141,7 +141,7 @@ pub fn run_if_asked() -> Result<()> {
     outcome
 }
 
-pub fn tell(kind: &str, client: u32, began_ns: u64, ended_ns: u64, numbers: &[u64]) {
+pub fn report_round(kind: &str, client: u32, began_ns: u64, ended_ns: u64, numbers: &[u64]) {
     let numbers: String = numbers.iter().map(|number| format!(" {number}")).collect();
     println!("{ROUND}{kind} {client} {began_ns} {ended_ns}{numbers}");
 }
@@ -150,13 +150,13 @@ pub fn skip(reason: &str) {
     println!("{SKIPPED}{reason}");
 }
 
-/// How many waits a trial asks for.
+/// Returns the number of waits of each kind in a trial.
 pub fn trial() -> Option<usize> {
     let rounds = std::env::var(ROUNDS_VARIABLE).ok()?;
     Some(rounds.parse().ok().filter(|&rounds| rounds > 0).expect("WHYLATE_ROUNDS is a number of waits"))
 }
 
-/// So many waits of each kind.
+/// Returns the number of waits of each kind.
 pub fn rounds() -> usize {
     trial().unwrap_or(ROUNDS)
 }
@@ -165,7 +165,7 @@ pub fn tid() -> u32 {
     gettid().as_raw_pid() as u32
 }
 
-/// The CPU of whoever waits, and of those that it waits for.
+/// Returns the CPU of the client, and the CPU of its peers.
 pub fn cpus() -> Result<(u32, u32)> {
     let usable = sched_getaffinity(None)?;
     let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| usable.is_set(cpu)).map(|cpu| cpu as u32);
@@ -173,13 +173,13 @@ pub fn cpus() -> Result<(u32, u32)> {
     Ok((first, cpus.next_back().unwrap_or(first)))
 }
 
-/// The CPU time of the calling thread.
+/// Returns the CPU time of the calling thread.
 pub fn cpu_ns() -> u64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Computes for so much CPU time.
+/// Computes for this much CPU time.
 pub fn burn(ns: u64) {
     let until_ns = cpu_ns() + ns;
     while cpu_ns() < until_ns {
@@ -199,10 +199,11 @@ pub fn until_asleep(process: u32, tid: u32) {
     }
 }
 
-/// What a server has burnt, and all of its CPU time of a round.
+/// A server's CPU time in [`burn`], and its total CPU time of a round.
 type Worked = (u64, u64);
 
-/// Rounds of one kind: `serve` gets what has its client wait and then works, and lets the client go on after that.
+/// Plays rounds of one kind: `serve` gets a function that starts the client's wait and works, and ends the wait
+/// afterwards.
 pub fn play(
     kind: &str,
     mut wait: impl FnMut() -> Result<()> + Send,
@@ -214,14 +215,14 @@ pub fn play(
     let (report, reported): (Sender<(u32, Worked)>, Receiver<_>) = channel();
     thread::scope(|scope| {
         let server = move || -> Result<()> {
-            stay_on(there)?;
+            pin_to(there)?;
             for client in asked {
                 let before_ns = cpu_ns();
                 serve(&|| {
-                    // It has gone where this fails.
+                    // Fails if the client has ended.
                     let _ = answer.send(());
                     until_asleep(std::process::id(), client);
-                    // Whoever waits for an rt_mutex spins until its owner leaves its CPU.
+                    // A waiter for an rt_mutex spins until the owner leaves its CPU.
                     thread::sleep(Duration::from_micros(500));
                     burn(BURNT_NS);
                 })?;
@@ -230,7 +231,7 @@ pub fn play(
             Ok(())
         };
         let client = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for _ in 0..rounds() {
                 ask.send(tid())?;
                 answered.recv()?;
@@ -238,7 +239,7 @@ pub fn play(
                 wait()?;
                 let ended_ns = monotonic_ns();
                 let (server, (burnt_ns, all_ns)) = reported.recv()?;
-                tell(kind, tid(), began_ns, ended_ns, &[server.into(), burnt_ns, all_ns]);
+                report_round(kind, tid(), began_ns, ended_ns, &[server.into(), burnt_ns, all_ns]);
                 thread::sleep(PAUSE);
             }
             Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A client that waits for a work item, whose worker is busy with another one when a server queues it.
+//! A client that waits for a work item that a server queues while the worker is busy with another item.
 #![allow(unsafe_code)]
 
 use std::ffi::c_long;
@@ -15,18 +15,18 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use whylate_sources::clock::monotonic_ns;
 use whylate_sources::inject::work::{self, Plan};
 
-use crate::kernel::late::stay_on;
-use crate::kernel::urgent::be_urgent_on;
-use crate::peers::{BURNT_NS, PAUSE, burn, cpu_ns, cpus, rounds, skip, tell, tid, until_asleep};
+use crate::kernel::late::pin_to;
+use crate::kernel::urgent::become_fifo_on;
+use crate::peers::{BURNT_NS, PAUSE, burn, cpu_ns, cpus, report_round, rounds, skip, tid, until_asleep};
 
 const PRIORITY: i32 = 10;
-/// Each of the other items: after 10 ms the kernel gives their worker's place to another one (kernel/workqueue.c).
+/// Length of each other item; after 10 ms the kernel would start another worker (kernel/workqueue.c).
 const BUSY_NS: u64 = 8_000_000;
 const AT_ONCE: u64 = 4;
 /// include/uapi/linux/aio_abi.h
 const IOCB_CMD_FSYNC: u64 = 2;
 
-/// What the kernel does for others in work items of the CPU where it is asked.
+/// An AIO context, which makes the kernel sync files by work items on the submitting CPU.
 struct Aio {
     context: c_long,
     file: OwnedFd,
@@ -45,7 +45,7 @@ impl Aio {
         Ok(Aio { context, file })
     }
 
-    /// Queues an item that has a file without a device synchronised: it takes no time.
+    /// Queues a work item that syncs a file without a device, which takes no time.
     fn sync(&self) -> io::Result<()> {
         let descriptor = self.file.as_raw_fd() as u64;
         let request: [u64; 8] = [0, 0, IOCB_CMD_FSYNC | descriptor << 32, 0, 0, 0, 0, 0];
@@ -56,7 +56,7 @@ impl Aio {
 
     fn wait(&self) -> io::Result<()> {
         let mut event = [0_u64; 4];
-        // Where the server fails, nothing comes.
+        // Nothing comes if the server fails.
         let most = libc::timespec { tv_sec: 5, tv_nsec: 0 };
         let most = &raw const most;
         // SAFETY: room for one `struct io_event` of 32 bytes, and a time that the call only reads.
@@ -68,7 +68,7 @@ impl Aio {
 
 impl Drop for Aio {
     fn drop(&mut self) {
-        // SAFETY: nobody waits for its events any more.
+        // SAFETY: no thread waits for its events any more.
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }
@@ -81,7 +81,7 @@ pub fn play() -> Result<()> {
         skip(&format!("no items are queued here: {:#}", anyhow::Error::from(error)));
         return Ok(());
     }
-    // One after the other, until all is played.
+    // One after another, until all rounds are played.
     let (many, over) = (Plan { items: 5_000, at_once: AT_ONCE, busy_ns: BUSY_NS, ..one }, AtomicBool::new(false));
     let (ask, asked) = channel::<u32>();
     let (report, reported) = channel::<(u32, u64, u64)>();
@@ -90,25 +90,25 @@ pub fn play() -> Result<()> {
         let others = scope.spawn(move || work::run(&many, over));
         let server = move || -> Result<()> {
             for client in asked {
-                be_urgent_on(here, PRIORITY)?;
+                become_fifo_on(here, PRIORITY)?;
                 let before_ns = cpu_ns();
                 until_asleep(std::process::id(), client);
                 burn(BURNT_NS);
-                stay_on(there)?;
+                pin_to(there)?;
                 aio.sync()?;
                 report.send((tid(), BURNT_NS, cpu_ns() - before_ns))?;
             }
             Ok(())
         };
         let client = move || -> Result<()> {
-            stay_on(here)?;
+            pin_to(here)?;
             for _ in 0..rounds() {
                 ask.send(tid())?;
                 let began_ns = monotonic_ns();
                 aio.wait()?;
                 let ended_ns = monotonic_ns();
                 let (server, burnt_ns, all_ns) = reported.recv()?;
-                tell("queued", tid(), began_ns, ended_ns, &[server.into(), burnt_ns, all_ns]);
+                report_round("queued", tid(), began_ns, ended_ns, &[server.into(), burnt_ns, all_ns]);
                 thread::sleep(PAUSE);
             }
             Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A lock that is given to a thread whose CPU somebody else has, who takes it away again.
+//! A lock that is passed to a waiter on a CPU that another thread occupies, and stolen by that thread.
 
 use std::io::{Read as _, Write as _};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,16 +11,16 @@ use std::time::Duration;
 use anyhow::Result;
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::urgent::be_urgent_on;
-use crate::peers::{PAUSE, burn, cpu_ns, cpus, rounds, tell, tid, until_asleep};
+use crate::kernel::urgent::become_fifo_on;
+use crate::peers::{PAUSE, burn, cpu_ns, cpus, report_round, rounds, tid, until_asleep};
 
-/// How long the first one has it.
+/// CPU time of the first holder.
 pub const HOLDS_NS: u64 = 6_000_000;
-/// What the thief does with it: it keeps the CPU, sleeps, and computes.
+/// What the thief does with the lock: it computes, sleeps, and computes.
 const KEEPS_NS: u64 = 2_000_000;
 const SLEEPS: Duration = Duration::from_millis(8);
 const COMPUTES_NS: u64 = 3_000_000;
-/// Nobody else is in their way; and the thief is in that of the others.
+/// Above all other threads; and the thief above the rest.
 const ORDINARY: i32 = 5;
 const HIGHER: i32 = 10;
 
@@ -47,7 +47,7 @@ pub fn play() -> Result<()> {
     thread::scope(|scope| {
         let (lock, held, waiter_tid) = (&lock, &held, &waiter_tid);
         let holder = move || -> Result<()> {
-            be_urgent_on(there, ORDINARY)?;
+            become_fifo_on(there, ORDINARY)?;
             for client in asked {
                 let guard = held();
                 let before_ns = cpu_ns();
@@ -70,7 +70,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let waiter = move || -> Result<()> {
-            be_urgent_on(here, ORDINARY)?;
+            become_fifo_on(here, ORDINARY)?;
             for () in entered {
                 waiter_tid.store(tid(), Ordering::SeqCst);
                 drop(held());
@@ -79,7 +79,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let thief = move || -> Result<()> {
-            be_urgent_on(here, HIGHER)?;
+            become_fifo_on(here, HIGHER)?;
             for () in lurks {
                 lurking.send(())?;
                 let guard = loop {
@@ -107,7 +107,7 @@ pub fn play() -> Result<()> {
             Ok(())
         };
         let client = move || -> Result<()> {
-            be_urgent_on(here, ORDINARY)?;
+            become_fifo_on(here, ORDINARY)?;
             for _ in 0..rounds() {
                 ask.send(tid())?;
                 let began_ns = monotonic_ns();
@@ -116,7 +116,7 @@ pub fn play() -> Result<()> {
                 let (holder, held_ns) = holds.recv()?;
                 let Theft { thief, kept_ns, slept_ns, computed_ns } = thefts.recv()?;
                 let numbers = [holder.into(), held_ns, thief.into(), kept_ns, slept_ns, computed_ns];
-                tell("stolen", tid(), began_ns, ended_ns, &numbers);
+                report_round("stolen", tid(), began_ns, ended_ns, &numbers);
                 thread::sleep(PAUSE);
             }
             Ok(())

@@ -18,10 +18,10 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{FlockOperation, flock};
 use whylate_sources::clock::monotonic_ns;
 
-use crate::kernel::late::stay_on;
-use crate::peers::{self, BURNT_NS, burn, cpus, rounds, skip, tell, tid, until_asleep};
+use crate::kernel::late::pin_to;
+use crate::peers::{self, BURNT_NS, burn, cpus, report_round, rounds, skip, tid, until_asleep};
 
-/// Those that the machine may lack say so.
+/// A way that the machine lacks is skipped with a message.
 pub const WAYS: [&str; 15] = [
     "mutex",
     "pi_mutex",
@@ -112,7 +112,7 @@ pub fn play() -> Result<()> {
     children("vfork", libc::CLONE_VFORK)?;
     page_faults()?;
     ring("io_uring", squeue::Flags::empty())?;
-    // A thread of the ring reads.
+    // A worker thread of the ring reads.
     ring("io-wq", squeue::Flags::ASYNC)
 }
 
@@ -135,7 +135,7 @@ impl PiMutex {
     }
 }
 
-/// A mutex whose holder inherits the priority of whoever waits.
+/// A mutex with priority inheritance.
 fn pi_mutex() -> Result<()> {
     // SAFETY: integers alone.
     let mutex = PiMutex(Box::leak(Box::new(unsafe { std::mem::zeroed() })));
@@ -160,7 +160,7 @@ fn pi_mutex() -> Result<()> {
     )
 }
 
-/// The client waits for a signal that is blocked.
+/// The client waits for a blocked signal.
 fn signal() -> Result<()> {
     let client = AtomicI32::new(0);
     // SAFETY: integers alone.
@@ -172,7 +172,7 @@ fn signal() -> Result<()> {
     }
     let wait = || {
         client.store(tid() as i32, Ordering::SeqCst);
-        // SAFETY: the set is live; nobody asks for what was blocked before, or for more about the signal.
+        // SAFETY: the set is live; the old mask and the signal's details are not asked for.
         unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
             ensure!(libc::sigwaitinfo(&raw const set, std::ptr::null_mut()) == libc::SIGUSR1, "another signal came");
@@ -234,12 +234,12 @@ fn semaphore() -> Result<()> {
     )
 }
 
-/// The server is a process. With `CLONE_VFORK` the client waits for its end, or a new program, before it goes on.
+/// The server is a process. With `CLONE_VFORK` the client is suspended until the child exits or calls execve.
 fn children(kind: &str, flags: i32) -> Result<()> {
     let (here, there) = cpus()?;
     let kind = kind.to_owned();
     let client = move || -> Result<()> {
-        stay_on(here)?;
+        pin_to(here)?;
         let parent = (std::process::id(), tid());
         for _ in 0..rounds() {
             let began_ns = monotonic_ns();
@@ -248,7 +248,7 @@ fn children(kind: &str, flags: i32) -> Result<()> {
             if child == 0 {
                 // SAFETY: a name that ends with a zero.
                 unsafe { libc::prctl(libc::PR_SET_NAME, c"server".as_ptr()) };
-                let is_there = stay_on(there).is_ok();
+                let is_there = pin_to(there).is_ok();
                 until_asleep(parent.0, parent.1);
                 burn(BURNT_NS);
                 // SAFETY: ends the process at once.
@@ -263,7 +263,7 @@ fn children(kind: &str, flags: i32) -> Result<()> {
             ensure!(child > 0 && ended == child && status == 0, "the child {child} ends with {status}");
             let ns = |time: libc::timeval| time.tv_sec as u64 * 1_000_000_000 + time.tv_usec as u64 * 1_000;
             let all_ns = ns(usage.ru_utime) + ns(usage.ru_stime);
-            tell(&kind, tid(), began_ns, ended_ns, &[child as u64, BURNT_NS, all_ns]);
+            report_round(&kind, tid(), began_ns, ended_ns, &[child as u64, BURNT_NS, all_ns]);
         }
         Ok(())
     };
@@ -286,7 +286,7 @@ fn page_faults() -> Result<()> {
         skip(&format!("no userfaultfd: {}", io::Error::last_os_error()));
         return Ok(());
     }
-    // SAFETY: it is new, and nobody else's.
+    // SAFETY: the descriptor is new, and owned here.
     let faults = unsafe { OwnedFd::from_raw_fd(descriptor) };
     let order = |request: u64, numbers: &mut [u64; 4]| -> Result<()> {
         // SAFETY: each of these requests reads and writes four numbers at most.

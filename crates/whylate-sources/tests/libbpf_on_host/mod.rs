@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Compiles programs of the account with the host's compiler, and runs them.
+//! Compiles the account's BPF programs with the host's compiler, and runs them.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// What the headers of libbpf have, for one CPU: a test defines what a program is given of maps and of the CPU.
+/// Replaces libbpf's headers for one simulated CPU; a test defines the helpers for maps and for the CPU.
 const HEADERS: &str = r#"
 #pragma once
 #define SEC(name)
@@ -56,7 +56,7 @@ static inline long bpf_get_stackid(void *ctx, void *map, u64 flags) { return -1;
 static inline long bpf_probe_read_kernel_str(void *to, u32 size, const void *from) { return 0; }
 "#;
 
-/// A program that includes those of the account.
+/// A compiled program that includes the account's BPF source.
 pub struct Built {
     directory: TempDir,
 }
@@ -71,7 +71,7 @@ pub fn build(program: &str) -> Built {
     fs::write(at("program.c"), program).expect("the program is written");
     let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
     let status = Command::new("cc")
-        // The kernel's types are no host's: `bool` and casts of pointers are as programs need them.
+        // The kernel's types differ from the host's: `bool` and pointer casts follow the BPF programs.
         .args(["-O1", "-w", "-std=gnu11", "-I"])
         .arg(directory.path())
         .arg("-I")
@@ -86,7 +86,7 @@ pub fn build(program: &str) -> Built {
 }
 
 impl Built {
-    /// Runs it, and returns what it prints.
+    /// Runs the program, and returns its standard output.
     pub fn run(&self, arguments: &[&str]) -> String {
         let output = Command::new(self.directory.path().join("program")).args(arguments).output().expect("it runs");
         let printed = String::from_utf8_lossy(&output.stdout).into_owned();

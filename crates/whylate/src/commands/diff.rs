@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
-use anyhow::{anyhow, bail};
+use anyhow::anyhow;
 use clap::Args;
 use whylate_model::Snapshot;
 use whylate_model::diff::{About, Comparison, Diff, Lengths, block_ns};
@@ -16,7 +16,7 @@ use crate::output::diff;
 use crate::output::json::write_line;
 use crate::output::table::terminal_columns;
 use crate::recording::Span;
-use crate::recording::play::Recording;
+use crate::recording::play::{Recording, nothing_in_span};
 use crate::recording::times::{Given, given};
 
 /// What the account of the CPUs, which all sources share, has lost.
@@ -157,10 +157,7 @@ fn measure(recording: &Recording, tells_missing: bool) -> anyhow::Result<Side> {
     })?;
     let name = recording.path.to_string_lossy().into_owned();
     if lengths.covered_ns() == 0 {
-        bail!(
-            "{} has no snapshots in that span (choose one within the recording)",
-            whylate_model::units::printable(&name)
-        );
+        return Err(nothing_in_span(&whylate_model::units::printable(&name)));
     }
     lost.retain(|_, count| *count > 0);
     let about = About { name, host: header.host.clone(), kernel: header.kernel.clone(), lost, ..about };

@@ -3,13 +3,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 use whylate_model::recording::Line;
 
 use crate::export::{Destination, Export};
 use crate::recording::Span;
-use crate::recording::play::Recording;
+use crate::recording::play::{Recording, nothing_in_span};
 use crate::recording::times::{Given, given};
 
 /// Export a recording as a trace for Perfetto, or as tables for SQL engines and spreadsheets
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     played.report_missing();
     if !has_any {
-        bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
+        return Err(nothing_in_span(played.name()));
     }
     exports.into_iter().try_for_each(|export| export.end()).context("cannot write the export")
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 use whylate_model::look::{Gatherer, Look, Unmeasured};
 use whylate_model::recording::{Account, Header, Line, Measured};
@@ -24,7 +24,7 @@ use crate::output::json::write_line;
 use crate::output::look;
 use crate::output::table::terminal_columns;
 use crate::recording::about;
-use crate::recording::play::Recording;
+use crate::recording::play::{Recording, nothing_in_span};
 use crate::recording::recorder::{LateBuffer, Recorder};
 use crate::values::duration_ns;
 
@@ -225,9 +225,11 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look
     // A look tells of who waits at its end.
     let mut last_stacks: Vec<Vec<Stack>> = cards.iter().map(|_| Vec::new()).collect();
     let mut lost: BTreeMap<String, u64> = BTreeMap::new();
+    let mut has_any = false;
     while let Some(line) = played.next_line()? {
         match line {
             Line::Snapshot(mut snapshot) => {
+                has_any = true;
                 let Some(number) = cards.iter().position(|card| card.name == snapshot.source) else { continue };
                 for event in std::mem::take(&mut snapshot.late) {
                     gatherer.add(cards[number], event);
@@ -251,8 +253,8 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look
     played.report_missing();
     let mut weaker = header.weaker;
     weaker.extend(not_recorded(&header.sources));
-    if snapshots.is_empty() && unmeasured.is_empty() {
-        bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
+    if !has_any {
+        return Err(nothing_in_span(played.name()));
     }
     Ok(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) })
 }

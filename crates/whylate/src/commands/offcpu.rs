@@ -9,7 +9,7 @@ use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use whylate_model::culprits;
 use whylate_model::folded::Root;
@@ -32,7 +32,7 @@ use crate::output::offcpu::{blocked, flat, tree, value};
 use crate::output::table::terminal_columns;
 use crate::output::waits::Waits;
 use crate::output::{Output, footer, json::JsonLines};
-use crate::recording::play::Recording;
+use crate::recording::play::{Recording, nothing_in_span};
 use crate::recording::{Recorder, about};
 use crate::values::duration_ns;
 
@@ -483,7 +483,7 @@ fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gather
     }
     played.report_missing();
     let Some(mut snapshot) = merger.take() else {
-        bail!("{} has no snapshots in that span (choose one within the recording)", played.name())
+        return Err(nothing_in_span(played.name()));
     };
     kept.tell(&mut snapshot);
     Ok(snapshot)

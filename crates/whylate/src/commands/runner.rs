@@ -16,6 +16,7 @@ use super::{Origin, record, what_to_do};
 use crate::arguments::{Explain, Schedule};
 use crate::output::Output;
 use crate::output::json::JsonLines;
+use crate::recording::play::nothing_in_span;
 use crate::recording::{Played, Recorder, about};
 
 /// How often late events are taken in that are shown as they come: at once for a person, and little work.
@@ -335,9 +336,9 @@ pub fn drive(
             recorder.map_or(Ok(()), Recorder::end)
         }
         Stream::Recorded(mut played) => {
-            drive_recorded(&mut played, wanted, output, out, seen)?;
+            let has_any = drive_recorded(&mut played, wanted, output, out, seen)?;
             played.report_missing();
-            Ok(())
+            if has_any { Ok(()) } else { Err(nothing_in_span(played.name())) }
         }
     }
 }
@@ -399,14 +400,14 @@ fn drive_live(
     Ok(())
 }
 
-/// The same from a recording: snapshots are merged until an interval is full.
+/// The same from a recording: snapshots are merged until an interval is full. False where the span has none.
 fn drive_recorded(
     played: &mut Played,
     wanted: &Wanted<'_>,
     output: &mut dyn Output,
     out: &mut dyn Write,
     seen: &mut dyn FnMut(&Snapshot),
-) -> anyhow::Result<()> {
+) -> anyhow::Result<bool> {
     let schedule = wanted.schedule;
     let source = wanted.source.info().card.name;
     let (mut merger, mut kept) = (Merger::default(), Kept::new(wanted.keep));
@@ -449,10 +450,8 @@ fn drive_recorded(
             break;
         }
     }
-    if played_ns == 0 {
-        say!("whylate: {} has no snapshots in that span (choose one within the recording)", played.name());
-    }
-    print(&mut merger, &mut kept, output, out)
+    print(&mut merger, &mut kept, output, out)?;
+    Ok(ended_unix_ns.is_some())
 }
 
 #[cfg(test)]

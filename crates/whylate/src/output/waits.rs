@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
+use whylate_model::late::SLEEPER;
 use whylate_model::sources::OFFCPU;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, LateEvent, Snapshot};
@@ -16,19 +17,24 @@ use super::{path, why};
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
     let time = moment(event.at_unix_ns, zone);
     let latency = format_ns(event.latency_ns);
+    let class = || event.labels.get("waited").map(|class| format!(" ({})", printable(class)));
+    let waited_in = event.labels.get("waited_in").map(|via| format!(" in {}", printable(via)));
+    let waited_in = waited_in.or_else(class).unwrap_or_default();
+    let thread = printable(&thread_of(event));
     if !event.path.is_empty() {
-        let class = || event.labels.get("waited").map(|class| format!(" ({})", printable(class)));
-        let waited_in = event.labels.get("waited_in").map(|via| format!(" in {}", printable(via)));
-        let waited_in = waited_in.or_else(class).unwrap_or_default();
-        let thread = printable(&thread_of(event));
         match path::stop_of(&event.path) {
             Some(stop) => writeln!(out, "{time}  {thread} was {} for {latency}", stop.words())?,
             None => writeln!(out, "{time}  {thread} waited {latency}{waited_in}")?,
         }
         return path::write_wait(out, &event.path, 4);
     }
+    // Such a wait has no path: nothing held up the thread that it was for.
+    if let Some(sleeper) = event.labels.get(SLEEPER) {
+        let sleeper = printable(sleeper);
+        return writeln!(out, "{time}  {thread} waited {latency}{waited_in} for {sleeper}, which waited for a timer");
+    }
     let waker = event.labels.get("woken_by").map_or_else(String::new, |by| format!(", woken by {}", printable(by)));
-    writeln!(out, "{time}  {} waited {latency} for CPU {}{waker}", printable(&thread_of(event)), event.cpu)?;
+    writeln!(out, "{time}  {thread} waited {latency} for CPU {}{waker}", event.cpu)?;
     why::write_causes(out, event)
 }
 

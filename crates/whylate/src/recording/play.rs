@@ -106,6 +106,12 @@ impl Recording {
     }
 }
 
+/// What every command ends with, and so with status 1, when the span of a recording has nothing to show. The name is
+/// printable.
+pub fn nothing_in_span(name: &str) -> anyhow::Error {
+    anyhow!("{name} has no snapshots in that span (choose one within the recording)")
+}
+
 fn open(path: &Path) -> anyhow::Result<Reader<File>> {
     let name = printable(&path.to_string_lossy());
     let cannot = || format!("cannot read {name}");

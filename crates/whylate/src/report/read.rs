@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::thread;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use whylate_model::recording::{Header, Line, Repeated};
 use whylate_model::sources::named;
 use whylate_model::{Histogram, Snapshot, Stack};
 
 use super::{Report, ReportBuilder};
-use crate::recording::play::Recording;
+use crate::recording::play::{Recording, nothing_in_span};
 
 /// Number of ticks sent at once, as waking the receiver costs as much as one tick; and number of such batches to read
 /// ahead.
@@ -64,7 +64,7 @@ pub fn recorded(recording: &Recording) -> anyhow::Result<Report> {
         let name = reader.join().ok().context("what reads the recording has failed")??;
         match builder.filter(|builder| !builder.is_empty()) {
             Some(builder) => builder.finish(),
-            None => bail!("{name} has no snapshots in that span (choose one within the recording)"),
+            None => Err(nothing_in_span(&name)),
         }
     })
 }

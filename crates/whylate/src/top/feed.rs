@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 use rustix::time::{ClockId, clock_gettime};
 use whylate_model::recording::{Gap, Header, Line};
 use whylate_model::sources::named;
@@ -21,7 +21,7 @@ use crate::commands::runner::{NOW_AND_THEN, wait};
 use crate::commands::sources::{self, Attaching, Recorded, Wish, measured};
 use crate::commands::watch::{Ended, Watch};
 use crate::recording::about;
-use crate::recording::play::Recording;
+use crate::recording::play::{Recording, nothing_in_span};
 use crate::recording::recorder::{MAX_QUEUED, weight};
 
 /// Capacity of the queue to the screen, in messages. A replay waits for the screen and needs only a few.
@@ -305,10 +305,11 @@ fn replay(sender: &mut Sender, stop: &UnixStream, recording: &Recording) -> anyh
             beyond += 1;
         }
     }
-    sender.send_blocking(Message::Tick(lines, Own::default()));
+    // Without a tick the screen closes, and the error is printed below the prompt.
     if !has_any {
-        bail!("{} has no snapshots in that span (choose one within the recording)", played.name());
+        return Err(nothing_in_span(played.name()));
     }
+    sender.send_blocking(Message::Tick(lines, Own::default()));
     let mut missing = played.missing();
     missing.extend(played.skipped_message(beyond));
     sender.send_blocking(Message::Read(missing));

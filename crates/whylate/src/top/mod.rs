@@ -13,4 +13,6 @@ pub mod terminal;
 mod view;
 
 #[cfg(test)]
+mod golden;
+#[cfg(test)]
 mod tests;

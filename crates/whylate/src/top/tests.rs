@@ -134,7 +134,7 @@ fn add(state: &mut State, lines: Vec<Line>) {
     state.settle();
 }
 
-fn drawn(state: &State, columns: u16, rows: u16) -> String {
+pub fn drawn(state: &State, columns: u16, rows: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("a terminal");
     terminal.draw(|frame| draw(frame, state)).expect("drawn");
     let text = terminal.backend().to_string();
@@ -142,7 +142,7 @@ fn drawn(state: &State, columns: u16, rows: u16) -> String {
     text.lines().map(|line| line.trim_matches('"').trim_end().to_owned() + "\n").collect()
 }
 
-fn press(state: &mut State, keys: &str) {
+pub fn press(state: &mut State, keys: &str) {
     for key in keys.chars() {
         state.press(match key {
             '\n' => Key::Enter,

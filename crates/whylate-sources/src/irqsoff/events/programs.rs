@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The BPF programs of `events` and the memory that they count in.
+//! BPF programs of `events` and the maps that they count in.
 
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -20,7 +20,7 @@ use self::skel::types::{bucket_page, distribution, place, place_key, section, se
 use super::super::What;
 use crate::attach::{self, PlainData, ProgramStatistics};
 use crate::cpus;
-use crate::distribution::{Distributions, Places};
+use crate::distribution::{DistributionOffsets, Distributions};
 use crate::elements::Elements;
 use crate::mapped::MappedArray;
 use crate::pid_namespace;
@@ -34,10 +34,10 @@ mod skel {
 
 const MAX_PLACES: u32 = section_limits::MAX_PLACES.0;
 const NAME_LENGTH: usize = section_limits::PLACE_NAME_LENGTH.0 as usize;
-/// Five pages of buckets for each place: most sections of one are alike.
+/// Five pages of histogram buckets for each call site: its sections mostly have similar lengths.
 const PAGES: u32 = 5 * MAX_PLACES;
 
-/// Every reason for a lost event, with its name in the output. What it means stands at the enum in `events.bpf.c`.
+/// Reasons for lost events and their names in the output. `events.bpf.c` describes them.
 const LOST: [(section_lost, &str); 4] = [
     (section_lost::SECTION_UNMATCHED, "unmatched"),
     (section_lost::SECTION_PLACES_FULL, "culprits_full"),
@@ -49,15 +49,15 @@ const LOST: [(section_lost, &str); 4] = [
 #[allow(unsafe_code)]
 unsafe impl PlainData for late_section {}
 
-/// Names of functions of a place.
+/// Function names of a call site.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Names {
+pub(super) struct PlaceNames {
     pub enabled_by: String,
     pub caller: String,
     pub disabled_by: String,
 }
 
-impl Names {
+impl PlaceNames {
     pub(super) fn place(&self, what: What) -> Place<'_> {
         Place {
             is_preemption: what == What::Preemption,
@@ -79,7 +79,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// They count on the CPUs that are watched, none yet.
+    /// Attaches the programs. They count only on watched CPUs, of which there are none yet.
     pub(super) fn attach(what: What) -> Result<Self, AttachError> {
         let (begins, ends) = match what {
             What::Irqs => ("irq_disable", "irq_enable"),
@@ -93,7 +93,7 @@ impl Programs {
             let event = name.strip_prefix("on_").unwrap_or_default();
             let is_wanted = match event {
                 "sched_switch" => what == What::Preemption,
-                // Only where CPUs can go offline.
+                // Only on kernels with CPU hotplug.
                 "cpuhp_enter" => has(event),
                 event => event == begins || event == ends,
             };
@@ -115,8 +115,8 @@ impl Programs {
         let places = Elements::new(places, key, MAX_PLACES, &maps.place_by_key);
         let places = places.context("cannot open the table of places")?;
         let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
-        let lengths = Distributions::new(Rc::new(pages), length_places());
-        let records = Records::of(&skeleton.maps.late_sections)?;
+        let lengths = Distributions::new(Rc::new(pages), length_offsets());
+        let records = Records::new(&skeleton.maps.late_sections)?;
         let programs = skeleton.object().progs_mut().filter(|program| program.autoload());
         let links = programs.map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
         Ok(Programs { _links: links, records, sections, places, lengths, skeleton })
@@ -126,7 +126,7 @@ impl Programs {
         self.sections.u32_at(cpu as usize, offset_of!(section, is_watched)).store(1, Ordering::Release);
     }
 
-    /// A late event of the CPU is sent from this length on; `u64::MAX` for never.
+    /// Sets the minimum length of late events of the CPU; `u64::MAX` for none.
     pub(super) fn send_from(&self, cpu: u32, ns: u64) {
         self.counter(cpu, offset_of!(section, send_from_ns)).store(ns, Ordering::Release);
     }
@@ -135,13 +135,13 @@ impl Programs {
         self.sections.u64_at(cpu as usize, offset)
     }
 
-    /// How many CPUs there can be.
+    /// Number of possible CPUs.
     pub(super) fn cpus(&self) -> u32 {
         self.sections.entries() as u32
     }
 
-    /// The lengths of sections since the last call, by place.
-    pub(super) fn take_lengths(&mut self) -> Vec<(Names, Histogram)> {
+    /// Returns the lengths of sections since the last call, by call site.
+    pub(super) fn take_lengths(&mut self) -> Vec<(PlaceNames, Histogram)> {
         let (mut taken, mut unused) = (Vec::new(), Vec::new());
         for id in self.places.counting() {
             let length = self.lengths.take(&self.places.array, id);
@@ -152,7 +152,7 @@ impl Programs {
             }
         }
         if self.needs_room() {
-            let names: Vec<Names> = unused.iter().map(|&id| self.names(id)).collect();
+            let names: Vec<PlaceNames> = unused.iter().map(|&id| self.names(id)).collect();
             let mut names = names.into_iter();
             let lengths = &mut self.lengths;
             // In the order of the indices.
@@ -168,8 +168,9 @@ impl Programs {
         self.places.is_half_full()
     }
 
-    /// What the kernel called the functions of a section when its place was new; `None` where that has been freed.
-    pub(super) fn names_of(&self, late: &late_section) -> Option<Names> {
+    /// Returns the kernel's names of a section's functions from when its call site was first seen; `None` if that entry
+    /// was freed.
+    pub(super) fn names_of(&self, late: &late_section) -> Option<PlaceNames> {
         let id = late.place as usize;
         if id == 0 || id >= self.places.array.entries() {
             return None;
@@ -181,7 +182,7 @@ impl Programs {
         (key.map(address) == [late.key.enabled_by, late.key.caller, late.key.disabled_by]).then_some(names)
     }
 
-    fn names(&self, id: usize) -> Names {
+    fn names(&self, id: usize) -> PlaceNames {
         let name = |offset: usize| {
             let byte = |at: usize| self.places.array.u8_at(id, offset + at).load(Ordering::Relaxed);
             let bytes: Vec<u8> = (0..NAME_LENGTH).map(byte).take_while(|&byte| byte != 0).collect();
@@ -189,7 +190,7 @@ impl Programs {
             let name = String::from_utf8_lossy(&bytes);
             name.split(' ').next().unwrap_or_default().to_owned()
         };
-        Names {
+        PlaceNames {
             enabled_by: name(offset_of!(place, enabled_by)),
             caller: name(offset_of!(place, caller)),
             disabled_by: name(offset_of!(place, disabled_by)),
@@ -217,9 +218,9 @@ impl Programs {
     }
 }
 
-fn length_places() -> Places {
+fn length_offsets() -> DistributionOffsets {
     let at = offset_of!(place, length);
-    Places {
+    DistributionOffsets {
         sum_ns: at + offset_of!(distribution, sum_ns),
         max_ns: at + offset_of!(distribution, max_ns),
         inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From the programs' records to the model's words.
+//! Converts the programs' records into the model's types.
 
 use std::mem::offset_of;
 
@@ -14,10 +14,10 @@ use crate::irqsoff::IrqsoffOptions;
 use crate::symbols::KernelSymbols;
 use crate::{attach, clock, occupancy};
 
-/// Frames that a stack inside a section has, at most.
+/// Maximum number of frames of a stack from inside a section.
 const TAKEN_FRAMES: usize = (size_of::<stack_taken>() - offset_of!(stack_taken, frames)) / size_of::<u64>();
 
-/// One late tick.
+/// A late tick.
 #[derive(Clone, Debug)]
 pub(super) struct Late {
     due_ns: u64,
@@ -26,19 +26,19 @@ pub(super) struct Late {
     steal_ns: u64,
     perhaps_stolen_ns: u64,
     handlers_ns: u64,
-    /// The frames that it found, as bytes, innermost first; empty without any.
+    /// Interrupted frames as bytes, innermost first; may be empty.
     pub stack: Vec<u8>,
     cpu: u32,
     tid: u32,
     name: String,
-    /// The stack that was found in the section, if any; innermost first.
+    /// Stack from inside the section, innermost frame first; may be empty.
     inside: Vec<u64>,
     key: culprit_key,
     handler: String,
 }
 
 impl Late {
-    /// From a record of the ring, with the window that follows it, if any.
+    /// Decodes a record of the ring buffer. Also returns the window that follows it, if any.
     pub(super) fn read(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let u64_at = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         let u32_at = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
@@ -46,7 +46,7 @@ impl Late {
             let characters: Vec<i8> = bytes.get(at..at + 16)?.iter().map(|&byte| byte as i8).collect();
             Some(attach::text(&characters))
         };
-        // Left out where there is neither one nor a window.
+        // Left out if there is neither a stack nor a window.
         let inside_at = offset_of!(late_tick, inside);
         let taken = u64_at(inside_at + offset_of!(stack_taken, bytes)).unwrap_or(0) as i64;
         let frames = usize::try_from(taken).unwrap_or(0) / size_of::<u64>();
@@ -71,7 +71,7 @@ impl Late {
         Some((late, bytes.get(offset_of!(late_tick, window)..).unwrap_or_default()))
     }
 
-    /// The late event; the stack is the one that it found.
+    /// Builds the late event; `stack` is the interrupted stack.
     pub(super) fn event(
         &self,
         stack: Vec<String>,
@@ -117,7 +117,7 @@ impl Late {
     }
 }
 
-/// The frames of a `struct interrupted_stack`, as bytes.
+/// Returns the frames of a `struct interrupted_stack`, as bytes.
 pub(super) fn stack_of(record: &[u8]) -> Option<&[u8]> {
     let taken = i64::from_ne_bytes(*record.first_chunk()?);
     let most = size_of_val(&interrupted_stack_record::default().frames);
@@ -125,12 +125,12 @@ pub(super) fn stack_of(record: &[u8]) -> Option<&[u8]> {
     record.get(from..from + usize::try_from(taken).unwrap_or(0).min(most))
 }
 
-/// All of it is of the code that was looked at, also where that is a BPF program.
+/// Names all frames: the whole stack belongs to the sampled code, also in a BPF program.
 pub(super) fn inside_of(frames: &[u64], symbols: &mut KernelSymbols) -> Vec<String> {
     frames.iter().map(|&address| symbols.name(address).to_owned()).collect()
 }
 
-/// What the interrupt found.
+/// Decodes what the interrupt came in on.
 pub(super) fn found(key: &culprit_key) -> Found {
     match tick_found(key.found.into()) {
         tick_found::FOUND_USER => Found::User,
@@ -139,7 +139,7 @@ pub(super) fn found(key: &culprit_key) -> Found {
     }
 }
 
-/// What made it late; `name` is that of a device's handler.
+/// Decodes why the tick was late; `name` is that of a device's handler.
 pub(super) fn reason(key: &culprit_key, name: &str, symbols: &mut KernelSymbols) -> Reason {
     let number = || key.id.to_string();
     match tick_reason(key.reason.into()) {
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_delivery_that_cannot_be_ends_at_the_largest_number() {
+    fn saturates_on_impossible_delivery_time() {
         let mut bytes = vec![0; size_of::<late_tick>()];
         let mut put = |at: usize, ns: u64| bytes[at..at + 8].copy_from_slice(&ns.to_ne_bytes());
         put(offset_of!(late_tick, due_ns), 10);

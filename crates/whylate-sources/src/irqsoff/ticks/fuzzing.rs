@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the programs tell of late ticks.
+//! Records of late ticks.
 
 use super::culprits::Late;
 use crate::fuzzing::with_names;
@@ -7,7 +7,7 @@ use crate::irqsoff::IrqsoffOptions;
 
 const PERIOD_NS: u64 = 1_000_000;
 
-/// A record, with and without a window.
+/// Decodes a record, with and without a window.
 pub fn late_ticks(bytes: &[u8]) {
     let Some((late, window)) = Late::read(bytes) else { return };
     let options = IrqsoffOptions { timer_test: true, keep_evidence: true, ..IrqsoffOptions::default() };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The BPF programs of `ticks` and the memory that they count in.
+//! BPF programs of `ticks` and the maps that they count in.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
@@ -19,13 +19,13 @@ use whylate_model::{Histogram, Occupancy, Snapshot};
 
 use self::types::{bucket_page, culprit, culprit_key, distribution, interrupted_stack, tick, tick_limits};
 use super::culprits;
-use super::looks::Looks;
+use super::sampler::NmiSampler;
 use crate::attach::{self, PlainData, ProgramStatistics};
-use crate::distribution::{Distributions, Places};
+use crate::distribution::{DistributionOffsets, Distributions};
 use crate::elements::Elements;
 use crate::irqsoff::IrqsoffOptions;
 use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Timers, Wakeups, leave_out_what_the_kernel_lacks};
+use crate::occupancy::{Account, Timers, Wakeups, disable_missing_tracepoints};
 use crate::percpu::PerCpu;
 use crate::pid_namespace;
 use crate::records::Records;
@@ -40,36 +40,36 @@ mod skel {
 }
 pub(super) use skel::types;
 
-/// The program that looks into sections: it runs at events of its own.
-const LOOK: &str = "on_kernel_cycles";
-/// Room for late events with their windows or with the stacks inside, in bytes.
+/// Program that samples inside sections. Attached to perf events of its own.
+const SAMPLER_PROGRAM: &str = "on_kernel_cycles";
+/// Ring buffer size for late events with windows or with stacks from inside sections, in bytes.
 const LATE_BYTES: u32 = 4 << 20;
-/// Eight pages of buckets for each culprit: the lengths of one are alike.
+/// Eight pages of histogram buckets for each culprit: its lengths are similar.
 const PAGES: u32 = 8 * tick_limits::MAX_CULPRITS.0;
 
 pub(super) struct Programs {
     _links: Vec<Link>,
     records: Records,
-    /// Where causes are asked for.
+    /// If causes are requested.
     account: Option<Account>,
     ticks: MappedArray,
     culprits: Elements,
-    /// Those that made no tick late in the last call of `take_lengths`.
+    /// Culprits without a late tick in the last call of `take_lengths`.
     unused: Vec<usize>,
     lengths: Distributions,
     lateness: Distributions,
-    /// Culprits by their number, each with what was interrupted.
+    /// Culprits by ID, each with the interrupted stack.
     names: HashMap<usize, (Keeper, Vec<String>)>,
-    /// That of the symbols which have named them.
+    /// Generation of the symbols that `names` was built from.
     generation: u64,
     skeleton: skel::TicksSkel<'static>,
 }
 
-/// What one culprit did.
+/// Lengths of one culprit.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
+pub(super) struct CulpritLengths {
     pub culprit: Keeper,
-    /// What was interrupted, innermost function first; empty where it does not matter.
+    /// Interrupted stack, innermost function first; empty if irrelevant.
     pub stack: Vec<String>,
     pub length: Histogram,
 }
@@ -84,12 +84,12 @@ unsafe impl PlainData for culprit_key {}
 unsafe impl PlainData for types::inside {}
 
 impl Programs {
-    /// Looks run as soon as this is done.
+    /// Attaches the programs. Sampling starts as soon as this returns.
     pub(super) fn attach(
         options: &IrqsoffOptions,
         session: &Session,
         period_ns: u64,
-        looks: &Looks,
+        sampler: &NmiSampler,
     ) -> Result<Self, AttachError> {
         let timers = Timers::HeartbeatsOfSource { late_from_ns: options.from_ns };
         let mut account =
@@ -98,7 +98,7 @@ impl Programs {
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.own_namespace = pid_namespace::as_setting();
         settings.timer_function = address_of(heartbeat::FUNCTION).map_err(|error| {
-            // Whoever may load no programs is told the least.
+            // Without the right to load programs, report that first.
             if !attach::may_load_programs() {
                 return AttachError::NotPermitted;
             }
@@ -108,8 +108,8 @@ impl Programs {
         settings.from_ns = options.from_ns;
         settings.counts_all = options.timer_test;
         settings.with_causes = options.explain_over_ns.is_some();
-        settings.looks_inside = !looks.is_empty();
-        settings.proves_inside = looks.prove();
+        settings.looks_inside = !sampler.is_empty();
+        settings.proves_inside = sampler.requires_irqs_off();
         settings.page_limit = PAGES;
         let culprit_limit = options.most_culprits.unwrap_or(u32::MAX).min(tick_limits::MAX_CULPRITS.0);
         settings.culprit_limit = culprit_limit;
@@ -123,11 +123,11 @@ impl Programs {
         if let Some(account) = &account {
             account.share_with(open.open_object_mut())?;
         }
-        if account.is_some() || !looks.is_empty() {
+        if account.is_some() || !sampler.is_empty() {
             open.maps.late_ticks.set_max_entries(LATE_BYTES)?;
         }
-        leave_out_what_the_kernel_lacks(open.open_object_mut())?;
-        open.progs.on_kernel_cycles.set_autoload(!looks.is_empty());
+        disable_missing_tracepoints(open.open_object_mut())?;
+        open.progs.on_kernel_cycles.set_autoload(!sampler.is_empty());
         let skeleton = open.load()?;
         if let Some(account) = &mut account {
             account.watch_unexplained(skeleton.maps.unexplained_events.as_fd())?;
@@ -142,20 +142,20 @@ impl Programs {
         let culprits = Elements::new(culprits, key, culprit_limit, &maps.culprit_id_by_key);
         let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
         let pages = Rc::new(pages);
-        let lengths = Distributions::new(Rc::clone(&pages), places(offset_of!(culprit, length)));
-        let lateness = Distributions::new(pages, places(offset_of!(tick, lateness)));
-        let records = Records::of(&skeleton.maps.late_ticks)?;
-        // Before our own programs, so that the account has a late timer when a window of it is copied.
+        let lengths = Distributions::new(Rc::clone(&pages), distribution_offsets(offset_of!(culprit, length)));
+        let lateness = Distributions::new(pages, distribution_offsets(offset_of!(tick, lateness)));
+        let records = Records::new(&skeleton.maps.late_ticks)?;
+        // Before our own programs, so that the account has seen a late timer when its window is copied.
         if let Some(account) = &mut account {
             account.attach()?;
         }
-        let has_event = |name: &OsStr| name != LOOK;
+        let has_event = |name: &OsStr| name != SAMPLER_PROGRAM;
         let programs = skeleton.object().progs_mut();
         let mut programs: Vec<_> = programs.filter(|program| program.autoload() && has_event(program.name())).collect();
-        // The end of a handler is always seen.
+        // Exit programs first, so that the end of each handler is seen.
         programs.sort_by_key(|program| !program.name().to_string_lossy().ends_with("_exit"));
         let links = programs.into_iter().map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
-        looks.start(skeleton.progs.on_kernel_cycles.as_fd())?;
+        sampler.start(skeleton.progs.on_kernel_cycles.as_fd())?;
         Ok(Programs {
             _links: links,
             records,
@@ -171,40 +171,40 @@ impl Programs {
         })
     }
 
-    /// From now on, the timer of the event with this number is the CPU's.
+    /// Watches the timer of the perf event `event_id` on the CPU from now on.
     pub(super) fn watch(&self, cpu: u32, event_id: u64) {
         self.counter(cpu, offset_of!(tick, timer)).store(0, Ordering::Release);
         self.counter(cpu, offset_of!(tick, due_ns)).store(0, Ordering::Release);
         self.counter(cpu, offset_of!(tick, event_id)).store(event_id, Ordering::Release);
     }
 
-    /// A late event of the CPU is sent from this length on; `u64::MAX` for never.
+    /// Sets the minimum length of late events of the CPU; `u64::MAX` for none.
     pub(super) fn send_from(&self, cpu: u32, ns: u64) {
         self.counter(cpu, offset_of!(tick, send_from_ns)).store(ns, Ordering::Release);
     }
 
-    /// How often the CPU's timer has come in so far.
+    /// Number of the CPU's ticks so far.
     pub(super) fn ticks(&self, cpu: u32) -> u64 {
         self.counter(cpu, offset_of!(tick, ticks)).load(Ordering::Relaxed)
     }
 
-    /// How late all ticks of the CPU were, and the periods they missed, since the last call; counted where asked for.
+    /// Returns the lateness of all ticks of the CPU and the periods they missed since the last call, if counted.
     pub(super) fn take_ticks(&mut self, cpu: u32) -> (Histogram, u64) {
         let overruns = self.counter(cpu, offset_of!(tick, overruns)).swap(0, Ordering::Relaxed);
         (self.lateness.take(&self.ticks, cpu as usize), overruns)
     }
 
-    pub(super) fn look(&self) -> BorrowedFd<'_> {
+    pub(super) fn sampler_program(&self) -> BorrowedFd<'_> {
         self.skeleton.progs.on_kernel_cycles.as_fd()
     }
 
-    /// Of which tick the last stack was taken inside a section on the CPU; 0: there was none.
+    /// Due time of the tick whose section was last sampled on the CPU; 0 if none was.
     #[cfg(test)]
     pub(super) fn inside_due_ns(&self, cpu: u32) -> u64 {
         self.inside_record(cpu).map_or(0, |record| record.due_ns)
     }
 
-    /// The same with the stack.
+    /// Returns the due time of [`inside_due_ns`](Self::inside_due_ns) with its stack.
     #[cfg(test)]
     pub(super) fn inside(&self, cpu: u32, symbols: &mut KernelSymbols) -> (u64, Vec<String>) {
         let Some(record) = self.inside_record(cpu) else { return (0, Vec::new()) };
@@ -222,7 +222,7 @@ impl Programs {
         self.ticks.u64_at(cpu as usize, offset)
     }
 
-    /// Who made ticks late since the last call, by the stack that was found, and for how long.
+    /// Returns the lateness of ticks since the last call, by culprit ID.
     pub(super) fn take_lengths(&mut self) -> Vec<(usize, Histogram)> {
         let array = &self.culprits.array;
         let taken = self.culprits.counting().into_iter().map(|id| (id, self.lengths.take(array, id)));
@@ -235,8 +235,8 @@ impl Programs {
         self.culprits.is_half_full()
     }
 
-    /// Frees culprits that made no tick late, where the table is half full. Yields what they did until then.
-    pub(super) fn free_unused(&mut self, symbols: &mut KernelSymbols) -> Vec<Told> {
+    /// Frees culprits without late ticks if the table is half full. Returns their lengths until then.
+    pub(super) fn free_unused(&mut self, symbols: &mut KernelSymbols) -> Vec<CulpritLengths> {
         let unused = std::mem::take(&mut self.unused);
         if !self.needs_room() {
             return Vec::new();
@@ -248,24 +248,28 @@ impl Programs {
             names.remove(&id);
             let length = lengths.release(array, id);
             if let (Some((culprit, stack)), false) = (named.remove(&id), length.is_empty()) {
-                rest.push(Told { culprit, stack, length });
+                rest.push(CulpritLengths { culprit, stack, length });
             }
         });
         rest
     }
 
-    /// The same by culprit. The first time, this reads the kernel's symbols, which takes a while.
-    pub(super) fn told(&mut self, lengths: Vec<(usize, Histogram)>, symbols: &mut KernelSymbols) -> Vec<Told> {
-        // Other code may be loaded where a culprit's was, which is another culprit.
+    /// Names the culprits of `lengths`. The first call reads the kernel's symbols, which takes a while.
+    pub(super) fn name_lengths(
+        &mut self,
+        lengths: Vec<(usize, Histogram)>,
+        symbols: &mut KernelSymbols,
+    ) -> Vec<CulpritLengths> {
+        // Other code may be loaded at the address of a culprit, which is another culprit.
         let generation = symbols.generation();
         if std::mem::replace(&mut self.generation, generation) != generation {
             self.names.clear();
         }
-        let told = lengths.into_iter().map(|(id, length)| {
+        let named = lengths.into_iter().map(|(id, length)| {
             let (culprit, stack) = self.culprit(id, symbols);
-            Told { culprit, stack, length }
+            CulpritLengths { culprit, stack, length }
         });
-        told.collect()
+        named.collect()
     }
 
     fn culprit(&mut self, id: usize, symbols: &mut KernelSymbols) -> (Keeper, Vec<String>) {
@@ -287,13 +291,13 @@ impl Programs {
         named
     }
 
-    /// A window of the account; `None` where there is no account.
+    /// Decodes a window of the account; `None` if there is no account.
     pub(super) fn occupancy(&mut self, window: &[u8], symbols: &mut KernelSymbols) -> Option<Occupancy> {
         self.account.as_ref()?.windows().read(window, symbols)
     }
 
-    pub(super) fn tell_unexplained(&self, snapshot: &mut Snapshot) {
-        self.account.iter().for_each(|account| account.tell_unexplained(snapshot));
+    pub(super) fn report_unexplained(&self, snapshot: &mut Snapshot) {
+        self.account.iter().for_each(|account| account.report_unexplained(snapshot));
     }
 
     pub(super) fn poll(&self, wait: Duration) -> anyhow::Result<()> {
@@ -306,10 +310,10 @@ impl Programs {
 
     pub(super) fn take_lost(&mut self, cpus: &[u32]) -> BTreeMap<String, u64> {
         let reasons = [
-            // Ticks that were due and not seen: lateness of theirs is not counted.
+            // Ticks that were due and not seen: their lateness is not counted.
             ("unseen", offset_of!(tick, unseen)),
             ("late_events", offset_of!(tick, lost_late_events)),
-            // Late ticks that count without the function that enabled interrupts.
+            // Late ticks without the function that enabled interrupts.
             ("stacks", offset_of!(tick, lost_stacks)),
             ("culprits_full", offset_of!(tick, lost_culprits)),
             ("buckets_full", offset_of!(tick, lost_buckets)),
@@ -337,8 +341,8 @@ impl Programs {
     }
 }
 
-fn places(at: usize) -> Places {
-    Places {
+fn distribution_offsets(at: usize) -> DistributionOffsets {
+    DistributionOffsets {
         sum_ns: at + offset_of!(distribution, sum_ns),
         max_ns: at + offset_of!(distribution, max_ns),
         inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),

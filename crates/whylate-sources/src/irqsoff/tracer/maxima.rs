@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One maximum of the tracer after the other: a thread reads the trace of each and resets it.
+//! Reads the tracer's maxima one after another: a thread reads the trace of each and resets it.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read as _;
@@ -16,24 +16,24 @@ use whylate_model::ftrace::LatencyTrace;
 use crate::clock;
 use crate::tracefs::instance::Instance;
 
-/// How often a trace is read again that is not the one of the maximum.
+/// Maximum number of reads of a trace that does not match the maximum.
 const ATTEMPTS: u32 = 8;
-/// How much longer to wait before each attempt.
+/// Additional wait before each further attempt.
 const STEP: Duration = Duration::from_millis(1);
-/// How much of a trace is read at a time, in bytes.
-const PIECE: usize = 64 << 10;
-/// So many wait to be taken, at most: of three minutes.
-const ROOM: usize = 100_000;
+/// Bytes read from a trace at a time.
+const CHUNK: usize = 64 << 10;
+/// Maximum number of queued maxima: three minutes' worth.
+const MAX_QUEUED: usize = 100_000;
 
-/// The longest section of a while.
+/// The longest section between two resets.
 #[derive(Clone, Debug)]
 pub(super) struct Maximum {
     pub trace: LatencyTrace,
-    /// When it was read, on CLOCK_MONOTONIC, which is some milliseconds after its end.
+    /// When it was read (CLOCK_MONOTONIC), some milliseconds after its end.
     pub at_ns: u64,
 }
 
-/// What the thread shares with whoever takes the maxima.
+/// State shared between the thread and the reader of the maxima.
 #[derive(Debug, Default)]
 struct Shared {
     found: Mutex<Vec<Maximum>>,
@@ -43,13 +43,13 @@ struct Shared {
 }
 
 impl Shared {
-    fn keep(&self, maximum: Maximum) {
-        // It had interrupts off while it was away, and nobody waited for them.
+    fn push(&self, maximum: Maximum) {
+        // The CPU was offline with interrupts off, which delayed nothing.
         if maximum.trace.is_cpu_coming_online() {
             return;
         }
         let mut found = locked(&self.found);
-        if found.len() < ROOM {
+        if found.len() < MAX_QUEUED {
             found.push(maximum);
         } else {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -57,12 +57,12 @@ impl Shared {
     }
 }
 
-/// Ends the thread, and then the tracer, when it is dropped.
+/// Polls for maxima. Ends the thread, then the tracer, when dropped.
 #[derive(Debug)]
 pub(super) struct Maxima {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// The thread has its files open, and with them the instance cannot be removed.
+    /// Dropped last: the instance cannot be removed while the thread has its files open.
     _instance: Instance,
 }
 
@@ -71,7 +71,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Maxima {
-    /// Looks for sections longer than `floor_ns` from now on.
+    /// Starts to poll for sections longer than `floor_ns`.
     pub(super) fn start(instance: Instance, floor_ns: u64, every: Duration) -> Result<Self> {
         let mut files = Files::open(&instance, floor_ns)?;
         files.reset()?;
@@ -79,7 +79,7 @@ impl Maxima {
         let theirs = Arc::clone(&shared);
         let watch = move || {
             while !theirs.is_over.load(Ordering::Relaxed) {
-                if let Err(error) = files.look(&theirs) {
+                if let Err(error) = files.poll(&theirs) {
                     *locked(&theirs.failure) = Some(error);
                     return;
                 }
@@ -102,7 +102,7 @@ impl Maxima {
         locked(&self.shared.found).is_empty()
     }
 
-    /// Maxima whose trace was not there, since the last time.
+    /// Maxima without a trace since the last call.
     pub(super) fn take_lost(&self) -> u64 {
         self.shared.lost.swap(0, Ordering::Relaxed)
     }
@@ -113,7 +113,7 @@ impl Drop for Maxima {
         self.shared.is_over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // It does not panic.
+            // The thread does not panic.
             let _ = thread.join();
         }
     }
@@ -122,10 +122,10 @@ impl Drop for Maxima {
 struct Files {
     maximum: File,
     trace: PathBuf,
-    /// What the tracer shows when nothing was longer.
+    /// Shown by the tracer if no section was longer.
     floor_us: u64,
-    /// The trace that was told last; a reset does not remove it.
-    told: Vec<u8>,
+    /// The last trace that was reported; a reset does not remove it.
+    last_trace: Vec<u8>,
 }
 
 impl Files {
@@ -133,10 +133,10 @@ impl Files {
         let path = instance.path("tracing_max_latency");
         let maximum = OpenOptions::new().read(true).write(true).open(&path);
         let maximum = maximum.with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(Files { maximum, trace: instance.path("trace"), floor_us: floor_ns / 1_000, told: Vec::new() })
+        Ok(Files { maximum, trace: instance.path("trace"), floor_us: floor_ns / 1_000, last_trace: Vec::new() })
     }
 
-    /// The longest section since the last reset, in microseconds.
+    /// Longest section since the last reset, in microseconds.
     fn maximum_us(&self) -> Result<u64> {
         let mut bytes = [0; 32];
         let length = self.maximum.read_at(&mut bytes, 0).context("cannot read tracing_max_latency")?;
@@ -149,10 +149,10 @@ impl Files {
         self.maximum.write_at(floor.as_bytes(), 0).context("cannot write to tracing_max_latency").map(|_| ())
     }
 
-    /// In large pieces: the kernel goes through the trace from its beginning for each.
+    /// Reads the trace in large chunks: for each read the kernel iterates from the start.
     fn read_trace(&self) -> std::io::Result<Vec<u8>> {
         let mut trace = File::open(&self.trace)?;
-        let (mut text, mut length) = (vec![0; PIECE], 0);
+        let (mut text, mut length) = (vec![0; CHUNK], 0);
         loop {
             let read = trace.read(&mut text[length..])?;
             length += read;
@@ -160,35 +160,35 @@ impl Files {
                 text.truncate(length);
                 return Ok(text);
             }
-            text.resize(length + PIECE, 0);
+            text.resize(length + CHUNK, 0);
         }
     }
 
-    /// Takes the maximum, if there is another one; and longer ones that come while it is read.
-    fn look(&mut self, shared: &Shared) -> Result<()> {
+    /// Takes the maximum, if there is a new one, and longer ones that come while it is read.
+    fn poll(&mut self, shared: &Shared) -> Result<()> {
         if self.maximum_us()? <= self.floor_us {
             return Ok(());
         }
-        let (mut told_us, mut attempt) = (0, 0);
+        let (mut reported_us, mut attempt) = (0, 0);
         while attempt < ATTEMPTS {
-            // The kernel tells the length before it changes the trace, and a hypervisor may stop it between the two.
+            // The kernel sets the length before it updates the trace, and may be preempted by a hypervisor in between.
             thread::sleep(attempt * STEP);
             let text = self.read_trace().with_context(|| format!("cannot read {}", self.trace.display()))?;
             let at_ns = clock::monotonic_ns();
-            // One that the kernel changed while it was read does not fit itself.
+            // A trace that the kernel changed during the read is inconsistent.
             let trace = LatencyTrace::parse(&String::from_utf8_lossy(&text)).filter(LatencyTrace::is_whole);
             attempt += 1;
             let maximum_us = self.maximum_us()?;
-            // One of the same length that looks the same is another one.
-            let trace = trace.filter(|trace| text != self.told || trace.latency_ns / 1_000 == maximum_us);
-            if let Some(trace) = trace.filter(|trace| trace.latency_ns / 1_000 > told_us) {
-                told_us = trace.latency_ns / 1_000;
-                // Each longer one deserves as much patience; they come to an end.
+            // An identical trace is a new one if its length matches the new maximum.
+            let trace = trace.filter(|trace| text != self.last_trace || trace.latency_ns / 1_000 == maximum_us);
+            if let Some(trace) = trace.filter(|trace| trace.latency_ns / 1_000 > reported_us) {
+                reported_us = trace.latency_ns / 1_000;
+                // Each longer one gets as many attempts; they come to an end.
                 attempt = 0;
-                shared.keep(Maximum { trace, at_ns });
-                self.told = text;
+                shared.push(Maximum { trace, at_ns });
+                self.last_trace = text;
             }
-            if self.maximum_us()? == told_us {
+            if self.maximum_us()? == reported_us {
                 return self.reset();
             }
         }
@@ -207,28 +207,28 @@ mod tests {
     const TRACE: &str = include_str!("../../../../whylate-model/tests/ftrace/irqsoff-6.12.txt");
 
     #[test]
-    fn a_trace_that_is_still_there_is_not_told_twice_and_hides_no_shorter_one() -> Result<()> {
-        let folder = tempfile::tempdir()?;
-        let (maximum_path, trace_path) = (folder.path().join("maximum"), folder.path().join("trace"));
+    fn stale_trace_is_not_reported_twice_and_hides_no_shorter_one() -> Result<()> {
+        let directory = tempfile::tempdir()?;
+        let (maximum_path, trace_path) = (directory.path().join("maximum"), directory.path().join("trace"));
         let latency_us = LatencyTrace::parse(TRACE).context("it can be read")?.latency_ns / 1_000;
         fs::write(&maximum_path, latency_us.to_string())?;
         fs::write(&trace_path, TRACE)?;
         let maximum = OpenOptions::new().read(true).write(true).open(&maximum_path)?;
-        let mut files = Files { maximum, trace: trace_path.clone(), floor_us: 0, told: Vec::new() };
+        let mut files = Files { maximum, trace: trace_path.clone(), floor_us: 0, last_trace: Vec::new() };
         let shared = Shared::default();
-        files.look(&shared)?;
+        files.poll(&shared)?;
         assert_eq!(locked(&shared.found).len(), 1);
 
-        // The kernel has told the length of the next one, and not changed the trace.
+        // The kernel has set the length of the next section, but not updated the trace.
         fs::write(&maximum_path, (latency_us - 1).to_string())?;
-        files.look(&shared)?;
+        files.poll(&shared)?;
         assert_eq!((locked(&shared.found).len(), shared.lost.load(Ordering::Relaxed)), (1, 1));
 
         let next = TRACE.replace(&format!("latency: {latency_us} us"), &format!("latency: {} us", latency_us - 1));
         assert_ne!(next, TRACE);
         fs::write(&maximum_path, (latency_us - 1).to_string())?;
         fs::write(&trace_path, next)?;
-        files.look(&shared)?;
+        files.poll(&shared)?;
         let found: Vec<u64> = locked(&shared.found).iter().map(|found| found.trace.latency_ns / 1_000).collect();
         assert_eq!((found, shared.lost.load(Ordering::Relaxed)), (vec![latency_us, latency_us - 1], 1));
         Ok(())

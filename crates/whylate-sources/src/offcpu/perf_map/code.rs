@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn compiled_code_is_named_by_lines_of_start_length_and_name() {
+    fn parses_start_length_and_name() {
         let code =
             code_of("7f00 20 later name\n0x1000 10 LazyCompile:~f file.js:1\nnonsense\n0x2000 0 nothing\n5 g a\n");
         let named = [0xfff, 0x1000, 0x100f, 0x1010, 0x2000, 0x7f1f].map(|address| code.name_at(address));
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_for_an_address_wins() {
+    fn last_line_for_address_wins() {
         let mut code = code_of("1000 80 old\n1000 40 new\n2000 100 long\n2010 10 stale\n2000 100 newest\n");
         let name = |code: &CompiledCode, address| code.name_at(address).unwrap_or_default();
         let named = [0x1000, 0x103f, 0x1040, 0x107f, 0x2010, 0x20ff].map(|address| name(&code, address));
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_cut() {
+    fn truncates_long_names() {
         let code = code_of(&format!("1000 10 {}\n", "A".repeat(1 << 20)));
         let name = code.name_at(0x1000).expect("it is there");
         assert_eq!((name.len(), name.ends_with("A[cut]")), (whylate_model::name::MAX_BYTES, true));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn many_lines_take_little_memory() {
+    fn stores_many_lines_compactly() {
         let mut code = CompiledCode::default();
         code.add("0 0 a\n".repeat(100_000).as_bytes());
         code.add("0 1 a\n".repeat(100_000).as_bytes());
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn older_lines_are_dropped_first() {
+    fn drops_older_lines_first() {
         let mut code = code_of(&(0..10_000).map(|at| format!("{:x} 10 f{at}\n", at * 16)).collect::<String>());
         code.add(b"0 10 new\n");
         code.drop_older();
@@ -334,7 +334,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_address_has_the_name_of_its_last_line(
+        fn matches_linear_search(
             lines in prop::collection::vec((0_u64..64, 0_u64..24, 0_u8..9), 0..40), rest in ".*",
         ) {
             let text: String = lines.iter().map(|(start, length, name)| format!("{start:x} {length:x} f{name}\n")).collect();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::code::CompiledCode;
 use crate::clock;
 use crate::first_thread;
-use crate::offcpu::far_files::FarFiles;
+use crate::offcpu::remote_files::RemoteFiles;
 
 /// The bytes that one turn reads.
 const PART_BYTES: u64 = 1 << 20;
@@ -29,7 +29,7 @@ pub(super) struct Identity {
     /// The start time in clock ticks since boot.
     started: u64,
     /// The PID in its own PID namespace, which is in the name of its perf map.
-    own_number: String,
+    own_pid: String,
 }
 
 impl Identity {
@@ -38,12 +38,13 @@ impl Identity {
         let status = fs::read_to_string(format!("/proc/{tgid}/status")).ok()?;
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
         let user = field("Uid:")?.split_whitespace().next()?.parse().ok()?;
-        let own_number = field("NSpid:")?.split_whitespace().last()?.to_owned();
-        Some(Identity { user, started, own_number })
+        let own_pid = field("NSpid:")?.split_whitespace().last()?.to_owned();
+        Some(Identity { user, started, own_pid })
     }
 }
 
-/// Field 22 of proc_pid_stat(5). The comm before it may contain parentheses.
+/// Reads the start time in clock ticks since boot, field 22 of proc_pid_stat(5). The comm before it may contain
+/// parentheses.
 fn started(tgid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{tgid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
@@ -89,13 +90,13 @@ impl List {
     }
 
     /// Reads the file again, and keeps the names that are there.
-    pub(super) fn begin_anew(&mut self) {
+    pub(super) fn reset(&mut self) {
         (self.seen, self.read_to, self.is_within_line) = (None, 0, false);
         self.tail.clear();
     }
 
     /// Reads the next part.
-    pub(super) fn read(&mut self, tgid: u32, process: &Identity, files: &mut FarFiles) -> Turn {
+    pub(super) fn read(&mut self, tgid: u32, process: &Identity, files: &mut RemoteFiles) -> Turn {
         if self.file.is_none() && self.not_before.is_some_and(|not_before| Instant::now() < not_before) {
             return Turn::default();
         }
@@ -106,12 +107,12 @@ impl List {
         turn
     }
 
-    fn read_part(&mut self, tgid: u32, process: &Identity, files: &mut FarFiles) -> io::Result<Turn> {
+    fn read_part(&mut self, tgid: u32, process: &Identity, files: &mut RemoteFiles) -> io::Result<Turn> {
         let file = match self.file.take() {
             Some(file) => file,
             None => {
                 let shown = first_thread::shown_as(tgid);
-                let file = files.open_temporary(shown, &format!("perf-{}.map", process.own_number))?;
+                let file = files.open_temporary(shown, &format!("perf-{}.map", process.own_pid))?;
                 // The PID may have been reused.
                 if started(tgid) != Some(process.started) {
                     return Ok(Turn::default());

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_map_delays_neither_the_snapshot_nor_small_maps() {
+    fn large_map_delays_neither_snapshot_nor_small_maps() {
         let large = Sleeper::new(&"0 0 a\n".repeat((64 << 20) / 6));
         let small = Sleeper::new("1000 10 f\n");
         let all = vec![(1, large.child.id()), (2, small.child.id())];

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::list::{Identity, List};
 use super::{Request, Shared};
 use crate::clock;
-use crate::offcpu::far_files::FarFiles;
+use crate::offcpu::remote_files::RemoteFiles;
 
 /// The memory that the names of all processes may take.
 const MAX_BYTES: usize = 16 << 20;
@@ -36,7 +36,7 @@ struct Reading {
 
 pub(super) struct Turns {
     shared: Arc<Shared>,
-    files: FarFiles,
+    files: RemoteFiles,
     known: HashMap<u32, Reading>,
     users: BTreeMap<u32, User>,
     /// The memory of all names.
@@ -50,7 +50,7 @@ impl Turns {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
         Turns {
             shared,
-            files: FarFiles::default(),
+            files: RemoteFiles::default(),
             known: HashMap::new(),
             users: BTreeMap::new(),
             bytes: 0,
@@ -123,7 +123,7 @@ impl Turns {
             let Some(known) = self.known.get_mut(&id) else { continue };
             if has_room && known.dropped.is_some_and(|at| at.elapsed() >= AGAIN) {
                 known.dropped = None;
-                known.list.begin_anew();
+                known.list.reset();
             }
             if !waiting.contains(&id) {
                 self.users.entry(known.process.user).or_default().waiting.push_back(id);

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the kernel's tracer writes of its samples.
+//! Fuzz target: samples of the kernel's tracer.
 
 use super::super::tally::Tally;
-use super::samples::{Activations, Rules, SampleFormat, Taken};
+use super::samples::{Activations, Rules, SampleFormat, TimedSample};
 
 const PERIOD_NS: u64 = 1_000_000;
-/// The unit of how long after the one before a sample came: at most some periods, as each that is missed is counted.
-const MOMENT_NS: u64 = 100;
-/// No record of a sample is longer, in bytes.
+/// Unit of the time between samples: the maximum is a few periods, as each missed one is counted.
+const UNIT_NS: u64 = 100;
+/// Maximum length of a sample's record, in bytes.
 const RECORD: usize = 32;
 
 thread_local! {
-    /// A new one for each input would take most of the time.
+    /// Reused: creating one per input would take most of the time.
     static TALLY: Tally = Tally::new(None);
 }
 
-/// A format, up to a zero byte, and records of samples, each with how long it came after the one before.
+/// A format, up to a zero byte, and records of samples, each with the time since the one before.
 pub fn timerlat_samples(bytes: &[u8]) {
     let mut parts = bytes.splitn(2, |&byte| byte == 0);
     let text = String::from_utf8_lossy(parts.next().unwrap_or_default());
@@ -29,10 +29,10 @@ fn count(format: SampleFormat, records: &[u8], tally: &Tally) {
         let (mut activations, mut time_ns) = (Activations::default(), 1 << 40);
         for record in records.chunks(RECORD + 2) {
             let Some((after, data)) = record.split_first_chunk() else { break };
-            time_ns += u64::from(u16::from_ne_bytes(*after)) * MOMENT_NS;
+            time_ns += u64::from(u16::from_ne_bytes(*after)) * UNIT_NS;
             let rules = Rules { period_ns: PERIOD_NS, has_user, may_pause, from_ns: 1 << 40, until_ns: time_ns };
             match format.read(data) {
-                Some(sample) => drop(activations.add(Taken { sample, time_ns }, &rules, tally)),
+                Some(sample) => drop(activations.add(TimedSample { sample, time_ns }, &rules, tally)),
                 None => activations.forget(),
             }
             activations.count_missed(&rules, tally);

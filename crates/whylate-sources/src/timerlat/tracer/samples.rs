@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tracer's samples: three of an activation at most, which come one after the other.
+//! The tracer's samples: up to three per activation, in sequence.
 
 use super::super::missed::{Missed, due_after, overdue};
 use super::super::tally::{Kind, Tally};
 
-/// What a sample is of.
+/// Kind of a sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Context {
     Irq,
@@ -18,7 +18,7 @@ pub(super) struct Sample {
     pub latency_ns: u64,
 }
 
-/// Where a sample's fields are in its record; the kernel numbers its events as it likes.
+/// Layout of a sample's record; the kernel assigns event IDs dynamically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SampleFormat {
     id: u16,
@@ -27,7 +27,7 @@ pub(super) struct SampleFormat {
 }
 
 impl SampleFormat {
-    /// From the text of the event's `format`.
+    /// Parses the event's `format` file.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let id = text.lines().find_map(|line| line.strip_prefix("ID:"))?.trim().parse().ok()?;
         let offset = |field: &str| -> Option<usize> {
@@ -40,7 +40,7 @@ impl SampleFormat {
         Some(SampleFormat { id, context_at: offset("context")?, latency_at: offset("timer_latency")? })
     }
 
-    /// `None` where the record is another event's, or cut short.
+    /// Parses a record; `None` if it is of another event, or truncated.
     pub(super) fn read(self, data: &[u8]) -> Option<Sample> {
         let id = u16::from_ne_bytes(data.get(..2)?.try_into().ok()?);
         let context = i32::from_ne_bytes(data.get(self.context_at..self.context_at.checked_add(4)?)?.try_into().ok()?);
@@ -56,118 +56,119 @@ impl SampleFormat {
     }
 }
 
-/// A sample, with when it was taken.
+/// A sample with its timestamp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(super) struct TimedSample {
     pub sample: Sample,
-    /// The record is made a little after the clock was read, which is little beside a period.
+    /// Time of the record, shortly after the latency was measured, compared with a period.
     pub time_ns: u64,
 }
 
-impl Taken {
-    /// When the activation was due, which each of its samples tells a little differently.
+impl TimedSample {
+    /// Returns when the activation was due, which differs slightly between its samples.
     pub(super) fn due_ns(self) -> u64 {
         self.time_ns.saturating_sub(self.sample.latency_ns)
     }
 }
 
-/// What the samples of one CPU are put together by.
+/// Parameters for combining the samples of a CPU.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     pub period_ns: u64,
-    /// An activation is over when its thread is back in user space.
+    /// Whether an activation ends with the return to user space.
     pub has_user: bool,
-    /// Whoever waits for the timer may do something else between two activations, without being late.
+    /// Whether the thread may do something else between two activations, without being late.
     pub may_pause: bool,
-    /// Activations that were due before are of no measurement.
+    /// Activations due before this do not count.
     pub from_ns: u64,
-    /// Periods that were due later count in another span.
+    /// Periods due after this count in the next span.
     pub until_ns: u64,
 }
 
-/// Makes activations of the samples of one CPU.
+/// Combines the samples of one CPU to activations.
 #[derive(Debug, Default)]
 pub(super) struct Activations {
-    /// The one that is not over yet.
-    open: Option<Open>,
-    /// When the last one that is over was due; 0: it is not known.
+    /// The activation in progress.
+    current: Option<InProgress>,
+    /// When the last complete activation was due; 0: unknown.
     due_ns: u64,
-    /// When its thread was there.
-    there_ns: u64,
-    /// How many periods after it are known for missed.
+    /// When its thread was ready.
+    ready_ns: u64,
+    /// Number of periods after it that are known to be missed.
     skipped: u64,
     missed: Missed,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Open {
-    /// From the sample recorded the soonest after its clock was read: the interrupt's alone may be off by periods where
-    /// a hypervisor stops the CPU in between.
+struct InProgress {
+    /// Minimum over the samples: the interrupt's alone may be off by periods if a hypervisor deschedules the vCPU
+    /// between the clock reading and the record.
     due_ns: u64,
     irq_ns: u64,
     thread_ns: Option<u64>,
-    there_ns: u64,
-    /// It is of the measurement.
+    ready_ns: u64,
+    /// Whether it counts.
     counts: bool,
 }
 
 impl Activations {
-    /// Adds a sample, and counts the activation if it was the last of it. Returns whether it is of the measurement.
-    pub(super) fn add(&mut self, taken: Taken, rules: &Rules, tally: &Tally) -> bool {
+    /// Adds a sample, and counts the activation if this was its last one. Returns whether the activation counts.
+    pub(super) fn add(&mut self, taken: TimedSample, rules: &Rules, tally: &Tally) -> bool {
         let (latency_ns, due_ns) = (taken.sample.latency_ns, taken.due_ns());
         if taken.sample.context == Context::Irq {
-            // The first sample tells whether an activation is of the measurement.
+            // The first sample decides whether an activation counts.
             let counts = due_ns >= rules.from_ns;
-            let open = Open { due_ns, irq_ns: latency_ns, thread_ns: None, there_ns: 0, counts };
-            if let Some(unfinished) = self.open.replace(open) {
+            let current = InProgress { due_ns, irq_ns: latency_ns, thread_ns: None, ready_ns: 0, counts };
+            if let Some(unfinished) = self.current.replace(current) {
                 self.end(unfinished, None, rules, tally);
             }
             return counts;
         }
         let is_user = taken.sample.context == Context::User;
         let is_last = is_user || !rules.has_user;
-        let Some(open) = &mut self.open else {
-            // Its interrupt was before tracing began.
+        let Some(current) = &mut self.current else {
+            // The interrupt came before tracing started.
             if due_ns.abs_diff(self.due_ns) > rules.period_ns / 2 {
                 (self.due_ns, self.skipped) = (due_ns, 0);
             }
-            self.there_ns = taken.time_ns;
+            self.ready_ns = taken.time_ns;
             if is_last {
                 self.skip_until_there(rules, tally);
             }
             return false;
         };
-        open.due_ns = open.due_ns.min(due_ns);
-        open.there_ns = taken.time_ns;
+        current.due_ns = current.due_ns.min(due_ns);
+        current.ready_ns = taken.time_ns;
         if !is_user {
-            open.thread_ns = Some(latency_ns);
+            current.thread_ns = Some(latency_ns);
         }
-        let open = *open;
+        let current = *current;
         if is_last {
-            self.open = None;
-            self.end(open, is_user.then_some(latency_ns), rules, tally);
+            self.current = None;
+            self.end(current, is_user.then_some(latency_ns), rules, tally);
         }
-        open.counts
+        current.counts
     }
 
-    fn end(&mut self, open: Open, user_ns: Option<u64>, rules: &Rules, tally: &Tally) {
-        self.count_gap(open.due_ns, rules, tally);
-        count(open, user_ns, tally);
-        (self.due_ns, self.there_ns, self.skipped) = (open.due_ns, self.there_ns.max(open.there_ns), 0);
+    fn end(&mut self, current: InProgress, user_ns: Option<u64>, rules: &Rules, tally: &Tally) {
+        self.count_gap(current.due_ns, rules, tally);
+        count(current, user_ns, tally);
+        (self.due_ns, self.ready_ns, self.skipped) = (current.due_ns, self.ready_ns.max(current.ready_ns), 0);
         self.skip_until_there(rules, tally);
     }
 
     fn skip_until_there(&mut self, rules: &Rules, tally: &Tally) {
-        self.skip(self.there_ns.saturating_sub(self.due_ns) / rules.period_ns, rules, tally);
+        self.skip(self.ready_ns.saturating_sub(self.due_ns) / rules.period_ns, rules, tally);
     }
 
-    /// The next activation tells how many periods there were none.
+    /// Counts the periods without an activation before this one.
     fn count_gap(&mut self, due_ns: u64, rules: &Rules, tally: &Tally) {
         let period_ns = rules.period_ns;
         let periods = (due_ns.saturating_sub(self.due_ns) + period_ns / 2) / period_ns;
-        // Nobody was late where nobody waited for the timer; the thread may have come just before a period's end.
+        // Periods in which no thread waited for the timer are not missed; the thread may have come just before an
+        // expiry.
         let late = match rules.may_pause {
-            true => self.there_ns.saturating_sub(self.due_ns) / period_ns + 1,
+            true => self.ready_ns.saturating_sub(self.due_ns) / period_ns + 1,
             false => u64::MAX,
         };
         if self.due_ns > 0 && periods > 1 {
@@ -175,52 +176,52 @@ impl Activations {
         }
     }
 
-    /// So many periods after the last activation are missed, some of which may be known for it.
+    /// Adds missed periods after the last activation, some of which may be known already.
     fn skip(&mut self, periods: u64, rules: &Rules, tally: &Tally) {
         if periods > self.skipped {
             let first_ns = self.due_ns + (self.skipped + 1) * rules.period_ns;
-            self.missed.add(first_ns, periods - self.skipped, self.there_ns);
+            self.missed.add(first_ns, periods - self.skipped, self.ready_ns);
             self.skipped = periods;
             self.count_missed(rules, tally);
         }
     }
 
-    /// Counts the missed periods that were due by now.
+    /// Counts missed periods that are due.
     pub(super) fn count_missed(&mut self, rules: &Rules, tally: &Tally) {
         self.missed.count(rules.from_ns, rules.until_ns, rules.period_ns, tally);
     }
 
-    /// How many activations and periods that were due until then have not come in: their thread is still late.
+    /// Returns the number of activations and periods due until then that have not arrived: the thread is still late.
     pub(super) fn overdue(&self, rules: &Rules) -> u64 {
-        // Where nothing has come in yet, it may be due for the first time a period later.
+        // If none has arrived yet, the first one may be due up to a period later.
         let first_ns = rules.from_ns.saturating_add(rules.period_ns);
-        let next_due_ns = match (self.open, self.due_ns) {
-            (Some(open), _) if open.counts => open.due_ns,
-            (Some(open), _) => due_after(open.due_ns, rules.from_ns, rules.period_ns),
+        let next_due_ns = match (self.current, self.due_ns) {
+            (Some(current), _) if current.counts => current.due_ns,
+            (Some(current), _) => due_after(current.due_ns, rules.from_ns, rules.period_ns),
             (None, 0) => first_ns,
-            (None, due_ns) => due_after(due_ns, self.there_ns, rules.period_ns).max(first_ns),
+            (None, due_ns) => due_after(due_ns, self.ready_ns, rules.period_ns).max(first_ns),
         };
         overdue(next_due_ns, rules.until_ns, rules.period_ns)
     }
 
-    /// No more samples come of the activation that is not over. The interrupt may have been what was too late.
-    pub(super) fn cut_off(&mut self, is_told: bool, tally: &Tally) {
-        if let Some(open) = self.open.take().filter(|open| open.counts) {
-            match open.thread_ns {
-                Some(_) => count(open, None, tally),
-                None if is_told => tally.count(Kind::Irq, open.irq_ns),
+    /// Ends the activation in progress, of which no more samples arrive. `caused_stop`: it caused the stop.
+    pub(super) fn cut_off(&mut self, caused_stop: bool, tally: &Tally) {
+        if let Some(current) = self.current.take().filter(|current| current.counts) {
+            match current.thread_ns {
+                Some(_) => count(current, None, tally),
+                None if caused_stop => tally.count(Kind::Irq, current.irq_ns),
                 None => {}
             }
         }
     }
 
-    /// The samples that follow are not those that follow in time.
+    /// Resets the sequence: samples were lost.
     pub(super) fn forget(&mut self) {
         *self = Activations { missed: self.missed, ..Activations::default() };
     }
 }
 
-fn count(activation: Open, user_ns: Option<u64>, tally: &Tally) {
+fn count(activation: InProgress, user_ns: Option<u64>, tally: &Tally) {
     if !activation.counts {
         return;
     }
@@ -229,7 +230,7 @@ fn count(activation: Open, user_ns: Option<u64>, tally: &Tally) {
             tally.count(Kind::Irq, activation.irq_ns);
             tally.count(Kind::Thread, thread_ns);
         }
-        None => tally.is_unseen(),
+        None => tally.count_unseen(),
     }
     if let Some(user_ns) = user_ns {
         tally.count(Kind::User, user_ns);
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_are_read_where_the_format_says() {
+    fn reads_samples_by_format() {
         let format = SampleFormat::parse(FORMAT).expect("a format");
         assert_eq!(format, SampleFormat { id: 17, context_at: 12, latency_at: 16 });
         assert_eq!(format.read(&record(17, 1, 99)), Some(Sample { context: Context::Thread, latency_ns: 99 }));
@@ -269,8 +270,8 @@ mod tests {
 
     const MS_NS: u64 = 1_000_000;
 
-    fn taken(context: Context, due_ns: u64, latency_ns: u64) -> Taken {
-        Taken { sample: Sample { context, latency_ns }, time_ns: due_ns + latency_ns + 200 }
+    fn taken(context: Context, due_ns: u64, latency_ns: u64) -> TimedSample {
+        TimedSample { sample: Sample { context, latency_ns }, time_ns: due_ns + latency_ns + 200 }
     }
 
     fn rules(has_user: bool, from_ns: u64, until_ns: u64) -> Rules {
@@ -289,22 +290,22 @@ mod tests {
     }
 
     #[test]
-    fn an_activation_counts_when_it_is_over() {
+    fn counts_complete_activations() {
         use Context::{Irq, Thread, User};
         let of_kernel = [(Irq, MS_NS, 10), (Thread, MS_NS, 30), (Irq, 2 * MS_NS, 10)];
         assert_eq!(counted(false, &of_kernel), ([1, 1, 0], 0));
         let of_user =
             [(Irq, MS_NS, 10), (Thread, MS_NS, 30), (User, MS_NS, 50), (Irq, 2 * MS_NS, 5), (Thread, 2 * MS_NS, 9)];
         assert_eq!(counted(true, &of_user), ([1, 1, 0], 0));
-        // What came in before the first interrupt is of an activation before.
+        // Samples before the first interrupt are of an earlier activation.
         assert_eq!(counted(true, &[&[(Thread, 5, 9), (User, 5, 50)], &of_user[..3]].concat()), ([1, 1, 0], 0));
-        // A thread whose sample is not there.
+        // The thread's sample is missing.
         assert_eq!(counted(false, &[(Irq, MS_NS, 10), (Irq, 2 * MS_NS, 10), (Thread, 2 * MS_NS, 30)]), ([1, 1, 0], 1));
     }
 
     #[test]
-    fn what_a_stop_cuts_off_is_counted_where_it_made_the_stop() {
-        for (samples, is_told, counts) in [
+    fn counts_cut_off_activation_that_caused_the_stop() {
+        for (samples, caused_stop, counts) in [
             (&[(Context::Irq, 10), (Context::Thread, 500)][..], true, [1, 1]),
             (&[(Context::Irq, 500)], true, [1, 0]),
             (&[(Context::Irq, 10)], false, [0, 0]),
@@ -313,18 +314,18 @@ mod tests {
             for &(context, latency_ns) in samples {
                 activations.add(taken(context, MS_NS, latency_ns), &rules(true, 1, u64::MAX), &tally);
             }
-            activations.cut_off(is_told, &tally);
+            activations.cut_off(caused_stop, &tally);
             let series = tally.take(true).series;
             assert_eq!(["irq", "thread"].map(|kind| series.histograms[kind].count()), counts);
         }
     }
 
     #[test]
-    fn nobody_is_late_who_does_not_wait() {
+    fn pausing_thread_misses_no_periods() {
         use Context::{Irq, Thread};
         let gap = [(Irq, MS_NS, 10), (Thread, MS_NS, 50), (Irq, 601 * MS_NS, 10), (Thread, 601 * MS_NS, 20)];
         assert_eq!(counted(false, &gap), ([2, 3, 1], 0));
-        // A thread that waits always was kept from it.
+        // A thread that never pauses was delayed.
         let (tally, mut activations) = (Tally::new(None), Activations::default());
         for (context, due_ns, latency_ns) in gap {
             let rules = Rules { may_pause: false, ..rules(false, 1, u64::MAX) };
@@ -334,14 +335,14 @@ mod tests {
     }
 
     #[test]
-    fn periods_between_two_interrupts_are_missed() {
+    fn counts_periods_between_interrupts_as_missed() {
         use Context::{Irq, Thread};
         let late = [(Irq, MS_NS, 10), (Thread, MS_NS, 3 * MS_NS + 50), (Irq, 5 * MS_NS, 10), (Thread, 5 * MS_NS, 20)];
         assert_eq!(counted(false, &late), ([2, 5, 3], 0));
     }
 
     #[test]
-    fn periods_count_when_they_were_due() {
+    fn counts_missed_periods_by_due_time() {
         use Context::{Irq, Thread, User};
         let (tally, mut activations) = (Tally::new(None), Activations::default());
         let mut add = |context, due_ns, latency_ns, until_ns| {
@@ -350,27 +351,27 @@ mod tests {
             activations.count_missed(&rules, &tally);
             (activations.overdue(&rules), tally.take(true).series.values["missed"])
         };
-        // Of an activation that was due before the measurement, only what it made its thread miss counts.
+        // For an activation due before the measurement, only the periods that it made its thread miss count.
         assert_eq!(add(Irq, MS_NS, 10, 2 * MS_NS), (0, 0.0));
         assert_eq!(add(Thread, MS_NS, 20, 3 * MS_NS), (1, 0.0));
         assert_eq!(add(User, MS_NS, 3 * MS_NS + 50, 3 * MS_NS), (0, 1.0));
         assert_eq!(add(Irq, 5 * MS_NS, 10, 5 * MS_NS + 500), (1, 2.0));
         assert_eq!(add(Thread, 5 * MS_NS, 20, 5 * MS_NS + 600), (1, 0.0));
         assert_eq!(add(User, 5 * MS_NS, 40, 6 * MS_NS - 1), (0, 0.0));
-        // What follows has no interrupt, as tracing began after it.
+        // The next samples lack their interrupt, as tracing started after it.
         activations.forget();
         assert_eq!(activations.overdue(&rules(true, 2 * MS_NS, 3 * MS_NS - 1)), 0);
         assert_eq!(activations.overdue(&rules(true, 2 * MS_NS, 3 * MS_NS)), 1);
     }
 
     #[test]
-    fn a_record_that_is_made_late_is_no_missed_period() {
+    fn delayed_record_is_no_missed_period() {
         let (tally, mut activations) = (Tally::new(None), Activations::default());
         for due in 1..=4 {
             let of_irq = taken(Context::Irq, due * MS_NS, 10);
-            // The clock was read long before.
+            // The clock was read long before the record was made.
             let stopped_ns = if due == 2 { 3 * MS_NS / 4 } else { 0 };
-            let of_irq = Taken { time_ns: of_irq.time_ns + stopped_ns, ..of_irq };
+            let of_irq = TimedSample { time_ns: of_irq.time_ns + stopped_ns, ..of_irq };
             let of_thread = taken(Context::Thread, due * MS_NS, 4 * MS_NS / 5);
             for taken in [of_irq, of_thread] {
                 activations.add(taken, &rules(false, 1, u64::MAX), &tally);
@@ -381,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_activation_without_its_interrupt_makes_its_thread_miss_periods() {
+    fn activation_without_interrupt_sample_misses_periods() {
         use Context::{Irq, Thread};
         let late = [(Thread, MS_NS, 2 * MS_NS + 50), (Irq, 4 * MS_NS, 10), (Thread, 4 * MS_NS, 20)];
         assert_eq!(counted(false, &late), ([1, 3, 2], 0));
@@ -389,7 +390,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_format_and_no_record_makes_it_panic(
+        fn never_panics_on_arbitrary_input(
             cut in 0..FORMAT.len(), inserted in "[ID:offset;0-9\\n-]{0,12}", data in prop::collection::vec(any::<u8>(), 0..40), at in 0..48_usize
         ) {
             let text = format!("{}{inserted}{}", &FORMAT[..cut], &FORMAT[cut..]);

@@ -25,6 +25,7 @@ use crate::output::Output as _;
 use crate::output::json::JsonLines;
 use crate::output::timerlat as view;
 use crate::output::timerlat::{analysis, trace};
+use crate::recording::play::nothing_in_span;
 use crate::recording::{Played, Recorder, about};
 
 /// The histogram of the return to user space.
@@ -98,7 +99,8 @@ fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
     let mut lead_ns = None;
     let mut next = played.next_snapshot(TIMERLAT.name)?;
     if next.is_none() {
-        say!("whylate: {} has no snapshots in that span (choose one within the recording)", played.name());
+        played.report_missing();
+        return Err(nothing_in_span(played.name()));
     }
     while let Some(mut snapshot) = next {
         for event in std::mem::take(&mut snapshot.late) {

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::process;
 
 use super::*;
-use crate::offcpu::far_files::FarFiles;
+use crate::offcpu::remote_files::RemoteFiles;
 
 /// A perf map of this process under another PID, as in a PID namespace.
 struct Written {
     path: PathBuf,
     identity: Identity,
     list: List,
-    files: FarFiles,
+    files: RemoteFiles,
 }
 
 impl Drop for Written {
@@ -24,10 +24,10 @@ impl Drop for Written {
 
 impl Written {
     fn new(name: &str) -> Self {
-        let own_number = format!("{}-{name}", process::id());
-        let path = PathBuf::from(format!("/tmp/perf-{own_number}.map"));
-        let identity = Identity { own_number, ..Identity::read(process::id()).expect("this process is there") };
-        Written { path, identity, list: List::default(), files: FarFiles::default() }
+        let own_pid = format!("{}-{name}", process::id());
+        let path = PathBuf::from(format!("/tmp/perf-{own_pid}.map"));
+        let identity = Identity { own_pid, ..Identity::read(process::id()).expect("this process is there") };
+        Written { path, identity, list: List::default(), files: RemoteFiles::default() }
     }
 
     fn write(&self, text: &str) {
@@ -56,7 +56,7 @@ impl Written {
 }
 
 #[test]
-fn only_what_was_appended_is_read() {
+fn reads_only_appended_lines() {
     let mut map = Written::new("appended");
     map.write("1000 10 f\n2000 10 ha");
     assert_eq!(map.names(&[0x1000, 0x2000]), ["f", "ha"]);
@@ -68,7 +68,7 @@ fn only_what_was_appended_is_read() {
 }
 
 #[test]
-fn a_file_that_was_written_anew_is_read_anew() {
+fn rereads_rewritten_file() {
     let mut map = Written::new("anew");
     map.write("1000 10 first\n");
     assert_eq!(map.names(&[0x1000, 0x3000]), ["first", ""]);
@@ -88,13 +88,12 @@ fn a_file_that_was_written_anew_is_read_anew() {
 }
 
 #[test]
-fn a_file_of_another_user_or_of_an_earlier_process_is_not_read() {
+fn ignores_file_of_other_user_or_earlier_process() {
     let mut map = Written::new("left");
     map.write("1000 10 f\n");
     map.identity.started += 3_600 * rustix::param::clock_ticks_per_second();
     assert_eq!(map.names(&[0x1000]), [""], "it was there before the process");
-    map.identity =
-        Identity { own_number: map.identity.own_number.clone(), ..Identity::read(process::id()).expect("there") };
+    map.identity = Identity { own_pid: map.identity.own_pid.clone(), ..Identity::read(process::id()).expect("there") };
     if rustix::process::getuid().is_root() {
         std::os::unix::fs::chown(&map.path, Some(65_534), None).expect("root may");
         assert_eq!(map.names(&[0x1000]), [""], "it is another user's");
@@ -104,7 +103,7 @@ fn a_file_of_another_user_or_of_an_earlier_process_is_not_read() {
 }
 
 #[test]
-fn a_large_file_is_read_in_parts_and_its_oldest_lines_are_dropped() {
+fn reads_large_file_in_parts_and_drops_oldest_lines() {
     let mut map = Written::new("large");
     let line = |at: u64| format!("{:x} 10 function{at}{}\n", at * 16, "x".repeat(180));
     let lines: u64 = 100_000;
@@ -123,7 +122,7 @@ fn a_large_file_is_read_in_parts_and_its_oldest_lines_are_dropped() {
 }
 
 #[test]
-fn a_name_longer_than_a_part_is_cut_and_the_next_line_is_read() {
+fn truncates_name_longer_than_a_part() {
     let mut map = Written::new("long");
     map.write(&format!("1000 10 {}\n2000 10 next\n", "A".repeat(3 << 20)));
     let names = map.names(&[0x1000, 0x2000]);
@@ -131,7 +130,7 @@ fn a_name_longer_than_a_part_is_cut_and_the_next_line_is_read() {
 }
 
 #[test]
-fn only_the_end_of_a_huge_file_is_read() {
+fn reads_only_end_of_huge_file() {
     let mut map = Written::new("huge");
     map.write("1000 10 first\n");
     let file = OpenOptions::new().write(true).open(&map.path).expect("there");

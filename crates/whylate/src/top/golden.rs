@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Pins the screens of each recording in `tests/recordings/`; `tests/golden.rs` pins the output of commands.
+
+#[path = "../../tests/golden/folder.rs"]
+mod folder;
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use jiff::tz::TimeZone;
+
+use super::feed::{Feed, Message};
+use super::history::History;
+use super::panel::Glyphs;
+use super::state::{Mode, State};
+use super::tests::{drawn, press};
+use crate::recording::Span;
+use crate::recording::play::Recording;
+use crate::recording::times::given;
+use folder::{RECORDINGS, check, recordings};
+
+const VIEWS: [(&str, &str); 7] = [
+    ("look", ""),
+    ("source", "\n"),
+    ("stacks", "j\n\t"),
+    ("series", "j\n\n"),
+    ("culprit", "\t\n"),
+    ("event", "\t\t\n"),
+    ("path", "\t\t\n\t"),
+];
+
+/// Replays a recording into the state.
+fn read(state: &mut State, span: Span, name: &str) -> Result<()> {
+    let path = Path::new(RECORDINGS).join(format!("{name}.whylate"));
+    let mut feed = Feed::recorded(Recording { path, span, speed: None })?;
+    loop {
+        match feed.take() {
+            None => thread::sleep(Duration::from_millis(1)),
+            Some(Message::Started(header)) => state.start(*header),
+            Some(Message::Tick(lines, _)) => {
+                state.add(lines);
+                state.settle();
+            }
+            Some(Message::Ended(Some(problem))) => return Err(problem),
+            Some(Message::Ended(None)) => break,
+            Some(Message::Read(_)) => {}
+            Some(_) => bail!("a recording attaches nothing"),
+        }
+    }
+    state.end(None);
+    state.settle();
+    Ok(())
+}
+
+fn screen(name: &str, columns: usize, rows: usize) -> Result<State> {
+    let mode = Mode::Replay(format!("{name}.whylate"));
+    let mut state = State::new(mode, Glyphs::Unicode, TimeZone::UTC, History::new(64 << 20));
+    state.resize(columns, rows);
+    read(&mut state, Span::default(), name)?;
+    Ok(state)
+}
+
+#[test]
+fn golden_screens_are_those_of_each_recording() -> Result<()> {
+    for name in recordings()? {
+        for (columns, rows) in [(80, 24), (200, 50)] {
+            let mut all = String::new();
+            for (view, keys) in VIEWS {
+                let mut state = screen(&name, columns, rows)?;
+                press(&mut state, keys);
+                all += &format!("{view}:\n{}\n", drawn(&state, columns as u16, rows as u16));
+            }
+            check(&name, &format!("top-{columns}x{rows}"), &all)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn golden_sentence_of_an_empty_span_is_that_of_all_commands() -> Result<()> {
+    let at = |text| given(text).map_err(anyhow::Error::msg);
+    let span = Span { from: Some(at("2001-01-01T00:00:00Z")?), to: Some(at("2001-01-02T00:00:00Z")?) };
+    let mut state = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::new(1 << 20));
+    let problem = read(&mut state, span, "sources-6.18").err().context("it has something")?.to_string();
+    ensure!(problem.ends_with("has no snapshots in that span (choose one within the recording)"), "{problem}");
+    // The command returns this error.
+    ensure!(!state.has_started(), "the screen stays");
+    Ok(())
+}
