@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads wait in is named, also where they fell asleep before anybody looked or in no system call.
+//! Waits are named also if they started before whylate did, or in no system call.
 
 mod running;
 #[allow(dead_code)]
@@ -21,7 +21,7 @@ use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
 
-/// Ends with the test.
+/// Killed with the test.
 struct Service(Child);
 
 impl Drop for Service {
@@ -31,24 +31,24 @@ impl Drop for Service {
     }
 }
 
-fn fifo(folder: &Path) -> Result<PathBuf> {
-    let path = folder.join("answers");
+fn fifo(directory: &Path) -> Result<PathBuf> {
+    let path = directory.join("answers");
     ensure!(Command::new("mkfifo").arg(&path).status()?.success(), "no pipe");
     Ok(path)
 }
 
-/// Sleeps for two seconds, and only then answers whoever waits there.
+/// Sleeps for two seconds and then answers its client.
 fn server(answers: &Path) -> Result<Service> {
     let server = Command::new("sh").args(["-c", "sleep 2; echo > $0"]).arg(answers).spawn()?;
     sleep(Duration::from_millis(300));
     Ok(Service(server))
 }
 
-/// The server's wait and that of what it waits for are named, and take most of the path.
+/// The server's wait and the wait of its waker are named and take most of the path.
 fn ensure_named(path: &Value) -> Result<()> {
     let parts = path.as_array().context("no path")?;
     let sleeps = parts.iter().filter(|part| {
-        let is_of = |field: &str, begins: &str| part[field].as_str().is_some_and(|told| told.starts_with(begins));
+        let is_of = |field: &str, begins: &str| part[field].as_str().is_some_and(|report| report.starts_with(begins));
         is_of("waiter", "sleep:") && is_of("via", "clock_nanosleep")
     });
     let slept_ns: u64 = sleeps.filter_map(|part| part["ns"].as_u64()).sum();
@@ -57,33 +57,33 @@ fn ensure_named(path: &Value) -> Result<()> {
 }
 
 #[test]
-fn a_command_is_told_in_what_its_server_has_slept_since_before() -> Result<()> {
+fn command_names_wait_that_started_earlier() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let answers = fifo(folder.path())?;
+    let directory = tempfile::tempdir()?;
+    let answers = fifo(directory.path())?;
     let _server = server(&answers)?;
     let output = whylate(&["run", "--json", "--", "cat"]).arg(&answers).output()?;
-    let told = String::from_utf8(output.stderr)?;
-    let told = told.lines().find(|line| line.starts_with('{')).context("no JSON")?;
-    ensure_named(&serde_json::from_str::<Value>(told)?["path"])
+    let report = String::from_utf8(output.stderr)?;
+    let report = report.lines().find(|line| line.starts_with('{')).context("no JSON")?;
+    ensure_named(&serde_json::from_str::<Value>(report)?["path"])
 }
 
 #[test]
-fn a_program_is_told_in_what_its_server_has_slept_since_before() -> Result<()> {
+fn program_view_names_wait_that_started_earlier() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let answers = fifo(folder.path())?;
+    let directory = tempfile::tempdir()?;
+    let answers = fifo(directory.path())?;
     let client = Service(Command::new("cat").arg(&answers).stdout(Stdio::null()).spawn()?);
     let _server = server(&answers)?;
     let output = whylate(&["-p", &client.0.id().to_string(), "-d", "2s", "--json"]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let told: Value = serde_json::from_slice(&output.stdout)?;
-    let waits = told["waits"].as_array().context("no waits")?;
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let waits = report["waits"].as_array().context("no waits")?;
     let opens = waits.iter().find(|waits| waits["via"] == "openat" && waits["ended_by"] == "others");
-    ensure_named(&opens.with_context(|| format!("it waits in something else: {told}"))?["path"])
+    ensure_named(&opens.with_context(|| format!("it waits in something else: {report}"))?["path"])
 }
 
-/// Reads pages of a file that is not in memory, in no order.
+/// Reads pages of an uncached file in random order.
 const FAULTS: &str = "
 import mmap, os, random, sys, time
 file = os.open(sys.argv[1], os.O_RDONLY)
@@ -95,7 +95,7 @@ while time.time() < end:
     memory[random.randrange(len(memory))]";
 const FILE_BYTES: usize = 200 << 20;
 
-/// How many pages a process has had to wait for.
+/// Returns the major page faults of a process.
 fn major_faults(pid: u32) -> Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let fields = stat.rsplit_once(')').context("no fields")?.1;
@@ -105,10 +105,10 @@ fn major_faults(pid: u32) -> Result<u64> {
 #[test]
 fn waits_for_pages_of_a_file_are_page_faults_for_a_disk() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
-    let path = folder.path().join("cold");
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+    let path = directory.path().join("cold");
     let mut file = File::create(&path)?;
-    // What is the same in all blocks some file systems keep once.
+    // Random content: some file systems store equal blocks once.
     for number in 0..FILE_BYTES / 4096 {
         file.write_all(&[number.to_le_bytes(); 512].concat())?;
     }
@@ -123,15 +123,15 @@ fn waits_for_pages_of_a_file_are_page_faults_for_a_disk() -> Result<()> {
         println!("skipped: the build folder is in memory, or its disk is slow: {faults} major page faults");
         return Ok(());
     }
-    let told: Value = serde_json::from_slice(&output.stdout)?;
-    let waits = told["waits"].as_array().context("no waits")?;
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let waits = report["waits"].as_array().context("no waits")?;
     let ns = |waits: &Value| waits["ns"].as_u64().unwrap_or(0);
     let all_ns: u64 = waits.iter().map(ns).sum();
     let for_pages: u64 = waits.iter().filter(|waits| waits["via"] == "page fault").map(ns).sum();
     println!("{faults} faults, {for_pages} of {all_ns} ns");
-    ensure!(for_pages * 10 >= all_ns * 9, "{for_pages} of {all_ns} ns are page faults: {told}");
+    ensure!(for_pages * 10 >= all_ns * 9, "{for_pages} of {all_ns} ns are page faults: {report}");
     let parts = || waits.iter().flat_map(|waits| waits["path"].as_array().into_iter().flatten());
     let at_disk: u64 = parts().filter(|part| part["kind"] == "disk" || part["kind"] == "disk_queue").map(ns).sum();
-    ensure!(at_disk * 10 >= for_pages * 8, "{at_disk} of {for_pages} ns are at a disk: {told}");
+    ensure!(at_disk * 10 >= for_pages * 8, "{at_disk} of {for_pages} ns are at a disk: {report}");
     Ok(())
 }

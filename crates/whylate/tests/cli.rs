@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The program as its users meet it: exit statuses, what it writes where, and how it ends.
+//! The program's interface: exit statuses, output streams, and how it ends.
 
 #[path = "../../whylate-sources/tests/kernel/programs.rs"]
 mod programs;
@@ -24,7 +24,7 @@ use whylate_sources::restore::Restore;
 use running::{Running, copied, whylate};
 use turn::{plan, turn, turn_to_measure};
 
-/// What may stand on standard error when all is well: which backend is used, and why.
+/// Allows only notes on the chosen backend on standard error.
 fn assert_nothing_but_the_backend(stderr: &str) {
     let others: Vec<&str> = stderr.lines().filter(|line| !line.starts_with("whylate: wq uses the ")).collect();
     assert!(others.is_empty(), "{others:?}");
@@ -39,18 +39,18 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn help_that_cannot_be_written_is_a_failure() -> Result<()> {
+fn fails_if_help_cannot_be_written() -> Result<()> {
     for argument in ["--help", "--version"] {
         let output = whylate(&[argument]).stdout(std::fs::File::options().write(true).open("/dev/full")?).output()?;
         ensure!(output.status.code() == Some(1), "{argument}: {}", output.status);
-        let told = "whylate: cannot write to standard output: No space left on device";
-        ensure!(text(&output.stderr).starts_with(told), "{argument}: {}", text(&output.stderr));
+        let message = "whylate: cannot write to standard output: No space left on device";
+        ensure!(text(&output.stderr).starts_with(message), "{argument}: {}", text(&output.stderr));
     }
     Ok(())
 }
 
 #[test]
-fn arguments_that_make_no_sense_are_refused() -> Result<()> {
+fn rejects_invalid_arguments() -> Result<()> {
     for arguments in [
         &["wq", "0"][..],
         &["wq", "-1"],
@@ -70,23 +70,23 @@ fn arguments_that_make_no_sense_are_refused() -> Result<()> {
 }
 
 #[test]
-fn a_trace_that_others_have_recorded_is_explained() -> Result<()> {
+fn explains_a_foreign_trace() -> Result<()> {
     let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../whylate-model/tests/traces/tracefs.txt");
     let output = output_of(&["run", "--import", trace, "--comm", "sh"])?;
     let stdout = text(&output.stdout);
     ensure!(output.status.code() == Some(0) && stdout.contains("sh:19025 took 36.8ms:"), "{output:?}");
     let json = output_of(&["run", "--import", trace, "--comm", "sh", "--json"])?;
-    let told: serde_json::Value = serde_json::from_slice(&json.stdout)?;
-    let path = told["path"].as_array().context("no path is told")?;
+    let report: serde_json::Value = serde_json::from_slice(&json.stdout)?;
+    let path = report["path"].as_array().context("no path is told")?;
     let sum: u64 = path.iter().filter_map(|part| part["ns"].as_u64()).sum();
-    ensure!(told["elapsed_ns"] == sum && sum > 36_000_000, "the parts add up to {sum}: {}", told["elapsed_ns"]);
+    ensure!(report["elapsed_ns"] == sum && sum > 36_000_000, "the parts add up to {sum}: {}", report["elapsed_ns"]);
     let output = output_of(&["run", "--import", "/dev/zero"])?;
     ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
     Ok(())
 }
 
 #[test]
-fn what_is_lost_is_explained_by_source() -> Result<()> {
+fn explains_losses_by_source() -> Result<()> {
     for (arguments, sources) in [
         (&["timerlat", "hist", "--help-lost"][..], 1),
         (&["offcpu", "--comm", "wq", "--help-lost"], 1),
@@ -94,17 +94,17 @@ fn what_is_lost_is_explained_by_source() -> Result<()> {
     ] {
         let output = output_of(arguments)?;
         assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""), "{arguments:?}");
-        let told = text(&output.stdout);
-        let headings: Vec<&str> = told.lines().skip(1).filter(|line| line.ends_with(':')).collect();
-        assert_eq!(headings.len(), sources, "{told}");
-        assert!(sources > 1 || headings[0] == format!("{}:", arguments[0]), "{told}");
+        let printed = text(&output.stdout);
+        let headings: Vec<&str> = printed.lines().skip(1).filter(|line| line.ends_with(':')).collect();
+        assert_eq!(headings.len(), sources, "{printed}");
+        assert!(sources > 1 || headings[0] == format!("{}:", arguments[0]), "{printed}");
     }
     Ok(())
 }
 
 #[test]
 fn without_privileges_it_says_so_in_one_line() -> Result<()> {
-    for (arguments, told) in [
+    for (arguments, message) in [
         (&["wq", "1", "1"][..], "whylate: cannot attach wq: "),
         (&["-d", "1s"], "whylate: cannot attach any source: "),
         (&["offcpu", "--json", "-d", "1s"], "whylate: cannot attach offcpu: "),
@@ -124,18 +124,18 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
         assert_eq!(output.status.code(), Some(3), "{stderr}");
         assert!(output.stdout.is_empty());
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
-        assert!(stderr.starts_with(told), "{stderr}");
+        assert!(stderr.starts_with(message), "{stderr}");
     }
     Ok(())
 }
 
 fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
     let is_root = rustix::process::geteuid().is_root();
-    // Where anybody can reach it.
+    // A directory that every user can reach.
     let reachable = is_root.then(|| copied(env!("CARGO_BIN_EXE_whylate"), "whylate")).transpose()?;
     let mut command = match &reachable {
-        Some(folder) => {
-            let mut command = Command::new(folder.path().join("whylate"));
+        Some(directory) => {
+            let mut command = Command::new(directory.path().join("whylate"));
             command.args(arguments).uid(65534).gid(65534).current_dir("/");
             command
         }
@@ -145,9 +145,9 @@ fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
 }
 
 #[test]
-fn without_a_submission_thread_it_says_how_to_make_one() -> Result<()> {
+fn advises_how_to_start_a_submission_thread() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // This process has none, whatever else runs on the machine.
+    // The test has no submission thread, whatever else runs on the machine.
     let pid = std::process::id().to_string();
     for backend in ["bpf", "fdinfo"] {
         let output = output_of(&["sqpoll", "-p", &pid, "--backend", backend])?;
@@ -163,7 +163,7 @@ fn without_a_submission_thread_it_says_how_to_make_one() -> Result<()> {
 }
 
 #[test]
-fn submission_threads_are_json_too() -> Result<()> {
+fn lists_submission_threads_as_json() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let load = Load::start(&LoadPlan::default())?;
     let pid = std::process::id().to_string();
@@ -183,7 +183,7 @@ fn submission_threads_are_json_too() -> Result<()> {
 }
 
 #[test]
-fn a_backend_that_does_not_exist_is_refused() -> Result<()> {
+fn rejects_unknown_backend() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = output_of(&["wq", "--backend", "nonsense", "1", "1"])?;
     let stderr = text(&output.stderr);
@@ -193,7 +193,7 @@ fn a_backend_that_does_not_exist_is_refused() -> Result<()> {
 }
 
 #[test]
-fn a_reader_that_has_had_enough_is_a_normal_end() -> Result<()> {
+fn closed_pipe_ends_it_with_success() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let began = Instant::now();
     let mut whylate = Running::start(&["wq", "1", "3"])?;
@@ -210,7 +210,7 @@ fn a_reader_that_has_had_enough_is_a_normal_end() -> Result<()> {
 }
 
 #[test]
-fn a_handler_that_does_not_exist_is_named_at_the_end() -> Result<()> {
+fn names_unknown_handler_at_the_end() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = output_of(&["wq", "-w", "no_such_handler", "-d", "1s"])?;
     let stderr = text(&output.stderr);
@@ -221,11 +221,11 @@ fn a_handler_that_does_not_exist_is_named_at_the_end() -> Result<()> {
 }
 
 #[test]
-fn ctrl_c_prints_what_was_gathered() -> Result<()> {
+fn ctrl_c_prints_results_so_far() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "-w", HANDLER])?;
     let mut stdout = BufReader::new(whylate.stdout()?);
-    // The line comes once it measures.
+    // The line is printed once it measures.
     stdout.read_line(&mut String::new())?;
     run(&plan(1_000), &AtomicBool::new(false))?;
     whylate.signal(Signal::INT)?;
@@ -239,7 +239,7 @@ fn ctrl_c_prints_what_was_gathered() -> Result<()> {
 }
 
 #[test]
-fn a_second_ctrl_c_ends_it_even_when_nobody_reads() -> Result<()> {
+fn second_ctrl_c_ends_it_while_output_is_blocked() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "--slower", "1ns"])?;
     let mut stdout = BufReader::new(whylate.stdout()?);
@@ -258,7 +258,7 @@ fn a_second_ctrl_c_ends_it_even_when_nobody_reads() -> Result<()> {
 }
 
 #[test]
-fn killed_it_leaves_no_program_behind() -> Result<()> {
+fn leaves_no_bpf_program_when_killed() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "--table", "--slower", "1s", "--stack"])?;
     let mut stdout = BufReader::new(whylate.stdout()?);
@@ -272,7 +272,7 @@ fn killed_it_leaves_no_program_behind() -> Result<()> {
 }
 
 #[test]
-fn json_is_one_snapshot_a_line() -> Result<()> {
+fn json_has_one_snapshot_per_line() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "--json", "1", "2", "--slower", "10s"])?;
     let lines: Vec<String> = BufReader::new(whylate.stdout()?).lines().collect::<Result<_, _>>()?;
@@ -305,11 +305,11 @@ fn json_is_one_snapshot_a_line() -> Result<()> {
     Ok(())
 }
 
-/// Injects items while a reader takes a little of the output now and then, for at least `items` of them.
+/// Injects at least `items` items while a reader slowly takes the output.
 fn read_slowly(arguments: &[&str], items: u64) -> Result<(u64, String)> {
     let mut whylate = Running::start(arguments)?;
     let mut stdout = whylate.stdout()?;
-    // All its programs are there: it measures, or is about to.
+    // All BPF programs are loaded: it measures, or is about to.
     while programs::held_by(whylate.pid())?.len() < 4 {
         ensure!(whylate.is_alive()?, "it ended");
         thread::sleep(Duration::from_millis(5));
@@ -329,7 +329,7 @@ fn read_slowly(arguments: &[&str], items: u64) -> Result<(u64, String)> {
     let report = injection.join().map_err(|_| anyhow::anyhow!("the injection failed"))??;
     assert!(report.complete);
     whylate.signal(Signal::INT)?;
-    // It gets rid of what it has when somebody reads, and then ends.
+    // It writes what it holds once a reader takes it, and then exits.
     let mut rest = Vec::new();
     loop {
         let bytes = stdout.read(&mut some)?;
@@ -346,7 +346,7 @@ fn read_slowly(arguments: &[&str], items: u64) -> Result<(u64, String)> {
 }
 
 #[test]
-fn a_slow_reader_of_every_item_does_not_cost_memory() -> Result<()> {
+fn slow_reader_does_not_grow_memory() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let (peak_kb, rest) = read_slowly(&["wq", "--slower", "1ns"], 100_000)?;
     println!("text: {peak_kb} KB at most; it ends with {:?}", rest.lines().last());
@@ -356,9 +356,9 @@ fn a_slow_reader_of_every_item_does_not_cost_memory() -> Result<()> {
     Ok(())
 }
 
-/// What a measurement outside has is not left over, whatever numbers a PID namespace gives to processes.
+/// Objects of a measurement outside are no leftovers, whatever PIDs a namespace assigns.
 #[test]
-fn another_pid_namespace_leaves_living_measurements_alone() -> Result<()> {
+fn other_pid_namespace_keeps_objects_of_running_measurements() -> Result<()> {
     let Ok(tracefs) = whylate_sources::tracefs::find() else {
         println!("skipped: tracefs is not mounted");
         return Ok(());
@@ -376,9 +376,9 @@ fn another_pid_namespace_leaves_living_measurements_alone() -> Result<()> {
     Ok(())
 }
 
-/// What others have changed and will put back themselves stays changed.
+/// Settings that a running measurement will restore itself are left alone.
 #[test]
-fn another_pid_namespace_leaves_settings_of_living_measurements_alone() -> Result<()> {
+fn other_pid_namespace_keeps_settings_of_running_measurements() -> Result<()> {
     let Ok(tracefs) = whylate_sources::tracefs::find() else {
         println!("skipped: tracefs is not mounted");
         return Ok(());
@@ -387,7 +387,7 @@ fn another_pid_namespace_leaves_settings_of_living_measurements_alone() -> Resul
         println!("skipped: this user may make no tracing instance");
         return Ok(());
     };
-    // Nobody else's setting.
+    // A setting of a tracing instance of its own.
     let setting = own.path("tracing_on");
     let mut living = Restore::default();
     living.set(&setting, "0")?;

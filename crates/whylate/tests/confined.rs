@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate` where little of the machine is there: in a root folder with nothing else in it, and in a cgroup.
+//! `whylate` in restricted environments: in a bare root directory, and in a cgroup.
 
 #[path = "running/quota.rs"]
 mod quota;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use turn::turn_to_measure;
 use whylate_model::Snapshot;
 
-/// A process outside; it goes with this.
+/// A process outside, killed on drop.
 struct Sleeping(Child);
 
 impl Sleeping {
@@ -33,7 +33,7 @@ impl Drop for Sleeping {
     }
 }
 
-/// A folder with the program and the libraries that it was built to need: no users, no names of functions, no shell.
+/// A directory with the program and its shared libraries only: no users, no symbols, no shell.
 fn root() -> Result<TempDir> {
     let root = tempfile::tempdir()?;
     let program = Path::new(env!("CARGO_BIN_EXE_whylate"));
@@ -45,13 +45,13 @@ fn root() -> Result<TempDir> {
         fs::create_dir_all(copy.parent().context("it is in no folder")?)?;
         fs::copy(file, copy)?;
     }
-    for folder in ["proc", "sys", "dev"] {
-        fs::create_dir(root.path().join(folder))?;
+    for directory in ["proc", "sys", "dev"] {
+        fs::create_dir(root.path().join(directory))?;
     }
     Ok(root)
 }
 
-/// What a script prints in which `$IN` is that folder; what it mounts there goes with it.
+/// Returns the output of a script in which `$IN` is that directory; its mounts vanish with it.
 fn with_root(root: &Path, unshare: &[&str], script: &str) -> Result<Output> {
     let script = format!("set -e; mount --rbind /sys $IN/sys; mount --rbind /dev $IN/dev; {script}");
     let mut command = Command::new("unshare");
@@ -65,7 +65,7 @@ fn snapshot_of(output: &Output) -> Result<Snapshot> {
 }
 
 #[test]
-fn in_another_root_folder_code_outside_has_its_names() -> Result<()> {
+fn symbolizes_outside_code_from_a_chroot() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let (root, sleeping) = (root()?, Sleeping::start()?);
     let pid = sleeping.0.id().to_string();
@@ -73,7 +73,7 @@ fn in_another_root_folder_code_outside_has_its_names() -> Result<()> {
     let output = with_root(root.path(), &[], &script)?;
     let snapshot = snapshot_of(&output)?;
     println!("{:?}, lost {:?}", snapshot.stacks, snapshot.lost);
-    // Numbers are the machine's, as in a container with --pid=host.
+    // PIDs are the host's, as in a container with --pid=host.
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(!stderr.contains("PID namespace"), "it tells of one: {stderr}");
     ensure!(snapshot.pid_namespace.is_none() && !snapshot.stacks.is_empty(), "it was not found");
@@ -85,7 +85,7 @@ fn in_another_root_folder_code_outside_has_its_names() -> Result<()> {
 }
 
 #[test]
-fn in_another_root_folder_and_namespace_numbers_are_those_inside() -> Result<()> {
+fn chroot_in_pid_namespace_shows_inner_pids() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let (root, _sleeping) = (root()?, Sleeping::start()?);
     let script = "mount -t proc proc $IN/proc; sleep 1000 & chroot $IN /whylate offcpu -d 1s --json";
@@ -94,16 +94,16 @@ fn in_another_root_folder_and_namespace_numbers_are_those_inside() -> Result<()>
     let snapshot = snapshot_of(&output)?;
     let of_sleep: Vec<_> = snapshot.stacks.iter().filter(|stack| stack.labels["process"] == "sleep").collect();
     println!("{of_sleep:?}, lost {:?}", snapshot.lost);
-    // One is outside, where numbers are large.
+    // One PID is of the host, where PIDs are large.
     let is_small = |number: &str| number.parse::<u32>().is_ok_and(|number| number < 100);
     ensure!(of_sleep.len() == 1 && is_small(&of_sleep[0].labels["pid"]), "{of_sleep:?}");
     ensure!(of_sleep.iter().all(|stack| stack.user.iter().any(|frame| frame.contains("nanosleep"))), "{of_sleep:?}");
     Ok(())
 }
 
-/// Privileges are not what is missing.
+/// Missing privileges are not the cause.
 #[test]
-fn a_cgroup_without_time_for_real_time_threads_is_named() -> Result<()> {
+fn names_cgroup_without_real_time_budget() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(cgroup) = Quota::make("real-time")? else { return Ok(()) };
     if cgroup.of_real_time().is_none() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What makes others late has one name, in whatever view it stands.
+//! A culprit has one name in every view.
 
 mod running;
 #[allow(dead_code)]
@@ -21,7 +21,7 @@ use whylate_model::look::Look;
 use running::{Running, whylate};
 use turn::turn_to_measure;
 
-/// Whoever waits for the lock waits until the sleep of its holder is over, which another process does.
+/// The waiter for the lock waits until its holder's sleep is over.
 const HOLDERS: &str = "for i in 1 2 3 4 5 6; do flock $0 sleep 0.3 & sleep 0.05; flock $0 true; wait; done";
 
 fn printed(arguments: &[&str]) -> Result<String> {
@@ -34,7 +34,7 @@ fn holders(lock: &Path) -> Result<Child> {
     Ok(Command::new("sh").args(["-c", HOLDERS]).arg(lock).spawn()?)
 }
 
-/// Names of culprits that are threads called `sleep`, of which no other culprit is a timer without a name.
+/// Names of culprits that are threads called `sleep`; no other culprit may be an unnamed timer.
 fn sleepers<'a>(all: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Vec<String>> {
     let timers: Vec<&str> = all.filter(|(kind, _)| *kind == "timer").map(|(_, who)| who).collect();
     ensure!(!timers.contains(&"timer"), "a culprit has no name: {timers:?}");
@@ -42,14 +42,14 @@ fn sleepers<'a>(all: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Vec<Str
 }
 
 #[test]
-fn a_thread_that_slept_is_the_culprit_in_each_view() -> Result<()> {
+fn sleeping_lock_holder_is_culprit_in_each_view() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let directory = tempfile::tempdir()?;
+    let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     let (recording, page) = (path("a.whylate"), path("a.html"));
     let mut looking = Running::start(&["-d", "4s", "-o", &recording])?;
     sleep(Duration::from_millis(1_500));
-    holders(&folder.path().join("lock"))?.wait()?;
+    holders(&directory.path().join("lock"))?.wait()?;
     let (status, stderr) = looking.end()?;
     ensure!(status.success(), "{stderr}");
     let look: Look = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
@@ -57,7 +57,7 @@ fn a_thread_that_slept_is_the_culprit_in_each_view() -> Result<()> {
     let who = sleepers(culprits())?;
     let longest = who.first().with_context(|| format!("no sleeper is among {:?}", look.culprits))?;
     let text = printed(&["replay", &recording])?;
-    // Others on a busy machine may have delayed more.
+    // On a busy machine other threads may have delayed more.
     let is_told = text.lines().any(|line| line.contains("  sleep  ") && line.contains(&format!(" {longest}: ")));
     ensure!(is_told || culprits().take(8).all(|(_, who)| who != longest), "{text}");
     printed(&["report", &recording, "-o", &page])?;
@@ -71,20 +71,20 @@ fn a_thread_that_slept_is_the_culprit_in_each_view() -> Result<()> {
     Ok(())
 }
 
-/// Whoever has a child by vfork(2) sleeps uninterruptibly until that runs its program, for which it opens a pipe that nobody
-/// writes into.
+/// The parent of a vfork(2) sleeps uninterruptibly until its child executes a program; the child first opens a FIFO
+/// that has no writer.
 const VFORK: &str = "import os, sys
 os.posix_spawn('/bin/true', ['true'], os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])";
 
-/// A process whose only thread is in uninterruptible sleep, until this is dropped.
+/// A process whose only thread is in uninterruptible sleep; released on drop.
 struct Uninterruptible {
     process: Child,
     pipe: PathBuf,
 }
 
 impl Uninterruptible {
-    fn start(folder: &Path) -> Result<Self> {
-        let pipe = folder.join("pipe");
+    fn start(directory: &Path) -> Result<Self> {
+        let pipe = directory.join("pipe");
         ensure!(Command::new("mkfifo").arg(&pipe).status()?.success(), "no pipe");
         let process = Command::new("python3").args(["-c", VFORK]).arg(&pipe).spawn()?;
         let sleeper = Uninterruptible { process, pipe };
@@ -100,20 +100,20 @@ impl Uninterruptible {
 
 impl Drop for Uninterruptible {
     fn drop(&mut self) {
-        // The child goes on.
+        // Unblocks the child.
         let _ = OpenOptions::new().write(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&self.pipe);
         let _ = self.process.wait();
     }
 }
 
 #[test]
-fn a_thread_in_uninterruptible_sleep_is_named() -> Result<()> {
+fn names_thread_in_uninterruptible_sleep() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let sleeper = Uninterruptible::start(folder.path())?;
+    let directory = tempfile::tempdir()?;
+    let sleeper = Uninterruptible::start(directory.path())?;
     let who = format!("python3:{}", sleeper.process.id());
     sleep(Duration::from_secs(1));
-    let recording = folder.path().join("a.whylate").to_string_lossy().into_owned();
+    let recording = directory.path().join("a.whylate").to_string_lossy().into_owned();
     let text = printed(&["-d", "1s", "-o", &recording])?;
     let row = text.lines().find(|line| line.starts_with("offcpu") && line.contains(" 1.00s ")).context("no row")?;
     ensure!(row.contains("LATE") && row.contains(", longest of threads in uninterruptible sleep"), "{text}");
@@ -122,7 +122,7 @@ fn a_thread_in_uninterruptible_sleep_is_named() -> Result<()> {
     let look: Look = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
     let offcpu = look.sources.iter().find(|source| source.source == "offcpu").context("no offcpu")?;
     ensure!(offcpu.late_figures >= 1 && offcpu.sleepers.iter().any(|of| of.who == who), "{:?}", offcpu.sleepers);
-    // What the look advises.
+    // The command that the overview suggests.
     for command in [&["offcpu", "--blocked", "1s"][..], &["replay", &recording, "offcpu", "--blocked", "1s"]] {
         let blocked = printed(command)?;
         let first = blocked.lines().nth(3).context("no rows")?;
@@ -135,13 +135,13 @@ fn a_thread_in_uninterruptible_sleep_is_named() -> Result<()> {
 }
 
 #[test]
-fn explained_waits_have_the_same_culprits_as_a_look() -> Result<()> {
+fn late_events_have_the_overviews_culprits() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let mut looking = Running::start(&["offcpu", "--why", "100ms", "--worst", "1000", "--json", "-d", "4s"])?;
     let output = looking.stdout()?;
     sleep(Duration::from_millis(1_500));
-    holders(&folder.path().join("lock"))?.wait()?;
+    holders(&directory.path().join("lock"))?.wait()?;
     let snapshot: Value = serde_json::from_reader(output)?;
     let late = snapshot["late"].as_array().context("nothing is late")?;
     let causes = late.iter().flat_map(|event| event["causes"].as_array().into_iter().flatten());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate diff`: of recordings that are made up, and of what is injected while one is made.
+//! `whylate diff` of synthetic recordings, and of recordings with injected disturbances.
 
 mod running;
 #[path = "../../whylate-sources/tests/kernel/stolen.rs"]
@@ -29,7 +29,7 @@ const SECOND_NS: u64 = 1_000_000_000;
 /// 2026-11-21T09:14:00Z.
 const START_NS: u64 = 1_795_252_440 * SECOND_NS;
 
-/// A file with a snapshot a second; those of the seconds that are given have a late item as well.
+/// Writes a recording of one snapshot per second; in the seconds that `is_late` selects there is a late item.
 fn write_recording(path: &Path, seconds: u64, is_late: impl Fn(u64) -> bool) -> Result<()> {
     let source = "wq".to_owned();
     let measured = Measured { source, backend: "made".to_owned(), late_from_ns: Some(10_000_000), nothing: None };
@@ -72,9 +72,9 @@ fn diff(arguments: &[&str]) -> Result<Diff> {
 }
 
 #[test]
-fn one_recording_is_compared_with_another_or_with_itself() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (path, later) = (folder.path().join("a.whylate"), folder.path().join("b.whylate"));
+fn compares_two_recordings_or_parts_of_one() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (path, later) = (directory.path().join("a.whylate"), directory.path().join("b.whylate"));
     write_recording(&path, 40, |second| second >= 20)?;
     write_recording(&later, 20, |_| true)?;
     let [name, later] = [&path, &later].map(|path| path.to_str().unwrap_or_default());
@@ -100,12 +100,12 @@ fn one_recording_is_compared_with_another_or_with_itself() -> Result<()> {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("a.whylate");
+fn rejects_invalid_arguments() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("a.whylate");
     write_recording(&path, 10, |_| false)?;
     let name = path.to_str().context("a plain name")?;
-    for (arguments, status, told) in [
+    for (arguments, status, message) in [
         (&[name][..], 2, "--split"),
         (&[name, name, "--after", "2026-11-21T09:15:00Z..2026-11-21T09:14:00Z"], 2, "ends before it begins"),
         (&[name, name, "--after", "2026-11-22T09:15:00Z.."], 1, "no snapshots in that span"),
@@ -113,7 +113,7 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
     ] {
         let output = whylate(&["diff"]).args(arguments).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(status) && said.contains(told), "{arguments:?}: {said}");
+        ensure!(output.status.code() == Some(status) && said.contains(message), "{arguments:?}: {said}");
     }
     Ok(())
 }
@@ -121,17 +121,17 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
 /// A kind of injection.
 struct Injection {
     words: &'static [&'static str],
-    /// From where on late events are recorded, where the sources' own limits are above what it does.
+    /// Latency from which late events are recorded, for sources whose own limits are above the injected delay.
     why: &'static [&'static str],
-    /// What the first row names, one of these: whoever makes others late or, where nobody is, what there is more of.
+    /// Expected names in the first row, one of these: the culprit or, if there is none, what increased.
     names: &'static [&'static str],
 }
 
-/// On the first CPU alone, but for requests and the submission thread.
+/// All injections use the first CPU only, except requests and the submission thread.
 const INJECTIONS: [Injection; 7] = [
     Injection {
         words: &["hog", "--for", "40ms", "--every", "100ms", "--times", "1400", "--cpu", "0"],
-        // Whoever wakes on that CPU waits for less than a look's limit, mostly.
+        // Threads that wake on that CPU mostly wait below the overview's limit.
         why: &["--why", "5ms"],
         names: &["thread whylate-hog", "running whylate-hog"],
     },
@@ -158,7 +158,7 @@ const INJECTIONS: [Injection; 7] = [
     Injection {
         words: &["sqpoll", "--duty", "90", "--for", "10m"],
         why: &[],
-        // Its two threads and its process, and whose turn it had to wait for.
+        // Its two threads, its process, and the thread that it waited for.
         names: &[
             "iou-sqp",
             "thread whylate-app",
@@ -168,14 +168,14 @@ const INJECTIONS: [Injection; 7] = [
     },
     Injection {
         words: &["block", "--reads", "5000", "--hogs", "16"],
-        // Reads are late by some milliseconds, and a look's limit is 50.
+        // Reads are delayed by some milliseconds; the overview's limit is 50.
         why: &["--why", "5ms"],
-        // Where the disk is so fast that none is late, its writes themselves are what is new.
+        // On a disk fast enough that no read is late, its writes are what is new.
         names: &["(write by whylate-hog)", "whylate-hog (writes)", r#""operation": "write", "process": "whylate"#],
     },
 ];
 
-/// How long each recording is, and each snapshot of it.
+/// Length of each recording and interval of its snapshots.
 const LENGTH: &[&str] = &["-d", "6s", "--every", "300ms"];
 
 fn record(path: &Path, injection: &Injection) -> Result<()> {
@@ -184,12 +184,12 @@ fn record(path: &Path, injection: &Injection) -> Result<()> {
     Ok(())
 }
 
-/// The same while something is injected.
+/// Records while the disturbance is injected.
 fn record_beside(injection: &Injection, path: &Path) -> Result<()> {
     let words = [&["inject"], injection.words].concat();
     let mut injecting = Running::start(&words)?;
     injecting.wait_until_it_catches(Signal::INT)?;
-    // Until it disturbs.
+    // Until the disturbance starts.
     thread::sleep(Duration::from_millis(500));
     let recorded = if injecting.is_alive()? { record(path, injection) } else { Ok(()) };
     if !injecting.is_alive()? {
@@ -200,7 +200,7 @@ fn record_beside(injection: &Injection, path: &Path) -> Result<()> {
     recorded
 }
 
-/// What the first row is of, in words to be looked for.
+/// Returns the subject of the first row, as searchable text.
 fn first_row(found: &Diff) -> String {
     match found.rows.first().map(|row| (&row.source, &row.what)) {
         Some((_, What::Culprit { kind, who })) => format!("{} {who}", kind.name()),
@@ -224,19 +224,19 @@ fn what_is_injected_comes_first() -> Result<()> {
     }
 }
 
-/// A thread that wakes on the first CPU a hundred times a second, with and without what is injected: on a machine on which
-/// nobody wants that CPU, nobody is late.
+/// A thread that wakes on the first CPU a hundred times a second, with and without an injection: on a machine where no
+/// other thread wants that CPU, nothing is late.
 fn wake_there(over: &AtomicBool) {
     let mut first = CpuSet::new();
     first.set(0);
-    // Where it may not run there, the others of the machine have to do.
+    // If it may not run there, the machine's other threads have to do.
     let _ = sched_setaffinity(None, &first);
     while !over.load(Ordering::Relaxed) {
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Says so when it is dropped.
+/// Sets the flag on drop.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -245,26 +245,26 @@ impl Drop for Over<'_> {
     }
 }
 
-/// How often a pair is recorded anew, at most, where the hypervisor took more of the second one.
+/// Maximum number of new recordings of a pair whose second one had more steal time.
 const PAIRS: usize = 5;
 
-/// So many rounds of each kind, each with a recording of just before.
+/// Rounds of each kind, each with a recording just before.
 fn trial(rounds: usize) -> Result<()> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| wake_there(&over));
-        // A panic has to end it as well.
+        // Also after a panic.
         let _over = Over(&over);
         rounds_of(rounds)
     })
 }
 
 fn rounds_of(rounds: usize) -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (before, after) = (folder.path().join("a.whylate"), folder.path().join("b.whylate"));
-    // One kind alone, where that is asked for.
+    let directory = tempfile::tempdir()?;
+    let (before, after) = (directory.path().join("a.whylate"), directory.path().join("b.whylate"));
+    // Only this kind, if one is given.
     let only = std::env::var("WHYLATE_TRIAL_OF").ok();
-    // Where pairs go whose first row is something else, to be looked at.
+    // Directory for pairs with another first row, for inspection.
     let kept = std::env::var_os("WHYLATE_TRIAL_KEPT").map(PathBuf::from);
     let is_asked = |injection: &&Injection| only.as_ref().is_none_or(|only| only == injection.words[0]);
     let injections: Vec<&Injection> = INJECTIONS.iter().filter(is_asked).collect();
@@ -285,12 +285,12 @@ fn rounds_of(rounds: usize) -> Result<()> {
                     *found_first += 1;
                     break;
                 }
-                if let Some(folder) = &kept {
+                if let Some(directory) = &kept {
                     for (path, side) in [(&before, "before"), (&after, "after")] {
-                        fs::copy(path, folder.join(format!("{kind}-{round}-{pair}-{side}.whylate")))?;
+                        fs::copy(path, directory.join(format!("{kind}-{round}-{pair}-{side}.whylate")))?;
                     }
                 }
-                // By the kernel's count, the hypervisor was in the second one as well.
+                // By the kernel's count, the second one also had steal time.
                 if pair == PAIRS || !is_too_much(stolen, elapsed) {
                     break;
                 }

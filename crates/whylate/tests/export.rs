@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `whylate export` makes of a recording, as the programs see it that it is for: Perfetto's own messages and DuckDB, both
-//! from PyPI.
+//! Tests of `whylate export` with its target programs: Perfetto's own messages and DuckDB, both from PyPI.
 
 mod export {
-    pub mod made;
+    pub mod fixtures;
     pub mod python;
 }
 mod running;
@@ -16,7 +15,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use export::made::{self, BOOT_NS, CULPRIT, EVIL, HOUR_NS, MS, START_NS, recording};
+use export::fixtures::{self, BOOT_NS, CULPRIT, EVIL, HOUR_NS, MS, START_NS, recording};
 use export::python::python;
 use running::whylate;
 
@@ -24,14 +23,14 @@ const TRACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/export/trace.py"
 const QUERIES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/export/queries.py");
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sql.md");
 
-/// What it prints, where that goes well.
-fn told(arguments: &[&str]) -> Result<String> {
+/// Returns the standard output of a run that succeeds.
+fn stdout_of(arguments: &[&str]) -> Result<String> {
     let output = whylate(arguments).env("TZ", "UTC").output()?;
     ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// What it says where it fails, with its exit status.
+/// Returns the error message and exit status of a run that fails.
 fn refused(arguments: &[&str]) -> Result<(i32, String)> {
     let output = whylate(arguments).output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -46,7 +45,7 @@ fn mode(path: &Path) -> Result<u32> {
     Ok(fs::metadata(path)?.permissions().mode() & 0o777)
 }
 
-/// The trace of a file as `trace.py` tells it; `None` where there is no Python for it.
+/// Decodes a trace with `trace.py`; `None` without Python.
 fn decoded(arguments: &[&str]) -> Result<Option<Value>> {
     let Some(python) = python()? else { return Ok(None) };
     let output = python.command().arg(TRACE).args(arguments).output()?;
@@ -59,17 +58,17 @@ fn slices(trace: &Value, matches: impl Fn(&Value) -> bool) -> Vec<&Value> {
 }
 
 #[test]
-fn a_trace_has_late_events_with_their_parts_at_their_times() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path())?;
-    let out = folder.path().join("trace");
-    told(&["export", name(&file), "--perfetto", name(&out)])?;
+fn perfetto_trace_has_late_events_and_their_parts() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path())?;
+    let out = directory.path().join("trace");
+    stdout_of(&["export", name(&file), "--perfetto", name(&out)])?;
     ensure!(mode(&out)? == 0o600);
     let Some(trace) = decoded(&[name(&out)])? else { return Ok(()) };
-    assert_eq!(trace["clocks"][0], json!({"6": BOOT_NS, "3": BOOT_NS - made::ASLEEP_NS, "1": START_NS}));
+    assert_eq!(trace["clocks"][0], json!({"6": BOOT_NS, "3": BOOT_NS - fixtures::ASLEEP_NS, "1": START_NS}));
 
-    // Phases: parts of the event, which add up to it.
-    let at_ns = BOOT_NS + made::LATE_AT_NS;
+    // Phases are parts of the event and add up to it.
+    let at_ns = BOOT_NS + fixtures::LATE_AT_NS;
     let whole = slices(&trace, |slice| slice["name"] == "slow_work" && slice["to"] == at_ns);
     ensure!(whole.len() == 1, "{whole:?}");
     assert_eq!((&whole[0]["from"], &whole[0]["depth"]), (&json!(at_ns - 30 * MS), &json!(0)));
@@ -83,11 +82,11 @@ fn a_trace_has_late_events_with_their_parts_at_their_times() -> Result<()> {
     let spans: Vec<_> = phases.iter().map(|phase| (&phase["name"], &phase["from"], &phase["to"])).collect();
     let (queued, active, end) = (json!(at_ns - 30 * MS), json!(at_ns - 20 * MS), json!(at_ns));
     assert_eq!(spans, [(&json!("queued"), &queued, &active), (&json!("waiting"), &active, &end)]);
-    // One of two that overlap has a track of its own, with the same name.
+    // Of two overlapping events, one has its own track with the same name.
     let both = slices(&trace, |slice| slice["track"] == "slow_work" && slice["depth"] == 0);
     ensure!(both.iter().any(|slice| slice["uuid"] != whole[0]["uuid"]), "{both:?}");
 
-    // A path: each segment has its place, and whoever had it has a slice of that time with a flow to it.
+    // Each segment of a path has its position in time; its actor has a slice of that time, with a flow.
     let segments = slices(&trace, |slice| slice["within"] == "postgres:4711");
     ensure!(segments.len() == 3, "{segments:?}");
     let waiting = segments[1];
@@ -98,14 +97,14 @@ fn a_trace_has_late_events_with_their_parts_at_their_times() -> Result<()> {
     ensure!(of_culprit.len() == 1, "{of_culprit:?}");
     assert_eq!(of_culprit[0]["track"], "writer:99");
     assert_eq!((&of_culprit[0]["from"], &of_culprit[0]["to"]), (&waiting["from"], &waiting["to"]));
-    // A cause without a place is an instant at the beginning.
+    // A cause without a position is an instant at the start.
     let instant = slices(&trace, |slice| slice["track"] == CULPRIT && slice["told"]["ns"] == 25 * MS);
     assert_eq!((&instant[0]["from"], &instant[0]["to"]), (&whole[0]["from"], &whole[0]["from"]));
     assert_eq!(instant[0]["starts"][0], whole[0]["ends"][0]);
 
     let counters = trace["counters"].as_array().context("counters")?;
     let p99: Vec<_> = counters.iter().filter(|one| one["track"] == "wq: p99").map(|one| &one["value"]).collect();
-    let printed = told(&["replay", name(&file), "wq", "--json", "1"])?;
+    let printed = stdout_of(&["replay", name(&file), "wq", "--json", "1"])?;
     let mut expected = Vec::new();
     for line in printed.lines() {
         let snapshot: whylate_model::Snapshot = serde_json::from_str(line)?;
@@ -118,14 +117,14 @@ fn a_trace_has_late_events_with_their_parts_at_their_times() -> Result<()> {
 }
 
 #[test]
-fn a_trace_that_is_cut_is_read_up_to_the_cut() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (file, out) = (recording(folder.path())?, folder.path().join("trace"));
-    told(&["export", name(&file), "--perfetto", name(&out)])?;
+fn truncated_trace_is_readable_up_to_the_end() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (file, out) = (recording(directory.path())?, directory.path().join("trace"));
+    stdout_of(&["export", name(&file), "--perfetto", name(&out)])?;
     let whole = fs::read(&out)?;
     let mut before = 0;
     for part in 1..=4 {
-        let cut = folder.path().join("cut");
+        let cut = directory.path().join("cut");
         fs::write(&cut, &whole[..whole.len() * part / 4 - part % 4])?;
         let Some(trace) = decoded(&[name(&cut), "--cut"])? else { return Ok(()) };
         let now = slices(&trace, |_| true).len();
@@ -135,7 +134,7 @@ fn a_trace_that_is_cut_is_read_up_to_the_cut() -> Result<()> {
     Ok(())
 }
 
-/// What each query of the document told: of the recording and of the tables, in turns.
+/// Returns the results of each documented query, alternately on the recording and on the tables.
 fn answers(file: &Path, tables: &Path) -> Result<Option<Vec<Value>>> {
     let Some(python) = python()? else { return Ok(None) };
     let output = python.command().args([QUERIES, DOCUMENT, name(file), name(tables)]).output()?;
@@ -145,14 +144,14 @@ fn answers(file: &Path, tables: &Path) -> Result<Option<Vec<Value>>> {
 }
 
 #[test]
-fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
+fn documented_sql_matches_printed_figures() -> Result<()> {
     if !cfg!(feature = "parquet") {
         println!("skipped: it is built without Parquet (--features parquet)");
         return Ok(());
     }
-    let folder = tempfile::tempdir()?;
-    let (file, tables) = (recording(folder.path())?, folder.path().join("tables"));
-    told(&["export", name(&file), "--parquet", name(&tables)])?;
+    let directory = tempfile::tempdir()?;
+    let (file, tables) = (recording(directory.path())?, directory.path().join("tables"));
+    stdout_of(&["export", name(&file), "--parquet", name(&tables)])?;
     assert_eq!((mode(&tables)?, mode(&tables.join("late.parquet"))?), (0o700, 0o600));
     let Some(answers) = answers(&file, &tables)? else { return Ok(()) };
     let [by_hour, by_hour_of_tables, p99, p99_of_tables, beside, beside_of_tables] = &answers[..] else {
@@ -163,12 +162,12 @@ fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
     // Tables have no control characters.
     assert_eq!(serde_json::to_string(beside)?.replace("\\u001b", "?"), serde_json::to_string(beside_of_tables)?);
 
-    // Which culprit cost most by hour: the look over each hour ranks them.
+    // Culprits by cost per hour: the overview of each hour ranks them.
     let mut expected = Vec::new();
     for hour in ["10", "11"] {
         let (from, to) = (format!("2026-11-26T{hour}:00:00Z"), format!("2026-11-26T{hour}:59:59Z"));
         let look: Value =
-            serde_json::from_str(&told(&["replay", name(&file), "--from", &from, "--to", &to, "--json"])?)?;
+            serde_json::from_str(&stdout_of(&["replay", name(&file), "--from", &from, "--to", &to, "--json"])?)?;
         for culprit in look["culprits"].as_array().context("culprits")?.iter().take(3) {
             let hour = format!("2026-11-26 {hour}:00:00");
             expected.push(json!([hour, culprit["kind"], culprit["who"], culprit["total_ns"]]));
@@ -177,9 +176,9 @@ fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
     assert_eq!(by_hour, &json!(expected));
     assert_eq!(by_hour.as_array().map(Vec::len), Some(6));
 
-    // The 99th percentile by handler before and after.
+    // The p99 by handler before and after.
     let of_span = |option: &str, time: &str| -> Result<Vec<(Value, Value)>> {
-        let printed = told(&["replay", name(&file), option, time, "wq", "--json", "7200"])?;
+        let printed = stdout_of(&["replay", name(&file), option, time, "wq", "--json", "7200"])?;
         ensure!(printed.lines().count() == 1, "{printed}");
         let snapshot: Value = serde_json::from_str(&printed)?;
         let series = snapshot["series"].as_array().context("series")?.iter();
@@ -195,8 +194,8 @@ fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
     assert_eq!(p99, &json!(expected));
     assert_eq!(p99.as_array().map(Vec::len), Some(2));
 
-    // Late events beside which process.
-    let look: Value = serde_json::from_str(&told(&["replay", name(&file), "--json"])?)?;
+    // Late events by the process that delayed them.
+    let look: Value = serde_json::from_str(&stdout_of(&["replay", name(&file), "--json"])?)?;
     let mut expected: BTreeMap<(String, String), (u64, u64)> = BTreeMap::new();
     for culprit in look["culprits"].as_array().context("culprits")? {
         // `dd:4711`, `dd:4711 (writes)` or `vda (write by dd:4711)`.
@@ -225,21 +224,21 @@ fn sql_gives_the_figures_that_whylate_prints() -> Result<()> {
 }
 
 #[test]
-fn both_kinds_of_tables_have_the_same_rows() -> Result<()> {
+fn parquet_and_csv_have_the_same_rows() -> Result<()> {
     if !cfg!(feature = "parquet") {
         println!("skipped: it is built without Parquet (--features parquet)");
         return Ok(());
     }
-    let folder = tempfile::tempdir()?;
-    let (file, tables) = (recording(folder.path())?, folder.path().join("tables"));
-    told(&["export", name(&file), "--parquet", name(&tables), "--csv", name(&tables)])?;
+    let directory = tempfile::tempdir()?;
+    let (file, tables) = (recording(directory.path())?, directory.path().join("tables"));
+    stdout_of(&["export", name(&file), "--parquet", name(&tables), "--csv", name(&tables)])?;
     let late = fs::read_to_string(tables.join("late.csv"))?;
     let header = late.lines().next().context("a header")?;
     ensure!(header.starts_with("snapshot,event,source,subject,ended,start,latency_ns,"), "{header}");
-    assert_eq!(late.lines().count(), 1 + made::LATE);
+    assert_eq!(late.lines().count(), 1 + fixtures::LATE);
     let causes = fs::read_to_string(tables.join("causes.csv"))?;
     ensure!(causes.contains(r#""'=cmd|'?[2J"",x:7""#), "{causes}");
-    ensure!(!causes.contains('\u{1b}') && made::EVIL.contains('\u{1b}'));
+    ensure!(!causes.contains('\u{1b}') && fixtures::EVIL.contains('\u{1b}'));
     let lost = fs::read_to_string(tables.join("lost.csv"))?;
     ensure!(lost.contains(",suspended,0,true") && lost.contains(",unmatched,3,false"), "{lost}");
     let Some(python) = python()? else { return Ok(()) };
@@ -258,40 +257,41 @@ fn both_kinds_of_tables_have_the_same_rows() -> Result<()> {
 }
 
 #[test]
-fn a_part_of_a_recording_has_what_was_seen_then() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (file, tables, out) = (recording(folder.path())?, folder.path().join("t"), folder.path().join("trace"));
+fn exports_part_of_a_recording() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (file, tables, out) =
+        (recording(directory.path())?, directory.path().join("t"), directory.path().join("trace"));
     let from = "2026-11-26T11:00:00Z";
-    told(&["export", name(&file), "--from", from, "--csv", name(&tables), "--perfetto", name(&out)])?;
+    stdout_of(&["export", name(&file), "--from", from, "--csv", name(&tables), "--perfetto", name(&out)])?;
     let snapshots = fs::read_to_string(tables.join("snapshots.csv"))?;
     ensure!(snapshots.lines().skip(1).all(|line| line.contains("2026-11-26T11:")), "{snapshots}");
     let (status, said) = refused(&["export", name(&file), "--from", "2027-01-01", "--csv", name(&tables)])?;
     ensure!(status == 1 && said.contains("no snapshots in that span"), "{said}");
     let Some(trace) = decoded(&[name(&out)])? else { return Ok(()) };
-    // The clocks are those of that time, although they were told before it.
+    // The clock readings are those of that time, although they were recorded before it.
     let late = slices(&trace, |slice| slice["name"] == "slow_work");
     assert_eq!(
         late.iter().map(|slice| &slice["to"]).max_by_key(|ns| ns.as_u64()),
-        Some(&json!(BOOT_NS + HOUR_NS + made::LATE_AT_NS))
+        Some(&json!(BOOT_NS + HOUR_NS + fixtures::LATE_AT_NS))
     );
     Ok(())
 }
 
 #[test]
-fn nothing_is_written_where_it_does_not_belong() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path())?;
+fn writes_nothing_through_links_or_over_its_input() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path())?;
     let (status, said) = refused(&["export", name(&file)])?;
     ensure!(status == 2 && said.contains("--perfetto"), "{said}");
     let before = fs::read(&file)?;
     let (status, said) = refused(&["export", name(&file), "--perfetto", name(&file)])?;
     ensure!(status == 1 && said.contains("the recording itself") && fs::read(&file)? == before, "{said}");
-    let (secret, link) = (folder.path().join("secret"), folder.path().join("link"));
+    let (secret, link) = (directory.path().join("secret"), directory.path().join("link"));
     fs::write(&secret, "content")?;
     symlink(&secret, &link)?;
     let (status, said) = refused(&["export", name(&file), "--perfetto", name(&link)])?;
     ensure!(status == 1 && said.contains("symbolic link") && fs::read(&secret)? == b"content", "{said}");
-    let tables = folder.path().join("tables");
+    let tables = directory.path().join("tables");
     fs::create_dir(&tables)?;
     symlink(&secret, tables.join("path.csv"))?;
     let (status, said) = refused(&["export", name(&file), "--csv", name(&tables)])?;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What every command that replays shows of each recording in `recordings/`, byte by byte, in `golden/RECORDING/COMMAND.txt`:
-//! the exit status, standard output, standard error, and the files that it writes. `WHYLATE_BLESS=1` writes them anew.
+//! Pins what every replaying command shows of each recording in `recordings/`, byte by byte, in
+//! `golden/RECORDING/COMMAND.txt`:
+//! the exit status, standard output, standard error, and the files that it writes. `WHYLATE_BLESS=1` rewrites them.
 //!
-//! Long texts and files that are no text are there as their SHA-256, behind a beginning that a reader can compare. What
-//! `whylate top` shows is in the same folders (`src/top/golden.rs`).
+//! Long texts and binary files are stored as their SHA-256, after a start that a reader can compare. The screens of
+//! `whylate top` are in the same directories (`src/top/golden.rs`).
 
 #[path = "golden/folder.rs"]
 mod folder;
@@ -26,16 +27,16 @@ use whylate_model::sources::CARDS;
 
 use folder::{RECORDINGS, check, recordings};
 
-/// So much of a text is kept as it is.
+/// Bytes of a text that are stored.
 const KEPT_LINES: usize = 100;
 const KEPT_BYTES: usize = 8_000;
 
-/// How a file or standard output is kept.
+/// How a file or standard output is stored.
 #[derive(Clone, Copy)]
 enum Form {
-    /// As it is, up to a limit.
+    /// As text, up to the limit.
     Text,
-    /// JSON, a value a line; each is written with indentation, up to the limit.
+    /// JSON, one value per line: each is stored indented, up to the limit.
     Json,
     /// Its size and digest.
     Digest,
@@ -44,11 +45,11 @@ enum Form {
 }
 use Form::{Digest, Json, Page, Text};
 
-/// The name of a golden file, the command with `F` for the recording, how standard output is kept, and the files that it
-/// writes into the current folder.
+/// Name of the golden file, the command with `F` for the recording, how standard output is stored, and the files that
+/// it writes into the current directory.
 type Case = (&'static str, &'static str, Form, &'static [(&'static str, Form)]);
 
-/// What is asked of every recording.
+/// Commands that run on every recording.
 const CASES: &[Case] = &[
     ("look", "replay F", Text, &[]),
     ("look-json", "replay F --json", Json, &[]),
@@ -111,7 +112,7 @@ const CASES: &[Case] = &[
     ),
 ];
 
-/// Two recordings of one kind: `F`, and the second one by its name.
+/// Commands on two recordings of one kind: `F`, and the second one by name.
 const DIFFS: &[(&str, Case)] = &[
     ("sources-6.1", ("diff", "diff F sources-6.18.whylate", Text, &[])),
     ("sources-6.1", ("diff-json", "diff F sources-6.18.whylate --json", Json, &[])),
@@ -119,7 +120,7 @@ const DIFFS: &[(&str, Case)] = &[
     ("sources-6.1", ("report-diff", "report F --diff sources-6.18.whylate -o out.html", Text, &[("out.html", Page)])),
 ];
 
-/// Each way to show a span, of a span that has nothing: the status is 1 and the sentence is the same.
+/// Commands that show a span, run on an empty one: the status is 1 and the message is the same.
 const EMPTY: &[&str] = &[
     "replay F SPAN",
     "replay F SPAN wq",
@@ -134,7 +135,7 @@ const EMPTY: &[&str] = &[
 ];
 const SPAN: [&str; 4] = ["--from", "2001-01-01T00:00:00Z", "--to", "2001-01-02T00:00:00Z"];
 
-/// A text as it is, or as its beginning, its length and its digest.
+/// Returns a text in full, or its start, length and digest.
 fn kept(text: &str) -> String {
     let mut end = text.len();
     if text.len() > KEPT_BYTES || text.lines().count() > KEPT_LINES {
@@ -170,7 +171,7 @@ fn in_form(bytes: &[u8], form: Form) -> Result<String> {
                 all += &serde_json::to_string_pretty(&value?)?;
                 all.push('\n');
             }
-            // The bytes count, too: the order of fields, and how numbers are written.
+            // The bytes matter, too: field order and number format.
             format!("{}[{}]\n", kept(&all), digest(bytes))
         }
         Digest => format!("[{}]\n", digest(bytes)),
@@ -187,20 +188,20 @@ fn in_form(bytes: &[u8], form: Form) -> Result<String> {
     })
 }
 
-/// A page without the time at which it was made.
+/// Returns a page without the time at which it was made.
 fn without_time(page: &str) -> Result<String> {
     let (before, rest) = page.split_once("<p>Made by whylate ").context("nobody made it")?;
     let (_, after) = rest.split_once("</p>").context("it does not end")?;
     Ok([before, after].concat())
 }
 
-/// What is recorded there.
+/// Returns the snapshot sources of a recording.
 fn sources(recording: &str) -> Result<Vec<String>> {
     let file = fs::File::open(Path::new(RECORDINGS).join(format!("{recording}.whylate")))?;
     Ok(Reader::new(file)?.header().sources.iter().map(|of| of.source.clone()).collect())
 }
 
-/// The time in the middle of a recording.
+/// Returns the time in the middle of a recording.
 fn half(name: &str) -> Result<String> {
     let mut reader = Reader::new(fs::File::open(Path::new(RECORDINGS).join(name))?)?;
     let (first_ns, mut last_ns) = (reader.header().start_unix_ns, 0);
@@ -210,7 +211,7 @@ fn half(name: &str) -> Result<String> {
     Ok(whylate_model::units::rfc3339::format(first_ns.midpoint(last_ns)))
 }
 
-/// Runs it where nothing but the recording decides what it says.
+/// Runs whylate in an environment where its output depends on the recording alone.
 fn whylate(arguments: &[&str], folder: &Path) -> Result<Output> {
     Ok(Command::new(env!("CARGO_BIN_EXE_whylate"))
         .args(arguments)
@@ -221,7 +222,7 @@ fn whylate(arguments: &[&str], folder: &Path) -> Result<Output> {
         .output()?)
 }
 
-/// Runs it in a folder of its own, where nothing of this machine is seen in what it says.
+/// Runs a case in its own directory, so that the output shows nothing of this machine.
 fn run(recording: &str, (_, words, form, files): &Case) -> Result<String> {
     let name = format!("{recording}.whylate");
     let folder = tempfile::tempdir()?;
@@ -244,22 +245,22 @@ fn run(recording: &str, (_, words, form, files): &Case) -> Result<String> {
     let output = whylate(&arguments, folder.path())?;
     let status = output.status.code().context("a signal ends it")?;
     ensure!(status != 101, "{arguments:?} panics: {}", String::from_utf8_lossy(&output.stderr));
-    let mut told = format!("$ whylate {}\n[status {status}]\n", arguments.join(" "));
-    told += &in_form(&output.stdout, *form)?;
+    let mut shown = format!("$ whylate {}\n[status {status}]\n", arguments.join(" "));
+    shown += &in_form(&output.stdout, *form)?;
     if !output.stderr.is_empty() {
-        told += "[standard error]\n";
-        told += &kept(&String::from_utf8_lossy(&output.stderr));
+        shown += "[standard error]\n";
+        shown += &kept(&String::from_utf8_lossy(&output.stderr));
     }
     for (file, form) in *files {
         match fs::read(folder.path().join(file)) {
-            Ok(bytes) => told += &format!("[{file}]\n{}", in_form(&bytes, *form)?),
-            Err(_) => told += &format!("[no {file}]\n"),
+            Ok(bytes) => shown += &format!("[{file}]\n{}", in_form(&bytes, *form)?),
+            Err(_) => shown += &format!("[no {file}]\n"),
         }
     }
-    Ok(told)
+    Ok(shown)
 }
 
-/// Runs all, on all CPUs, and tells of all that differ.
+/// Runs all commands on all CPUs and reports every difference.
 fn each(cases: &[(String, Case)]) -> Result<()> {
     let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let threads = thread::available_parallelism().map_or(2, usize::from);
@@ -267,7 +268,7 @@ fn each(cases: &[(String, Case)]) -> Result<()> {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some((recording, case)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(error) = run(recording, case).and_then(|told| check(recording, case.0, &told)) {
+                    if let Err(error) = run(recording, case).and_then(|shown| check(recording, case.0, &shown)) {
                         wrong.lock().expect("nothing panics").push(format!("{recording}/{}: {error:#}", case.0));
                     }
                 }
@@ -284,7 +285,7 @@ fn golden_files_are_what_each_command_shows_of_each_recording() -> Result<()> {
     let mut cases: Vec<(String, Case)> = Vec::new();
     for recording in recordings()? {
         let sources = sources(&recording)?;
-        // Without a source, its first command says so.
+        // Of a source that was not recorded, only the first command runs: it prints the error.
         let is_recorded = |(_, words, _, _): &&Case| {
             let of: Vec<&str> = words.split(' ').collect();
             of.len() <= 3 || !CARDS.iter().any(|card| card.name == of[2]) || sources.iter().any(|one| one == of[2])
@@ -300,9 +301,9 @@ fn golden_status_of_an_empty_span_is_1_everywhere() -> Result<()> {
     let recording = "sources-6.18".to_owned();
     let mut all = String::new();
     for words in EMPTY {
-        let told = run(&recording, &("", words, Text, &[]))?;
-        ensure!(told.contains("[status 1]") && told.contains("has no snapshots in that span"), "{told}");
-        all += &told;
+        let shown = run(&recording, &("", words, Text, &[]))?;
+        ensure!(shown.contains("[status 1]") && shown.contains("has no snapshots in that span"), "{shown}");
+        all += &shown;
     }
     check(&recording, "empty-span", &all)
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate inject irqs-off`, `preempt-off`, `softirq` and `hog` as their users meet them, and `block` beside the source.
+//! End-to-end tests of `whylate inject irqs-off`, `preempt-off`, `softirq` and `hog`, and of `block` beside its source.
 
 #[path = "../../whylate-sources/tests/kernel/programs.rs"]
 mod programs;
 mod running;
-// Not every test program uses all of it.
+// Not every test program uses everything.
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/turn.rs"]
 mod turn;
@@ -29,7 +29,7 @@ use turn::{hooks, turn, turn_to_measure};
 
 const KINDS: [&str; 4] = ["irqs-off", "preempt-off", "softirq", "hog"];
 
-/// Whether this kernel can make it, by other sources than the program under test.
+/// Whether this kernel supports the injection, by evidence other than the program under test.
 fn is_possible(kind: &str) -> bool {
     match kind {
         "irqs-off" => hooks::can_call(&["bpf_local_irq_save"]),
@@ -41,7 +41,7 @@ fn is_possible(kind: &str) -> bool {
     }
 }
 
-/// True, and a line that says why, where this kernel cannot make it.
+/// Returns true and prints why if the kernel does not support it.
 fn is_skipped(kind: &str) -> Result<bool> {
     let output = whylate(&["inject", kind, "--for", "1us", "--times", "1"]).output()?;
     let is_skipped = output.status.code() == Some(3) && !is_possible(kind);
@@ -52,7 +52,7 @@ fn is_skipped(kind: &str) -> Result<bool> {
 }
 
 #[test]
-fn arguments_that_make_no_sense_are_refused() -> Result<()> {
+fn rejects_invalid_arguments() -> Result<()> {
     for kind in KINDS {
         for arguments in [
             &["--for", "51ms"][..],
@@ -81,7 +81,7 @@ fn arguments_that_make_no_sense_are_refused() -> Result<()> {
 }
 
 #[test]
-fn json_tells_every_disturbance() -> Result<()> {
+fn json_lists_every_disturbance() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for (kind, in_json) in KINDS.into_iter().zip(["irqs_off", "preempt_off", "softirq", "hog"]) {
         if is_skipped(kind)? {
@@ -107,7 +107,7 @@ fn json_tells_every_disturbance() -> Result<()> {
 }
 
 #[test]
-fn ctrl_c_ends_it_and_it_tells_how_many_of_how_many() -> Result<()> {
+fn ctrl_c_ends_it_and_prints_progress() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for kind in KINDS {
         if is_skipped(kind)? {
@@ -115,7 +115,7 @@ fn ctrl_c_ends_it_and_it_tells_how_many_of_how_many() -> Result<()> {
         }
         let mut whylate = Running::start(&["inject", kind, "--times", "5000"])?;
         let mut stdout = BufReader::new(whylate.stdout()?);
-        // Each one is written when it is over.
+        // Each disturbance is printed when it is over.
         let mut written = String::new();
         stdout.read_line(&mut written)?;
         whylate.signal(Signal::INT)?;
@@ -134,9 +134,9 @@ fn ctrl_c_ends_it_and_it_tells_how_many_of_how_many() -> Result<()> {
 }
 
 #[test]
-fn work_ends_well_at_ctrl_c_too() -> Result<()> {
+fn work_injection_ends_with_success_on_ctrl_c() -> Result<()> {
     let mut whylate = Running::start(&["inject", "work", "--delay", "1h"])?;
-    // It watches for signals before it loads its program.
+    // Signals are caught before the BPF program is loaded.
     while whylate.is_alive()? {
         if programs::held_by(whylate.pid()).is_ok_and(|held| !held.is_empty()) {
             whylate.signal(Signal::INT)?;
@@ -154,7 +154,7 @@ fn work_ends_well_at_ctrl_c_too() -> Result<()> {
 }
 
 #[test]
-fn killed_it_leaves_no_program_behind() -> Result<()> {
+fn leaves_no_bpf_program_when_killed() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for kind in ["irqs-off", "softirq"] {
         if is_skipped(kind)? {
@@ -173,7 +173,7 @@ fn killed_it_leaves_no_program_behind() -> Result<()> {
 }
 
 #[test]
-fn a_reader_that_has_had_enough_is_a_normal_end() -> Result<()> {
+fn closed_pipe_ends_it_with_success() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let mut whylate = Running::start(&["inject", "hog", "--policy", "normal", "--times", "5000"])?;
     BufReader::new(whylate.stdout()?).read_line(&mut String::new())?;
@@ -182,19 +182,19 @@ fn a_reader_that_has_had_enough_is_a_normal_end() -> Result<()> {
     Ok(())
 }
 
-/// What `inject block` tells of each read, and its last line.
+/// Output of `inject block`: its reads and its last line.
 struct Injected {
     reads: Vec<Value>,
     end: Value,
 }
 
-/// A field as the source's labels have it.
+/// Returns a field as the source's labels have it.
 fn text(of: &Value, name: &str) -> String {
     of[name].as_str().map_or_else(|| of[name].to_string(), str::to_owned)
 }
 
-/// Runs `inject block` while the source measures, whose late events are taken as they come; `None`, and a line that says
-/// why, where that is not possible here.
+/// Runs `inject block` while the source measures and collects late events as they come; `None` with a printed reason if
+/// that is not possible here.
 fn inject_block(arguments: &[&str], source: &mut Measuring) -> Result<Option<(Injected, Vec<LateEvent>, Snapshot)>> {
     let mut events = Vec::new();
     let mut whylate = Running::start(&[&["inject", "block", "--json"][..], arguments].concat())?;
@@ -218,13 +218,13 @@ fn inject_block(arguments: &[&str], source: &mut Measuring) -> Result<Option<(In
     Ok(Some((Injected { reads, end }, events, snapshot)))
 }
 
-/// Requests, whose ever they were, whose end or begin was not seen, or that are late and not told; each is counted as lost.
+/// Counts requests that were lost: without a seen start or end, or late but not reported.
 fn lost(snapshot: &Snapshot) -> u64 {
     let reasons = ["reused", "unmatched", "nested", "late_events", "over_budget"];
     reasons.iter().filter_map(|&reason| snapshot.lost.get(reason)).sum()
 }
 
-/// How many of its reads were counted, and how long they took.
+/// Returns how many of its reads were counted, and their total time.
 fn counted(snapshot: &Snapshot, injected: &Injected) -> (u64, u128) {
     let of_it = snapshot.series.iter().filter(|series| {
         let labels = &series.labels;
@@ -240,7 +240,7 @@ fn took_ns(read: &Value) -> u64 {
     read["took_ns"].as_u64().unwrap_or(0)
 }
 
-/// The read in which that request was made. The clocks of two CPUs may be apart a little.
+/// Returns the read that made the request. The clocks of two CPUs may differ a little.
 fn read_with<'a>(event: &LateEvent, injected: &'a Injected) -> Option<&'a Value> {
     const APART_NS: u64 = 1_000;
     let is_it = |read: &&Value| {
@@ -251,14 +251,14 @@ fn read_with<'a>(event: &LateEvent, injected: &'a Injected) -> Option<&'a Value>
     injected.reads.iter().find(is_it)
 }
 
-/// Cgroups of `inject block`, wherever cgroups with limits of disks may be.
+/// Cgroups of `inject block`, in any hierarchy that can limit disks.
 fn cgroups() -> Vec<PathBuf> {
     let entries = ["/sys/fs/cgroup", "/sys/fs/cgroup/blkio", "/sys/fs/cgroup/unified"].map(fs::read_dir);
     let paths = entries.into_iter().flatten().flatten().flatten().map(|entry| entry.path());
     paths.filter(|path| path.to_string_lossy().contains("/whylate-inject-")).collect()
 }
 
-/// Files without a name that are disks.
+/// Backing files without a name that loop devices use.
 fn loop_devices() -> Vec<String> {
     let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let files = disks.filter_map(|disk| fs::read_to_string(disk.path().join("loop/backing_file")).ok());
@@ -266,7 +266,7 @@ fn loop_devices() -> Vec<String> {
 }
 
 fn ensure_nothing_is_left() -> Result<()> {
-    // Whoever looks what is on a new device may have it open still.
+    // udev may still have a new device open.
     let deadline = Instant::now() + Duration::from_secs(5);
     while !loop_devices().is_empty() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(20));
@@ -276,7 +276,7 @@ fn ensure_nothing_is_left() -> Result<()> {
 }
 
 #[test]
-fn reads_that_a_limit_holds_back_are_told_with_it() -> Result<()> {
+fn throttled_reads_name_their_limit() -> Result<()> {
     const MS_NS: u64 = 1_000_000;
     const READS: usize = 40;
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
@@ -306,7 +306,7 @@ fn reads_that_a_limit_holds_back_are_told_with_it() -> Result<()> {
     let start_ns = |read: &Value| read["start_monotonic_ns"].as_u64().unwrap_or(0);
     let [first, .., last] = &injected.reads[..] else { bail!("{} reads", injected.reads.len()) };
     let all_ns = start_ns(last) + took_ns(last) - start_ns(first);
-    // The kernel lets through at once what a slice of 100 ms may have: two.
+    // The kernel admits the requests of a slice of 100 ms at once: two.
     ensure!(injected.reads.len() == READS && long >= READS / 3, "{long} are held back");
     ensure!(all_ns >= (READS as u64 - 4) * 50 * MS_NS, "they took {all_ns} ns");
     if !is_seen {
@@ -319,7 +319,7 @@ fn reads_that_a_limit_holds_back_are_told_with_it() -> Result<()> {
         count <= READS as u64 && count + lost >= READS as u64 && ns <= u128::from(own_ns),
         "{count} took {ns} of {own_ns} ns"
     );
-    // A read that is hardly long may take its request hardly less.
+    // A request may take less than a read that is barely long enough.
     ensure!(events.len() <= long && (events.len() + 1) as u64 + lost >= long as u64, "{} of {long}", events.len());
     let mut right = 0;
     for event in &events {
@@ -329,7 +329,7 @@ fn reads_that_a_limit_holds_back_are_told_with_it() -> Result<()> {
         let phase = |name| event.phases.iter().find(|(phase, _)| phase == name).map_or(0, |&(_, ns)| ns);
         let first = event.causes.first().context("it has no cause")?;
         let is_limit = first.kind == CauseKind::Throttled && first.who.ends_with(&format!(" of {cgroup}"));
-        // Others of its disk below may keep the device itself.
+        // Other users of the disk below may delay the device itself.
         right += usize::from(is_limit && phase("throttled") * 10 >= (event.latency_ns - phase("device")) * 9);
     }
     ensure!(right * 100 >= events.len() * 95, "{right} of {} name {cgroup}: {:?}", events.len(), events.first());
@@ -337,7 +337,7 @@ fn reads_that_a_limit_holds_back_are_told_with_it() -> Result<()> {
 }
 
 #[test]
-fn reads_of_a_loop_device_are_counted_there() -> Result<()> {
+fn counts_reads_on_loop_device() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let options = BlockOptions { by: By::Process, late_over_ns: Some(1), ..BlockOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
@@ -364,12 +364,12 @@ fn reads_of_a_loop_device_are_counted_there() -> Result<()> {
 }
 
 #[test]
-fn killed_it_leaves_no_disk_and_the_next_one_removes_its_cgroup() -> Result<()> {
+fn leaves_no_disk_when_killed_and_next_run_removes_cgroup() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let control = "/sys/fs/cgroup/cgroup.subtree_control";
     let before = fs::read_to_string(control).ok();
     let mut running = Running::start(&["inject", "block", "--loop", "--limit", "20", "--reads", "1000"])?;
-    // In its cgroup it reads.
+    // The reader is in its cgroup.
     let reads = || cgroups().iter().any(|path| fs::read(path.join("cgroup.procs")).is_ok_and(|all| !all.is_empty()));
     let deadline = Instant::now() + Duration::from_secs(60);
     while running.is_alive()? && !reads() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate irqsoff` as its users meet it.
+//! End-to-end tests of `whylate irqsoff`.
 
 mod running;
 #[allow(dead_code)]
@@ -24,7 +24,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What it prints where all is well.
+/// Returns the standard output of a run that succeeds.
 fn shown(arguments: &[&str]) -> Result<String> {
     let output = irqsoff(arguments)?;
     ensure!(output.status.success(), "{arguments:?}: {output:?}");
@@ -36,7 +36,7 @@ fn snapshots(json: &str) -> Result<Vec<Snapshot>> {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_one_status() -> Result<()> {
+fn rejects_invalid_arguments_with_usage_status() -> Result<()> {
     let _turn = turn_to_measure();
     for arguments in [
         &["--preempt", "--timers"][..],
@@ -65,7 +65,7 @@ fn what_makes_no_sense_is_refused_with_one_status() -> Result<()> {
 }
 
 #[test]
-fn a_cpu_that_is_not_there_is_no_matter_of_usage() -> Result<()> {
+fn missing_cpu_is_no_usage_error() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = irqsoff(&["-c", "60000", "-d", "1"])?;
     let stderr = text(&output.stderr);
@@ -75,7 +75,7 @@ fn a_cpu_that_is_not_there_is_no_matter_of_usage() -> Result<()> {
 }
 
 #[test]
-fn json_has_a_line_per_interval_and_only_culprits_that_are_named() -> Result<()> {
+fn json_has_a_line_per_interval_with_named_culprits() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let asked = ["--json", "1", "2", "--from", "20us", "--slower", "20us", "--period", "1ms"];
     let all = snapshots(&shown(&asked)?)?;
@@ -103,7 +103,7 @@ fn json_has_a_line_per_interval_and_only_culprits_that_are_named() -> Result<()>
     Ok(())
 }
 
-/// What is told of heartbeats, in nanoseconds: their period, and what one costs if it was measured; and what is said.
+/// Reported heartbeat period and measured cost of one heartbeat, both in nanoseconds, and the message.
 fn heartbeats(arguments: &[&str]) -> Result<(f64, Option<f64>, Vec<String>)> {
     let output = irqsoff(&[&["--backend", "ticks", "--json", "-d", "200ms"], arguments].concat())?;
     ensure!(output.status.success(), "{arguments:?}: {output:?}");
@@ -113,11 +113,11 @@ fn heartbeats(arguments: &[&str]) -> Result<(f64, Option<f64>, Vec<String>)> {
     Ok((series.values["period_ns"], series.values.get("interrupt_ns").copied(), remarks))
 }
 
-/// How the line begins that tells of a longer period.
+/// Start of the message about a longer period.
 const DEAR: &str = "whylate: a timer interrupt costs ";
 
 #[test]
-fn a_period_that_is_asked_for_is_the_one_in_use() -> Result<()> {
+fn uses_requested_heartbeat_period() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for (asked, period_ns) in [("1ms", 1e6), ("3ms", 3e6), ("500", 5e5)] {
         let (told_ns, interrupt_ns, remarks) = heartbeats(&["--period", asked])?;
@@ -128,7 +128,7 @@ fn a_period_that_is_asked_for_is_the_one_in_use() -> Result<()> {
 }
 
 #[test]
-fn a_period_that_is_chosen_goes_by_what_an_interrupt_costs() -> Result<()> {
+fn chosen_period_depends_on_heartbeat_cost() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let (told_ns, interrupt_ns, remarks) = heartbeats(&[])?;
     println!("{told_ns} ns for {interrupt_ns:?} ns each: {remarks:?}");
@@ -156,7 +156,7 @@ fn cpus() -> Result<usize> {
 }
 
 #[test]
-fn causes_from_the_account_add_up() -> Result<()> {
+fn causes_from_cpu_account_add_up() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let all = snapshots(&shown(&["--json", "-d", "2", "--from", "15us", "--why", "15us"])?)?;
     for event in all.iter().flat_map(|snapshot| &snapshot.late) {
@@ -167,12 +167,12 @@ fn causes_from_the_account_add_up() -> Result<()> {
 }
 
 #[test]
-fn timers_are_told_by_function_and_cpu() -> Result<()> {
+fn lists_timers_by_function_and_cpu() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let all = snapshots(&shown(&["--timers", "--json", "-d", "2"])?)?;
-    let told = all.first().context("no snapshot")?;
-    ensure!(told.backend == "timers" && !told.series.is_empty(), "{told:?}");
-    for series in &told.series {
+    let snapshot = all.first().context("no snapshot")?;
+    ensure!(snapshot.backend == "timers" && !snapshot.series.is_empty(), "{snapshot:?}");
+    for series in &snapshot.series {
         let labels: Vec<&str> = series.labels.keys().map(String::as_str).collect();
         ensure!(labels == ["callback", "cpu", "mode"], "{labels:?}");
         ensure!(["latency", "runtime"].iter().all(|name| series.histograms.contains_key(*name)), "{series:?}");
@@ -183,20 +183,20 @@ fn timers_are_told_by_function_and_cpu() -> Result<()> {
 }
 
 #[test]
-fn a_test_of_timers_counts_the_ticks_of_its_period() -> Result<()> {
+fn timer_test_counts_ticks() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let all = snapshots(&shown(&["--timer-test", "10ms", "--json", "-d", "2", "-c", "0"])?)?;
-    let told = all.first().context("no snapshot")?;
-    let series = told.series.iter().find(|series| series.labels.get("cpu").is_some_and(|cpu| cpu == "0"));
+    let snapshot = all.first().context("no snapshot")?;
+    let series = snapshot.series.iter().find(|series| series.labels.get("cpu").is_some_and(|cpu| cpu == "0"));
     let series = series.context("CPU 0 is not told")?;
     let ticks = series.histograms["lateness"].count() + series.values["overruns"] as u64;
-    let (due, unseen) = (told.duration_ns / 10_000_000, told.lost["unseen"]);
+    let (due, unseen) = (snapshot.duration_ns / 10_000_000, snapshot.lost["unseen"]);
     ensure!(ticks.abs_diff(due) <= 2 + unseen, "{ticks} of {due} ticks, {unseen} unseen");
     Ok(())
 }
 
 #[test]
-fn it_ends_at_a_signal_with_what_it_has() -> Result<()> {
+fn signal_prints_results_so_far() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut running = Running::start(&["irqsoff"])?;
     let mut out = running.stdout()?;
@@ -205,7 +205,7 @@ fn it_ends_at_a_signal_with_what_it_has() -> Result<()> {
     ensure!(&first == b"Tracing ", "{first:?}");
     running.signal(Signal::INT)?;
     let (status, stderr) = running.end()?;
-    // Why it is not a better backend, and what it cannot tell here.
+    // Why a better backend is not used, and what this one cannot see.
     let known = ["whylate: irqsoff uses the ticks backend: ", "whylate: no stack is taken inside sections: ", DEAR];
     let is_quiet = stderr.lines().all(|line| known.iter().any(|known| line.starts_with(known)));
     ensure!(status.success() && is_quiet, "{status}, {stderr}");
@@ -215,9 +215,9 @@ fn it_ends_at_a_signal_with_what_it_has() -> Result<()> {
 const CAPTURE: &str = include_str!("../../whylate-model/tests/ftrace/trace-pipe-5.4.txt");
 
 #[test]
-fn files_that_tell_nothing_are_refused_in_one_line() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    for (name, bytes, told) in [
+fn rejects_useless_files_in_one_line() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    for (name, bytes, message) in [
         ("empty", &b""[..], "no line in it is a latency trace"),
         ("binary", b"\x7fELF\x02\x01\x01\0\0", "this is not text"),
         ("garbage", b"\xff\xfe\x1b[2J\n\n=> \n#\n[[[[::::", "no line in it is a latency trace"),
@@ -226,47 +226,47 @@ fn files_that_tell_nothing_are_refused_in_one_line() -> Result<()> {
         ("compressed", b"\x1f\x8b\x08\0\0", "decompress it first"),
         ("other", b"# wakeup latency trace v1.1.5 on 5.4\n# latency: 5 us, #1/1, CPU#0 |\n", "of another tracer"),
     ] {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         std::fs::write(&path, bytes)?;
         let path = path.to_str().context("a path")?;
         let output = irqsoff(&["--import", path])?;
         let stderr = text(&output.stderr);
         ensure!(output.status.code() == Some(1), "{name}: {output:?}");
-        ensure!(stderr.lines().count() == 1 && stderr.contains(told), "{name}: {stderr}");
+        ensure!(stderr.lines().count() == 1 && stderr.contains(message), "{name}: {stderr}");
         ensure!(stderr.starts_with(&format!("whylate: cannot import {path}: ")), "{name}: {stderr}");
     }
-    for (path, told) in
+    for (path, message) in
         [("/nonexistent", "No such file or directory"), ("/", "Is a directory"), ("/dev/zero", "this is not text")]
     {
         let output = irqsoff(&["--import", path])?;
         let stderr = text(&output.stderr);
         ensure!(output.status.code() == Some(1) && stderr.lines().count() == 1, "{output:?}");
-        ensure!(stderr.matches(told).count() == 1, "the reason is told once: {stderr}");
+        ensure!(stderr.matches(message).count() == 1, "the reason is told once: {stderr}");
     }
     Ok(())
 }
 
-/// Memory for the program itself, its libraries and what it keeps of a file, in KiB.
+/// Memory in KiB for the program, its libraries, and its buffers.
 const ENOUGH_KIB: u32 = 200 << 10;
-/// More than that: the file has nothing but a hole from there on. A gigabyte where there is time.
+/// Larger than the memory: the rest of the file is a hole. A gigabyte in the full run.
 fn long() -> u64 {
     if std::env::var_os("WHYLATE_THOROUGH").is_some() { 1 << 30 } else { 256 << 20 }
 }
 
 #[test]
-fn a_file_that_is_larger_than_its_memory_takes_little_of_it() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("long");
-    // What has zeroes at its start is no text.
+fn reads_huge_file_in_little_memory() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("long");
+    // Zero bytes at the start: not text.
     std::fs::write(&path, [CAPTURE, &"x".repeat(8_192)].concat())?;
     std::fs::File::options().write(true).open(&path)?.set_len(long())?;
     let script = format!("ulimit -v {ENOUGH_KIB}; exec \"$0\" irqsoff --json --import \"$1\"");
     let mut limited = std::process::Command::new("sh");
     let output = limited.args(["-c", &script, env!("CARGO_BIN_EXE_whylate")]).arg(&path).output()?;
     ensure!(output.status.success(), "{output:?}");
-    let told = snapshots(&text(&output.stdout))?;
-    // The hole is a line that is none of ftrace's.
-    ensure!(told[0].lost["unreadable"] == 1, "{:?}", told[0].lost);
-    ensure!(told[0].late.iter().any(|event| event.latency_ns == 10_966_000), "{:?}", told[0].late);
+    let all = snapshots(&text(&output.stdout))?;
+    // The hole is a line that ftrace does not write.
+    ensure!(all[0].lost["unreadable"] == 1, "{:?}", all[0].lost);
+    ensure!(all[0].late.iter().any(|event| event.latency_ns == 10_966_000), "{:?}", all[0].late);
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! CPUs that are left out: outside of the affinity, outside of the cpuset, or with a real-time thread of another process.
+//! Excluded CPUs: outside of the affinity mask, outside of the cpuset, or with a real-time thread of another process.
 
 mod running;
 #[allow(dead_code)]
@@ -20,12 +20,12 @@ use whylate_sources::cpus;
 use running::whylate;
 use turn::turn_to_measure;
 
-/// Far longer than attaching takes.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The function of perf's timers in the kernel's list of timers.
+/// Timeout, far above what attaching takes.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Timer function of perf events in /proc/timer_list.
 const TIMER: &str = "perf_swevent_hrtimer";
 
-/// A process that ends with this.
+/// A process, killed on drop.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -35,7 +35,7 @@ impl Drop for Ended {
     }
 }
 
-/// The first usable CPU, and another one.
+/// Returns the first usable CPU and another one.
 fn two_cpus() -> Result<Option<(u32, u32)>> {
     let usable = cpus::usable()?;
     let two = usable.first().copied().zip(usable.get(1).copied());
@@ -45,7 +45,7 @@ fn two_cpus() -> Result<Option<(u32, u32)>> {
     Ok(two)
 }
 
-/// That command, bound to a CPU.
+/// Binds a command to a CPU.
 fn bound(cpu: u32, program: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new("taskset");
     command.arg("-c").arg(cpu.to_string()).arg(program).args(arguments).stdin(Stdio::null());
@@ -56,14 +56,14 @@ fn program() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_whylate"))
 }
 
-/// CPUs of measured threads in `timerlat`'s JSON.
+/// Returns the CPUs of the measured threads in `timerlat`'s JSON.
 fn measured(output: &Output) -> Result<Vec<String>> {
     let said = String::from_utf8_lossy(&output.stderr);
     let snapshot: Snapshot = serde_json::from_slice(&output.stdout).with_context(|| format!("no snapshot: {said}"))?;
     Ok(snapshot.series.iter().filter_map(|series| series.labels.get("cpu").cloned()).collect())
 }
 
-/// Names of a process's threads that may use that CPU alone.
+/// Returns the names of a process's threads that are bound to this CPU alone.
 fn bound_threads(pid: u32, cpu: u32) -> Vec<String> {
     let only = format!("Cpus_allowed_list:\t{cpu}");
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -72,7 +72,7 @@ fn bound_threads(pid: u32, cpu: u32) -> Vec<String> {
     bound.map(|status| status.lines().next().unwrap_or_default().to_owned()).collect()
 }
 
-/// How many timers of perf events that CPU has; `None` where the kernel does not list its timers.
+/// Returns the number of perf timers on the CPU; `None` if the kernel does not list timers.
 fn timers_of(cpu: u32) -> Option<usize> {
     let list = fs::read_to_string("/proc/timer_list").ok()?;
     let (_, of_cpu) = list.split_once(&format!("\ncpu: {cpu}\n"))?;
@@ -80,7 +80,7 @@ fn timers_of(cpu: u32) -> Option<usize> {
 }
 
 #[test]
-fn an_overview_starts_no_thread_and_no_timer_outside_of_its_affinity() -> Result<()> {
+fn overview_starts_no_thread_or_timer_outside_its_affinity() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some((own, other)) = two_cpus()? else { return Ok(()) };
     let before = timers_of(other);
@@ -88,9 +88,9 @@ fn an_overview_starts_no_thread_and_no_timer_outside_of_its_affinity() -> Result
     let mut child = bound(own, program(), &["-d", "1s", "--json"]);
     let mut child = Ended(child.stdout(output.reopen()?).stderr(Stdio::inherit()).spawn()?);
     let (pid, began) = (child.0.id(), Instant::now());
-    // Its threads come last.
+    // Its threads start last.
     while !bound_threads(pid, own).iter().any(|name| name.contains(&format!("timerlat/{own}"))) {
-        let is_over = began.elapsed() >= PATIENCE || child.0.try_wait()?.is_some();
+        let is_over = began.elapsed() >= TIMEOUT || child.0.try_wait()?.is_some();
         ensure!(!is_over, "no thread of timerlat is started: {}", fs::read_to_string(output.path())?);
         thread::sleep(Duration::from_millis(20));
     }
@@ -114,7 +114,7 @@ fn an_overview_starts_no_thread_and_no_timer_outside_of_its_affinity() -> Result
 }
 
 #[test]
-fn a_cpu_is_left_to_a_real_time_thread_unless_it_is_asked_for() -> Result<()> {
+fn skips_cpu_of_real_time_thread_unless_requested() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some((own, other)) = two_cpus()? else { return Ok(()) };
     let script = ["-f", "1", "sh", "-c", "while :; do sleep 0.01; done"];
@@ -133,11 +133,11 @@ fn a_cpu_is_left_to_a_real_time_thread_unless_it_is_asked_for() -> Result<()> {
     Ok(())
 }
 
-/// A cpuset with one CPU, which goes with this.
+/// A cpuset of one CPU, removed on drop.
 struct Cpuset(PathBuf);
 
 impl Cpuset {
-    /// `None`, and a line with why, where hierarchies would have to be changed for it.
+    /// Returns `None` and prints why if this would need changes to the hierarchies.
     fn make(cpu: u32) -> Result<Option<Self>> {
         let name = format!("whylate-left-out-{}", std::process::id());
         let (of_v1, unified) = (Path::new("/sys/fs/cgroup/cpuset"), Path::new("/sys/fs/cgroup"));
@@ -159,7 +159,7 @@ impl Cpuset {
         Ok(Some(made))
     }
 
-    /// What whylate prints in it.
+    /// Returns the output of whylate inside the cpuset.
     fn output(&self, arguments: &[&str]) -> Result<Output> {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ >\"$0/cgroup.procs\" && exec \"$@\""]).arg(&self.0).arg(program());
@@ -174,7 +174,7 @@ impl Drop for Cpuset {
 }
 
 #[test]
-fn the_cpus_of_a_cpuset_are_measured_and_others_are_refused() -> Result<()> {
+fn measures_cpus_of_cpuset_and_rejects_others() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some((own, other)) = two_cpus()? else { return Ok(()) };
     let Some(cpuset) = Cpuset::make(own)? else { return Ok(()) };

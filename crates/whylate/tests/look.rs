@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate` without a command, beside disturbances of known cause.
+//! The overview (`whylate` without a command) beside disturbances of known cause.
 
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/chance.rs"]
@@ -28,7 +28,7 @@ use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
 
-/// Only the kernel tests run on emulated CPUs.
+/// Emulated CPUs run only the kernel tests.
 fn is_emulated() -> bool {
     false
 }
@@ -39,7 +39,7 @@ fn look(arguments: &[&str]) -> Result<Look> {
     serde_json::from_slice(&output.stdout).context("it printed no look")
 }
 
-/// One look while somebody disturbs the first CPU all the time; `None` where the kernel has no such disturbance.
+/// Takes an overview while the first CPU is disturbed; `None` if the kernel lacks this disturbance.
 fn look_beside(kind: Kind, length_ns: u64) -> Result<Option<Look>> {
     let plan = Plan { kind, length_ns, times: 20, every_ns: 5 * length_ns, cpu: Some(0) };
     let over = AtomicBool::new(false);
@@ -63,7 +63,7 @@ fn look_beside(kind: Kind, length_ns: u64) -> Result<Option<Look>> {
     })
 }
 
-/// What others do to each other on a busy machine may be more than the disturbance, which is measured.
+/// On a busy machine, other programs may delay each other more than the disturbance does; that is measured.
 fn judged(kind: Kind, judge: &dyn Fn(&Look) -> Result<()>) -> Result<()> {
     in_rounds(|| {
         let (before, began) = (busy_stolen_and_own_s()?, Instant::now());
@@ -79,36 +79,36 @@ fn judged(kind: Kind, judge: &dyn Fn(&Look) -> Result<()>) -> Result<()> {
     })
 }
 
-/// The disturbance is the first culprit, and is told once however many sources have seen it.
+/// The disturbance is the first culprit, and is listed once however many sources saw it.
 fn ensure_blamed(look: &Look, kind: CauseKind, who: &str) -> Result<()> {
     let order: Vec<_> = look.sources.iter().map(|source| (&source.source, source.is_late, source.late)).collect();
     println!("{order:?}, not measured: {:?}", look.unmeasured);
     let is_it = |culprit: &&whylate_model::culprits::Culprit| culprit.kind == kind && culprit.who.starts_with(who);
     let mut found = look.culprits.iter().filter(is_it).peekable();
-    // Whoever is waited for until its work is done, as by a build on this machine, disturbs nobody.
+    // Threads that others wait for by design, as in a build on this machine, disturb nothing.
     let mut disturbing = look.culprits.iter().filter(|culprit| culprit.kind != CauseKind::Running);
     let first = disturbing.next().context("nobody is blamed")?;
     ensure!(found.peek() == Some(&first), "the first culprit is {first:?}, then {:?}", disturbing.next());
-    // Threads of one name differ by their ids.
+    // Threads of one name differ by their TIDs.
     let names: std::collections::BTreeSet<&str> = found.map(|culprit| culprit.who.as_str()).collect();
     let all = look.culprits.iter().filter(is_it).count();
     ensure!(names.len() == all, "one is told twice: {:?}", look.culprits);
     let timerlat = look.sources.iter().find(|source| source.source == "timerlat").context("no timerlat")?;
     ensure!(timerlat.is_late && timerlat.late > 0, "{timerlat:?}");
-    let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
+    let blamed_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
     let late: u64 = look.sources.iter().map(|source| source.late_ns).sum();
-    ensure!(told == late, "{told} ns are blamed on somebody, and {late} ns were late");
+    ensure!(blamed_ns == late, "{blamed_ns} ns are blamed on somebody, and {late} ns were late");
     Ok(())
 }
 
 #[test]
-fn a_hog_is_the_first_culprit() -> Result<()> {
+fn cpu_hog_is_first_culprit() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     judged(Kind::Hog(Policy::Fifo(98)), &|look| ensure_blamed(look, CauseKind::Thread, "whylate-hog:"))
 }
 
 #[test]
-fn interrupts_off_are_one_culprit_of_several_sources() -> Result<()> {
+fn disabled_interrupts_are_one_culprit_of_several_sources() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     judged(Kind::IrqsOff, &interrupts_are_off)
 }
@@ -121,34 +121,35 @@ fn interrupts_are_off(look: &Look) -> Result<()> {
     Ok(())
 }
 
-/// Fields of a file of times in ticks of 10 ms, in seconds, after this text.
+/// Parses the times after `before`, in ticks of 10 ms, and returns seconds.
 fn times_s(path: &str, after: &str) -> Result<Vec<f64>> {
     let text = std::fs::read_to_string(path)?;
     let (_, times) = text.split_once(after).with_context(|| format!("{path} has no {after:?}"))?;
-    // What is no number, such as a state, counts for nothing.
+    // Fields that are not numbers, such as a state, count as 0.
     Ok(times.split_whitespace().map(|field| field.parse().unwrap_or(0.0) / 100.0).collect())
 }
 
-/// For how long CPUs were busy or the host had them, the host alone, and what processes of this test had of that
+/// Returns busy and steal time of all CPUs, steal time alone, and the CPU time of this test's processes, in seconds
 /// (proc_stat(5), proc_pid_stat(5)).
 fn busy_stolen_and_own_s() -> Result<(f64, f64, f64)> {
     let all = times_s("/proc/stat", "cpu ")?;
-    // User, nice, system, idle, waiting for disks, interrupts, softirqs, stolen.
+    // User, nice, system, idle, iowait, irq, softirq, steal.
     let busy = all[..3].iter().chain(&all[5..8]).sum();
-    // After the name: its own in user and kernel mode, and those of children that have ended.
+    // After the name: user and system time of the process, and of its children that have exited.
     let own = times_s("/proc/self/stat", ") ")?;
     Ok((busy, all[7], own[11..=14].iter().sum()))
 }
 
-/// What others may do meanwhile, and a tick of the kernel's count that is stolen once a second, is nothing.
+/// Tolerated CPU time of other programs and steal time, as fractions: a steal tick per second is noise.
 const BUSY: f64 = 0.1;
 const STOLEN: f64 = 0.001;
 
-/// Nothing is made, so nothing may be found, unless others use the machine or the host stops it, which is measured.
-/// What the machine itself is late by tells nothing of whylate.
+/// Without injected disturbance nothing may be found, unless others use the machine or the host steals time, which is
+/// measured.
+/// Delays of the machine itself say nothing of whylate.
 const LATE_ALARM: Duration = Duration::from_millis(2);
 
-/// How late a thread on each CPU woke up at most, meanwhile.
+/// Measures the maximum wakeup latency of a thread on each CPU during the run.
 fn beside_alarms<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     let over = AtomicBool::new(false);
     let alarm = |cpu: u32| -> Result<Duration> {
@@ -177,7 +178,7 @@ fn beside_alarms<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
 }
 
 #[test]
-fn on_an_idle_machine_everything_is_normal_and_nobody_is_blamed() -> Result<()> {
+fn idle_machine_has_no_culprits() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let cpus = thread::available_parallelism()?.get() as f64;
     let duration = if std::env::var_os("WHYLATE_THOROUGH").is_some() { "60s" } else { "5s" };
@@ -192,7 +193,7 @@ fn on_an_idle_machine_everything_is_normal_and_nobody_is_blamed() -> Result<()> 
             let others = format!("others have this machine's CPUs for {:.1} % of the time", busy * 100.0);
             return Err(Unjudged(others).into());
         }
-        // A hypervisor that does not tell what it takes.
+        // A hypervisor that does not report steal time.
         if late_alarm >= LATE_ALARM && !late.is_empty() {
             return Err(Unjudged(format!("a thread that wakes up by itself was {late_alarm:?} late meanwhile")).into());
         }
@@ -202,9 +203,9 @@ fn on_an_idle_machine_everything_is_normal_and_nobody_is_blamed() -> Result<()> 
     })
 }
 
-/// What a look counts is of the time it tells, whatever attaching takes: measured threads wake up once in a period.
+/// The overview counts over its reported span, however long attaching takes: measured threads wake once per period.
 #[test]
-fn measured_threads_are_counted_from_the_beginning_to_the_end() -> Result<()> {
+fn counts_measured_threads_over_the_whole_span() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let cpus = whylate_sources::cpus::online()?.len() as f64;
     in_rounds(|| {
@@ -222,13 +223,13 @@ fn measured_threads_are_counted_from_the_beginning_to_the_end() -> Result<()> {
 }
 
 #[test]
-fn a_screen_names_each_source() -> Result<()> {
+fn text_names_each_source() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = whylate(&["-d", "1s"]).output()?;
     let text = String::from_utf8(output.stdout)?;
     ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     ensure!(output.stderr.is_empty(), "progress is for terminals: {}", String::from_utf8_lossy(&output.stderr));
-    // Of offcpu there are three things that may be late.
+    // Three kinds of events of offcpu may be late.
     for (source, rows) in [("wq", 1), ("timerlat", 1), ("irqsoff", 1), ("offcpu", 3)] {
         let lines = text.lines().filter(|line| line.split_whitespace().next() == Some(source));
         let of_table = lines.filter(|line| line.contains("normal") || line.contains("LATE")).count();
@@ -237,21 +238,21 @@ fn a_screen_names_each_source() -> Result<()> {
     Ok(())
 }
 
-/// A program in a file of 2 GB, of which it uses the first kilobytes, until it is dropped.
+/// A program in a sparse file of 2 GB that uses the first kilobytes, killed on drop.
 struct Large {
-    _folder: tempfile::TempDir,
+    _directory: tempfile::TempDir,
     program: std::process::Child,
 }
 
 impl Large {
     fn start() -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let path = folder.path().join("sleep");
+        let directory = tempfile::tempdir()?;
+        let path = directory.path().join("sleep");
         std::fs::copy("/bin/sleep", &path)?;
         // The rest is a hole.
         std::fs::OpenOptions::new().write(true).open(&path)?.set_len(2 << 30)?;
         let program = std::process::Command::new(&path).arg("60").spawn()?;
-        Ok(Large { _folder: folder, program })
+        Ok(Large { _directory: directory, program })
     }
 }
 
@@ -263,7 +264,7 @@ impl Drop for Large {
 }
 
 #[test]
-fn a_look_locks_only_what_measured_threads_touch() -> Result<()> {
+fn locks_only_memory_of_measured_threads() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _large = Large::start()?;
     let mut look = Running::start(&["-d", "3s", "--json"])?;
@@ -283,9 +284,9 @@ fn a_look_locks_only_what_measured_threads_touch() -> Result<()> {
     Ok(())
 }
 
-/// Whatever a time namespace adds to the clocks of its processes, the kernel's programs see the machine's.
+/// BPF programs use the machine's clocks, whatever offsets a time namespace adds.
 #[test]
-fn in_a_time_namespace_a_look_measures_the_same() -> Result<()> {
+fn time_namespace_does_not_change_results() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let inside = |arguments: &[&str]| {
         let mut unshare = std::process::Command::new("unshare");
@@ -308,7 +309,7 @@ fn in_a_time_namespace_a_look_measures_the_same() -> Result<()> {
 }
 
 #[test]
-fn a_signal_while_it_attaches_ends_it_before_it_looks() -> Result<()> {
+fn signal_during_attach_ends_it() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut looking = Running::start(&["-d", "60s"])?;
     looking.wait_until_it_catches(Signal::INT)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate offcpu` as its users meet it.
+//! End-to-end tests of `whylate offcpu`.
 
 mod running;
 #[allow(dead_code)]
@@ -43,7 +43,7 @@ fn printed(arguments: &[&str]) -> Result<String> {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() -> Result<()> {
+fn rejects_invalid_arguments() -> Result<()> {
     for arguments in [
         &["offcpu", "-F", "0"][..],
         &["offcpu", "-F", "1000"],
@@ -68,9 +68,9 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
 }
 
 #[test]
-fn a_file_of_classes_is_checked_before_anything_is_measured() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("waits.txt");
+fn checks_class_file_before_measuring() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("waits.txt");
     fs::write(&file, "# ours\nlock my_lock\nlok my_other_lock\n")?;
     let name = file.to_str().context("a name in UTF-8")?;
     let output = output_of(&["offcpu", "--classes", name, "-d", "1h"])?;
@@ -83,9 +83,9 @@ fn a_file_of_classes_is_checked_before_anything_is_measured() -> Result<()> {
 }
 
 #[test]
-fn files_of_procstat_become_folded_lines_and_a_graph() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let text = folder.path().join("procstat.txt");
+fn converts_procstat_files_to_folded_stacks_and_graph() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let text = directory.path().join("procstat.txt");
     fs::write(&text, PROCSTAT)?;
     let text = text.to_str().context("a name in UTF-8")?;
     assert_eq!(
@@ -98,7 +98,7 @@ fn files_of_procstat_become_folded_lines_and_a_graph() -> Result<()> {
         "mi_switch;sleepq_timedwait;_sleep;swapper;btext 1\n\
          mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 1\n"
     );
-    let graph = folder.path().join("graph.svg");
+    let graph = directory.path().join("graph.svg");
     printed(&["offcpu", "import", text, "-o", graph.to_str().context("a name in UTF-8")?])?;
     let svg = fs::read_to_string(&graph)?;
     assert!(svg.contains("taskqueue_thread_loop") && svg.trim_end().ends_with("</svg>"));
@@ -108,11 +108,11 @@ fn files_of_procstat_become_folded_lines_and_a_graph() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_drawn_is_refused_in_one_line() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (input, graph) = (folder.path().join("a.folded"), folder.path().join("a.svg"));
+fn rejects_undrawable_input_in_one_line() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (input, graph) = (directory.path().join("a.folded"), directory.path().join("a.svg"));
     let [path, graph] = [&input, &graph].map(|path| path.to_str().unwrap_or_default());
-    for (text, told) in [
+    for (text, message) in [
         (format!("d {0}\ne {0}\n", u64::MAX), "the counts add up to more than"),
         (format!("{}f 1\n", "f;".repeat(2_000_000)), "has more than 4096 frames"),
     ] {
@@ -120,7 +120,7 @@ fn what_cannot_be_drawn_is_refused_in_one_line() -> Result<()> {
         let output = output_of(&["offcpu", "import", path, "-o", graph])?;
         let stderr = String::from_utf8(output.stderr)?;
         ensure!(output.status.code() == Some(1) && stderr.lines().count() == 1, "{stderr}");
-        ensure!(stderr.contains(told) && !Path::new(graph).exists(), "{stderr}");
+        ensure!(stderr.contains(message) && !Path::new(graph).exists(), "{stderr}");
     }
     for arguments in [&["offcpu", "import", "/dev/zero"][..], &["offcpu", "--diff", "/dev/zero", path]] {
         let output = output_of(arguments)?;
@@ -131,10 +131,10 @@ fn what_cannot_be_drawn_is_refused_in_one_line() -> Result<()> {
 }
 
 #[test]
-fn two_profiles_are_compared() -> Result<()> {
-    let folder = tempfile::tempdir()?;
+fn compares_two_profiles() -> Result<()> {
+    let directory = tempfile::tempdir()?;
     let file = |name: &str, text: &str| -> Result<String> {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         fs::write(&path, text)?;
         Ok(path.to_str().context("a name in UTF-8")?.to_owned())
     };
@@ -147,9 +147,9 @@ fn two_profiles_are_compared() -> Result<()> {
 }
 
 #[test]
-fn each_form_of_file_is_written_for_its_owner_alone() -> Result<()> {
+fn output_files_are_private_to_their_owner() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     for (name, begins) in [
         ("x.svg", &b"<?xml"[..]),
         ("x.folded", b""),
@@ -157,7 +157,7 @@ fn each_form_of_file_is_written_for_its_owner_alone() -> Result<()> {
         ("x.json", b"{\"schema\":1"),
         ("x.speedscope.json", b"{"),
     ] {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         printed(&["offcpu", "-d", "300ms", "-o", path.to_str().context("a name in UTF-8")?])?;
         let bytes = fs::read(&path)?;
         ensure!(bytes.starts_with(begins) && !bytes.is_empty(), "{name} has something else");
@@ -169,23 +169,23 @@ fn each_form_of_file_is_written_for_its_owner_alone() -> Result<()> {
     Ok(())
 }
 
-/// Whoever can put something in a folder first cannot have root write to what is root's alone.
+/// An unprivileged user who owns a directory cannot redirect root's writes to root's files.
 #[test]
-fn nothing_is_written_through_links_or_to_files_of_others() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let text = folder.path().join("procstat.txt");
+fn writes_nothing_through_links_or_to_foreign_files() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let text = directory.path().join("procstat.txt");
     fs::write(&text, PROCSTAT)?;
     let text = text.to_str().context("a name in UTF-8")?;
-    let ensure_refused = |path: &Path, kept: &Path, told: &str| -> Result<()> {
+    let ensure_refused = |path: &Path, kept: &Path, message: &str| -> Result<()> {
         let name = path.to_str().context("a name in UTF-8")?;
         let output = output_of(&["offcpu", "import", text, "-o", name])?;
         let stderr = String::from_utf8(output.stderr)?;
         ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{}: {stderr}", output.status);
-        ensure!(stderr.contains(told) && stderr.lines().count() == 1, "{stderr}");
+        ensure!(stderr.contains(message) && stderr.lines().count() == 1, "{stderr}");
         ensure!(fs::read_to_string(kept)? == "content", "{} has something else", kept.display());
         Ok(())
     };
-    let [secret, link] = ["secret.svg", "link.svg"].map(|name| folder.path().join(name));
+    let [secret, link] = ["secret.svg", "link.svg"].map(|name| directory.path().join(name));
     fs::write(&secret, "content")?;
     symlink(&secret, &link)?;
     ensure_refused(&link, &secret, "it is a symbolic link (choose another file)")?;
@@ -194,7 +194,7 @@ fn nothing_is_written_through_links_or_to_files_of_others() -> Result<()> {
         println!("skipped: only root can give files away");
         return Ok(());
     }
-    let shared = folder.path().join("shared");
+    let shared = directory.path().join("shared");
     fs::create_dir(&shared)?;
     fs::set_permissions(&shared, Permissions::from_mode(0o1777))?;
     let theirs = shared.join("theirs.svg");
@@ -204,11 +204,11 @@ fn nothing_is_written_through_links_or_to_files_of_others() -> Result<()> {
 }
 
 #[test]
-fn wakers_stand_behind_those_whom_they_woke() -> Result<()> {
+fn folded_stacks_end_with_wakers() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
-    // A process that a timer wakes, again and again, and that ends with this test's turn.
+    let directory = tempfile::tempdir()?;
+    let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
+    // A process woken by timers again and again, which exits with the test.
     let mut sleeper = std::process::Command::new("sh").args(["-c", "while :; do sleep 0.02; done"]).spawn()?;
     let outcome = with_wakers(&path);
     let _ = sleeper.kill();
@@ -228,7 +228,7 @@ fn with_wakers(path: &dyn Fn(&str) -> String) -> Result<()> {
         let folded = fs::read_to_string(&file)?;
         let has = |end: &str| folded.lines().any(|line| line.contains(";--;") && line.contains(end));
         ensure!(has(";--;[interrupt] ") && has(";--;[not woken yet] "), "some ends are missing");
-        // Somebody waits for the end of each `sleep`, which wakes it.
+        // The shell waits for each `sleep`, whose exit wakes it.
         ensure!(has(";--;try_to_wake_up") && has(";sleep "), "no waker is a thread");
     }
     let file = path("woken.json");
@@ -248,13 +248,13 @@ fn with_wakers(path: &dyn Fn(&str) -> String) -> Result<()> {
 }
 
 #[test]
-fn one_snapshot_tells_where_this_test_waits() -> Result<()> {
+fn one_snapshot_shows_waits_of_this_test() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let pid = std::process::id().to_string();
     let text = printed(&["offcpu", "--json", "-d", "500ms", "-p", &pid])?;
     let snapshot: Snapshot = serde_json::from_str(&text)?;
     ensure!(snapshot.source == "offcpu" && snapshot.backend == "sample", "{} {}", snapshot.source, snapshot.backend);
-    // One of its threads waits for the program's output.
+    // A thread of the test waits for the program's output.
     let reads = snapshot.stacks.iter().any(|stack| stack.labels.get("syscall").is_some_and(|call| call == "poll"));
     ensure!(reads, "{text}");
     ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == pid), "others are there");
@@ -278,14 +278,14 @@ fn one_snapshot_tells_where_this_test_waits() -> Result<()> {
     Ok(())
 }
 
-/// A process that sleeps in a C library of its own, and goes with this.
+/// A sleeping process with its own copy of the C library; killed on drop.
 struct InLibrary(Child);
 
 impl InLibrary {
-    /// `None` where it does not use the library of this folder.
-    fn start(folder: &Path) -> Result<Option<Self>> {
+    /// Returns `None` if the process does not use the library of this directory.
+    fn start(directory: &Path) -> Result<Option<Self>> {
         let mut command = Command::new("/bin/sleep");
-        command.arg("1000").env("LD_LIBRARY_PATH", folder).stdin(Stdio::null());
+        command.arg("1000").env("LD_LIBRARY_PATH", directory).stdin(Stdio::null());
         let mut started = InLibrary(command.spawn()?);
         let deadline = Instant::now() + Duration::from_secs(20);
         while !started.proc("wchan").contains("nanosleep") {
@@ -293,7 +293,7 @@ impl InLibrary {
             ensure!(Instant::now() < deadline, "sleep does not sleep");
             sleep(Duration::from_millis(5));
         }
-        Ok(started.proc("maps").contains(&*folder.to_string_lossy()).then_some(started))
+        Ok(started.proc("maps").contains(&*directory.to_string_lossy()).then_some(started))
     }
 
     fn proc(&self, file: &str) -> String {
@@ -308,7 +308,7 @@ impl Drop for InLibrary {
     }
 }
 
-/// The file of the C library that this process has.
+/// Returns the C library that the process maps.
 fn c_library() -> Result<Option<Vec<u8>>> {
     let maps = fs::read_to_string("/proc/self/maps")?;
     let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).map(Path::new);
@@ -319,11 +319,11 @@ fn c_library() -> Result<Option<Vec<u8>>> {
     paths.into_iter().find(is_it).map(fs::read).transpose().map_err(Into::into)
 }
 
-/// A file system in memory, mounted until it is dropped.
+/// A tmpfs, unmounted on drop.
 struct MemoryDisk(tempfile::TempDir);
 
 impl MemoryDisk {
-    /// `None` where mounting is not permitted.
+    /// Returns `None` if mounting is not permitted.
     fn mount() -> Result<Option<Self>> {
         let directory = tempfile::tempdir()?;
         let mounted = rustix::mount::mount("whylate-test", directory.path(), "tmpfs", MountFlags::empty(), None);
@@ -337,20 +337,21 @@ impl Drop for MemoryDisk {
     }
 }
 
-/// Files of code that stay open keep a file system mounted, a container's too, and a deleted program's disk space in use.
+/// An open code file would keep a file system mounted, also a container's, and the disk space of a deleted program in
+/// use.
 #[test]
-fn a_file_system_can_be_unmounted_once_its_programs_have_ended() -> Result<()> {
+fn releases_file_system_after_its_programs_exit() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let disk = MemoryDisk::mount()?.context("root may mount a file system")?;
     let program = disk.0.path().join("prog");
     ensure!(Command::new("cp").arg("/bin/sleep").arg(&program).status()?.success(), "cp cannot copy /bin/sleep");
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("x.folded");
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("x.folded");
     let name = file.to_str().context("a name in UTF-8")?;
     let mut running = Running::start(&["offcpu", "-d", "4s", "-F", "49", "--comm", "prog", "-o", name])?;
     running.wait_until_it_catches(Signal::INT)?;
     let mut sleeping = Command::new(&program).arg("1").spawn()?;
-    // By another path it is another mapping of the same file.
+    // Through another path it is another mapping of the same file.
     let deleted = disk.0.path().join("deleted");
     fs::hard_link(&program, &deleted)?;
     let mut also_sleeping = Command::new(&deleted).arg("1").spawn()?;
@@ -369,20 +370,20 @@ fn a_file_system_can_be_unmounted_once_its_programs_have_ended() -> Result<()> {
     Ok(())
 }
 
-/// Whoever owns a library could end a whylate that has it mapped.
+/// The owner of a library could crash whylate by truncating it while it is mapped.
 #[test]
-fn libraries_that_are_cut_short_while_they_are_read_do_not_end_it() -> Result<()> {
+fn survives_truncated_libraries() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(whole) = c_library()? else {
         println!("skipped: this test has no shared C library (glibc)");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let notes = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
     let (mut libraries, mut sleeping) = (BTreeMap::new(), Vec::new());
-    // Nobody runs in them any more, so that nobody but whylate misses what is cut off.
+    // The processes have exited, so only whylate could fault on the truncated part.
     for number in 0..8 {
-        let place = folder.path().join(number.to_string());
+        let place = directory.path().join(number.to_string());
         fs::create_dir(&place)?;
         let path = place.join("libc.so.6");
         fs::write(&path, &whole)?;
@@ -392,14 +393,14 @@ fn libraries_that_are_cut_short_while_they_are_read_do_not_end_it() -> Result<()
         };
         sleeping.push(process);
         let library = File::options().write(true).open(&path)?;
-        // One is empty from the beginning; the others are cut when they are open, down to nothing or to some headers.
+        // One library is empty from the start; the others are truncated while open, to nothing or to some headers.
         if number == 0 {
             library.set_len(0)?;
         }
         let bytes = if number % 2 == 0 { 0 } else { 100 };
         libraries.insert(inotify::add_watch(&notes, &path, WatchFlags::OPEN)?, (library, bytes));
     }
-    let file = folder.path().join("x.json");
+    let file = directory.path().join("x.json");
     let name = file.to_str().context("a name in UTF-8")?;
     let arguments = ["offcpu", "--backend", "sample", "-d", "1s", "--by", "thread", "-o", name];
     let mut running = Running::start(&arguments)?;
@@ -430,7 +431,7 @@ fn libraries_that_are_cut_short_while_they_are_read_do_not_end_it() -> Result<()
     for process in &sleeping {
         println!("{:?}", stack_of(process)?.user);
     }
-    // Of the others more may have been read before.
+    // The others may have been read before.
     let of_empty = &stack_of(&sleeping[0])?.user;
     ensure!(of_empty.last().is_some_and(|frame| frame == "[unwound partly]"), "{of_empty:?}");
     Ok(())

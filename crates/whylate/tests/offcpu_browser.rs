@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The flame graph in a browser: it opens at its root, what is searched is found, and what is clicked fills the width.
+//! Flame graph in a browser: it opens at its root, search finds frames, and a clicked frame fills the width.
 
 mod running;
 
@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use running::whylate;
 
-/// Of ten parts, three wait in `poll`, all of them below `serve`; one part is in a tower higher than any screen.
+/// Three tenths of the time is in `poll`, all below `serve`; one tenth is in a tower higher than any screen.
 fn folded() -> String {
     let tower = ";deeper".repeat(300);
     format!("server;serve;read;disk 6000000\nserver;serve;wait;poll 3000000\nserver;idle{tower} 1000000\n")
 }
 
-/// Searches, then zooms, and leaves what a reader would see where the test finds it.
+/// Searches and zooms, and stores the results where the test finds them.
 const ASK: &str = r##"<script type="text/ecmascript"><![CDATA[
 window.addEventListener("load", function() {
     var box = function(name) {
@@ -38,7 +38,7 @@ window.addEventListener("load", function() {
 });
 ]]></script></svg>"##;
 
-/// The names of the same browser.
+/// Names of Chromium's executable.
 const BROWSERS: [&str; 3] = ["chromium-headless-shell", "chromium", "chromium-browser"];
 
 fn browser() -> Option<&'static str> {
@@ -53,15 +53,15 @@ fn browser() -> Option<&'static str> {
 }
 
 #[test]
-fn a_browser_searches_and_zooms() -> Result<()> {
+fn flame_graph_searches_and_zooms_in_browser() -> Result<()> {
     let Some(browser) = browser() else {
-        // CI installs what is needed: what is missing there is a failure.
+        // CI installs a browser: a missing one is a failure there.
         ensure!(std::env::var_os("CI").is_none(), "no chromium (scripts/install-deps browser)");
         println!("skipped: no chromium (scripts/install-deps browser)");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
-    let (folded, graph) = (folder.path().join("x.folded"), folder.path().join("x.svg"));
+    let directory = tempfile::tempdir()?;
+    let (folded, graph) = (directory.path().join("x.folded"), directory.path().join("x.svg"));
     fs::write(&folded, self::folded())?;
     let paths = [&folded, &graph].map(|path| path.to_string_lossy().into_owned());
     let drawn = whylate(&["offcpu", "import", &paths[0], "-o", &paths[1]]).status()?;
@@ -71,20 +71,21 @@ fn a_browser_searches_and_zooms() -> Result<()> {
     let shown = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"])
         .arg(format!("file://{}", graph.display()))
-        .arg(format!("--user-data-dir={}", folder.path().join("profile").display()))
+        .arg(format!("--user-data-dir={}", directory.path().join("profile").display()))
         .stdin(Stdio::null())
         .output()?;
     let page = String::from_utf8_lossy(&shown.stdout);
-    let told = page.split_once("data-told=\"").and_then(|(_, rest)| rest.split_once('"')).map(|(told, _)| told);
-    let told = told.with_context(|| format!("the page told nothing: {}", String::from_utf8_lossy(&shown.stderr)))?;
-    println!("{told}");
-    let value = |name: &str| told.split(';').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
-    ensure!(value("in_sight") == Some("true"), "the root is out of sight: {told}");
-    ensure!(value("found") == Some("Matched: 30.0%"), "{told}");
+    let result = page.split_once("data-told=\"").and_then(|(_, rest)| rest.split_once('"')).map(|(result, _)| result);
+    let result =
+        result.with_context(|| format!("the page told nothing: {}", String::from_utf8_lossy(&shown.stderr)))?;
+    println!("{result}");
+    let value = |name: &str| result.split(';').find_map(|part| part.strip_prefix(name)?.strip_prefix('='));
+    ensure!(value("in_sight") == Some("true"), "the root is out of sight: {result}");
+    ensure!(value("found") == Some("Matched: 30.0%"), "{result}");
     let width = |name| -> Result<f64> { Ok(value(name).context("no width")?.trim_end_matches('%').parse()?) };
     let (before, after, again) = (width("before")?, width("after")?, width("again")?);
-    // Widths are parts of the whole, or pixels; three tenths of it become all of it.
-    ensure!((after / before - 10.0 / 3.0).abs() < 0.05, "{told}");
-    ensure!((again - before).abs() < 0.01 && value("others") == Some("true"), "{told}");
+    // Widths are fractions or pixels; three tenths become the whole width.
+    ensure!((after / before - 10.0 / 3.0).abs() < 0.05, "{result}");
+    ensure!((again - before).abs() < 0.01 && value("others") == Some("true"), "{result}");
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate offcpu` and a process of 30,000 threads.
+//! `whylate offcpu` of a process with 30,000 threads.
 
 #[path = "../../whylate-sources/tests/kernel/crowd.rs"]
 mod crowd;
@@ -18,17 +18,17 @@ use running::whylate;
 use turn::turn_to_measure;
 use whylate_model::Snapshot;
 
-/// 30,000 where there is time.
+/// Returns the number of threads: 30,000 in the full run.
 fn wanted_threads() -> u32 {
     if std::env::var_os("WHYLATE_THOROUGH").is_some() { 30_000 } else { 5_000 }
 }
 
 const DURATION: &str = "1s";
-/// The time of a thread may begin and end anywhere in a period of the walks, and in a walk.
+/// Tolerance: a thread's time may start and end anywhere in a sampling period and in a walk.
 const SLACK_S: f64 = 0.25;
 
 #[test]
-fn thousands_of_threads_are_all_there_in_each_form() -> Result<()> {
+fn each_format_has_thousands_of_threads() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let wanted = wanted_threads();
     let crowd = match Crowd::start(wanted)? {
@@ -40,9 +40,9 @@ fn thousands_of_threads_are_all_there_in_each_form() -> Result<()> {
     };
     let threads = crowd.threads()?;
     ensure!(threads >= u64::from(wanted), "the process has {threads} threads");
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let written = |name: &str, more: &[&str]| -> Result<Vec<u8>> {
-        let file = folder.path().join(name).to_string_lossy().into_owned();
+        let file = directory.path().join(name).to_string_lossy().into_owned();
         let pid = crowd.pid().to_string();
         let output = whylate(&["offcpu", "-d", DURATION, "-p", &pid, "-o", &file]).args(more).output()?;
         ensure!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
@@ -51,11 +51,11 @@ fn thousands_of_threads_are_all_there_in_each_form() -> Result<()> {
     json(&written("x.json", &["--by", "thread"])?, threads)?;
     folded(std::str::from_utf8(&written("x.folded", &["--by", "thread"])?)?, threads)?;
     svg(std::str::from_utf8(&written("x.svg", &[])?)?, threads)?;
-    // Of a frame for each of them most are too narrow to be drawn, but the whole is.
+    // Most of the frames are too narrow to be drawn, but the whole is not.
     svg(std::str::from_utf8(&written("threads.svg", &["--by", "thread"])?)?, threads)
 }
 
-/// By their numbers, each with all of its time, and none lost.
+/// Checks by TID that each thread has all of its time and none is lost.
 fn json(bytes: &[u8], threads: u64) -> Result<()> {
     let snapshot: Snapshot = serde_json::from_slice(bytes)?;
     ensure!(!snapshot.lost.is_empty() && snapshot.lost.values().all(|&count| count == 0), "lost: {:?}", snapshot.lost);
@@ -81,13 +81,13 @@ fn json(bytes: &[u8], threads: u64) -> Result<()> {
     Ok(())
 }
 
-/// A line for each thread, and all of their time.
+/// A line per thread, with all of their time.
 fn folded(text: &str, threads: u64) -> Result<()> {
     let (mut tids, mut sum_us) = (BTreeSet::new(), 0_u64);
     for line in text.lines() {
         let (frames, us) = line.rsplit_once(' ').context("a line has no time")?;
         ensure!(!line.contains('\x1b'), "{line:?} moves a terminal's cursor");
-        // The process's name, the thread's, and its number.
+        // Process name, thread name, and TID.
         tids.insert(frames.split(';').nth(2).and_then(|tid| tid.parse::<u32>().ok()).with_context(|| line.to_owned())?);
         sum_us += us.parse::<u64>()?;
     }
@@ -98,7 +98,7 @@ fn folded(text: &str, threads: u64) -> Result<()> {
     Ok(())
 }
 
-/// XML without an error, and the sum that it shows.
+/// Well-formed XML, with the expected total.
 fn svg(text: &str, threads: u64) -> Result<()> {
     let mut reader = quick_xml::Reader::from_str(text);
     reader.config_mut().check_end_names = true;
@@ -125,7 +125,7 @@ fn svg(text: &str, threads: u64) -> Result<()> {
     Ok(())
 }
 
-/// What the other process runs.
+/// Entry point of the child process.
 #[test]
 fn crowd_process() -> Result<()> {
     crowd::run_if_asked()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate offcpu` beside processes whose memory and files do not answer.
+//! `whylate offcpu` beside processes whose memory and files do not respond.
 
 mod running;
 #[allow(dead_code)]
@@ -24,13 +24,13 @@ use whylate_model::Snapshot;
 
 const TRIES: u64 = 3;
 
-/// Not a test by itself.
+/// Entry point of the child process, no test.
 #[test]
 fn unanswering_process() -> Result<()> {
     silent_files::run_if_asked()
 }
 
-/// A process that goes with this.
+/// A process, killed on drop.
 struct Sleeping(Child);
 
 impl Sleeping {
@@ -45,7 +45,7 @@ impl Drop for Sleeping {
     }
 }
 
-/// Its files are dropped last, and whoever waits for them goes on.
+/// Its files are dropped last, which unblocks the processes that wait for them.
 struct Silence {
     processes: Vec<Unanswering>,
     program: Sleeping,
@@ -69,7 +69,7 @@ fn silence() -> Result<Option<Silence>> {
     Ok(Some(Silence { processes, program, files }))
 }
 
-/// How it ended; a program that does not is let go before the test fails.
+/// Returns standard error; a program that does not exit is released before the test fails.
 fn end(mut running: Running, silence: Silence) -> Result<String> {
     let ended = running.end();
     drop(silence.files);
@@ -79,12 +79,12 @@ fn end(mut running: Running, silence: Silence) -> Result<String> {
 }
 
 #[test]
-fn memory_and_files_that_do_not_answer_are_given_up() -> Result<()> {
+fn skips_unresponsive_memory_and_files() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(silence) = silence()? else { return Ok(()) };
     let answering = Sleeping::start("/bin/sleep".as_ref())?;
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("x.json");
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("x.json");
     let name = file.to_str().context("a name in UTF-8")?;
     let running = Running::start(&["offcpu", "-d", "1s", "--backend", "sample", "--by", "thread", "-o", name])?;
     let pids: Vec<String> = silence.processes.iter().map(|process| process.pid().to_string()).collect();
@@ -103,15 +103,15 @@ fn memory_and_files_that_do_not_answer_are_given_up() -> Result<()> {
         ensure!(stack.weight_ns > 500_000_000, "{stack:?}");
         ensure!(stack.user.last().is_some_and(|frame| frame == "[memory did not answer]"), "{stack:?}");
     }
-    // Its time counts, whatever of its stack is known.
+    // Its time counts even without its stack.
     ensure!(of(&program, "program")?.weight_ns > 500_000_000);
     let whole = of(&answering.0.id().to_string(), "sleep")?;
     ensure!(whole.user.iter().any(|frame| frame.contains("nanosleep")), "{whole:?}");
     Ok(())
 }
 
-/// How long it takes from the signal to its end, once it has measured for some time. Its programs are loaded first, of
-/// which one cannot be interrupted.
+/// Returns the time from the signal to the exit, after measuring for a while. BPF programs are loaded before that, as
+/// loading some of them cannot be interrupted.
 fn ends_in(arguments: &[&str], measuring: Duration) -> Result<Option<Duration>> {
     let Some(silence) = silence()? else { return Ok(None) };
     let mut running = Running::start(arguments)?;
@@ -124,13 +124,13 @@ fn ends_in(arguments: &[&str], measuring: Duration) -> Result<Option<Duration>> 
 }
 
 #[test]
-fn a_signal_ends_it_while_something_does_not_answer() -> Result<()> {
+fn signal_ends_it_despite_unresponsive_process() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // A look attaches its sources one by one, for some seconds.
+    // The overview attaches its sources one by one, for some seconds.
     for (arguments, begins_s) in
         [(&["offcpu", "--backend", "sample"][..], 1), (&["offcpu", "--why", "5ms"], 1), (&[], 4)]
     {
-        // Whoever has little of the CPUs gets on slowly, signal or not.
+        // On a busy machine whylate is slow with or without the signal.
         for number in 1..=TRIES {
             let Some(took) = ends_in(arguments, Duration::from_secs(begins_s + number))? else { return Ok(()) };
             println!("whylate {} ends {:.2} s after the signal", arguments.join(" "), took.as_secs_f64());

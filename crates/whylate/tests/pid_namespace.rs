@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate` in a PID namespace, as in a container: its own threads by its own numbers, and others as outside.
+//! `whylate` in a PID namespace, as in a container: its own threads by the namespace's PIDs, and others as outside.
 
 #[path = "running/quota.rs"]
 mod quota;
@@ -21,16 +21,16 @@ use whylate_sources::inject::work::{MAX_ITEMS, Plan, run};
 use quota::Quota;
 use turn::{plan, turn_to_measure};
 
-/// A process in the background of a shell that wants the first CPU all the time, and yields to others that do.
+/// A background process of a shell that always wants the first CPU, and yields to others that do.
 const HOG: &str = "nice -n 19 taskset -c 0 sh -c 'while :; do :; done' & ";
 
-/// What a script prints in a PID namespace with a /proc of its own; `None`, and a line with why, if there is none. Its
-/// first process is the shell, and `$W` is whylate.
+/// Returns the output of a script in a PID namespace with its own /proc; `None` with a printed reason if there is none.
+/// PID 1 is the shell, and `$W` is whylate.
 fn inside(script: &str) -> Result<Option<Output>> {
     inside_with(&["-pf", "--mount-proc", "--kill-child"], script)
 }
 
-/// The same in other namespaces.
+/// Runs the script in the given namespaces.
 fn inside_with(namespaces: &[&str], script: &str) -> Result<Option<Output>> {
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");
@@ -45,7 +45,7 @@ fn inside_with(namespaces: &[&str], script: &str) -> Result<Option<Output>> {
     Ok(Some(unshare(script)?))
 }
 
-/// A process outside that wants the first CPU all the time; it goes with the test.
+/// A process outside that always wants the first CPU; killed on drop.
 struct Outsider(Child);
 
 impl Outsider {
@@ -62,7 +62,7 @@ impl Drop for Outsider {
     }
 }
 
-/// Nobody has a number of the machine: those in a new namespace are small, and the test's own is not.
+/// No PID of the host appears: PIDs in a new namespace are small, and the test's own is not.
 fn ensure_small(events: &[LateEvent]) -> Result<()> {
     let names = events.iter().flat_map(|event| {
         let labels = ["woken_by", "task"].into_iter().filter_map(|name| event.labels.get(name));
@@ -89,7 +89,7 @@ fn snapshot_of(output: &Output) -> Result<Snapshot> {
 }
 
 #[test]
-fn a_process_is_found_by_its_own_number_and_waits_for_one_outside() -> Result<()> {
+fn finds_process_by_namespace_pid_and_waker_outside() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     let script = format!("{HOG} $W offcpu -p $! --why 1ms -d 2s --json");
@@ -98,7 +98,7 @@ fn a_process_is_found_by_its_own_number_and_waits_for_one_outside() -> Result<()
     ensure!(snapshot.backend == "sample", "{} measures", snapshot.backend);
     println!("{} stacks, {} waits, lost {:?}", snapshot.stacks.len(), snapshot.late.len(), snapshot.lost);
     ensure!(!snapshot.stacks.is_empty() && !snapshot.late.is_empty(), "the process was not found");
-    // The shell is 1.
+    // The shell is PID 1.
     ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == "2"), "{:?}", snapshot.stacks);
     ensure!(snapshot.late.iter().all(|event| event.labels["pid"] == "2"), "{:?}", snapshot.late);
     let causes: Vec<&str> = snapshot.late.iter().flat_map(|event| &event.causes).map(|cause| &*cause.who).collect();
@@ -107,33 +107,33 @@ fn a_process_is_found_by_its_own_number_and_waits_for_one_outside() -> Result<()
 }
 
 #[test]
-fn all_threads_of_the_namespace_and_no_others_wait() -> Result<()> {
+fn victims_are_threads_of_the_namespace_only() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     let Some(output) = inside(&format!("{HOG} exec $W offcpu --why 1ms -d 2s --json"))? else { return Ok(()) };
     let snapshot = snapshot_of(&output)?;
     let waits: Vec<&str> = snapshot.late.iter().map(|event| &*event.subject).collect();
     ensure!(waits.contains(&"sh:2"), "{waits:?}");
-    // It is the first process itself, and no victim; nobody outside is.
+    // PID 1 itself is no victim, and no thread outside is.
     ensure!(snapshot.late.iter().all(|event| event.labels["pid"] == "2"), "{waits:?}");
     ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == "2"), "{:?}", snapshot.stacks);
     ensure_small(&snapshot.late)
 }
 
 #[test]
-fn every_source_tells_a_culprit_outside() -> Result<()> {
+fn each_source_names_culprit_outside() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _outsider = Outsider::start()?;
-    // An item a millisecond, for as long as all of this takes, to workers that take the first CPU from the outsider.
+    // Queues an item per millisecond during the whole run, to workers that compete with the outsider for the first CPU.
     let items = Plan { at_once: 1, cpu: Some(0), ..plan(MAX_ITEMS) };
     let has_ended = AtomicBool::new(false);
     thread::scope(|scope| {
         let injection = scope.spawn(|| run(&items, &has_ended));
-        let told = culprits_outside(&|| injection.is_finished());
+        let result = culprits_outside(&|| injection.is_finished());
         has_ended.store(true, Ordering::Relaxed);
         let injected = injection.join().map_err(|_| anyhow!("the injection failed"))?;
         println!("injected {injected:?}");
-        told
+        result
     })
 }
 
@@ -141,7 +141,7 @@ fn culprits_outside(has_no_items: &dyn Fn() -> bool) -> Result<()> {
     for (command, culprit) in [
         ("timerlat hist --why 1us", "outsider:outside"),
         ("irqsoff --from 1us --why 1us --period 1ms", "outsider:outside"),
-        // Its items wait for their workers to run too.
+        // Its items also wait for their workers to run.
         ("wq --why 1us", ":outside"),
     ] {
         let Some(output) = inside(&format!("exec $W {command} -d 500ms --json"))? else { return Ok(()) };
@@ -165,7 +165,7 @@ fn culprits_outside(has_no_items: &dyn Fn() -> bool) -> Result<()> {
 }
 
 #[test]
-fn a_look_blames_nobody_by_a_number_of_the_machine() -> Result<()> {
+fn overview_shows_no_host_pids() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     let Some(output) = inside(&format!("{HOG} exec $W -d 2s --json"))? else { return Ok(()) };
@@ -178,28 +178,28 @@ fn a_look_blames_nobody_by_a_number_of_the_machine() -> Result<()> {
     ensure_small(&events)
 }
 
-/// As in a container with a limit, which may have a fifth of a CPU.
+/// As in a container with a limit: a fifth of a CPU.
 #[test]
-fn the_selftest_is_right_in_a_namespace_with_a_quota() -> Result<()> {
+fn selftest_passes_in_namespace_with_quota() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let quota = Quota::make("selftest")?;
     if let Some(file) = quota.as_ref().and_then(Quota::of_real_time) {
-        // Some is left to others.
+        // Leaves CPU time to others.
         std::fs::write(file, "900000")?;
     }
     let enter = quota.as_ref().map_or_else(|| ":".to_owned(), Quota::enter);
-    // Whoever else runs here may have real-time threads. All of it takes a minute: `make trial` has the time.
+    // Other programs may have real-time threads. The whole selftest takes a minute: `make trial` runs it.
     let sources = if std::env::var_os("WHYLATE_TRIAL").is_some() { "" } else { "--sources wq,offcpu" };
     let Some(output) = inside(&format!("{enter}; exec $W selftest --json --force {sources}"))? else { return Ok(()) };
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let told: Selftest = serde_json::from_slice(&output.stdout).with_context(|| format!("no result: {stderr}"))?;
-    for check in &told.checks {
+    let result: Selftest = serde_json::from_slice(&output.stdout).with_context(|| format!("no result: {stderr}"))?;
+    for check in &result.checks {
         println!("{check:?}");
         if check.verdict == Verdict::Skip {
             println!("skipped: {}: {}", check.source, check.reason);
         }
     }
-    ensure!(told.failed == 0 && output.status.code() == Some(0), "{} failed: {stderr}", told.failed);
+    ensure!(result.failed == 0 && output.status.code() == Some(0), "{} failed: {stderr}", result.failed);
     ensure!(
         stderr.matches("in a PID namespace").count() == 1,
         "it says more than once whose numbers it tells: {stderr}"
@@ -208,7 +208,7 @@ fn the_selftest_is_right_in_a_namespace_with_a_quota() -> Result<()> {
 }
 
 #[test]
-fn a_proc_of_others_is_not_read_and_does_not_keep_programs_from_looking() -> Result<()> {
+fn ignores_proc_of_another_namespace() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let others = ["-pf", "--kill-child"];
     let Some(output) = inside_with(&others, &format!("{HOG} exec $W offcpu -d 1s --json"))? else { return Ok(()) };
@@ -216,7 +216,7 @@ fn a_proc_of_others_is_not_read_and_does_not_keep_programs_from_looking() -> Res
     ensure!(snapshot.backend == "sample", "{} measures: {:?}", snapshot.backend, snapshot.lost);
     ensure!(snapshot.stacks.iter().all(|stack| stack.labels["pid"] == "2"), "{:?}", snapshot.stacks);
     let without = ["-m"];
-    for (namespaces, script, told) in [
+    for (namespaces, script, message) in [
         (&others[..], "exec $W offcpu -d 1s --backend proc", "/proc belongs to another PID namespace"),
         (&others, "sleep 9 & exec $W -p $! -d 1s", "/proc belongs to another PID namespace"),
         (&without, "umount -l /proc && exec $W offcpu -d 1s --backend proc", "/proc is not mounted"),
@@ -225,13 +225,13 @@ fn a_proc_of_others_is_not_read_and_does_not_keep_programs_from_looking() -> Res
         let stderr = String::from_utf8_lossy(&output.stderr);
         let last = stderr.lines().next_back().unwrap_or_default();
         ensure!(!output.status.success() && output.stdout.is_empty(), "{script}: {}: {stderr}", output.status);
-        ensure!(last.contains(told) && !last.contains("run as root"), "{script}: {stderr}");
+        ensure!(last.contains(message) && !last.contains("run as root"), "{script}: {stderr}");
     }
     Ok(())
 }
 
 #[test]
-fn a_number_of_the_machine_is_refused() -> Result<()> {
+fn rejects_host_pid() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let outsider = Outsider::start()?;
     for source in ["offcpu", "sqpoll"] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `docs/privileges.md` says of capabilities, tried row by row: it cannot say what is not so.
+//! Tests each row of the tables of capabilities in `docs/privileges.md`.
 
 mod running;
 #[allow(dead_code)]
@@ -21,36 +21,36 @@ use tempfile::TempDir;
 use turn::{Turn, turn_to_measure};
 
 const TABLES: &str = include_str!("../../../docs/privileges.md");
-/// So many commands run at the same time where they only have to start.
+/// Number of concurrent runs of commands that only have to start.
 const AT_ONCE: usize = 6;
 const NOBODY: u32 = 65_534;
 const SMALLEST: &str = "| command | smallest set |";
 const WITHOUT: &str = "| without | command |";
 
-/// The rows of the table below this heading, each with its cells.
+/// Returns the rows of the table below this heading, as cells.
 fn rows(heading: &str) -> Vec<Vec<&'static str>> {
     let table = TABLES.lines().skip_while(|line| !line.starts_with(heading)).skip(2);
     let rows = table.take_while(|line| line.starts_with('|'));
     rows.map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
 }
 
-/// What stands between backticks.
+/// Returns the text between backticks.
 fn quoted(cell: &'static str) -> Vec<&'static str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// As setpriv(1) takes them.
+/// Returns capabilities as arguments of setpriv(1).
 fn options(capabilities: &[&str], sign: char) -> String {
     let names = capabilities.iter().map(|name| name.trim_start_matches("CAP_").to_lowercase());
     names.map(|name| format!("{sign}{name}")).collect::<Vec<_>>().join(",")
 }
 
-/// A folder with the program in it that everybody can run.
+/// A directory with a copy of the program that every user can run.
 fn program() -> Result<TempDir> {
     copied(env!("CARGO_BIN_EXE_whylate"), "whylate")
 }
 
-/// Exit status and everything that was said by a command of the tables, which measures for a moment only.
+/// Exit status and output of a command from the tables, which measures only briefly.
 fn said(setpriv: &[String], program: &Path, command: &str, pid: u32) -> Result<(i32, String)> {
     let pid = pid.to_string();
     let words = command.split_whitespace().skip(1).map(|word| if word == "PID" { &pid } else { word });
@@ -64,7 +64,7 @@ fn said(setpriv: &[String], program: &Path, command: &str, pid: u32) -> Result<(
     Ok((output.status.code().unwrap_or(-1), String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// `None`, and a line that says why, where nothing can be told.
+/// Returns `None` and prints why if nothing can be tested here.
 fn turn() -> Option<Turn> {
     if !geteuid().is_root() {
         println!("skipped: needs root");
@@ -73,27 +73,27 @@ fn turn() -> Option<Turn> {
     turn_to_measure()
 }
 
-/// Without the privilege some kernels tell their addresses all the same, and some not even with it.
+/// Without the privilege some kernels reveal their addresses all the same, and some not even with it.
 fn addresses_need_the_privilege() -> Result<bool> {
-    let told = |setpriv: &[&str]| -> Result<bool> {
+    let shows_addresses = |setpriv: &[&str]| -> Result<bool> {
         let output = Command::new("setpriv").args(setpriv).args(["cat", "/proc/kallsyms"]).output()?;
         Ok(String::from_utf8_lossy(&output.stdout).lines().any(|line| !line.starts_with("0000000000000000")))
     };
-    Ok(told(&[])? && !told(&["--bounding-set=-syslog", "--inh-caps=-syslog"])?)
+    Ok(shows_addresses(&[])? && !shows_addresses(&["--bounding-set=-syslog", "--inh-caps=-syslog"])?)
 }
 
-/// A process that sleeps, of a program of its own.
+/// A sleeping process of a program of its own.
 struct Sleeper(Child, TempDir);
 
 impl Sleeper {
     fn new() -> Result<Self> {
-        let folder = copied(which_sleep()?, "sleeper")?;
-        let child = Command::new(folder.path().join("sleeper")).arg("60").spawn()?;
-        // It has its name once it is that program.
+        let directory = copied(which_sleep()?, "sleeper")?;
+        let child = Command::new(directory.path().join("sleeper")).arg("60").spawn()?;
+        // The process has its name after execve(2).
         while fs::read_to_string(format!("/proc/{}/comm", child.id()))?.trim() != "sleeper" {
             thread::sleep(Duration::from_millis(1));
         }
-        Ok(Sleeper(child, folder))
+        Ok(Sleeper(child, directory))
     }
 
     fn program(&self) -> std::path::PathBuf {
@@ -112,7 +112,7 @@ fn which_sleep() -> Result<&'static str> {
     ["/usr/bin/sleep", "/bin/sleep"].into_iter().find(|path| Path::new(path).exists()).context("there is no sleep")
 }
 
-/// Nobody's figures matter here, so some run at once.
+/// Figures do not matter here, so commands run in parallel.
 fn some_at_once<T: Sync>(jobs: &[T], run: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
     thread::scope(|scope| {
         let of_worker = jobs.chunks(jobs.len().div_ceil(AT_ONCE));
@@ -121,21 +121,21 @@ fn some_at_once<T: Sync>(jobs: &[T], run: impl Fn(&T) -> Result<()> + Sync) -> R
     })
 }
 
-/// Tries all rows of one capability.
+/// Tests all rows of one capability.
 fn without(capability: &str) -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     if capability == "CAP_SYSLOG" && !addresses_need_the_privilege()? {
         println!("skipped: this kernel's settings tell the addresses of functions to everybody, or to nobody");
         return Ok(());
     }
-    let folder = program()?;
-    let program = folder.path().join("whylate");
+    let directory = program()?;
+    let program = directory.path().join("whylate");
     let rows: Vec<_> = rows(WITHOUT).into_iter().filter(|row| quoted(row[0])[0] == capability).collect();
     ensure!(!rows.is_empty(), "no row begins with {capability}");
     some_at_once(&rows, |row| try_row(row, &program))
 }
 
-/// Tries what one row says.
+/// Tests one row.
 fn try_row(row: &[&'static str], program: &Path) -> Result<()> {
     let [taken, command, status, says, works] = row[..] else { anyhow::bail!("a row of other cells: {row:?}") };
     let taken = quoted(taken);
@@ -187,7 +187,7 @@ fn try_row(row: &[&'static str], program: &Path) -> Result<()> {
 
 macro_rules! without {
     ($($test:ident: $capability:literal,)*) => {
-        /// Those that have a test.
+        /// Capabilities with a test.
         const TRIED: &[&str] = &[$($capability),*];
         $(#[test]
         fn $test() -> Result<()> {
@@ -210,10 +210,10 @@ without! {
 }
 
 #[test]
-fn doctor_the_table_and_these_tests_name_the_same_capabilities() -> Result<()> {
+fn doctor_table_and_tests_list_the_same_capabilities() -> Result<()> {
     let output = whylate(&["doctor", "--json"]).output()?;
-    let told: serde_json::Value = serde_json::from_slice(&output.stdout)?;
-    let known = told["capabilities"].as_object().context("doctor lists capabilities")?;
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let known = report["capabilities"].as_object().context("doctor lists capabilities")?;
     let known: BTreeSet<String> = known.keys().map(|name| name.to_uppercase()).collect();
     let rows: BTreeSet<String> = rows(WITHOUT).iter().map(|row| quoted(row[0])[0].to_owned()).collect();
     let tried: BTreeSet<String> = TRIED.iter().map(|&name| name.to_owned()).collect();
@@ -221,13 +221,13 @@ fn doctor_the_table_and_these_tests_name_the_same_capabilities() -> Result<()> {
     Ok(())
 }
 
-/// With the smallest set all is there, and without any one of it something is not.
+/// Everything works with the smallest set, and something fails without any one capability of it.
 #[test]
-fn the_smallest_sets_are_enough_and_none_is_too_large() -> Result<()> {
+fn smallest_capability_sets_suffice_and_are_minimal() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let needs_syslog = addresses_need_the_privilege()?;
-    let folder = program()?;
-    let program = folder.path().join("whylate");
+    let directory = program()?;
+    let program = directory.path().join("whylate");
     let as_nobody = |capabilities: &[&str], command: &str| {
         let added = options(capabilities, '+');
         let ids = ["--reuid", "--regid"].map(|id| format!("{id}={NOBODY}"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate -p`, `--comm` and `--cgroup`: the look from one program's point of view.
+//! `whylate -p`, `--comm` and `--cgroup`: the overview of one program.
 
 #[path = "running/quota.rs"]
 mod quota;
@@ -24,7 +24,7 @@ use whylate_model::path::PathSegment;
 use whylate_model::path::budget::{Budget, Waits};
 use whylate_model::units::format_ns;
 
-/// A helper that computes for 10 ms and sleeps for 20 ms before it answers, as often as it is asked.
+/// A helper that answers each request after 10 ms of CPU time and 20 ms of sleep.
 const SERVICE: &str = r#"
 import os, sys, threading, time
 ask, answer = os.pipe(), os.pipe()
@@ -46,7 +46,7 @@ for _ in range(int(sys.argv[1])):
 "#;
 
 #[derive(Debug, Deserialize)]
-struct Seen {
+struct Report {
     name: String,
     processes: u64,
     span_ns: u64,
@@ -54,11 +54,11 @@ struct Seen {
     budget: Budget,
 }
 
-/// The service, until it is dropped; its helper ends with its pipes.
+/// The service, stopped on drop; its helper exits when its pipes close.
 struct Service(Child);
 
 impl Service {
-    /// `None`, and a line that says why, where it cannot run.
+    /// Returns `None` and prints why if the service cannot run.
     fn start() -> Result<Option<Self>> {
         Self::play(SERVICE)
     }
@@ -85,7 +85,7 @@ impl Drop for Service {
 }
 
 #[test]
-fn a_service_that_waits_for_a_helper_is_told_what_the_helper_does() -> Result<()> {
+fn reports_what_a_services_helper_does() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(service) = Service::start()? else { return Ok(()) };
     let pid = service.0.id().to_string();
@@ -99,16 +99,16 @@ fn a_service_that_waits_for_a_helper_is_told_what_the_helper_does() -> Result<()
         looks.map(|look| look.join().expect("starting a program does not panic"))
     });
     drop(service);
-    for (told, name) in looks.into_iter().zip(["whylate-service".to_owned(), format!("whylate-service:{pid}")]) {
-        ensure_helped(&told?, &name)?;
+    for (output, name) in looks.into_iter().zip(["whylate-service".to_owned(), format!("whylate-service:{pid}")]) {
+        ensure_helped(&output?, &name)?;
     }
     Ok(())
 }
 
-/// The program of this name is told with what its helper did.
-fn ensure_helped(told: &Output, called: &str) -> Result<()> {
-    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-    let Seen { name, processes, span_ns, budget } = serde_json::from_slice(&told.stdout)?;
+/// The report names the program and its helper's work.
+fn ensure_helped(output: &Output, called: &str) -> Result<()> {
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let Report { name, processes, span_ns, budget } = serde_json::from_slice(&output.stdout)?;
     ensure!((name.as_str(), processes, budget.threads) == (called, 1, 1), "{name}: {processes}");
     let waited_ns: u64 = budget.waits.iter().map(|waits| waits.ns).sum();
     let sum = budget.on_cpu_ns + budget.own_sleep_ns + budget.ready.ns + waited_ns;
@@ -117,7 +117,8 @@ fn ensure_helped(told: &Output, called: &str) -> Result<()> {
     let of = |is_it: &dyn Fn(&PathSegment) -> bool| -> u64 {
         reads.path.iter().filter(|segment| is_it(segment)).map(|segment| segment.ns).sum()
     };
-    // Of each wait 20 ms are the helper's sleep, and 10 ms its work; those at both ends are in part beyond the span.
+    // Each wait is 20 ms of the helper's sleep and 10 ms of its CPU time; the waits at both ends are partly outside the
+    // span.
     let whole = reads.latency.count().saturating_sub(2);
     let sleeps_ns = of(&|segment| segment.kind == CauseKind::Timer);
     let works_ns = of(&|segment| segment.kind == CauseKind::Running && segment.who.starts_with("whylate-helper:"));
@@ -127,8 +128,8 @@ fn ensure_helped(told: &Output, called: &str) -> Result<()> {
     Ok(())
 }
 
-/// A client that writes each request in two parts and then waits for the answer, over the loopback device: TCP delays the
-/// acknowledgement of the first part by 40 ms, and sends the second one when that has come. Somebody else computes meanwhile.
+/// A client that sends each request in two parts over loopback and waits for the answer: TCP delays the ACK of the
+/// first part by 40 ms and sends the second part after it. Another process computes concurrently.
 const NAGLE: &str = r#"
 import ctypes, os, socket, threading, time
 def child(name, work):
@@ -158,7 +159,8 @@ while True:
     time.sleep(0.002)
 "#;
 
-/// A server whose socket takes no packet in for 30 ms after each answer (SO_ATTACH_FILTER), so that the next request is lost.
+/// A server whose socket drops packets for 30 ms after each answer (SO_ATTACH_FILTER), so that the next request is
+/// lost.
 const LOSSY: &str = r#"
 import ctypes, os, socket, struct, threading, time
 listener = socket.create_server(("127.0.0.1", 0))
@@ -179,20 +181,20 @@ while True:
 "#;
 
 #[test]
-fn timers_of_tcp_are_told_as_what_they_are_and_are_nobodys_doing() -> Result<()> {
+fn names_tcp_timers_without_a_culprit() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     for (script, who) in [(NAGLE, "TCP's delayed acknowledgement"), (LOSSY, "TCP retransmission")] {
         let Some(client) = Service::play(script)? else { return Ok(()) };
-        let told = whylate(&["-p", &client.0.id().to_string(), "-d", "2s", "--json"]).output();
+        let output = whylate(&["-p", &client.0.id().to_string(), "-d", "2s", "--json"]).output();
         drop(client);
-        ensure_waits_for_tcp(&told?, who)?;
+        ensure_waits_for_tcp(&output?, who)?;
     }
     Ok(())
 }
 
-fn ensure_waits_for_tcp(told: &Output, who: &str) -> Result<()> {
-    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-    let Seen { budget, .. } = serde_json::from_slice(&told.stdout)?;
+fn ensure_waits_for_tcp(output: &Output, who: &str) -> Result<()> {
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let Report { budget, .. } = serde_json::from_slice(&output.stdout)?;
     let waits = || budget.waits.iter().filter(|waits| waits.via.starts_with("recvfrom"));
     let total_ns: u64 = waits().map(|waits| waits.ns).sum();
     let of = |is_it: &dyn Fn(&PathSegment) -> bool| -> u64 {
@@ -205,9 +207,9 @@ fn ensure_waits_for_tcp(told: &Output, who: &str) -> Result<()> {
     Ok(())
 }
 
-/// With a quota that it does not use up: its helper is elsewhere.
+/// The cgroup has a quota that it does not use up; the helper is in another cgroup.
 #[test]
-fn a_cgroup_is_told_as_the_program_in_it() -> Result<()> {
+fn cgroup_view_matches_its_program() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(quota) = Quota::make("program")? else { return Ok(()) };
     let mut sleeper = Service(Command::new("sh").args(["-c", &format!("{}; exec sleep 30", quota.enter())]).spawn()?);
@@ -216,27 +218,27 @@ fn a_cgroup_is_told_as_the_program_in_it() -> Result<()> {
         thread::sleep(Duration::from_millis(5));
     }
     let path = quota.name().replace("cgroup ", "");
-    let told = whylate(&["--cgroup", &path, "-d", "300ms", "--json"]).output()?;
+    let output = whylate(&["--cgroup", &path, "-d", "300ms", "--json"]).output()?;
     drop(sleeper);
-    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-    let Seen { name, processes, budget, .. } = serde_json::from_slice(&told.stdout)?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let Report { name, processes, budget, .. } = serde_json::from_slice(&output.stdout)?;
     ensure!(name.contains(&path) && processes == 1 && budget.threads == 1, "{name}: {processes}");
     ensure!(budget.own_sleep_ns > 0 && budget.own_sleep_ns == budget.total_ns, "{budget:?}");
     Ok(())
 }
 
 #[test]
-fn chains_lead_from_a_service_to_what_its_helper_does() -> Result<()> {
+fn wait_chains_lead_from_service_to_helper() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(service) = Service::start()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("chain.folded");
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("chain.folded");
     let name = file.to_str().context("a name in UTF-8")?;
-    let told = whylate(&["offcpu", "--why", "15ms", "--comm", "whylate-service", "-d", "1s", "-o", name]).output();
+    let output = whylate(&["offcpu", "--why", "15ms", "--comm", "whylate-service", "-d", "1s", "-o", name]).output();
     drop(service);
-    let told = told?;
-    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-    let (text, folded) = (String::from_utf8(told.stdout)?, fs::read_to_string(&file)?);
+    let output = output?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let (text, folded) = (String::from_utf8(output.stdout)?, fs::read_to_string(&file)?);
     let ns_of = |is_it: &dyn Fn(&str) -> bool| -> Result<u64> {
         let lines = folded.lines().filter_map(|line| line.rsplit_once(' ')).filter(|(frames, _)| is_it(frames));
         lines.map(|(_, ns)| Ok(ns.parse::<u64>()?)).sum()
@@ -244,7 +246,7 @@ fn chains_lead_from_a_service_to_what_its_helper_does() -> Result<()> {
     let total = format_ns(ns_of(&|_| true)?);
     ensure!(text.contains(&format!(" took {total} in all.")), "{total} in all is not what stands here: {text}{folded}");
     ensure!(ns_of(&|frames| frames.starts_with("whylate-service;"))? == ns_of(&|_| true)?, "{folded}");
-    // Of those that are printed, as of the others, 20 ms are the helper's sleep, and 10 ms its work.
+    // Each wait, printed or not, is 20 ms of the helper's sleep and 10 ms of its CPU time.
     let is_read = |line: &&str| line.contains(" waited ") && !line.starts_with(' ') && !line.contains(" for CPU ");
     let reads = text.lines().filter(is_read).count() as u64;
     let whole = reads.saturating_sub(2);
@@ -257,9 +259,9 @@ fn chains_lead_from_a_service_to_what_its_helper_does() -> Result<()> {
     Ok(())
 }
 
-/// A process that naps, and was stopped by a signal in the midst of it.
+/// A sleeping process that a signal stopped.
 #[test]
-fn a_process_that_is_stopped_does_not_sleep_by_choice() -> Result<()> {
+fn stopped_process_is_no_voluntary_sleeper() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let stopped = Service(Command::new("sleep").arg("30").spawn()?);
     let pid = stopped.0.id();
@@ -268,9 +270,9 @@ fn a_process_that_is_stopped_does_not_sleep_by_choice() -> Result<()> {
         thread::sleep(Duration::from_millis(5));
     }
     let pid = pid.to_string();
-    let told = whylate(&["-p", &pid, "-d", "300ms", "--json"]).output()?;
-    ensure!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
-    let Seen { budget, .. } = serde_json::from_slice(&told.stdout)?;
+    let output = whylate(&["-p", &pid, "-d", "300ms", "--json"]).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let Report { budget, .. } = serde_json::from_slice(&output.stdout)?;
     ensure!(budget.own_sleep_ns == 0 && budget.waits.len() == 1, "{budget:?}");
     let Waits { ns, via, path, .. } = &budget.waits[0];
     ensure!(*ns == budget.total_ns && via == "stopped by a signal", "{budget:?}");
@@ -283,12 +285,12 @@ fn a_process_that_is_stopped_does_not_sleep_by_choice() -> Result<()> {
 }
 
 #[test]
-fn a_program_that_is_not_there_is_said_to_be_missing() -> Result<()> {
+fn reports_missing_program() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let told = whylate(&["--comm", "no-such-program", "-d", "100ms"]).output()?;
-    let error = String::from_utf8(told.stderr)?;
-    ensure!(told.status.code() == Some(1) && error.contains("no thread of no-such-program"), "{error}");
-    let told = whylate(&["-p", "1", "--comm", "init"]).output()?;
-    ensure!(told.status.code() == Some(2), "both are asked for");
+    let output = whylate(&["--comm", "no-such-program", "-d", "100ms"]).output()?;
+    let error = String::from_utf8(output.stderr)?;
+    ensure!(output.status.code() == Some(1) && error.contains("no thread of no-such-program"), "{error}");
+    let output = whylate(&["-p", "1", "--comm", "init"]).output()?;
+    ensure!(output.status.code() == Some(2), "both are asked for");
     Ok(())
 }

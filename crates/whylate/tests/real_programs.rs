@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! PostgreSQL under pgbench, which tells by itself what its processes wait for (`pg_stat_activity`), beside what whylate
-//! tells of them.
+//! PostgreSQL under pgbench: its own wait statistics (`pg_stat_activity`) compared with what whylate reports.
 
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/chance.rs"]
@@ -23,31 +22,31 @@ use running::whylate;
 use turn::turn_to_measure;
 
 const CLIENTS: u32 = 16;
-/// What may lie between both, as a share of the clients' time: each takes samples or looks at slightly other moments.
-const APART: f64 = 0.15;
+/// Tolerance, as a share of the clients' time: both sample, at slightly different times.
+const TOLERANCE: f64 = 0.15;
 const LOOK: &str = "3s";
 const LOOK_S: f64 = 3.0;
 
-/// Only the kernel tests run on emulated CPUs.
+/// Emulated CPUs run only the kernel tests.
 fn is_emulated() -> bool {
     false
 }
 
 #[derive(Debug, Deserialize)]
-struct Seen {
+struct Profile {
     span_ns: u64,
     #[serde(flatten)]
     budget: Budget,
 }
 
-impl Seen {
-    /// How many threads waited so, on average.
+impl Profile {
+    /// Average number of threads in this wait.
     fn threads(&self, is_so: impl Fn(&Waits) -> bool) -> f64 {
         let waits = self.budget.waits.iter().filter(|waits| is_so(waits));
         waits.map(|waits| waits.ns).sum::<u64>() as f64 / self.span_ns as f64
     }
 
-    /// As PostgreSQL calls it: it waits for a row's lock and for its client in the same system call.
+    /// PostgreSQL's term: row locks and client reads are waits in the same system call.
     fn waiting(&self) -> Waiting {
         let is_latch = |waits: &Waits| waits.via.starts_with("epoll_");
         let is_file = |waits: &Waits| ["sync", "read", "write"].iter().any(|call| waits.via.contains(call));
@@ -60,7 +59,7 @@ impl Seen {
     }
 }
 
-/// The same as the first line of the screen has it: `postgres (24 processes, 24 threads), 3.00s: on CPU 1.7%, … epoll_wait
+/// Parses the first line of the screen: `postgres (24 processes, 24 threads), 3.00s: on CPU 1.7%, … epoll_wait
 /// for its own threads 53.9%, …`.
 fn first_line(screen: &str) -> Result<Waiting> {
     let line = screen.lines().find(|line| !line.is_empty()).context("an empty screen")?;
@@ -84,30 +83,30 @@ fn first_line(screen: &str) -> Result<Waiting> {
     })
 }
 
-/// Both at once, of one workload.
-fn both(cluster: &Cluster, workload: &str) -> Result<(Seen, Waiting)> {
+/// Samples both during one workload.
+fn both(cluster: &Cluster, workload: &str) -> Result<(Profile, Waiting)> {
     let _load = cluster.load(workload, CLIENTS)?;
     // All clients are connected, and the first waits are over.
     cluster.sample(1.0)?;
     let look = whylate(&["--comm", "postgres", "-d", LOOK, "--json"]).stdout(Stdio::piped()).spawn()?;
     let screen = whylate(&["--comm", "postgres", "-d", LOOK]).stdout(Stdio::piped()).spawn()?;
     let truth = cluster.sample(LOOK_S);
-    let (told, screen) = (look.wait_with_output()?, screen.wait_with_output()?);
+    let (measured, screen) = (look.wait_with_output()?, screen.wait_with_output()?);
     let truth = truth?;
-    ensure!(told.status.success() && screen.status.success(), "whylate fails beside {workload}");
-    let seen: Seen = serde_json::from_slice(&told.stdout)?;
+    ensure!(measured.status.success() && screen.status.success(), "whylate fails beside {workload}");
+    let seen: Profile = serde_json::from_slice(&measured.stdout)?;
     let line = first_line(&String::from_utf8(screen.stdout)?)?;
     println!("the first line says {line:?}");
-    // It leaves small parts out.
-    let is_alike = |told: f64, truth: f64| (truth - told).abs() <= APART * f64::from(CLIENTS);
+    // The line omits small parts.
+    let is_alike = |measured: f64, truth: f64| (truth - measured).abs() <= TOLERANCE * f64::from(CLIENTS);
     let of_seen = seen.waiting();
-    for (what, told, seen) in [
+    for (what, measured, seen) in [
         ("row locks", line.row_lock, of_seen.row_lock),
         ("clients", line.client, of_seen.client),
         ("locks within", line.inner_lock, of_seen.inner_lock),
         ("files", line.file, of_seen.file),
     ] {
-        ensure!(is_alike(told, seen), "{told:.2} wait for {what} by the first line, and {seen:.2} by JSON");
+        ensure!(is_alike(measured, seen), "{measured:.2} wait for {what} by the first line, and {seen:.2} by JSON");
     }
     ensure!(
         is_alike(line.row_lock, truth.row_lock),
@@ -117,26 +116,29 @@ fn both(cluster: &Cluster, workload: &str) -> Result<(Seen, Waiting)> {
     Ok((seen, truth))
 }
 
-/// PostgreSQL counts a wait until the process goes on, whylate until it could: what lies between is its wait for a CPU.
-fn ensure_alike(seen: &Seen, truth: &Waiting) -> Result<()> {
-    let told = seen.waiting();
+/// PostgreSQL counts a wait until the process runs again, whylate until its wakeup: the difference is run-queue wait.
+fn ensure_alike(seen: &Profile, truth: &Waiting) -> Result<()> {
+    let measured = seen.waiting();
     let ready = seen.budget.ready.ns as f64 / seen.span_ns as f64;
-    println!("of {CLIENTS} clients, by whylate {told:?} and {ready:.2} for a CPU, by PostgreSQL {truth:?}");
-    let apart = APART * f64::from(CLIENTS);
-    for (what, told, truth) in [
-        ("row locks", told.row_lock, truth.row_lock),
-        ("clients", told.client, truth.client),
-        ("locks within", told.inner_lock, truth.inner_lock),
-        ("files", told.file, truth.file),
+    println!("of {CLIENTS} clients, by whylate {measured:?} and {ready:.2} for a CPU, by PostgreSQL {truth:?}");
+    let tolerance = TOLERANCE * f64::from(CLIENTS);
+    for (what, measured, truth) in [
+        ("row locks", measured.row_lock, truth.row_lock),
+        ("clients", measured.client, truth.client),
+        ("locks within", measured.inner_lock, truth.inner_lock),
+        ("files", measured.file, truth.file),
     ] {
-        let is_alike = (told - apart..=told + ready + apart).contains(&truth);
-        ensure!(is_alike, "{told:.2} wait for {what} by whylate, and {truth:.2} by PostgreSQL, {ready:.2} for a CPU");
+        let is_alike = (measured - tolerance..=measured + ready + tolerance).contains(&truth);
+        ensure!(
+            is_alike,
+            "{measured:.2} wait for {what} by whylate, and {truth:.2} by PostgreSQL, {ready:.2} for a CPU"
+        );
     }
     Ok(())
 }
 
 #[test]
-fn postgres_is_told_to_wait_for_what_it_says_itself() -> Result<()> {
+fn postgres_waits_match_its_own_statistics() -> Result<()> {
     if std::env::var_os("WHYLATE_TRIAL").is_none() {
         println!("skipped: that is what `make trial` does");
         return Ok(());
@@ -147,14 +149,14 @@ fn postgres_is_told_to_wait_for_what_it_says_itself() -> Result<()> {
     in_rounds(|| {
         let (seen, truth) = both(&cluster, "tpcb-like")?;
         ensure_alike(&seen, &truth)?;
-        let told = seen.waiting();
-        let largest = told.client.max(told.inner_lock).max(told.file);
-        // The truth in words, where it is beyond doubt.
+        let measured = seen.waiting();
+        let largest = measured.client.max(measured.inner_lock).max(measured.file);
+        // The expected waits, where they are beyond doubt.
         let is_clear = truth.row_lock > f64::from(CLIENTS) / 2.0;
-        ensure!(!is_clear || told.row_lock > largest, "the row locks are not the largest part: {told:?}");
+        ensure!(!is_clear || measured.row_lock > largest, "the row locks are not the largest part: {measured:?}");
         Ok(())
     })?;
-    // Any two update different rows, and all wait for the log to be written.
+    // Any two clients update different rows, and all wait for the log to be written.
     in_rounds(|| {
         let (seen, truth) = both(&cluster, "simple-update")?;
         ensure_alike(&seen, &truth)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Recordings made live: they replay what was shown, and stay readable however they end.
+//! Live recordings: they replay what was shown, and stay readable however they end.
 
 mod running;
 #[allow(dead_code)]
@@ -21,7 +21,7 @@ use whylate_model::recording::{Damage, Line, Reader};
 use running::{Running, whylate};
 use turn::turn_to_measure;
 
-/// What is shown of each source, and by the look.
+/// Output of each source and of the overview.
 const SHOWN: [&[&str]; 8] = [
     &["wq", "--table", "--why", "100us", "1", "2"],
     &["wq", "--why", "100us", "--worst", "3", "--json", "-d", "2s"],
@@ -42,7 +42,7 @@ fn lines_of(path: &Path) -> Result<(Vec<Line>, Damage)> {
     Ok((lines, reader.damage()))
 }
 
-/// What a command prints that ends well.
+/// Returns the standard output of a run that succeeds.
 fn printed(command: &mut Command) -> Result<String> {
     let output = command.output()?;
     let (text, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -51,16 +51,16 @@ fn printed(command: &mut Command) -> Result<String> {
 }
 
 #[test]
-fn a_recording_shows_what_was_shown_live() -> Result<()> {
+fn replay_matches_live_output() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
-    // Side by side they take as long as one.
+    let directory = tempfile::tempdir()?;
+    // Run in parallel, they take as long as one.
     thread::scope(|scope| {
         let all = SHOWN.iter().enumerate().map(|(number, words)| {
-            let path = folder.path().join(format!("{number}.whylate"));
+            let path = directory.path().join(format!("{number}.whylate"));
             scope.spawn(move || -> Result<()> {
                 let live = printed(whylate(words).arg("-o").arg(&path))?;
                 ensure!(!live.is_empty(), "{words:?} shows nothing");
@@ -77,19 +77,19 @@ fn a_recording_shows_what_was_shown_live() -> Result<()> {
     })
 }
 
-/// How often it is killed.
+/// Number of kills.
 fn kills() -> u32 {
     std::env::var("WHYLATE_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(3)
 }
 
 #[test]
-fn killed_at_any_moment_it_has_lost_nothing_that_was_shown() -> Result<()> {
+fn recording_keeps_shown_snapshots_when_killed() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("a.whylate");
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("a.whylate");
     let name = path.to_str().context("a plain name")?;
     let mut random = 1_u64;
     for round in 0..kills() {
@@ -111,7 +111,7 @@ fn killed_at_any_moment_it_has_lost_nothing_that_was_shown() -> Result<()> {
                 recorded.push(serde_json::to_value(snapshot)?);
             }
         }
-        // The thread that writes may be a snapshot behind.
+        // The writer thread may be a snapshot behind.
         ensure!(recorded.len() + 1 >= seen.len(), "round {round}: {} of {} recorded", recorded.len(), seen.len());
         for (recorded, seen) in recorded.iter().zip(&seen) {
             ensure!(*recorded == serde_json::from_str::<serde_json::Value>(seen)?, "round {round}: {seen}");
@@ -121,13 +121,13 @@ fn killed_at_any_moment_it_has_lost_nothing_that_was_shown() -> Result<()> {
 }
 
 #[test]
-fn all_sources_are_recorded_and_no_command_line_is() -> Result<()> {
+fn records_all_sources_and_no_command_lines() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("a.whylate");
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("a.whylate");
     let secret = "hunter2-is-a-secret";
     let mut sleeper = Command::new("sh").args(["-c", "sleep 30; :", secret]).stdout(Stdio::null()).spawn()?;
     let outcome = printed(whylate(&["record", "-d", "3s", "--why", "5ms", "-o"]).arg(&path));
@@ -148,7 +148,7 @@ fn all_sources_are_recorded_and_no_command_line_is() -> Result<()> {
     ensure!(!text.contains(secret), "a command line is recorded");
     let look = printed(whylate(&["replay"]).arg(&path))?;
     ensure!(look.contains("SOURCE") && look.contains("timerlat"), "{look}");
-    // A cut file says so, and shows what is there.
+    // A truncated file is reported, and its snapshots are shown.
     let bytes = fs::read(&path)?;
     fs::write(&path, &bytes[..bytes.len() - bytes.len() / 4])?;
     let cut = whylate(&["replay"]).arg(&path).output()?;
@@ -157,7 +157,7 @@ fn all_sources_are_recorded_and_no_command_line_is() -> Result<()> {
     Ok(())
 }
 
-/// Tries until it is so, for ten seconds.
+/// Retries until the condition holds, for ten seconds.
 fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !is_so()? {
@@ -173,13 +173,13 @@ fn snapshots_of(path: &Path) -> usize {
 }
 
 #[test]
-fn a_look_that_is_killed_has_recorded_what_was_seen_before() -> Result<()> {
+fn killed_overview_keeps_recorded_snapshots() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("a.whylate");
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("a.whylate");
     let child = Running::start(&["-d", "1m", "-o", path.to_str().context("a plain name")?])?;
     until("nothing is recorded", || Ok(snapshots_of(&path) > 0))?;
     child.signal(Signal::KILL)?;
@@ -189,14 +189,14 @@ fn a_look_that_is_killed_has_recorded_what_was_seen_before() -> Result<()> {
 }
 
 #[test]
-fn the_flight_recorder_writes_what_was_before_somebody_asks() -> Result<()> {
+fn flight_recorder_writes_history_on_signal() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let mode = |path: &Path| Ok::<_, anyhow::Error>(fs::metadata(path)?.mode() & 0o777);
-    let kept = folder.path().join("kept");
+    let kept = directory.path().join("kept");
     let name = kept.to_str().context("a plain name")?;
     let options = ["--ring", "1m", "--after", "300ms", "--every", "100ms", "--sources", "wq", "-o"];
     let mut recorder = Running::start(&[&["record"][..], &options, &[&format!("{name}/")]].concat())?;
@@ -224,7 +224,7 @@ fn the_flight_recorder_writes_what_was_before_somebody_asks() -> Result<()> {
     Ok(())
 }
 
-/// One of each version of the format stays here, and is read for ever.
+/// Recordings of every format version, which must stay readable.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings/schema-1.whylate");
 
 #[test]

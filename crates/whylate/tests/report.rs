@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate report`: its tables have the figures of `replay --json`, however long the recording is and whatever its names are.
+//! Tests of `whylate report`: its tables have the figures of `replay --json`, for recordings of any length and any
+//! names.
 
-#[path = "report/made.rs"]
-mod made;
+#[path = "report/fixtures.rs"]
+mod fixtures;
 #[path = "export/python.rs"]
 mod python;
 mod running;
@@ -22,21 +23,21 @@ use whylate_model::Snapshot;
 use whylate_model::recording::Reader;
 use whylate_model::units::is_printable;
 
-use made::{MARKS, recording};
+use fixtures::{MARKS, recording};
 use python::python_with;
 use running::whylate;
 use tables::{ensure_same, rows};
 
-/// One of each version of the format stays here, and is read for ever.
+/// Recordings of every format version, which must stay readable.
 const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings/schema-1.whylate");
-/// Of what parses HTML as the standard says, and takes no error.
+/// Checks pages with a standard HTML parser that accepts no errors.
 const CHECK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/report/check.py");
 
 fn name(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-/// Writes a page, and reads it.
+/// Writes a page and returns its text.
 fn page(arguments: &[&str], out: &Path) -> Result<String> {
     let output = whylate(&["report"]).args(arguments).args(["-o", name(out)]).env("TZ", "UTC").output()?;
     ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -50,25 +51,25 @@ fn look(arguments: &[&str]) -> Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// The recording inside a page.
+/// Extracts the recording inside a page.
 fn inside(page: &str) -> Result<Vec<u8>> {
     let (_, rest) = page.split_once("id=\"recording\">").context("no recording is inside")?;
     Ok(STANDARD.decode(rest.split_once('<').context("it does not end")?.0)?)
 }
 
 #[test]
-fn a_page_has_the_figures_that_replay_prints() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (short, long) = (folder.path().join("short"), folder.path().join("long"));
+fn page_has_figures_of_replay() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let (short, long) = (directory.path().join("short"), directory.path().join("long"));
     fs::create_dir(&short)?;
     fs::create_dir(&long)?;
-    // The longer one has far more moments than slots.
+    // The longer recording has far more ticks than slots.
     for file in [Path::new(GOLDEN).to_owned(), recording(&short, 30, false)?, recording(&long, 1_500, false)?] {
-        let page = page(&[name(&file)], &folder.path().join("x.html"))?;
+        let page = page(&[name(&file)], &directory.path().join("x.html"))?;
         let look = look(&[name(&file)])?;
         ensure_same(&rows(&page, "<table id=\"sources\">")?, &rows(&page, "<table id=\"culprits\">")?, &look)
             .with_context(|| name(&file).to_owned())?;
-        // The worst of the look come first among late events.
+        // The overview's worst come first among late events.
         let late = rows(&page, "<table id=\"late\">")?;
         let worst = look["worst"].as_array().context("worst")?;
         ensure!(!worst.is_empty() && late[0][2].parse().ok() == worst[0]["latency_ns"].as_u64(), "{:?}", late[0]);
@@ -80,20 +81,20 @@ fn a_page_has_the_figures_that_replay_prints() -> Result<()> {
 }
 
 #[test]
-fn a_part_of_a_recording_is_what_replay_takes_for_it() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 60, false)?;
+fn selects_the_same_part_as_replay() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 60, false)?;
     let span = ["--from", "2026-11-26T10:00:20Z", "--to", "2026-11-26T10:00:40Z"];
-    let page = page(&[&[name(&file)], &span[..]].concat(), &folder.path().join("x.html"))?;
+    let page = page(&[&[name(&file)], &span[..]].concat(), &directory.path().join("x.html"))?;
     let look = look(&[&[name(&file)], &span[..]].concat())?;
     ensure_same(&rows(&page, "<table id=\"sources\">")?, &rows(&page, "<table id=\"culprits\">")?, &look)
 }
 
 #[test]
-fn series_have_the_figures_that_their_command_prints() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 45, false)?;
-    let page = page(&[name(&file)], &folder.path().join("x.html"))?;
+fn series_have_figures_of_their_command() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 45, false)?;
+    let page = page(&[name(&file)], &directory.path().join("x.html"))?;
     let output = whylate(&["replay", name(&file), "timerlat", "top", "-q", "--json"]).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -111,21 +112,21 @@ fn series_have_the_figures_that_their_command_prints() -> Result<()> {
 }
 
 #[test]
-fn the_recording_inside_replays_the_same() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 40, false)?;
-    let saved = folder.path().join("saved.whylate");
-    fs::write(&saved, inside(&page(&[name(&file)], &folder.path().join("x.html"))?)?)?;
+fn embedded_recording_replays_identically() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 40, false)?;
+    let saved = directory.path().join("saved.whylate");
+    fs::write(&saved, inside(&page(&[name(&file)], &directory.path().join("x.html"))?)?)?;
     ensure!(look(&[name(&saved)])? == look(&[name(&file)])?, "it replays something else");
     Ok(())
 }
 
 #[test]
-fn a_recording_that_is_thinned_has_the_same_stacks_and_series() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 6_000, false)?;
-    let saved = folder.path().join("saved.whylate");
-    let bytes = inside(&page(&[name(&file)], &folder.path().join("x.html"))?)?;
+fn thinned_recording_keeps_stacks_and_series() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 6_000, false)?;
+    let saved = directory.path().join("saved.whylate");
+    let bytes = inside(&page(&[name(&file)], &directory.path().join("x.html"))?)?;
     ensure!(Reader::new(Cursor::new(&bytes))?.header().every_ns.is_none(), "all of it is inside");
     fs::write(&saved, bytes)?;
     let snapshot = |path: &Path| -> Result<Snapshot> {
@@ -141,10 +142,10 @@ fn a_recording_that_is_thinned_has_the_same_stacks_and_series() -> Result<()> {
 }
 
 #[test]
-fn strangers_write_no_markup() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 12, true)?;
-    let page = page(&[name(&file)], &folder.path().join("x.html"))?;
+fn escapes_markup_in_names() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 12, true)?;
+    let page = page(&[name(&file)], &directory.path().join("x.html"))?;
     ensure!(page.matches("<script").count() == 3, "{} scripts", page.matches("<script").count());
     ensure!(!page.contains("<img") && !page.contains("<svg/"), "a name is markup");
     ensure!(page.contains("&lt;img src=x"), "no name is told");
@@ -152,7 +153,7 @@ fn strangers_write_no_markup() -> Result<()> {
         |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{1b}');
     ensure!(!page.contains(turns), "a name turns text around");
     ensure!(!page.contains(&"x".repeat(1_100)), "a name is as long as it likes");
-    // What is in attributes is ours.
+    // Attributes are fixed text.
     for attribute in ["href=", "src=\"", " style=", "onerror=\"", "onclick="] {
         let (document, _) = page.split_once("<script type=").context("no data")?;
         let (_, body) = document.split_once("</style>").context("no style")?;
@@ -161,7 +162,7 @@ fn strangers_write_no_markup() -> Result<()> {
     Ok(())
 }
 
-/// Commands that show what is in a recording; the last one is refused.
+/// Commands that show a recording; the last one fails.
 const SHOW: [&str; 25] = [
     "replay FILE",
     "replay FILE --json",
@@ -190,9 +191,9 @@ const SHOW: [&str; 25] = [
     "replay FILE wq NAME",
 ];
 
-/// Names are foreign in each output: text, JSON, tables, folded stacks, graphs, traces and messages. All of them have marks.
+/// Hostile names are printable in every output: text, JSON, tables, folded stacks, graphs, traces and messages.
 #[test]
-fn what_is_shown_is_printable() -> Result<()> {
+fn escapes_control_characters_in_every_output() -> Result<()> {
     let directory = tempfile::tempdir()?;
     let evil = directory.path().join(format!("{MARKS}.whylate"));
     fs::rename(recording(directory.path(), 12, true)?, &evil)?;
@@ -211,7 +212,7 @@ fn what_is_shown_is_printable() -> Result<()> {
         let (stdout, stderr) = (String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?);
         ensure!(is_safe(&stdout) && is_safe(&stderr), "{line}: {stdout:?} {stderr:?}");
         if line.ends_with("--json") {
-            // Up to what serde escapes itself.
+            // Except for what serde escapes.
             let marks = MARKS.split('\x1b').next().context("marks")?;
             let has_marks =
                 |line: &str| serde_json::from_str::<Value>(line).map(|json| json.to_string().contains(marks));
@@ -225,7 +226,7 @@ fn what_is_shown_is_printable() -> Result<()> {
     ensure!(paths.len() > 8, "{paths:?}");
     for path in paths {
         let bytes = fs::read(&path)?;
-        // A trace is no text as a whole.
+        // A trace is binary.
         let is_marked = MARKS.chars().filter(|&c| c > '\x7f').any(|mark| {
             let mark = mark.to_string();
             bytes.windows(mark.len()).any(|part| part == mark.as_bytes())
@@ -238,12 +239,12 @@ fn what_is_shown_is_printable() -> Result<()> {
 
 #[test]
 fn two_runs_are_on_one_page() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+    let directory = tempfile::tempdir()?;
+    let (one, other) = (directory.path().join("one"), directory.path().join("other"));
     fs::create_dir(&one)?;
     fs::create_dir(&other)?;
     let (before, after) = (recording(&one, 40, false)?, recording(&other, 80, false)?);
-    let page = page(&[name(&before), "--diff", name(&after)], &folder.path().join("x.html"))?;
+    let page = page(&[name(&before), "--diff", name(&after)], &directory.path().join("x.html"))?;
     let look = look(&[name(&after)])?;
     ensure_same(&rows(&page, "<table id=\"other-sources\">")?, &rows(&page, "<table id=\"other-culprits\">")?, &look)?;
     let (what, when) =
@@ -253,13 +254,13 @@ fn two_runs_are_on_one_page() -> Result<()> {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let file = recording(folder.path(), 3, false)?;
-    let link = folder.path().join("link.html");
+fn rejects_invalid_arguments() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let file = recording(directory.path(), 3, false)?;
+    let link = directory.path().join("link.html");
     symlink(&file, &link)?;
     let before = fs::read(&file)?;
-    for (arguments, status, told) in [
+    for (arguments, status, message) in [
         (&["-o", "x.txt"][..], 2, "must end in .html"),
         (&[name(&file), "-o", name(&file)], 2, "must end in .html"),
         (&[name(&file), "-d", "5s"], 2, "cannot be used with"),
@@ -268,28 +269,28 @@ fn what_makes_no_sense_is_refused() -> Result<()> {
         (&["/dev/null", "-o", "/dev/null/x.html"], 1, "/dev/null"),
         (&[name(&file), "--from", "2027-01-01", "-o", "/dev/null/x.html"], 1, "cannot write"),
     ] {
-        let output = whylate(&["report"]).args(arguments).current_dir(folder.path()).output()?;
+        let output = whylate(&["report"]).args(arguments).current_dir(directory.path()).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(status) && said.contains(told), "{arguments:?}: {said}");
+        ensure!(output.status.code() == Some(status) && said.contains(message), "{arguments:?}: {said}");
     }
     ensure!(fs::read(&file)? == before, "the recording was written over");
-    // Without a name it gets a new one each time.
+    // Without a name, each page gets a new one.
     for _ in 0..2 {
-        let output = whylate(&["report", name(&file)]).current_dir(folder.path()).output()?;
+        let output = whylate(&["report", name(&file)]).current_dir(directory.path()).output()?;
         ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    let pages = fs::read_dir(folder.path())?
+    let pages = fs::read_dir(directory.path())?
         .flatten()
         .filter(|file| name(&file.path()).ends_with("Z.html") || name(&file.path()).contains("Z-"));
     ensure!(pages.count() == 2, "one was written over");
     Ok(())
 }
 
-/// What stands in a page without scripts, but for how it was made.
+/// The page without scripts and without the line on how it was made.
 #[test]
 fn a_page_of_a_recording_stays_as_it_is() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let page = page(&[GOLDEN], &folder.path().join("x.html"))?;
+    let directory = tempfile::tempdir()?;
+    let page = page(&[GOLDEN], &directory.path().join("x.html"))?;
     let (_, body) = page.split_once("<main>").context("no page")?;
     let (body, _) = body.split_once("<section id=\"raw\">").context("no end")?;
     insta::assert_snapshot!(body.replace(GOLDEN, "schema-1.whylate"));
@@ -297,12 +298,12 @@ fn a_page_of_a_recording_stays_as_it_is() -> Result<()> {
 }
 
 #[test]
-fn a_page_is_html_as_the_standard_says() -> Result<()> {
+fn page_is_valid_html() -> Result<()> {
     let Some(python) = python_with("html", &["html5lib==1.1"])? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     for (seconds, is_evil) in [(20, true), (9, false)] {
-        let file = recording(folder.path(), seconds, is_evil)?;
-        let out = folder.path().join("x.html");
+        let file = recording(directory.path(), seconds, is_evil)?;
+        let out = directory.path().join("x.html");
         page(&[name(&file), "--diff", name(&file)], &out)?;
         let output = python.command().args([CHECK, name(&out)]).output()?;
         ensure!(

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A report in a browser: it asks nobody for anything, breaks no rule of its own, and tells of a span that is selected what
-//! `replay` tells.
+//! A report in a browser: it loads nothing, raises no errors, and shows the figures of `replay` for the selected span.
 
 #[path = "report/cdp.rs"]
 mod cdp;
-#[path = "report/made.rs"]
-mod made;
+#[path = "report/fixtures.rs"]
+mod fixtures;
 mod running;
 #[path = "report/tables.rs"]
 mod tables;
@@ -18,7 +17,7 @@ use whylate_model::Snapshot;
 use whylate_model::sources::named;
 
 use cdp::{Browser, browser};
-use made::recording;
+use fixtures::recording;
 use running::whylate;
 use tables::{Row, ensure_same};
 
@@ -26,10 +25,10 @@ fn name(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
-/// Makes a page of so many seconds, and opens it. Returns the recording's name.
-fn opened(browser: &mut Browser, folder: &Path, seconds: u64, is_evil: bool) -> Result<String> {
-    let file = recording(folder, seconds, is_evil)?;
-    let out = folder.join("x.html");
+/// Writes a page of that many seconds and opens it. Returns the recording's name.
+fn opened(browser: &mut Browser, directory: &Path, seconds: u64, is_evil: bool) -> Result<String> {
+    let file = recording(directory, seconds, is_evil)?;
+    let out = directory.join("x.html");
     let output = whylate(&["report", name(&file), "-o", name(&out)]).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let width = json!({"width": 1280, "height": 800, "deviceScaleFactor": 1, "mobile": false});
@@ -38,7 +37,7 @@ fn opened(browser: &mut Browser, folder: &Path, seconds: u64, is_evil: bool) -> 
     Ok(name(&file).to_owned())
 }
 
-/// The rows of a table as the page shows them: of each cell its value, else its text.
+/// Returns the rows of a table: each cell's value, or its text if it has none.
 fn shown(browser: &mut Browser, table: &str) -> Result<Vec<Row>> {
     let rows = browser.value(&format!(
         "[...document.querySelectorAll('{table} > tbody > tr:not(.more)')].map((row) => [...row.cells].map((cell) => cell.dataset.v === undefined ? cell.textContent : cell.dataset.v))"
@@ -46,7 +45,7 @@ fn shown(browser: &mut Browser, table: &str) -> Result<Vec<Row>> {
     Ok(serde_json::from_value(rows)?)
 }
 
-/// What `replay` prints of what is selected, by the command that the page shows.
+/// Runs the `replay` command that the page shows for the selection.
 fn replayed(browser: &mut Browser, file: &str) -> Result<Value> {
     let command = browser.text("document.getElementById('command').textContent")?;
     let span = command.strip_prefix(&format!("whylate replay {file}")).with_context(|| command.clone())?;
@@ -56,7 +55,7 @@ fn replayed(browser: &mut Browser, file: &str) -> Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// The tables are those of the look over what is selected.
+/// The tables show the overview of the selection.
 fn ensure_as_replayed(browser: &mut Browser, file: &str) -> Result<Value> {
     let look = replayed(browser, file)?;
     let (sources, culprits) = (shown(browser, "#sources")?, shown(browser, "#culprits")?);
@@ -64,15 +63,15 @@ fn ensure_as_replayed(browser: &mut Browser, file: &str) -> Result<Value> {
     Ok(look)
 }
 
-/// Nothing was asked for but the page, nothing was refused, and nothing went wrong.
+/// The page requested nothing else, violated no policy, and raised no error.
 fn ensure_quiet(browser: &mut Browser) -> Result<()> {
-    // What is on its way comes before this answer.
+    // Pending events arrive before this answer.
     browser.value("new Promise((done) => setTimeout(() => done(true), 50))")?;
     for event in std::mem::take(&mut browser.events) {
         match event["method"].as_str().unwrap_or_default() {
             "Network.requestWillBeSent" => {
                 let address = event["params"]["request"]["url"].as_str().unwrap_or_default();
-                // Saving makes an address of its own.
+                // Saving creates a blob URL.
                 ensure!(address.ends_with("/x.html") || address.starts_with("blob:"), "it asks for {address}");
             }
             "Log.entryAdded" | "Runtime.exceptionThrown" | "Runtime.consoleAPICalled" => {
@@ -84,7 +83,7 @@ fn ensure_quiet(browser: &mut Browser) -> Result<()> {
     Ok(())
 }
 
-/// The middle of an element.
+/// Returns the center of an element.
 fn middle(browser: &mut Browser, selector: &str) -> Result<(f64, f64, f64, f64)> {
     let script = format!(
         "(() => {{ const of = document.querySelector('{selector}'); of.scrollIntoView({{block: 'center'}}); const box = of.getBoundingClientRect(); return [box.left, box.top, box.width, box.height]; }})()"
@@ -93,13 +92,13 @@ fn middle(browser: &mut Browser, selector: &str) -> Result<(f64, f64, f64, f64)>
 }
 
 #[test]
-fn a_selected_span_has_the_figures_that_replay_prints() -> Result<()> {
+fn selected_span_has_figures_of_replay() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let file = opened(&mut browser, folder.path(), 40, false)?;
+    let directory = tempfile::tempdir()?;
+    let file = opened(&mut browser, directory.path(), 40, false)?;
     ensure_as_replayed(&mut browser, &file).context("the whole span")?;
 
-    // Drag over the picture of a source.
+    // Drags over a source's graph.
     let (left, top, width, height) = middle(&mut browser, "#first svg.heat")?;
     let at = |share: f64| (left + width * share, top + height / 2.0);
     for (from, to) in [(0.21, 0.52), (0.9, 0.7), (0.0, 0.1), (0.33, 0.34)] {
@@ -117,7 +116,7 @@ fn a_selected_span_has_the_figures_that_replay_prints() -> Result<()> {
         ensure!(late.len() as u64 == counted, "{slots}: {} late events, {counted} replayed", late.len());
     }
 
-    // The same by keys alone.
+    // The same selection with keys.
     browser.value("document.getElementById('from').focus()")?;
     for _ in 0..3 {
         browser.press("ArrowRight", 39)?;
@@ -126,14 +125,14 @@ fn a_selected_span_has_the_figures_that_replay_prints() -> Result<()> {
     ensure!(browser.value("document.getElementById('from').value")? != "0", "no key moves the span");
     ensure_as_replayed(&mut browser, &file).context("by keys")?;
 
-    // Series merge by the rules of their source.
+    // Series merge by their source's rules.
     ensure_series(&mut browser, &file)?;
     browser.value("document.getElementById('all').click()")?;
     ensure_as_replayed(&mut browser, &file).context("all of it again")?;
     ensure_quiet(&mut browser)
 }
 
-/// Of each source whose command prints series, those of the page are the same.
+/// For each source whose command prints series, the page shows the same series.
 fn ensure_series(browser: &mut Browser, file: &str) -> Result<()> {
     let command = browser.text("document.getElementById('command').textContent")?;
     let words: Vec<&str> = command.split_whitespace().skip(3).collect();
@@ -152,7 +151,7 @@ fn ensure_series(browser: &mut Browser, file: &str) -> Result<()> {
             let row = rows.iter().find(is_of).with_context(|| format!("{:?} is not there", series.labels))?;
             for (heading, cell) in headings.iter().zip(row) {
                 let value = series.values.get(&heading.replace(' ', "_"));
-                // What follows from other figures is not told of a part.
+                // Derived figures are not shown for a part of the span.
                 if let Some(value) = value.filter(|_| cell != "-") {
                     ensure!(
                         (cell.parse::<f64>()? - value).abs() < 1e-9,
@@ -166,14 +165,14 @@ fn ensure_series(browser: &mut Browser, file: &str) -> Result<()> {
                 ensure!(row.windows(4).any(|cells| cells == figures), "{source}: {row:?} has not {figures:?}");
             }
         }
-        // The bars above it tell the same shares.
-        let told = browser.text(&format!(
+        // The bars above show the same shares.
+        let text = browser.text(&format!(
             "[...document.querySelectorAll('section[data-source={source}] ul.shares li')].map((of) => of.textContent).join()"
         ))?;
         let shares = named(source).map_or(&[][..], |card| card.shares);
         for (name, value) in snapshot.series.iter().flat_map(|series| &series.values) {
             let share = format!("{name} {:.1}%", value * 100.0);
-            ensure!(!shares.contains(&name.as_str()) || told.contains(&share), "{source}: no {share} in {told}");
+            ensure!(!shares.contains(&name.as_str()) || text.contains(&share), "{source}: no {share} in {text}");
         }
     }
     let snapshot = replayed_source(file, &words, "block", &["--json", "3600"])?;
@@ -206,15 +205,15 @@ fn replayed_source(file: &str, span: &[&str], source: &str, options: &[&str]) ->
 }
 
 #[test]
-fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
+fn culprits_filter_events_and_headings_sort_tables() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    opened(&mut browser, folder.path(), 30, false)?;
+    let directory = tempfile::tempdir()?;
+    opened(&mut browser, directory.path(), 30, false)?;
     ensure!(shown(&mut browser, "#late")?.len() == 50, "the first ones");
     browser.value("document.getElementById('show-all').click()")?;
     let all = shown(&mut browser, "#late")?.len();
 
-    // A culprit's button shows only what it had a part in.
+    // A culprit's button filters the events that it took part in.
     browser.value("document.querySelector('#culprits tbody button').click()")?;
     let few = shown(&mut browser, "#late")?;
     ensure!(!few.is_empty() && few.len() < all, "{} of {all}", few.len());
@@ -225,7 +224,7 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
     browser.value("document.getElementById('unfilter').click()")?;
     ensure!(shown(&mut browser, "#late")?.len() == all);
 
-    // Headings sort, and say so.
+    // Headings sort the table and show the order.
     browser.value("[...document.querySelectorAll('#late th button')][2].click()")?;
     let latencies = |rows: &[Row]| rows.iter().map(|row| row[2].parse()).collect::<Result<Vec<u64>, _>>();
     ensure!(latencies(&shown(&mut browser, "#late")?)?.is_sorted_by(|a, b| a >= b));
@@ -233,12 +232,12 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
     ensure!(latencies(&shown(&mut browser, "#late")?)?.is_sorted());
     ensure!(browser.text("document.querySelectorAll('#late th')[2].getAttribute('aria-sort')")? == "ascending");
 
-    // An event opens by a key, with its path, causes and stacks.
+    // A key opens an event with its path, causes and stacks.
     let event = "[...document.querySelectorAll('#late button.open')].find((of) => of.closest('tr').cells[1].textContent === 'offcpu' && parseFloat(of.closest('tr').cells[2].dataset.v) > 100e6)";
     browser.value(&format!("{event}.focus()"))?;
     browser.press("Enter", 13)?;
     browser.until("document.querySelector('tr.more svg.path') !== null")?;
-    let told = browser.text("document.querySelector('tr.more').textContent")?;
+    let text = browser.text("document.querySelector('tr.more').textContent")?;
     for part in [
         "In order of time",
         "writer:99 worked (while postgres:4711 waited in futex)",
@@ -247,7 +246,7 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
         "Waker: writer:99",
         "io_schedule",
     ] {
-        ensure!(told.contains(part), "{part}: {told}");
+        ensure!(text.contains(part), "{part}: {text}");
     }
     let widths = browser.value("[...document.querySelectorAll('tr.more svg.path path')].map((of) => Number(of.getAttribute('d').match(/h(\\d+)/)[1])).reduce((a, b) => a + b)")?;
     ensure!((9_990..=10_000).contains(&widths.as_u64().context("no widths")?), "parts add up to {widths}");
@@ -257,8 +256,8 @@ fn culprits_filter_events_open_and_tables_are_sorted() -> Result<()> {
 #[test]
 fn flame_graphs_are_searched_and_zoomed() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    opened(&mut browser, folder.path(), 30, false)?;
+    let directory = tempfile::tempdir()?;
+    opened(&mut browser, directory.path(), 30, false)?;
     let graph = "document.querySelector('section[data-source=offcpu] .graph')";
     let root = browser.text(&format!("{graph}.querySelector('svg.flame g').getAttribute('aria-label')"))?;
     ensure!(root.starts_with("all: ") && root.ends_with("(100.0%)"), "{root}");
@@ -266,7 +265,7 @@ fn flame_graphs_are_searched_and_zoomed() -> Result<()> {
         "{graph}.querySelector('svg.flame').scrollIntoView(), {graph}.querySelector('svg.flame g').getBoundingClientRect().top > -1"
     );
     ensure!(browser.value(&is_in_sight)? == true, "the root is out of sight");
-    // A lock has 600 ms each second, a disk 200 on average.
+    // Per second, a lock takes 600 ms and a disk 200 ms on average.
     browser.value(&format!("{graph}.querySelector('input[type=search]').focus()"))?;
     browser.call("Input.insertText", json!({"text": "io_schedule"}))?;
     let matched = browser.text(&format!("{graph}.querySelector('output').textContent"))?;
@@ -281,21 +280,21 @@ fn flame_graphs_are_searched_and_zoomed() -> Result<()> {
     browser.value(&format!("[...{graph}.querySelectorAll('svg.flame g')].find((of) => of.getAttribute('aria-label').startsWith('ext4_sync:')).dispatchEvent(new MouseEvent('click', {{bubbles: true}}))"))?;
     let after = browser.value(&width("ext4_sync"))?.as_f64().context("no width")?;
     ensure!((after / before - 4.0).abs() < 0.05, "{before} became {after}");
-    // Keys lead through it.
+    // Keys navigate the graph.
     browser.press("Escape", 27)?;
     ensure!((browser.value(&width("ext4_sync"))?.as_f64().context("no width")? - before).abs() < 0.2);
     browser.value(&format!("{graph}.querySelector('svg.flame g').focus()"))?;
     browser.press("ArrowDown", 40)?;
     let first = browser.text("document.activeElement.getAttribute('aria-label')")?;
     ensure!(first.starts_with("postgres: "), "{first}");
-    // What is idle by design is left out until it is asked for.
+    // Threads that are idle by design are hidden by default.
     ensure!(!browser.text(&format!("{graph}.querySelector('svg.flame').textContent"))?.contains("cron"));
     browser.value(&format!("{graph}.querySelector('input[type=checkbox]').click()"))?;
     ensure!(browser.text(&format!("{graph}.querySelector('svg.flame').textContent"))?.contains("cron"));
     ensure_quiet(&mut browser)
 }
 
-/// Of all text that is shown, the lowest contrast with what it stands on, and where.
+/// Returns the lowest contrast of any text with its background, and where it is.
 const CONTRAST: &str = r"(() => {
     const parsed = (color) => { const of = color.match(/[\d.]+/g).map(Number); return of.length > 3 ? of : [...of, 1]; };
     const light = ([r, g, b]) => { const of = [r, g, b].map((c) => (c /= 255, c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)); return 0.2126 * of[0] + 0.7152 * of[1] + 0.0722 * of[2]; };
@@ -316,10 +315,10 @@ const CONTRAST: &str = r"(() => {
 })()";
 
 #[test]
-fn it_is_readable_in_light_and_dark_wide_and_narrow_and_reachable_by_keys() -> Result<()> {
+fn is_accessible_in_light_and_dark_wide_and_narrow() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    opened(&mut browser, folder.path(), 20, false)?;
+    let directory = tempfile::tempdir()?;
+    opened(&mut browser, directory.path(), 20, false)?;
     browser.value("document.querySelectorAll('details').forEach((of) => { of.open = true; }); document.querySelector('#late button.open').click(); document.querySelector('#culprits tbody button').click()")?;
     for scheme in ["light", "dark"] {
         browser.call(
@@ -333,18 +332,18 @@ fn it_is_readable_in_light_and_dark_wide_and_narrow_and_reachable_by_keys() -> R
     let dark = browser.text("getComputedStyle(document.body).backgroundColor")?;
     ensure!(dark == "rgb(20, 23, 27)", "it is not dark: {dark}");
     ensure_narrow(&mut browser)?;
-    // Whatever acts is a button, a field, or has a place in the order of keys.
+    // Every control is a button, a field, or in the tab order.
     let others = browser.value(
         "[...document.querySelectorAll('button, input, summary')].filter((of) => of.tabIndex < 0).length + [...document.querySelectorAll('svg.flame')].filter((of) => of.querySelectorAll('g[tabindex=\"0\"]').length !== 1).length",
     )?;
     ensure!(others == 0, "{others} cannot be reached");
     ensure_quiet(&mut browser)?;
-    // Times of a short one have milliseconds.
-    opened(&mut browser, folder.path(), 5, false)?;
+    // Times of a short recording have milliseconds.
+    opened(&mut browser, directory.path(), 5, false)?;
     ensure_narrow(&mut browser)
 }
 
-/// Nothing is wider than a telephone but what scrolls by itself.
+/// Nothing is wider than a phone's screen unless it scrolls on its own.
 fn ensure_narrow(browser: &mut Browser) -> Result<()> {
     let narrow = json!({"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": false});
     browser.call("Emulation.setDeviceMetricsOverride", narrow)?;
@@ -355,11 +354,11 @@ fn ensure_narrow(browser: &mut Browser) -> Result<()> {
 }
 
 #[test]
-fn names_of_strangers_do_nothing() -> Result<()> {
+fn hostile_names_run_no_script() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    opened(&mut browser, folder.path(), 14, true)?;
-    // Everything is opened, chosen and drawn.
+    let directory = tempfile::tempdir()?;
+    opened(&mut browser, directory.path(), 14, true)?;
+    // Opens, selects and draws everything.
     browser.value(
         "document.querySelectorAll('details').forEach((of) => { of.open = true; }); \
          for (let at = 0; at < 20; at++) { const of = document.querySelectorAll('#late button.open')[at]; if (of) of.click(); } \
@@ -379,14 +378,14 @@ fn names_of_strangers_do_nothing() -> Result<()> {
 #[test]
 fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
     let Some(mut browser) = browser()? else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let file = opened(&mut browser, folder.path(), 1_600, false)?;
+    let directory = tempfile::tempdir()?;
+    let file = opened(&mut browser, directory.path(), 1_600, false)?;
     ensure!(
         browser.value("document.getElementById('packed') !== null || document.getElementById('data') !== null")?
             == true
     );
     ensure_as_replayed(&mut browser, &file).context("all of it")?;
-    // The series of the whole span are those that came with the page, however much of them can be told of a part.
+    // Series of the whole span come with the page, also if only some can be computed for a part.
     let cpus = "section[data-source=timerlat] table.series";
     let timerlat = replayed_timerlat(&file, &[])?;
     let rows = shown(&mut browser, cpus)?;
@@ -405,10 +404,10 @@ fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
     let rows = shown(&mut browser, cpus)?;
     ensure!(rows.len() == 2 && timerlat.series.len() == 2, "{rows:?}");
     for (row, series) in rows.iter().zip(&timerlat.series) {
-        // Counts and maxima are exact in any case, and percentiles up to 12.5 % too high.
+        // Counts and maxima are exact; percentiles are up to 12.5 % too high.
         let of = &series.histograms["thread"];
         let is_near =
-            |cell: &str, ns: u64| cell.parse::<u64>().is_ok_and(|told| told >= ns && told as f64 <= ns as f64 * 1.125);
+            |cell: &str, ns: u64| cell.parse::<u64>().is_ok_and(|text| text >= ns && text as f64 <= ns as f64 * 1.125);
         let is_of = |cells: &[String]| {
             cells[0] == of.count().to_string()
                 && is_near(&cells[1], of.quantile_ns(0.5))
@@ -417,11 +416,11 @@ fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
         };
         ensure!(row.windows(4).any(is_of), "{row:?}: {of:?}");
     }
-    // What the button saves is a recording.
-    let downloads = json!({"behavior": "allow", "downloadPath": name(folder.path()), "eventsEnabled": false});
+    // The button saves a recording.
+    let downloads = json!({"behavior": "allow", "downloadPath": name(directory.path()), "eventsEnabled": false});
     browser.call("Browser.setDownloadBehavior", downloads)?;
     browser.value("document.getElementById('save').click()")?;
-    let saved = folder.path().join("x.whylate");
+    let saved = directory.path().join("x.whylate");
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while !saved.exists() {
         ensure!(std::time::Instant::now() < deadline, "nothing is saved");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate run` as its users meet it, on commands whose critical path is known.
+//! `whylate run` on commands with a known critical path.
 
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/chance.rs"]
@@ -42,17 +42,17 @@ use whylate_model::path::PathSegment;
 use whylate_model::path::command::Explained;
 
 const MS: u64 = 1_000_000;
-/// What this program does when it is run by itself.
+/// Selects the workload that the test program runs as a command.
 const PLAYED: &str = "WHYLATE_PLAYED";
 
 #[derive(Debug, Deserialize)]
-struct Told {
+struct Report {
     #[serde(flatten)]
     explained: Explained,
     lost: BTreeMap<String, u64>,
 }
 
-impl Told {
+impl Report {
     fn sum(&self, is_it: impl Fn(&PathSegment) -> bool) -> u64 {
         self.explained.path.iter().filter(|segment| is_it(segment)).map(|segment| segment.ns).sum()
     }
@@ -61,13 +61,13 @@ impl Told {
         self.sum(|segment| segment.kind == CauseKind::Timer)
     }
 
-    /// With the interrupts that the kernel counts as the time of whom they interrupt.
+    /// Returns the CPU time of the threads of this name, including interrupts that the kernel charges to them.
     fn worked_ns(&self, name: &str) -> u64 {
         self.sum(|segment| segment.kind == CauseKind::Running && segment.who.starts_with(name))
     }
 
     fn ensure_sums(&self) -> Result<()> {
-        let Told { explained, .. } = self;
+        let Report { explained, .. } = self;
         let sum = self.sum(|_| true);
         ensure!(sum == explained.elapsed_ns, "the parts add up to {sum} of {} ns", explained.elapsed_ns);
         for wait in &explained.longest {
@@ -80,35 +80,35 @@ impl Told {
         Ok(())
     }
 
-    /// Whether the machine hid what was to be told: an interrupt of a timer that comes while one of its own hidden
-    /// threads has the CPU makes no event, and that wait ends in `unknown`, as it has to.
+    /// Returns whether the virtual machine hid switches: a timer interrupt on a CPU that runs one of its hidden threads
+    /// makes no event, and the wait then ends in `unknown`.
     fn is_hidden(&self) -> bool {
         let unknown_ns = self.sum(|segment| segment.kind == CauseKind::Unknown);
         self.lost.contains_key("unseen_switches") && unknown_ns * 1000 > self.explained.elapsed_ns
     }
 }
 
-/// How often a command is run where the machine hides what is to be told of it, at most.
+/// Maximum number of runs of a command whose switches were hidden.
 const TRIES: usize = 20;
 
-/// As it is told, of a command that ends well and may run more than once.
-fn told(command: &mut Command) -> Result<Told> {
+/// Runs an idempotent command until no switches are hidden and returns its report.
+fn report(command: &mut Command) -> Result<Report> {
     for _ in 0..TRIES {
-        let told = told_of(&command.output()?)?;
-        if !told.is_hidden() {
-            return Ok(told);
+        let report = parse_report(&command.output()?)?;
+        if !report.is_hidden() {
+            return Ok(report);
         }
         println!("another try: the machine hid switches");
     }
     bail!("the machine hid switches in each of {TRIES} tries")
 }
 
-fn told_of(output: &Output) -> Result<Told> {
+fn parse_report(output: &Output) -> Result<Report> {
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{}: {stderr}", output.status);
-    let told: Told = serde_json::from_str(stderr.lines().last().context("nothing is told")?)?;
-    told.ensure_sums()?;
-    Ok(told)
+    let report: Report = serde_json::from_str(stderr.lines().last().context("nothing is told")?)?;
+    report.ensure_sums()?;
+    Ok(report)
 }
 
 fn run_json(command: &[&str]) -> Command {
@@ -117,8 +117,8 @@ fn run_json(command: &[&str]) -> Command {
     run
 }
 
-fn shell(script: &str) -> Result<Told> {
-    told(&mut run_json(&["sh", "-c", script]))
+fn shell(script: &str) -> Result<Report> {
+    report(&mut run_json(&["sh", "-c", script]))
 }
 
 fn status_of(command: &[&str]) -> Result<(ExitStatus, String)> {
@@ -126,11 +126,11 @@ fn status_of(command: &[&str]) -> Result<(ExitStatus, String)> {
     Ok((output.status, String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
-fn near(told_ns: u64, ms: u64, off_ms: u64) -> bool {
-    told_ns.abs_diff(ms * MS) <= off_ms * MS
+fn near(reported_ns: u64, ms: u64, off_ms: u64) -> bool {
+    reported_ns.abs_diff(ms * MS) <= off_ms * MS
 }
 
-/// Whether the machine is emulated, which the matrix says.
+/// Whether the machine is emulated, as the test matrix says.
 fn is_emulated() -> bool {
     std::env::var_os("WHYLATE_EMULATED").is_some()
 }
@@ -140,32 +140,32 @@ fn turn() -> Option<Turn> {
 }
 
 #[test]
-fn a_sleep_is_a_wait_for_a_timer() -> Result<()> {
+fn attributes_sleep_to_timer() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     in_rounds(|| {
-        let told = told(&mut run_json(&["sleep", "0.3"]))?;
-        let timer_ns = told.timer_ns();
-        ensure!(near(timer_ns, 300, 1), "{timer_ns} ns are a timer's: {told:?}");
-        // Whoever else is busy here may have its CPU before and after.
-        let others_ns = told.sum(|segment| segment.ready.is_some());
-        let own_ns = told.explained.elapsed_ns - others_ns;
+        let report = report(&mut run_json(&["sleep", "0.3"]))?;
+        let timer_ns = report.timer_ns();
+        ensure!(near(timer_ns, 300, 1), "{timer_ns} ns are a timer's: {report:?}");
+        // Other threads may occupy the CPU before and after the sleep.
+        let others_ns = report.sum(|segment| segment.ready.is_some());
+        let own_ns = report.explained.elapsed_ns - others_ns;
         println!("{timer_ns} of {own_ns} ns, and {others_ns} ns behind others");
-        ensure!(timer_ns * 100 >= own_ns * 95, "{timer_ns} of {own_ns} ns: {told:?}");
+        ensure!(timer_ns * 100 >= own_ns * 95, "{timer_ns} of {own_ns} ns: {report:?}");
         Ok(())
     })
 }
 
 #[test]
-fn both_ends_of_a_pipe_have_what_they_compute() -> Result<()> {
+fn attributes_cpu_time_to_both_ends_of_a_pipe() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let program = std::env::current_exe()?;
     let played = |what| format!("{PLAYED}={what} '{}' --exact played --nocapture --test-threads=1", program.display());
     in_rounds(|| {
-        let told = shell(&format!("{} | {}", played("first"), played("second")))?;
-        let worked = ["first:", "second:"].map(|name| told.worked_ns(name));
+        let report = shell(&format!("{} | {}", played("first"), played("second")))?;
+        let worked = ["first:", "second:"].map(|name| report.worked_ns(name));
         println!("{worked:?} of {FIRST_MS} and {SECOND_MS} ms");
         for (worked_ns, ms) in worked.into_iter().zip([FIRST_MS, SECOND_MS]) {
-            ensure!(near(worked_ns, ms, 5), "{worked_ns} ns of {ms} ms: {told:?}");
+            ensure!(near(worked_ns, ms, 5), "{worked_ns} ns of {ms} ms: {report:?}");
         }
         Ok(())
     })
@@ -174,11 +174,11 @@ fn both_ends_of_a_pipe_have_what_they_compute() -> Result<()> {
 const FIRST_MS: u64 = 100;
 const SECOND_MS: u64 = 50;
 
-/// Waits for grace periods of RCU, and then computes.
+/// Waits for RCU grace periods, then computes.
 const BARRIERS: &str = "barriers";
 
 #[test]
-fn a_grace_period_has_no_more_than_its_own_time() -> Result<()> {
+fn rcu_grace_period_has_only_its_own_time() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     if thread::available_parallelism()?.get() < 2 || membarrier(MembarrierCommand::Global).is_err() {
         println!("skipped: nobody waits for a grace period here");
@@ -192,19 +192,19 @@ fn a_grace_period_has_no_more_than_its_own_time() -> Result<()> {
         let stdout = String::from_utf8_lossy(&output.stdout);
         let took = stdout.lines().find_map(|line| line.rsplit_once(&format!("{BARRIERS}: ")));
         let took_ns: u64 = took.context("the program says nothing")?.1.parse()?;
-        let told: Told =
+        let report: Report =
             serde_json::from_slice(output.stderr.rsplit(|&byte| byte == b'\n').nth(1).context("no JSON")?)?;
-        told.ensure_sums()?;
-        // They end by a softirq, or by the kernel's thread for them, which waits for timers in turn.
-        let (worked_ns, within_ns) = (told.worked_ns("second:"), told.sum(|segment| segment.depth > 0));
+        report.ensure_sums()?;
+        // Grace periods end in a softirq or in an RCU kthread, which waits for timers in turn.
+        let (worked_ns, within_ns) = (report.worked_ns("second:"), report.sum(|segment| segment.depth > 0));
         println!("{took_ns} ns for grace periods, {within_ns} ns in waits; it worked for {worked_ns} ns");
-        ensure!((took_ns / 2..=took_ns + 10 * MS).contains(&within_ns), "{told:?}");
-        ensure!(near(worked_ns, SECOND_MS, 5), "{worked_ns} ns of {SECOND_MS} ms: {told:?}");
+        ensure!((took_ns / 2..=took_ns + 10 * MS).contains(&within_ns), "{report:?}");
+        ensure!(near(worked_ns, SECOND_MS, 5), "{worked_ns} ns of {SECOND_MS} ms: {report:?}");
         Ok(())
     })
 }
 
-/// What this program does where a test runs it as a command.
+/// Entry point of the test program when it runs as a command.
 #[test]
 fn played() -> Result<()> {
     let Ok(what) = std::env::var(PLAYED) else { return Ok(()) };
@@ -220,7 +220,7 @@ fn played() -> Result<()> {
     };
     let is_first = what == "first";
     rustix::thread::set_name(if is_first { c"first" } else { c"second" })?;
-    // It has its name from when it gets a CPU again.
+    // The new name is seen at the next switch-in.
     thread::sleep(Duration::from_millis(1));
     if what == BARRIERS {
         let began = Instant::now();
@@ -240,9 +240,9 @@ fn played() -> Result<()> {
     Ok(())
 }
 
-/// As the kernel counts it.
+/// Throttled time matches the cgroup's counter.
 #[test]
-fn a_command_whose_quota_is_used_up_is_throttled() -> Result<()> {
+fn attributes_quota_throttling() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let Some(quota) = Quota::make("run")? else { return Ok(()) };
     let program = std::env::current_exe()?;
@@ -250,41 +250,41 @@ fn a_command_whose_quota_is_used_up_is_throttled() -> Result<()> {
     let script = format!("{}; {PLAYED}=first exec '{}' {test}", quota.enter(), program.display());
     in_rounds(|| {
         let before_ns = quota.throttled_ns()?;
-        let told = shell(&script)?;
+        let report = shell(&script)?;
         let truth_ns = quota.throttled_ns()? - before_ns;
-        let throttled_ns = told.sum(|segment| segment.kind == CauseKind::Throttled);
-        let idle_ns = told.sum(|segment| segment.kind == CauseKind::IdleExit);
+        let throttled_ns = report.sum(|segment| segment.kind == CauseKind::Throttled);
+        let idle_ns = report.sum(|segment| segment.kind == CauseKind::IdleExit);
         println!("{throttled_ns} ns, {truth_ns} as the kernel counts, and {idle_ns} while a CPU was idle");
-        let mut of_quotas = told.explained.path.iter().filter(|segment| segment.kind == CauseKind::Throttled);
-        ensure!(of_quotas.all(|segment| segment.who == quota.name()), "{told:?}");
-        ensure!(throttled_ns * 100 >= truth_ns * 85 && truth_ns >= 100 * MS, "{told:?}");
-        ensure!(throttled_ns <= truth_ns + truth_ns / 20 + 5 * MS, "{told:?}");
-        ensure!(idle_ns * 20 <= told.explained.elapsed_ns, "{told:?}");
+        let mut of_quotas = report.explained.path.iter().filter(|segment| segment.kind == CauseKind::Throttled);
+        ensure!(of_quotas.all(|segment| segment.who == quota.name()), "{report:?}");
+        ensure!(throttled_ns * 100 >= truth_ns * 85 && truth_ns >= 100 * MS, "{report:?}");
+        ensure!(throttled_ns <= truth_ns + truth_ns / 20 + 5 * MS, "{report:?}");
+        ensure!(idle_ns * 20 <= report.explained.elapsed_ns, "{report:?}");
         Ok(())
     })
 }
 
 #[test]
-fn of_children_at_the_same_time_the_longest_is_the_path() -> Result<()> {
+fn path_follows_longest_concurrent_child() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     in_rounds(|| {
-        let told = shell("sleep 0.1 & sleep 0.25 & sleep 0.05 & wait")?;
-        ensure!(near(told.timer_ns(), 250, 2), "{told:?}");
-        let longest = told.explained.longest.first().context("no wait is told")?;
-        ensure!(near(longest.ns, 250, 2), "{told:?}");
+        let report = shell("sleep 0.1 & sleep 0.25 & sleep 0.05 & wait")?;
+        ensure!(near(report.timer_ns(), 250, 2), "{report:?}");
+        let longest = report.explained.longest.first().context("no wait is told")?;
+        ensure!(near(longest.ns, 250, 2), "{report:?}");
         let waiter = longest.path.first().and_then(|segment| segment.waiter.as_deref()).unwrap_or_default();
-        ensure!(waiter.starts_with("sleep:"), "{told:?}");
-        // One after another they are all on it.
-        let told = shell("sleep 0.1; (sleep 0.05; sleep 0.05) & wait; sleep 0.1")?;
-        ensure!(near(told.timer_ns(), 300, 4), "{told:?}");
+        ensure!(waiter.starts_with("sleep:"), "{report:?}");
+        // In sequence, all sleeps are on the path.
+        let report = shell("sleep 0.1; (sleep 0.05; sleep 0.05) & wait; sleep 0.1")?;
+        ensure!(near(report.timer_ns(), 300, 4), "{report:?}");
         Ok(())
     })
 }
 
-/// A file system of which hardly anything may wait in memory to be written, as there is on a slow disk; it goes with this.
+/// A file system with a tiny dirty limit, as on a slow disk; unmounted on drop.
 struct Strict {
     _disk: Loop,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Strict {
@@ -301,34 +301,34 @@ impl Strict {
             println!("skipped: this kernel has no limit of its own for a disk's dirty pages");
             return Ok(None);
         }
-        let folder = tempfile::tempdir()?;
-        let mounted = Command::new("mount").arg(disk.path()).arg(folder.path()).status()?;
+        let directory = tempfile::tempdir()?;
+        let mounted = Command::new("mount").arg(disk.path()).arg(directory.path()).status()?;
         ensure!(mounted.success(), "cannot mount a loop device");
-        Ok(Some(Strict { _disk: disk, folder }))
+        Ok(Some(Strict { _disk: disk, directory }))
     }
 }
 
 impl Drop for Strict {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.folder.path()).status();
+        let _ = Command::new("umount").arg(self.directory.path()).status();
     }
 }
 
 #[test]
-fn a_writer_that_is_held_back_for_its_dirty_pages_is_told_so() -> Result<()> {
+fn names_dirty_page_throttling() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let Some(strict) = Strict::make()? else { return Ok(()) };
-    let file = format!("of={}", strict.folder.path().join("file").display());
-    let told = told(&mut run_json(&["dd", "if=/dev/zero", &file, "bs=64k", "count=400", "status=none"]))?;
+    let file = format!("of={}", strict.directory.path().join("file").display());
+    let report = report(&mut run_json(&["dd", "if=/dev/zero", &file, "bs=64k", "count=400", "status=none"]))?;
     let of_timers =
-        |is_it: &dyn Fn(&str) -> bool| told.sum(|segment| segment.kind == CauseKind::Timer && is_it(&segment.who));
+        |is_it: &dyn Fn(&str) -> bool| report.sum(|segment| segment.kind == CauseKind::Timer && is_it(&segment.who));
     let dirty_ns = of_timers(&|who| who == "dirty throttling");
     let other_ns = of_timers(&|who| who != "dirty throttling");
-    ensure!(dirty_ns >= 20 * MS && other_ns * 10 <= dirty_ns, "{dirty_ns} and {other_ns} ns: {told:?}");
+    ensure!(dirty_ns >= 20 * MS && other_ns * 10 <= dirty_ns, "{dirty_ns} and {other_ns} ns: {report:?}");
     Ok(())
 }
 
-/// Designs of programs, as shells, and the sleeps on their critical paths in milliseconds.
+/// Workloads as shell scripts, with the sleeps on their critical paths in milliseconds.
 const DESIGNS: [(&str, &str, &[u64]); 5] = [
     ("nested sleeps", "sleep 0.05; (sleep 0.06; (sleep 0.07; :); :); sleep 0.03", &[50, 60, 70, 30]),
     ("a barrier", "for round in 1 2 3; do sleep 0.03 & sleep 0.08 & sleep 0.05 & wait; done", &[80, 80, 80]),
@@ -341,7 +341,7 @@ const DESIGNS: [(&str, &str, &[u64]); 5] = [
     ),
 ];
 
-/// A thread that is not the first works, and executes a program, which works too.
+/// A thread other than the leader computes, then executes a program that computes too.
 const EXECUTES_IN_A_THREAD: &str = r#"
 import os, sys, threading, time
 WORK = "import time\nuntil = time.thread_time() + 0.03\nwhile time.thread_time() < until: pass"
@@ -353,43 +353,43 @@ time.sleep(30)
 "#;
 
 #[test]
-fn a_thread_that_executes_a_program_is_followed_across_its_change_of_number() -> Result<()> {
+fn follows_exec_from_non_leader_thread() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
         println!("skipped: there is no python3");
         return Ok(());
     }
-    let told = told(&mut run_json(&["python3", "-ESc", EXECUTES_IN_A_THREAD]))?;
-    let own_ns = told.sum(|segment| segment.kind == CauseKind::Running && segment.is_member);
-    ensure!(own_ns >= 58 * MS, "{own_ns} ns: {told:?}");
+    let report = report(&mut run_json(&["python3", "-ESc", EXECUTES_IN_A_THREAD]))?;
+    let own_ns = report.sum(|segment| segment.kind == CauseKind::Running && segment.is_member);
+    ensure!(own_ns >= 58 * MS, "{own_ns} ns: {report:?}");
     Ok(())
 }
 
 #[test]
-fn a_wait_that_times_out_is_told_from_a_sleep() -> Result<()> {
+fn distinguishes_timeout_from_sleep() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
         println!("skipped: there is no python3");
         return Ok(());
     }
-    let told = told(&mut run_json(&["python3", "-ESc", "import select\nselect.poll().poll(40)"]))?;
-    let of = |who: &str| told.sum(|segment| segment.kind == CauseKind::Timer && segment.who == who);
-    ensure!(of("timeout of the wait") >= 39 * MS && of("timer") < MS, "{told:?}");
+    let report = report(&mut run_json(&["python3", "-ESc", "import select\nselect.poll().poll(40)"]))?;
+    let of = |who: &str| report.sum(|segment| segment.kind == CauseKind::Timer && segment.who == who);
+    ensure!(of("timeout of the wait") >= 39 * MS && of("timer") < MS, "{report:?}");
     Ok(())
 }
 
 #[test]
-fn the_path_of_each_design_is_what_its_sleeps_dictate() -> Result<()> {
+fn path_of_each_workload_matches_its_sleeps() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     in_rounds(|| {
         for (name, script, sleeps) in DESIGNS {
-            let folder = tempfile::tempdir()?;
-            let told = told(run_json(&["sh", "-c", script]).current_dir(&folder))?;
-            let timers = told.explained.path.iter().filter(|segment| segment.kind == CauseKind::Timer);
+            let directory = tempfile::tempdir()?;
+            let report = report(run_json(&["sh", "-c", script]).current_dir(&directory))?;
+            let timers = report.explained.path.iter().filter(|segment| segment.kind == CauseKind::Timer);
             let long: Vec<u64> = timers.map(|segment| segment.ns).filter(|ns| *ns > 20 * MS).collect();
             println!("{name}: {long:?}");
             let is_like = long.len() == sleeps.len() && long.iter().zip(sleeps).all(|(&ns, &ms)| near(ns, ms, 2));
-            ensure!(is_like, "{name}: {long:?}, not {sleeps:?} ms: {told:?}");
+            ensure!(is_like, "{name}: {long:?}, not {sleeps:?} ms: {report:?}");
         }
         Ok(())
     })
@@ -409,27 +409,27 @@ two:
 ";
 
 #[test]
-fn a_builds_path_is_what_its_dependencies_dictate() -> Result<()> {
+fn path_of_a_build_matches_its_dependencies() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("Makefile");
+    let directory = tempfile::tempdir()?;
+    let file = directory.path().join("Makefile");
     fs::write(&file, MAKEFILE)?;
     if !Command::new("make").arg("--version").output().is_ok_and(|output| output.status.success()) {
         println!("skipped: there is no make");
         return Ok(());
     }
     in_rounds(|| {
-        let told = told(&mut run_json(&["make", "-j2", "-f", &file.to_string_lossy()]))?;
-        let timers = told.explained.path.iter().filter(|segment| segment.kind == CauseKind::Timer);
+        let report = report(&mut run_json(&["make", "-j2", "-f", &file.to_string_lossy()]))?;
+        let timers = report.explained.path.iter().filter(|segment| segment.kind == CauseKind::Timer);
         let long: Vec<u64> = timers.map(|segment| segment.ns).filter(|ns| *ns > 20 * MS).collect();
         println!("{long:?}");
-        ensure!(long.len() == 2 && near(long[0], 200, 2) && near(long[1], 150, 2), "{told:?}");
+        ensure!(long.len() == 2 && near(long[0], 200, 2) && near(long[1], 150, 2), "{report:?}");
         Ok(())
     })
 }
 
 #[test]
-fn the_exit_status_is_the_commands() -> Result<()> {
+fn returns_exit_status_of_command() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for (command, status, says) in [
         (&["--", "sh", "-c", "exit 7"][..], 7, " took "),
@@ -445,7 +445,7 @@ fn the_exit_status_is_the_commands() -> Result<()> {
 }
 
 #[test]
-fn what_a_command_reads_and_writes_is_its_own() -> Result<()> {
+fn leaves_standard_streams_to_command() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let bytes: Vec<u8> = (0..100_000_u32).flat_map(u32::to_ne_bytes).collect();
     let mut cat =
@@ -464,7 +464,7 @@ fn what_a_command_reads_and_writes_is_its_own() -> Result<()> {
     Ok(())
 }
 
-/// Runs a command that says when it has begun, and then does that to whoever runs it.
+/// Runs a command that announces its start, then calls `send` with whylate's PID.
 fn signalled(script: &str, send: impl FnOnce(Pid) -> Result<()>) -> Result<(ExitStatus, String)> {
     let mut run = whylate(&["run", "--", "sh", "-c", script]);
     let mut child = run.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -477,7 +477,7 @@ fn signalled(script: &str, send: impl FnOnce(Pid) -> Result<()>) -> Result<(Exit
 }
 
 #[test]
-fn a_command_that_is_interrupted_is_told_up_to_there() -> Result<()> {
+fn reports_interrupted_command() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let interrupt = |pid| Ok(kill_process_group(pid, Signal::INT)?);
     let (status, stderr) = signalled("echo begun; exec sleep 30", interrupt)?;
@@ -485,24 +485,24 @@ fn a_command_that_is_interrupted_is_told_up_to_there() -> Result<()> {
     Ok(())
 }
 
-/// It has the terminal to itself, and Ctrl-C is its own: what it makes of that is its exit status.
+/// The command has the terminal to itself: Ctrl-C goes to it, and its reaction is the exit status.
 #[test]
-fn a_command_has_the_terminal_and_what_is_typed_there() -> Result<()> {
+fn command_owns_the_terminal() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let command = "test -t 0 && test -t 1 && test -t 2 && trap 'echo caught; exit 7' INT && echo begun || exit 9; while :; do sleep 0.02; done";
     let line = format!("'{PROGRAM}' run -- sh -c \"{command}\"");
     let Some((status, printed)) = typed(&line, "begun", CTRL_C)? else { return Ok(()) };
     ensure!(status == Some(7), "{status:?}: {printed}");
-    // The report comes after all that the command prints.
+    // The report follows the command's output.
     let report = printed.find("sh took ").with_context(|| printed.clone())?;
     ensure!(printed.find("caught").is_some_and(|caught| caught < report), "{printed}");
     ensure!(!printed.contains('\x1b'), "{printed:?}");
     Ok(())
 }
 
-/// While it attaches, nobody else is there to be ended.
+/// While it attaches, whylate is the only process to terminate.
 #[test]
-fn a_signal_before_the_command_begins_ends_it() -> Result<()> {
+fn signal_before_command_starts_ends_it() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for signal in [Signal::INT, Signal::TERM] {
         let ends_in_time = || -> Result<bool> {
@@ -514,7 +514,7 @@ fn a_signal_before_the_command_begins_ends_it() -> Result<()> {
             let (status, _) = running.end()?;
             Ok(printed.is_empty() && status.signal() == Some(signal.as_raw()))
         };
-        // The signal may be late.
+        // The signal may arrive late.
         let mut tries = (0..5).map(|_| ends_in_time());
         ensure!(tries.any(|ended| ended.is_ok_and(|ended| ended)), "the command has run despite {signal:?}");
     }
@@ -522,7 +522,7 @@ fn a_signal_before_the_command_begins_ends_it() -> Result<()> {
 }
 
 #[test]
-fn a_file_that_cannot_be_made_is_told_before_the_command_runs() -> Result<()> {
+fn unwritable_output_fails_before_command_runs() -> Result<()> {
     let output = whylate(&["run", "-o", "/nowhere/x.svg", "--", "echo", "ran"]).output()?;
     let stderr = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
@@ -531,7 +531,7 @@ fn a_file_that_cannot_be_made_is_told_before_the_command_runs() -> Result<()> {
 }
 
 #[test]
-fn other_signals_are_handed_on() -> Result<()> {
+fn forwards_other_signals() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let script = "trap 'exit 9' TERM HUP; echo begun; while :; do sleep 0.02; done";
     for signal in [Signal::TERM, Signal::HUP] {
@@ -542,9 +542,9 @@ fn other_signals_are_handed_on() -> Result<()> {
 }
 
 #[test]
-fn a_signal_that_is_ignored_is_ignored_by_the_command_too() -> Result<()> {
+fn command_inherits_ignored_signals() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    // As nohup(1) does it, and shells with what they run beside themselves.
+    // As nohup(1) does, and shells with background jobs.
     let script = format!("trap '' HUP INT; exec '{}' run -- sh -c 'kill -HUP $$; kill -INT $$; exit 5'", PROGRAM);
     let output = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output()?;
     ensure!(output.status.code() == Some(5), "{output:?}");
@@ -554,42 +554,42 @@ fn a_signal_that_is_ignored_is_ignored_by_the_command_too() -> Result<()> {
 const PROGRAM: &str = env!("CARGO_BIN_EXE_whylate");
 
 #[test]
-fn thousands_of_processes_are_followed() -> Result<()> {
+fn follows_thousands_of_processes() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    // `make trial` has the time for more.
+    // `make trial` runs more.
     let count = if std::env::var_os("WHYLATE_TRIAL").is_some() { 20_000 } else { 5_000 };
-    let told = shell(&format!("i=0; while [ $i -lt {count} ]; do (:); i=$((i + 1)); done"))?;
-    let members_ns = told.sum(|segment| segment.is_member);
-    println!("{members_ns} of {} ns are its own", told.explained.elapsed_ns);
-    ensure!(told.explained.path.len() <= 800 && members_ns > 0, "{told:?}");
-    // All of them have one name, and keep it.
-    let nameless_ns = told.sum(|segment| segment.kind == CauseKind::Running && segment.who == "others");
-    ensure!(nameless_ns == 0, "{nameless_ns} ns are nobody's: {told:?}");
+    let report = shell(&format!("i=0; while [ $i -lt {count} ]; do (:); i=$((i + 1)); done"))?;
+    let members_ns = report.sum(|segment| segment.is_member);
+    println!("{members_ns} of {} ns are its own", report.explained.elapsed_ns);
+    ensure!(report.explained.path.len() <= 800 && members_ns > 0, "{report:?}");
+    // All processes share one name and keep it.
+    let nameless_ns = report.sum(|segment| segment.kind == CauseKind::Running && segment.who == "others");
+    ensure!(nameless_ns == 0, "{nameless_ns} ns are nobody's: {report:?}");
     Ok(())
 }
 
 #[test]
-fn processes_on_the_path_are_told_one_by_one() -> Result<()> {
+fn lists_processes_on_the_path() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    let told = || -> Result<String> {
+    let report = || -> Result<String> {
         let output = whylate(&["run", "--tree", "--", "sh", "-c", "sleep 0.05; sleep 0.06"]).output()?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(output.status.success(), "{stderr}");
         Ok(stderr)
     };
     in_rounds(|| {
-        let mut stderr = told()?;
+        let mut stderr = report()?;
         for _ in 1..TRIES {
             if !stderr.contains("unseen switches") {
                 break;
             }
             println!("another try: the machine hid switches");
-            stderr = told()?;
+            stderr = report()?;
         }
         let rows = stderr.lines().skip_while(|line| !line.ends_with(" PROCESS ON THE PATH")).skip(1);
         let rows: Vec<Vec<&str>> =
             rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
-        // The longest wait first, below whoever began both.
+        // The longest wait comes first, below the parent of both.
         let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::without_number(row[3])).collect();
         ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
         for (row, ms) in rows.iter().rev().zip([50.0, 60.0]) {
@@ -598,7 +598,7 @@ fn processes_on_the_path_are_told_one_by_one() -> Result<()> {
         }
         Ok(())
     })?;
-    // A test has a thread of its own beside the first one of its process.
+    // Tests run on a thread other than the leader.
     let program = std::env::current_exe()?;
     let script = format!("{PLAYED}=first '{}' --exact played --nocapture --test-threads=1; true", program.display());
     let output = whylate(&["run", "--tree", "--", "sh", "-c", &script]).output()?;
@@ -608,32 +608,32 @@ fn processes_on_the_path_are_told_one_by_one() -> Result<()> {
 }
 
 #[test]
-fn whoever_goes_into_the_background_is_not_waited_for() -> Result<()> {
+fn does_not_wait_for_background_processes() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     in_rounds(|| {
-        let told = shell("setsid sleep 0.5 </dev/null >/dev/null 2>&1 & sleep 0.1")?;
-        ensure!(near(told.timer_ns(), 100, 1), "{told:?}");
+        let report = shell("setsid sleep 0.5 </dev/null >/dev/null 2>&1 & sleep 0.1")?;
+        ensure!(near(report.timer_ns(), 100, 1), "{report:?}");
         Ok(())
     })
 }
 
 #[test]
-fn files_have_the_whole_path() -> Result<()> {
+fn files_contain_the_whole_path() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let written = |name: &str| -> Result<(Told, String)> {
-        let file = folder.path().join(name);
-        let told = told(whylate(&["run", "--json", "-o", &file.to_string_lossy(), "--"]).args(["sleep", "0.05"]))?;
-        Ok((told, fs::read_to_string(&file)?))
+    let directory = tempfile::tempdir()?;
+    let written = |name: &str| -> Result<(Report, String)> {
+        let file = directory.path().join(name);
+        let report = report(whylate(&["run", "--json", "-o", &file.to_string_lossy(), "--"]).args(["sleep", "0.05"]))?;
+        Ok((report, fs::read_to_string(&file)?))
     };
-    let (told, folded) = written("x.folded")?;
+    let (report, folded) = written("x.folded")?;
     let sums = folded.lines().map(|line| Ok(line.rsplit_once(' ').context("no time")?.1.parse::<u64>()?));
-    ensure!(sums.sum::<Result<u64>>()? == told.explained.elapsed_ns, "{folded}");
-    let (told, events) = written("x.json")?;
+    ensure!(sums.sum::<Result<u64>>()? == report.explained.elapsed_ns, "{folded}");
+    let (report, events) = written("x.json")?;
     let events: serde_json::Value = serde_json::from_str(&events)?;
     let end_us = |event: &serde_json::Value| Some(event["ts"].as_f64()? + event["dur"].as_f64()?);
     let end_us = events["traceEvents"].as_array().context("no events")?.iter().filter_map(end_us).fold(0.0, f64::max);
-    ensure!((end_us * 1e3 - told.explained.elapsed_ns as f64).abs() < 1.0, "{end_us}: {events}");
+    ensure!((end_us * 1e3 - report.explained.elapsed_ns as f64).abs() < 1.0, "{end_us}: {events}");
     let (_, svg) = written("x.svg")?;
     ensure!(svg.contains("Critical path") && svg.contains("clock_nanosleep"), "{svg}");
     let mut reader = quick_xml::Reader::from_str(&svg);
@@ -644,10 +644,10 @@ fn files_have_the_whole_path() -> Result<()> {
 }
 
 #[test]
-fn without_privileges_it_says_so_and_runs_nothing() -> Result<()> {
+fn fails_without_privileges_and_runs_nothing() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
-    let folder = copied(PROGRAM, "whylate")?;
-    let program = folder.path().join("whylate");
+    let directory = copied(PROGRAM, "whylate")?;
+    let program = directory.path().join("whylate");
     let mut command = Command::new("setpriv");
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&program);
     let output = command.args(["run", "--", "echo", "ran"]).stdin(Stdio::null()).output()?;

@@ -21,32 +21,32 @@ use running::{Running, whylate};
 use turn::turn_to_measure;
 
 #[test]
-fn every_source_that_attaches_is_right() -> Result<()> {
+fn every_attachable_source_passes() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Whoever else runs here may have real-time threads.
+    // Other programs may have real-time threads.
     let output = whylate(&["selftest", "--json", "--force"]).output()?;
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    let told: Selftest = serde_json::from_slice(&output.stdout).with_context(|| format!("no result: {stderr}"))?;
-    for check in &told.checks {
+    let result: Selftest = serde_json::from_slice(&output.stdout).with_context(|| format!("no result: {stderr}"))?;
+    for check in &result.checks {
         println!("{check:?}");
         match check.verdict {
             Verdict::Skip => println!("skipped: {}: {}", check.source, check.reason),
             Verdict::Pass | Verdict::Fail => {}
         }
     }
-    ensure!(told.failed == 0 && output.status.code() == Some(0), "{} failed: {stderr}", told.failed);
-    ensure!(told.passed >= 5, "only {} were tried", told.passed);
+    ensure!(result.failed == 0 && output.status.code() == Some(0), "{} failed: {stderr}", result.failed);
+    ensure!(result.passed >= 5, "only {} were tried", result.passed);
     ensure!(stderr.contains("some 20 seconds"), "it does not say what it will do: {stderr}");
     Ok(())
 }
 
-/// What it does while a thread has the first CPU for so long, fifty times a second.
+/// Runs the selftest while a thread occupies the first CPU for `length_ns`, fifty times a second.
 fn beside_a_hog(policy: Policy, length_ns: u64, arguments: &[&str]) -> Result<Output> {
     let over = AtomicBool::new(false);
     let plan = Plan { kind: Kind::Hog(policy), length_ns, times: 1_000, every_ns: 20_000_000, cpu: Some(0) };
     thread::scope(|scope| {
         let hog = scope.spawn(|| run(&plan, &over, &mut |_| Ok(())));
-        // Until it runs.
+        // Until the thread runs.
         thread::sleep(Duration::from_millis(500));
         let output = whylate(arguments).output();
         over.store(true, Ordering::Relaxed);
@@ -56,7 +56,7 @@ fn beside_a_hog(policy: Policy, length_ns: u64, arguments: &[&str]) -> Result<Ou
 }
 
 #[test]
-fn real_time_threads_at_work_are_left_alone() -> Result<()> {
+fn leaves_running_real_time_threads_alone() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = beside_a_hog(Policy::Fifo(1), 2_000_000, &["selftest"])?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -66,7 +66,7 @@ fn real_time_threads_at_work_are_left_alone() -> Result<()> {
 }
 
 #[test]
-fn two_at_once_would_measure_each_other() -> Result<()> {
+fn refuses_to_run_during_an_injection() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = beside_a_hog(Policy::Normal, 1_000_000, &["selftest", "--force"])?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -76,7 +76,7 @@ fn two_at_once_would_measure_each_other() -> Result<()> {
 }
 
 #[test]
-fn it_ends_when_it_is_told_to() -> Result<()> {
+fn signal_ends_it() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut running = Running::start(&["selftest", "--force"])?;
     thread::sleep(Duration::from_secs(2));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Services that are slow for reasons that are known, as the look sees them; beside what is idle by design.
+//! Services with known causes of slowness, beside ones that are idle by design, as the overview reports them.
 
 #[allow(dead_code)]
 #[path = "../../whylate-sources/tests/kernel/chance.rs"]
@@ -26,72 +26,80 @@ use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
 
-/// Only the kernel tests run on emulated CPUs.
+/// Emulated CPUs run only the kernel tests.
 fn is_emulated() -> bool {
     false
 }
 
-/// A service of `services/service.py`.
+/// A kind of service in `services/service.py`.
 struct Slow {
     kind: &'static str,
-    /// Whether these lines tell why it is slow.
-    is_told: fn(&str) -> bool,
-    /// Among whom a look at the machine has it: kinds of causes, and how the name begins. Without a kind, it is among those
-    /// that slept while somebody waited for them.
+    /// Whether the printed lines name the cause.
+    is_explained: fn(&str) -> bool,
+    /// Expected culprit in the overview: kinds of causes, and a prefix of the name. Without a kind, the name is among
+    /// the waited-for sleepers.
     culprit: (&'static [CauseKind], &'static str),
 }
 
 const SERVICES: [Slow; 12] = [
-    Slow { kind: "fifo", is_told: |text| text.contains("behind fifo-hog:"), culprit: (&[Thread], "fifo-hog:") },
-    Slow { kind: "flock", is_told: |text| text.contains("flock-holder:"), culprit: (&[Timer], "flock-holder:") },
-    Slow { kind: "disk", is_told: |text| text.contains(" disk "), culprit: (&[Disk, DiskQueue], "") },
-    Slow { kind: "peer", is_told: |text| text.contains("peer-peer:"), culprit: (&[], "peer-peer:") },
+    Slow { kind: "fifo", is_explained: |text| text.contains("behind fifo-hog:"), culprit: (&[Thread], "fifo-hog:") },
+    Slow { kind: "flock", is_explained: |text| text.contains("flock-holder:"), culprit: (&[Timer], "flock-holder:") },
+    Slow { kind: "disk", is_explained: |text| text.contains(" disk "), culprit: (&[Disk, DiskQueue], "") },
+    Slow { kind: "peer", is_explained: |text| text.contains("peer-peer:"), culprit: (&[], "peer-peer:") },
     Slow {
         kind: "niced",
-        is_told: |text| text.contains("behind niced-spinner:"),
+        is_explained: |text| text.contains("behind niced-spinner:"),
         culprit: (&[Thread], "niced-spinner:"),
     },
     Slow {
         kind: "quota",
-        is_told: |text| text.contains("CPU quota"),
+        is_explained: |text| text.contains("CPU quota"),
         culprit: (&[Throttled], "cgroup /whylate-trial"),
     },
     Slow {
         kind: "irqsoff",
-        is_told: |text| text.contains("had interrupts off"),
+        is_explained: |text| text.contains("had interrupts off"),
         culprit: (&[IrqsOff], "whylate-irqsoff:"),
     },
     Slow {
         kind: "interpreter",
-        is_told: |text| text.contains("futex") && text.contains("behind service:"),
-        // Its threads give the lock up when one has waited for 5 ms.
+        is_explained: |text| text.contains("futex") && text.contains("behind service:"),
+        // A thread releases the lock once another has waited for 5 ms.
         culprit: (&[], "service:"),
     },
-    Slow { kind: "own", is_told: is_mostly_on_cpu, culprit: (&[Running], "service:") },
-    Slow { kind: "worker", is_told: |text| text.contains("worker-worker:"), culprit: (&[Running], "worker-worker:") },
-    Slow { kind: "record", is_told: |text| text.contains("record-holder:"), culprit: (&[Running], "record-holder:") },
-    Slow { kind: "child", is_told: |text| text.contains("child-child"), culprit: (&[Running], "child-child") },
+    Slow { kind: "own", is_explained: is_mostly_on_cpu, culprit: (&[Running], "service:") },
+    Slow {
+        kind: "worker",
+        is_explained: |text| text.contains("worker-worker:"),
+        culprit: (&[Running], "worker-worker:"),
+    },
+    Slow {
+        kind: "record",
+        is_explained: |text| text.contains("record-holder:"),
+        culprit: (&[Running], "record-holder:"),
+    },
+    Slow { kind: "child", is_explained: |text| text.contains("child-child"), culprit: (&[Running], "child-child") },
 ];
 
-/// Of the time in which nobody else has its CPU.
+/// Mostly on-CPU, not counting the time that other threads occupy its CPU.
 fn is_mostly_on_cpu(text: &str) -> bool {
     let share = |of: &str| text.split_once(of).and_then(|(_, rest)| rest.split_once('%')?.0.parse::<f64>().ok());
     let ready = share("waiting for a CPU ").unwrap_or(0.0);
     share("on CPU ").is_some_and(|percent| percent > (100.0 - ready) / 2.0)
 }
 
-/// Services that run until it is dropped.
+/// Running services, stopped on drop.
 struct Services {
-    _folder: TempDir,
+    _directory: TempDir,
     program: Child,
 }
 
 impl Services {
-    /// `None`, and a line that says why, where they cannot run.
+    /// Returns `None` and prints why if they cannot run.
     fn start(kinds: &[&str]) -> Result<Option<Self>> {
-        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
         let mut command = Command::new("python3");
-        command.args(["-c", include_str!("services/service.py")]).arg(folder.path()).args(kinds);
+        command.args(["-c", include_str!("services/service.py")]).arg(directory.path()).args(kinds);
         let Ok(mut program) = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn()
         else {
             println!("skipped: there is no python3");
@@ -99,7 +107,7 @@ impl Services {
         };
         let mut line = String::new();
         BufReader::new(program.stdout.take().context("a pipe")?).read_line(&mut line)?;
-        let services = Services { _folder: folder, program };
+        let services = Services { _directory: directory, program };
         ensure!(line == "ready\n", "{kinds:?} do not start");
         Ok(Some(services))
     }
@@ -118,15 +126,15 @@ fn look(duration: &str) -> Result<Look> {
     serde_json::from_slice(&output.stdout).context("it printed no look")
 }
 
-/// How long somebody made others late.
+/// Returns the culprit's total delay.
 fn blamed_ns(look: &Look, (kinds, name): (&[CauseKind], &str)) -> u64 {
     let of = look.culprits.iter().filter(|culprit| kinds.contains(&culprit.kind) && culprit.who.starts_with(name));
     of.map(|culprit| culprit.total_ns).sum()
 }
 
-/// Whoever makes services wait is among the culprits, and of those that have nothing to do none is late.
+/// Every service's culprit is listed, and idle services are never late.
 #[test]
-fn a_look_names_whom_services_wait_for_and_leaves_idle_ones_alone() -> Result<()> {
+fn overview_names_culprits_of_slow_services_and_ignores_idle_ones() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let Some(_services) = Services::start(&["flock", "own", "niced", "worker", "idle"])? else { return Ok(()) };
     let truth: [(&[CauseKind], &str); 4] = [
@@ -146,69 +154,69 @@ fn a_look_names_whom_services_wait_for_and_leaves_idle_ones_alone() -> Result<()
         }
         let idle_ns = blamed_ns(&look, (&[Timer], "idle-"));
         ensure!(idle_ns == 0, "what is idle by design counts as late by {idle_ns} ns: {:?}", look.culprits);
-        let told: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
+        let attributed: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
         let late: u64 = look.sources.iter().map(|source| source.late_ns).sum();
         ensure!(
-            told + look.unexplained().total_ns == late,
-            "{told} ns are blamed on somebody, and {late} ns were late"
+            attributed + look.unexplained().total_ns == late,
+            "{attributed} ns are blamed on somebody, and {late} ns were late"
         );
         Ok(())
     })
 }
 
-/// What a look from a service's point of view and one at the machine tell of it.
-struct Told {
-    is_told: bool,
+/// Results of the service's overview and of the machine's.
+struct Trial {
+    is_explained: bool,
     is_blamed: bool,
-    /// It says that nothing was late, where something was.
+    /// The overview said that nothing was late, although something was.
     is_silent: bool,
 }
 
 #[test]
-fn each_slow_service_is_told_why() -> Result<()> {
+fn explains_each_slow_service() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    // Every other one: all of them are what `make trial` does.
+    // Every other kind; `make trial` runs all.
     for slow in SERVICES.into_iter().step_by(2) {
         in_rounds(|| {
-            let Some(told) = trial(&slow, "2s")? else { return Ok(()) };
-            let Told { is_told, is_blamed, is_silent } = told;
-            println!("{}: told {is_told}, blamed {is_blamed}, silent {is_silent}", slow.kind);
-            ensure!(is_told && is_blamed && !is_silent, "{} is not told why", slow.kind);
+            let Some(explained) = trial(&slow, "2s")? else { return Ok(()) };
+            let Trial { is_explained, is_blamed, is_silent } = explained;
+            println!("{}: told {is_explained}, blamed {is_blamed}, silent {is_silent}", slow.kind);
+            ensure!(is_explained && is_blamed && !is_silent, "{} is not told why", slow.kind);
             Ok(())
         })?;
     }
     Ok(())
 }
 
-/// The same many times. `make trial` asks for it, and says how often.
+/// Repeats each kind many times; `make trial` sets how often.
 #[test]
-fn slow_services_are_told_why_in_a_trial() -> Result<()> {
+fn explains_slow_services_in_a_trial() -> Result<()> {
     let Some(runs) = std::env::var("WHYLATE_TRIAL").ok().and_then(|runs| runs.parse::<u32>().ok()) else {
         println!("skipped: that is what `make trial` does");
         return Ok(());
     };
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let (mut told, mut blamed, mut all, mut silent) = (0, 0, 0, 0);
+    let (mut explained, mut blamed, mut all, mut silent) = (0, 0, 0, 0);
     for slow in SERVICES {
         let mut of_kind = [0; 2];
         for _ in 0..runs {
             let Some(of_run) = trial(&slow, "10s")? else { return Ok(()) };
-            of_kind[0] += u32::from(of_run.is_told);
+            of_kind[0] += u32::from(of_run.is_explained);
             of_kind[1] += u32::from(of_run.is_blamed);
             silent += u32::from(of_run.is_silent);
         }
         println!("{:<12} {:>3} of {runs} by --comm, {:>3} by the look", slow.kind, of_kind[0], of_kind[1]);
-        (told, blamed, all) = (told + of_kind[0], blamed + of_kind[1], all + runs);
+        (explained, blamed, all) = (explained + of_kind[0], blamed + of_kind[1], all + runs);
     }
-    println!("{told} of {all} by --comm, {blamed} by the look, which saw nothing late {silent} times");
-    ensure!(told * 100 >= all * 95, "{told} of {all} are told why");
+    println!("{explained} of {all} by --comm, {blamed} by the look, which saw nothing late {silent} times");
+    ensure!(explained * 100 >= all * 95, "{explained} of {all} are told why");
     ensure!(blamed * 100 >= all * 95, "of {blamed} of {all} the culprit is named");
     ensure!(silent == 0, "{silent} looks say that nothing was late");
     Ok(())
 }
 
-/// Both looks, at the same time.
-fn trial(slow: &Slow, duration: &str) -> Result<Option<Told>> {
+/// Takes both overviews at once.
+fn trial(slow: &Slow, duration: &str) -> Result<Option<Trial>> {
     let Some(_services) = Services::start(&[slow.kind])? else { return Ok(None) };
     let over = AtomicBool::new(false);
     let (program, look) = thread::scope(|scope| {
@@ -216,7 +224,7 @@ fn trial(slow: &Slow, duration: &str) -> Result<Option<Told>> {
             let cpu = whylate_sources::cpus::online()?.last().copied();
             let plan = Plan { kind: Kind::IrqsOff, length_ns: 40 * MS_NS, times: 1_000, every_ns: 80 * MS_NS, cpu };
             let over = &over;
-            // A kernel that cannot counts as not told.
+            // A kernel that cannot trace this counts as a miss.
             scope.spawn(move || run(&plan, over, &mut |_| Ok(())));
         }
         let program = scope.spawn(|| whylate(&["--comm", "service", "-d", duration]).output());
@@ -226,8 +234,8 @@ fn trial(slow: &Slow, duration: &str) -> Result<Option<Told>> {
     })?;
     let (program, look) = (program?, look?);
     let first: Vec<String> = String::from_utf8(program.stdout)?.lines().take(10).map(str::to_owned).collect();
-    let is_told = (slow.is_told)(&first.join("\n"));
-    if !is_told {
+    let is_explained = (slow.is_explained)(&first.join("\n"));
+    if !is_explained {
         println!("{} is not told why:\n{}", slow.kind, first.join("\n"));
     }
     let (kinds, name) = slow.culprit;
@@ -236,8 +244,8 @@ fn trial(slow: &Slow, duration: &str) -> Result<Option<Told>> {
     let slept_ns: u64 = sleepers.iter().filter(|of| of.sleeper.starts_with(name)).map(|of| of.total_ns).sum();
     let ns = if kinds.is_empty() { slept_ns } else { blamed_ns(&look, slow.culprit) };
     let says_late = look.sources.iter().any(|source| source.is_late);
-    Ok(Some(Told {
-        is_told,
+    Ok(Some(Trial {
+        is_explained,
         is_blamed: ns >= 100 * MS_NS,
         is_silent: !says_late && (!kinds.is_empty() || slept_ns == 0),
     }))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate sqpoll` as people run it.
+//! End-to-end tests of `whylate sqpoll`.
 
 #[path = "running/quota.rs"]
 mod quota;
@@ -21,7 +21,7 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn no_submission_thread_is_no_failure() -> Result<()> {
+fn succeeds_without_submission_thread() -> Result<()> {
     let pid = std::process::id().to_string();
     for arguments in
         [&["sqpoll", "-p", &pid][..], &["sqpoll", "-p", &pid, "--json"], &["sqpoll", "-p", &pid, "--backend", "fdinfo"]]
@@ -42,13 +42,13 @@ fn no_submission_thread_is_no_failure() -> Result<()> {
 }
 
 #[test]
-fn a_thread_is_measured_until_ctrl_c() -> Result<()> {
+fn measures_thread_until_ctrl_c() -> Result<()> {
     if !is_root() {
         return Ok(());
     }
     let mut load = Running::start(&["inject", "sqpoll", "--duty", "20", "--for", "60s"])?;
-    let mut begun = String::new();
-    BufReader::new(load.stdout()?).read_line(&mut begun)?;
+    let mut first_line = String::new();
+    BufReader::new(load.stdout()?).read_line(&mut first_line)?;
     let mut watcher = Running::start(&["sqpoll", "--json", "-p", &load.pid().to_string(), "0.2"])?;
     let mut lines = BufReader::new(watcher.stdout()?);
     let mut line = String::new();
@@ -66,7 +66,7 @@ fn a_thread_is_measured_until_ctrl_c() -> Result<()> {
 }
 
 #[test]
-fn one_that_a_quota_throttles_is_told_of_the_quota() -> Result<()> {
+fn names_quota_of_throttled_submission_thread() -> Result<()> {
     if !is_root() {
         return Ok(());
     }
@@ -93,7 +93,7 @@ fn one_that_a_quota_throttles_is_told_of_the_quota() -> Result<()> {
 }
 
 #[test]
-fn a_closed_pipe_is_a_normal_end() -> Result<()> {
+fn closed_pipe_ends_it_with_success() -> Result<()> {
     if !is_root() {
         return Ok(());
     }
@@ -105,7 +105,7 @@ fn a_closed_pipe_is_a_normal_end() -> Result<()> {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() -> Result<()> {
+fn rejects_invalid_arguments() -> Result<()> {
     for (arguments, status, word) in [
         (&["sqpoll", "--backend", "none"][..], 2, "bpf, fdinfo"),
         (&["sqpoll", "--backend", "fdinfo", "--precise"], 2, "leave --backend fdinfo out"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate timerlat` as its users meet it: each option that changes what is measured, shown or done. They run as root.
+//! End-to-end tests of `whylate timerlat`: each option that changes what is measured, shown or done. They need root.
 
 mod running;
 #[allow(dead_code)]
@@ -23,11 +23,11 @@ use whylate_model::{Series, Snapshot};
 use running::{Running, whylate};
 use turn::turn_to_measure;
 
-/// What every activation is late by, and more.
+/// A threshold that every activation exceeds.
 const ALWAYS: &str = "1";
-/// Command lines that are tried at a time.
+/// Number of concurrent command lines.
 const LANES: usize = 3;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn timerlat(arguments: &[&str]) -> Result<Output> {
     Ok(whylate(&[&["timerlat"], arguments].concat()).output()?)
@@ -37,21 +37,21 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The standard output of a run that ends well.
+/// Returns the standard output of a run that succeeds.
 fn shown(arguments: &[&str]) -> Result<String> {
     let output = timerlat(arguments)?;
     ensure!(output.status.success(), "{arguments:?}: {}, {}", output.status, text(&output.stderr));
     Ok(text(&output.stdout))
 }
 
-/// The standard output of a run that a threshold ends.
+/// Returns the standard output of a run that a threshold ends.
 fn hit(arguments: &[&str]) -> Result<String> {
     let output = timerlat(arguments)?;
     ensure!(output.status.code() == Some(2), "{arguments:?}: {}, {}", output.status, text(&output.stderr));
     Ok(text(&output.stdout))
 }
 
-/// Its status, and the one line on standard error.
+/// Returns the exit status and the one line on standard error.
 fn refused(arguments: &[&str]) -> Result<(i32, String)> {
     let output = timerlat(arguments)?;
     let stderr = text(&output.stderr);
@@ -69,7 +69,7 @@ fn counts(series: &Series) -> u64 {
 }
 
 #[test]
-fn what_is_not_there_is_refused_in_one_line() -> Result<()> {
+fn rejects_unavailable_features_in_one_line() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut cases: Vec<(&[&str], i32, &str)> = vec![
         (&["-c", "4095", "-d", "1"], 3, "CPU 4095 is not online"),
@@ -85,19 +85,19 @@ fn what_is_not_there_is_refused_in_one_line() -> Result<()> {
     ];
     let tracers = fs::read_to_string("/sys/kernel/tracing/available_tracers").unwrap_or_default();
     if !tracers.split_whitespace().any(|tracer| tracer == "timerlat") {
-        let told = "tracer timerlat is not in this kernel";
+        let message = "tracer timerlat is not in this kernel";
         cases.extend([
-            (&["-U", "-d", "1"][..], 3, told),
-            (&["-k", "-d", "1"], 3, told),
-            (&["-e", "sched:sched_switch", "-t", "-d", "1"], 3, told),
-            (&["--backend", "tracer", "-d", "1"], 3, told),
+            (&["-U", "-d", "1"][..], 3, message),
+            (&["-k", "-d", "1"], 3, message),
+            (&["-e", "sched:sched_switch", "-t", "-d", "1"], 3, message),
+            (&["--backend", "tracer", "-d", "1"], 3, message),
         ]);
     }
-    for (arguments, status, told) in cases {
+    for (arguments, status, message) in cases {
         let (found, line) = refused(arguments)?;
-        ensure!((found, line.contains(told)) == (status, true), "{arguments:?}: {found}, {line}");
+        ensure!((found, line.contains(message)) == (status, true), "{arguments:?}: {found}, {line}");
     }
-    // Status 2 would be a threshold.
+    // Status 2 would mean a threshold.
     ensure!(timerlat(&["-p", "5"])?.status.code() == Some(1), "a period that is too short has another status");
     Ok(())
 }
@@ -106,9 +106,11 @@ fn what_is_not_there_is_refused_in_one_line() -> Result<()> {
 fn without_privileges_it_says_so_in_one_line() -> Result<()> {
     let mut command = whylate(&["timerlat", "-d", "1"]);
     if rustix::process::geteuid().is_root() {
-        // Who may not open it cannot be shown to be refused by it.
+        // A user who may not open it cannot be refused by it.
         let program = PathBuf::from(command.get_program());
-        if program.ancestors().any(|folder| fs::metadata(folder).is_ok_and(|data| data.permissions().mode() & 0o1 == 0))
+        if program
+            .ancestors()
+            .any(|directory| fs::metadata(directory).is_ok_and(|data| data.permissions().mode() & 0o1 == 0))
         {
             println!("skipped: the program is in a folder of root alone");
             return Ok(());
@@ -123,7 +125,7 @@ fn without_privileges_it_says_so_in_one_line() -> Result<()> {
 }
 
 #[test]
-fn a_second_that_is_missed_is_counted() -> Result<()> {
+fn counts_activations_missed_while_stopped() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let mut running = Running::start(&["timerlat", "hist", "--json", "-d", "4"])?;
     thread::sleep(Duration::from_millis(1_500));
@@ -138,7 +140,7 @@ fn a_second_that_is_missed_is_counted() -> Result<()> {
         ensure!(missed >= 990.0, "{missed} missed");
         let corrected_ns = series.histograms["thread_corrected"].quantile_ns(0.99) as f64;
         ensure!((corrected_ns / 960e6 - 1.0).abs() <= 0.05, "corrected p99: {corrected_ns}");
-        // No interrupt was late: the thread was away.
+        // No interrupt was late: the thread did not run.
         let irq_ns = series.histograms["irq"].max_ns();
         ensure!(irq_ns < 500_000_000, "an interrupt is said to be {irq_ns} ns late");
     }
@@ -146,10 +148,10 @@ fn a_second_that_is_missed_is_counted() -> Result<()> {
 }
 
 #[test]
-fn a_threshold_ends_it_and_is_explained() -> Result<()> {
+fn threshold_ends_it_with_an_explanation() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let trace = folder.path().join("trace.txt");
+    let directory = tempfile::tempdir()?;
+    let trace = directory.path().join("trace.txt");
     let to_trace = format!("-t={}", trace.display());
     let auto = hit(&["-a", ALWAYS, "-c", "0", "-q", &to_trace, "--dump-tasks"])?;
     let wanted =
@@ -166,17 +168,17 @@ fn a_threshold_ends_it_and_is_explained() -> Result<()> {
     ensure!(irq.contains("hit stop tracing") && !irq.contains("##"), "{irq}");
     let only = hit(&["--aa-only", ALWAYS, "-c", "0"])?;
     ensure!(only.contains("## CPU 0") && !only.contains("CPU COUNT"), "{only}");
-    // Nothing is so late.
+    // No activation is that late.
     let never = shown(&["--aa-only", "100s", "-c", "0", "-d", "1"])?;
     ensure!(never.trim_start().starts_with("Max latency was "), "{never}");
     Ok(())
 }
 
 #[test]
-fn actions_are_performed() -> Result<()> {
+fn performs_actions() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let folder = tempfile::tempdir()?;
-    let path = |name: &str| folder.path().join(name);
+    let directory = tempfile::tempdir()?;
+    let path = |name: &str| directory.path().join(name);
     let touch = |name: &str| format!("shell,command=touch {}", path(name).display());
     hit(&["-T", ALWAYS, "-q", "--on-threshold", &touch("hit"), "--on-end", &touch("end")])?;
     ensure!(path("hit").exists() && path("end").exists(), "an action was not performed");
@@ -186,7 +188,7 @@ fn actions_are_performed() -> Result<()> {
     Ok(())
 }
 
-/// Lines of a saved trace: CPU and, in microseconds since the beginning of its second, when the timer was due.
+/// Parses a saved trace: CPU and expiry of the timer, in microseconds within its second.
 fn recorded(trace: &str) -> Vec<(u32, u64)> {
     let lines = trace.lines().skip_while(|line| !line.starts_with("# The latest ")).skip(2);
     let line = |line: &str| {
@@ -197,26 +199,24 @@ fn recorded(trace: &str) -> Vec<(u32, u64)> {
     lines.filter_map(line).collect()
 }
 
-/// The command lines of rtla's own tests, but for durations and thresholds, which are such that they take no time: what
-/// they end with, and how a line of their output begins.
-/// Runs a command line of rtla's, whose output has to have a line that begins so. Returns the trace, if it saves one.
+/// Runs an rtla command line, which must print a line with this start. Returns the trace, if it saves one.
 fn taken(arguments: &[&str], status: i32, begins: &str) -> Result<String> {
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     let program = whylate(&[]).get_program().to_owned();
     let mut command = std::process::Command::new("sh");
     command.args(["-c", "exec \"$@\" 2>&1", "sh"]).arg(program).arg("timerlat").args(arguments);
-    let output = command.current_dir(folder.path()).output()?;
+    let output = command.current_dir(directory.path()).output()?;
     let text = text(&output.stdout);
     ensure!(output.status.code() == Some(status), "{arguments:?}: {}: {text}", output.status);
     ensure!(text.lines().any(|line| line.starts_with(begins)), "{arguments:?}: no line begins so: {text}");
     let Some(name) = begins.strip_prefix("  Saving trace to ") else { return Ok(String::new()) };
-    let trace = fs::read_to_string(folder.path().join(name))?;
+    let trace = fs::read_to_string(directory.path().join(name))?;
     ensure!(!recorded(&trace).is_empty(), "{arguments:?}: {trace}");
     Ok(trace)
 }
 
 #[test]
-fn what_rtla_takes_is_taken_in_its_place() -> Result<()> {
+fn accepts_command_lines_of_rtla() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let hit = "whylate timerlat hit stop tracing";
     let (usual, own) = ("  Saving trace to timerlat_trace.txt", "  Saving trace to custom_filename.txt");
@@ -240,13 +240,13 @@ fn what_rtla_takes_is_taken_in_its_place() -> Result<()> {
         (&["hist", "-T", "1", at, end], 2, "TestOutput"),
         (&["hist", "-T", "1", at, one, at, two], 2, "12"),
         (&["hist", "-T", "1", at, fails, at, never], 2, "1# RTLA timerlat histogram"),
-        // rtla itself goes on in this line with what it shows last.
+        // rtla continues this line with the last values.
         (&["top", "-T", "1", at, fails, at, never], 2, "1      "),
         (&["hist", "-T", "1", "-d", "500ms", at, end, on[0], on[1]], 0, "TestOutput"),
         (&["top", "-q", "-T", "1", "-d", "500ms", at, end, on[0], on[1]], 0, "TestOutput"),
         (&["hist", "-d", "500ms", "--on-end", "trace"], 0, usual),
     ];
-    // Some at a time: most of it is waiting.
+    // In parallel: most of the time is waiting.
     let cases = &cases;
     thread::scope(|scope| {
         let of_lane = |lane| cases.iter().skip(lane).step_by(LANES);
@@ -261,13 +261,13 @@ fn what_rtla_takes_is_taken_in_its_place() -> Result<()> {
     let place = |cpu| cpus.range(..cpu).count() as u64;
     let apart_us: BTreeSet<u64> =
         activations.iter().map(|&(cpu, us)| (us + 1_000_000 - 200 * place(cpu)) % 1_000).collect();
-    // Cut to whole microseconds, the same time may be two.
+    // Truncated to microseconds, one time may appear as two.
     ensure!(apart_us.len() <= 2 && activations.len() > 200, "not in step: {apart_us:?}");
     Ok(())
 }
 
 #[test]
-fn the_period_the_unit_and_the_warm_up_count() -> Result<()> {
+fn applies_period_unit_and_warm_up() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let json = shown(&["top", "-q", "--json", "-d", "2", "-p", "10ms", "--warm-up", "1", "-c", "0"])?;
     let all = snapshots(&json)?;
@@ -281,7 +281,7 @@ fn the_period_the_unit_and_the_warm_up_count() -> Result<()> {
 }
 
 #[test]
-fn json_comes_each_second_with_causes_that_add_up() -> Result<()> {
+fn json_has_a_line_per_second_with_causes_that_add_up() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let all = snapshots(&shown(&["top", "--json", "-d", "3", "-c", "0", "--why", "5"])?)?;
     ensure!(all.len() >= 3, "{} lines", all.len());
@@ -305,7 +305,7 @@ fn text_has_no_escape_codes_off_a_terminal() -> Result<()> {
         (&["hist", "--live", "-d", "3", "-c", "0"], "# RTLA timerlat histogram", 2..=usize::MAX),
         (&["top", "-d", "3", "-c", "0", "--worst", "2"], "The worst:", 2..=usize::MAX),
         (&["top", "-d", "1", "-c", "0", "--why", "5"], "Timer Latency  ", 1..=1),
-        // A histogram comes at the end.
+        // A histogram is printed at the end.
         (&["hist", "-d", "2", "-c", "0"], "# RTLA", 1..=1),
     ];
     let outs = thread::scope(|scope| {
@@ -323,12 +323,12 @@ fn text_has_no_escape_codes_off_a_terminal() -> Result<()> {
     Ok(())
 }
 
-/// What is seen of a running program before it is told to end.
+/// State of a running program before it is stopped.
 fn while_running<T>(arguments: &[&str], look: impl FnOnce(u32) -> Result<T>) -> Result<T> {
     let mut running = Running::start(&[&["timerlat", "-q"], arguments].concat())?;
     let began = Instant::now();
     while measured_threads(running.pid())?.is_empty() {
-        ensure!(began.elapsed() < PATIENCE && running.is_alive()?, "{arguments:?}: nothing is measured");
+        ensure!(began.elapsed() < TIMEOUT && running.is_alive()?, "{arguments:?}: nothing is measured");
         thread::sleep(Duration::from_millis(20));
     }
     thread::sleep(Duration::from_millis(300));
@@ -341,7 +341,7 @@ fn while_running<T>(arguments: &[&str], look: impl FnOnce(u32) -> Result<T>) -> 
     seen
 }
 
-/// Names of the measured threads, with what `/proc` tells of their scheduling: priority and policy.
+/// Returns the measured threads with scheduling priority and policy from `/proc`.
 fn measured_threads(pid: u32) -> Result<Vec<(String, String, String)>> {
     let mut threads = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -358,7 +358,7 @@ fn measured_threads(pid: u32) -> Result<Vec<(String, String, String)>> {
 }
 
 #[test]
-fn threads_run_where_and_as_they_are_told_to() -> Result<()> {
+fn threads_have_requested_cpus_and_policy() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     // Policy 1 is SCHED_FIFO, 2 SCHED_RR, 0 SCHED_OTHER.
     for (arguments, priority, policy) in [(&[][..], "95", "1"), (&["-P", "r:7"], "7", "2"), (&["-P", "o:5"], "0", "0")]
@@ -381,7 +381,7 @@ fn threads_run_where_and_as_they_are_told_to() -> Result<()> {
 }
 
 #[test]
-fn idle_states_and_cgroups_are_asked_for() -> Result<()> {
+fn applies_idle_states_and_cgroups() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let files = |pid: u32| -> Result<Vec<PathBuf>> {
         fs::read_dir(format!("/proc/{pid}/fd"))?.map(|entry| Ok(fs::read_link(entry?.path())?)).collect()
@@ -410,7 +410,7 @@ fn idle_states_and_cgroups_are_asked_for() -> Result<()> {
 }
 
 #[test]
-fn debugging_says_what_is_done() -> Result<()> {
+fn debug_option_logs_steps() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let output = timerlat(&["-D", "-q", "-d", "1", "-p", "2000"])?;
     ensure!(text(&output.stderr).contains("backend bpf") && text(&output.stderr).contains("2000000"), "{output:?}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `whylate top` in a real terminal: tmux(1) shows what a person would see.
+//! `whylate top` in a real terminal: tmux(1) shows what a user would see.
 
 mod running;
 #[allow(dead_code)]
@@ -17,23 +17,23 @@ use rustix::process::Signal;
 use running::{Running, whylate};
 use turn::turn_to_measure;
 
-/// Far longer than anything takes here.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout, far above what any step takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
-/// A terminal of its own, in a folder of its own.
+/// A tmux server with its own socket directory.
 struct Tmux {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Tmux {
-    /// `None` where there is no tmux.
+    /// Returns `None` without tmux.
     fn start(columns: usize, rows: usize) -> Result<Option<Self>> {
         if Command::new("tmux").arg("-V").stdout(Stdio::null()).status().is_err() {
             println!("skipped: there is no tmux (scripts/install-deps terminal)");
             return Ok(None);
         }
-        let tmux = Tmux { folder: tempfile::tempdir()? };
+        let tmux = Tmux { directory: tempfile::tempdir()? };
         let (columns, rows) = (columns.to_string(), rows.to_string());
         tmux.run(&["new-session", "-d", "-x", &columns, "-y", &rows, "env PS1='$ ' sh"])?;
         tmux.wait_for("$")?;
@@ -42,8 +42,8 @@ impl Tmux {
 
     fn run(&self, arguments: &[&str]) -> Result<String> {
         let mut command = Command::new("tmux");
-        command.arg("-u").arg("-S").arg(self.folder.path().join("tmux")).args(["-f", "/dev/null"]).args(arguments);
-        command.current_dir(self.folder.path()).env("LC_ALL", "C.UTF-8").env_remove("TMUX").stdin(Stdio::null());
+        command.arg("-u").arg("-S").arg(self.directory.path().join("tmux")).args(["-f", "/dev/null"]).args(arguments);
+        command.current_dir(self.directory.path()).env("LC_ALL", "C.UTF-8").env_remove("TMUX").stdin(Stdio::null());
         let output = command.output()?;
         ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8(output.stdout)?)
@@ -57,19 +57,19 @@ impl Tmux {
         self.run(&[&["send-keys"], keys].concat()).map(drop)
     }
 
-    /// Types a command, and what ends it.
+    /// Types a command and Enter.
     fn type_line(&self, line: &str) -> Result<()> {
         self.run(&["send-keys", "-l", line])?;
         self.press(&["Enter"])
     }
 
-    /// The screen as soon as it has the text.
+    /// Waits until the screen has the text and returns the screen.
     fn wait_for(&self, text: &str) -> Result<String> {
         self.wait_until(text, |screen| screen.contains(text))
     }
 
     fn wait_until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> Result<String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let screen = self.screen()?;
             if is_so(&screen) {
@@ -80,22 +80,22 @@ impl Tmux {
         }
     }
 
-    /// The screen of a shell that has done nothing; the terminal's modes are in a file.
+    /// Returns the screen of a fresh shell; the terminal's modes are in a file.
     fn before(&self) -> Result<String> {
         self.type_line("clear; stty -a >before")?;
         self.wait_until("prompt", |screen| screen.trim_end() == "$")
     }
 
-    /// Screen and modes are those of before.
+    /// Screen and terminal modes are as before.
     fn ensure_as_before(&self, before: &str) -> Result<()> {
         self.type_line("stty -a >after; clear")?;
         self.wait_until("screen as before", |screen| screen == before)?;
-        let [before, after] = ["before", "after"].map(|name| fs::read_to_string(self.folder.path().join(name)));
+        let [before, after] = ["before", "after"].map(|name| fs::read_to_string(self.directory.path().join(name)));
         ensure!(before? == after?, "the terminal is not as it was");
         Ok(())
     }
 
-    /// The processes of this name that its shell has started.
+    /// Returns the processes of this name that the shell started.
     fn pids(&self, name: &str) -> Result<Vec<u32>> {
         let shell = self.run(&["display-message", "-p", "#{pane_pid}"])?;
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", shell.trim()))?;
@@ -104,7 +104,7 @@ impl Tmux {
         Ok(children.split_whitespace().flat_map(str::parse).filter(is_named).collect())
     }
 
-    /// Runs the screen, and waits for its first figures.
+    /// Starts `top` and waits for its first figures.
     fn run_top(&self, arguments: &str) -> Result<u32> {
         self.type_line(&format!("{} top {arguments}", env!("CARGO_BIN_EXE_whylate")))?;
         self.wait_for("OVER TIME")?;
@@ -119,7 +119,7 @@ impl Drop for Tmux {
 }
 
 fn wait_until_gone(pid: u32) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while fs::exists(format!("/proc/{pid}"))? {
         ensure!(Instant::now() < deadline, "{pid} goes on without its terminal");
         thread::sleep(POLL);
@@ -128,7 +128,7 @@ fn wait_until_gone(pid: u32) -> Result<()> {
 }
 
 #[test]
-fn a_culprit_is_found_and_handed_over() -> Result<()> {
+fn finds_culprit_and_writes_recording() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
@@ -138,7 +138,7 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
     tmux.run_top("--sources wq,timerlat,offcpu")?;
     let hog = Running::start(&["inject", "hog", "--for", "40ms", "--every", "100ms", "--times", "600", "--cpu", "0"])?;
     tmux.wait_for("thread whylate-hog")?;
-    // Who it is, whom it made late, and one of these.
+    // The culprit, its victims, and one of their events.
     tmux.press(&["Tab"])?;
     tmux.type_line("/whylate-hog")?;
     tmux.press(&["Enter"])?;
@@ -150,7 +150,7 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
     })?;
     tmux.press(&["Space", "T", "t"])?;
     tmux.wait_for("FROZEN")?;
-    // Only a wide screen has room for the span.
+    // The span is visible on a wide screen only.
     tmux.run(&["resize-window", "-x", "20", "-y", "5"])?;
     tmux.wait_until("small screen", |screen| screen.contains("FROZEN") && !screen.contains("last 1m"))?;
     tmux.run(&["resize-window", "-x", "140", "-y", "40"])?;
@@ -158,16 +158,16 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
     tmux.press(&["w"])?;
     let screen = tmux.wait_until("name", |screen| screen.contains("saved ") && screen.contains(".whylate ("))?;
     let name = screen.split("saved ").nth(1).and_then(|rest| rest.split(" (").next()).context("it has a name")?;
-    let path = tmux.folder.path().join(name);
+    let path = tmux.directory.path().join(name);
     let replayed = whylate(&["replay"]).arg(&path).output()?;
     let replayed = String::from_utf8_lossy(&replayed.stdout) + String::from_utf8_lossy(&replayed.stderr);
     ensure!(replayed.contains("Who made others late") && replayed.contains("whylate-hog"), "{replayed}");
     drop(hog);
     tmux.press(&["q"])?;
-    // What was there before is there again.
+    // The previous screen content is back.
     tmux.wait_until("prompt", |screen| !screen.contains("FROZEN") && screen.contains('$'))?;
     tmux.ensure_as_before(&before)?;
-    // The same screen of what was written.
+    // The written recording shows the same screen.
     tmux.type_line(&format!("{} top {name}", env!("CARGO_BIN_EXE_whylate")))?;
     tmux.wait_until("replay", |screen| screen.contains("REPLAY") && screen.contains("whylate-hog"))?;
     tmux.press(&["C-c"])?;
@@ -176,7 +176,7 @@ fn a_culprit_is_found_and_handed_over() -> Result<()> {
 }
 
 #[test]
-fn the_terminal_is_as_it_was_after_signals_and_faults() -> Result<()> {
+fn restores_terminal_after_signals_and_panics() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
@@ -187,7 +187,7 @@ fn the_terminal_is_as_it_was_after_signals_and_faults() -> Result<()> {
     rustix::process::kill_process(rustix::process::Pid::from_raw(top as i32).context("a PID")?, Signal::TERM)?;
     wait_until_gone(top)?;
     tmux.ensure_as_before(&before)?;
-    // Suspended, the shell is there; afterwards the screen is.
+    // After a suspend the shell has the terminal; afterwards `top` is back.
     tmux.type_line("set -m")?;
     tmux.run_top("--sources wq")?;
     tmux.press(&["C-z"])?;
@@ -200,7 +200,7 @@ fn the_terminal_is_as_it_was_after_signals_and_faults() -> Result<()> {
         println!("skipped: no fault can be made in a release");
         return Ok(());
     }
-    // A fault of the screen is told below the prompt, and one of the feed on the screen.
+    // A panic of the screen is printed below the prompt, and a panic of the feed on the screen.
     let program = env!("CARGO_BIN_EXE_whylate");
     tmux.type_line(&format!("clear; WHYLATE_PANIC=screen {program} top --sources wq"))?;
     tmux.wait_until("fault", |screen| screen.contains("a test asks for it") && !screen.contains("OVER TIME"))?;
@@ -213,12 +213,12 @@ fn the_terminal_is_as_it_was_after_signals_and_faults() -> Result<()> {
 }
 
 #[test]
-fn whoever_takes_the_terminal_away_leaves_nothing() -> Result<()> {
+fn closed_terminal_leaves_nothing_behind() -> Result<()> {
     let Some(_turn) = turn_to_measure() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
-    // Whether it hears of that or not, and whether the terminal's program closes it or is killed.
+    // With and without SIGHUP, and whether the terminal emulator closes the terminal or is killed.
     for (ignored, is_killed) in [("", false), ("trap '' HUP; ", false), ("", true)] {
         let Some(tmux) = Tmux::start(80, 24)? else { return Ok(()) };
         tmux.type_line(&format!("{ignored}clear"))?;
@@ -234,8 +234,8 @@ fn whoever_takes_the_terminal_away_leaves_nothing() -> Result<()> {
 }
 
 #[test]
-fn without_a_terminal_or_a_recording_a_sentence_says_what_to_do() -> Result<()> {
-    for (arguments, status, told) in [
+fn explains_missing_terminal_or_recording() -> Result<()> {
+    for (arguments, status, message) in [
         (&["top"][..], 1, "standard output is not a terminal (run `whylate` for text"),
         (&["top", "/dev/null"], 1, "not a regular file"),
         (&["top", "/no/such/file"], 1, "cannot read /no/such/file"),
@@ -244,7 +244,7 @@ fn without_a_terminal_or_a_recording_a_sentence_says_what_to_do() -> Result<()> 
     ] {
         let output = whylate(arguments).output()?;
         let said = String::from_utf8_lossy(&output.stderr);
-        if output.status.code() != Some(status) || !said.contains(told) {
+        if output.status.code() != Some(status) || !said.contains(message) {
             bail!("{arguments:?}: {:?} {said}", output.status);
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What must not hurt: whylate is killed, starved, given outputs that fail and hostile things to look at, and leaves
-//! nothing behind. A part of it; `make torture` does all, and ends with a table of the rows of all exercises.
+//! Robustness: whylate is killed, starved, given failing outputs and hostile input, and leaves nothing behind. This is
+//! a part; `make torture` runs all and prints a table of all exercises.
 
 #[path = "torture/beside.rs"]
 mod beside;
@@ -31,7 +31,7 @@ use chance::Chance;
 use exercise::{Exercise, is_whole, part};
 use turn::turn_to_measure;
 
-/// Each source by each way of measuring here, and all of them; for a moment.
+/// Each source with each backend available here, and all of them, for a short time.
 const COMMANDS: [&[&str]; 9] = [
     &["-d", "1s"],
     &["wq", "--why", "1ms", "-d", "1s"],
@@ -43,16 +43,16 @@ const COMMANDS: [&[&str]; 9] = [
     &["sqpoll", "-d", "1s"],
     &["block", "--why", "1ms", "-d", "1s"],
 ];
-/// What changes settings of the machine while it measures.
+/// Commands that change settings of the machine while they measure.
 const SETTING: &[&str] = &["timerlat", "hist", "--deepest-idle-state", "-1", "-d", "1s"];
 
-/// The next one puts back what one that was killed, or had no memory left, could not.
+/// The next run restores what a killed run, or one out of memory, left changed.
 fn put_back(exercise: &mut Exercise) -> Result<()> {
     exercise.run(&["wq", "-d", "100ms"], " after them")
 }
 
 #[test]
-fn killed_at_any_moment_it_leaves_nothing() -> Result<()> {
+fn leaves_nothing_behind_when_killed_at_any_time() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped("kill -9", "no source measures here") };
     let mut exercise = Exercise::begin("kill -9")?;
     let mut chance = Chance(1);
@@ -68,7 +68,7 @@ fn killed_at_any_moment_it_leaves_nothing() -> Result<()> {
 }
 
 #[test]
-fn two_at_once_are_in_nobodys_way() -> Result<()> {
+fn two_instances_do_not_interfere() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped("two copies", "no source measures here") };
     let mut exercise = Exercise::begin("two copies")?;
     let mut pairs: Vec<(&[&str], &[&str])> = COMMANDS.iter().map(|&one| (one, one)).collect();

@@ -20,12 +20,12 @@ use crate::recording::about;
 use crate::recording::packer::Packer;
 use crate::recording::play::Recording;
 use crate::recording::times::{Given, given};
-use crate::top::feed::{Feed, Told, panic_if_asked};
+use crate::top::feed::{Feed, Message, panic_if_asked};
 use crate::top::history::History;
 use crate::top::panel::Glyphs;
+use crate::top::program_filter::ProgramFilter;
 use crate::top::state::{Mode, Phase, Reaction, State};
 use crate::top::terminal::{Event, Screen};
-use crate::top::whose::Whose;
 use crate::values::{bytes, duration_ns, source};
 use whylate_sources::clock;
 
@@ -103,7 +103,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     };
     let glyphs = if is_utf8() { Glyphs::Unicode } else { Glyphs::Ascii };
     let default = if recording.is_some() { HISTORY_OF_FILE } else { HISTORY };
-    let kept = History::of(usize::try_from(arguments.history.unwrap_or(default)).unwrap_or(usize::MAX));
+    let kept = History::new(usize::try_from(arguments.history.unwrap_or(default)).unwrap_or(usize::MAX));
     let mode = match &recording {
         Some(recording) => {
             // An unreadable recording is reported before the screen opens.
@@ -115,7 +115,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let of = if mode == Mode::Live { arguments.of.present()? } else { arguments.of.recorded() };
     let mut state = State::new(mode, glyphs, TimeZone::system(), kept);
     if let Some(program) = of {
-        state.look_at(Whose::Program(program));
+        state.open_program(ProgramFilter::Program(program));
     }
     // Follows no-color.org.
     state.has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -166,7 +166,7 @@ fn show(screen: &mut Screen, state: &mut State, feed: &mut Feed, missing: &mut V
                 resize(screen, state);
                 screen.forget().context("cannot draw")?;
             }
-            Event::Continued => screen.go_on()?,
+            Event::Continued => screen.resume()?,
             Event::Time if next.is_some_and(|next| next <= Instant::now()) => {
                 played = Instant::now();
                 state.play();
@@ -196,17 +196,17 @@ fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow
     for _ in 0..AT_ONCE {
         match feed.take() {
             None => return Ok(false),
-            Some(Told::Attaching(source)) => state.phase = Phase::Attaching(source),
-            Some(Told::Early(header, lines)) => state.add_early(*header, lines),
-            Some(Told::Begun(header)) => state.begin(*header),
-            Some(Told::Moment(lines, own)) => {
+            Some(Message::Attaching(source)) => state.phase = Phase::Attaching(source),
+            Some(Message::Early(header, lines)) => state.add_early(*header, lines),
+            Some(Message::Started(header)) => state.start(*header),
+            Some(Message::Tick(lines, own)) => {
                 state.own = own;
                 state.add(lines);
             }
-            Some(Told::Problem(problem)) => state.problem = problem,
-            Some(Told::Read(told)) => *missing = told,
-            Some(Told::Ended(Some(problem))) if !state.has_begun() => return Err(problem),
-            Some(Told::Ended(problem)) => state.end(problem.map(|problem| format!("{problem:#}"))),
+            Some(Message::Problem(problem)) => state.problem = problem,
+            Some(Message::Read(notes)) => *missing = notes,
+            Some(Message::Ended(Some(problem))) if !state.has_started() => return Err(problem),
+            Some(Message::Ended(problem)) => state.end(problem.map(|problem| format!("{problem:#}"))),
         }
     }
     Ok(true)
@@ -227,7 +227,7 @@ fn write(state: &State) -> String {
 
 fn write_lines(out: &mut dyn Write, state: &State) -> io::Result<()> {
     let is_live = state.mode == Mode::Live;
-    let start_unix_ns = state.shown().next().map_or(0, |moment| moment.start_unix_ns);
+    let start_unix_ns = state.shown().next().map_or(0, |tick| tick.start_unix_ns);
     let mut head = vec![Line::Header(Header { start_unix_ns, ..state.header.clone() })];
     // A recording has the clock lines of its own machine.
     head.extend(is_live.then(|| Line::Clock(about::now())));

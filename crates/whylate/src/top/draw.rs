@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Panels on a screen: a pure function of them and of its size.
+//! Draws panels on a screen: a pure function of the panels and the screen's size.
 
 use ratatui::Frame;
 use ratatui::layout::Rect;
@@ -9,17 +9,17 @@ use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 use whylate_model::units::printable;
 
 use super::panel::{Body, Choice, Panel, Row, heights};
-use super::state::{Mode, Phase, State, What};
+use super::state::{Mode, Phase, State, ViewKind};
 use crate::output::moment::moment;
 use crate::output::why::counted;
 
-/// Names get this much at least where there is no room for all.
-const LEAST_NAME: usize = 8;
+/// Minimum width of a name column when the screen is too narrow.
+const MIN_NAME: usize = 8;
 
-/// What ` (+12)` takes.
-const LEFT_OUT: usize = 6;
+/// Columns reserved for ` (+12)`, the count of hidden columns.
+const HIDDEN_COUNT: usize = 6;
 
-/// Draws what is to be seen.
+/// Draws the top view.
 pub fn draw(frame: &mut Frame<'_>, state: &State) {
     let area = frame.area();
     if area.height < 3 || area.width < 10 {
@@ -67,7 +67,7 @@ fn reversed() -> Style {
     Style::new().add_modifier(Modifier::REVERSED)
 }
 
-/// Joins parts while there is room: the first ones matter most.
+/// Joins parts while they fit, the most important ones first.
 fn joined(parts: impl IntoIterator<Item = String>, columns: usize) -> String {
     let mut text = String::new();
     for part in parts.into_iter().filter(|part| !part.is_empty()) {
@@ -108,16 +108,16 @@ fn header(state: &State, columns: usize) -> Line<'static> {
     };
     let missed = if state.missed > 0 { format!("{} lost", counted(state.missed, "snapshot")) } else { String::new() };
     let namespace = state.header.pid_namespace.map_or_else(String::new, |_| "in a PID namespace".to_owned());
-    let place: Vec<String> = state.views().iter().skip(1).map(|view| title_of(&view.what)).collect();
-    let place = if place.is_empty() { String::new() } else { format!("> {}", place.join(" > ")) };
-    let gap = if state.shown().any(|moment| moment.has_gap()) { "with gaps".to_owned() } else { String::new() };
-    // Live, what is dropped was there to be seen.
+    let position: Vec<String> = state.views().iter().skip(1).map(|view| title_of(&view.kind)).collect();
+    let position = if position.is_empty() { String::new() } else { format!("> {}", position.join(" > ")) };
+    let gap = if state.shown().any(|tick| tick.has_gap()) { "with gaps".to_owned() } else { String::new() };
+    // In a live session, evicted ticks were on the screen before.
     let is_cut = matches!(state.mode, Mode::Replay(_)) && state.history.forgotten() > 0;
     let cut = if is_cut { "start dropped (use --from or a larger --history)".to_owned() } else { String::new() };
-    Line::styled(joined([mode, host, at, window, place, lost, gap, cut, own, missed, namespace], columns), bold())
+    Line::styled(joined([mode, host, at, window, position, lost, gap, cut, own, missed, namespace], columns), bold())
 }
 
-/// So many seconds, in a unit of which it is a whole number.
+/// Formats seconds in the largest unit that divides them.
 fn short(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -126,19 +126,19 @@ fn short(seconds: u64) -> String {
     }
 }
 
-fn title_of(what: &What) -> String {
-    match what {
-        What::Look => "look".to_owned(),
-        What::Source(name) => (*name).to_owned(),
-        What::Series(_, labels) => printable(&labels.values().cloned().collect::<Vec<_>>().join(" ")),
-        What::Frames(_, _, path) => {
+fn title_of(kind: &ViewKind) -> String {
+    match kind {
+        ViewKind::Overview => "look".to_owned(),
+        ViewKind::Source(name) => (*name).to_owned(),
+        ViewKind::Series(_, labels) => printable(&labels.values().cloned().collect::<Vec<_>>().join(" ")),
+        ViewKind::Frames(_, _, path) => {
             let key = path.split_terminator('\n').next_back().unwrap_or_default();
             printable(key.split_once(' ').map_or(key, |(_, name)| name))
         }
-        What::Culprit(_, who) => printable(who),
-        What::Event(source, ..) => format!("{source} event"),
-        What::Program(whose) => printable(&whose.name(None)),
-        What::Help => "help".to_owned(),
+        ViewKind::Culprit(_, who) => printable(who),
+        ViewKind::Event(source, ..) => format!("{source} event"),
+        ViewKind::Program(program) => printable(&program.name(None)),
+        ViewKind::Help => "help".to_owned(),
     }
 }
 
@@ -181,19 +181,20 @@ fn footer(state: &State, columns: usize) -> Line<'static> {
     Line::raw(joined(std::iter::once(filtered).chain(keys.map(str::to_owned)), columns))
 }
 
-/// Draws a panel; behind the title of the focused one there is what has no room. Rows of what is late look so.
+/// Draws a panel. `focus` is set for the focused panel: the titles of panels without room, shown behind its own. `late`
+/// is the style of late rows.
 fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice, focus: Option<&String>, late: Style) {
     let is_focused = focus.is_some();
     let line = |row: u16| Rect { y: area.y + row, height: 1, ..area };
     let mark = if is_focused { "> " } else { "  " };
     let beside = focus.map_or("", String::as_str);
     let room = usize::from(area.width).saturating_sub(mark.len() + beside.width());
-    let title = format!("{mark}{}{beside}", cut(&printable(&panel.title), room.max(LEAST_NAME)));
+    let title = format!("{mark}{}{beside}", cut(&printable(&panel.title), room.max(MIN_NAME)));
     frame.render_widget(Line::styled(title, if is_focused { bold() } else { Style::new() }), line(0));
     match &panel.body {
         Body::Text(lines) => {
             let shown = usize::from(area.height - 1);
-            let from = choice.place.min(lines.len().saturating_sub(shown));
+            let from = choice.index.min(lines.len().saturating_sub(shown));
             for (row, text) in lines.iter().skip(from).take(shown).enumerate() {
                 frame.render_widget(Line::raw(format!("  {}", printable(text))), line(1 + row as u16));
             }
@@ -203,11 +204,11 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
         }
         Body::Table { columns, rows } => {
             let shown = usize::from(area.height.saturating_sub(2));
-            let chosen = choice.place_in(panel);
-            // The chosen row is in sight, and stays where it is while there is room.
+            let chosen = choice.index_in(panel);
+            // Scrolls only as far as the selected row needs.
             let from = chosen.saturating_sub(shown.saturating_sub(1)).min(rows.len().saturating_sub(shown));
             let rows = &rows[from..(from + shown).min(rows.len())];
-            let layout = Columns::of(columns, rows, usize::from(area.width).saturating_sub(2));
+            let layout = Columns::new(columns, rows, usize::from(area.width).saturating_sub(2));
             let heading = layout.heading(columns, choice);
             frame.render_widget(Line::raw(format!("  {heading}")), line(1));
             for (number, row) in rows.iter().enumerate() {
@@ -227,17 +228,17 @@ fn draw_panel(frame: &mut Frame<'_>, area: Rect, panel: &Panel, choice: &Choice,
     }
 }
 
-/// Where columns stand, in terminal columns.
+/// Layout of a table, in terminal columns.
 struct Columns {
     widths: Vec<usize>,
-    /// They begin at the left: names, which may be cut, and graphs, which may not.
+    /// Left-aligned columns: names, which may be cut, and graphs, which may not.
     is_left: Vec<bool>,
-    /// Columns from there on have no room.
+    /// Number of columns that fit.
     shown: usize,
 }
 
 impl Columns {
-    fn of(names: &[String], rows: &[Row], room: usize) -> Self {
+    fn new(names: &[String], rows: &[Row], room: usize) -> Self {
         let is_name: Vec<bool> = names.iter().map(|name| name.starts_with('<')).collect();
         let is_left = names.iter().map(|name| name.starts_with(['<', '='])).collect();
         let mut widths: Vec<usize> = names.iter().map(|name| name.trim_start_matches(['<', '=']).width()).collect();
@@ -247,21 +248,21 @@ impl Columns {
             }
         }
         let total = |widths: &[usize]| widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
-        // Step by step, but for what is far too wide.
+        // Names shrink to the width of the screen at once, and step by step from there.
         for (width, _) in widths.iter_mut().zip(&is_name).filter(|(_, is_name)| **is_name) {
-            *width = (*width).min(room.max(LEAST_NAME));
+            *width = (*width).min(room.max(MIN_NAME));
         }
         while total(&widths) > room {
             let widest = widths.iter_mut().zip(&is_name).filter(|(_, is_name)| **is_name).map(|(width, _)| width);
-            match widest.max_by_key(|width| **width).filter(|width| **width > LEAST_NAME) {
+            match widest.max_by_key(|width| **width).filter(|width| **width > MIN_NAME) {
                 Some(width) => *width -= 1,
                 None => break,
             }
         }
         let mut shown = widths.len();
         if total(&widths) > room {
-            // How many have none is told as well.
-            while shown > 1 && total(&widths[..shown]) + LEFT_OUT > room {
+            // The title needs room for the count of hidden columns.
+            while shown > 1 && total(&widths[..shown]) + HIDDEN_COUNT > room {
                 shown -= 1;
             }
         }
@@ -301,7 +302,7 @@ impl Columns {
     }
 }
 
-/// As much of it as has room, by what each character takes on a terminal.
+/// Truncates text to a display width, with `..` at the end.
 pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
@@ -323,7 +324,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_cut_by_what_it_takes_on_a_terminal() {
+    fn cuts_text_by_display_width() {
         assert_eq!((cut("abcdef", 6), cut("abcdefg", 6)), ("abcdef".to_owned(), "abcd..".to_owned()));
         let wide = cut("\u{6f22}\u{5b57}\u{6f22}\u{5b57}", 7);
         assert_eq!((wide.as_str(), wide.width()), ("\u{6f22}\u{5b57}..", 6));

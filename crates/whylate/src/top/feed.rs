@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where moments come from: a thread that measures, or one that reads a recording. It never waits for the screen while it
-//! measures: what the screen is too slow for is counted.
+//! Threads that produce ticks, by measuring or from a recording. A measuring thread never waits for the screen: ticks
+//! that the screen is too slow for are dropped and counted.
 
 use std::collections::VecDeque;
 use std::io::Write as _;
@@ -24,78 +24,78 @@ use crate::recording::about;
 use crate::recording::play::{Recording, nothing_in_span};
 use crate::recording::recorder::{MAX_QUEUED, weight};
 
-/// So many moments wait for the screen; of a recording, which waits for the screen in turn, a few are enough.
-const QUEUED: usize = 64;
-const QUEUED_OF_RECORDING: usize = 4;
-/// So many lines of one moment are taken.
-const MOST_LINES: usize = 100;
-/// Why a moment is missing, as recordings say it.
+/// Capacity of the queue to the screen, in messages. A replay waits for the screen and needs only a few.
+const LIVE_QUEUE: usize = 64;
+const REPLAY_QUEUE: usize = 4;
+/// Maximum number of recorded lines per tick.
+const MAX_LINES: usize = 100;
+/// Gap reason, also in recordings, of ticks that the screen was too slow for.
 pub const SLOW_SCREEN: &str = "slow_screen";
-/// The first figures come sooner than the others.
-const FIRST: Duration = Duration::from_millis(500);
+/// The first tick comes early.
+const FIRST_TICK: Duration = Duration::from_millis(500);
 
-/// What a thread said when it panicked, where the screen is not to be written over.
+/// Panic message, kept because printing it would overwrite the screen.
 pub static PANIC: Mutex<Option<String>> = Mutex::new(None);
 
-/// Panics where a test asks for it, of the screen or of the feed; a release never does.
+/// Panics if `WHYLATE_PANIC` names this thread (debug builds only, for tests).
 pub fn panic_if_asked(of: &str) {
     let is_asked = || std::env::var_os("WHYLATE_PANIC").is_some_and(|asked| asked == of);
     assert!(!(cfg!(debug_assertions) && is_asked()), "a test asks for it");
 }
 
-/// What a feed tells.
-pub enum Told {
-    /// That source is being attached.
+/// Message of a feed.
+pub enum Message {
+    /// Name of the source that is being attached.
     Attaching(String),
-    /// What those see that are attached already, without causes.
+    /// Snapshots of the sources attached so far, without causes.
     Early(Box<Header>, Vec<Line>),
-    Begun(Box<Header>),
-    Moment(Vec<Line>, Own),
-    /// A source has failed, in words.
+    Started(Box<Header>),
+    Tick(Vec<Line>, Own),
+    /// Error message of a source that failed.
     Problem(String),
-    /// A recording was read to its end, of which this is missing.
+    /// End of a recording, with notes on what is missing from it.
     Read(Vec<String>),
-    /// Nothing follows; `Some` where that is a failure.
+    /// Last message, with the error if the feed failed.
     Ended(Option<anyhow::Error>),
 }
 
-impl Told {
-    /// How much of a moment is of a size that nobody knows before.
+impl Message {
+    /// Returns the queue weight of a tick: its late events and stacks. Other messages have none.
     fn weight(&self) -> Option<usize> {
-        if let Told::Moment(lines, _) = self { Some(weight(lines)) } else { None }
+        if let Message::Tick(lines, _) = self { Some(weight(lines)) } else { None }
     }
 }
 
-/// A thread that tells.
+/// Receiving side of a feed thread.
 pub struct Feed {
-    receiver: Option<Receiver<Told>>,
-    /// Late events and stacks that wait for the screen.
+    receiver: Option<Receiver<Message>>,
+    /// Number of queued late events and stacks.
     queued: Arc<AtomicUsize>,
     wake: UnixStream,
-    /// Closing it ends the thread.
+    /// Closing the socket ends the thread.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
     has_ended: bool,
 }
 
-/// The thread's side.
-struct Teller {
-    sender: SyncSender<Told>,
+/// Sending side, on the feed thread.
+struct Sender {
+    sender: SyncSender<Message>,
     queued: Arc<AtomicUsize>,
     wake: UnixStream,
-    /// What the screen was too slow for: the next moment has it.
+    /// Dropped ticks, as a gap that the next tick carries.
     missed: Option<Gap>,
 }
 
-impl Teller {
-    /// Tells of a moment; where the screen is too slow for it, the next one tells of that.
-    fn moment(&mut self, mut lines: Vec<Line>, own: Own) {
+impl Sender {
+    /// Sends a tick. If the queue is full, drops the tick and adds it to the gap that the next one carries.
+    fn send_tick(&mut self, mut lines: Vec<Line>, own: Own) {
         let span = lines.iter().filter_map(Line::span_unix_ns).reduce(|all, of| (all.0.min(of.0), all.1.max(of.1)));
         let (first_ns, last_ns) = span.unwrap_or_default();
         let count = lines.iter().filter(|line| matches!(line, Line::Snapshot(_))).count() as u64;
         let before = self.missed.take();
         lines.splice(..0, before.iter().cloned().map(Line::Gap));
-        if !self.tell(Told::Moment(lines, own)) {
+        if !self.try_send(Message::Tick(lines, own)) {
             let mut gap = before.unwrap_or(Gap {
                 start_unix_ns: first_ns,
                 duration_ns: 0,
@@ -107,85 +107,85 @@ impl Teller {
         }
     }
 
-    /// Tells it, if there is room.
-    fn tell(&mut self, told: Told) -> bool {
-        let weight = told.weight();
+    /// Sends a message unless the queue is full. Returns whether it was queued.
+    fn try_send(&mut self, message: Message) -> bool {
+        let weight = message.weight();
         let has_room = weight.is_none() || self.queued.load(Ordering::Relaxed) < MAX_QUEUED;
         self.queued.fetch_add(weight.unwrap_or(0), Ordering::Relaxed);
-        let is_told = has_room && self.sender.try_send(told).is_ok();
-        if !is_told {
+        let is_queued = has_room && self.sender.try_send(message).is_ok();
+        if !is_queued {
             self.queued.fetch_sub(weight.unwrap_or(0), Ordering::Relaxed);
         }
-        // Where it is full, it is readable.
+        // A full socket is readable already: a failed write does no harm.
         let _ = self.wake.write(&[0]);
-        is_told
+        is_queued
     }
 
-    /// The same, and waits until there is room; false where nobody listens any more.
-    fn tell_surely(&mut self, told: Told) -> bool {
-        self.queued.fetch_add(told.weight().unwrap_or(0), Ordering::Relaxed);
-        let is_heard = self.sender.send(told).is_ok();
+    /// Sends a message and waits for room. Returns false if the receiver is gone.
+    fn send_blocking(&mut self, message: Message) -> bool {
+        self.queued.fetch_add(message.weight().unwrap_or(0), Ordering::Relaxed);
+        let is_received = self.sender.send(message).is_ok();
         let _ = self.wake.write(&[0]);
-        is_heard
+        is_received
     }
 }
 
 impl Feed {
-    /// Measures from now on, so often.
+    /// Starts measuring, with a tick per `every`.
     ///
     /// # Errors
-    /// When the system has no descriptors or threads left.
+    /// If no thread or descriptor is available.
     pub fn live(wish: Wish, every: Duration) -> anyhow::Result<Self> {
-        Self::start("whylate-measure", QUEUED, move |teller, stop| measure(teller, stop, &wish, every))
+        Self::start("whylate-measure", LIVE_QUEUE, move |sender, stop| measure(sender, stop, &wish, every))
     }
 
-    /// Reads a recording.
+    /// Starts reading a recording.
     ///
     /// # Errors
-    /// As above.
+    /// If no thread or descriptor is available.
     pub fn recorded(recording: Recording) -> anyhow::Result<Self> {
-        Self::start("whylate-replay", QUEUED_OF_RECORDING, move |teller, stop| replay(teller, &stop, &recording))
+        Self::start("whylate-replay", REPLAY_QUEUE, move |sender, stop| replay(sender, &stop, &recording))
     }
 
     fn start(
         name: &str,
-        most: usize,
-        run: impl FnOnce(&mut Teller, UnixStream) -> anyhow::Result<()> + Send + 'static,
+        capacity: usize,
+        run: impl FnOnce(&mut Sender, UnixStream) -> anyhow::Result<()> + Send + 'static,
     ) -> anyhow::Result<Self> {
-        let (sender, receiver) = sync_channel(most);
+        let (sender, receiver) = sync_channel(capacity);
         let (wake, wakes) = UnixStream::pair().context("cannot start to measure")?;
         let (stop, stops) = UnixStream::pair().context("cannot start to measure")?;
         for stream in [&wake, &wakes, &stops] {
             stream.set_nonblocking(true)?;
         }
         let queued = Arc::new(AtomicUsize::new(0));
-        let mut teller = Teller { sender, queued: Arc::clone(&queued), wake: wakes, missed: None };
+        let mut sender = Sender { sender, queued: Arc::clone(&queued), wake: wakes, missed: None };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let outcome = run(&mut teller, stops);
-            teller.tell_surely(Told::Ended(outcome.err()));
+            let outcome = run(&mut sender, stops);
+            sender.send_blocking(Message::Ended(outcome.err()));
         })?;
         Ok(Feed { receiver: Some(receiver), queued, wake, stop: Some(stop), thread: Some(thread), has_ended: false })
     }
 
-    /// Becomes readable when there is something; `None` where nothing follows.
+    /// Returns a socket that is readable while messages are queued; `None` after the last message.
     pub fn wake(&self) -> Option<&UnixStream> {
         Some(&self.wake).filter(|_| !self.has_ended)
     }
 
-    /// What was told since the last call, one by one.
-    pub fn take(&mut self) -> Option<Told> {
-        let told = self.receiver.as_ref()?.try_recv();
-        match told {
-            Ok(told) => {
-                self.queued.fetch_sub(told.weight().unwrap_or(0), Ordering::Relaxed);
-                self.has_ended |= matches!(told, Told::Ended(_));
-                Some(told)
+    /// Returns the next queued message, without waiting.
+    pub fn take(&mut self) -> Option<Message> {
+        let message = self.receiver.as_ref()?.try_recv();
+        match message {
+            Ok(message) => {
+                self.queued.fetch_sub(message.weight().unwrap_or(0), Ordering::Relaxed);
+                self.has_ended |= matches!(message, Message::Ended(_));
+                Some(message)
             }
-            // It has panicked.
+            // The thread panicked.
             Err(TryRecvError::Disconnected) if !self.has_ended => {
                 self.has_ended = true;
                 let said = PANIC.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default();
-                Some(Told::Ended(Some(anyhow!("internal error (please report it): {said}"))))
+                Some(Message::Ended(Some(anyhow!("internal error (please report it): {said}"))))
             }
             Err(TryRecvError::Disconnected | TryRecvError::Empty) => None,
         }
@@ -195,60 +195,61 @@ impl Feed {
 impl Drop for Feed {
     fn drop(&mut self) {
         drop((self.stop.take(), self.receiver.take()));
-        // Programs are detached, and settings put back, before the process ends.
+        // The thread detaches programs and restores settings before the process exits.
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-fn measure(teller: &mut Teller, stop: UnixStream, wish: &Wish, every: Duration) -> anyhow::Result<()> {
+fn measure(sender: &mut Sender, stop: UnixStream, wish: &Wish, every: Duration) -> anyhow::Result<()> {
     let watch = Watch::of(stop);
     let mut attaching = |step: Attaching<'_>| match step {
         Attaching::Begins(card) => {
-            teller.tell(Told::Attaching(card.name.to_owned()));
+            sender.try_send(Message::Attaching(card.name.to_owned()));
         }
         Attaching::Done(looking) => {
-            // The newest one has seen nothing yet. What fails now fails again, and is told then.
+            // The newest source has recorded nothing yet. A source that fails here fails again later, and is reported
+            // then.
             let last = looking.len().saturating_sub(1);
             let sources = looking[..last].iter().map(|feed| measured(feed, wish)).collect();
             let lines = looking[..last].iter_mut().filter_map(|feed| feed.snapshot().ok());
             let lines: Vec<Line> = lines.map(|snapshot| Line::Snapshot(Box::new(snapshot))).collect();
             if !lines.is_empty() {
-                teller.tell(Told::Early(Box::new(Header { sources, ..about::this_machine() }), lines));
+                sender.try_send(Message::Early(Box::new(Header { sources, ..about::this_machine() }), lines));
             }
         }
     };
     let Some(attached) = sources::attach(&watch, wish, &mut attaching)? else { return Ok(()) };
     let (mut recorded, header) = Recorded::begin(attached, wish)?;
     let every_ns = u64::try_from(every.as_nanos()).ok();
-    teller.tell(Told::Begun(Box::new(Header { every_ns, ..header })));
+    sender.try_send(Message::Started(Box::new(Header { every_ns, ..header })));
     let started = Instant::now();
     let mut cost = Cost::now();
-    let mut due = started + FIRST.min(every);
+    let mut due = started + FIRST_TICK.min(every);
     let mut problems: VecDeque<String> = VecDeque::new();
     loop {
         let ended = wait(&watch, Some(due), NOW_AND_THEN, &mut || recorded.take_late().map(|()| false))?;
         if ended != Ended::Time {
             return Ok(());
         }
-        let moment = recorded.moment()?;
-        teller.moment(moment.lines, cost.since());
+        let tick = recorded.moment()?;
+        sender.send_tick(tick.lines, cost.since());
         panic_if_asked("feed");
-        problems.extend(moment.problems);
-        // Where there is no room now, there is later.
+        problems.extend(tick.problems);
+        // Problems wait for room in the queue.
         while let Some(problem) = problems.front()
-            && teller.tell(Told::Problem(problem.clone()))
+            && sender.try_send(Message::Problem(problem.clone()))
         {
             problems.pop_front();
         }
-        // What was missed, as while it was stopped, is not caught up with.
+        // Ticks missed while the process was stopped are skipped.
         let number = (started.elapsed().as_nanos() / every.as_nanos().max(1)) as u32 + 1;
         due = started + every.saturating_mul(number);
     }
 }
 
-/// What the process took.
+/// Resource usage at a point in time.
 struct Cost {
     at: Instant,
     cpu: Duration,
@@ -261,56 +262,56 @@ impl Cost {
         Cost { at: Instant::now(), cpu }
     }
 
-    /// Since the last call.
+    /// Returns the usage since the last call.
     fn since(&mut self) -> Own {
         let before = std::mem::replace(self, Cost::now());
         let elapsed = self.at.duration_since(before.at).as_secs_f64().max(1e-9);
         let cpu = self.cpu.saturating_sub(before.cpu).as_secs_f64() / elapsed;
-        // proc_pid_statm(5): the second number is what is in memory, in pages.
+        // proc_pid_statm(5): the second field is the resident size in pages.
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
         let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
         Own { cpu, resident_bytes: pages.saturating_mul(rustix::param::page_size() as u64) }
     }
 }
 
-fn replay(teller: &mut Teller, stop: &UnixStream, recording: &Recording) -> anyhow::Result<()> {
+fn replay(sender: &mut Sender, stop: &UnixStream, recording: &Recording) -> anyhow::Result<()> {
     let mut played = recording.play()?;
-    if !teller.tell_surely(Told::Begun(Box::new(played.header().clone()))) {
+    if !sender.send_blocking(Message::Started(Box::new(played.header().clone()))) {
         return Ok(());
     }
     let (mut lines, mut seen, mut has_any): (Vec<Line>, Vec<&str>, bool) = (Vec::new(), Vec::new(), false);
     let mut beyond = 0;
     while let Some(line) = played.next_of_any_kind()? {
-        // A recording made to do harm may have no moment for long.
+        // A crafted recording may have no tick for long.
         if rustix::io::read(stop, &mut [0_u8]).is_ok() {
             return Ok(());
         }
         if let Line::Snapshot(snapshot) = &line {
             let Some(card) = named(&snapshot.source) else { continue };
-            // All sources are asked in turn: the second snapshot of one begins the next moment.
+            // A tick has one snapshot per source: the second snapshot of a source starts the next tick.
             if seen.contains(&card.name) {
                 seen.clear();
-                if !teller.tell_surely(Told::Moment(std::mem::take(&mut lines), Own::default())) {
+                if !sender.send_blocking(Message::Tick(std::mem::take(&mut lines), Own::default())) {
                     return Ok(());
                 }
             }
             seen.push(card.name);
             has_any = true;
         }
-        // A moment has few lines of other kinds.
-        if lines.len() < MOST_LINES {
+        // Other kinds of lines are few per tick.
+        if lines.len() < MAX_LINES {
             lines.push(line);
         } else {
             beyond += 1;
         }
     }
-    // Without a moment the screen ends, and says why below the prompt.
+    // Without a tick the screen closes, and the error is printed below the prompt.
     if !has_any {
         return Err(nothing_in_span(played.name()));
     }
-    teller.tell_surely(Told::Moment(lines, Own::default()));
+    sender.send_blocking(Message::Tick(lines, Own::default()));
     let mut missing = played.missing();
     missing.extend(played.skipped_message(beyond));
-    teller.tell_surely(Told::Read(missing));
+    sender.send_blocking(Message::Read(missing));
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the screen shows of each recording in `tests/recordings/`: beside what commands show of them (`tests/golden.rs`).
+//! Pins the screens of each recording in `tests/recordings/`; `tests/golden.rs` pins the output of commands.
 
 #[path = "../../tests/golden/folder.rs"]
 mod folder;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use jiff::tz::TimeZone;
 
-use super::feed::{Feed, Told};
+use super::feed::{Feed, Message};
 use super::history::History;
 use super::panel::Glyphs;
 use super::state::{Mode, State};
@@ -31,21 +31,21 @@ const VIEWS: [(&str, &str); 7] = [
     ("path", "\t\t\n\t"),
 ];
 
-/// Takes all that a feed has.
+/// Replays a recording into the state.
 fn read(state: &mut State, span: Span, name: &str) -> Result<()> {
     let path = Path::new(RECORDINGS).join(format!("{name}.whylate"));
     let mut feed = Feed::recorded(Recording { path, span, speed: None })?;
     loop {
         match feed.take() {
             None => thread::sleep(Duration::from_millis(1)),
-            Some(Told::Begun(header)) => state.begin(*header),
-            Some(Told::Moment(lines, _)) => {
+            Some(Message::Started(header)) => state.start(*header),
+            Some(Message::Tick(lines, _)) => {
                 state.add(lines);
                 state.settle();
             }
-            Some(Told::Ended(Some(problem))) => return Err(problem),
-            Some(Told::Ended(None)) => break,
-            Some(Told::Read(_)) => {}
+            Some(Message::Ended(Some(problem))) => return Err(problem),
+            Some(Message::Ended(None)) => break,
+            Some(Message::Read(_)) => {}
             Some(_) => bail!("a recording attaches nothing"),
         }
     }
@@ -56,7 +56,7 @@ fn read(state: &mut State, span: Span, name: &str) -> Result<()> {
 
 fn screen(name: &str, columns: usize, rows: usize) -> Result<State> {
     let mode = Mode::Replay(format!("{name}.whylate"));
-    let mut state = State::new(mode, Glyphs::Unicode, TimeZone::UTC, History::of(64 << 20));
+    let mut state = State::new(mode, Glyphs::Unicode, TimeZone::UTC, History::new(64 << 20));
     state.resize(columns, rows);
     read(&mut state, Span::default(), name)?;
     Ok(state)
@@ -82,10 +82,10 @@ fn golden_screens_are_those_of_each_recording() -> Result<()> {
 fn golden_sentence_of_an_empty_span_is_that_of_all_commands() -> Result<()> {
     let at = |text| given(text).map_err(anyhow::Error::msg);
     let span = Span { from: Some(at("2001-01-01T00:00:00Z")?), to: Some(at("2001-01-02T00:00:00Z")?) };
-    let mut state = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::of(1 << 20));
+    let mut state = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::new(1 << 20));
     let problem = read(&mut state, span, "sources-6.18").err().context("it has something")?.to_string();
     ensure!(problem.ends_with("has no snapshots in that span (choose one within the recording)"), "{problem}");
-    // So the command ends with it.
-    ensure!(!state.has_begun(), "the screen stays");
+    // The command returns this error.
+    ensure!(!state.has_started(), "the screen stays");
     Ok(())
 }

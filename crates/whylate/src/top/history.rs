@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The last minutes, within a bound of bytes: what a screen needs of each moment at once, and all of it compressed.
+//! History of recent ticks for `top`, bounded in bytes: summaries and late events stay unpacked, snapshots are
+//! compressed with zstd.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -10,66 +11,66 @@ use whylate_model::look::Found;
 use whylate_model::recording::{Account, Clock, Gap, Line};
 use whylate_model::{Card, LateEvent, Merger, Snapshot};
 
-/// As the line of a second is some kilobytes, more would take more time than it saves.
+/// Zstd compression level. Lines are a few kilobytes: a higher level costs more CPU time than the bytes it saves.
 const LEVEL: i32 = 1;
-/// No snapshot is longer when it is unpacked, in bytes: that of a recording's line.
-const LONGEST: u64 = 64 << 20;
-/// What a late event takes in memory for each byte of its line.
+/// Maximum size of an unpacked snapshot in bytes, as of a recording's line.
+const MAX_SNAPSHOT: u64 = 64 << 20;
+/// Estimated heap bytes of a late event per byte of its JSON.
 const EXPANSION: usize = 4;
-/// What the system takes for each piece of memory beside what was asked for.
-const ALLOCATED: usize = 16;
-/// One part in so many of it lies unused between pieces that are kept for hours (`make bench-top`).
-const HOLES: usize = 16;
-/// What compressing keeps of memory for the next time.
-const MOST_PACKING: usize = 1 << 20;
-/// So many gaps of one moment are kept.
-const GAPS: usize = 100;
-/// So many neighbouring moments are merged once for all, the largest first: each new moment has the span of an hour merged.
+/// Allocator overhead per allocation, in bytes.
+const ALLOCATION_OVERHEAD: usize = 16;
+/// Heap fragmentation: 1/`FRAGMENTATION` of the bytes kept for hours (measured with `make bench-top`).
+const FRAGMENTATION: usize = 16;
+/// Bytes of the compression buffers that are kept for the next snapshot.
+const MAX_BUFFER: usize = 1 << 20;
+/// Maximum number of gaps kept per tick.
+const MAX_GAPS: usize = 100;
+/// Block lengths in ticks, the longest first. Blocks are merged once, so that a new tick does not merge an hour anew.
 const BLOCKS: [u64; 2] = [256, 16];
 
-/// What all sources saw at one time.
+/// One snapshot of every source.
 #[derive(Debug)]
-pub struct Moment {
-    /// Counts from 0, whatever is forgotten.
+pub struct Tick {
+    /// Sequence number from 0; evicted ticks count.
     pub number: u64,
     pub start_unix_ns: u64,
     pub end_unix_ns: u64,
-    pub found: Vec<Found<'static>>,
+    pub summaries: Vec<Found<'static>>,
     pub late: Vec<(&'static Card, LateEvent)>,
-    /// Of what sources share.
+    /// Losses that no single source accounts for.
     pub lost: BTreeMap<String, u64>,
-    /// What is missing before its end, and the time by each clock, as a recording tells them.
+    /// Gaps before the tick's end, and its clock readings, as recorded.
     gaps: Vec<Gap>,
     clock: Option<Clock>,
     packed: Vec<(&'static Card, Box<[u8]>)>,
-    /// The sources that have seen stacks of programs.
-    of_programs: Vec<&'static Card>,
+    /// Sources program stacks name processes.
+    with_programs: Vec<&'static Card>,
     bytes: usize,
 }
 
-impl Moment {
-    /// Whether that source has seen stacks of programs.
+impl Tick {
+    /// Returns whether the source recorded stacks of processes.
     pub fn has_programs(&self, card: &Card) -> bool {
-        self.of_programs.iter().any(|of| of.name == card.name)
+        self.with_programs.iter().any(|of| of.name == card.name)
     }
 
-    /// What that source found.
-    pub fn of(&self, card: &Card) -> Option<&Found<'static>> {
-        self.found.iter().find(|found| found.card.name == card.name)
+    /// Returns the source's summary.
+    pub fn summary(&self, card: &Card) -> Option<&Found<'static>> {
+        self.summaries.iter().find(|found| found.card.name == card.name)
     }
 
-    /// Its late events.
+    /// Iterates over the source's late events.
     pub fn late_of(&self, card: &Card) -> impl Iterator<Item = &LateEvent> {
         self.late.iter().filter(move |(of, _)| of.name == card.name).map(|(_, event)| event)
     }
 
-    /// The snapshot of that source, without its late events.
+    /// Unpacks the source's snapshot, without its late events.
     pub fn snapshot(&self, card: &Card) -> Option<Snapshot> {
         let (_, packed) = self.packed.iter().find(|(of, _)| of.name == card.name)?;
         unpack(packed)
     }
 
-    /// As lines of a recording.
+    /// Returns the tick as lines of a recording.
     pub fn lines(&self) -> Vec<Line> {
         let snapshots = self.packed.iter().filter_map(|(card, _)| {
             let late = self.late_of(card).cloned().collect();
@@ -80,30 +81,30 @@ impl Moment {
         others.chain(snapshots).chain((!self.lost.is_empty()).then_some(Line::Account(account))).collect()
     }
 
-    /// Whether something before its end is missing.
+    /// Returns whether time or data before the tick's end is missing.
     pub fn has_gap(&self) -> bool {
         !self.gaps.is_empty()
     }
 }
 
-/// What compressing takes. What is kept lies between what is not: memory taken anew each time would leave holes.
-struct Packing {
+/// Reused compressor and buffers. Allocating them per snapshot would fragment the heap between the packed snapshots.
+struct Packer {
     compressor: zstd::bulk::Compressor<'static>,
     text: Vec<u8>,
     packed: Vec<u8>,
 }
 
 thread_local! {
-    static PACKING: RefCell<Option<Packing>> = const { RefCell::new(None) };
+    static PACKER: RefCell<Option<Packer>> = const { RefCell::new(None) };
 }
 
 fn pack(snapshot: &Snapshot) -> io::Result<Box<[u8]>> {
-    PACKING.with_borrow_mut(|packing| {
-        let Packing { compressor, text, packed } = match packing {
-            Some(packing) => packing,
+    PACKER.with_borrow_mut(|packer| {
+        let Packer { compressor, text, packed } = match packer {
+            Some(packer) => packer,
             None => {
                 let compressor = zstd::bulk::Compressor::new(LEVEL)?;
-                packing.insert(Packing { compressor, text: Vec::new(), packed: Vec::new() })
+                packer.insert(Packer { compressor, text: Vec::new(), packed: Vec::new() })
             }
         };
         text.clear();
@@ -112,176 +113,176 @@ fn pack(snapshot: &Snapshot) -> io::Result<Box<[u8]>> {
         packed.reserve(zstd::zstd_safe::compress_bound(text.len()));
         compressor.compress_to_buffer(text, packed)?;
         let kept = packed.as_slice().into();
-        text.shrink_to(MOST_PACKING);
-        packed.shrink_to(MOST_PACKING);
+        text.shrink_to(MAX_BUFFER);
+        packed.shrink_to(MAX_BUFFER);
         Ok(kept)
     })
 }
 
 fn unpack(packed: &[u8]) -> Option<Snapshot> {
     let mut text = Vec::new();
-    zstd::Decoder::new(packed).ok()?.take(LONGEST).read_to_end(&mut text).ok()?;
+    zstd::Decoder::new(packed).ok()?.take(MAX_SNAPSHOT).read_to_end(&mut text).ok()?;
     serde_json::from_slice(&text).ok()
 }
 
-/// Blocks are at most one part in so many of the history.
-const MOST_BLOCKS: usize = 8;
+/// Blocks take at most 1/`BLOCKS_SHARE` of the history's bytes.
+const BLOCKS_SHARE: usize = 8;
 
-/// What a source saw in a block of moments, by its name, the block's length and its number; `None` for nothing.
+/// Merged snapshots by source name, block length, and block number; `None` if the source has none in the block.
 type Blocks = BTreeMap<(&'static str, u64, u64), Option<Box<[u8]>>>;
 
 fn bytes_of(blocks: &Blocks) -> usize {
     let bytes = blocks.values().flatten().map(|packed| packed.len()).sum::<usize>();
-    bytes + blocks.len() * (ALLOCATED + size_of::<(&str, u64, u64)>())
+    bytes + blocks.len() * (ALLOCATION_OVERHEAD + size_of::<(&str, u64, u64)>())
 }
 
-/// Moments in order of time, the oldest of which are forgotten.
+/// Ticks in time order. The oldest ones are evicted.
 #[derive(Debug)]
 pub struct History {
-    moments: VecDeque<Moment>,
-    /// Those that were asked for, of the moments that are here.
+    ticks: VecDeque<Tick>,
+    /// Cache of merged blocks program ticks are still in the history.
     blocks: RefCell<Blocks>,
     bytes: usize,
-    most_bytes: usize,
+    max_bytes: usize,
     next: u64,
 }
 
 impl History {
-    /// An empty one, of so many bytes at most.
-    pub fn of(most_bytes: usize) -> Self {
-        History { moments: VecDeque::new(), blocks: RefCell::default(), bytes: 0, most_bytes, next: 0 }
+    /// Creates an empty history of at most `max_bytes`.
+    pub fn new(max_bytes: usize) -> Self {
+        History { ticks: VecDeque::new(), blocks: RefCell::default(), bytes: 0, max_bytes, next: 0 }
     }
 
-    /// Adds the next moment.
+    /// Appends a tick and evicts the oldest ones beyond the byte limit.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// If compressing or serializing a snapshot fails.
     pub fn add(&mut self, lines: Vec<Line>) -> io::Result<()> {
-        let mut moment = Moment {
+        let mut tick = Tick {
             number: self.next,
             start_unix_ns: u64::MAX,
             end_unix_ns: 0,
-            found: Vec::new(),
+            summaries: Vec::new(),
             late: Vec::new(),
             lost: BTreeMap::new(),
             gaps: Vec::new(),
             clock: None,
             packed: Vec::new(),
-            of_programs: Vec::new(),
-            bytes: size_of::<Moment>(),
+            with_programs: Vec::new(),
+            bytes: size_of::<Tick>(),
         };
         for line in lines {
             match line {
-                Line::Snapshot(snapshot) => moment.take(*snapshot)?,
+                Line::Snapshot(snapshot) => tick.take(*snapshot)?,
                 Line::Account(account) => {
                     for (reason, count) in account.lost {
-                        let lost = moment.lost.entry(reason).or_default();
+                        let lost = tick.lost.entry(reason).or_default();
                         *lost = lost.saturating_add(count);
                     }
                 }
                 Line::Gap(gap) => {
-                    moment.bytes += size_of::<Gap>() + gap.reason.len();
-                    // What there was too much of was lost as well; other gaps are of time.
+                    tick.bytes += size_of::<Gap>() + gap.reason.len();
+                    // A gap without a duration counts dropped data: it is also a loss. Other gaps are spans of time.
                     if gap.duration_ns == 0 && gap.count > 0 {
-                        let lost = moment.lost.entry(gap.reason.clone()).or_default();
+                        let lost = tick.lost.entry(gap.reason.clone()).or_default();
                         *lost = lost.saturating_add(gap.count);
                     }
-                    if moment.gaps.len() < GAPS {
-                        moment.gaps.push(gap);
+                    if tick.gaps.len() < MAX_GAPS {
+                        tick.gaps.push(gap);
                     }
                 }
-                Line::Clock(clock) => moment.clock = Some(clock),
+                Line::Clock(clock) => tick.clock = Some(clock),
                 _ => {}
             }
         }
-        moment.bytes += moment.lost.keys().map(|reason| reason.len() + size_of::<(String, u64)>()).sum::<usize>();
-        if moment.found.is_empty() {
+        tick.bytes += tick.lost.keys().map(|reason| reason.len() + size_of::<(String, u64)>()).sum::<usize>();
+        if tick.summaries.is_empty() {
             return Ok(());
         }
-        moment.found.shrink_to_fit();
-        moment.late.shrink_to_fit();
-        moment.packed.shrink_to_fit();
+        tick.summaries.shrink_to_fit();
+        tick.late.shrink_to_fit();
+        tick.packed.shrink_to_fit();
         self.next += 1;
-        self.bytes += moment.bytes;
-        self.moments.push_back(moment);
-        // What is shown now has to be there, however large it is.
+        self.bytes += tick.bytes;
+        self.ticks.push_back(tick);
+        // The newest tick is always kept, whatever its size.
         let of_blocks = bytes_of(self.blocks.get_mut());
-        let with_holes = |bytes: usize| bytes + bytes / HOLES;
-        while with_holes(self.bytes + of_blocks) > self.most_bytes && self.moments.len() > 1 {
-            self.bytes -= self.moments.pop_front().map_or(0, |oldest| oldest.bytes);
+        let with_fragmentation = |bytes: usize| bytes + bytes / FRAGMENTATION;
+        while with_fragmentation(self.bytes + of_blocks) > self.max_bytes && self.ticks.len() > 1 {
+            self.bytes -= self.ticks.pop_front().map_or(0, |oldest| oldest.bytes);
         }
         let forgotten = self.forgotten();
         self.blocks.get_mut().retain(|&(_, length, number), _| number * length >= forgotten);
         Ok(())
     }
 
-    /// Forgets all of them.
+    /// Removes all ticks.
     pub fn clear(&mut self) {
-        self.moments.clear();
+        self.ticks.clear();
         self.blocks.get_mut().clear();
         self.bytes = 0;
     }
 
-    /// How many moments were forgotten.
+    /// Returns the number of evicted ticks.
     pub fn forgotten(&self) -> u64 {
-        self.next - self.moments.len() as u64
+        self.next - self.ticks.len() as u64
     }
 
-    /// The moment of that number, if it is not forgotten.
-    pub fn get(&self, number: u64) -> Option<&Moment> {
-        self.moments.get(self.place(number)?)
+    /// Returns the tick with that sequence number, unless it was evicted.
+    pub fn get(&self, number: u64) -> Option<&Tick> {
+        self.ticks.get(self.index(number)?)
     }
 
-    fn place(&self, number: u64) -> Option<usize> {
-        usize::try_from(number.checked_sub(self.forgotten())?).ok().filter(|&place| place < self.moments.len())
+    fn index(&self, number: u64) -> Option<usize> {
+        usize::try_from(number.checked_sub(self.forgotten())?).ok().filter(|&index| index < self.ticks.len())
     }
 
-    /// The number of the newest moment.
+    /// Returns the sequence number of the newest tick.
     pub fn newest(&self) -> Option<u64> {
-        self.moments.back().map(|moment| moment.number)
+        self.ticks.back().map(|tick| tick.number)
     }
 
-    /// The moments of so much time that end with that one.
+    /// Returns the sequence numbers of the ticks in the `window_ns` that end with tick `newest`.
     pub fn window(&self, newest: u64, window_ns: u64) -> Range<u64> {
-        let Some(place) = self.place(newest) else { return 0..0 };
-        let from_ns = self.moments[place].end_unix_ns.saturating_sub(window_ns);
+        let Some(index) = self.index(newest) else { return 0..0 };
+        let from_ns = self.ticks[index].end_unix_ns.saturating_sub(window_ns);
         let (mut inside, mut begins_ns) = (0, u64::MAX);
-        for moment in self.moments.range(..=place).rev() {
-            // A moment that is half in is in: each is a bit longer or shorter than it should be. Where the clock was set
-            // back, what was before that is not of this time.
-            let middle_ns = moment.start_unix_ns / 2 + moment.end_unix_ns / 2;
-            if inside > 0 && (middle_ns < from_ns || moment.start_unix_ns > begins_ns) {
+        for tick in self.ticks.range(..=index).rev() {
+            // Tick lengths vary: a tick counts if its middle is inside. Ticks before a backward step of the clock
+            // are excluded.
+            let middle_ns = tick.start_unix_ns / 2 + tick.end_unix_ns / 2;
+            if inside > 0 && (middle_ns < from_ns || tick.start_unix_ns > begins_ns) {
                 break;
             }
-            begins_ns = moment.start_unix_ns;
+            begins_ns = tick.start_unix_ns;
             inside += 1;
         }
         newest + 1 - inside..newest + 1
     }
 
-    /// The moments of these numbers that are not forgotten.
-    pub fn within(&self, window: &Range<u64>) -> impl DoubleEndedIterator<Item = &Moment> + ExactSizeIterator {
-        let place = |number: u64| {
-            let place = usize::try_from(number.saturating_sub(self.forgotten())).unwrap_or(usize::MAX);
-            place.min(self.moments.len())
+    /// Iterates over the ticks of the window that were not evicted.
+    pub fn within(&self, window: &Range<u64>) -> impl DoubleEndedIterator<Item = &Tick> + ExactSizeIterator {
+        let index = |number: u64| {
+            let index = usize::try_from(number.saturating_sub(self.forgotten())).unwrap_or(usize::MAX);
+            index.min(self.ticks.len())
         };
-        self.moments.range(place(window.start)..place(window.end).max(place(window.start)))
+        self.ticks.range(index(window.start)..index(window.end).max(index(window.start)))
     }
 
-    /// What that source saw in these moments, as one snapshot without late events.
+    /// Merges the source's snapshots in the window into one, without late events.
     pub fn merged(&self, window: &Range<u64>, card: &Card) -> Option<Snapshot> {
         self.merge(window.start.max(self.forgotten())..window.end.min(self.next), card, &BLOCKS)
     }
 
-    /// The same of moments that are here, by blocks of these lengths.
+    /// Merges ticks that are all in the history, by cached blocks of these lengths.
     fn merge(&self, window: Range<u64>, card: &Card, blocks: &[u64]) -> Option<Snapshot> {
         let mut merger = Merger::default();
         let mut at = window.start;
         while at < window.end {
             let fits = |length: u64| at.is_multiple_of(length) && window.end - at >= length;
             let (length, snapshot) = match blocks.iter().position(|&length| fits(length)) {
-                Some(place) => (blocks[place], self.block(at / blocks[place], card, &blocks[place..])),
-                None => (1, self.get(at).and_then(|moment| moment.snapshot(card))),
+                Some(index) => (blocks[index], self.block(at / blocks[index], card, &blocks[index..])),
+                None => (1, self.get(at).and_then(|tick| tick.snapshot(card))),
             };
             snapshot.into_iter().for_each(|snapshot| merger.add(snapshot));
             at += length;
@@ -289,7 +290,7 @@ impl History {
         merger.take()
     }
 
-    /// A block of the first of these lengths, merged from shorter ones where nobody has asked for it before.
+    /// Returns the block of length `blocks[0]` from the cache, or merges it from shorter blocks and caches it.
     fn block(&self, number: u64, card: &Card, blocks: &[u64]) -> Option<Snapshot> {
         let (&length, shorter) = blocks.split_first()?;
         let key = (card.name, length, number);
@@ -297,9 +298,9 @@ impl History {
             return packed.as_deref().and_then(unpack);
         }
         let snapshot = self.merge(number * length..(number + 1) * length, card, shorter);
-        // Without memory for it, or much else that is kept, it is merged again the next time.
+        // If compression fails or the cache is full, the block is merged again next time.
         let mut known = self.blocks.borrow_mut();
-        if bytes_of(&known) <= self.most_bytes / MOST_BLOCKS
+        if bytes_of(&known) <= self.max_bytes / BLOCKS_SHARE
             && let Ok(packed) = snapshot.as_ref().map(pack).transpose()
         {
             known.insert(key, packed);
@@ -309,21 +310,21 @@ impl History {
     }
 }
 
-impl Moment {
+impl Tick {
     fn take(&mut self, mut snapshot: Snapshot) -> io::Result<()> {
         let Some(card) = whylate_model::sources::named(&snapshot.source) else { return Ok(()) };
         let late = std::mem::take(&mut snapshot.late);
         self.start_unix_ns = self.start_unix_ns.min(snapshot.start_unix_ns);
         self.end_unix_ns = self.end_unix_ns.max(snapshot.start_unix_ns.saturating_add(snapshot.duration_ns));
         let packed = pack(&snapshot)?;
-        self.bytes += packed.len() + size_of::<(&Card, Box<[u8]>)>() + ALLOCATED;
+        self.bytes += packed.len() + size_of::<(&Card, Box<[u8]>)>() + ALLOCATION_OVERHEAD;
         self.packed.push((card, packed));
         if snapshot.stacks.iter().any(|stack| stack.labels.contains_key("process")) {
-            self.of_programs.push(card);
+            self.with_programs.push(card);
         }
         let found = Found::of_part(card, &mut snapshot);
         self.bytes += found.heap_bytes();
-        self.found.push(found);
+        self.summaries.push(found);
         for event in late {
             self.bytes += serde_json::to_vec(&event)?.len() * EXPANSION + size_of::<LateEvent>();
             self.late.push((card, event));
@@ -341,7 +342,7 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    fn moment(second: u64, late: usize) -> Vec<Line> {
+    fn tick(second: u64, late: usize) -> Vec<Line> {
         let mut snapshot = Snapshot::new(WQ.name, "made", "web1", second * SECOND_NS);
         snapshot.duration_ns = SECOND_NS;
         snapshot.series.push(Series {
@@ -355,9 +356,9 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_what_ends_with_a_moment() {
-        let mut history = History::of(1 << 20);
-        (0..20).for_each(|second| history.add(moment(second, 1)).expect("memory"));
+    fn window_ends_with_given_tick() {
+        let mut history = History::new(1 << 20);
+        (0..20).for_each(|second| history.add(tick(second, 1)).expect("memory"));
         assert_eq!(history.window(9, 5 * SECOND_NS), 5..10);
         assert_eq!((history.window(2, 60 * SECOND_NS), history.window(99, 1)), (0..3, 0..0));
         assert_eq!(history.window(7, 0), 7..8);
@@ -368,9 +369,9 @@ mod tests {
     }
 
     #[test]
-    fn a_span_that_is_merged_by_blocks_has_every_moment_once() {
-        let mut history = History::of(1 << 20);
-        (0..700).for_each(|second| history.add(moment(second, 0)).expect("memory"));
+    fn block_merge_includes_every_tick_once() {
+        let mut history = History::new(1 << 20);
+        (0..700).for_each(|second| history.add(tick(second, 0)).expect("memory"));
         let one_by_one = |window: &Range<u64>| history.merge(window.clone(), &WQ, &[]);
         for window in [0..700, 0..1, 1..700, 5..21, 16..32, 15..33, 255..513, 300..300, 690..900] {
             let window = window.start..window.end.min(700);
@@ -379,49 +380,49 @@ mod tests {
             }
         }
         assert!(!history.blocks.borrow().is_empty());
-        // What is forgotten is in no block.
-        let mut small = History::of(100_000);
+        // Evicted ticks are in no block.
+        let mut small = History::new(100_000);
         for second in 0..2_000 {
-            small.add(moment(second, 3)).expect("memory");
+            small.add(tick(second, 3)).expect("memory");
             let merged = small.merged(&(0..second + 1), &WQ).expect("a snapshot");
-            assert_eq!(merged.duration_ns, small.moments.len() as u64 * SECOND_NS);
+            assert_eq!(merged.duration_ns, small.ticks.len() as u64 * SECOND_NS);
         }
-        assert!(small.blocks.borrow().len() <= small.moments.len() / 16);
+        assert!(small.blocks.borrow().len() <= small.ticks.len() / 16);
     }
 
     #[test]
-    fn what_was_before_the_clock_was_set_back_is_not_of_this_time() {
-        let mut history = History::of(1 << 20);
+    fn window_excludes_ticks_before_backward_clock_step() {
+        let mut history = History::new(1 << 20);
         let seconds = [1_000, 1_001, 1_002, 500, 501];
-        seconds.into_iter().for_each(|second| history.add(moment(second, 0)).expect("memory"));
+        seconds.into_iter().for_each(|second| history.add(tick(second, 0)).expect("memory"));
         assert_eq!(history.window(4, 60 * SECOND_NS), 3..5);
     }
 
     #[test]
-    fn what_is_missing_is_kept_and_what_was_too_much_is_lost() {
-        let mut history = History::of(1 << 20);
+    fn keeps_gaps_and_counts_dropped_data_as_lost() {
+        let mut history = History::new(1 << 20);
         let gap = |duration_ns, reason: &str| {
             Line::Gap(Gap { start_unix_ns: 0, duration_ns, reason: reason.to_owned(), count: 7 })
         };
         let gaps = [gap(SECOND_NS, "suspended"), gap(0, "late_events")];
-        history.add(gaps.into_iter().chain(moment(1, 0)).collect()).expect("memory");
-        let moment = history.get(0).expect("it is there");
-        assert_eq!((moment.has_gap(), &moment.lost), (true, &[("late_events".to_owned(), 7)].into()));
-        assert_eq!(moment.lines().iter().filter(|line| matches!(line, Line::Gap(_))).count(), 2);
+        history.add(gaps.into_iter().chain(tick(1, 0)).collect()).expect("memory");
+        let tick = history.get(0).expect("it is there");
+        assert_eq!((tick.has_gap(), &tick.lost), (true, &[("late_events".to_owned(), 7)].into()));
+        assert_eq!(tick.lines().iter().filter(|line| matches!(line, Line::Gap(_))).count(), 2);
     }
 
     #[test]
-    fn the_oldest_are_forgotten_where_there_is_no_room() {
-        let mut history = History::of(100_000);
+    fn evicts_oldest_ticks_beyond_byte_limit() {
+        let mut history = History::new(100_000);
         for second in 0..2_000 {
-            history.add(moment(second, 3)).expect("memory");
+            history.add(tick(second, 3)).expect("memory");
             assert!(history.bytes <= 100_000);
         }
         assert!(history.forgotten() > 1_000 && history.newest() == Some(1_999));
         assert!(history.get(0).is_none() && history.get(1_999).is_some());
-        assert_eq!(history.moments.len() as u64 + history.forgotten(), 2_000);
-        // One that has no room at all is shown all the same.
-        history.add(moment(2_000, 5_000)).expect("memory");
-        assert_eq!(history.moments.len(), 1);
+        assert_eq!(history.ticks.len() as u64 + history.forgotten(), 2_000);
+        // A tick above the byte limit is still shown.
+        history.add(tick(2_000, 5_000)).expect("memory");
+        assert_eq!(history.ticks.len(), 1);
     }
 }

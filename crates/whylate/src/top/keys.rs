@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Keys from what a terminal sends for them.
+//! Parses keys from a terminal's input bytes.
 
-/// What somebody pressed.
+/// A key press.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Char(char),
@@ -26,50 +26,50 @@ pub enum Key {
     Redraw,
 }
 
-/// No key is longer: what goes on is none.
-const LONGEST: usize = 32;
+/// Maximum length of an escape sequence in bytes.
+const MAX_SEQUENCE: usize = 32;
 const ESC: u8 = 0x1b;
 
-/// Takes bytes as they come; a key may come in several parts.
+/// Incremental parser: a key may arrive in several reads.
 #[derive(Debug, Default)]
 pub struct Keys {
     pending: Vec<u8>,
 }
 
-/// What stands at the beginning of some bytes.
-enum Found {
-    /// A key, if it is a known one, and its length.
+/// Result of parsing the start of the input.
+enum Parsed {
+    /// A complete sequence: the key, `None` if unknown, and its length in bytes.
     Key(Option<Key>, usize),
-    /// The beginning of one.
-    Part,
+    /// An incomplete sequence.
+    Incomplete,
 }
 
 impl Keys {
-    /// The keys that are complete.
+    /// Parses input and returns the complete keys.
     pub fn take(&mut self, bytes: &[u8]) -> Vec<Key> {
         self.pending.extend_from_slice(bytes);
         let mut keys = Vec::new();
         let mut at = 0;
         while at < self.pending.len() {
             match first(&self.pending[at..]) {
-                Found::Key(key, length) => {
+                Parsed::Key(key, length) => {
                     keys.extend(key);
                     at += length;
                 }
-                Found::Part if self.pending.len() - at > LONGEST => at = self.pending.len(),
-                Found::Part => break,
+                Parsed::Incomplete if self.pending.len() - at > MAX_SEQUENCE => at = self.pending.len(),
+                Parsed::Incomplete => break,
             }
         }
         self.pending.drain(..at);
         keys
     }
 
-    /// Whether the beginning of a key has come, which may also be all of it.
+    /// Returns whether an incomplete sequence is pending; it may also be a whole key (Esc).
     pub fn has_part(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Nothing has followed for a while: what begins every long key is one itself.
+    /// Ends a pending sequence after a timeout: a lone `ESC` is the Esc key.
     pub fn end(&mut self) -> Option<Key> {
         let is_escape = self.pending.first() == Some(&ESC);
         self.pending.clear();
@@ -77,8 +77,8 @@ impl Keys {
     }
 }
 
-fn first(bytes: &[u8]) -> Found {
-    let one = |key| Found::Key(Some(key), 1);
+fn first(bytes: &[u8]) -> Parsed {
+    let one = |key| Parsed::Key(Some(key), 1);
     match bytes[0] {
         ESC => escape(bytes),
         b'\r' | b'\n' => one(Key::Enter),
@@ -90,44 +90,44 @@ fn first(bytes: &[u8]) -> Found {
         // Ctrl-B and Ctrl-U, Ctrl-F and Ctrl-D, as in less(1).
         0x02 | 0x15 => one(Key::PageUp),
         0x06 | 0x04 => one(Key::PageDown),
-        0..0x20 => Found::Key(None, 1),
+        0..0x20 => Parsed::Key(None, 1),
         _ => character(bytes),
     }
 }
 
-fn character(bytes: &[u8]) -> Found {
+fn character(bytes: &[u8]) -> Parsed {
     let length = match bytes[0] {
         0..0x80 => 1,
         0xc0..0xe0 => 2,
         0xe0..0xf0 => 3,
         0xf0..0xf8 => 4,
-        _ => return Found::Key(None, 1),
+        _ => return Parsed::Key(None, 1),
     };
-    let Some(whole) = bytes.get(..length) else { return Found::Part };
+    let Some(whole) = bytes.get(..length) else { return Parsed::Incomplete };
     match std::str::from_utf8(whole).ok().and_then(|text| text.chars().next()) {
-        Some(character) => Found::Key(Some(Key::Char(character)).filter(|_| !character.is_control()), length),
-        None => Found::Key(None, 1),
+        Some(character) => Parsed::Key(Some(Key::Char(character)).filter(|_| !character.is_control()), length),
+        None => Parsed::Key(None, 1),
     }
 }
 
 /// ECMA-48: `ESC [`, parameters, and a final byte; or `ESC O` and one, of keypads.
-fn escape(bytes: &[u8]) -> Found {
+fn escape(bytes: &[u8]) -> Parsed {
     match bytes.get(1) {
-        None => Found::Part,
+        None => Parsed::Incomplete,
         Some(b'O') => match bytes.get(2) {
-            None => Found::Part,
-            Some(&byte) => Found::Key(of_letter(byte), 3),
+            None => Parsed::Incomplete,
+            Some(&byte) => Parsed::Key(of_letter(byte), 3),
         },
         Some(b'[') => {
             let Some(length) = bytes[2..].iter().position(|byte| (0x40..0x7f).contains(byte)) else {
                 return match bytes[2..].iter().all(|byte| (0x20..0x40).contains(byte)) {
-                    true => Found::Part,
-                    false => Found::Key(None, 2),
+                    true => Parsed::Incomplete,
+                    false => Parsed::Key(None, 2),
                 };
             };
             let (parameters, last) = (&bytes[2..2 + length], bytes[2 + length]);
             if !parameters.iter().all(|byte| (0x20..0x40).contains(byte)) {
-                return Found::Key(None, 2);
+                return Parsed::Key(None, 2);
             }
             let number = parameters.split(|&byte| byte == b';').next().unwrap_or_default();
             let key = match (last, number) {
@@ -138,10 +138,10 @@ fn escape(bytes: &[u8]) -> Found {
                 (b'Z', _) => Some(Key::BackTab),
                 (letter, _) => of_letter(letter),
             };
-            Found::Key(key, length + 3)
+            Parsed::Key(key, length + 3)
         }
-        // Two keys: Alt and a letter look like this as well.
-        Some(_) => Found::Key(Some(Key::Esc), 1),
+        // `ESC` and a character: Esc and a key, or Alt and a letter.
+        Some(_) => Parsed::Key(Some(Key::Esc), 1),
     }
 }
 
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_key_is_known_by_what_is_sent_for_it() {
+    fn parses_key_sequences() {
         let of = |bytes: &[u8]| Keys::default().take(bytes);
         assert_eq!(of(b"j\x1b[A\x1bOB\x1b[5~\x1b[1;5C\r"), {
             [Key::Char('j'), Key::Up, Key::Down, Key::PageUp, Key::Right, Key::Enter]
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_may_come_in_parts_and_what_begins_one_is_a_key() {
+    fn parses_split_sequences_and_lone_escape() {
         let mut keys = Keys::default();
         assert_eq!((keys.take(b"\x1b"), keys.has_part()), (vec![], true));
         assert_eq!((keys.take(b"["), keys.take(b"B"), keys.has_part()), (vec![], vec![Key::Down], false));
@@ -185,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn keys_do_not_depend_on_how_their_bytes_come(
+        fn parsing_is_independent_of_read_boundaries(
             bytes in prop::collection::vec(prop_oneof![any::<u8>(), Just(ESC), Just(b'['), Just(b'A')], 0..60),
             at in any::<prop::sample::Index>(),
         ) {
@@ -193,10 +193,10 @@ mod tests {
             let mut whole = Keys::default();
             let all = whole.take(&bytes);
             let mut parts = Keys::default();
-            let mut told = parts.take(&bytes[..at]);
-            told.extend(parts.take(&bytes[at..]));
-            prop_assert!(parts.pending.len() <= LONGEST && whole.pending.len() <= LONGEST);
-            prop_assert_eq!(all, told);
+            let mut keys = parts.take(&bytes[..at]);
+            keys.extend(parts.take(&bytes[at..]));
+            prop_assert!(parts.pending.len() <= MAX_SEQUENCE && whole.pending.len() <= MAX_SEQUENCE);
+            prop_assert_eq!(all, keys);
         }
     }
 }

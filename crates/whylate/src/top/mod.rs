@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The live screen. A feed yields moments, live or of a recording; `state` takes these and keys, and makes panels of
-//! them; `draw` shows panels in so many columns and rows, and knows nothing else.
+//! Live screen. A feed sends ticks, live or from a recording; `state` takes ticks and keys and builds panels; `draw`
+//! renders panels for a screen size.
 
 pub mod draw;
 pub mod feed;
 pub mod history;
 pub mod keys;
 pub mod panel;
+pub mod program_filter;
 pub mod state;
 pub mod terminal;
 mod view;
-pub mod whose;
 
 #[cfg(test)]
 mod golden;

@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a screen consists of: tables of which a row can be chosen, and texts. How each is chosen from is kept beside it,
-//! by key, so that it stays whatever else comes and goes.
+//! Panels: tables with a selectable row, and text. Selections are kept outside, by row key, so that they survive
+//! updates.
 
 use std::cmp::Ordering;
 
 use whylate_model::units::{format_ns, printable};
 
-use super::state::What;
+use super::state::ViewKind;
 
-/// A panel has its title, a heading and a row at least.
-const LEAST_ROWS: u16 = 3;
+/// A panel has at least a title, a heading, and a row.
+const MIN_ROWS: u16 = 3;
 
-/// One value of a table.
+/// Value of a table cell.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {
     Text(String),
     Ns(u64),
     Count(u64),
-    /// A fraction of 1.
+    /// Fraction of 1, shown as a percentage.
     Share(f64),
     Number(f64),
-    /// Text that shows an order of its own.
+    /// Text with its own sort key.
     Ordered(String, u64),
     Missing,
 }
 
 impl Cell {
-    /// As it is shown; what names hold is neutralised.
+    /// Returns the displayed text, with control characters escaped.
     pub fn text(&self) -> String {
         match self {
             Cell::Text(text) | Cell::Ordered(text, _) => printable(text),
@@ -47,7 +47,7 @@ impl Cell {
         }
     }
 
-    /// Names from A on, figures from the largest on, and what is not known last.
+    /// Orders names ascending and figures descending; missing values come last.
     fn order(&self, other: &Cell) -> Ordering {
         match (self, other) {
             (Cell::Text(one), Cell::Text(other)) => one.cmp(other),
@@ -58,17 +58,17 @@ impl Cell {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Tells it from others of its table, whatever its place.
+    /// Identifies the row within its table, at any position.
     pub key: String,
     pub cells: Vec<Cell>,
     pub is_late: bool,
-    /// What Enter opens.
-    pub opens: Option<What>,
+    /// View that Enter opens.
+    pub opens: Option<ViewKind>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Body {
-    /// Names of columns, `<` before those that have names and `=` before graphs, and rows in the order that is meant.
+    /// Column names and rows in their default order. A leading `<` marks a column of names, `=` one of graphs.
     Table {
         columns: Vec<String>,
         rows: Vec<Row>,
@@ -79,11 +79,11 @@ pub enum Body {
 /// A part of the screen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Panel {
-    /// Tells it from others of its view: what is chosen of it is kept by that.
+    /// Identifies the panel within its view. Selections are kept by it.
     pub id: &'static str,
     pub title: String,
     pub body: Body,
-    /// What stands in place of an empty table.
+    /// Text shown for an empty table.
     pub nothing: &'static str,
 }
 
@@ -104,7 +104,7 @@ impl Panel {
         Panel { id, title: title.into(), body: Body::Text(lines), nothing: "" }
     }
 
-    /// How many rows or lines it has.
+    /// Returns the number of rows or lines.
     pub fn len(&self) -> usize {
         match &self.body {
             Body::Table { rows, .. } => rows.len(),
@@ -126,7 +126,7 @@ impl Panel {
         }
     }
 
-    /// Leaves the rows that have the text in one of their names, and puts them in order.
+    /// Keeps the rows with a cell that contains the filter, ignoring case, and sorts them.
     pub fn arrange(&mut self, choice: &Choice, filter: &str) {
         let Body::Table { columns, rows } = &mut self.body else { return };
         if !filter.is_empty() {
@@ -146,39 +146,39 @@ impl Panel {
     }
 }
 
-/// What somebody has chosen of a panel.
+/// Selection in a panel.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
-    /// The chosen row; of a text, none.
+    /// Key of the selected row; `None` for text, and before any was selected.
     pub key: Option<String>,
-    /// Where it was last, for when it is gone; of a text, its first line.
-    pub place: usize,
-    /// A column that rows are sorted by, in place of the order that is meant.
+    /// Last index of the selected row, used if the row disappears. For text, its first visible line.
+    pub index: usize,
+    /// Index of the sort column; `None` is the default order.
     pub sorted_by: Option<usize>,
     pub is_reversed: bool,
 }
 
 impl Choice {
-    /// The place of the chosen row in the panel as it is now.
-    pub fn place_in(&self, panel: &Panel) -> usize {
+    /// Returns the index of the selected row in the current panel.
+    pub fn index_in(&self, panel: &Panel) -> usize {
         let found = self.key.as_ref().and_then(|key| panel.rows().iter().position(|row| row.key == *key));
-        found.unwrap_or_else(|| self.place.min(panel.len().saturating_sub(1)))
+        found.unwrap_or_else(|| self.index.min(panel.len().saturating_sub(1)))
     }
 
-    /// Follows the chosen row to its place. What is gone may come back: until somebody moves, it is the chosen one. Where
-    /// nobody has moved yet, the first row is, whichever that is.
+    /// Updates the index of the selected row. A row that disappears stays selected by key until the next move, as it
+    /// may come back. Before the first move, the first row is selected.
     pub fn follow(&mut self, panel: &Panel) {
-        self.place = self.place_in(panel);
+        self.index = self.index_in(panel);
     }
 
-    /// Moves by so many rows.
+    /// Moves the selection by `by` rows.
     pub fn step(&mut self, panel: &Panel, by: isize) {
         let last = panel.len().saturating_sub(1);
-        self.place = self.place_in(panel).saturating_add_signed(by).min(last);
-        self.key = panel.rows().get(self.place).map(|row| row.key.clone());
+        self.index = self.index_in(panel).saturating_add_signed(by).min(last);
+        self.key = panel.rows().get(self.index).map(|row| row.key.clone());
     }
 
-    /// Sorts by the next column, and at last as it is meant.
+    /// Sorts by the next column; after the last one, restores the default order.
     pub fn sort_on(&mut self, panel: &Panel) {
         let columns = panel.columns().len();
         self.sorted_by = match self.sorted_by {
@@ -189,7 +189,7 @@ impl Choice {
     }
 }
 
-/// How many lines each panel gets: the focused one first, then as many of the others as there is room for.
+/// Returns the height of each panel in lines: the focused panel first, then as many others as fit.
 pub fn heights(panels: &[Panel], focus: usize, room: u16) -> Vec<u16> {
     let heading = |panel: &Panel| u16::from(!panel.rows().is_empty());
     let wanted: Vec<u16> = panels
@@ -200,13 +200,13 @@ pub fn heights(panels: &[Panel], focus: usize, room: u16) -> Vec<u16> {
     let mut left = room;
     let order = || std::iter::once(focus).chain((0..panels.len()).filter(|&number| number != focus));
     for number in order().filter(|&number| number < panels.len()) {
-        let least = wanted[number].min(LEAST_ROWS);
+        let least = wanted[number].min(MIN_ROWS);
         if left >= least {
             heights[number] = least;
             left -= least;
         }
     }
-    // The rest in turns, so that none takes all of it.
+    // Distributes the rest in turns, so that no panel takes all of it.
     while left > 0 {
         let mut has_given = false;
         for number in order().filter(|&number| number < panels.len()) {
@@ -223,7 +223,7 @@ pub fn heights(panels: &[Panel], focus: usize, room: u16) -> Vec<u16> {
     heights
 }
 
-/// Characters that some terminals lack.
+/// Character set of graphs: some terminals lack block characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Glyphs {
     #[default]
@@ -239,7 +239,8 @@ impl Glyphs {
         }
     }
 
-    /// A bar of that share of the columns; never longer, and of one character at least where there is anything.
+    /// Returns a bar of that share of the columns: at most `columns` long, and at least one character if the share is
+    /// not 0.
     pub fn bar(self, share: f64, columns: usize) -> String {
         let full = match self {
             Glyphs::Unicode => "█",
@@ -249,8 +250,8 @@ impl Glyphs {
         full.repeat(((share * columns as f64).round() as usize).clamp(least, columns))
     }
 
-    /// A graph of latencies, each of which is the largest of its time: full from the limit on, and half of it is a step
-    /// below. Where nothing was seen there is a gap.
+    /// Returns a graph of latencies, a character each: full from the limit on, one step less per factor of 4 below.
+    /// `None` is a blank.
     pub fn spark(self, values: &[Option<u64>], limit_ns: u64) -> String {
         let step = |ns: u64| match (ns >= limit_ns, limit_ns / ns.max(1)) {
             (true, _) => 7,
@@ -273,20 +274,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_chosen_is_followed_by_its_key() {
+    fn selection_follows_row_key() {
         let mut choice = Choice::default();
         let before = panel(vec![row("a", 1), row("b", 2), row("c", 3)]);
         choice.follow(&before);
-        assert_eq!((choice.place, &choice.key), (0, &None));
+        assert_eq!((choice.index, &choice.key), (0, &None));
         choice.step(&before, 1);
         let mut after = panel(vec![row("c", 3), row("a", 1), row("b", 2)]);
         choice.follow(&after);
-        assert_eq!((choice.place, choice.key.as_deref()), (2, Some("b")));
-        // Where it is gone, its place is; when it is there again, so is the choice.
+        assert_eq!((choice.index, choice.key.as_deref()), (2, Some("b")));
+        // A missing row keeps its index, and its selection when it comes back.
         choice.follow(&panel(vec![row("c", 3)]));
-        assert_eq!((choice.place, choice.key.as_deref()), (0, Some("b")));
+        assert_eq!((choice.index, choice.key.as_deref()), (0, Some("b")));
         choice.follow(&after);
-        assert_eq!(choice.place, 2);
+        assert_eq!(choice.index, 2);
         choice.sort_on(&after);
         choice.sort_on(&after);
         after.arrange(&choice, "");
@@ -294,11 +295,11 @@ mod tests {
         after.arrange(&choice, "B");
         assert_eq!(after.len(), 1);
         choice.step(&panel(Vec::new()), 5);
-        assert_eq!((choice.place, choice.key), (0, None));
+        assert_eq!((choice.index, choice.key), (0, None));
     }
 
     #[test]
-    fn a_graph_is_full_from_the_limit_on() {
+    fn graph_is_full_at_the_limit() {
         let values = [None, Some(0), Some(1_000), Some(600_000), Some(1_000_000), Some(9_000_000)];
         assert_eq!(Glyphs::Ascii.spark(&values, 1_000_000), " .-%##");
         assert_eq!(Glyphs::Unicode.spark(&values[4..], 1_000_000), "██");
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_focused_panel_has_room_first() {
+    fn focused_panel_gets_space_first() {
         let panel = |lines: usize| Panel::text("a", "a", &"x\n".repeat(lines));
         let panels = [panel(20), panel(20), panel(1)];
         assert_eq!(heights(&panels, 1, 22), [10, 10, 2]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is shown: moments and keys change it, and nothing else does. Times come from moments, never from a clock.
+//! State of the screen. Only ticks and keys change it; all times come from ticks, never from a clock.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,104 +15,104 @@ use whylate_model::sources::named;
 use whylate_model::{Card, CauseKind, LateEvent, Snapshot};
 
 use super::feed::SLOW_SCREEN;
-use super::history::{History, Moment};
+use super::history::{History, Tick};
 use super::keys::Key;
 use super::panel::{Body, Choice, Glyphs, Panel, heights};
+use super::program_filter::{ProgramFilter, Stacks};
 use super::view;
-use super::whose::{Stacks, Whose};
 
-/// How much of the past is shown at once, from which `[` and `]` choose.
+/// Window lengths in seconds, chosen with `[` and `]`.
 const WINDOWS_S: [u64; 7] = [1, 10, 30, 60, 300, 900, 3600];
-/// Of these the first.
-const WINDOW: usize = 3;
-/// No more views are opened from each other.
-const DEEPEST: usize = 16;
-/// No search is longer.
-const LONGEST_FILTER: usize = 200;
+/// Index into `WINDOWS_S` of the initial window.
+const INITIAL_WINDOW: usize = 3;
+/// Maximum depth of nested views.
+const MAX_VIEWS: usize = 16;
+/// Maximum length of a filter in bytes.
+const MAX_FILTER: usize = 200;
 
-/// What a view is of.
+/// Subject of a view.
 #[derive(Clone, Debug, PartialEq)]
-pub enum What {
-    Look,
-    /// A source, by its name.
+pub enum ViewKind {
+    Overview,
+    /// A source by name.
     Source(&'static str),
-    /// One of its series.
+    /// One series of a source.
     Series(&'static str, Labels),
-    /// What a frame of a source's stacks called, by its key and those of its callers.
+    /// A frame and its callees: the source, the stack filter, and the keys from the outermost frame to this one.
     Frames(&'static str, Stacks, String),
-    /// Somebody who made others late; without a number, all threads of that name.
+    /// A culprit. Without a TID, all threads of that name.
     Culprit(CauseKind, String),
-    /// A late event: its source, the number of its moment, and which of that moment's it is.
+    /// A late event: source name, sequence number of the tick, index within the tick.
     Event(&'static str, u64, usize),
-    /// A program, or threads.
-    Program(Whose),
+    /// A program, or all threads of a name.
+    Program(ProgramFilter),
     Help,
 }
 
-/// Where moments come from.
+/// Origin of the ticks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Mode {
     Live,
-    /// A recording's name.
+    /// Name of the recording.
     Replay(String),
 }
 
-/// How far the feed is.
+/// Progress of the feed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Phase {
     Attaching(String),
     Running,
-    /// No more moments come, and why, if that is a failure.
+    /// No more ticks come; `State::problem` says why if that is a failure.
     Ended,
 }
 
-/// What whylate itself takes.
+/// Resource usage of whylate itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Own {
-    /// Of one CPU, a fraction of 1.
+    /// CPU time per wall time: 1 is one full CPU.
     pub cpu: f64,
     pub resident_bytes: u64,
 }
 
-/// What a key asks for that is not the screen's own.
+/// Action that a key asks the caller for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reaction {
     Nothing,
     Quit,
     Suspend,
     Redraw,
-    /// The moments that are shown are to be written to a recording.
+    /// Write the shown ticks to a recording.
     Write,
 }
 
-/// A screen, and what is chosen on it.
+/// One level of the view stack, with its selections.
 #[derive(Clone, Debug)]
 pub struct View {
-    pub what: What,
+    pub kind: ViewKind,
     pub panels: Vec<Panel>,
-    /// By the panel, which may be gone for a while.
+    /// Selections by panel id. A panel may disappear and come back.
     choices: BTreeMap<&'static str, Choice>,
     focus: Option<&'static str>,
     pub filter: String,
 }
 
 impl View {
-    fn of(what: What) -> Self {
-        View { what, panels: Vec::new(), choices: BTreeMap::new(), focus: None, filter: String::new() }
+    fn new(kind: ViewKind) -> Self {
+        View { kind, panels: Vec::new(), choices: BTreeMap::new(), focus: None, filter: String::new() }
     }
 
-    /// The place of the panel that keys go to: where nobody has turned to one yet, the first that has something.
+    /// Returns the index of the focused panel; before any was focused, the first that is not empty.
     pub fn focus(&self) -> usize {
         let chosen = self.focus.and_then(|id| self.panels.iter().position(|panel| panel.id == id));
         chosen.or_else(|| self.panels.iter().position(|panel| panel.len() > 0)).unwrap_or(0)
     }
 
-    /// What is chosen of a panel.
+    /// Returns the selection in a panel.
     pub fn choice(&self, panel: &Panel) -> Choice {
         self.choices.get(panel.id).cloned().unwrap_or_default()
     }
 
-    /// Changes what is chosen of the panel that keys go to.
+    /// Changes the selection in the focused panel.
     fn choose(&mut self, change: impl FnOnce(&Panel, &mut Choice)) {
         if let Some(panel) = self.panels.get(self.focus()) {
             change(panel, self.choices.entry(panel.id).or_default());
@@ -120,7 +120,7 @@ impl View {
     }
 }
 
-/// What one source saw in some moments.
+/// Source name, window, and merged snapshot.
 type Merged = (&'static str, Range<u64>, Rc<Snapshot>);
 
 #[derive(Debug)]
@@ -131,37 +131,37 @@ pub struct State {
     pub own: Own,
     pub history: History,
     pub look: Look,
-    /// The numbers of the moments that are shown.
+    /// Sequence numbers of the shown ticks.
     pub window: Range<u64>,
     pub glyphs: Glyphs,
-    /// What is late is red as well; words say it in any case.
+    /// Whether late values are also red. Text marks them in any case.
     pub has_colours: bool,
     pub zone: TimeZone,
-    /// What is typed behind `/`.
+    /// Filter being typed after `/`.
     pub typing: Option<String>,
-    /// What there is to say, until the next key.
+    /// Message in the footer, until the next key.
     pub said: String,
-    /// Why nothing more comes, where that is a failure.
+    /// Why the feed failed; empty if it did not.
     pub problem: String,
-    /// Snapshots that the screen was too slow for.
+    /// Snapshots dropped because the screen was too slow.
     pub missed: u64,
-    /// The number of the newest moment that is shown; `None` where it is the newest of all.
+    /// Sequence number of the newest shown tick while frozen; `None` follows the newest.
     at: Option<u64>,
     is_playing: bool,
     window_choice: usize,
     views: Vec<View>,
     columns: usize,
     rows: usize,
-    /// Moments have come that were not looked at.
+    /// Ticks were added since the last refresh.
     is_stale: bool,
-    /// The moments that are there are not of all sources.
+    /// The ticks come from the sources attached so far, not from all.
     is_early: bool,
-    /// What was merged last: most keys change nothing of it.
+    /// Result of the last merge: most keys do not change it.
     merged: RefCell<Option<Merged>>,
 }
 
 impl State {
-    /// Before anything was seen.
+    /// Creates the state before the first tick.
     pub fn new(mode: Mode, glyphs: Glyphs, zone: TimeZone, history: History) -> Self {
         State {
             mode,
@@ -180,8 +180,8 @@ impl State {
             missed: 0,
             at: None,
             is_playing: false,
-            window_choice: WINDOW,
-            views: vec![View::of(What::Look)],
+            window_choice: INITIAL_WINDOW,
+            views: vec![View::new(ViewKind::Overview)],
             columns: 80,
             rows: 24,
             is_stale: false,
@@ -190,7 +190,7 @@ impl State {
         }
     }
 
-    /// How large the screen is.
+    /// Sets the screen size in columns and rows.
     pub fn resize(&mut self, columns: usize, rows: usize) {
         self.rows = rows;
         if columns != self.columns {
@@ -199,26 +199,26 @@ impl State {
         }
     }
 
-    /// What measures.
-    pub fn begin(&mut self, header: Header) {
+    /// Takes the header once all sources are attached, or a recording is opened.
+    pub fn start(&mut self, header: Header) {
         self.header = header;
         self.phase = Phase::Running;
         self.refresh();
     }
 
-    /// What is seen before all sources are attached: it is shown until the first moment comes.
+    /// Adds a tick of the sources attached so far. The first full tick replaces these.
     pub fn add_early(&mut self, header: Header, lines: Vec<Line>) {
         self.header = header;
         self.add(lines);
         self.is_early = true;
     }
 
-    /// Whether anything was seen by all sources.
-    pub fn has_begun(&self) -> bool {
+    /// Returns whether a tick of all sources is there.
+    pub fn has_started(&self) -> bool {
         self.history.newest().is_some() && !self.is_early
     }
 
-    /// Takes the next moment; [`State::settle`] shows it.
+    /// Adds a tick; [`State::settle`] shows it.
     pub fn add(&mut self, lines: Vec<Line>) {
         if std::mem::take(&mut self.is_early) && self.phase == Phase::Running {
             self.history.clear();
@@ -236,7 +236,7 @@ impl State {
         self.is_stale = true;
     }
 
-    /// Shows what has come.
+    /// Refreshes the view after ticks were added.
     pub fn settle(&mut self) {
         if !std::mem::take(&mut self.is_stale) {
             return;
@@ -246,22 +246,22 @@ impl State {
             self.at = Some(oldest);
             self.said = "the frozen snapshot is no longer kept: this is the oldest".to_owned();
         }
-        // What is frozen stays as it is, but for what is gone.
+        // A frozen window is refreshed only if ticks of it were evicted.
         if self.at.is_none() || self.window.start < oldest {
             self.refresh();
         }
     }
 
-    /// No more moments come.
+    /// Marks the feed as ended.
     pub fn end(&mut self, problem: Option<String>) {
         self.phase = Phase::Ended;
         self.problem = problem.unwrap_or_default();
         self.settle();
     }
 
-    /// The view on top.
+    /// Returns the top of the view stack.
     pub fn view(&self) -> &View {
-        // There is always the first one.
+        // The stack is never empty: the overview is never popped.
         &self.views[self.views.len() - 1]
     }
 
@@ -270,7 +270,7 @@ impl State {
         &mut self.views[last]
     }
 
-    /// Every view from the first to the one on top.
+    /// Returns the view stack from the bottom.
     pub fn views(&self) -> &[View] {
         &self.views
     }
@@ -279,27 +279,27 @@ impl State {
         WINDOWS_S[self.window_choice] * 1_000_000_000
     }
 
-    /// Whether what is shown stays as it is.
+    /// Returns whether the window is frozen.
     pub fn is_frozen(&self) -> bool {
         self.at.is_some()
     }
 
-    /// Whether a recording goes on by itself.
+    /// Returns whether a recording is being played.
     pub fn is_playing(&self) -> bool {
         self.is_playing
     }
 
-    /// When what is shown ends, in nanoseconds since 1970.
+    /// Returns the end of the window, in nanoseconds since the Unix epoch.
     pub fn shown_unix_ns(&self) -> Option<u64> {
-        self.shown().next_back().map(|moment| moment.end_unix_ns)
+        self.shown().next_back().map(|tick| tick.end_unix_ns)
     }
 
-    /// The moments that are shown.
-    pub fn shown(&self) -> impl DoubleEndedIterator<Item = &Moment> + ExactSizeIterator {
+    /// Iterates over the shown ticks.
+    pub fn shown(&self) -> impl DoubleEndedIterator<Item = &Tick> + ExactSizeIterator {
         self.history.within(&self.window)
     }
 
-    /// What a source saw in what is shown.
+    /// Returns the source's merged snapshot of the window.
     pub fn merged(&self, card: &Card) -> Option<Rc<Snapshot>> {
         let known = self.merged.borrow().clone();
         if let Some((_, _, snapshot)) = known.filter(|(name, window, _)| *name == card.name && *window == self.window) {
@@ -310,30 +310,30 @@ impl State {
         Some(snapshot)
     }
 
-    /// Whether a look counts that late event.
+    /// Returns whether the overview counts the late event.
     pub fn counts(&self, card: &Card, event: &LateEvent) -> bool {
         card.is_late(event, &self.cards())
     }
 
-    /// The sources that measure.
+    /// Returns the attached sources.
     pub fn cards(&self) -> Vec<&'static Card> {
         self.header.sources.iter().filter_map(|of| named(&of.source)).collect()
     }
 
-    /// The lines of what is shown, a moment each.
+    /// Iterates over the shown ticks as lines of a recording.
     pub fn shown_lines(&self) -> impl Iterator<Item = Vec<Line>> + '_ {
-        self.shown().map(Moment::lines)
+        self.shown().map(Tick::lines)
     }
 
-    /// A second of a recording has passed.
+    /// Advances a playing recording by one tick.
     pub fn play(&mut self) {
-        if self.is_playing && !self.step_moment(1) {
+        if self.is_playing && !self.step_ticks(1) {
             self.is_playing = false;
             self.said = "the recording ends here".to_owned();
         }
     }
 
-    /// What somebody pressed.
+    /// Handles a key.
     pub fn press(&mut self, key: Key) -> Reaction {
         self.said.clear();
         if let Some(typed) = self.typing.take() {
@@ -345,9 +345,9 @@ impl State {
             Key::Redraw => return Reaction::Redraw,
             Key::Char('w') if self.history.newest().is_none() => self.said = "nothing to save yet".to_owned(),
             Key::Char('w') => return Reaction::Write,
-            Key::Char('?') if self.view().what != What::Help => self.open(What::Help),
+            Key::Char('?') if self.view().kind != ViewKind::Help => self.open(ViewKind::Help),
             Key::Char('/') => self.typing = Some(self.view().filter.clone()),
-            Key::Enter | Key::Right | Key::Char('l') => self.open_chosen(),
+            Key::Enter | Key::Right | Key::Char('l') => self.open_selected(),
             Key::Esc | Key::Left | Key::Char('h' | '?') | Key::Backspace => self.back(key),
             Key::Tab => self.turn_to(1),
             Key::BackTab => self.turn_to(-1),
@@ -359,9 +359,9 @@ impl State {
             Key::End | Key::Char('G') => self.step(isize::MAX / 2),
             Key::Char('s') => self.sort(|panel, choice| choice.sort_on(panel)),
             Key::Char('I') => self.sort(|_, choice| choice.is_reversed = !choice.is_reversed),
-            Key::Char(' ') => self.freeze_or_go_on(),
-            Key::Char('t') => self.step_by_hand(1),
-            Key::Char('T') => self.step_by_hand(-1),
+            Key::Char(' ') => self.toggle_freeze(),
+            Key::Char('t') => self.step_paused(1),
+            Key::Char('T') => self.step_paused(-1),
             Key::Char('[') => self.widen(-1),
             Key::Char(']') => self.widen(1),
             Key::Char(_) => self.said = "press ? for help".to_owned(),
@@ -378,7 +378,7 @@ impl State {
                 return Reaction::Nothing;
             }
             Key::Backspace => drop(typed.pop()),
-            Key::Char(character) if typed.len() < LONGEST_FILTER => typed.push(character),
+            Key::Char(character) if typed.len() < MAX_FILTER => typed.push(character),
             _ => {}
         }
         self.view_mut().filter.clone_from(&typed);
@@ -387,34 +387,34 @@ impl State {
         Reaction::Nothing
     }
 
-    /// Begins with one program; what all of the machine does is behind it.
-    pub fn look_at(&mut self, whose: Whose) {
-        self.open(What::Program(whose));
+    /// Opens the view of one program; Esc leads to the overview.
+    pub fn open_program(&mut self, program: ProgramFilter) {
+        self.open(ViewKind::Program(program));
     }
 
-    /// Shows a view, or goes back to it where it was opened before.
-    fn open(&mut self, what: What) {
-        let before = self.views.iter().position(|view| view.what == what);
-        if before.is_none() && self.views.len() >= DEEPEST {
+    /// Opens a view, or returns to it if it is already on the stack.
+    fn open(&mut self, kind: ViewKind) {
+        let before = self.views.iter().position(|view| view.kind == kind);
+        if before.is_none() && self.views.len() >= MAX_VIEWS {
             self.said = "cannot open more views (press Esc to go back)".to_owned();
             return;
         }
-        // It is made anew when it is on top again.
+        // The panels are built again when the view is on top.
         self.view_mut().panels.clear();
         match before {
-            Some(place) => self.views.truncate(place + 1),
-            None => self.views.push(View::of(what)),
+            Some(index) => self.views.truncate(index + 1),
+            None => self.views.push(View::new(kind)),
         }
         self.show();
         self.step(0);
     }
 
-    fn open_chosen(&mut self) {
+    fn open_selected(&mut self) {
         let view = self.view();
         let Some(panel) = view.panels.get(view.focus()) else { return };
         let choice = view.choice(panel);
-        match panel.rows().get(choice.place_in(panel)).and_then(|row| row.opens.clone()) {
-            Some(what) => self.open(what),
+        match panel.rows().get(choice.index_in(panel)).and_then(|row| row.opens.clone()) {
+            Some(kind) => self.open(kind),
             None => self.said = "this row has no details".to_owned(),
         }
     }
@@ -436,26 +436,26 @@ impl State {
         let focus = (view.focus() as isize + by).rem_euclid(count) as usize;
         view.focus = view.panels.get(focus).map(|panel| panel.id);
         self.show();
-        // Whoever comes here has seen which row is the first.
+        // Turning to a panel selects its current row.
         self.step(0);
     }
 
     fn step(&mut self, by: isize) {
-        // The first line of the screen and the last one are not of panels.
+        // The header and the footer take a line each.
         let room = u16::try_from(self.rows.saturating_sub(2)).unwrap_or(u16::MAX);
         let view = self.view_mut();
         let focus = view.focus();
         let shown = heights(&view.panels, focus, room).get(focus).map_or(0, |height| usize::from(*height));
         view.choose(|panel, choice| {
             choice.step(panel, by);
-            // A text is at its end where its last line is in sight, below its title.
+            // Text scrolls no further than to its last line at the bottom, below the title.
             if matches!(panel.body, Body::Text(_)) {
-                choice.place = choice.place.min(panel.len().saturating_sub(shown.saturating_sub(1)));
+                choice.index = choice.index.min(panel.len().saturating_sub(shown.saturating_sub(1)));
             }
         });
     }
 
-    /// How far a page goes.
+    /// Returns the rows that a page key moves.
     fn page(&self) -> isize {
         (self.rows / 2).max(1) as isize
     }
@@ -465,7 +465,7 @@ impl State {
         self.show();
     }
 
-    fn freeze_or_go_on(&mut self) {
+    fn toggle_freeze(&mut self) {
         if matches!(self.mode, Mode::Replay(_)) {
             self.is_playing = !self.is_playing;
             return;
@@ -477,16 +477,16 @@ impl State {
         self.refresh();
     }
 
-    fn step_by_hand(&mut self, by: i64) {
+    fn step_paused(&mut self, by: i64) {
         self.is_playing = false;
-        if !self.step_moment(by) {
+        if !self.step_ticks(by) {
             let end = if by > 0 { "this is the newest" } else { "this is the oldest one kept" };
             self.said = end.to_owned();
         }
     }
 
-    /// Shows another moment, and false where there is none.
-    fn step_moment(&mut self, by: i64) -> bool {
+    /// Moves the window by `by` ticks. Returns false if there is no such tick.
+    fn step_ticks(&mut self, by: i64) -> bool {
         let Some(now) = self.at.or(self.history.newest()) else { return false };
         let Some(next) = now.checked_add_signed(by).filter(|&next| self.history.get(next).is_some()) else {
             return false;
@@ -501,24 +501,24 @@ impl State {
         self.refresh();
     }
 
-    /// Looks at the moments that are to be shown.
+    /// Rebuilds the overview from the shown ticks.
     fn refresh(&mut self) {
         let Some(newest) = self.at.or(self.history.newest()) else { return self.show() };
         self.window = self.history.window(newest, self.window_ns());
         let mut gatherer = Gatherer::of(self.cards(), By::Name);
         let mut found: Vec<Found<'static>> = Vec::new();
         let mut lost: BTreeMap<String, u64> = BTreeMap::new();
-        for moment in self.shown() {
-            for (card, event) in &moment.late {
+        for tick in self.shown() {
+            for (card, event) in &tick.late {
                 gatherer.add_kept(card, event);
             }
-            for of in &moment.found {
+            for of in &tick.summaries {
                 match found.iter_mut().find(|sum| sum.card.name == of.card.name) {
                     Some(sum) => sum.add(of),
                     None => found.push(of.clone()),
                 }
             }
-            for (reason, count) in &moment.lost {
+            for (reason, count) in &tick.lost {
                 let lost = lost.entry(reason.clone()).or_default();
                 *lost = lost.saturating_add(*count);
             }
@@ -535,10 +535,10 @@ impl State {
         self.show();
     }
 
-    /// Makes the panels of the view on top.
+    /// Builds the panels of the top view.
     fn show(&mut self) {
         let last = self.views.len() - 1;
-        let panels = view::panels(self, &self.views[last].what, self.columns);
+        let panels = view::panels(self, &self.views[last].kind, self.columns);
         let view = &mut self.views[last];
         view.panels = panels;
         let focus = view.focus();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The terminal: raw while the screen is shown, and as it was on every way out.
+//! Terminal: raw mode while the screen is shown, restored on every exit path.
 //!
-//! What is pressed is read and understood here: a reader that tries again where a terminal is gone takes all of a CPU
+//! Keys are read and parsed here, as crossterm's reader retries on a closed terminal and burns a CPU
 //! (crossterm-rs/crossterm#793).
 
 use std::fs::File;
@@ -32,14 +32,14 @@ use super::feed::PANIC;
 use super::keys::{Key, Keys};
 use super::state::State;
 
-/// How long what begins a key waits for the rest of it.
+/// How long the start of an escape sequence waits for the rest.
 const REST_OF_KEY: Duration = Duration::from_millis(50);
 
-/// How the terminal was that keys come from, and where the screen is, until all is as it was.
+/// Input terminal, its saved settings, and the output terminal; `None` when nothing has to be restored.
 static BEFORE: Mutex<Option<(File, Termios, File)>> = Mutex::new(None);
 
-/// Puts the terminal back, if it is not as it was. That it is gone meanwhile does not matter.
-fn put_back() {
+/// Restores the terminal, if it was changed. Errors do not matter: it may have been closed.
+fn restore() {
     let mut before = BEFORE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((input, termios, mut output)) = before.take() {
         let _ = tcsetattr(&input, OptionalActions::Now, &termios);
@@ -48,29 +48,29 @@ fn put_back() {
     }
 }
 
-/// What there is to react to.
+/// Event to react to.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     Keys(Vec<Key>),
-    /// The feed has something.
+    /// The feed has messages.
     Fed,
-    /// The screen has another size, or is to be drawn anew.
+    /// The window was resized or must be redrawn.
     Resized,
-    /// The process was stopped, and goes on.
+    /// The process was continued after a stop.
     Continued,
-    /// Nothing has come until then.
+    /// The deadline passed.
     Time,
-    /// Somebody asks us to end, or the terminal is gone.
+    /// A signal asks us to exit, or the terminal was closed.
     End,
 }
 
 /// The screen, while it is shown.
 pub struct Screen {
-    /// Dropping it would say on standard error that a terminal that is gone shows no cursor.
+    /// Never dropped: its destructor prints an error if it cannot show the cursor on a closed terminal.
     terminal: ManuallyDrop<Terminal<CrosstermBackend<BufWriter<File>>>>,
     input: File,
     keys: Keys,
-    /// When what has begun a key is all of it.
+    /// Deadline for the rest of an escape sequence.
     rest_of_key: Option<Instant>,
     ends: UnixStream,
     resizes: UnixStream,
@@ -78,10 +78,10 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Takes the terminal over.
+    /// Takes over the terminal.
     ///
     /// # Errors
-    /// When there is none.
+    /// If there is no terminal.
     pub fn open() -> anyhow::Result<Self> {
         let ends = [SIGINT, SIGTERM, SIGHUP];
         // Whoever cannot write, as its terminal takes nothing, does not hear the first one. It finds the flag unset.
@@ -91,7 +91,8 @@ impl Screen {
                 .and_then(|_| signal_hook::flag::register(signal, is_second))
                 .context("cannot watch for signals")?;
         }
-        let (ends, resizes, continues) = (heard(&ends)?, heard(&[SIGWINCH])?, heard(&[SIGCONT])?);
+        let (ends, resizes, continues) =
+            (signal_socket(&ends)?, signal_socket(&[SIGWINCH])?, signal_socket(&[SIGCONT])?);
         let (output, input) = (output()?, input()?);
         restore_at_panic();
         show_on(&input, &output)?;
@@ -100,19 +101,19 @@ impl Screen {
         Ok(Screen { terminal, input, keys: Keys::default(), rest_of_key: None, ends, resizes, continues })
     }
 
-    /// Columns and rows.
+    /// Returns the size in columns and rows.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// If the terminal was closed.
     pub fn size(&self) -> io::Result<(usize, usize)> {
         let size = rustix::termios::tcgetwinsize(&self.input)?;
         Ok((usize::from(size.ws_col), usize::from(size.ws_row)))
     }
 
-    /// Draws what has changed since the last time.
+    /// Draws what changed since the last frame.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// If the terminal was closed.
     pub fn draw(&mut self, state: &State) -> io::Result<()> {
         queue!(self.terminal.backend_mut(), BeginSynchronizedUpdate)?;
         self.terminal.draw(|frame| draw(frame, state))?;
@@ -120,26 +121,26 @@ impl Screen {
         ratatui::backend::Backend::flush(self.terminal.backend_mut())
     }
 
-    /// Draws all of it the next time.
+    /// Forces a full redraw of the next frame.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// If the terminal was closed.
     pub fn forget(&mut self) -> io::Result<()> {
-        // `clear` asks the terminal where its cursor is, and waits for the answer.
+        // `Terminal::clear` would ask the terminal for its cursor position and wait for the answer.
         let size = self.terminal.size()?;
         self.terminal.resize(size.into())
     }
 
-    /// Waits for what comes first.
+    /// Waits for the next event.
     ///
     /// # Errors
-    /// When the kernel refuses to wait.
+    /// If poll(2) fails.
     pub fn next(&mut self, fed: Option<&UnixStream>, until: Option<Instant>) -> io::Result<Event> {
         loop {
             let next = until.into_iter().chain(self.rest_of_key).min();
             let timeout = next.map(|next| next.saturating_duration_since(Instant::now()));
             let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-            // A feed that has ended is readable for ever: the input stands for it, which is watched already.
+            // The socket of an ended feed is always readable. The input, which is polled anyway, replaces it.
             let of_feed = fed.map_or(self.input.as_fd(), |fed| fed.as_fd());
             let mut watched = [
                 PollFd::new(&self.ends, PollFlags::IN),
@@ -170,7 +171,7 @@ impl Screen {
                     Err(rustix::io::Errno::INTR) => continue,
                     Err(_) => 0,
                 };
-                // A terminal has no end but that it is gone.
+                // A terminal has no end of file unless it was closed.
                 if length == 0 {
                     return Ok(Event::End);
                 }
@@ -182,33 +183,33 @@ impl Screen {
                 [(&self.continues, continues, Event::Continued), (&self.resizes, resizes, Event::Resized)]
             {
                 if !events.is_empty() {
-                    empty(stream);
+                    drain(stream);
                     return Ok(event);
                 }
             }
             if let Some(fed) = fed.filter(|_| !feed.is_empty()) {
-                empty(fed);
+                drain(fed);
                 return Ok(Event::Fed);
             }
         }
     }
 
-    /// Leaves the terminal to the shell until somebody continues this process.
+    /// Returns the terminal to the shell until this process is continued.
     ///
     /// # Errors
-    /// When the terminal is gone.
+    /// If the terminal was closed.
     pub fn suspend(&mut self) -> anyhow::Result<()> {
-        put_back();
-        // As the terminal does: a shell script that runs us is stopped as well.
+        restore();
+        // Stops the whole process group, as the terminal does: a shell script that runs whylate is stopped too.
         kill_current_process_group(Signal::TSTP).context("cannot suspend")?;
-        self.go_on()
+        self.resume()
     }
 
-    /// Takes the terminal over again, as the shell has used it meanwhile.
+    /// Takes over the terminal again after the shell used it.
     ///
     /// # Errors
-    /// When the terminal is gone.
-    pub fn go_on(&mut self) -> anyhow::Result<()> {
+    /// If the terminal was closed.
+    pub fn resume(&mut self) -> anyhow::Result<()> {
         show_on(&self.input, &output()?)?;
         self.forget().context("cannot draw")
     }
@@ -216,11 +217,11 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        put_back();
+        restore();
     }
 }
 
-/// Where the screen is drawn.
+/// Opens the terminal that the screen is drawn on.
 fn output() -> anyhow::Result<File> {
     let stdout = io::stdout();
     if !stdout.is_terminal() {
@@ -229,7 +230,7 @@ fn output() -> anyhow::Result<File> {
     Ok(File::from(stdout.as_fd().try_clone_to_owned().context("cannot use the terminal")?))
 }
 
-/// Where keys come from: whoever is handed something else on standard input has a terminal all the same.
+/// Opens the terminal that keys come from, also if standard input is something else.
 fn input() -> anyhow::Result<File> {
     let stdin = io::stdin();
     if stdin.is_terminal() {
@@ -244,32 +245,32 @@ fn show_on(input: &File, output: &File) -> anyhow::Result<()> {
     raw.make_raw();
     let mut file = output.try_clone().context("cannot use the terminal")?;
     let before = (input.try_clone()?, termios, output.try_clone()?);
-    // What is raw already was so before by our doing.
+    // On a second call the terminal is already raw: keeps the settings saved by the first one.
     BEFORE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(before);
     tcsetattr(input, OptionalActions::Now, &raw).context("cannot use the terminal")?;
     queue!(file, EnterAlternateScreen, Hide).context("cannot draw")?;
     Ok(file.flush()?)
 }
 
-/// What a panic says is to be read on the screen that it was begun from.
+/// Restores the terminal before a panic on the main thread prints its message.
 fn restore_at_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |panic| {
             if thread::current().name() == Some("main") {
-                put_back();
+                restore();
                 before(panic);
             } else {
-                // The screen goes on, and tells it.
+                // Another thread's panic is reported on the screen, which goes on.
                 *PANIC.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic.to_string());
             }
         }));
     });
 }
 
-/// Becomes readable when one of these signals comes.
-fn heard(signals: &[i32]) -> anyhow::Result<UnixStream> {
+/// Returns a socket that is readable when one of these signals arrives.
+fn signal_socket(signals: &[i32]) -> anyhow::Result<UnixStream> {
     let (receiver, sender) = UnixStream::pair().context("cannot watch for signals")?;
     receiver.set_nonblocking(true)?;
     for &signal in signals {
@@ -278,7 +279,7 @@ fn heard(signals: &[i32]) -> anyhow::Result<UnixStream> {
     Ok(receiver)
 }
 
-fn empty(stream: &UnixStream) {
+fn drain(stream: &UnixStream) {
     let mut bytes = [0; 256];
     while rustix::io::read(stream, &mut bytes).is_ok_and(|length| length == bytes.len()) {}
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Every view, drawn from moments that are made up; and keys, sizes and moments in any order.
+//! Draws every view from synthetic ticks, and feeds keys, sizes and ticks in random order.
 
 use jiff::tz::TimeZone;
 use proptest::prelude::*;
@@ -18,8 +18,8 @@ use super::draw::draw;
 use super::history::History;
 use super::keys::Key;
 use super::panel::Glyphs;
-use super::state::{Mode, Phase, State, What};
-use super::whose::{Stacks, Whose};
+use super::program_filter::{ProgramFilter, Stacks};
+use super::state::{Mode, Phase, State, ViewKind};
 
 const SECOND_NS: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
@@ -52,8 +52,8 @@ fn late(second: u64, subject: &str, causes: Vec<Cause>) -> LateEvent {
     }
 }
 
-/// What three sources see in a second: every fifth one has interrupts off, and the seventh one a wait for others.
-fn moment(second: u64) -> Vec<Line> {
+/// Returns one second of three sources: every fifth second has interrupts disabled, the seventh a blocked wait.
+fn tick(second: u64) -> Vec<Line> {
     let mut timerlat = snapshot(&TIMERLAT, second);
     for cpu in ["0", "1"] {
         timerlat.series.push(series(&[("cpu", cpu)], "thread", &[40_000, 60_000 + second * 100, 90_000]));
@@ -121,11 +121,11 @@ fn header() -> Header {
     }
 }
 
-fn state(glyphs: Glyphs, moments: u64, columns: usize, rows: usize) -> State {
-    let mut state = State::new(Mode::Live, glyphs, TimeZone::UTC, History::of(64 << 20));
+fn state(glyphs: Glyphs, ticks: u64, columns: usize, rows: usize) -> State {
+    let mut state = State::new(Mode::Live, glyphs, TimeZone::UTC, History::new(64 << 20));
     state.resize(columns, rows);
-    state.begin(header());
-    (0..moments).for_each(|second| add(&mut state, moment(second)));
+    state.start(header());
+    (0..ticks).for_each(|second| add(&mut state, tick(second)));
     state
 }
 
@@ -138,7 +138,7 @@ pub fn drawn(state: &State, columns: u16, rows: u16) -> String {
     let mut terminal = Terminal::new(TestBackend::new(columns, rows)).expect("a terminal");
     terminal.draw(|frame| draw(frame, state)).expect("drawn");
     let text = terminal.backend().to_string();
-    // The backend puts each line into quotes.
+    // The backend quotes each line.
     text.lines().map(|line| line.trim_matches('"').trim_end().to_owned() + "\n").collect()
 }
 
@@ -154,8 +154,8 @@ pub fn press(state: &mut State, keys: &str) {
 }
 
 #[test]
-fn each_view_is_drawn_in_each_size() {
-    // By the keys that open it.
+fn draws_each_view_in_each_size() {
+    // Keys that open each view.
     for (name, keys) in [
         ("look", ""),
         ("source", "jjj\n"),
@@ -178,69 +178,73 @@ fn each_view_is_drawn_in_each_size() {
 }
 
 #[test]
-fn a_program_is_looked_at_and_the_machine_is_behind_it() {
-    let pid = Whose::Program(Program::Process(7));
+fn program_view_opens_above_overview() {
+    let pid = ProgramFilter::Program(Program::Process(7));
     for (columns, rows) in [(80, 24), (200, 50), (40, 10)] {
         let mut state = state(Glyphs::Unicode, 30, columns, rows);
-        state.look_at(pid.clone());
+        state.open_program(pid.clone());
         insta::assert_snapshot!(format!("program_{columns}x{rows}"), drawn(&state, columns as u16, rows as u16));
     }
     let mut state = state(Glyphs::Ascii, 30, 120, 40);
-    state.look_at(pid.clone());
+    state.open_program(pid.clone());
     let panels = &state.view().panels;
     assert_eq!((panels[0].rows()[0].key.as_str(), panels[1].len(), panels[2].len()), ("disk", 2, 4));
-    // A late event of it leads back to it, and what its frames called is of it alone.
+    // A late event leads back to the program, and its frames are filtered by the program.
     press(&mut state, "\t\t\n\t\t\t");
     assert_eq!(state.view().panels[state.view().focus()].id, "program");
     press(&mut state, "\n");
-    assert_eq!((&state.view().what, state.views().len()), (&What::Program(pid.clone()), 2));
+    assert_eq!((&state.view().kind, state.views().len()), (&ViewKind::Program(pid.clone()), 2));
     press(&mut state, "\t\n");
-    let What::Frames(_, shown, _) = &state.view().what else { panic!("{:?}", state.view().what) };
+    let ViewKind::Frames(_, shown, _) = &state.view().kind else { panic!("{:?}", state.view().kind) };
     assert_eq!(*shown, Stacks::Chains(pid.clone()));
     assert!(state.view().panels[0].title.contains("Wakeup chains of late waits"), "{}", state.view().panels[0].title);
     press(&mut state, "<\t\n");
-    assert!(matches!(&state.view().what, What::Frames(_, Stacks::Of(of), _) if *of == pid), "{:?}", state.view().what);
+    assert!(
+        matches!(&state.view().kind, ViewKind::Frames(_, Stacks::Program(of), _) if *of == pid),
+        "{:?}",
+        state.view().kind
+    );
     press(&mut state, "<<");
-    assert_eq!(state.view().what, What::Look);
-    state.look_at(Whose::Program(Program::Cgroup("/web".to_owned())));
+    assert_eq!(state.view().kind, ViewKind::Overview);
+    state.open_program(ProgramFilter::Program(Program::Cgroup("/web".to_owned())));
     assert!(state.view().panels.iter().all(|panel| panel.rows().is_empty()));
     assert!(drawn(&state, 120, 40).contains("none of its threads was seen"));
 }
 
 #[test]
-fn what_is_seen_while_sources_are_attached_is_shown_until_all_are() {
-    let mut state = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::of(1 << 20));
+fn shows_early_sources_until_all_are_attached() {
+    let mut state = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::new(1 << 20));
     state.resize(100, 30);
     let first = Header { sources: header().sources[..1].to_vec(), ..header() };
     for second in 0..2 {
-        state.add_early(first.clone(), moment(second)[..1].to_vec());
+        state.add_early(first.clone(), tick(second)[..1].to_vec());
         state.settle();
     }
     state.phase = Phase::Attaching("wq".to_owned());
     let early = drawn(&state, 100, 30);
     assert!(early.contains("timerlat") && early.contains("attaching wq") && !early.contains("offcpu"), "{early}");
-    state.begin(header());
+    state.start(header());
     assert!(drawn(&state, 100, 30).contains("timerlat"));
-    add(&mut state, moment(2));
-    add(&mut state, moment(3));
+    add(&mut state, tick(2));
+    add(&mut state, tick(3));
     assert_eq!((state.shown().len(), state.window.clone()), (2, 2..4));
 }
 
 #[test]
-fn without_utf8_and_before_anything_was_seen_there_is_a_screen() {
+fn draws_ascii_and_empty_screens() {
     insta::assert_snapshot!("ascii_80x24", drawn(&state(Glyphs::Ascii, 30, 80, 24), 80, 24));
-    let empty = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::of(1 << 20));
+    let empty = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::new(1 << 20));
     insta::assert_snapshot!("empty_80x24", drawn(&empty, 80, 24));
     drawn(&empty, 5, 2);
 }
 
 #[test]
-fn what_is_frozen_stays_and_time_goes_back() {
+fn frozen_window_stays_and_steps_back() {
     let mut state = state(Glyphs::Ascii, 10, 100, 30);
     press(&mut state, " ");
     let frozen = drawn(&state, 100, 30);
     assert!(frozen.contains("FROZEN"), "{frozen}");
-    add(&mut state, moment(10));
+    add(&mut state, tick(10));
     assert_eq!(drawn(&state, 100, 30), frozen);
     press(&mut state, "t");
     assert_ne!(drawn(&state, 100, 30), frozen);
@@ -254,23 +258,23 @@ fn what_is_frozen_stays_and_time_goes_back() {
 }
 
 #[test]
-fn what_is_frozen_stays_while_what_is_older_is_forgotten() {
-    let mut state = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::of(100_000));
+fn frozen_window_survives_eviction() {
+    let mut state = State::new(Mode::Live, Glyphs::Ascii, TimeZone::UTC, History::new(100_000));
     state.resize(100, 30);
-    state.begin(header());
-    (0..20).for_each(|second| add(&mut state, moment(second)));
+    state.start(header());
+    (0..20).for_each(|second| add(&mut state, tick(second)));
     press(&mut state, "[ \t\t\n");
     let (at, window) = (state.shown_unix_ns(), state.window.clone());
     let mut second = 20;
     while state.history.forgotten() <= window.start {
         assert_eq!((state.shown_unix_ns(), &state.window), (at, &window));
-        add(&mut state, moment(second));
+        add(&mut state, tick(second));
         press(&mut state, "jk");
         second += 1;
     }
-    // The oldest of it are gone, and the others are there; at last the oldest that there is.
+    // As its oldest ticks are evicted, the frozen window shrinks, and finally moves to the oldest tick.
     (0..50).for_each(|more| {
-        add(&mut state, moment(second + more));
+        add(&mut state, tick(second + more));
         press(&mut state, "jk<\n");
         drawn(&state, 100, 30);
     });
@@ -278,7 +282,7 @@ fn what_is_frozen_stays_while_what_is_older_is_forgotten() {
 }
 
 #[test]
-fn a_culprit_of_a_culprits_event_is_gone_back_to() {
+fn view_stack_stays_bounded() {
     let mut state = state(Glyphs::Ascii, 10, 100, 30);
     for _ in 0..20 {
         press(&mut state, "\t\n\n\n");
@@ -287,7 +291,7 @@ fn a_culprit_of_a_culprits_event_is_gone_back_to() {
 }
 
 #[test]
-fn a_recording_plays_to_its_end() {
+fn plays_recording_to_its_end() {
     let mut state = state(Glyphs::Ascii, 10, 100, 30);
     state.mode = Mode::Replay("web1.whylate".to_owned());
     state.end(None);
@@ -298,7 +302,7 @@ fn a_recording_plays_to_its_end() {
 }
 
 #[test]
-fn rows_are_found_by_a_text_and_sorted() {
+fn filters_and_sorts_rows() {
     let mut state = state(Glyphs::Ascii, 30, 120, 40);
     press(&mut state, "\t\t/vmstat\n");
     let panel = &state.view().panels[2];
@@ -311,7 +315,7 @@ fn rows_are_found_by_a_text_and_sorted() {
 }
 
 #[test]
-fn threads_of_one_name_are_one_culprit() {
+fn groups_culprits_by_thread_name() {
     let mut state = state(Glyphs::Ascii, 10, 120, 40);
     press(&mut state, "\t");
     let dd = |number: u64| Cause::new(CauseKind::Thread, format!("dd:{number}"), 900 * MS);
@@ -335,12 +339,12 @@ fn threads_of_one_name_are_one_culprit() {
     let alike = panels.iter().find(|panel| panel.id == "alike").expect("its threads");
     assert_eq!(
         (alike.len(), alike.rows()[0].opens.clone()),
-        (64, Some(What::Culprit(CauseKind::Thread, "dd:1".to_owned())))
+        (64, Some(ViewKind::Culprit(CauseKind::Thread, "dd:1".to_owned())))
     );
 }
 
 #[test]
-fn threads_that_slept_are_culprits_by_their_name() {
+fn groups_sleeping_culprits_by_thread_name() {
     let mut state = state(Glyphs::Ascii, 10, 120, 40);
     press(&mut state, "\t");
     let mut wq = snapshot(&WQ, 10);
@@ -349,18 +353,18 @@ fn threads_that_slept_are_culprits_by_their_name() {
     wq.late = vec![late(10, "a", vec![sleep(5837)]), late(10, "a", vec![sleep(5838)]), late(10, "a", vec![timeout])];
     add(&mut state, vec![Line::Snapshot(Box::new(wq))]);
     state.press(Key::Home);
-    let told = |state: &State, panel: usize, row: usize, cell: usize| {
+    let text = |state: &State, panel: usize, row: usize, cell: usize| {
         state.view().panels[panel].rows()[row].cells[cell].text()
     };
-    assert_eq!(told(&state, 1, 0, 3), "wl-copy sleeping (2 of that name)");
-    assert_eq!(told(&state, 1, 1, 3), "timeout in poll (curl:7)");
-    assert!([0, 1, 2].map(|row| told(&state, 2, row, 4)).contains(&"wl-copy:5837 sleeping".to_owned()));
+    assert_eq!(text(&state, 1, 0, 3), "wl-copy sleeping (2 of that name)");
+    assert_eq!(text(&state, 1, 1, 3), "timeout in poll (curl:7)");
+    assert!([0, 1, 2].map(|row| text(&state, 2, row, 4)).contains(&"wl-copy:5837 sleeping".to_owned()));
     press(&mut state, "\n");
     assert_eq!(state.view().panels[0].title, "Victims of wl-copy sleeping");
 }
 
 #[test]
-fn a_text_goes_back_from_its_end_at_once() {
+fn text_scrolls_back_from_its_end() {
     let mut state = state(Glyphs::Ascii, 1, 100, 30);
     let mut wq = snapshot(&WQ, 1);
     let stack = (0..100).map(|number| format!("frame_{number}")).collect();
@@ -384,22 +388,22 @@ fn much_is_drawn_at_once() {
         timerlat.series.push(series(&[("cpu", &cpu.to_string())], "thread", &[50_000 + cpu]));
     }
     add(&mut state, [wq, timerlat].map(|snapshot| Line::Snapshot(Box::new(snapshot))).into());
-    // How long a frame takes is looked at, and nothing fails by it: `cargo test --release much_is -- --nocapture`.
+    // Prints how long a frame takes, without asserting it: `cargo test --release much_is -- --nocapture`.
     let took = |what: &str, work: &mut dyn FnMut()| {
         let began = std::time::Instant::now();
         work();
         println!("{what}: {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
     };
     for (source, series) in [("wq", 10_000), ("timerlat", 4_096)] {
-        let place = state.view().panels[0].rows().iter().position(|row| row.cells[0].text() == source).expect("a row");
+        let row = state.view().panels[0].rows().iter().position(|row| row.cells[0].text() == source).expect("a row");
         state.press(Key::Home);
-        for _ in 0..place {
+        for _ in 0..row {
             state.press(Key::Down);
         }
         took(&format!("opening {source}"), &mut || {
             state.press(Key::Enter);
         });
-        assert_eq!(state.view().what, What::Source(source));
+        assert_eq!(state.view().kind, ViewKind::Source(source));
         assert!(state.view().panels[0].len() >= series);
         state.press(Key::End);
         let mut screen = String::new();
@@ -439,19 +443,19 @@ fn key() -> impl Strategy<Value = Key> {
 #[derive(Clone, Debug)]
 enum Step {
     Key(Key),
-    Moment,
+    Tick,
     Size(u16, u16),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => key().prop_map(Step::Key),
-        2 => Just(Step::Moment),
+        2 => Just(Step::Tick),
         1 => (1_u16..210, 1_u16..60).prop_map(|(columns, rows)| Step::Size(columns, rows)),
     ]
 }
 
-/// How many sequences of keys are tried: 100,000 keys where they are asked for.
+/// Returns the number of key sequences, from `PROPTEST_CASES`.
 fn sequences() -> u32 {
     std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(24)
 }
@@ -459,12 +463,12 @@ fn sequences() -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: sequences(), ..ProptestConfig::default() })]
     #[test]
-    fn nothing_that_is_pressed_loses_what_is_chosen(steps in prop::collection::vec(step(), 1..120)) {
-        // So little is kept that what is shown is forgotten now and then.
-        let mut state = State::new(Mode::Live, Glyphs::Unicode, TimeZone::UTC, History::of(60_000));
+    fn keys_never_lose_the_selection(steps in prop::collection::vec(step(), 1..120)) {
+        // A small history, so that shown ticks are evicted now and then.
+        let mut state = State::new(Mode::Live, Glyphs::Unicode, TimeZone::UTC, History::new(60_000));
         let (mut size, mut second) = ((80, 24), 0);
         state.resize(80, 24);
-        state.begin(header());
+        state.start(header());
         for step in steps {
             let chosen = |state: &State| {
                 let view = state.view();
@@ -475,10 +479,10 @@ proptest! {
                 Step::Key(key) => {
                     state.press(key);
                 }
-                Step::Moment => {
-                    add(&mut state, moment(second));
+                Step::Tick => {
+                    add(&mut state, tick(second));
                     second += 1;
-                    // A panel may be gone for a while, as that of stacks; another one has the keys then.
+                    // A panel may disappear, as that of stacks does; then another one has the focus.
                     let after = chosen(&state);
                     let is_same_panel = before.as_ref().map(|of| of.0) == after.as_ref().map(|of| of.0);
                     prop_assert!(!is_same_panel || before == after, "{before:?} {after:?}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Python with what reads exports and pages. It is fetched once and kept in the build folder.
+//! Python with the packages that read exports and pages, fetched once into the build directory.
 #![allow(dead_code)]
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::sync::Mutex;
 
 use anyhow::Result;
 
-/// Newer ones may print other forms.
+/// Pinned, as newer versions may print differently.
 const PACKAGES: [&str; 2] = ["duckdb==2.0.0", "perfetto==0.59.1"];
 
 pub struct Python(PathBuf);
@@ -22,33 +22,33 @@ impl Python {
     }
 }
 
-/// What reads exports; `None`, with the reason printed, where it cannot be had.
+/// Returns a Python with the packages that read exports; `None` with a printed reason if they are not available.
 pub fn python() -> Result<Option<Python>> {
     python_with("python", &PACKAGES)
 }
 
-/// The same with these packages, in a folder of that name.
+/// Returns a Python with these packages, installed in a directory of that name.
 pub fn python_with(name: &str, packages: &[&str]) -> Result<Option<Python>> {
     // Tests are threads of one process.
     static FETCHING: Mutex<Option<String>> = Mutex::new(None);
     let mut failed = FETCHING.lock().map_err(|_| anyhow::anyhow!("another test has failed"))?;
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let (ready, wanted) = (folder.join("ready"), packages.join(" "));
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let (ready, wanted) = (directory.join("ready"), packages.join(" "));
     if fs::read_to_string(&ready).is_ok_and(|is| is == wanted) {
-        return Ok(Some(Python(folder)));
+        return Ok(Some(Python(directory)));
     }
     if failed.is_none() {
-        *failed = fetch(&folder, packages).err();
+        *failed = fetch(&directory, packages).err();
     }
     if let Some(reason) = &*failed {
         println!("skipped: {reason}");
         return Ok(None);
     }
     fs::write(&ready, wanted)?;
-    Ok(Some(Python(folder)))
+    Ok(Some(Python(directory)))
 }
 
-fn fetch(folder: &Path, packages: &[&str]) -> Result<(), String> {
+fn fetch(directory: &Path, packages: &[&str]) -> Result<(), String> {
     let run = |command: &mut Command, what: &str| match command.stdin(Stdio::null()).output() {
         Ok(output) if output.status.success() => Ok(()),
         Ok(output) => {
@@ -58,9 +58,9 @@ fn fetch(folder: &Path, packages: &[&str]) -> Result<(), String> {
         Err(error) => Err(format!("{what}: {error}")),
     };
     let what = "no Python with venv (install python3-venv)";
-    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(folder), what)?;
+    run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(directory), what)?;
     let options = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"];
     let patience = ["--timeout", "15", "--retries", "1"];
-    let mut pip = Command::new(folder.join("bin/python"));
+    let mut pip = Command::new(directory.join("bin/python"));
     run(pip.args(options).args(patience).args(packages), "PyPI cannot be reached")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A PostgreSQL server of a test, in a folder of its own and reached through a socket in it.
+//! A PostgreSQL server in its own directory, reached through a socket in it.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -13,54 +13,54 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Far longer than anything takes here.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout, far above what any step takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
-/// Debian's, each version's in a folder of its own.
+/// Debian's layout: a directory per version.
 const VERSIONS: &str = "/usr/lib/postgresql";
-/// The server refuses to be root's.
+/// The server refuses to run as root.
 const NOBODY: u32 = 65_534;
 
-/// How many client connections' processes wait for what, on average.
+/// Average number of client backends in each wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
     pub row_lock: f64,
     pub client: f64,
-    /// Locks of its shared memory (`LWLock`).
+    /// Locks of PostgreSQL's shared memory (`LWLock`).
     pub inner_lock: f64,
     pub file: f64,
 }
 
-/// A server that runs until it is dropped.
+/// A running server, stopped on drop.
 pub struct Cluster {
-    folder: TempDir,
+    directory: TempDir,
     programs: PathBuf,
     server: Option<Child>,
 }
 
-/// Clients that keep it busy until they are dropped.
+/// Clients that generate load until they are dropped.
 pub struct Load(Child);
 
 impl Cluster {
-    /// `None`, and a line that says why, where there is none.
+    /// Returns `None` and prints why if PostgreSQL is not installed.
     pub fn start() -> Result<Option<Self>> {
         let Some(programs) = programs() else {
             println!("skipped: there is no PostgreSQL server with pgbench (scripts/install-deps programs)");
             return Ok(None);
         };
-        // Whose memory may be short; /tmp is often in memory, where nothing waits for a disk.
-        let folder = tempfile::tempdir_in("/var/tmp")?;
-        fs::set_permissions(&folder, Permissions::from_mode(0o700))?;
+        // /tmp is often in memory: nothing would wait for a disk, and memory may be short.
+        let directory = tempfile::tempdir_in("/var/tmp")?;
+        fs::set_permissions(&directory, Permissions::from_mode(0o700))?;
         if rustix::process::getuid().is_root() {
-            chown(folder.path(), Some(NOBODY), Some(NOBODY))?;
+            chown(directory.path(), Some(NOBODY), Some(NOBODY))?;
         }
-        let mut cluster = Cluster { folder, programs, server: None };
+        let mut cluster = Cluster { directory, programs, server: None };
         cluster.run("initdb", &["--no-sync", "--auth=trust", "--username=postgres", "-D", "data"])?;
         let mut server = cluster.command("postgres");
-        let socket = cluster.folder.path().to_owned();
+        let socket = cluster.directory.path().to_owned();
         server.args(["-D", "data", "-c", "listen_addresses=", "-c", "max_connections=40", "-k"]).arg(socket);
         cluster.server = Some(server.stdout(Stdio::null()).stderr(cluster.log()?).spawn()?);
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while cluster.run("psql", &cluster.sql("select 1")).is_err() {
             ensure!(Instant::now() < deadline, "PostgreSQL does not start: {}", cluster.logged());
             sleep(POLL);
@@ -70,7 +70,7 @@ impl Cluster {
         Ok(Some(cluster))
     }
 
-    /// Runs one of pgbench's workloads.
+    /// Runs a pgbench workload.
     pub fn load(&self, workload: &str, clients: u32) -> Result<Load> {
         let mut command = self.command("pgbench");
         command.args(["-n", "-j", "1", "-T", "600", "-c", &clients.to_string(), "-b", workload]);
@@ -78,8 +78,8 @@ impl Cluster {
         Ok(Load(command.stdout(Stdio::null()).stderr(self.log()?).spawn()?))
     }
 
-    /// Looks 40 times a second at what the clients' processes wait for. It sleeps in the server, so that it is no
-    /// client which the server waits for.
+    /// Samples the waits of the client backends 40 times a second. The sampling backend sleeps in the server, so that
+    /// it is no client that the server waits for.
     pub fn sample(&self, seconds: f64) -> Result<Waiting> {
         let sql = format!(
             "create temp table seen (type text);
@@ -95,14 +95,14 @@ impl Cluster {
              select (select count(*) from seen where type = kind)::float8 / (select count(*) from times)
                  from unnest(array['Lock', 'Client', 'LWLock', 'IO']) with ordinality as kinds (kind, place) order by place"
         );
-        let told = self.run("psql", &self.sql(&sql))?;
-        let figures: Vec<f64> = told.lines().filter_map(|line| line.parse().ok()).collect();
-        let [row_lock, client, inner_lock, file] = figures[..] else { bail!("no four figures: {told}") };
+        let output = self.run("psql", &self.sql(&sql))?;
+        let figures: Vec<f64> = output.lines().filter_map(|line| line.parse().ok()).collect();
+        let [row_lock, client, inner_lock, file] = figures[..] else { bail!("no four figures: {output}") };
         Ok(Waiting { row_lock, client, inner_lock, file })
     }
 
     fn host(&self) -> String {
-        format!("--host={}", self.folder.path().display())
+        format!("--host={}", self.directory.path().display())
     }
 
     fn sql(&self, sql: &str) -> Vec<String> {
@@ -112,15 +112,15 @@ impl Cluster {
         arguments
     }
 
-    /// One of its programs, in its folder; it ends with this test, however that ends.
+    /// Builds a command of one of its programs, in its directory; the process is killed with the test.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new("setpriv");
         if rustix::process::getuid().is_root() {
             command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".to_owned()]);
         }
-        // Which is a fast shutdown for the server.
+        // SIGINT is a fast shutdown of the server.
         command.args(["--pdeathsig", "INT", "--"]).arg(self.programs.join(program));
-        command.current_dir(self.folder.path()).stdin(Stdio::null());
+        command.current_dir(self.directory.path()).stdin(Stdio::null());
         command.env_clear().env("PATH", "/usr/bin:/bin").env("LC_ALL", "C");
         command
     }
@@ -132,18 +132,18 @@ impl Cluster {
     }
 
     fn log(&self) -> Result<File> {
-        Ok(File::options().create(true).append(true).open(self.folder.path().join("log"))?)
+        Ok(File::options().create(true).append(true).open(self.directory.path().join("log"))?)
     }
 
     fn logged(&self) -> String {
-        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
         let Some(mut server) = self.server.take() else { return };
-        // An immediate shutdown: it ends its processes and gives its shared memory back, and writes nothing.
+        // An immediate shutdown: kills its processes and frees its shared memory, without writing.
         let _ = kill_process(Pid::from_child(&server), Signal::QUIT);
         let _ = server.wait();
     }
@@ -156,12 +156,12 @@ impl Drop for Load {
     }
 }
 
-/// The folder of the newest server's programs that has all of them.
+/// Returns the program directory of the newest version that has all programs.
 fn programs() -> Option<PathBuf> {
-    let has_all = |folder: &PathBuf| {
-        ["initdb", "postgres", "psql", "pgbench"].iter().all(|program| Path::new(folder).join(program).exists())
+    let has_all = |directory: &PathBuf| {
+        ["initdb", "postgres", "psql", "pgbench"].iter().all(|program| Path::new(directory).join(program).exists())
     };
-    let version = |folder: &PathBuf| folder.parent()?.file_name()?.to_str()?.parse::<u32>().ok();
+    let version = |directory: &PathBuf| directory.parent()?.file_name()?.to_str()?.parse::<u32>().ok();
     let versions = fs::read_dir(VERSIONS).ok()?.flatten().map(|version| version.path().join("bin"));
     versions.filter(has_all).max_by_key(version)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A browser that is driven over the Chrome DevTools Protocol: JSON that ends in NUL, on its descriptors 3 and 4.
+//! A browser driven over the Chrome DevTools Protocol: NUL-terminated JSON on descriptors 3 and 4.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -14,10 +14,10 @@ use rustix::pipe::pipe;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The names of the same browser.
+/// Names of Chromium's executable.
 const BROWSERS: [&str; 3] = ["chromium-headless-shell", "chromium", "chromium-browser"];
-/// Far longer than anything takes here.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout, far above what any step takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub struct Browser {
     child: Child,
@@ -25,7 +25,7 @@ pub struct Browser {
     from: BufReader<File>,
     next: u64,
     session: Option<String>,
-    /// What it told without being asked.
+    /// Events received while waiting for results.
     pub events: Vec<Value>,
     _profile: TempDir,
 }
@@ -37,17 +37,17 @@ fn installed() -> Option<&'static str> {
     })
 }
 
-/// `None`, with the reason printed, where there is none.
+/// Starts a browser; `None` with a printed reason if there is none.
 pub fn browser() -> Result<Option<Browser>> {
     let Some(name) = installed() else {
-        // CI installs what is needed: what is missing there is a failure.
+        // CI installs a browser: a missing one is a failure there.
         ensure!(std::env::var_os("CI").is_none(), "no chromium (scripts/install-deps browser)");
         println!("skipped: no chromium (scripts/install-deps browser)");
         return Ok(None);
     };
     let profile = tempfile::tempdir()?;
     let ((its_from, to), (from, its_to)) = (pipe()?, pipe()?);
-    // The shell gives both their numbers: what is opened here may have these already.
+    // The shell assigns descriptors 3 and 4, which may be in use in this process.
     for fd in [&its_from, &its_to] {
         fcntl_setfd(fd, FdFlags::empty())?;
     }
@@ -77,7 +77,7 @@ pub fn browser() -> Result<Option<Browser>> {
 }
 
 impl Browser {
-    /// Calls a method, and returns its result.
+    /// Calls a method and returns its result.
     pub fn call(&mut self, method: &str, parameters: Value) -> Result<Value> {
         self.next += 1;
         let id = self.next;
@@ -87,13 +87,13 @@ impl Browser {
         }
         self.to.write_all(format!("{message}\0").as_bytes())?;
         loop {
-            let told = self.read()?;
-            if told["id"] != id {
-                self.events.push(told);
+            let message = self.read()?;
+            if message["id"] != id {
+                self.events.push(message);
                 continue;
             }
-            ensure!(told["error"].is_null(), "{method}: {}", told["error"]);
-            return Ok(told["result"].clone());
+            ensure!(message["error"].is_null(), "{method}: {}", message["error"]);
+            return Ok(message["result"].clone());
         }
     }
 
@@ -104,23 +104,23 @@ impl Browser {
         Ok(serde_json::from_slice(&bytes)?)
     }
 
-    /// What an expression comes to.
+    /// Evaluates an expression.
     pub fn value(&mut self, expression: &str) -> Result<Value> {
         let asked = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
-        let told = self.call("Runtime.evaluate", asked)?;
-        ensure!(told["exceptionDetails"].is_null(), "{expression}: {}", told["exceptionDetails"]);
-        Ok(told["result"]["value"].clone())
+        let message = self.call("Runtime.evaluate", asked)?;
+        ensure!(message["exceptionDetails"].is_null(), "{expression}: {}", message["exceptionDetails"]);
+        Ok(message["result"]["value"].clone())
     }
 
-    /// The same, of a text.
+    /// Evaluates an expression to text.
     pub fn text(&mut self, expression: &str) -> Result<String> {
         let value = self.value(expression)?;
         value.as_str().map(str::to_owned).with_context(|| format!("{expression} is {value}"))
     }
 
-    /// Waits until it is true.
+    /// Waits until the expression is true.
     pub fn until(&mut self, expression: &str) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.value(expression)? != true {
             if Instant::now() > deadline {
                 bail!("it does not come to {expression}");
@@ -130,13 +130,13 @@ impl Browser {
         Ok(())
     }
 
-    /// Opens a page, and waits until its script is ready.
+    /// Opens a page and waits until its script is ready.
     pub fn open(&mut self, address: &str) -> Result<()> {
         self.call("Page.navigate", json!({"url": address}))?;
         self.until("document.documentElement !== null && document.documentElement.dataset.ready === 'yes'")
     }
 
-    /// Presses, moves and lets go.
+    /// Presses the mouse button, moves, and releases.
     pub fn drag(&mut self, from: (f64, f64), to: (f64, f64)) -> Result<()> {
         for (what, (x, y), buttons) in [("mousePressed", from, 1), ("mouseMoved", to, 1), ("mouseReleased", to, 0)] {
             let event = json!({"type": what, "x": x, "y": y, "button": "left", "buttons": buttons, "clickCount": 1});
@@ -145,7 +145,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Presses a key by its name.
+    /// Presses a key by name.
     pub fn press(&mut self, key: &str, code: u32) -> Result<()> {
         for what in ["keyDown", "keyUp"] {
             let text = if key == "Enter" && what == "keyDown" { "\r" } else { "" };
@@ -158,7 +158,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It has children of its own.
+        // The browser has child processes.
         if let Some(group) = rustix::process::Pid::from_raw(self.child.id() as i32) {
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
         }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tables of a page, and what `replay --json` prints, in one form.
+//! Tables of a page and the output of `replay --json`, in one form.
 #![allow(dead_code)]
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// A row of a table: of each cell its value where it has one, else its text.
+/// Cells of a table row: each cell's value, or its text if it has none.
 pub type Row = Vec<String>;
 
-/// The rows of the table whose tag begins so, without those that are opened below others.
+/// Returns the rows of the table whose tag starts with `tag`, without details rows.
 pub fn rows(page: &str, table: &str) -> Result<Vec<Row>> {
     let (_, rest) = page.split_once(table).with_context(|| format!("there is no {table}"))?;
     let (_, body) = rest.split_once("<tbody>").context("it has no body")?;
@@ -33,17 +33,17 @@ fn cell(text: &str) -> Result<String> {
     }
     let inside = inside.split_once("</td>").map_or(inside, |(inside, _)| inside);
     // Text between tags.
-    let mut told = String::new();
+    let mut text = String::new();
     let mut is_tag = false;
     for c in inside.chars() {
         match c {
             '<' => is_tag = true,
             '>' => is_tag = false,
-            c if !is_tag => told.push(c),
+            c if !is_tag => text.push(c),
             _ => {}
         }
     }
-    Ok(told
+    Ok(text
         .replace("&lt;", "<")
         .replace("&gt;", ">")
         .replace("&quot;", "\"")
@@ -55,7 +55,7 @@ fn figure(of: &Value, is_known: bool) -> String {
     if is_known { of.to_string() } else { "-".to_owned() }
 }
 
-/// What the table of sources has to say of a look, without words.
+/// Returns the expected table of sources for an overview, without verdicts.
 pub fn sources(look: &Value) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for of in look["sources"].as_array().context("sources")? {
@@ -106,7 +106,7 @@ pub fn sources(look: &Value) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The same of culprits: its delay, who it is, and whom it delayed, in words.
+/// Returns the expected table of culprits: delay, name, and victims.
 pub fn culprits(look: &Value) -> Result<Vec<(u64, String, String)>> {
     let of_culprit = |of: &Value| -> Result<(u64, String, String)> {
         let mut victims = Vec::new();
@@ -129,7 +129,7 @@ pub fn culprits(look: &Value) -> Result<Vec<(u64, String, String)>> {
     look["culprits"].as_array().context("culprits")?.iter().map(of_culprit).collect()
 }
 
-/// Fails where the tables of sources and of culprits are not what the look has.
+/// Fails unless the tables of sources and culprits match the overview.
 pub fn ensure_same(sources_rows: &[Row], culprit_rows: &[Row], look: &Value) -> Result<()> {
     let expected = sources(look)?;
     ensure!(sources_rows == expected, "sources:\n{sources_rows:#?}\nreplayed:\n{expected:#?}");
@@ -142,13 +142,13 @@ pub fn ensure_same(sources_rows: &[Row], culprit_rows: &[Row], look: &Value) -> 
     );
     let all_ns: u64 = expected.iter().map(|culprit| culprit.0).sum();
     for (row, (total_ns, who, victims)) in culprit_rows.iter().zip(&expected) {
-        let [share, delay, _, _, named, told] = &row[..] else { anyhow::bail!("{row:?}") };
+        let [share, delay, _, _, named, text] = &row[..] else { anyhow::bail!("{row:?}") };
         let share: f64 = share.parse()?;
         ensure!(
             (share - *total_ns as f64 / all_ns as f64).abs() < 1e-9 && *delay == total_ns.to_string(),
             "{row:?}: {total_ns}"
         );
-        ensure!(named.starts_with(who.as_str()) && told == victims, "{row:?}: {who} {victims}");
+        ensure!(named.starts_with(who.as_str()) && text == victims, "{row:?}: {who} {victims}");
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The user that a command runs as, and its capabilities.
+//! The user and the capabilities that a command runs with.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,11 +11,11 @@ use anyhow::{Context as _, Result, ensure};
 use super::running::copied;
 use super::{PROGRAM, status_of, turn};
 
-/// A shell script that prints the capabilities and the user of its process, and the kernel objects among its descriptors.
+/// A shell script that prints the capabilities and users of its process, and the kernel objects among its descriptors.
 const CREDENTIALS: &str = "grep -E '^(Uid|Gid|Groups|Cap(Inh|Prm|Eff|Amb)):' /proc/self/status; \
     echo \"Env: $HOME $USER $LOGNAME\"; readlink /proc/$$/fd/* | sed -n 's/^anon_inode/Fd: &/p'";
 
-/// The fields that the script prints, each with its words.
+/// The fields that the script prints, split into words.
 fn credentials(command: &mut Command) -> Result<BTreeMap<String, Vec<String>>> {
     let output = command.stdin(Stdio::null()).output()?;
     ensure!(output.status.success(), "{command:?}: {output:?}");
@@ -25,7 +25,7 @@ fn credentials(command: &mut Command) -> Result<BTreeMap<String, Vec<String>>> {
     Ok(fields.collect())
 }
 
-/// No set of capabilities has one in it, and no descriptor of a BPF object or perf event is open.
+/// Every listed capability set is empty, and no descriptor of a BPF object or perf event is open.
 fn ensure_unprivileged(fields: &BTreeMap<String, Vec<String>>, sets: &[&str]) -> Result<()> {
     for set in sets {
         let mask = fields.get(*set).and_then(|words| words.first()).with_context(|| format!("no {set}: {fields:?}"))?;
@@ -37,9 +37,9 @@ fn ensure_unprivileged(fields: &BTreeMap<String, Vec<String>>, sets: &[&str]) ->
 
 const ALL_SETS: [&str; 4] = ["CapInh", "CapPrm", "CapEff", "CapAmb"];
 
-/// A user may run whylate with ambient capabilities, with inheritable ones, or with those of its file.
+/// A user may run whylate with ambient, inheritable or file capabilities.
 #[test]
-fn the_command_of_a_user_with_capabilities_has_none() -> Result<()> {
+fn command_of_privileged_user_has_no_capabilities() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let directory = copied(PROGRAM, "whylate")?;
     let program = directory.path().join("whylate");
@@ -52,7 +52,7 @@ fn the_command_of_a_user_with_capabilities_has_none() -> Result<()> {
     let (inh, amb) = ("--inh-caps=+bpf,+perfmon,+syslog", "--ambient-caps=+bpf,+perfmon,+syslog");
     let ambient = [&ids[..], &[inh, amb]].concat();
     ensure_unprivileged(&with(&ambient, &["run", "--"])?, &ALL_SETS)?;
-    // Root has the capabilities that the kernel gives root, and no others.
+    // Root has the capabilities that the kernel gives to root, and no others.
     let as_root = with(&[inh], &["run", "--"])?;
     ensure_unprivileged(&as_root, &["CapInh", "CapAmb"])?;
     ensure!(as_root["Uid"] == ["0"; 4], "{as_root:?}");
@@ -67,7 +67,7 @@ fn the_command_of_a_user_with_capabilities_has_none() -> Result<()> {
     }
     let inheritable = [&ids[..], &[inh]].concat();
     ensure_unprivileged(&with(&inheritable, &["run", "--"])?, &ALL_SETS)?;
-    // The real user owns what a set-user-ID program starts.
+    // The real user of a set-user-ID program owns what it starts.
     fs::set_permissions(&program, fs::Permissions::from_mode(0o4755))?;
     let of_user = with(&ids, &["run", "--"])?;
     ensure_unprivileged(&of_user, &ALL_SETS)?;
@@ -75,9 +75,9 @@ fn the_command_of_a_user_with_capabilities_has_none() -> Result<()> {
     Ok(())
 }
 
-/// A shell of `timerlat --on-end` is a command of the user's, too.
+/// The shell of `timerlat --on-end` is a command of the user, too.
 #[test]
-fn the_shell_of_an_action_has_no_capabilities() -> Result<()> {
+fn shell_of_action_has_no_capabilities() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     let directory = copied(PROGRAM, "whylate")?;
     let written = tempfile::NamedTempFile::new()?;
@@ -97,10 +97,10 @@ fn the_shell_of_an_action_has_no_capabilities() -> Result<()> {
 }
 
 #[test]
-fn a_command_runs_as_the_user_that_is_named() -> Result<()> {
+fn command_runs_as_given_user() -> Result<()> {
     let Some(_turn) = turn() else { return Ok(()) };
     for name in ["nobody", "65534"] {
-        // A group of root's that is kept would let the command read what is root's.
+        // A remaining group of root would let the command read root's files.
         let mut run = Command::new("setpriv");
         run.args([
             "--groups=0,4,27",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A `whylate` that runs, is watched and is sent signals. It goes with the test. Not every test program uses all of it.
+//! A running `whylate` that tests observe and send signals to; killed on drop. Not every test program uses everything.
 #![allow(dead_code)]
 
 use std::fs::{self, Permissions};
@@ -13,30 +13,30 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Far longer than anything takes here.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout, far above what any step takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(5);
 
-/// The built program.
+/// Path of the built program.
 pub fn whylate(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_whylate"));
     command.args(arguments).stdin(Stdio::null());
     command
 }
 
-/// A copy of a program under that name, in a folder of its own that everybody can read. cp(1) writes it: what this process
-/// has open for writing is open, for a moment, in whatever another test starts just then, and cannot be run.
+/// Copies a program under that name into a directory that every user can read. cp(1) writes the copy: a file that this
+/// process has open for writing leaks into processes that other tests fork, and cannot be executed until they exit.
 pub fn copied(program: &str, name: &str) -> Result<TempDir> {
-    let folder = tempfile::tempdir()?;
-    fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
-    let copy = folder.path().join(name);
+    let directory = tempfile::tempdir()?;
+    fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
+    let copy = directory.path().join(name);
     let status = Command::new("cp").arg(program).arg(&copy).status()?;
     ensure!(status.success(), "cp cannot copy {program}");
     fs::set_permissions(&copy, Permissions::from_mode(0o755))?;
-    Ok(folder)
+    Ok(directory)
 }
 
-/// Whether a process has its own way with a signal.
+/// Returns whether a process catches a signal.
 fn catches(pid: u32, signal: Signal) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap_or("0");
@@ -50,7 +50,7 @@ impl Running {
         Self::of(&mut whylate(arguments))
     }
 
-    /// A command that runs it.
+    /// Builds a command that runs the copy.
     pub fn of(command: &mut Command) -> Result<Self> {
         Ok(Running(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?))
     }
@@ -71,9 +71,9 @@ impl Running {
         Ok(self.0.try_wait()?.is_none())
     }
 
-    /// Waits until it has its own way with the signal.
+    /// Waits until the process catches the signal.
     pub fn wait_until_it_catches(&mut self, signal: Signal) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !catches(self.pid(), signal) {
             ensure!(self.is_alive()?, "it ends before it catches {signal:?}");
             ensure!(Instant::now() < deadline, "it does not catch {signal:?}");
@@ -82,9 +82,9 @@ impl Running {
         Ok(())
     }
 
-    /// Waits for its end; its status and what it wrote on standard error.
+    /// Waits for the exit and returns the status and standard error.
     pub fn end(&mut self) -> Result<(ExitStatus, String)> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.0.try_wait()? {
                 let mut stderr = String::new();
@@ -98,18 +98,18 @@ impl Running {
         }
     }
 
-    /// True when it is writing to a pipe that is full.
+    /// Returns true if the process is blocked writing to a full pipe.
     pub fn is_stuck_writing(&self) -> Result<bool> {
         let state = self.proc("status")?;
         let is_asleep = state.lines().any(|line| line.starts_with("State:") && line.contains('S'));
-        // In the x86-64 numbers of system calls write is 1, in the generic ones 64.
+        // System call number of write: 1 on x86-64, 64 in the generic table.
         let call = self.proc("syscall")?;
         Ok(is_asleep && ["1 0x1 ", "64 0x1 "].iter().any(|write| call.starts_with(write)))
     }
 
-    /// Waits until the signal is not pending any more.
+    /// Waits until the signal is no longer pending.
     pub fn wait_until_delivered(&self, signal: Signal) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let bit = 1_u64 << (signal.as_raw() - 1);
         while Instant::now() < deadline {
             let status = self.proc("status")?;
@@ -125,7 +125,7 @@ impl Running {
         bail!("the signal is not delivered")
     }
 
-    /// The most memory it had.
+    /// Returns the peak memory use in KiB.
     pub fn peak_memory_kb(&self) -> Result<u64> {
         let status = self.proc("status")?;
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("it has ended")?;

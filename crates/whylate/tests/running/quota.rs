@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A cgroup that may use a fifth of a CPU, as a container with a limit. Not every test program uses all of it.
+//! A cgroup with a quota of a fifth of a CPU, as of a container. Not every test program uses everything.
 #![allow(dead_code)]
 
 use std::fs;
@@ -12,11 +12,11 @@ use anyhow::{Context as _, Result};
 const QUOTA_US: u32 = 20_000;
 const PERIOD_US: u32 = 100_000;
 
-/// It goes with this.
+/// Removed on drop.
 pub struct Quota(PathBuf);
 
 impl Quota {
-    /// `None`, and a line with why, where hierarchies would have to be changed for it.
+    /// Returns `None` and prints why if this would need changes to the hierarchies.
     pub fn make(name: &str) -> Result<Option<Self>> {
         let name = format!("whylate-{name}-{}", std::process::id());
         for parent in ["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct"].map(Path::new) {
@@ -40,17 +40,17 @@ impl Quota {
         Ok(None)
     }
 
-    /// The time of real-time threads in each second, where the kernel limits it by cgroup.
+    /// Returns the file of the real-time runtime per second, if the kernel limits it by cgroup.
     pub fn of_real_time(&self) -> Option<PathBuf> {
         Some(self.0.join("cpu.rt_runtime_us")).filter(|file| file.exists())
     }
 
-    /// As causes name it.
+    /// Returns the name that causes have for it.
     pub fn name(&self) -> String {
         format!("cgroup /{}", self.0.file_name().map(|name| name.to_string_lossy()).unwrap_or_default())
     }
 
-    /// For how long it was throttled, over all CPUs: in nanoseconds with v1, in microseconds with v2.
+    /// Returns the throttled time over all CPUs: in nanoseconds with v1, in microseconds with v2.
     pub fn throttled_ns(&self) -> Result<u64> {
         let stat = fs::read_to_string(self.0.join("cpu.stat"))?;
         let of = |name: &str| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
@@ -58,7 +58,7 @@ impl Quota {
         ns.context("the kernel does not count throttled time")
     }
 
-    /// What a shell runs to go into it.
+    /// Returns the shell command that enters the cgroup.
     pub fn enter(&self) -> String {
         format!("echo $$ >{}/cgroup.procs", self.0.display())
     }
@@ -66,7 +66,7 @@ impl Quota {
 
 impl Drop for Quota {
     fn drop(&mut self) {
-        // Whoever was in it may be on its way out.
+        // A process that was in the cgroup may still be exiting.
         for _ in 0..200 {
             if fs::remove_dir(&self.0).is_ok() {
                 return;

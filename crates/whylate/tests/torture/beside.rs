@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Each of the commands beside threads and cgroups that come and go.
+//! Each command beside threads and cgroups that come and go.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -15,10 +15,10 @@ use crate::COMMANDS;
 use crate::exercise::{Exercise, is_whole, part};
 use crate::turn::turn_to_measure;
 
-/// Threads a second, at least.
-const BIRTHS: f64 = 5_000.0;
+/// Minimum rate of threads per second.
+const MIN_THREADS_PER_S: f64 = 5_000.0;
 
-/// Runs the commands beside threads that do this, again and again, until all have ended. How often it was done a second.
+/// Runs the commands while threads call `disturb` repeatedly. Returns the calls per second.
 pub fn beside(
     exercise: &mut Exercise,
     commands: &[&[&str]],
@@ -41,45 +41,45 @@ pub fn beside(
     Ok(rounds.load(Ordering::Relaxed) as f64 / began.elapsed().as_secs_f64())
 }
 
-/// One thread, which ends at once.
-pub fn births() {
+/// Starts one thread that exits at once.
+pub fn short_lived_thread() {
     let _ = thread::Builder::new().stack_size(16 << 10).spawn(|| ()).map(thread::JoinHandle::join);
 }
 
 #[test]
-fn births_and_deaths_do_not_hurt() -> Result<()> {
+fn survives_thread_churn() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped("births", "no source measures here") };
     let mut exercise = Exercise::begin("births")?;
     let parents = 2 * thread::available_parallelism()?.get();
-    let rate = beside(&mut exercise, part(&COMMANDS, 1), parents, |_| births())?;
+    let rate = beside(&mut exercise, part(&COMMANDS, 1), parents, |_| short_lived_thread())?;
     exercise.note(format!("{rate:.0} births and deaths a second"));
-    // In `make test` other programs may have the machine.
-    if is_whole() && rate < BIRTHS {
+    // In `make test` other programs may use the machine.
+    if is_whole() && rate < MIN_THREADS_PER_S {
         if std::env::var_os("WHYLATE_EMULATED").is_some() {
             println!("skipped: an emulated CPU makes {rate:.0} threads a second");
         } else {
-            exercise.wrong(&format!("{rate:.0} births a second, of {BIRTHS}"));
+            exercise.wrong(&format!("{rate:.0} births a second, of {MIN_THREADS_PER_S}"));
         }
     }
     exercise.end()
 }
 
-/// Where cgroups can be made for a controller.
+/// Directory in which a controller's cgroups can be created.
 fn hierarchy(controller: &str) -> Option<&'static str> {
-    let folders: &[&str] = match controller {
+    let directories: &[&str] = match controller {
         "cpu" => &["/sys/fs/cgroup/cpu", "/sys/fs/cgroup/cpu,cpuacct", "/sys/fs/cgroup"],
         _ => &["/sys/fs/cgroup/pids", "/sys/fs/cgroup"],
     };
-    folders.iter().copied().find(|folder| Path::new(folder).join("cgroup.procs").exists())
+    directories.iter().copied().find(|directory| Path::new(directory).join("cgroup.procs").exists())
 }
 
 #[test]
-fn cgroups_that_go_are_told_or_unknown() -> Result<()> {
+fn removed_cgroups_are_named_or_unknown() -> Result<()> {
     const NAME: &str = "cgroups";
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
-    let Some(folder) = hierarchy("cpu") else { return Exercise::skipped(NAME, "no cgroup can be made here") };
+    let Some(directory) = hierarchy("cpu") else { return Exercise::skipped(NAME, "no cgroup can be made here") };
     let mut exercise = Exercise::begin(NAME)?;
-    let made = format!("{folder}/whylate-torture-{}", std::process::id());
+    let made = format!("{directory}/whylate-torture-{}", std::process::id());
     let rate = beside(&mut exercise, part(&COMMANDS, 1), 1, |_| {
         let _ = fs::create_dir(&made);
         let mut enter = Command::new("sh");
@@ -94,19 +94,19 @@ fn cgroups_that_go_are_told_or_unknown() -> Result<()> {
 }
 
 #[test]
-fn a_fork_bomb_within_its_limit_does_not_hurt() -> Result<()> {
+fn survives_fork_bomb_in_cgroup() -> Result<()> {
     const NAME: &str = "fork bomb";
     if !is_whole() {
         return Exercise::skipped(NAME, "only make torture does it");
     }
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
-    let Some(folder) = hierarchy("pids") else { return Exercise::skipped(NAME, "processes cannot be limited here") };
+    let Some(directory) = hierarchy("pids") else { return Exercise::skipped(NAME, "processes cannot be limited here") };
     let mut exercise = Exercise::begin(NAME)?;
-    let made = format!("{folder}/whylate-bomb-{}", std::process::id());
+    let made = format!("{directory}/whylate-bomb-{}", std::process::id());
     fs::create_dir(&made)?;
     let bomb = fs::write(format!("{made}/pids.max"), "60").map_err(anyhow::Error::from).and_then(|()| {
-        // A shell that is refused a child ends, so the next bomb follows it; whoever starts them is not limited itself.
-        // What cannot enter its cgroup does not begin.
+        // A shell whose fork fails exits, so the next bomb follows it; the process that starts them is not limited. A
+        // bomb that cannot enter its cgroup does not start.
         let one = format!("echo $$ >{made}/cgroup.procs || exit; b() {{ b & b & }}; while :; do b; done");
         let bomb = format!("while [ -d {made} ]; do sh -c '{one}'; done");
         Ok(Command::new("sh").args(["-c", &bomb]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?)
@@ -117,7 +117,7 @@ fn a_fork_bomb_within_its_limit_does_not_hurt() -> Result<()> {
         let _ = bomb.wait();
         looked
     });
-    // `max N`: so often there was no more room.
+    // `max N`: the number of forks that the limit refused.
     let refused = fs::read_to_string(format!("{made}/pids.events")).unwrap_or_default();
     let is_gone = end_all_in(&made)?;
     looked?;
@@ -129,7 +129,7 @@ fn a_fork_bomb_within_its_limit_does_not_hurt() -> Result<()> {
     exercise.end()
 }
 
-/// They are many, and new ones come. True when the cgroup could be removed.
+/// Kills all processes while new ones appear. Returns true if the cgroup could be removed.
 fn end_all_in(cgroup: &str) -> Result<bool> {
     for _ in 0..2_000 {
         let mut text = String::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Numbers that look random and are the same in each run (Knuth's generator).
+//! Deterministic pseudo-random numbers (Knuth's generator).
 
 pub struct Chance(pub u64);
 

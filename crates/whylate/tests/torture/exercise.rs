@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One exercise, and its row in the table: how often, and so many of each kind that were left behind or went wrong.
+//! One exercise and its row in the table: runs, leftovers by kind, and failures.
 
 use std::env;
 use std::fs::{self, OpenOptions};
@@ -13,40 +13,40 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 
-use crate::left::{KINDS, Seen};
+use crate::left::{KINDS, Leftovers};
 use crate::running::whylate;
 
-/// Far longer than anything takes, also where ten others want each CPU.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// The status of a Rust program that panicked.
+/// Timeout, far above what a run takes, also with ten busy threads per CPU.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// Exit status of a Rust program that panicked.
 const PANICKED: i32 = 101;
-/// That of a measurement which has found what it was to end at: no failure, and needs no reason.
+/// Exit status of a measurement that hit its threshold: no failure, and no reason is expected.
 const OVER_THRESHOLD: i32 = 2;
 
-/// All of it, and not the part in `make test`: the file that takes the rows.
+/// Set for the full run, not for the part in `make test`: the file that takes the rows.
 fn rows() -> Option<std::ffi::OsString> {
     env::var_os("WHYLATE_TORTURE")
 }
 
-/// True under `make torture`.
+/// Returns true under `make torture`.
 pub fn is_whole() -> bool {
     rows().is_some()
 }
 
-/// The commands of the whole, or so many of them in `make test`.
+/// Returns all commands, or this many of them in `make test`.
 pub fn part<T>(commands: &[T], in_test: usize) -> &[T] {
     &commands[..if is_whole() { commands.len() } else { in_test.min(commands.len()) }]
 }
 
 pub struct Exercise {
     name: &'static str,
-    /// Where the commands run.
-    folder: TempDir,
-    before: Seen,
+    /// Working directory of the commands.
+    directory: TempDir,
+    before: Leftovers,
     times: u64,
     panics: u64,
     hangs: u64,
-    /// Outputs that would move a cursor, or are no text.
+    /// Outputs with control characters, or that are not text.
     letters: u64,
     other: u64,
     note: String,
@@ -54,56 +54,55 @@ pub struct Exercise {
 
 impl Exercise {
     pub fn begin(name: &'static str) -> Result<Self> {
-        // It bears no name of ours, as what does is told as left behind.
-        let folder = tempfile::Builder::new().prefix("torture-").tempdir()?;
-        let before = Seen::now(folder.path());
-        Ok(Self { name, folder, before, times: 0, panics: 0, hangs: 0, letters: 0, other: 0, note: String::new() })
+        // Not named after whylate: files that are count as leftovers.
+        let directory = tempfile::Builder::new().prefix("torture-").tempdir()?;
+        let before = Leftovers::now(directory.path());
+        Ok(Self { name, directory, before, times: 0, panics: 0, hangs: 0, letters: 0, other: 0, note: String::new() })
     }
 
-    /// A row that says why there are no figures.
+    /// Adds a row that says why there are no figures.
     pub fn skipped(name: &str, reason: &str) -> Result<()> {
         println!("skipped: {reason}");
         add_row(&format!("{name}\tskipped: {reason}"))
     }
 
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
-    /// Once more, of what is no command that ends by itself.
+    /// Counts a run of something other than a command that exits by itself.
     pub fn count(&mut self) {
         self.times += 1;
     }
 
-    /// Anything that has no column of its own.
+    /// Counts a failure without a column of its own.
     pub fn wrong(&mut self, what: &str) {
         println!("WRONG: {}: {what}", self.name);
         self.other += 1;
     }
 
-    /// What the table tells beside the counts.
+    /// Adds a remark to the row.
     pub fn note(&mut self, note: String) {
         self.note = note;
     }
 
-    /// Starts whylate in the exercise's folder, with outputs that `finish` reads.
+    /// Starts whylate in the exercise's directory, with outputs that `finish` reads.
     pub fn start(&mut self, words: &[&str]) -> Result<Child> {
         let mut command = whylate(words);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         self.start_as(&mut command)
     }
 
-    /// The same with outputs, or a shell around it, of the caller's.
+    /// Starts whylate with the caller's outputs, or in a shell around it.
     pub fn start_as(&mut self, command: &mut Command) -> Result<Child> {
         self.times += 1;
-        Ok(command.stdin(Stdio::null()).current_dir(self.folder()).spawn()?)
+        Ok(command.stdin(Stdio::null()).current_dir(self.directory()).spawn()?)
     }
 
-    /// Its output, once it has ended by its own will, and says why in a line where that is an error. `None` where it did
-    /// not end.
+    /// Returns the output of a run that exits by itself; a failure must say why in one line. `None` if it did not exit.
     pub fn finish(&mut self, mut child: Child, what: &str) -> Result<Option<Output>> {
-        let deadline = Instant::now() + PATIENCE;
-        // Whoever does not read holds it up.
+        let deadline = Instant::now() + TIMEOUT;
+        // An output that is not read would block it.
         let (stdout, stderr) = (read(child.stdout.take()), read(child.stderr.take()));
         let is_heard = stderr.is_some();
         let status = loop {
@@ -124,22 +123,22 @@ impl Exercise {
             None => Ok(Vec::new()),
         };
         let output = Output { status, stdout: joined(stdout)?, stderr: joined(stderr)? };
-        let told = String::from_utf8_lossy(&output.stderr);
-        if status.signal().is_some() || status.code() == Some(PANICKED) || told.contains("panicked") {
-            println!("WRONG: {}: {what}: {status}: {told}", self.name);
+        let text = String::from_utf8_lossy(&output.stderr);
+        if status.signal().is_some() || status.code() == Some(PANICKED) || text.contains("panicked") {
+            println!("WRONG: {}: {what}: {status}: {text}", self.name);
             self.panics += 1;
-        } else if is_heard && status.code() != Some(0) && !(status.code() == Some(OVER_THRESHOLD) && told.is_empty()) {
-            let says_why = told.lines().any(|line| line.starts_with("whylate: ") || line.starts_with("error: "));
+        } else if is_heard && status.code() != Some(0) && !(status.code() == Some(OVER_THRESHOLD) && text.is_empty()) {
+            let says_why = text.lines().any(|line| line.starts_with("whylate: ") || line.starts_with("error: "));
             if !says_why {
-                self.wrong(&format!("{what}: {status} and no reason: {told}"));
+                self.wrong(&format!("{what}: {status} and no reason: {text}"));
             }
         }
-        self.look_at(&output.stdout, what);
-        self.look_at(&output.stderr, &format!("what {what} says beside it"));
+        self.check_output(&output.stdout, what);
+        self.check_output(&output.stderr, &format!("what {what} says beside it"));
         Ok(Some(output))
     }
 
-    /// Runs one to its end, which is expected to be a good one.
+    /// Runs a command to its end and expects success.
     pub fn run(&mut self, words: &[&str], beside: &str) -> Result<()> {
         let what = format!("{words:?}{beside}");
         let child = self.start(words)?;
@@ -156,10 +155,10 @@ impl Exercise {
         Ok(())
     }
 
-    /// Nothing that is told moves a cursor, and all of it is text.
-    pub fn look_at(&mut self, told: &[u8], what: &str) {
+    /// Output must be text without control characters.
+    pub fn check_output(&mut self, text: &[u8], what: &str) {
         let is_plain = |letter: char| matches!(letter, '\n' | '\t') || !letter.is_control();
-        let found = match std::str::from_utf8(told) {
+        let found = match std::str::from_utf8(text) {
             Ok(text) => text.chars().find(|&letter| !is_plain(letter)).map(|letter| format!("{letter:?}")),
             Err(error) => Some(format!("no text from byte {}", error.valid_up_to())),
         };
@@ -169,20 +168,20 @@ impl Exercise {
         }
     }
 
-    /// Compares what is there with what was, and adds the row.
+    /// Compares the machine's state with the one before and adds the row.
     pub fn end(self) -> Result<()> {
-        let left = self.before.left_behind(self.folder());
+        let left = self.before.left_behind(self.directory());
         let mut counts: Vec<u64> = left.iter().map(|left| left.len() as u64).collect();
         for (kind, left) in KINDS.iter().zip(&left).filter(|(_, left)| !left.is_empty()) {
             println!("WRONG: {}: {} {kind} are left behind: {left:?}", self.name, left.len());
         }
         counts.extend([self.panics, self.hangs, self.letters, self.other]);
         let named = KINDS.iter().chain(&["panics", "hangs", "letters", "other"]).zip(&counts);
-        let told: Vec<String> = named.map(|(name, count)| format!("{count} {name}")).collect();
-        println!("{}, {} times: {}; {}", self.name, self.times, told.join(", "), self.note);
+        let text: Vec<String> = named.map(|(name, count)| format!("{count} {name}")).collect();
+        println!("{}, {} times: {}; {}", self.name, self.times, text.join(", "), self.note);
         let figures: Vec<String> = counts.iter().map(u64::to_string).collect();
         add_row(&format!("{}\t{}\t{}\t{}", self.name, self.times, figures.join("\t"), self.note))?;
-        ensure!(counts.iter().all(|&count| count == 0), "{}: {}", self.name, told.join(", "));
+        ensure!(counts.iter().all(|&count| count == 0), "{}: {}", self.name, text.join(", "));
         Ok(())
     }
 }
@@ -201,11 +200,11 @@ fn read(from: Option<impl Read + Send + 'static>) -> Option<JoinHandle<Vec<u8>>>
     }))
 }
 
-/// Waits until all is attached: what it holds in the kernel has not changed for a while, which is longer for what may need
-/// nothing there. Also returns when it has ended.
+/// Waits until everything is attached: its kernel objects have not changed for a while, longer for commands that may
+/// have none. Also returns after it exits.
 pub fn wait_until_it_measures(pid: u32) {
     let (mut held, mut calm) = (0, 0);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while calm < if held > 0 { 4 } else { 20 } && Instant::now() < deadline {
         sleep(Duration::from_millis(50));
         let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// A process with names that are no names: its own, which changes a thousand times a second, and those of code that it has
-// made at run time and tells in a perf map. Its argument is the perf map to write; it ends with its standard input.
+// A process with hostile names: its own, which changes a thousand times a second, and those of code generated at run time
+// and listed in a perf map. Its argument is the perf map to write; it exits when its standard input closes.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Everything that could be left behind.
+//! Leftovers: everything that a run could leave behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The columns of the table, in order.
+/// Columns of the table, in order.
 pub const KINDS: [&str; 7] = ["programs", "maps", "links", "instances", "settings", "files", "threads"];
 
 const OF_TRACING: [&str; 10] = [
@@ -27,35 +27,36 @@ const OF_TRACING: [&str; 10] = [
     "buffer_size_kb",
 ];
 const OF_THE_KERNEL: [&str; 4] = ["bpf_stats_enabled", "sched_schedstats", "perf_event_paranoid", "ftrace_enabled"];
-/// Kernel threads that come and go with what others do.
+/// Kernel threads that come and go with other work.
 const OTHERS_THREADS: [&str; 2] = ["kworker/", "psimon"];
 
-/// By kind, each with enough to tell it from others of its kind.
+/// State by kind, each item with enough detail to distinguish it.
 #[derive(Debug)]
-pub struct Seen(BTreeMap<&'static str, BTreeSet<String>>);
+pub struct Leftovers(BTreeMap<&'static str, BTreeSet<String>>);
 
-impl Seen {
-    /// What is there; beside the folders where anybody leaves files, `folder` is where the commands run.
-    pub fn now(folder: &Path) -> Self {
+impl Leftovers {
+    /// Takes the current state. `directory` is where the commands run, in addition to the shared directories.
+    pub fn now(directory: &Path) -> Self {
         let programs = ProgInfoIter::default().map(|info| format!("{} {}", info.id, info.name.to_string_lossy()));
         let maps = MapInfoIter::default().map(|info| format!("{} {}", info.id, info.name.to_string_lossy()));
         let links = LinkInfoIter::default().map(|info| format!("{} of program {}", info.id, info.prog_id));
-        Seen(BTreeMap::from([
+        Leftovers(BTreeMap::from([
             ("programs", programs.collect()),
             ("maps", maps.collect()),
             ("links", links.collect()),
             ("instances", names_in(Path::new("/sys/kernel/tracing/instances")).collect()),
             ("settings", settings()),
-            ("files", files(folder)),
+            ("files", files(directory)),
             ("threads", threads()),
         ]))
     }
 
-    /// What is there now that was not, by kind in the order of `KINDS`. The kernel frees some of it a little later.
-    pub fn left_behind(&self, folder: &Path) -> Vec<Vec<String>> {
-        let deadline = Instant::now() + PATIENCE;
+    /// Returns the items that are new since `before`, by kind in the order of `KINDS`. The kernel frees some items a
+    /// little later.
+    pub fn left_behind(&self, directory: &Path) -> Vec<Vec<String>> {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            let now = Seen::now(folder);
+            let now = Leftovers::now(directory);
             let left = KINDS.map(|kind| now.0[kind].difference(&self.0[kind]).cloned().collect::<Vec<_>>());
             if left.iter().all(Vec::is_empty) || Instant::now() >= deadline {
                 return left.into();
@@ -65,12 +66,12 @@ impl Seen {
     }
 }
 
-fn names_in(folder: &Path) -> impl Iterator<Item = String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+fn names_in(directory: &Path) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
-/// What sources set while they measure, or the kernel's tracers have, with what it is set to.
+/// Settings that sources or the kernel's tracers change while they measure, with their values.
 fn settings() -> BTreeSet<String> {
     let tracing = Path::new("/sys/kernel/tracing");
     let mut paths: Vec<_> = OF_TRACING.iter().map(|file| tracing.join(file)).collect();
@@ -81,23 +82,23 @@ fn settings() -> BTreeSet<String> {
         let idle = cpus.join(cpu).join("cpuidle");
         paths.extend(names_in(&idle).map(|state| idle.join(state).join("disable")));
     }
-    // Folders cannot be read, and are the same.
+    // Directories cannot be read, and do not change.
     let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
     paths.iter().map(|path| format!("{}: {}", path.display(), read(path).trim_end())).collect()
 }
 
-fn files(folder: &Path) -> BTreeSet<String> {
+fn files(directory: &Path) -> BTreeSet<String> {
     let mut files = BTreeSet::new();
     for (parent, is_ours) in [("/tmp", false), ("/var/tmp", false), ("/dev/shm", false), ("/run/whylate", true)] {
-        // The lock of a living one's records stays.
-        let told = |name: &String| if is_ours { !name.ends_with(".lock") } else { name.contains("whylate") };
-        files.extend(names_in(Path::new(parent)).filter(told).map(|name| format!("{parent}/{name}")));
+        // The lock of a running whylate's records stays.
+        let is_left = |name: &String| if is_ours { !name.ends_with(".lock") } else { name.contains("whylate") };
+        files.extend(names_in(Path::new(parent)).filter(is_left).map(|name| format!("{parent}/{name}")));
     }
-    files.extend(names_in(folder));
+    files.extend(names_in(directory));
     files
 }
 
-/// The threads of each whylate, and the kernel's.
+/// Threads of every whylate, and kernel threads.
 fn threads() -> BTreeSet<String> {
     let mut threads = BTreeSet::new();
     for pid in names_in(Path::new("/proc")).filter(|name| name.bytes().all(|letter| letter.is_ascii_digit())) {

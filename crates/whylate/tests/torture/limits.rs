@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! With little of everything: it says what is missing, or goes on.
+//! With scarce resources whylate says what is missing, or goes on.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -9,21 +9,21 @@ use std::thread;
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
-use crate::beside::births;
+use crate::beside::short_lived_thread;
 use crate::exercise::{Exercise, part, wait_until_it_measures};
 use crate::turn::turn_to_measure;
 use crate::{COMMANDS, put_back};
 
-/// 64 MB, in kilobytes: less than the program with its libraries and what it reads of the kernel needs.
+/// 64 MB in kilobytes: below what the program needs with its libraries and what it reads of the kernel.
 const SMALL_ADDRESS_SPACE: &str = "-v 65536";
 const LEFT_BYTES: u64 = 64 << 20;
 
 #[test]
-fn with_little_of_everything_it_says_what_is_missing() -> Result<()> {
+fn scarce_resources_are_reported() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped("limits", "no source measures here") };
     let mut exercise = Exercise::begin("limits")?;
     for command in part(&COMMANDS, 1) {
-        // At the same time: most of it is waiting.
+        // In parallel: most of the time is waiting.
         let start = |limit: &&str| -> Result<_> {
             let mut limited = Command::new("sh");
             limited.args(["-c", &format!("ulimit {limit}; exec \"$@\""), "sh", env!("CARGO_BIN_EXE_whylate")]);
@@ -40,9 +40,9 @@ fn with_little_of_everything_it_says_what_is_missing() -> Result<()> {
     exercise.end()
 }
 
-/// Once it measures, it may map 64 MB more than it has; threads that are born and die beside it give it much to keep.
+/// Once it measures, it may map 64 MB more; short-lived threads give it much to keep.
 #[test]
-fn with_little_address_space_left_it_goes_on_or_says_so() -> Result<()> {
+fn low_address_space_is_survived_or_reported() -> Result<()> {
     const NAME: &str = "64 MB left";
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
     let mut exercise = Exercise::begin(NAME)?;
@@ -64,7 +64,7 @@ fn with_little_address_space_left_it_goes_on_or_says_so() -> Result<()> {
         let output = thread::scope(|scope| {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
-                    births();
+                    short_lived_thread();
                 }
             });
             let output = exercise.finish(child, &what);
@@ -85,7 +85,7 @@ fn with_little_address_space_left_it_goes_on_or_says_so() -> Result<()> {
     exercise.end()
 }
 
-/// `None` when it has ended.
+/// Returns `None` after the process exited.
 fn mapped_bytes(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"))?;

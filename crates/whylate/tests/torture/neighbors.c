@@ -93,7 +93,7 @@ static int mappings(char **words)
 		usleep(20000);
 }
 
-// perf-map BYTES short|long: code made at run time, and a list of its names.
+// perf-map BYTES short|long: code generated at run time, and a list of its names.
 static int perf_map(char **words)
 {
 	static const unsigned char nap[] = { 0xb8, 35, 0, 0, 0, 0x31, 0xf6, 0x0f, 0x05, 0xc3 };
@@ -108,7 +108,7 @@ static int perf_map(char **words)
 	list = fopen(path, "w");
 	if (!list)
 		return 1;
-	// An old name of the same code; the last line is the one that holds.
+	// An outdated name of the same code; the last line is the valid one.
 	fprintf(list, "%lx 1000 name_of_freed_code\n", (long)page);
 	for (long i = 0; written < bytes; i++)
 		written += words[1][0] == 's' ? fprintf(list, "0 0 a\n") :
@@ -187,7 +187,7 @@ static void *naps(void *us)
 	return NULL;
 }
 
-// threads COUNT US: each sleeps so long, again and again.
+// threads COUNT US: each sleeps for US microseconds, again and again.
 static int threads(char **words)
 {
 	pthread_attr_t small;
@@ -203,7 +203,7 @@ static int threads(char **words)
 		pause();
 }
 
-// busy: 4 of 5 ms, until it is killed.
+// busy: on-CPU for 4 of 5 ms, until it is killed.
 __attribute__((noreturn)) static int busy(char **words)
 {
 	struct timespec now, until;

@@ -21,23 +21,23 @@ use crate::exercise::{Exercise, is_whole};
 use crate::running::whylate;
 use crate::turn::turn_to_measure;
 
-/// Nobody, who has no privileges.
+/// UID of `nobody`, who has no privileges.
 const USER: &str = "65534";
-/// What whylate may take beside any of them.
-const MOST_MEMORY_KB: u64 = 200 << 10;
-const MOST_DESCRIPTORS: usize = 1_024;
-/// How long after its span an answer may take, with what it takes to start.
+/// Limits of whylate beside any neighbor.
+const MAX_MEMORY_KB: u64 = 200 << 10;
+const MAX_DESCRIPTORS: usize = 1_024;
+/// Maximum delay of an answer after its span, including startup.
 const ANSWER: Duration = Duration::from_secs(3);
 /// A recording of this length has at least this many snapshots of each source.
 const SPAN: &str = "8s";
-const LEAST_SNAPSHOTS: usize = 7;
+const MIN_SNAPSHOTS: usize = 7;
 
 /// The compiled processes, in a directory that all users can enter.
 struct Neighbors {
     directory: TempDir,
 }
 
-/// One of them, which ends with this value. Its perf map goes too.
+/// A neighbor process, killed on drop with its perf map removed.
 struct Neighbor(Child);
 
 impl Drop for Neighbor {
@@ -57,7 +57,7 @@ impl Neighbors {
         Ok(neighbors)
     }
 
-    /// Compiles the processes with a function of this name.
+    /// Compiles the neighbors with a function of this name.
     fn compile_as(&self, name: &str, symbol: &str) -> Result<()> {
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/torture/neighbors.c");
         let mut compiler = Command::new("cc");
@@ -71,7 +71,7 @@ impl Neighbors {
         self.directory.path().join(name)
     }
 
-    /// A directory that the user owns.
+    /// Creates a directory that the user owns.
     fn users_directory(&self, name: &str) -> Result<String> {
         let path = self.path(name);
         fs::create_dir(&path)?;
@@ -79,7 +79,7 @@ impl Neighbors {
         path.into_os_string().into_string().ok().context("a temporary directory's path is text")
     }
 
-    /// Starts one as the user, and waits until it is set up.
+    /// Starts a neighbor as the user and waits until it is set up.
     fn start(&self, program: &str, words: &[&str]) -> Result<Neighbor> {
         let program = self.path(program);
         let mut command = Command::new("setpriv");
@@ -88,7 +88,7 @@ impl Neighbors {
     }
 }
 
-/// Starts a process, and waits for its line.
+/// Starts a process and waits for its line.
 fn ready(command: &mut Command) -> Result<Neighbor> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let mut line = String::new();
@@ -99,10 +99,10 @@ fn ready(command: &mut Command) -> Result<Neighbor> {
     Ok(neighbor)
 }
 
-/// An exercise beside such processes.
+/// An exercise beside neighbors.
 type Row = fn(&Neighbors) -> Result<()>;
 
-/// What one run of whylate took at most, and what it printed.
+/// Peak usage of one whylate run, and its output.
 struct Run {
     memory_kb: u64,
     descriptors: usize,
@@ -141,7 +141,7 @@ fn run(exercise: &mut Exercise, words: &[&str]) -> Result<Option<Run>> {
 
 /// An overview, a recording and a program's answer stay within their bounds.
 fn keeps_within_bounds(exercise: &mut Exercise, pid: u32, beside: &str) -> Result<String> {
-    let (pid, recording) = (pid.to_string(), exercise.folder().join("x.whylate"));
+    let (pid, recording) = (pid.to_string(), exercise.directory().join("x.whylate"));
     let path = recording.to_str().context("a temporary directory's path is text")?.to_owned();
     let (mut memory_kb, mut descriptors) = (0, 0);
     for (words, span) in
@@ -154,14 +154,14 @@ fn keeps_within_bounds(exercise: &mut Exercise, pid: u32, beside: &str) -> Resul
         memory_kb = memory_kb.max(run.memory_kb);
         descriptors = descriptors.max(run.descriptors);
     }
-    if memory_kb > MOST_MEMORY_KB {
+    if memory_kb > MAX_MEMORY_KB {
         exercise.wrong(&format!("beside {beside} whylate takes {} MB", memory_kb >> 10));
     }
-    if descriptors > MOST_DESCRIPTORS {
+    if descriptors > MAX_DESCRIPTORS {
         exercise.wrong(&format!("beside {beside} whylate has {descriptors} descriptors"));
     }
     for (source, snapshots) in snapshots_by_source(&recording)? {
-        if snapshots < LEAST_SNAPSHOTS {
+        if snapshots < MIN_SNAPSHOTS {
             exercise.wrong(&format!("beside {beside} {source} has {snapshots} snapshots in {SPAN}"));
         }
     }
@@ -169,7 +169,7 @@ fn keeps_within_bounds(exercise: &mut Exercise, pid: u32, beside: &str) -> Resul
     Ok(format!("{beside}: {} MB, {descriptors} descriptors", memory_kb >> 10))
 }
 
-/// How many snapshots each source has in a recording.
+/// Counts the snapshots of each source in a recording.
 fn snapshots_by_source(recording: &Path) -> Result<BTreeMap<String, usize>> {
     let text = zstd::decode_all(fs::File::open(recording)?)?;
     let mut snapshots = BTreeMap::new();
@@ -182,7 +182,7 @@ fn snapshots_by_source(recording: &Path) -> Result<BTreeMap<String, usize>> {
     Ok(snapshots)
 }
 
-/// A C++ name that is written out twelve times as long with each level.
+/// Returns a mangled C++ name whose demangled form grows twelvefold with each level.
 fn bomb(levels: usize) -> String {
     let substitution = |number: usize| match number {
         0 => "S_".to_owned(),
@@ -226,7 +226,7 @@ fn links(neighbors: &Neighbors) -> Result<()> {
     let target = fifo.to_str().context("it is text")?.to_owned();
     for words in [&["offcpu", "-d", "3s"][..], &["-d", "3s"]] {
         let one = neighbors.start("neighbors", &["links", &directory, &target])?;
-        // Its open returns once somebody opens the other end.
+        // The neighbor's open returns once the other end is opened.
         let mut writer = Command::new("sh").args(["-c", "exec >\"$0\"", &target]).stdin(Stdio::null()).spawn()?;
         sleep(Duration::from_millis(200));
         exercise.run(words, " beside links")?;
@@ -262,14 +262,14 @@ fn symbols(neighbors: &Neighbors) -> Result<()> {
             }
         }
     }
-    if most_kb > MOST_MEMORY_KB {
+    if most_kb > MAX_MEMORY_KB {
         exercise.wrong(&format!("beside a hostile symbol whylate takes {} MB", most_kb >> 10));
     }
     exercise.note(format!("C++ names of 12^5 to 12^16 parameters: {} MB", most_kb >> 10));
     exercise.end()
 }
 
-/// Lists of code, mappings and mapped files without an end.
+/// Endless lists of code, mappings and mapped files.
 fn maps(neighbors: &Neighbors) -> Result<()> {
     let mut exercise = Exercise::begin("maps")?;
     let mut notes = Vec::new();
@@ -288,7 +288,7 @@ fn maps(neighbors: &Neighbors) -> Result<()> {
     let [one, other] = both;
     let (one, other) = (one?, other?);
     notes.push(keeps_within_bounds(&mut exercise, one.0.id(), "two times 10,000 files")?);
-    // A program that begins beside them has names.
+    // A program that starts beside them still gets names.
     let plain = neighbors.start("neighbors", &["symbol"])?;
     let words = ["offcpu", "-d", "2s", "--json"];
     if let Some(run) = run(&mut exercise, &words)?
@@ -356,7 +356,7 @@ fn unmounting(neighbors: &Neighbors) -> Result<()> {
         let program = point.join("program");
         let copied = Command::new("cp").arg("/bin/sleep").arg(&program).status()?;
         ensure!(copied.success(), "cp(1) fails");
-        let recording = exercise.folder().join("x.whylate");
+        let recording = exercise.directory().join("x.whylate");
         let words = ["record", "-d", "30s", "-o", recording.to_str().context("it is text")?];
         let child = exercise.start(&words)?;
         crate::exercise::wait_until_it_measures(child.id());
@@ -375,21 +375,21 @@ fn unmounting(neighbors: &Neighbors) -> Result<()> {
         fs::remove_file(recording)?;
         Ok(())
     })();
-    // It is mounted where something failed.
+    // Still mounted after a failure.
     let _ = unmount(&point, UnmountFlags::DETACH);
     ended?;
     exercise.note("a program on a file system of its own".to_owned());
     exercise.end()
 }
 
-/// Code is named by what it is now: in a file whose inode number was another program's, and in memory that was used again.
+/// Code is named by its current content: in a file that reused an inode number, and in reused memory.
 fn identities(neighbors: &Neighbors) -> Result<()> {
     let mut exercise = Exercise::begin("identities")?;
     let one = neighbors.start("neighbors", &["perf-map", "0", "short"])?;
     let pid = one.0.id().to_string();
     if let Some(run) = run(&mut exercise, &["offcpu", "-p", &pid, "--call-graph", "fp", "-d", "2s", "--json"])? {
         let text = String::from_utf8_lossy(&run.stdout);
-        // The code is there on x86-64 alone.
+        // The generated code exists on x86-64 alone.
         if cfg!(target_arch = "x86_64") && (!text.contains("name_of_live_code") || text.contains("name_of_freed_code"))
         {
             exercise.wrong("code is named by an old line of a perf map");
@@ -426,7 +426,7 @@ fn identities(neighbors: &Neighbors) -> Result<()> {
 }
 
 #[test]
-fn hostile_and_large_neighbors_do_not_hurt() -> Result<()> {
+fn stays_within_bounds_beside_hostile_neighbors() -> Result<()> {
     if !is_whole() {
         println!("skipped: only make torture does it");
         return Ok(());
@@ -445,7 +445,7 @@ fn hostile_and_large_neighbors_do_not_hurt() -> Result<()> {
         return rows.iter().try_for_each(|(name, _)| Exercise::skipped(name, "no source measures here"));
     };
     let neighbors = Neighbors::compile()?;
-    // Each has its row, whatever the others' say.
+    // Each neighbor has its row, whatever the others do.
     let failed: Vec<String> =
         rows.iter().filter_map(|(_, row)| row(&neighbors).err()).map(|error| error.to_string()).collect();
     ensure!(failed.is_empty(), "{}", failed.join("; "));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Outputs that cannot be written: the disk is full, or broken, or nobody reads any more.
+//! Outputs that cannot be written: the disk is full or broken, or the reader is gone.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -30,20 +30,20 @@ enum Failure {
 const FAILURES: [(Failure, &str); 3] =
     [(Failure::Full, "ENOSPC"), (Failure::Broken, "EIO"), (Failure::Unread, "closed pipe")];
 
-/// Where a command tells what it is run for.
+/// Output that a command writes its result to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum To {
     Stdout,
-    /// A report beside a command's own output.
+    /// Report beside a command's own output.
     Stderr,
-    /// What fails there does not matter.
+    /// Output whose errors are ignored.
     Nobody,
 }
 
-/// A trace for those that import one.
+/// Trace for commands that import one.
 const TRACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../whylate-model/tests/traces/perf-sched.txt");
 
-/// What is no source, and the sources in JSON.
+/// Commands without a source, and each source in JSON.
 const OTHERS: [(&[&str], To); 19] = [
     (&["wq", "--why", "1ms", "--json", "-d", "200ms"], To::Stdout),
     (&["timerlat", "hist", "--json", "-d", "200ms"], To::Stdout),
@@ -74,7 +74,7 @@ const FILES: [&[&str]; 15] = [
     &["offcpu", "-d", "200ms", "-o", "out.pb.gz"],
     &["offcpu", "-d", "200ms", "-o", "out.json"],
     &["offcpu", "-d", "200ms", "-o", "out.speedscope.json"],
-    // Some thread always sleeps for so long; without any wait there is nothing to write to the second.
+    // Some thread always sleeps this long; without a wait there is nothing to write to the second file.
     &["offcpu", "--why", "1ms", "--idle", "-d", "200ms", "-o", "out.svg"],
     &["offcpu", "--why", "1ms", "--idle", "-d", "200ms", "-o", "out.folded"],
     &["run", "-o", "out.folded", "--", "true"],
@@ -86,7 +86,7 @@ const FILES: [&[&str]; 15] = [
     &["timerlat", "hist", "-T", "1", "-d", "200ms", "-t", "out.txt"],
 ];
 
-/// Nothing lies at address 0 of a process.
+/// Address 0 of a process is never mapped.
 fn failing(failure: Failure) -> Result<OwnedFd> {
     let write = |path: &str| OpenOptions::new().write(true).open(path);
     Ok(match failure {
@@ -101,24 +101,24 @@ fn failing(failure: Failure) -> Result<OwnedFd> {
 }
 
 #[test]
-fn outputs_that_fail_end_it_in_order() -> Result<()> {
+fn failing_outputs_end_it_cleanly() -> Result<()> {
     const NAME: &str = "outputs";
     let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
     let mut exercise = Exercise::begin(NAME)?;
-    let stacks = [exercise.folder().join("stacks.txt"), exercise.folder().join("stacks.folded")];
+    let stacks = [exercise.directory().join("stacks.txt"), exercise.directory().join("stacks.folded")];
     fs::write(&stacks[0], "[<0>] do_nanosleep+0x1/0x2\n[<0>] __x64_sys_nanosleep+0x1/0x2\n\n")?;
     fs::write(&stacks[1], "a;b 1\na;c 2\n")?;
     let mut commands: Vec<_> = COMMANDS.iter().map(|&words| (words, To::Stdout)).collect();
     commands.extend(OTHERS);
     for (words, to) in part(&commands, 2) {
-        // However short: what it tells at its end is what fails.
+        // Short runs suffice: the output at the end is what fails.
         let words: Vec<&str> = words.iter().map(|&word| if word == "1s" { "200ms" } else { word }).collect();
         streams(&mut exercise, &words, *to)?;
     }
     for words in part(&FILES, 1) {
         for (failure, named) in FAILURES {
             let what = format!("{named} of the file of {words:?}");
-            // As with rtla, a latency over the threshold ends with 2, whatever becomes of the trace.
+            // As with rtla, a latency over the threshold exits with 2, whether or not the trace was written.
             let expected: &[i32] = match (failure, words[0]) {
                 (_, "timerlat") => &[2],
                 (Failure::Unread, _) => &[0, 1],
@@ -141,7 +141,7 @@ fn outputs_that_fail_end_it_in_order() -> Result<()> {
     exercise.end()
 }
 
-/// Its output fails, or what it says beside that; all of them at once, as most of the time they wait for the kernel.
+/// Standard output fails, or standard error; all runs at once, as they mostly wait for the kernel.
 fn streams(exercise: &mut Exercise, words: &[&str], to: To) -> Result<()> {
     let mut started = Vec::new();
     for (failure, named) in FAILURES {
@@ -158,34 +158,34 @@ fn streams(exercise: &mut Exercise, words: &[&str], to: To) -> Result<()> {
     }
     for (child, expected, what) in started {
         let Some(output) = exercise.finish(child, &what)? else { continue };
-        // A source that has nothing to tell ends well, whatever its output is.
+        // A source without output succeeds, whatever its output is.
         if output.status.code() != Some(expected) && !(to == To::Nobody && output.status.code() == Some(1)) {
-            let told = String::from_utf8_lossy(&output.stderr);
-            exercise.wrong(&format!("{what}: {}, not {expected}: {told}", output.status));
+            let message = String::from_utf8_lossy(&output.stderr);
+            exercise.wrong(&format!("{what}: {}, not {expected}: {message}", output.status));
         }
     }
     Ok(())
 }
 
-/// A folder in which a file of that name cannot be written.
+/// A directory in which a file of that name cannot be written.
 struct FailingFile {
-    folder: PathBuf,
+    directory: PathBuf,
     file: PathBuf,
     reader: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
 }
 
 impl FailingFile {
-    fn make(folder: &Path, name: &str, failure: Failure) -> Result<Self> {
-        let folder = folder.join("failing");
-        fs::create_dir(&folder)?;
-        // One page, so that a file can be made there, and nothing be written to it.
+    fn make(directory: &Path, name: &str, failure: Failure) -> Result<Self> {
+        let directory = directory.join("failing");
+        fs::create_dir(&directory)?;
+        // One page: a file can be created but not written.
         let full = c"size=4k";
-        mount("tmpfs", &folder, "tmpfs", MountFlags::empty(), full).context("cannot mount a small tmpfs")?;
-        let mut made = FailingFile { file: folder.join(name), folder, reader: None };
+        mount("tmpfs", &directory, "tmpfs", MountFlags::empty(), full).context("cannot mount a small tmpfs")?;
+        let mut made = FailingFile { file: directory.join(name), directory, reader: None };
         match failure {
-            Failure::Full => fs::write(made.folder.join("fill"), [1; 4096])?,
+            Failure::Full => fs::write(made.directory.join("fill"), [1; 4096])?,
             Failure::Broken => {
-                // A terminal without the other end.
+                // A terminal whose other end is closed.
                 let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
                 grantpt(&terminal)?;
                 unlockpt(&terminal)?;
@@ -195,7 +195,7 @@ impl FailingFile {
             }
             Failure::Unread => {
                 mknodat(CWD, &made.file, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
-                // It opens for whoever writes, and goes at once.
+                // A reader that closes at once.
                 let (path, stop) = (made.file.clone(), Arc::new(AtomicBool::new(false)));
                 let until = Arc::clone(&stop);
                 let reader = thread::spawn(move || {
@@ -214,15 +214,15 @@ impl Drop for FailingFile {
     fn drop(&mut self) {
         if let Some((reader, stop)) = self.reader.take() {
             stop.store(true, Ordering::Relaxed);
-            // Lets it go where nobody has opened it.
+            // Unblocks the reader if no process opened the file.
             let other_end =
                 OpenOptions::new().read(true).write(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(&self.file);
             let _ = reader.join();
             drop(other_end);
         }
         let _ = unmount(&self.file, UnmountFlags::DETACH);
-        let _ = unmount(&self.folder, UnmountFlags::DETACH);
-        let _ = fs::remove_dir(&self.folder);
+        let _ = unmount(&self.directory, UnmountFlags::DETACH);
+        let _ = fs::remove_dir(&self.directory);
     }
 }
 
@@ -234,16 +234,16 @@ fn file(
     what: &str,
     expected: &[i32],
 ) -> Result<()> {
-    let failing = FailingFile::make(exercise.folder(), name, failure)?;
+    let failing = FailingFile::make(exercise.directory(), name, failure)?;
     let mut command = whylate(words);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).current_dir(&failing.folder);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).current_dir(&failing.directory);
     exercise.count();
     let child = command.spawn()?;
     if let Some(output) = exercise.finish(child, what)?
         && !output.status.code().is_some_and(|code| expected.contains(&code))
     {
-        let told = String::from_utf8_lossy(&output.stderr);
-        exercise.wrong(&format!("{what}: {}, not {expected:?}: {told}", output.status));
+        let message = String::from_utf8_lossy(&output.stderr);
+        exercise.wrong(&format!("{what}: {}, not {expected:?}: {message}", output.status));
     }
     Ok(())
 }

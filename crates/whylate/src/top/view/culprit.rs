@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Somebody who made others late: whom, when, and where in the code.
+//! View of a culprit: its victims, when it delayed them, and its stacks.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -8,23 +8,23 @@ use whylate_model::thread::by_name;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Cause, CauseKind, LateEvent};
 
-use super::{late, moments_per_part, program};
+use super::{late, program, ticks_per_part};
 use crate::output::why;
 use crate::top::panel::{Cell, Panel, Row};
-use crate::top::state::{State, What};
+use crate::top::state::{State, ViewKind};
 
-/// So many of its stacks are shown.
+/// Maximum number of stacks.
 const STACKS: usize = 5;
-/// What the columns beside the graph take.
+/// Width of the columns beside the graph.
 const BESIDE_GRAPH: usize = 60;
 
-/// The causes that it, or one of that name, is.
+/// Iterates over the causes by this culprit: an actor or, without a TID, all of that name.
 fn own<'a>(event: &'a LateEvent, kind: CauseKind, who: &str) -> impl Iterator<Item = &'a Cause> {
     let is_it = move |cause: &&Cause| cause.kind == kind && (cause.who == who || by_name(&cause.who) == who);
     event.causes.iter().filter(is_it)
 }
 
-/// How long it kept that event waiting.
+/// Returns the delay by this culprit, in nanoseconds.
 fn delay(event: &LateEvent, kind: CauseKind, who: &str) -> u64 {
     own(event, kind, who).fold(0, |all, cause| all.saturating_add(cause.ns))
 }
@@ -48,10 +48,10 @@ impl Delays {
 #[derive(Default)]
 struct Victim {
     delays: Delays,
-    /// The worst of each part of the time that is shown.
+    /// Longest delay per column of the graph, in nanoseconds.
     over_time: Vec<Option<u64>>,
-    /// The latest of its events.
-    event: Option<What>,
+    /// Newest late event.
+    event: Option<ViewKind>,
 }
 
 pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<Panel> {
@@ -59,9 +59,9 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
     let mut stacks: BTreeMap<&[String], (u64, u64)> = BTreeMap::new();
     let mut threads: BTreeMap<&str, Delays> = BTreeMap::new();
     let graph = columns.saturating_sub(BESIDE_GRAPH).clamp(8, 60);
-    let per_part = moments_per_part(state, graph);
+    let per_part = ticks_per_part(state, graph);
     let nothing = vec![Some(0); state.shown().len().div_ceil(per_part)];
-    for (card, moment, place, event) in late::events(state) {
+    for (card, tick, index, event) in late::events(state) {
         let ns = delay(event, kind, who);
         if ns == 0 {
             continue;
@@ -71,11 +71,11 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
         if victim.over_time.is_empty() {
             victim.over_time.clone_from(&nothing);
         }
-        let part = (moment.saturating_sub(state.window.start.max(state.history.forgotten())) as usize) / per_part;
+        let part = (tick.saturating_sub(state.window.start.max(state.history.forgotten())) as usize) / per_part;
         if let Some(value) = victim.over_time.get_mut(part) {
             *value = Some(value.unwrap_or(0).max(ns));
         }
-        victim.event.get_or_insert(What::Event(card.name, moment, place));
+        victim.event.get_or_insert(ViewKind::Event(card.name, tick, index));
         for cause in own(event, kind, who) {
             threads.entry(&cause.who).or_default().add(cause.ns);
             if !cause.stack.is_empty() {
@@ -99,13 +99,13 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
         is_late: false,
         opens: victim.event,
     });
-    // Of one alone, the number tells more.
+    // A single thread is shown with its TID.
     let who = if threads.len() == 1 { threads.keys().next().copied().unwrap_or(who) } else { who };
     let title = format!("Victims of {}", why::culprit(kind, who));
-    let whom =
+    let victims_panel =
         Panel::table("victims", title, "<SOURCE, <VICTIM, EVENTS, TOTAL, WORST, =OVER TIME", rows.collect(), "nothing");
-    let mut panels = vec![whom, late::panel(state, |_, event| delay(event, kind, who) > 0)];
-    // A thread is called by its name and number.
+    let mut panels = vec![victims_panel, late::panel(state, |_, event| delay(event, kind, who) > 0)];
+    // A thread is named `comm:tid`.
     let thread = threads.keys().next().copied().unwrap_or(who);
     if let Some((thread, _)) = thread.rsplit_once(':').filter(|_| kind == CauseKind::Thread) {
         panels.extend(program::link(&[("thread".to_owned(), thread.to_owned())].into()));
@@ -119,7 +119,7 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
     panels
 }
 
-/// Those of one name, a row each.
+/// Lists the threads of that name, a row each.
 fn alike(kind: CauseKind, threads: BTreeMap<&str, Delays>) -> Panel {
     let title = format!("{} of that name", threads.len());
     let all_ns = threads.values().fold(0_u64, |all, of| all.saturating_add(of.total_ns));
@@ -135,7 +135,7 @@ fn alike(kind: CauseKind, threads: BTreeMap<&str, Delays>) -> Panel {
             Cell::Text(who.to_owned()),
         ],
         is_late: false,
-        opens: Some(What::Culprit(kind, who.to_owned())),
+        opens: Some(ViewKind::Culprit(kind, who.to_owned())),
     });
     Panel::table("alike", title, "SHARE, DELAY, TIMES, WORST, <WHO", rows.collect(), "none")
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One late event: its causes, its path or phases in time, and stacks.
+//! View of a late event: causes, path or phases over time, and stacks.
 
 use whylate_model::path::PathSegment;
 use whylate_model::units::{format_ns, printable};
@@ -9,15 +9,15 @@ use super::{late, program, written};
 use crate::output::pad::{Left, Spaces};
 use crate::output::{path, why};
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
-use crate::top::state::{State, What};
+use crate::top::state::{State, ViewKind};
 
-/// What stands beside a bar.
+/// Width of the text beside a bar.
 const BESIDE_BAR: usize = 60;
-/// Parts of less than this share of the whole have no line where there are more.
+/// Parts below this share of the latency are summed up in one line.
 const SMALL: f64 = 0.005;
 
-pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, columns: usize) -> Vec<Panel> {
-    let late = state.history.get(moment).and_then(|moment| moment.late.get(place));
+pub fn panels(state: &State, source: &'static str, tick: u64, index: usize, columns: usize) -> Vec<Panel> {
+    let late = state.history.get(tick).and_then(|tick| tick.late.get(index));
     let Some((_, event)) = late.filter(|(card, _)| card.name == source) else {
         return vec![Panel::text("causes", "Late event", "This event is no longer kept.")];
     };
@@ -33,7 +33,7 @@ pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, co
             Cell::Text(cause.who.clone()),
         ],
         is_late: false,
-        opens: Some(What::Culprit(cause.kind, cause.who.clone())),
+        opens: Some(ViewKind::Culprit(cause.kind, cause.who.clone())),
     });
     let nothing = "no causes were recorded";
     let mut panels = vec![Panel::table("causes", title, "SHARE, DELAY, <KIND, <WHO", rows.collect(), nothing)];
@@ -54,7 +54,7 @@ pub fn panels(state: &State, source: &'static str, moment: u64, place: usize, co
 }
 
 fn in_time(glyphs: Glyphs, event: &LateEvent, columns: usize) -> String {
-    // Whoever slept is nowhere else on the line.
+    // A sleeper is named nowhere else on the line.
     let what = |segment: &PathSegment| match segment.kind {
         CauseKind::Timer => path::what_in_whose_wait(segment),
         _ => path::what(segment),
@@ -63,7 +63,7 @@ fn in_time(glyphs: Glyphs, event: &LateEvent, columns: usize) -> String {
     bars(glyphs, parts.collect(), event.latency_ns, columns)
 }
 
-/// A line a part, whose bar stands where the part was in time.
+/// Renders a line per part, with a bar at its position in time.
 fn bars(glyphs: Glyphs, parts: Vec<(u64, String)>, total_ns: u64, columns: usize) -> String {
     let share = |ns: u64| ns as f64 / total_ns.max(1) as f64;
     let (mut text, mut before_ns, mut small) = (String::new(), 0_u64, (0_u64, 0_u64));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where threads wait, from their outermost frames on: as an icicle graph, and as an outline whose frames are opened.
+//! Views of stacks from the outermost frame: an icicle graph, and an outline of frames that can be opened.
 
 use std::ops::Range;
 
@@ -14,59 +14,59 @@ use crate::output::offcpu::chains::parts_of;
 use crate::output::pad::Spaces;
 use crate::top::draw::cut;
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
-use crate::top::state::{State, What};
-use crate::top::whose::{Stacks, Whose};
+use crate::top::program_filter::{ProgramFilter, Stacks};
+use crate::top::state::{State, ViewKind};
 
-/// Frames of less than this share of all time have no row.
+/// Frames below this share of the total time have no row.
 const SMALL: f64 = 0.005;
-/// No outline is longer, in rows.
-const MOST_FRAMES: usize = 5_000;
+/// Maximum number of rows of an outline.
+const MAX_ROWS: usize = 5_000;
 const BAR: usize = 12;
-/// An icicle is no deeper.
-const DEEPEST: usize = 40;
-/// A frame with fewer columns has no room for a name.
-const LEAST_COLUMNS: usize = 3;
+/// Maximum depth of an icicle graph.
+const MAX_DEPTH: usize = 40;
+/// Minimum width of a frame with a name, in columns.
+const MIN_WIDTH: usize = 3;
 
-/// Of those of these stacks that are shown; none where there are none.
+/// Builds panels of the selected stacks; none if no stack is selected.
 pub fn panels(state: &State, card: &'static Card, stacks: &[Stack], shown: &Stacks, columns: usize) -> Vec<Panel> {
-    let tree = Node::of(stacks.iter().filter(|stack| shown.has(&stack.labels)), Root::Process);
+    let tree = Node::of(stacks.iter().filter(|stack| shown.matches(&stack.labels)), Root::Process);
     if tree.children.is_empty() {
         return Vec::new();
     }
-    of_node(&Zoom { card, shown, path: "", glyphs: state.glyphs }, &tree, columns)
+    panels_of(&Zoom { card, shown, path: "", glyphs: state.glyphs }, &tree, columns)
 }
 
-/// What the late waits of a program consisted of: where it waited, who ended that, and where they waited in turn.
-pub fn chains(state: &State, card: &'static Card, whose: &Whose) -> Option<Panel> {
-    let shown = Stacks::Chains(whose.clone());
-    let tree = of_chains(state, card, whose);
+/// Builds an outline of a program's wait chains: where it waited, for which waker, and where the waker waited in turn.
+pub fn chains(state: &State, card: &'static Card, program: &ProgramFilter) -> Option<Panel> {
+    let shown = Stacks::Chains(program.clone());
+    let tree = chain_tree(state, card, program);
     (!tree.children.is_empty()).then(|| outline(&Zoom { card, shown: &shown, path: "", glyphs: state.glyphs }, &tree))
 }
 
-fn of_chains(state: &State, card: &Card, whose: &Whose) -> Node {
-    let own = late::events(state).filter(|(of, .., event)| of.name == card.name && whose.has(&event.labels));
+fn chain_tree(state: &State, card: &Card, program: &ProgramFilter) -> Node {
+    let own = late::events(state).filter(|(of, .., event)| of.name == card.name && program.matches(&event.labels));
     Node::of_parts(own.flat_map(|(.., event)| parts_of(event, Root::Process)))
 }
 
-/// The same of what a frame called, and of the frame.
+/// Builds panels of one frame and its callees.
 pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, columns: usize) -> Vec<Panel> {
     let tree = match shown {
-        Stacks::Chains(whose) => of_chains(state, card, whose),
+        Stacks::Chains(program) => chain_tree(state, card, program),
         _ => {
             let snapshot = state.merged(card);
             let stacks = snapshot.iter().flat_map(|snapshot| &snapshot.stacks);
-            Node::of(stacks.filter(|stack| shown.has(&stack.labels)), Root::Process)
+            Node::of(stacks.filter(|stack| shown.matches(&stack.labels)), Root::Process)
         }
     };
     let (mut node, mut frames) = (&tree, 0);
-    // Names have no newline: they are those of folded lines.
+    // Names have no newline, as in folded stacks.
     for key in path.split_terminator('\n') {
         let Some((_, child)) = node.children.iter().find(|(frame, _)| key_of(frame) == key) else {
             return vec![Panel::text("outline", card.name, "Not seen in this span.")];
         };
         (node, frames) = (child, frames + 1);
     }
-    let mut panels = of_node(&Zoom { card, shown, path, glyphs: state.glyphs }, node, columns);
+    let mut panels = panels_of(&Zoom { card, shown, path, glyphs: state.glyphs }, node, columns);
     if let Some(name) = path.split_terminator('\n').next_back().and_then(|key| key.split_once(' '))
         && let Some(panel) = panels.first_mut()
     {
@@ -75,16 +75,16 @@ pub fn zoomed(state: &State, card: &'static Card, shown: &Stacks, path: &str, co
     panels
 }
 
-/// Where in the stacks of a source one is.
+/// Frame of a source's stacks that a view starts from.
 struct Zoom<'a> {
     card: &'static Card,
     shown: &'a Stacks,
-    /// The keys of the frame and its callers.
+    /// Keys of the frame and its callers, from the outermost on.
     path: &'a str,
     glyphs: Glyphs,
 }
 
-fn of_node(zoom: &Zoom<'_>, node: &Node, columns: usize) -> Vec<Panel> {
+fn panels_of(zoom: &Zoom<'_>, node: &Node, columns: usize) -> Vec<Panel> {
     vec![outline(zoom, node), Panel::text("icicle", "Icicle graph", &icicle(node, columns.saturating_sub(2)))]
 }
 
@@ -104,7 +104,7 @@ fn outline(zoom: &Zoom<'_>, node: &Node) -> Panel {
     }
 }
 
-/// Tells frames of one node apart.
+/// Identifies a frame among its siblings.
 fn key_of(frame: &Frame) -> String {
     format!("{:?} {}", frame.kind, frame.name)
 }
@@ -112,7 +112,7 @@ fn key_of(frame: &Frame) -> String {
 fn add_frames(zoom: &Zoom<'_>, node: &Node, all_ns: u64, path: &str, depth: usize, rows: &mut Vec<Row>) {
     for (frame, child) in node.widest_first() {
         let share = child.all.weight_ns as f64 / all_ns.max(1) as f64;
-        if share < SMALL || rows.len() >= MOST_FRAMES {
+        if share < SMALL || rows.len() >= MAX_ROWS {
             break;
         }
         let key = format!("{path}{}\n", key_of(frame));
@@ -125,29 +125,30 @@ fn add_frames(zoom: &Zoom<'_>, node: &Node, all_ns: u64, path: &str, depth: usiz
                 Cell::Text(format!("{}{}", Spaces(depth), frame.name)),
             ],
             is_late: false,
-            opens: (!child.children.is_empty()).then(|| What::Frames(zoom.card.name, zoom.shown.clone(), key.clone())),
+            opens: (!child.children.is_empty())
+                .then(|| ViewKind::Frames(zoom.card.name, zoom.shown.clone(), key.clone())),
         });
         add_frames(zoom, child, all_ns, &key, depth + 1, rows);
     }
 }
 
-/// A line a depth, on which each frame is as wide as its share; the outermost ones are on top.
+/// Draws a line per depth, each frame as wide as its share, with the outermost frames on top.
 fn icicle(node: &Node, columns: usize) -> String {
     let mut lines: Vec<String> = Vec::new();
     add_boxes(node, 0..columns, 0, &mut lines);
     lines.iter().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-fn add_boxes(node: &Node, place: Range<usize>, depth: usize, lines: &mut Vec<String>) {
-    if depth >= DEEPEST {
+fn add_boxes(node: &Node, span: Range<usize>, depth: usize, lines: &mut Vec<String>) {
+    if depth >= MAX_DEPTH {
         return;
     }
     let all_ns = node.all.weight_ns.max(1) as f64;
-    let mut from = place.start;
+    let mut from = span.start;
     for (frame, child) in node.widest_first() {
-        let width = (child.all.weight_ns as f64 / all_ns * place.len() as f64) as usize;
-        let width = width.min(place.end - from);
-        if width < LEAST_COLUMNS {
+        let width = (child.all.weight_ns as f64 / all_ns * span.len() as f64) as usize;
+        let width = width.min(span.end - from);
+        if width < MIN_WIDTH {
             break;
         }
         if lines.len() <= depth {
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_as_wide_as_its_share_and_stands_below_its_caller() {
+    fn frame_width_is_its_share_below_its_caller() {
         let stacks = [stack(&["main", "read"], 600), stack(&["main", "\u{6f22}\u{5b57}"], 300), stack(&["idle"], 100)];
         let tree = Node::of(&stacks, Root::Process);
         let picture = icicle(&tree, 40);
@@ -182,7 +183,7 @@ mod tests {
         assert_eq!(lines[1].find("|i.."), Some(36), "{picture}");
         assert!(lines[2].starts_with("|read___") && lines[2].contains("|\u{6f22}\u{5b57}__"), "{picture}");
         assert!(lines.iter().all(|line| line.width() <= 40), "{picture}");
-        // What is too narrow for a name has no box.
+        // A frame too narrow for a name has no box.
         assert!(!icicle(&tree, 20).contains("|i") && icicle(&tree, 1).is_empty());
     }
 }

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Late events as a table, the newest first.
+//! Table of late events, newest first.
 
 use jiff::Timestamp;
 use whylate_model::{Card, LateEvent};
 
 use crate::output::why;
 use crate::top::panel::{Cell, Panel, Row};
-use crate::top::state::{State, What};
+use crate::top::state::{State, ViewKind};
 
-/// So many have a row.
-const MOST: usize = 2_000;
+/// Maximum number of rows.
+const MAX_ROWS: usize = 2_000;
 
-/// Late events of what is shown, as a look counts them, with the number of their moment and their place in it; the newest
-/// first.
+/// Iterates over the shown late events that the overview counts, newest first: source, sequence number of the tick,
+/// index within the tick, event.
 pub fn events(state: &State) -> impl Iterator<Item = (&'static Card, u64, usize, &LateEvent)> {
-    state.shown().rev().flat_map(move |moment| {
-        let late = moment.late.iter().enumerate().rev();
+    state.shown().rev().flat_map(move |tick| {
+        let late = tick.late.iter().enumerate().rev();
         let counts = late.filter(move |(_, (card, event))| state.counts(card, event));
-        counts.map(move |(place, (card, event))| (*card, moment.number, place, event))
+        counts.map(move |(index, (card, event))| (*card, tick.number, index, event))
     })
 }
 
-/// Those for which it holds.
+/// Lists the late events that match `is_of`.
 pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel {
     let mut rows = Vec::new();
     let mut more = 0_u64;
-    for (card, moment, place, event) in events(state).filter(|(card, _, _, event)| is_of(card, event)) {
-        if rows.len() >= MOST {
+    for (card, tick, index, event) in events(state).filter(|(card, _, _, event)| is_of(card, event)) {
+        if rows.len() >= MAX_ROWS {
             more += 1;
             continue;
         }
         let main = event.causes.iter().max_by_key(|cause| cause.ns);
         let because = main.map_or_else(|| "not explained".to_owned(), |cause| why::culprit(cause.kind, &cause.who));
         rows.push(Row {
-            key: format!("{moment}/{place}"),
+            key: format!("{tick}/{index}"),
             cells: vec![
                 Cell::Ordered(time_of_day(event.at_unix_ns, state), event.at_unix_ns),
                 Cell::Text(card.name.to_owned()),
@@ -42,7 +42,7 @@ pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel 
                 Cell::Text(because),
             ],
             is_late: false,
-            opens: Some(What::Event(card.name, moment, place)),
+            opens: Some(ViewKind::Event(card.name, tick, index)),
         });
     }
     let title = match more {
@@ -52,7 +52,7 @@ pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel 
     Panel::table("late", title, "<AT, <SOURCE, LATENCY, <VICTIM, <MAIN CAUSE", rows, "nothing was late")
 }
 
-/// To the millisecond: what is longer has no room.
+/// Formats the time of day with milliseconds: the column has no room for more.
 pub fn time_of_day(unix_ns: u64, state: &State) -> String {
     let stamp = Timestamp::from_nanosecond(unix_ns.into()).ok();
     let text = stamp.map(|stamp| stamp.to_zoned(state.zone.clone()).strftime("%H:%M:%S%.3f").to_string());

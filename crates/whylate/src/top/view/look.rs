@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The first view: what each source found, who made others late, and what was late.
+//! Overview: what each source measured, the culprits, and the late events.
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -14,14 +14,14 @@ use whylate_model::units::format_ns;
 use super::{late, over_time};
 use crate::output::look::of_figures;
 use crate::output::why;
-use crate::top::history::Moment;
+use crate::top::history::Tick;
 use crate::top::panel::{Cell, Panel, Row};
-use crate::top::state::{State, What};
+use crate::top::state::{State, ViewKind};
 
-/// What the columns beside the graph take at least.
+/// Minimum width of the columns beside the graph.
 const BESIDE_GRAPH: usize = 66;
 const GRAPH: RangeInclusive<usize> = 12..=60;
-/// On a narrower screen, a median has no column.
+/// Minimum screen width for a column of medians.
 const WIDE: usize = 100;
 const BAR: usize = 12;
 
@@ -29,7 +29,7 @@ pub fn panels(state: &State, columns: usize) -> Vec<Panel> {
     vec![sources(state, columns), culprits(state), late::panel(state, |_, _| true)]
 }
 
-/// One limit of a source, and what is known of it.
+/// A source's headline figure and its limit.
 struct Judged<'a> {
     name: &'static str,
     of: Cow<'a, str>,
@@ -37,7 +37,7 @@ struct Judged<'a> {
     late: Option<u64>,
     max_ns: Option<u64>,
     is_late: bool,
-    value: fn(&State, &Moment, &Card) -> Option<u64>,
+    value: fn(&State, &Tick, &Card) -> Option<u64>,
 }
 
 fn sources(state: &State, columns: usize) -> Panel {
@@ -47,7 +47,7 @@ fn sources(state: &State, columns: usize) -> Panel {
     for source in &state.look.sources {
         let Some(card) = named(&source.source) else { continue };
         for (number, judged) in judged(source).into_iter().enumerate() {
-            let values = over_time(state, graph, |moment| (judged.value)(state, moment, card));
+            let values = over_time(state, graph, |tick| (judged.value)(state, tick, card));
             let figure = |ns| if number == 0 && source.count > 0 { Cell::Ns(ns) } else { Cell::Missing };
             let count = if number == 0 && !source.of.is_empty() { Cell::Count(source.count) } else { Cell::Missing };
             let mut cells = vec![
@@ -67,7 +67,7 @@ fn sources(state: &State, columns: usize) -> Panel {
                 key: format!("{}{}", source.source, judged.name),
                 cells,
                 is_late: judged.is_late,
-                opens: Some(What::Source(card.name)),
+                opens: Some(ViewKind::Source(card.name)),
             });
         }
     }
@@ -97,9 +97,9 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
         late: Some(if source.late_of.is_none() { source.late } else { source.late_figures }),
         max_ns: has_figures.then_some(source.max_ns),
         is_late: own_is_late,
-        value: |state, moment, card| {
-            let late = card.events.is_none().then(|| worst(state, moment, card, false)).flatten();
-            moment.of(card)?.max_ns().or(late).or(Some(0))
+        value: |state, tick, card| {
+            let late = card.events.is_none().then(|| worst(state, tick, card, false)).flatten();
+            tick.summary(card)?.max_ns().or(late).or(Some(0))
         },
     }];
     let seen = |late: u64, max_ns: u64| (late > 0).then_some(max_ns);
@@ -110,7 +110,7 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
         late: Some(source.late),
         max_ns: seen(source.late, of.max_ns),
         is_late: source.late > 0,
-        value: |state, moment, card| worst(state, moment, card, false),
+        value: |state, tick, card| worst(state, tick, card, false),
     }));
     all.extend(source.held_up.as_ref().map(|of| Judged {
         name: " held up",
@@ -119,15 +119,15 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
         late: Some(of.late),
         max_ns: seen(of.late, of.max_ns),
         is_late: of.late > 0,
-        value: |state, moment, card| worst(state, moment, card, true),
+        value: |state, tick, card| worst(state, tick, card, true),
     }));
     all
 }
 
-/// The longest late event of a moment in which the source measured; 0 where there was none.
-fn worst(state: &State, moment: &Moment, card: &Card, with_path: bool) -> Option<u64> {
-    moment.of(card)?;
-    let late = moment.late_of(card).filter(|event| event.path.is_empty() != with_path && state.counts(card, event));
+/// Returns the longest late event of a tick; 0 if there is none, `None` if the source did not measure.
+fn worst(state: &State, tick: &Tick, card: &Card, with_path: bool) -> Option<u64> {
+    tick.summary(card)?;
+    let late = tick.late_of(card).filter(|event| event.path.is_empty() != with_path && state.counts(card, event));
     Some(late.map(|event| event.latency_ns).max().unwrap_or(0))
 }
 
@@ -143,7 +143,7 @@ fn total_ns(culprits: &[Culprit]) -> u64 {
     culprits.iter().fold(0_u64, |all, culprit| all.saturating_add(culprit.total_ns))
 }
 
-/// A row each, with a title of these beginnings and ends.
+/// Lists culprits, a row each; the title is put together from its start and end.
 pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str) -> Panel {
     let all_ns = total_ns(culprits);
     let rows = culprits.iter().map(|culprit| {
@@ -153,7 +153,7 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
             .iter()
             .map(|of| format!("{} {} (worst {})", of.source, times(of.events), format_ns(of.worst_ns)))
             .collect();
-        // By its name alone: it is the same one when there are more of that name.
+        // Keyed by name alone, so that the row stays the same when more threads of that name appear.
         let is_name = culprit.alike > 0;
         let name = if is_name { culprit.who.clone() } else { by_name(&culprit.who).into_owned() };
         Row {
@@ -166,7 +166,7 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
                 Cell::Text(victims.join(", ")),
             ],
             is_late: false,
-            opens: Some(What::Culprit(culprit.kind, name)),
+            opens: Some(ViewKind::Culprit(culprit.kind, name)),
         }
     });
     let total = if all_ns > 0 { format!(", {} total", format_ns(all_ns)) } else { String::new() };
@@ -174,7 +174,7 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
     Panel::table("culprits", title, "SHARE, DELAY, <BAR, <WHO, <VICTIMS", rows.collect(), "no known culprits")
 }
 
-/// How often, in words.
+/// Formats a count of occurrences.
 pub fn times(count: u64) -> String {
     if count == 1 { "once".to_owned() } else { format!("{count} times") }
 }

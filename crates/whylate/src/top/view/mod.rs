@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The panels of each view, made of what is shown.
+//! Panels of each view, built from the shown ticks.
 
 mod culprit;
 mod event;
@@ -14,41 +14,41 @@ use std::io::{self, Write};
 
 use whylate_model::sources::named;
 
-use super::history::Moment;
+use super::history::Tick;
 use super::panel::Panel;
-use super::state::{State, What};
+use super::state::{State, ViewKind};
 
-/// The panels of a view, on a screen of so many columns.
-pub fn panels(state: &State, what: &What, columns: usize) -> Vec<Panel> {
-    match what {
-        What::Look => look::panels(state, columns),
-        What::Source(name) => named(name).map_or_else(Vec::new, |card| source::panels(state, card, columns)),
-        What::Series(name, labels) => {
+/// Builds the panels of a view for a screen of `columns`.
+pub fn panels(state: &State, kind: &ViewKind, columns: usize) -> Vec<Panel> {
+    match kind {
+        ViewKind::Overview => look::panels(state, columns),
+        ViewKind::Source(name) => named(name).map_or_else(Vec::new, |card| source::panels(state, card, columns)),
+        ViewKind::Series(name, labels) => {
             named(name).map_or_else(Vec::new, |card| source::of_series(state, card, labels, columns))
         }
-        What::Frames(name, stacks, path) => {
+        ViewKind::Frames(name, stacks, path) => {
             named(name).map_or_else(Vec::new, |card| frames::zoomed(state, card, stacks, path, columns))
         }
-        What::Culprit(kind, who) => culprit::panels(state, *kind, who, columns),
-        What::Event(source, moment, place) => event::panels(state, source, *moment, *place, columns),
-        What::Program(whose) => program::panels(state, whose, columns),
-        What::Help => help::panels(),
+        ViewKind::Culprit(kind, who) => culprit::panels(state, *kind, who, columns),
+        ViewKind::Event(source, tick, index) => event::panels(state, source, *tick, *index, columns),
+        ViewKind::Program(program) => program::panels(state, program, columns),
+        ViewKind::Help => help::panels(),
     }
 }
 
-/// A value of each of so many parts of the time that is shown: the largest of its moments.
-fn over_time(state: &State, parts: usize, value: impl Fn(&Moment) -> Option<u64>) -> Vec<Option<u64>> {
-    let per_part = moments_per_part(state, parts);
+/// Splits the window into at most `parts` parts and returns the largest value of the ticks in each.
+fn over_time(state: &State, parts: usize, value: impl Fn(&Tick) -> Option<u64>) -> Vec<Option<u64>> {
+    let per_part = ticks_per_part(state, parts);
     let values: Vec<Option<u64>> = state.shown().map(value).collect();
     values.chunks(per_part).map(|part| part.iter().flatten().max().copied()).collect()
 }
 
-/// How many moments each of so many parts has, but the last one.
-fn moments_per_part(state: &State, parts: usize) -> usize {
+/// Returns the number of ticks per part; the last part may have fewer.
+fn ticks_per_part(state: &State, parts: usize) -> usize {
     state.shown().len().div_ceil(parts.max(1)).max(1)
 }
 
-/// What a writer of text writes.
+/// Returns kind `write` writes, as text.
 fn written(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> String {
     let mut bytes = Vec::new();
     match write(&mut bytes) {

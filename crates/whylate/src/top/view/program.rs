@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One program: what its threads do with their time, who makes them late, and where they wait.
+//! View of a program: what its threads spend their time on, its culprits, and where it waits.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,42 +13,47 @@ use whylate_model::{Card, Labels, Snapshot, Stack};
 
 use super::{frames, late, look};
 use crate::top::panel::{Cell, Panel, Row};
-use crate::top::state::{State, What};
-use crate::top::whose::{Stacks, Whose};
+use crate::top::program_filter::{ProgramFilter, Stacks};
+use crate::top::state::{State, ViewKind};
 
 const BAR: usize = 12;
 
-pub fn panels(state: &State, whose: &Whose, columns: usize) -> Vec<Panel> {
+pub fn panels(state: &State, program: &ProgramFilter, columns: usize) -> Vec<Panel> {
     let snapshots: Vec<(&'static Card, Rc<Snapshot>)> =
         of_programs(state).into_iter().filter_map(|card| Some((card, state.merged(card)?))).collect();
     let stacks = || snapshots.iter().flat_map(|(_, snapshot)| &snapshot.stacks);
-    let own = || stacks().filter(|stack| whose.has(&stack.labels));
-    let late = || late::events(state).filter(|(.., event)| whose.has(&event.labels));
+    let own = || stacks().filter(|stack| program.matches(&stack.labels));
+    let late = || late::events(state).filter(|(.., event)| program.matches(&event.labels));
     let seen = own().map(|stack| &stack.labels).chain(late().map(|(.., event)| &event.labels)).next();
-    let mut panels = vec![time(state, whose, seen, own())];
+    let mut panels = vec![time(state, program, seen, own())];
     let mut gatherer = Gatherer::of(state.cards(), By::Name);
     late().for_each(|(card, .., event)| gatherer.add_kept(card, event));
     let culprits = gatherer.finish_with(&[], Vec::new()).culprits;
     panels.push(look::culprits_of(state, &culprits, "Who made it late", ""));
-    panels.push(late::panel(state, |_, event| whose.has(&event.labels)));
-    // Only who follows waits tells in what each was.
+    panels.push(late::panel(state, |_, event| program.matches(&event.labels)));
+    // Only sources that follow wait chains have them.
     let followed = state.cards().into_iter().filter(|card| card.held_up.is_some());
-    panels.extend(followed.filter_map(|card| frames::chains(state, card, whose)));
+    panels.extend(followed.filter_map(|card| frames::chains(state, card, program)));
     for (card, snapshot) in &snapshots {
-        panels.extend(frames::panels(state, card, &snapshot.stacks, &Stacks::Of(whose.clone()), columns));
+        panels.extend(frames::panels(state, card, &snapshot.stacks, &Stacks::Program(program.clone()), columns));
     }
     panels
 }
 
-/// The sources that look at threads of programs.
+/// Returns the sources with stacks of processes.
 fn of_programs(state: &State) -> Vec<&'static Card> {
     let mut cards = state.cards();
-    cards.retain(|card| state.shown().any(|moment| moment.has_programs(card)));
+    cards.retain(|card| state.shown().any(|tick| tick.has_programs(card)));
     cards
 }
 
-/// How long its threads did what.
-fn time<'a>(state: &State, whose: &Whose, seen: Option<&Labels>, stacks: impl Iterator<Item = &'a Stack>) -> Panel {
+/// Breaks down thread time by class of wait.
+fn time<'a>(
+    state: &State,
+    program: &ProgramFilter,
+    seen: Option<&Labels>,
+    stacks: impl Iterator<Item = &'a Stack>,
+) -> Panel {
     let (mut classes, mut all_ns): (BTreeMap<WaitClass, (u64, u64)>, u64) = (BTreeMap::new(), 0);
     for stack in stacks {
         let Some(wait) = &stack.wait else { continue };
@@ -74,21 +79,25 @@ fn time<'a>(state: &State, whose: &Whose, seen: Option<&Labels>, stacks: impl It
             opens: None,
         }
     });
-    let title =
-        format!("{}, {} of thread time in {}", whose.name(seen), format_ns(all_ns), format_ns(state.look.duration_ns));
+    let title = format!(
+        "{}, {} of thread time in {}",
+        program.name(seen),
+        format_ns(all_ns),
+        format_ns(state.look.duration_ns)
+    );
     let nothing = "none of its threads was seen in this span";
     Panel::table("time", title, "SHARE, TIME, <BAR, <CLASS, AGE-MAX", rows.collect(), nothing)
 }
 
-/// A row that opens it, of what has these labels; no rows where they tell nobody.
+/// Builds a row that opens the program of these labels; `None` if they name none.
 pub fn link(labels: &Labels) -> Option<Panel> {
-    let whose = Whose::of(labels)?;
+    let program = ProgramFilter::from_labels(labels)?;
     let label = |name: &str| labels.get(name).map_or(Cell::Missing, |value| Cell::Text(value.clone()));
     let row = Row {
         key: "program".to_owned(),
-        cells: vec![Cell::Text(whose.name(Some(labels))), label("thread"), label("cgroup")],
+        cells: vec![Cell::Text(program.name(Some(labels))), label("thread"), label("cgroup")],
         is_late: false,
-        opens: Some(What::Program(whose)),
+        opens: Some(ViewKind::Program(program)),
     };
     Some(Panel::table("program", "Program", "<PROGRAM, <THREAD, <CGROUP", vec![row], ""))
 }

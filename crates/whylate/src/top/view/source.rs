@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One source: its series, its distribution, what to change, where its threads wait, and what was late.
+//! View of a source: series, distribution, hints, stacks, and late events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +11,8 @@ use whylate_model::{Card, Histogram, Series, Snapshot};
 use super::{frames, late, written};
 use crate::output::histogram;
 use crate::top::panel::{Cell, Panel, Row};
-use crate::top::state::{State, What};
-use crate::top::whose::{Stacks, agree};
+use crate::top::program_filter::{Stacks, agree};
+use crate::top::state::{State, ViewKind};
 
 pub fn panels(state: &State, card: &'static Card, columns: usize) -> Vec<Panel> {
     let Some(snapshot) = state.merged(card) else {
@@ -29,9 +29,9 @@ pub fn panels(state: &State, card: &'static Card, columns: usize) -> Vec<Panel> 
     panels
 }
 
-/// The figures that a look judges.
+/// Returns the distribution that the source's limit applies to.
 fn figures_of(state: &State, card: &Card) -> Histogram {
-    let mut found = state.shown().filter_map(|moment| moment.of(card));
+    let mut found = state.shown().filter_map(|tick| tick.summary(card));
     let Some(mut sum) = found.next().cloned() else { return Histogram::default() };
     found.for_each(|later| sum.add(later));
     sum.figures()
@@ -61,16 +61,16 @@ fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, state: &S
     text
 }
 
-/// What tells series apart, what they have distributions of, and their other figures.
+/// Label names that differ between series, histogram names, and value names.
 #[derive(Default)]
-struct Names<'a> {
+struct ColumnNames<'a> {
     labels: BTreeSet<&'a str>,
     histograms: BTreeSet<&'a str>,
     values: BTreeSet<&'a str>,
 }
 
 fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
-    let mut names = Names::default();
+    let mut names = ColumnNames::default();
     for series in &snapshot.series {
         names.labels.extend(series.labels.keys().map(String::as_str));
         names.histograms.extend(series.histograms.keys().map(String::as_str));
@@ -94,22 +94,22 @@ fn series(card: &'static Card, snapshot: &Snapshot) -> Panel {
             key: format!("{:?}", series.labels),
             cells: labels.chain(histograms).chain(values).collect(),
             is_late: false,
-            opens: Some(What::Series(card.name, series.labels.clone())),
+            opens: Some(ViewKind::Series(card.name, series.labels.clone())),
         }
     });
     let title = format!("{} over {}, longest total time first", card.name, format_ns(snapshot.duration_ns));
     Panel::table("series", title, &columns.join(","), rows.collect(), "no series")
 }
 
-/// A name as the heading of a column, which a comma would end.
+/// Returns a name as a column heading, without the characters that are syntax there.
 fn heading(name: &str) -> String {
     name.replace('_', " ").replace([',', '<', '='], "?").to_uppercase()
 }
 
-/// Numbers, such as those of CPUs, are in the order of numbers.
+/// Sorts labels that are numbers, such as CPUs, by number.
 fn of_label(value: &str) -> Cell {
     match value.parse::<u64>() {
-        // The largest first is not what anybody expects of these.
+        // Inverted, as numbers sort descending and labels should ascend.
         Ok(number) => Cell::Ordered(value.to_owned(), u64::MAX - number),
         Err(_) => Cell::Text(value.to_owned()),
     }
@@ -135,7 +135,7 @@ fn of_value(card: &Card, name: &str, value: Option<&f64>) -> Cell {
     }
 }
 
-/// One series: its distributions and figures, the stacks that have its labels, and its late events.
+/// View of a series: its distributions and values, the stacks with its labels, and its late events.
 pub fn of_series(state: &State, card: &'static Card, labels: &Labels, columns: usize) -> Vec<Panel> {
     let Some(snapshot) = state.merged(card) else {
         return vec![Panel::text("series", card.name, "It saw nothing in this span.")];
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_columns_cannot_make_columns() {
+    fn column_names_are_escaped() {
         assert_eq!(heading("a,<b_c"), "A??B C");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A recording of all sources that is made up, as long as is asked for: each second differs, and always in the same way.
+//! A synthetic, deterministic recording of all sources, of any length: each second differs.
 #![allow(dead_code)]
 
 use std::fs;
@@ -19,7 +19,7 @@ pub const SECOND_NS: u64 = 1_000 * MS;
 /// 2026-11-26T10:00:00Z.
 pub const START_NS: u64 = 1_795_687_200 * SECOND_NS;
 pub const CULPRIT: &str = "hog:4242";
-/// What strangers may call themselves: markup, marks that turn text around, what opens a program, and very long.
+/// Hostile names: markup, bidirectional overrides, a program opener, and very long names.
 pub const EVIL: [&str; 4] = [
     "</script><img src=x onerror=\"document.title='owned'\">",
     "abc\u{202e}gpj.exe\u{2066}\u{200f}\u{1b}[2J",
@@ -27,15 +27,15 @@ pub const EVIL: [&str; 4] = [
     "<!--<script>'\"><svg/onload=document.title=`owned`>&lt;",
 ];
 
-/// What else is in each of their names: marks of direction, a space without width, a tag, controls and the end of a line.
+/// Appended to each hostile name: bidirectional marks, a zero-width space, a tag, control characters and a line end.
 pub const MARKS: &str = "\u{202e}\u{2066}\u{200b}\u{e0041}\u{9b}31m\u{1b}[31m\u{2028}\n";
 
-/// How things are called.
-pub struct Names {
+/// Names of things in the recording.
+pub struct NameSet {
     is_evil: bool,
 }
 
-impl Names {
+impl NameSet {
     fn of(&self, plain: &str, number: usize) -> String {
         match self.is_evil {
             false => plain.to_owned(),
@@ -53,7 +53,7 @@ fn latencies(second: u64, scale_ns: u64, count: u64) -> Histogram {
     (0..count).map(|number| scale_ns * (1 + (number * 37 + second * 11) % 90)).collect()
 }
 
-/// The same in the fine layout, as `timerlat` has it.
+/// Returns a histogram of the fine layout, as `timerlat` uses it.
 fn fine(second: u64, scale_ns: u64, count: u64) -> Histogram {
     let mut values: Vec<u64> =
         (0..count).map(|number| scale_ns * (1 + (number * 37 + second * 11) % 90) + number * 997).collect();
@@ -84,7 +84,7 @@ fn late(subject: String, at_unix_ns: u64, causes: Vec<Cause>) -> LateEvent {
     LateEvent { subject, at_unix_ns, latency_ns, causes, ..LateEvent::default() }
 }
 
-fn fill(snapshot: &mut Snapshot, second: u64, names: &Names) {
+fn fill(snapshot: &mut Snapshot, second: u64, names: &NameSet) {
     let at_ns = snapshot.start_unix_ns + 500 * MS;
     let cause = |kind, who: &str, number, ns| Cause::new(kind, names.of(who, number), ns);
     let stack = |frames: &str| -> Vec<String> {
@@ -166,7 +166,7 @@ fn fill(snapshot: &mut Snapshot, second: u64, names: &Names) {
                 ("utilisation", 0.4),
                 ("idle_ms", 100.0),
             ];
-            // It comes and goes.
+            // Comes and goes.
             if second % 7 > 1 {
                 snapshot.series.push(series(labels.into(), &[], &shares));
             }
@@ -189,7 +189,7 @@ fn fill(snapshot: &mut Snapshot, second: u64, names: &Names) {
     }
 }
 
-fn threads(snapshot: &mut Snapshot, second: u64, names: &Names) {
+fn threads(snapshot: &mut Snapshot, second: u64, names: &NameSet) {
     let frames = |of: &str| -> Vec<String> {
         of.split(' ').enumerate().map(|(number, frame)| names.of(frame, number)).collect()
     };
@@ -248,11 +248,11 @@ fn threads(snapshot: &mut Snapshot, second: u64, names: &Names) {
     }
 }
 
-/// The lines of a second.
-fn moment(second: u64, names: &Names) -> Vec<Line> {
+/// Returns the lines of one second.
+fn tick(second: u64, names: &NameSet) -> Vec<Line> {
     let mut lines = Vec::new();
     for (card, number) in CARDS.into_iter().zip(0..) {
-        // Each source is asked in its turn.
+        // Each source has its turn.
         let start_ns = START_NS + second * SECOND_NS + number * 3 * MS;
         let mut snapshot = Snapshot::new(card.name, "made", &names.of("web1", 0), start_ns);
         snapshot.duration_ns = SECOND_NS;
@@ -264,9 +264,9 @@ fn moment(second: u64, names: &Names) -> Vec<Line> {
     lines
 }
 
-/// Makes the file.
-pub fn recording(folder: &Path, seconds: u64, is_evil: bool) -> Result<PathBuf> {
-    let names = Names { is_evil };
+/// Writes the recording.
+pub fn recording(directory: &Path, seconds: u64, is_evil: bool) -> Result<PathBuf> {
+    let names = NameSet { is_evil };
     let measured = |card: &whylate_model::Card| Measured {
         source: card.name.to_owned(),
         backend: names.of("made", 0),
@@ -288,7 +288,7 @@ pub fn recording(folder: &Path, seconds: u64, is_evil: bool) -> Result<PathBuf> 
     };
     let end = Line::End(End { at_unix_ns: START_NS + seconds * SECOND_NS + SECOND_NS / 2 });
     let frames = std::iter::once(vec![Line::Header(header)])
-        .chain((0..seconds).map(|second| moment(second, &names)))
+        .chain((0..seconds).map(|second| tick(second, &names)))
         .chain(std::iter::once(vec![end]));
     let mut bytes = Vec::new();
     for lines in frames {
@@ -302,7 +302,7 @@ pub fn recording(folder: &Path, seconds: u64, is_evil: bool) -> Result<PathBuf> 
         bytes.extend(index.to_bytes());
         bytes.extend(compressed);
     }
-    let path = folder.join(if is_evil { "evil.whylate" } else { "web1.whylate" });
+    let path = directory.join(if is_evil { "evil.whylate" } else { "web1.whylate" });
     fs::write(&path, bytes)?;
     Ok(path)
 }

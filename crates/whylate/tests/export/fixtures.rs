@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A recording of a second in each of two hours, made up: it needs neither root nor time.
+//! A synthetic recording of one second in each of two hours: needs neither root nor time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ pub const MS: u64 = 1_000_000;
 pub const HOUR_NS: u64 = 3_600_000 * MS;
 /// 2026-11-26T10:00:00Z.
 pub const START_NS: u64 = 1_795_687_200_000 * MS;
-/// What CLOCK_BOOTTIME showed then, and for how long the machine had been suspended.
+/// CLOCK_BOOTTIME at that time, and the time that the machine had been suspended.
 pub const BOOT_NS: u64 = 5_000_000 * MS;
 pub const ASLEEP_NS: u64 = 77_000 * MS;
-/// After the beginning of each hour: when two overlapping waits ended.
+/// Offset from the start of each hour at which two overlapping waits ended.
 pub const LATE_AT_NS: u64 = 600 * MS;
-/// How many events there are in all.
+/// Total number of late events.
 pub const LATE: usize = 8;
 pub const CULPRIT: &str = "dd:4242";
-/// A thread may have called itself so.
+/// A hostile thread name.
 pub const EVIL: &str = "=cmd|'\u{1b}[2J\",x:7";
 
 fn labels(of: &[(&str, &str)]) -> Labels {
@@ -33,7 +33,7 @@ fn cause(kind: CauseKind, who: &str, ns: u64) -> Cause {
     Cause::new(kind, who, ns)
 }
 
-/// A snapshot of work items; in the second hour those of `slow_work` take much longer.
+/// Returns a snapshot of work items; in the second hour the items of `slow_work` take much longer.
 fn items(hour: u64) -> Snapshot {
     let start_ns = START_NS + hour * HOUR_NS;
     let mut snapshot = Snapshot::new("wq", "made", "web1", start_ns);
@@ -62,7 +62,7 @@ fn items(hour: u64) -> Snapshot {
     let second = vec![
         cause(CauseKind::Work, "other_work", 30 * MS),
         cause(CauseKind::Thread, "dd:4243", 9 * MS - 10),
-        // A thread is in each of them.
+        // Each has a thread.
         cause(CauseKind::DiskQueue, "fio:88 (writes)", 1),
         cause(CauseKind::Disk, "259:3 (read by fio:88)", 2),
         cause(CauseKind::Timer, "timeout in poll (curl:77)", 3),
@@ -74,7 +74,7 @@ fn items(hour: u64) -> Snapshot {
     snapshot
 }
 
-/// A snapshot of threads, one of which waited for another one.
+/// Returns a snapshot of threads, one of which waited for another.
 fn threads(hour: u64) -> Snapshot {
     let start_ns = START_NS + hour * HOUR_NS;
     let mut snapshot = Snapshot::new("offcpu", "made", "web1", start_ns);
@@ -122,15 +122,15 @@ fn threads(hour: u64) -> Snapshot {
         ..LateEvent::default()
     };
     snapshot.late = vec![waited, ready];
-    // In the second hour the wait was not followed: its causes have no places.
+    // The wait in the second hour was not followed: its causes have no positions.
     if hour == 1 {
         snapshot.late[0].path.clear();
     }
     snapshot
 }
 
-/// Makes the file.
-pub fn recording(folder: &Path) -> Result<PathBuf> {
+/// Writes the recording.
+pub fn recording(directory: &Path) -> Result<PathBuf> {
     let measured =
         |source: &str| Measured { source: source.to_owned(), backend: "made".to_owned(), ..Measured::default() };
     let header = Header {
@@ -183,7 +183,7 @@ pub fn recording(folder: &Path) -> Result<PathBuf> {
         bytes.extend(index.to_bytes());
         bytes.extend(compressed);
     }
-    let path = folder.join("web1.whylate");
+    let path = directory.join("web1.whylate");
     fs::write(&path, bytes)?;
     Ok(path)
 }
