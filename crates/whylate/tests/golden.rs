@@ -247,9 +247,13 @@ fn run(recording: &str, (_, words, form, files): &Case) -> Result<String> {
     ensure!(status != 101, "{arguments:?} panics: {}", String::from_utf8_lossy(&output.stderr));
     let mut shown = format!("$ whylate {}\n[status {status}]\n", arguments.join(" "));
     shown += &in_form(&output.stdout, *form)?;
-    if !output.stderr.is_empty() {
+    // The first command after a killed one restores what that one left, whatever it was asked for.
+    let messages = String::from_utf8_lossy(&output.stderr);
+    let is_own = |line: &&str| !line.starts_with("whylate: an earlier whylate was killed: ");
+    let messages: String = messages.split_inclusive('\n').filter(is_own).collect();
+    if !messages.is_empty() {
         shown += "[standard error]\n";
-        shown += &kept(&String::from_utf8_lossy(&output.stderr));
+        shown += &kept(&messages);
     }
     for (file, form) in *files {
         match fs::read(folder.path().join(file)) {

@@ -70,7 +70,8 @@ pub fn sources(look: &Value) -> Result<Vec<Row>> {
         let what = of["remark"].as_str().filter(|remark| !remark.is_empty()).or(of["of"].as_str()).unwrap_or_default();
         let late_cell = match is_late {
             false => "0".to_owned(),
-            true => figure(&of["late"], late > 0 && !has_events),
+            true if has_events => figure(&of["late_figures"], of["late_figures"].as_u64() > Some(0)),
+            true => figure(&of["late"], late > 0),
         };
         let source = of["source"].as_str().context("source")?.to_owned();
         rows.push(vec![

@@ -37,7 +37,7 @@ function verdictRows(of) {
   const { source, figures } = of, hasFigures = figures.count > 0;
   const isLate = source.late_of ? hasFigures && figures.max >= source.from : of.isLate;
   const figure = (value) => (hasFigures ? value : null);
-  const late = !isLate ? 0 : of.late > 0 && !source.late_of ? of.late : null;
+  const late = !isLate ? 0 : source.late_of ? lateFigures(figures, source.from) : of.late > 0 ? of.late : null;
   const rows = [row(isLate, source.of === "" ? null : figures.count, figure(quantile(figures, 0.5)),
     figure(quantile(figures, 0.99)), figure(figures.max), source.from, late, of.remark ? of.remark.text : source.of)];
   if (source.late_of) rows.push(event(of.late, of.lateMax, source.late_of));
