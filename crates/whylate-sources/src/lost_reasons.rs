@@ -14,7 +14,7 @@ fn rust_files(directory: &Path) -> Vec<PathBuf> {
 }
 
 /// Returns the names in a file: in tables called `LOST`, in functions that yield or name lost events, and next to
-/// `lost` or `lose`.
+/// `lost` or `count_lost`.
 fn names_in(text: &str) -> BTreeSet<String> {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let mut names = BTreeSet::new();
@@ -27,7 +27,7 @@ fn names_in(text: &str) -> BTreeSet<String> {
         } else if line.contains("fn take_lost(") || line.contains("fn named(lost") {
             until = Some(format!("{indent}}}"));
         }
-        let is_beside = ["lost.insert(\"", "lost.entry(\"", ".lose(\""].iter().any(|by| line.contains(by));
+        let is_beside = ["lost.insert(\"", "lost.entry(\"", ".count_lost(\""].iter().any(|by| line.contains(by));
         if until.is_some() || is_beside {
             let quoted = line.split('"').skip(1).step_by(2);
             let is_name = |text: &&str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
