@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     let program = whylate::build("bench-record")?;
-    let directory = tempfile::tempdir().context("cannot make a folder")?;
+    let directory = tempfile::tempdir().context("cannot create a directory")?;
     let (rounds, length) = (arguments.results.rounds, Duration::from_secs(arguments.seconds));
     let rounds_of_all: Vec<Round> =
         (0..rounds).map(|_| round(&program, directory.path(), length)).collect::<Result<_>>()?;

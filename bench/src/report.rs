@@ -44,7 +44,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     let program = whylate::build("bench-report")?;
-    let directory = tempfile::tempdir().context("cannot make a folder")?;
+    let directory = tempfile::tempdir().context("cannot create a directory")?;
     let [minute, day, page] = ["minute.whylate", "day.whylate", "day.html"].map(|name| directory.path().join(name));
     let seconds = arguments.seconds.to_string();
     let status = Command::new(&program)

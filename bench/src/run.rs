@@ -53,7 +53,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     let program = whylate::build("bench-run")?;
-    let directory = tempfile::tempdir().context("cannot make a folder")?;
+    let directory = tempfile::tempdir().context("cannot create a directory")?;
     let rounds = arguments.results.rounds;
     let builds = builds(&program, directory.path(), rounds)?;
     let pipes = if machine::is_skipped(&[("perf", "no perf to measure a pipe with")]) {
@@ -206,7 +206,7 @@ fn parse_report(stderr: &[u8]) -> Result<Value> {
 }
 
 fn elapsed_s(report: &Value) -> Result<f64> {
-    Ok(report["elapsed_ns"].as_u64().context("`run` does not tell how long it took")? as f64 / 1e9)
+    Ok(report["elapsed_ns"].as_u64().context("`run` reports no elapsed time")? as f64 / 1e9)
 }
 
 /// A child, killed on drop.
@@ -230,7 +230,7 @@ fn lookup_ms(program: &Path) -> Result<f64> {
         let output = Command::new(program).args(options).stderr(Stdio::null()).output()?;
         let cpu = kernel::usage_of_children()?.cpu - before;
         ensure!(output.status.success(), "whylate offcpu ends with {}", output.status);
-        let report: Value = serde_json::from_slice(&output.stdout).context("`offcpu` tells no JSON")?;
+        let report: Value = serde_json::from_slice(&output.stdout).context("`offcpu` prints no JSON")?;
         let late = report["late"].as_array().map_or(0, Vec::len);
         Ok((cpu.as_secs_f64(), late))
     };
@@ -275,7 +275,7 @@ fn long_command(program: &Path, seconds: u64) -> Result<Long> {
     (&stderr).read_to_end(&mut stderr_text)?;
     let report = parse_report(&stderr_text)?;
     let elapsed_s = elapsed_s(&report)?;
-    let parts = report["path"].as_array().context("`run` tells no path")?;
+    let parts = report["path"].as_array().context("`run` reports no path")?;
     let unknown = parts.iter().filter(|part| part["kind"] == "unknown").filter_map(|part| part["ns"].as_u64());
     let unknown_ns: u64 = unknown.sum();
     let switches = kernel::usage_of_children()?.switches - before.switches;

@@ -100,7 +100,7 @@ fn cyclictest(period_us: u64) -> Result<Sample> {
         Ok((read()?, cpu))
     };
     let ((_, short), (report, long)) = (run(SHORT_S)?, run(LONG_S)?);
-    let threads = report["thread"].as_object().context("cyclictest tells of no thread")?;
+    let threads = report["thread"].as_object().context("cyclictest reports no thread")?;
     let (mut cycles, mut sum_us) = (0.0, 0.0);
     for thread in threads.values() {
         let count = thread["cycles"].as_f64().context("cyclictest tells no cycles")?;
@@ -114,7 +114,7 @@ fn cyclictest(period_us: u64) -> Result<Sample> {
         user_us: user_us(|seconds| {
             let (ns, _) = user_time::measure(Path::new("/usr/bin/cyclictest"), &words(seconds))?;
             let report = read()?;
-            let threads = report["thread"].as_object().context("cyclictest tells of no thread")?;
+            let threads = report["thread"].as_object().context("cyclictest reports no thread")?;
             Ok((ns, threads.values().filter_map(|thread| thread["cycles"].as_f64()).sum()))
         })?,
         cpu_us: (long.as_secs_f64() - short.as_secs_f64()) * 1e6 / activations,

@@ -100,7 +100,7 @@ fn round(program: &Path, length: Duration) -> Result<Round> {
 
 /// Returns the memory of `top` after eight and after sixteen hours, beyond that after a minute.
 fn after_hours(program: &Path) -> Result<[f64; 2]> {
-    let directory = tempfile::tempdir().context("cannot make a folder")?;
+    let directory = tempfile::tempdir().context("cannot create a directory")?;
     let [minute, long] = ["minute.whylate", "hours.whylate"].map(|name| directory.path().join(name));
     let name = minute.to_str().context("a plain name")?;
     let status = Command::new(program).args(["record", "-d", "1m", "-o", name]).stderr(Stdio::null()).status()?;

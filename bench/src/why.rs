@@ -81,7 +81,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     let program = whylate::build("bench-why")?;
-    let directory = tempfile::tempdir().context("cannot make a folder")?;
+    let directory = tempfile::tempdir().context("cannot create a directory")?;
     let rounds = arguments.results.rounds;
     let mut is_within = true;
     for &part in Part::value_variants() {

@@ -21,7 +21,7 @@ struct Golden {
 
 fn files() -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
-    let entries = fs::read_dir(directory).expect("the folder is there");
+    let entries = fs::read_dir(directory).expect("the directory exists");
     let paths = entries.map(|entry| entry.expect("and can be read").path());
     let mut files: Vec<PathBuf> =
         paths.filter(|path| path.extension().is_some_and(|extension| extension == "json")).collect();

@@ -6,8 +6,8 @@
 //! Long texts and binary files are stored as their SHA-256, after a start that a reader can compare. The screens of
 //! `whylate top` are in the same directories (`src/top/golden.rs`).
 
-#[path = "golden/folder.rs"]
-mod folder;
+#[path = "golden/directory.rs"]
+mod directory;
 #[path = "report/tables.rs"]
 mod tables;
 
@@ -25,7 +25,7 @@ use whylate_model::look::Unmeasured;
 use whylate_model::recording::{Frame, Line, Reader};
 use whylate_model::sources::CARDS;
 
-use folder::{RECORDINGS, check, recordings};
+use directory::{RECORDINGS, check, recordings};
 
 /// Bytes of a text that are stored.
 const KEPT_LINES: usize = 100;
@@ -212,10 +212,10 @@ fn half(name: &str) -> Result<String> {
 }
 
 /// Runs whylate in an environment where its output depends on the recording alone.
-fn whylate(arguments: &[&str], folder: &Path) -> Result<Output> {
+fn whylate(arguments: &[&str], directory: &Path) -> Result<Output> {
     Ok(Command::new(env!("CARGO_BIN_EXE_whylate"))
         .args(arguments)
-        .current_dir(folder)
+        .current_dir(directory)
         .env_clear()
         .envs([("TZ", "UTC"), ("COLUMNS", "120"), ("NO_COLOR", "1"), ("LC_ALL", "C.UTF-8"), ("PATH", "/nonexistent")])
         .stdin(Stdio::null())
@@ -225,11 +225,11 @@ fn whylate(arguments: &[&str], folder: &Path) -> Result<Output> {
 /// Runs a case in its own directory, so that the output shows nothing of this machine.
 fn run(recording: &str, (_, words, form, files): &Case) -> Result<String> {
     let name = format!("{recording}.whylate");
-    let folder = tempfile::tempdir()?;
+    let directory = tempfile::tempdir()?;
     for one in recordings()? {
         let one = format!("{one}.whylate");
         if one == name || words.contains(&one) {
-            std::os::unix::fs::symlink(Path::new(RECORDINGS).join(&one), folder.path().join(&one))?;
+            std::os::unix::fs::symlink(Path::new(RECORDINGS).join(&one), directory.path().join(&one))?;
         }
     }
     let half = if words.contains("HALF") { half(&name)? } else { String::new() };
@@ -242,7 +242,7 @@ fn run(recording: &str, (_, words, form, files): &Case) -> Result<String> {
             word => arguments.push(word),
         }
     }
-    let output = whylate(&arguments, folder.path())?;
+    let output = whylate(&arguments, directory.path())?;
     let status = output.status.code().context("a signal ends it")?;
     ensure!(status != 101, "{arguments:?} panics: {}", String::from_utf8_lossy(&output.stderr));
     let mut shown = format!("$ whylate {}\n[status {status}]\n", arguments.join(" "));
@@ -256,7 +256,7 @@ fn run(recording: &str, (_, words, form, files): &Case) -> Result<String> {
         shown += &kept(&messages);
     }
     for (file, form) in *files {
-        match fs::read(folder.path().join(file)) {
+        match fs::read(directory.path().join(file)) {
             Ok(bytes) => shown += &format!("[{file}]\n{}", in_form(&bytes, *form)?),
             Err(_) => shown += &format!("[no {file}]\n"),
         }
@@ -327,11 +327,11 @@ fn golden_status_of_an_empty_span_does_not_depend_on_sources_that_were_not_measu
         add(&line)?;
     }
     let (bytes, index) = frame.finish()?;
-    let folder = tempfile::tempdir()?;
-    fs::write(folder.path().join("a.whylate"), [&index.to_bytes()[..], &bytes].concat())?;
-    let all = whylate(&["replay", "a.whylate"], folder.path())?;
+    let directory = tempfile::tempdir()?;
+    fs::write(directory.path().join("a.whylate"), [&index.to_bytes()[..], &bytes].concat())?;
+    let all = whylate(&["replay", "a.whylate"], directory.path())?;
     ensure!(all.status.success() && String::from_utf8_lossy(&all.stdout).contains("a test says so"), "{all:?}");
-    let none = whylate(&[&["replay", "a.whylate"], &SPAN[..]].concat(), folder.path())?;
+    let none = whylate(&[&["replay", "a.whylate"], &SPAN[..]].concat(), directory.path())?;
     ensure!(none.status.code() == Some(1) && none.stdout.is_empty(), "{none:?}");
     Ok(())
 }

@@ -9,8 +9,8 @@ use whylate_model::path::{Asked, Finding, Found, PathSegment, walk};
 
 use super::format::{Kind, Question, Timeline, ZERO_NS};
 
-/// The answer of this build to one question.
-pub fn of(question: &Question, timeline: &mut Timeline) -> String {
+/// Returns the answer of this build to one question.
+pub fn render(question: &Question, timeline: &mut Timeline) -> String {
     match question.kind {
         Kind::Span | Kind::Wait => path(question.asked[0], timeline),
         Kind::Command => command(question.asked[0], timeline),
@@ -50,7 +50,7 @@ fn write_segments(segments: &[PathSegment], text: &mut String) {
     }
 }
 
-/// The path of a span or of the last wait: without a gap, up to where it is asked from or the thread fell asleep.
+/// The path of a span or of the last wait: without a gap, back to the start of the question or the switch-out of the thread.
 fn path(asked: Asked, timeline: &mut Timeline) -> String {
     let (mut found, mut begins_ns, mut asleep_ns) = (Found::default(), asked.to_ns, None);
     walk(&mut timeline.past(), &[asked], &(), &mut |_, finding| {

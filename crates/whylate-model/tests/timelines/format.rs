@@ -166,7 +166,7 @@ impl Timeline {
         self.known.insert(tid, known);
     }
 
-    /// `cpuN FROM .. TO HOLDER [how it got the CPU] [what else is known] [how it left the CPU]`
+    /// Parses `cpuN FROM .. TO ACTOR [switch-in] [other facts] [switch-out]`.
     fn take_slice(&mut self, words: &mut Words<'_>) {
         let cpu = words.cpu();
         let start_ns = words.time_ns();

@@ -28,7 +28,7 @@ fn answered(text: &str) -> String {
     assert!(!timeline.questions.is_empty(), "nothing is asked");
     let mut answers = Vec::new();
     for question in std::mem::take(&mut timeline.questions) {
-        answers.push((question.line, answer::of(&question, &mut timeline)));
+        answers.push((question.line, answer::render(&question, &mut timeline)));
     }
     let mut answers = answers.into_iter().peekable();
     let mut answered = String::new();

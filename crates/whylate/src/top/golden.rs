@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Pins the screens of each recording in `tests/recordings/`; `tests/golden.rs` pins the output of commands.
 
-#[path = "../../tests/golden/folder.rs"]
-mod folder;
+#[path = "../../tests/golden/directory.rs"]
+mod directory;
 
 use std::path::Path;
 use std::thread;
@@ -19,7 +19,7 @@ use super::tests::{drawn, press};
 use crate::recording::Span;
 use crate::recording::play::Recording;
 use crate::recording::times::given;
-use folder::{RECORDINGS, check, recordings};
+use directory::{RECORDINGS, check, recordings};
 
 const VIEWS: [(&str, &str); 7] = [
     ("look", ""),

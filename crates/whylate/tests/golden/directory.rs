@@ -24,7 +24,7 @@ pub fn recordings() -> Result<Vec<String>> {
 pub fn check(recording: &str, name: &str, text: &str) -> Result<()> {
     let path = Path::new(GOLDEN).join(recording).join(format!("{name}.txt"));
     if std::env::var_os("WHYLATE_BLESS").is_some() {
-        fs::create_dir_all(path.parent().context("a folder")?)?;
+        fs::create_dir_all(path.parent().context("a directory")?)?;
         return Ok(fs::write(path, text)?);
     }
     let golden = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
