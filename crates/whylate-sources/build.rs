@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Compiles every `src/*/*.bpf.c` and generates its skeleton in a folder of the same name; there is no other list.
+//! Compiles every `*.bpf.c` below `src` and generates its skeleton in a folder of the same name; there is no other list.
 
 use std::env;
 use std::error::Error;
@@ -29,17 +29,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn bpf_programs(sources: &Path) -> Result<Vec<PathBuf>, Box<dyn Error>> {
+fn bpf_programs(folder: &Path) -> Result<Vec<PathBuf>, Box<dyn Error>> {
     let mut found = Vec::new();
-    for folder in fs::read_dir(sources)? {
-        let folder = folder?.path();
-        if folder.is_dir() {
-            for file in fs::read_dir(folder)? {
-                let file = file?.path();
-                if file.to_str().is_some_and(|name| name.ends_with(".bpf.c")) {
-                    found.push(file);
-                }
-            }
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.append(&mut bpf_programs(&path)?);
+        } else if path.to_str().is_some_and(|name| name.ends_with(".bpf.c")) {
+            found.push(path);
         }
     }
     found.sort();

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use whylate_sources::symbols::KernelSymbols;
+use whylate_sources::kernel::symbols::KernelSymbols;
 
 use super::sleepers::Sleepers;
 use crate::child::Tool;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{Iter, Link};
 use whylate_model::{Snapshot, Stack};
-use whylate_sources::clock::{process_cpu_ns, thread_cpu_ns};
+use whylate_sources::kernel::clock::{process_cpu_ns, thread_cpu_ns};
 use whylate_sources::offcpu::{AttachedOffcpu, Choice, OffcpuOptions, Often};
 use whylate_sources::{Attached, Measuring, Session, Threads};
 

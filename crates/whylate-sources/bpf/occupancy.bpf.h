@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* CPU occupancy: the account that src/occupancy keeps. User space shares its maps with the programs of sources. */
+/* CPU occupancy: the account that src/cpu_account keeps. User space shares its maps with the programs of sources. */
 #pragma once
 
 #include "cgroup.bpf.h"

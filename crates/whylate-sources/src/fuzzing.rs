@@ -8,18 +8,18 @@ use std::os::unix::fs::FileExt as _;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 
-pub use crate::cgroups::fuzzing::cgroups;
+use crate::cpu_account::Windows;
 pub use crate::irqsoff::fuzzing::{kept_cpus, late_ticks, sections};
-use crate::occupancy::Windows;
+pub use crate::kernel::cgroups::fuzzing::cgroups;
+use crate::kernel::symbols::KernelSymbols;
+pub use crate::kernel::symbols::fuzzing::kallsyms;
+use crate::kernel::tracefs::ring_page::Page;
+use crate::kernel::{clock, cpus};
 pub use crate::offcpu::fuzzing::{elf_in, maps, mountinfo, perf_map, places, stat};
 pub use crate::runnable::fuzzing::waits;
 pub use crate::sqpoll::fuzzing::{fdinfo, looks};
-use crate::symbols::KernelSymbols;
-pub use crate::symbols::fuzzing::kallsyms;
 pub use crate::timerlat::fuzzing::{activations, timerlat_samples};
-use crate::tracefs::ring_page::Page;
 pub use crate::wq::fuzzing::work_items;
-use crate::{clock, cpus};
 
 /// Runs `read` with decoders; kernel functions are named by their addresses.
 pub(crate) fn with_names<T>(read: impl FnOnce(&mut Windows, &mut KernelSymbols) -> Option<T>) {
@@ -46,7 +46,7 @@ pub fn elf(bytes: &[u8]) {
 /// When the name is longer than the limit.
 pub fn demangle(symbol: &str) {
     for begins in ["", "_Z", "_R", "_ZN"] {
-        let name = crate::demangle::demangled(&format!("{begins}{symbol}")).into_owned();
+        let name = crate::kernel::demangle::demangled(&format!("{begins}{symbol}")).into_owned();
         assert!(name.len() <= whylate_model::name::MAX_BYTES);
     }
 }
@@ -66,6 +66,6 @@ pub fn small_files(text: &str) {
         assert_eq!(cpus::numbers(&cpus::list(&ascending)).as_ref(), Some(&ascending));
     }
     clock::offset_ns(text, "monotonic");
-    crate::loaded_code::fuzzing::modules(text);
+    crate::kernel::loaded_code::fuzzing::modules(text);
     crate::offcpu::fuzzing::load(text);
 }

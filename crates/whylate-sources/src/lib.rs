@@ -3,53 +3,27 @@
 //!
 //! Sources yield plain data of `whylate-model` and never print.
 
-pub mod attach;
 pub mod block;
 pub mod capabilities;
 
-pub mod cgroups;
-pub mod clock;
-pub mod cpus;
-pub mod credentials;
-mod demangle;
-mod distribution;
-mod elements;
-mod first_thread;
-mod floors;
+mod cpu_account;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod heartbeat;
 pub mod inject;
 pub mod irqsoff;
-mod loaded_code;
-mod lock;
+pub mod kernel;
 #[cfg(test)]
 mod lost_reasons;
-pub mod mapped;
-pub mod memory;
-mod occupancy;
 pub mod offcpu;
 pub mod paths;
-mod percpu;
-mod perf_event;
-pub mod pid_namespace;
-mod priority;
-pub mod realtime;
-mod records;
-pub mod restore;
 mod runnable;
-mod session;
 pub mod source;
 pub mod sqpoll;
-pub mod symbols;
-mod syscalls;
 pub mod timerlat;
-pub mod tracefs;
-mod whole_map;
 pub mod wq;
 
-pub use occupancy::{Edges, History, Stream};
-pub use session::Session;
+pub use cpu_account::{Edges, History, Stream};
+pub use source::session::Session;
 pub use source::{
     Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads,
 };

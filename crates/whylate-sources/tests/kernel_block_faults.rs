@@ -17,7 +17,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use whylate_sources::Measuring;
 use whylate_sources::block::{BlockOptions, By};
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 
 use kernel::chance::{Unjudged, in_rounds};
 use kernel::disk_counts::{READS, in_flight, kernel_counts, late_events, reads, totals, wait_for};

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use whylate_model::LateEvent;
 use whylate_sources::block::{BlockOptions, By};
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 
 use kernel::disk_counts::{FLUSHES, MERGED_WRITES, attach, end, ensure_counts_are_the_kernels, in_flight};
 use kernel::disk_counts::{kernel_counts, late_events, reads, totals, wait_for};

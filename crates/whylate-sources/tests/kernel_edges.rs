@@ -24,7 +24,7 @@ use kernel::urgent::patching;
 use kernel::{amount, file_on_disk, is_emulated};
 use whylate_model::path::history::{Blocked, Entry, Exit, Operation, Past, Slice, Waker};
 use whylate_model::wait::Stop;
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 use whylate_sources::{Edges, Session};
 
 /// Maximum share of edges from another waker than the intended one: others send signals, take locks, or preempt.

@@ -16,7 +16,8 @@ use kernel::late::{TestCpus, pin_to};
 use kernel::turn::turn_to_measure;
 use whylate_model::LateEvent;
 use whylate_sources::irqsoff::{IrqsoffOptions, What};
-use whylate_sources::{Session, Source as _, tracefs};
+use whylate_sources::kernel::tracefs;
+use whylate_sources::{Session, Source as _};
 
 const MODULE: &str = "/lib/modules/preemptirq_delay_test.ko";
 const TRIGGER: &str = "/sys/kernel/preemptirq_delay_test/trigger";

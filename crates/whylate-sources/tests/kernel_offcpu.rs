@@ -44,7 +44,7 @@ use kernel::turn::turn_to_measure;
 use sleepers::calls::CALLS;
 use sleepers::{EVIL_NAME, PLACES, Sleepers};
 use whylate_model::{Snapshot, Stack, WaitClass};
-use whylate_sources::clock::unix_ns;
+use whylate_sources::kernel::clock::unix_ns;
 use whylate_sources::offcpu::{CallGraph, KernelThreads, OffcpuOptions};
 use whylate_sources::{Session, Source as _, Threads};
 

@@ -17,8 +17,8 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use whylate_model::sqpoll::is_thread;
-use whylate_sources::clock::monotonic_ns;
 use whylate_sources::inject::sqpoll::{Load, Plan};
+use whylate_sources::kernel::clock::monotonic_ns;
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session, Threads};
 

@@ -16,7 +16,7 @@ use kernel::paced::Paced;
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use whylate_model::sqpoll::is_thread;
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
 use whylate_sources::{AttachError, Attached as _, Session, Threads};
 

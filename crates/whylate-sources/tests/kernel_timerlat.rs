@@ -20,8 +20,8 @@ use kernel::{WRONG_BY_CHANCE, is_emulated, wanted_events};
 use whylate_model::blame::Evidence;
 use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot, TimerEvidence};
 use whylate_sources::inject::disturbance::{Kind, Policy as HogPolicy};
+use whylate_sources::kernel::tracefs;
 use whylate_sources::timerlat::{AttachedTimerlat, Stop, Threads, TimerlatOptions};
-use whylate_sources::tracefs;
 use whylate_sources::{Attached as _, Measuring, Session};
 
 /// Returns the ways to measure that this kernel has: backends and kinds of threads.

@@ -23,8 +23,8 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use whylate_sources::credentials::keep_capabilities;
-use whylate_sources::memory::Memory;
+use whylate_sources::kernel::credentials::keep_capabilities;
+use whylate_sources::kernel::memory::Memory;
 
 #[global_allocator]
 static MEMORY: Memory = Memory;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use whylate_model::sources::{CARDS, named};
 use whylate_model::units::parse_duration_ns;
-use whylate_sources::cpus;
+use whylate_sources::kernel::cpus;
 use whylate_sources::timerlat::PERIODS_NS;
 
 /// Parses the name of a source.

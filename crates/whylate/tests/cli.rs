@@ -19,7 +19,7 @@ use rustix::process::Signal;
 use whylate_model::Snapshot;
 use whylate_sources::inject::sqpoll::{Load, Plan as LoadPlan};
 use whylate_sources::inject::work::{HANDLER, Plan, run};
-use whylate_sources::restore::Restore;
+use whylate_sources::kernel::restore::Restore;
 
 use running::{Running, copied, whylate};
 use turn::{plan, turn, turn_to_measure};
@@ -359,11 +359,11 @@ fn slow_reader_does_not_grow_memory() -> Result<()> {
 /// Objects of a measurement outside are no leftovers, whatever PIDs a namespace assigns.
 #[test]
 fn other_pid_namespace_keeps_objects_of_running_measurements() -> Result<()> {
-    let Ok(tracefs) = whylate_sources::tracefs::find() else {
+    let Ok(tracefs) = whylate_sources::kernel::tracefs::find() else {
         println!("skipped: tracefs is not mounted");
         return Ok(());
     };
-    let Ok(living) = whylate_sources::tracefs::instance::Instance::new(&tracefs, "") else {
+    let Ok(living) = whylate_sources::kernel::tracefs::instance::Instance::new(&tracefs, "") else {
         println!("skipped: this user may make no tracing instance");
         return Ok(());
     };
@@ -379,11 +379,11 @@ fn other_pid_namespace_keeps_objects_of_running_measurements() -> Result<()> {
 /// Settings that a running measurement will restore itself are left alone.
 #[test]
 fn other_pid_namespace_keeps_settings_of_running_measurements() -> Result<()> {
-    let Ok(tracefs) = whylate_sources::tracefs::find() else {
+    let Ok(tracefs) = whylate_sources::kernel::tracefs::find() else {
         println!("skipped: tracefs is not mounted");
         return Ok(());
     };
-    let Ok(own) = whylate_sources::tracefs::instance::Instance::new(&tracefs, "") else {
+    let Ok(own) = whylate_sources::kernel::tracefs::instance::Instance::new(&tracefs, "") else {
         println!("skipped: this user may make no tracing instance");
         return Ok(());
     };

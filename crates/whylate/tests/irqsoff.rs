@@ -152,7 +152,7 @@ fn chosen_period_depends_on_heartbeat_cost() -> Result<()> {
 }
 
 fn cpus() -> Result<usize> {
-    Ok(whylate_sources::cpus::online()?.len())
+    Ok(whylate_sources::kernel::cpus::online()?.len())
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use whylate_model::Snapshot;
 use whylate_model::look::Look;
-use whylate_sources::cpus;
+use whylate_sources::kernel::cpus;
 
 use running::whylate;
 use turn::turn_to_measure;

@@ -165,7 +165,7 @@ fn beside_alarms<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
         Ok(latest)
     };
     thread::scope(|scope| {
-        let cpus = whylate_sources::cpus::online()?;
+        let cpus = whylate_sources::kernel::cpus::online()?;
         let alarms: Vec<_> = cpus.into_iter().map(|cpu| scope.spawn(move || alarm(cpu))).collect();
         let done = work();
         over.store(true, Ordering::Relaxed);
@@ -207,7 +207,7 @@ fn idle_machine_has_no_culprits() -> Result<()> {
 #[test]
 fn counts_measured_threads_over_the_whole_span() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let cpus = whylate_sources::cpus::online()?.len() as f64;
+    let cpus = whylate_sources::kernel::cpus::online()?.len() as f64;
     in_rounds(|| {
         let look = look(&["-d", "2s"])?;
         let timerlat = look.sources.iter().find(|source| source.source == "timerlat").context("no timerlat")?;

@@ -221,7 +221,7 @@ fn trial(slow: &Slow, duration: &str) -> Result<Option<Trial>> {
     let over = AtomicBool::new(false);
     let (program, look) = thread::scope(|scope| {
         if slow.kind == "irqsoff" {
-            let cpu = whylate_sources::cpus::online()?.last().copied();
+            let cpu = whylate_sources::kernel::cpus::online()?.last().copied();
             let plan = Plan { kind: Kind::IrqsOff, length_ns: 40 * MS_NS, times: 1_000, every_ns: 80 * MS_NS, cpu };
             let over = &over;
             // A kernel that cannot trace this counts as a miss.

@@ -21,13 +21,13 @@ use super::names::{RequestNames, number_of};
 use super::skel::types::{done_request, lost_reason, series_key, series_limits, signaled_by};
 use super::skel::{BlockSkel, BlockSkelBuilder, OpenBlockSkel};
 use super::{BlockOptions, By, FEXIT, INFO, INSERT};
-use crate::attach::{self, Meter};
-use crate::cpus;
-use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Timers, Wakeups};
-use crate::percpu::PreemptCount;
-use crate::pid_namespace;
-use crate::session::{Session, Span};
+use crate::cpu_account::{Account, Timers, Wakeups};
+use crate::kernel::attach::{self, Meter};
+use crate::kernel::cpus;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::percpu::PreemptCount;
+use crate::kernel::pid_namespace;
+use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 
 /// Total size of the rings of completed requests, and the minimum per CPU.

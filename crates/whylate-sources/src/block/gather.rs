@@ -14,10 +14,10 @@ use super::By;
 use super::names::{RequestNames, operation_name};
 use super::skel::BlockSkel;
 use super::skel::types::{block_key, bucket_page, distribution, distribution_kind, request_facts, series};
-use crate::attach;
-use crate::distribution::{DistributionOffsets, Distributions};
-use crate::elements::Elements;
-use crate::mapped::MappedArray;
+use crate::kernel::attach;
+use crate::kernel::distribution::{DistributionOffsets, Distributions};
+use crate::kernel::elements::Elements;
+use crate::kernel::mapped::MappedArray;
 use crate::source::AttachError;
 
 /// Distributions in the order of the phases.

@@ -16,9 +16,9 @@ use super::skel::BlockSkel;
 use super::skel::types::{
     block_request, done_request, operation, request_facts, request_flag, request_limits, signaled_by,
 };
-use crate::attach::{self, PlainData};
-use crate::clock;
-use crate::mapped::MappedArray;
+use crate::kernel::attach::{self, PlainData};
+use crate::kernel::clock;
+use crate::kernel::mapped::MappedArray;
 use crate::source::AttachError;
 
 // SAFETY: integers and arrays of integers only.

@@ -12,7 +12,7 @@ use whylate_model::sources;
 
 pub use names::disk_of;
 
-use crate::session::Session;
+use crate::source::session::Session;
 use crate::source::{
     Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
 };

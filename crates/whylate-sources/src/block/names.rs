@@ -11,10 +11,10 @@ use rustix::fs::{major, minor};
 use whylate_model::thread;
 
 use super::skel::types::{operation, request_facts, request_flag};
-use crate::attach;
-use crate::cgroups::{self, Cgroups, Hierarchy};
+use crate::kernel::attach;
+use crate::kernel::cgroups::{self, Cgroups, Hierarchy};
+use crate::kernel::symbols::KernelSymbols;
 use crate::paths::device_name;
-use crate::symbols::KernelSymbols;
 
 /// Number of bits of the minor number in the kernel's `dev_t`.
 const MINOR_BITS: u32 = 20;

@@ -2,8 +2,8 @@
 //! Version of the kernel, and the machine it runs on, from the text of its files.
 
 use super::{Fact, read_line, words};
-use crate::cpus::{self, Choice, Signs};
-use crate::percpu::PreemptCount;
+use crate::kernel::cpus::{self, Choice, Signs};
+use crate::kernel::percpu::PreemptCount;
 
 const CPUS: &str = "/sys/devices/system/cpu";
 const CLOCK_SOURCES: &str = "/sys/devices/system/clocksource/clocksource0";

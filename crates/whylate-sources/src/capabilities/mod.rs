@@ -21,9 +21,10 @@ pub use privileges::{Privilege, Privileges, Sysctl};
 
 use whylate_model::sources::CARDS;
 
-use crate::cpus::Choice;
-use crate::heartbeat::{self, Heartbeats};
-use crate::{sources, tracefs};
+use crate::kernel::cpus::Choice;
+use crate::kernel::heartbeat::{self, Heartbeats};
+use crate::kernel::tracefs;
+use crate::sources;
 
 /// Whether a feature exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

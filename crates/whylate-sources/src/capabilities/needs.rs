@@ -7,8 +7,8 @@ use std::path::Path;
 
 use super::bpf::{self, KernelNames};
 use super::{Bpf, Btf, Fact, Privileges, State, Tracefs, privileges};
-use crate::occupancy;
-use crate::pid_namespace;
+use crate::cpu_account;
+use crate::kernel::pid_namespace;
 use crate::source::{Need, Source, Takes};
 
 /// How a source would measure here.
@@ -187,9 +187,9 @@ pub(super) fn readiness(source: &dyn Source, evidence: &KernelFacts) -> Readines
 
 /// Returns how late events would be explained.
 pub(super) fn causes(heartbeat: &Fact, evidence: &KernelFacts) -> Readiness {
-    let facts: Vec<Fact> = occupancy::NEEDS.iter().map(|&need| evidence.judge(need)).collect();
+    let facts: Vec<Fact> = cpu_account::NEEDS.iter().map(|&need| evidence.judge(need)).collect();
     let with_heartbeat = facts.iter().cloned().chain([named("a timer on each CPU", heartbeat)]).collect();
-    let candidates = [("occupancy", "", with_heartbeat), ("no heartbeat", occupancy::WITHOUT_HEARTBEAT, facts)];
+    let candidates = [("occupancy", "", with_heartbeat), ("no heartbeat", cpu_account::WITHOUT_HEARTBEAT, facts)];
     choose("--why", candidates)
 }
 

@@ -19,7 +19,7 @@ use whylate_model::units::format_ns;
 use super::threads::{self, Away};
 use super::{Moment, hog, off, softirq};
 use crate::AttachError;
-use crate::clock::monotonic_ns;
+use crate::kernel::clock::monotonic_ns;
 
 /// Minimum length of a disturbance in nanoseconds; shorter ones have no effect.
 pub const MIN_LENGTH_NS: u64 = 1_000;

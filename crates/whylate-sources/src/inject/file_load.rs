@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use io_uring::{IoUring, opcode, types};
 use whylate_model::Histogram;
 
-use crate::clock::monotonic_ns;
+use crate::kernel::clock::monotonic_ns;
 
 /// Alignment of direct I/O's memory and offsets, in bytes.
 const ALIGNED: usize = 4096;

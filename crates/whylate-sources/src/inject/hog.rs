@@ -9,8 +9,8 @@ use rustix::time::{ClockId, clock_gettime};
 use super::disturbance::{Made, Maker, Policy, Stop};
 use super::threads;
 use crate::AttachError;
-use crate::clock::monotonic_ns;
-use crate::priority::{become_fifo, become_normal, remedy};
+use crate::kernel::clock::monotonic_ns;
+use crate::kernel::priority::{become_fifo, become_normal, remedy};
 
 pub(super) struct Hog {
     length_ns: u64,

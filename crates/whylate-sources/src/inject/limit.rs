@@ -9,8 +9,8 @@ use anyhow::Context as _;
 use rustix::fs::{Access, access};
 
 use crate::AttachError;
-use crate::cgroups::{self, Hierarchy};
-use crate::restore::Restore;
+use crate::kernel::cgroups::{self, Hierarchy};
+use crate::kernel::restore::Restore;
 
 /// Keeps its creator in the cgroup while it lives: with cgroup v1 the calling thread, with v2 its process, as `io` is
 /// no threaded controller. The cgroup is removed with it; after a SIGKILL, the next start removes it.

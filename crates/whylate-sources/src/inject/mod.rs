@@ -17,7 +17,7 @@ pub mod work;
 use libbpf_rs::{ProgramInput, ProgramMut};
 
 use crate::AttachError;
-use crate::clock::unix_ns_of;
+use crate::kernel::clock::unix_ns_of;
 
 /// A timestamp on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::disturbance::{Made, Maker, Stop};
 use super::threads::Urgent;
 use super::{call, read_shared};
 use crate::AttachError;
-use crate::attach::{kernel_has_function, open_object, require_btf, silence_libbpf};
+use crate::kernel::attach::{kernel_has_function, open_object, require_btf, silence_libbpf};
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {

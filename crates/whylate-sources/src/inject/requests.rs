@@ -18,7 +18,7 @@ use super::limit::Limit;
 use super::{Moment, loop_device};
 use crate::AttachError;
 use crate::block::disk_of;
-use crate::clock::monotonic_ns;
+use crate::kernel::clock::monotonic_ns;
 
 /// Name of the writing threads, at most 15 bytes.
 pub const HOG: &str = "whylate-hog";

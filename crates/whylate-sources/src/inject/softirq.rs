@@ -11,8 +11,8 @@ use super::disturbance::{Made, Maker, Stop};
 use super::threads::Urgent;
 use super::{call, read_shared};
 use crate::AttachError;
-use crate::attach::{errno_of, kernel_has_function, open_object, require_btf, silence_libbpf};
-use crate::clock::monotonic_ns;
+use crate::kernel::attach::{errno_of, kernel_has_function, open_object, require_btf, silence_libbpf};
+use crate::kernel::clock::monotonic_ns;
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {

@@ -20,8 +20,8 @@ use std::time::Duration;
 use io_uring::{IoUring, opcode, types};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::clock::monotonic_ns;
-use crate::priority::{become_fifo, favour, remedy};
+use crate::kernel::clock::monotonic_ns;
+use crate::kernel::priority::{become_fifo, favour, remedy};
 
 /// Maximum number of rings that share one submission thread.
 pub const MAX_RINGS: usize = 8;

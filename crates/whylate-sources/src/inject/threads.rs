@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-use crate::priority::{become_fifo, become_normal};
+use crate::kernel::priority::{become_fifo, become_normal};
 
 /// Time limit for the busy threads to start.
 const LOAD_START: Duration = Duration::from_secs(2);

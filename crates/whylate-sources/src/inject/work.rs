@@ -15,7 +15,7 @@ use super::reserve::Reserve;
 use super::threads::{self, Load, Urgent};
 use super::{Moment, call, read_shared};
 use crate::AttachError;
-use crate::attach::{require_btf, silence_libbpf};
+use crate::kernel::attach::{require_btf, silence_libbpf};
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {

@@ -13,12 +13,12 @@ use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot, thread};
 use self::programs::{PlaceNames, Programs, late_section};
 use super::wanted::wanted_cpus;
 use super::{EVENTS, INFO, IrqsoffOptions, What};
-use crate::attach::{self, Meter};
-use crate::floors::Floors;
-use crate::session::{Session, Span};
+use crate::kernel::attach::{self, Meter};
+use crate::kernel::symbols::KernelSymbols;
+use crate::kernel::{clock, cpus};
+use crate::source::floors::Floors;
+use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
-use crate::symbols::KernelSymbols;
-use crate::{clock, cpus};
 
 pub(super) struct AttachedEvents {
     /// Dropped first, so that no program runs while the rest is dropped.

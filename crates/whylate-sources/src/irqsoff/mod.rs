@@ -22,11 +22,11 @@ mod timers;
 mod tracer;
 mod wanted;
 
-pub use crate::heartbeat::DEFAULT_PERIODS_NS;
+pub use crate::kernel::heartbeat::DEFAULT_PERIODS_NS;
 
 use whylate_model::sources;
 
-use crate::session::Session;
+use crate::source::session::Session;
 use crate::source::{
     Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, first_that_works,
 };

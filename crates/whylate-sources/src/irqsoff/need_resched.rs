@@ -19,16 +19,16 @@ use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 use self::skel::types::{kept, mark, mark_lost, stack_taken};
 use super::wanted::wanted_cpus;
 use super::{INFO, IrqsoffOptions, NEED_RESCHED};
-use crate::attach::{self, Meter, PlainData};
-use crate::floors::Floors;
-use crate::mapped::MappedArray;
-use crate::pid_namespace;
-use crate::priority::become_fifo;
-use crate::records::Records;
-use crate::session::{Session, Span};
+use crate::kernel::attach::{self, Meter, PlainData};
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::pid_namespace;
+use crate::kernel::priority::become_fifo;
+use crate::kernel::records::Records;
+use crate::kernel::symbols::KernelSymbols;
+use crate::kernel::{clock, cpus};
+use crate::source::floors::Floors;
+use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
-use crate::symbols::KernelSymbols;
-use crate::{clock, cpus};
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {

@@ -18,13 +18,13 @@ use self::culprits::Late;
 use self::programs::{CulpritLengths, Programs};
 use self::sampler::NmiSampler;
 use super::{INFO, IrqsoffOptions, TICKS};
-use crate::attach::Meter;
-use crate::cpus;
-use crate::floors::Floors;
-use crate::heartbeat::{Heartbeats, Period};
-use crate::session::{Session, Span};
+use crate::kernel::attach::Meter;
+use crate::kernel::cpus;
+use crate::kernel::heartbeat::{Heartbeats, Period};
+use crate::kernel::symbols::KernelSymbols;
+use crate::source::floors::Floors;
+use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
-use crate::symbols::KernelSymbols;
 
 pub(super) struct AttachedTicks {
     /// Dropped first, so that no program runs while the rest is dropped.

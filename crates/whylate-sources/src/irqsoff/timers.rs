@@ -15,13 +15,13 @@ use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::skel::types::{bucket_page, distribution, timer_key, timer_limits, timer_series, timers_lost};
 use super::INFO;
-use crate::attach::{self, Meter};
-use crate::distribution::{DistributionOffsets, Distributions};
-use crate::elements::Elements;
-use crate::mapped::MappedArray;
-use crate::session::{Session, Span};
+use crate::kernel::attach::{self, Meter};
+use crate::kernel::distribution::{DistributionOffsets, Distributions};
+use crate::kernel::elements::Elements;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::symbols::KernelSymbols;
+use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
-use crate::symbols::KernelSymbols;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {

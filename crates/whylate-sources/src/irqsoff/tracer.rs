@@ -15,11 +15,11 @@ use whylate_model::{Labels, LateEvent, Series, Snapshot};
 use self::maxima::{Maxima, Maximum};
 use super::wanted::wanted_cpus;
 use super::{INFO, IrqsoffOptions, TRACER, What};
-use crate::clock;
-use crate::session::{Session, Span};
+use crate::kernel::clock;
+use crate::kernel::tracefs;
+use crate::kernel::tracefs::instance::Instance;
+use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
-use crate::tracefs;
-use crate::tracefs::instance::Instance;
 
 /// Only one instance can have one of these at a time.
 const TRACERS: [&str; 3] = ["irqsoff", "preemptoff", "preemptirqsoff"];

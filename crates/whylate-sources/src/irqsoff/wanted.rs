@@ -3,7 +3,7 @@
 
 use anyhow::Context as _;
 
-use crate::cpus;
+use crate::kernel::cpus;
 use crate::source::AttachError;
 
 /// Returns the requested CPUs, which must be online, or all online CPUs if none is requested.

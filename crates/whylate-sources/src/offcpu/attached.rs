@@ -19,10 +19,10 @@ use super::skel::types::{place_key, thread_now, thread_state, user_end};
 use super::walk_timer::WalkTimer;
 use super::watchdog::Worker;
 use super::{INFO, OffcpuOptions, TRACE, state, submitted, tracers};
-use crate::attach::{self, Meter, PlainData};
-use crate::clock;
-use crate::pid_namespace;
-use crate::session::Session;
+use crate::kernel::attach::{self, Meter, PlainData};
+use crate::kernel::clock;
+use crate::kernel::pid_namespace;
+use crate::source::session::Session;
 use crate::source::{AttachError, Attached};
 
 /// Maximum number of threads in uninterruptible sleep that are named.
@@ -184,7 +184,7 @@ pub(super) fn stack_of(
 ) -> Stack {
     let (key, sum) = (&place.key, place.sum);
     let state = state::from_number(key.state);
-    let syscall = crate::syscalls::name(key.syscall);
+    let syscall = crate::kernel::syscalls::name(key.syscall);
     let seen = Seen {
         state,
         in_iowait: key.in_iowait != 0,

@@ -6,9 +6,9 @@ use std::time::Duration;
 use whylate_model::{LateEvent, Snapshot};
 
 use super::{KernelThreads, OffcpuOptions};
-use crate::attach::Meter;
+use crate::kernel::attach::Meter;
 use crate::runnable::{WaitSelection, Waits};
-use crate::session::Session;
+use crate::source::session::Session;
 use crate::source::{AttachError, Attached};
 
 /// The attached source, with late events.

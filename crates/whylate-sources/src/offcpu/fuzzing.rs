@@ -15,7 +15,7 @@ use super::places::{PlaceDelta, Sum, Woken, can_be_woken, woken};
 use super::proc;
 use super::sampler::frames_of;
 use super::skel::types::{place_key, process_value, stack_value};
-use crate::attach::{read_plain, text};
+use crate::kernel::attach::{read_plain, text};
 
 /// Number of offsets per segment at which the unwind rule is looked up.
 const OFFSETS_PER_SEGMENT: u64 = 16;

@@ -14,10 +14,10 @@ use super::sampler::iterate;
 use super::skel::OffcpuSkel;
 use super::skel::types::{holder_now, holders_walk, lock_kind, rodata};
 use super::state;
-use crate::attach::{self, read_plain};
+use crate::kernel::attach::{self, read_plain};
+use crate::kernel::symbols::{self, KernelSymbols};
+use crate::kernel::syscalls;
 use crate::source::AttachError;
-use crate::symbols::{self, KernelSymbols};
-use crate::syscalls;
 
 /// Function of the work item that wakes a thread in `flush_work()`.
 const BARRIER: [&str; 1] = ["wq_barrier_func"];
@@ -187,7 +187,7 @@ fn lock_of(kind: u32) -> Option<Lock> {
 #[allow(unsafe_code)]
 mod plain_data {
     use super::holder_now;
-    use crate::attach::PlainData;
+    use crate::kernel::attach::PlainData;
 
     // SAFETY: integers and arrays of them.
     unsafe impl PlainData for holder_now {}

@@ -43,7 +43,7 @@ pub(crate) use submitted::Rings;
 use whylate_model::sources;
 use whylate_model::wait::Classes;
 
-use crate::session::Session;
+use crate::source::session::Session;
 use crate::source::{
     Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads,
     first_that_works,

@@ -19,8 +19,8 @@ use super::places::{PlaceDelta, Sum, Woken};
 use super::process::Process;
 use super::sampler::SampledInterval;
 use super::skel::types::place_key;
-use crate::cgroups::{Cgroups, is_unknown};
-use crate::symbols::KernelSymbols;
+use crate::kernel::cgroups::{Cgroups, is_unknown};
+use crate::kernel::symbols::KernelSymbols;
 
 pub(super) struct StackNamer {
     names: FrameNames,
@@ -167,7 +167,7 @@ impl StackNamer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::ProgramStatistics;
+    use crate::kernel::attach::ProgramStatistics;
     use crate::offcpu::sampler::Met;
 
     /// A snapshot with one stack, of a thread with this comm.

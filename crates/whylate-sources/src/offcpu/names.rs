@@ -15,9 +15,9 @@ use whylate_model::name::{bounded, into_bounded};
 use super::code_files::CodeFile;
 use super::elf::{Elf, SymbolSource};
 use super::process::{Code, Process};
-use crate::clock;
-use crate::demangle::demangled;
-use crate::symbols::KernelSymbols;
+use crate::kernel::clock;
+use crate::kernel::demangle::demangled;
+use crate::kernel::symbols::KernelSymbols;
 
 /// Frame below which the stack could not be unwound.
 pub(super) const UNWOUND_PARTLY: &str = "[unwound partly]";

@@ -13,8 +13,8 @@ use super::sampler::frames_of;
 use super::skel::OffcpuMaps;
 use super::skel::types::{place_key, process_value, stack_value, wait_key, waker};
 use super::state;
-use crate::attach::{self, PlainData, read_plain};
-use crate::whole_map::each_entry;
+use crate::kernel::attach::{self, PlainData, read_plain};
+use crate::kernel::whole_map::each_entry;
 
 /// Index that stands for no stack, or no room for one.
 const NONE: u32 = 0;

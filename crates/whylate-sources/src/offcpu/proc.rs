@@ -17,9 +17,9 @@ use super::attached::plain;
 use super::walk_timer::WalkTimer;
 use super::watchdog::Worker;
 use super::{INFO, KernelThreads, OffcpuOptions, PROC};
-use crate::clock;
-use crate::pid_namespace;
-use crate::session::Session;
+use crate::kernel::clock;
+use crate::kernel::pid_namespace;
+use crate::source::session::Session;
 use crate::source::{AttachError, Attached};
 
 const PF_KTHREAD: u64 = 0x20_0000;
@@ -286,7 +286,7 @@ fn state_of(letter: char, kernel: &[String]) -> State {
 
 fn stack_of(key: StackKey, (weight_ns, samples): (u64, u64), classes: &Classes) -> Stack {
     let state = state_of(key.state, &key.kernel);
-    let syscall = key.syscall.and_then(crate::syscalls::name);
+    let syscall = key.syscall.and_then(crate::kernel::syscalls::name);
     let seen = Seen {
         state,
         in_iowait: false,

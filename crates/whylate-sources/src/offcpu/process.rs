@@ -18,8 +18,8 @@ use super::perf_map::{CompiledCode, PerfMaps};
 use super::rules::{INNERMOST, Rule, Rules};
 use super::skel::types::{offcpu_limits, rule_base, unknown_frame};
 use super::watchdog::Reader;
-use crate::clock;
-use crate::first_thread;
+use crate::kernel::clock;
+use crate::kernel::first_thread;
 
 /// A process of which user stacks are unwound.
 #[derive(Clone, Default)]
@@ -535,7 +535,7 @@ mod tests {
     use std::fmt::Write as _;
 
     use super::*;
-    use crate::first_thread::tests::Headless;
+    use crate::kernel::first_thread::tests::Headless;
     use crate::offcpu::mappings::tests::Mapped;
 
     fn processes() -> Processes {

@@ -5,7 +5,7 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::skel::types::{offcpu_limits, rule_base, unwind_rule};
-use crate::mapped::MappedArray;
+use crate::kernel::mapped::MappedArray;
 
 /// `bp_offset` if the caller's frame pointer is still in its register (`BP_KEPT` in `settings.bpf.h`).
 pub(super) const BP_KEPT: i32 = 0x7fff_ffff;

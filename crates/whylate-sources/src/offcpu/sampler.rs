@@ -23,14 +23,14 @@ use super::skel::types::{bss, lost_reason, offcpu_limits, place_sum, rodata, sta
 use super::skel::{OffcpuSkel, OffcpuSkelBuilder};
 use super::walk_timer::WalkTimer;
 use super::{CallGraph, KernelThreads, OffcpuOptions};
-use crate::attach;
-use crate::cgroups;
-use crate::clock;
-use crate::mapped::MappedArray;
-use crate::percpu::PreemptCount;
-use crate::pid_namespace;
+use crate::kernel::attach;
+use crate::kernel::cgroups;
+use crate::kernel::clock;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::percpu::PreemptCount;
+use crate::kernel::pid_namespace;
+use crate::kernel::symbols;
 use crate::source::AttachError;
-use crate::symbols;
 
 /// Every reason for a lost sample, with its name in the output. The enum in `settings.bpf.h` explains them.
 pub(super) const LOST: [(lost_reason, &str); 10] = [

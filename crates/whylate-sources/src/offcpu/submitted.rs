@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use whylate_model::wait::InFlight;
 
-use crate::pid_namespace;
+use crate::kernel::pid_namespace;
 
 /// Maximum number of descriptors that are inspected per process.
 const MAX_DESCRIPTORS: usize = 1_024;

@@ -5,8 +5,8 @@ use whylate_model::Stack;
 use whylate_model::thread;
 use whylate_model::wait::State;
 
+use crate::kernel::pid_namespace;
 use crate::paths::tracer_of;
-use crate::pid_namespace;
 
 /// Appends the tracer to the wait of a traced thread, if the stack has a TID.
 pub(super) fn append_tracer(stack: &mut Stack) {

@@ -9,10 +9,10 @@ use whylate_model::path::history::{Entry, Slice};
 
 use self::skel::AsleepSkelBuilder;
 use self::skel::types::thread_asleep;
-use crate::attach::{self, PlainData};
-use crate::clock;
+use crate::kernel::attach::{self, PlainData};
+use crate::kernel::clock;
+use crate::kernel::pid_namespace;
 use crate::offcpu::iterate;
-use crate::pid_namespace;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {

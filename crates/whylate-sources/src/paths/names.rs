@@ -10,10 +10,10 @@ use whylate_model::path::history::{Blocked, Name};
 use whylate_model::thread::OUTSIDE;
 
 use super::asleep::Calls;
-use crate::cgroups::Cgroups;
-use crate::pid_namespace;
-use crate::symbols::KernelSymbols;
-use crate::syscalls;
+use crate::kernel::cgroups::Cgroups;
+use crate::kernel::pid_namespace;
+use crate::kernel::symbols::KernelSymbols;
+use crate::kernel::syscalls;
 
 /// Number of minor bits in the kernel's device numbers.
 const MINOR_BITS: u32 = 20;

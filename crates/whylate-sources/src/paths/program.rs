@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::{attach, first_thread, pid_namespace, syscalls};
+use crate::kernel::{attach, first_thread, pid_namespace, syscalls};
 
 /// Shown for all threads of a process that dumps core.
 const CORE_DUMP: &str = "the core dump of its process";
@@ -153,7 +153,7 @@ mod tests {
         let kthreadd = Program::Process(2).threads().expect("/proc");
         assert!(kthreadd.values().all(|member| member.is_kernel && member.waits_in.is_none()), "{kthreadd:?}");
     }
-    use crate::first_thread::tests::Headless;
+    use crate::kernel::first_thread::tests::Headless;
 
     #[test]
     fn finds_threads_of_other_processes_only() {

@@ -14,11 +14,11 @@ use whylate_model::path::stolen::Spread;
 
 use super::asleep::Asleep;
 use super::names::PathNames;
-use crate::attach::silence_libbpf;
-use crate::occupancy::{Edges, Stream};
-use crate::session::Session;
+use crate::cpu_account::{Edges, Stream};
+use crate::kernel::attach::silence_libbpf;
+use crate::kernel::{clock, cpus};
 use crate::source::AttachError;
-use crate::{clock, cpus};
+use crate::source::session::Session;
 
 /// Memory of the timeline; beyond that it spills into a file.
 const MEMORY_BYTES: usize = 64 << 20;

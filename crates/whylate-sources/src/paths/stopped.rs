@@ -7,7 +7,7 @@ use std::fs;
 use whylate_model::path::history::Name;
 use whylate_model::wait::Stop;
 
-use crate::cgroups;
+use crate::kernel::cgroups;
 
 /// What keeps a thread stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::fs;
 use whylate_model::blame::Throttled;
 
 use super::skel::types::{limits, throttled_by};
-use crate::cgroups::Cgroups;
+use crate::kernel::cgroups::Cgroups;
 
 /// Name of the current sched_ext scheduler.
 const SCHED_EXT: &str = "/sys/kernel/sched_ext/root/ops";

@@ -21,15 +21,15 @@ use whylate_model::{Labels, LateEvent, Occupancy, Snapshot, thread};
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
 use self::sleeps::BlockedWaits;
-use crate::attach::{self, PlainData, ProgramStatistics, text};
-use crate::cgroups;
-use crate::clock;
-use crate::occupancy::{Account, Step, StepGuard, Timers, Wakeups, Windows};
-use crate::pid_namespace;
-use crate::records::Records;
-use crate::session::Session;
+use crate::cpu_account::{Account, Step, StepGuard, Timers, Wakeups, Windows};
+use crate::kernel::attach::{self, PlainData, ProgramStatistics, text};
+use crate::kernel::cgroups;
+use crate::kernel::clock;
+use crate::kernel::pid_namespace;
+use crate::kernel::records::Records;
+use crate::kernel::symbols::KernelSymbols;
+use crate::source::session::Session;
 use crate::source::{AttachError, Threads};
-use crate::symbols::KernelSymbols;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, dead_code)]
 mod skel {

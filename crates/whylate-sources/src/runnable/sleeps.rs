@@ -12,12 +12,12 @@ use whylate_model::{Cgroup, LateEvent, WaitClass, thread};
 
 use super::skel::types::entry_kind;
 use super::{WaitSelection, labels_of, limits};
-use crate::attach::text;
-use crate::clock;
-use crate::occupancy::{Account, stop};
+use crate::cpu_account::{Account, stop};
+use crate::kernel::attach::text;
+use crate::kernel::clock;
+use crate::kernel::symbols::KernelSymbols;
 use crate::offcpu::Rings;
 use crate::paths::PathNames;
-use crate::symbols::KernelSymbols;
 
 /// Maximum number of recent long waits that are kept, for paths that lead through them.
 const MAX_RECORDED: usize = 4_096;

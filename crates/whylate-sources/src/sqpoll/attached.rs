@@ -10,8 +10,8 @@ use super::fdinfo_backend::FdinfoBackend;
 use super::programs::Way;
 use super::states::{self, ThreadStates};
 use super::{BPF, INFO, SqpollOptions};
-use crate::attach::Meter;
-use crate::session::{Session, Span};
+use crate::kernel::attach::Meter;
+use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 
 enum Reader {

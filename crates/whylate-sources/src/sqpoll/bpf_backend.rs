@@ -12,12 +12,12 @@ use super::iterators::{self, Records};
 use super::programs::{Programs, Way};
 use super::skel::types::{ring_record, sq_lost, sq_thread, thread_record, uring_setup};
 use super::states::{RingState, ThreadState, ThreadStates};
-use crate::attach::text;
-use crate::cgroups::Cgroups;
+use crate::kernel::attach::text;
+use crate::kernel::cgroups::Cgroups;
+use crate::kernel::symbols::KernelSymbols;
 use crate::runnable;
-use crate::session::Session;
 use crate::source::AttachError;
-use crate::symbols::KernelSymbols;
+use crate::source::session::Session;
 
 /// Possible tick rates of kernels.
 const TICKS_A_SECOND: [u64; 4] = [100, 250, 300, 1000];

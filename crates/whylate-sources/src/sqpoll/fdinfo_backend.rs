@@ -13,7 +13,7 @@ use whylate_model::sqpoll::{Counters, SqThread};
 
 use super::fdinfo::{self, RingText};
 use super::states::{RingState, ThreadState, ThreadStates};
-use crate::clock;
+use crate::kernel::clock;
 
 /// Prefix of a submission thread's name (5.12).
 pub(super) const NAME: &str = "iou-sqp-";

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::bpf_backend::thread_states;
 use super::iterators::Records;
 use super::states::{ThreadStates, series};
-use crate::cgroups::Cgroups;
+use crate::kernel::cgroups::Cgroups;
 
 const INTERVAL_NS: u64 = 1_000_000_000;
 const TICKS_A_SECOND: Option<u64> = Some(250);

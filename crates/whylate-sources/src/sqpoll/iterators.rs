@@ -10,7 +10,7 @@ use libbpf_rs::{Iter, MapCore as _, MapFlags};
 
 use super::programs::Programs;
 use super::skel::types::{record_kind, ring_record, sq_thread, thread_record};
-use crate::attach::{self, PlainData};
+use crate::kernel::attach::{self, PlainData};
 
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]

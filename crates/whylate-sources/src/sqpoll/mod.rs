@@ -24,7 +24,7 @@ pub(crate) use fdinfo_backend::numbers;
 
 use whylate_model::sources;
 
-use crate::session::Session;
+use crate::source::session::Session;
 use crate::source::{
     Asked, AttachError, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads, first_that_works,
 };

@@ -12,16 +12,16 @@ use super::samples::Samples;
 use super::skel::types::sq_lost;
 use super::skel::{OpenSqpollSkel, SqpollSkel, SqpollSkelBuilder};
 use super::{SqpollOptions, never_sleeps};
-use crate::attach::{self, ProgramStatistics};
-use crate::cgroups;
-use crate::cpus;
-use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Step, StepGuard, Timers, Wakeups};
-use crate::pid_namespace;
-use crate::records::Records;
-use crate::session::Session;
+use crate::cpu_account::{Account, Step, StepGuard, Timers, Wakeups};
+use crate::kernel::attach::{self, ProgramStatistics};
+use crate::kernel::cgroups;
+use crate::kernel::cpus;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::pid_namespace;
+use crate::kernel::records::Records;
+use crate::kernel::symbols::code_of;
 use crate::source::AttachError;
-use crate::symbols::code_of;
+use crate::source::session::Session;
 
 /// Ring buffer size for late events with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;

@@ -17,9 +17,9 @@ use rustix::thread::{CpuSet, Pid, sched_getaffinity};
 
 use super::skel::SqpollSkel;
 use super::skel::types::sq_thread;
-use crate::attach;
-use crate::cpus::Choice;
-use crate::perf_event::{run_at, start_timer};
+use crate::kernel::attach;
+use crate::kernel::cpus::Choice;
+use crate::kernel::perf_event::{run_at, start_timer};
 use crate::source::AttachError;
 
 /// Sampling period of a thread's on-CPU time, some 4,000 per second. No period of 1, 2, 4, 5, 10 or 20 ms is near a

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::skel::types::activation;
 use super::tally::Times;
-use crate::mapped::MappedArray;
+use crate::kernel::mapped::MappedArray;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Activation<'a> {

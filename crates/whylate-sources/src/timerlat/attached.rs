@@ -18,13 +18,13 @@ use super::threads::{Stop, StopState};
 use super::tracer::Tracer;
 use super::workload::Workload;
 use super::{INFO, Threads, TimerlatOptions};
-use crate::attach::Meter;
-use crate::floors::Floors;
-use crate::occupancy::Account;
-use crate::session::{Session, Span};
+use crate::cpu_account::Account;
+use crate::kernel::attach::Meter;
+use crate::kernel::symbols::KernelSymbols;
+use crate::kernel::{clock, cpus};
+use crate::source::floors::Floors;
+use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
-use crate::symbols::KernelSymbols;
-use crate::{clock, cpus};
 
 /// Number of late events held back: far more activations than pass between a late event and the sample of its
 /// activation.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 
-use crate::restore::Restore;
+use crate::kernel::restore::Restore;
 
 const CPUS: &str = "/sys/devices/system/cpu";
 

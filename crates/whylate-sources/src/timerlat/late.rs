@@ -8,9 +8,9 @@ use whylate_model::blame::{self, TimerEvidence};
 use whylate_model::late::cpu_subject;
 
 use super::skel::types::{interrupted_stack, late_activation};
-use crate::clock;
-use crate::occupancy::Windows;
-use crate::symbols::KernelSymbols;
+use crate::cpu_account::Windows;
+use crate::kernel::clock;
+use crate::kernel::symbols::KernelSymbols;
 
 /// Returns the evidence of the causes and the event; `None` if the record is truncated.
 pub(super) fn event_of(

@@ -36,8 +36,8 @@ pub use tracer::{Record, TraceEvent};
 
 use whylate_model::sources;
 
-use crate::heartbeat::Period;
-use crate::session::Session;
+use crate::kernel::heartbeat::Period;
+use crate::source::session::Session;
 use crate::source::{
     Asked, AttachError, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, first_that_works,
 };

@@ -13,15 +13,15 @@ use super::activation::Activation;
 use super::ran::Ran;
 use super::skel::types::activation;
 use super::skel::{TimerlatSkel, TimerlatSkelBuilder};
-use crate::attach::{self, ProgramStatistics};
-use crate::cpus;
-use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Step, StepGuard, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
-use crate::pid_namespace;
-use crate::records::Records;
-use crate::session::Session;
+use crate::cpu_account::{Account, Step, StepGuard, TRACER_FUNCTION, Timers, WAKEUP_FUNCTION, Wakeups};
+use crate::kernel::attach::{self, ProgramStatistics};
+use crate::kernel::cpus;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::pid_namespace;
+use crate::kernel::records::Records;
+use crate::kernel::symbols::address_of;
 use crate::source::AttachError;
-use crate::symbols::address_of;
+use crate::source::session::Session;
 
 /// Size of the ring of late events with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;

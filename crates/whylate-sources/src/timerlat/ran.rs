@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 
-use crate::attach;
+use crate::kernel::attach;
 use crate::source::AttachError;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]

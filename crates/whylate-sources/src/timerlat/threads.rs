@@ -17,9 +17,9 @@ use super::latest::Latest;
 use super::locked::Locked;
 use super::tally::{StepWidth, Times};
 use crate::AttachError;
-use crate::clock::{as_called_ns, monotonic_ns};
-use crate::mapped::MappedArray;
-use crate::priority::remedy;
+use crate::kernel::clock::{as_called_ns, monotonic_ns};
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::priority::remedy;
 
 /// Scheduling policy of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

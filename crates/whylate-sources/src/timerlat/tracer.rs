@@ -26,12 +26,12 @@ use self::samples::{Activations, Context, Rules, SampleFormat, TimedSample};
 use super::tally::{TakenCounts, Tally};
 use super::threads::{Policy, Stop, set_policy};
 use super::{Threads, TimerlatOptions};
-use crate::clock;
-use crate::restore::Restore;
+use crate::kernel::clock;
+use crate::kernel::restore::Restore;
+use crate::kernel::tracefs;
+use crate::kernel::tracefs::instance::Instance;
+use crate::kernel::tracefs::ring_page::Page;
 use crate::source::AttachError;
-use crate::tracefs;
-use crate::tracefs::instance::Instance;
-use crate::tracefs::ring_page::Page;
 
 /// Name of the tracer, and prefix of its threads' names.
 pub(super) const TRACER: &str = "timerlat";
@@ -395,7 +395,7 @@ fn set_up(
         ("print_stack", us(options.stack_over_ns.filter(|_| options.record.is_some()))),
         ("timerlat_period_us", (options.period_ns / 1_000).to_string()),
         // The kernel takes 255 characters.
-        ("cpus", crate::cpus::list(cpus)),
+        ("cpus", crate::kernel::cpus::list(cpus)),
     ];
     for (name, value) in wanted {
         settings.set(&osnoise.join(name), &value)?;

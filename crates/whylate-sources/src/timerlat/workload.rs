@@ -10,8 +10,8 @@ use super::threads::{Measured, StopState, ThreadConfig};
 use super::tracer::Tracer;
 use super::{BPF, POLLED_EVERY, TRACER, TimerlatOptions};
 use crate::AttachError;
-use crate::clock;
-use crate::mapped::MappedArray;
+use crate::kernel::clock;
+use crate::kernel::mapped::MappedArray;
 
 /// Time that threads run before their activations count, unless ten periods pass sooner.
 const SETTLING: Duration = Duration::from_millis(50);

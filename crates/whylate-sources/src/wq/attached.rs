@@ -17,15 +17,15 @@ use super::gather::{self, SeriesCounts, per_cpu};
 use super::skel::types::{explain_limits, item_limits, late_item, lost_reason, series_key, stack_limits};
 use super::skel::{OpenWqSkel, WqSkel, WqSkelBuilder};
 use super::{By, FENTRY, INFO, WqOptions, explain, late};
-use crate::attach::{self, Meter};
-use crate::cpus;
-use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Timers, Wakeups};
-use crate::percpu::PreemptCount;
-use crate::pid_namespace;
-use crate::session::{Session, Span};
+use crate::cpu_account::{Account, Timers, Wakeups};
+use crate::kernel::attach::{self, Meter};
+use crate::kernel::cpus;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::percpu::PreemptCount;
+use crate::kernel::pid_namespace;
+use crate::kernel::symbols::KernelSymbols;
+use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
-use crate::symbols::KernelSymbols;
 
 /// Size of the ring of late events with their windows, in bytes: hundreds of large ones, or thousands of small ones.
 const EXPLAINED_ITEMS_BYTES: u32 = 4 << 20;

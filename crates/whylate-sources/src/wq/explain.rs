@@ -6,9 +6,9 @@ use whylate_model::blame::{self, HeldSlot, PoolClass, Wakeup, WorkEvidence};
 
 use super::late;
 use super::skel::types::{explained_item, held_slot, pool_class};
-use crate::attach::{self, PlainData};
-use crate::occupancy::Windows;
-use crate::symbols::KernelSymbols;
+use crate::cpu_account::Windows;
+use crate::kernel::attach::{self, PlainData};
+use crate::kernel::symbols::KernelSymbols;
 
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]

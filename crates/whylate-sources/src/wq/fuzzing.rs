@@ -3,8 +3,8 @@
 
 use super::skel::types::late_item;
 use super::{explain, late};
-use crate::attach::read_plain;
 use crate::fuzzing::with_names;
+use crate::kernel::attach::read_plain;
 
 /// A plain record, and one with evidence.
 pub fn work_items(bytes: &[u8]) {

@@ -15,9 +15,9 @@ use super::skel::types::{
 };
 use super::unfinished::{Counts, Unfinished};
 use super::{By, WqOptions};
-use crate::attach;
-use crate::distribution::DistributionOffsets;
-use crate::mapped::MappedArray;
+use crate::kernel::attach;
+use crate::kernel::distribution::DistributionOffsets;
+use crate::kernel::mapped::MappedArray;
 use crate::source::AttachError;
 
 const KINDS: usize = distribution_kind::DISTRIBUTION_KINDS.0 as usize;

@@ -5,8 +5,8 @@ use whylate_model::{Labels, LateEvent, thread};
 
 use super::gather::handler_labels;
 use super::skel::types::late_item;
-use crate::attach::{PlainData, text};
-use crate::clock;
+use crate::kernel::attach::{PlainData, text};
+use crate::kernel::clock;
 
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]

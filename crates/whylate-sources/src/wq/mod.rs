@@ -13,7 +13,7 @@ mod unfinished;
 
 use whylate_model::sources;
 
-use crate::session::Session;
+use crate::source::session::Session;
 use crate::source::{
     Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
 };

@@ -11,7 +11,7 @@ use libbpf_rs::MapCore as _;
 
 use super::skel::WqSkel;
 use super::skel::types::{queued_item, queued_set, running_item, running_set};
-use crate::mapped::MappedArray;
+use crate::kernel::mapped::MappedArray;
 use crate::source::AttachError;
 
 const SET_ITEMS: usize = size_of_val_of(|set: &queued_set| &set.items) / size_of::<queued_item>();

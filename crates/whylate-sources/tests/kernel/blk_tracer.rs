@@ -9,7 +9,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use whylate_sources::tracefs;
+use whylate_sources::kernel::tracefs;
 
 use super::urgent::patching;
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use rustix::thread::gettid;
-use whylate_sources::tracefs;
+use whylate_sources::kernel::tracefs;
 
 use super::urgent::patching;
 

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use whylate_sources::tracefs;
+use whylate_sources::kernel::tracefs;
 
 /// The tracepoints of every kernel that whylate measures.
 const WORKQUEUE_EVENTS: [&str; 4] =

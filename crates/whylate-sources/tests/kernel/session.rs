@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use whylate_model::{Histogram, Snapshot};
-use whylate_sources::clock::{monotonic_ns, unix_ns_of};
 use whylate_sources::inject::work::{HANDLER, Plan, Report, run};
+use whylate_sources::kernel::clock::{monotonic_ns, unix_ns_of};
 use whylate_sources::wq::WqOptions;
 use whylate_sources::{Attached, Session, Source};
 

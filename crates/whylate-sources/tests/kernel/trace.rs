@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use whylate_sources::tracefs;
+use whylate_sources::kernel::tracefs;
 
 use super::urgent::patching;
 

@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use whylate_sources::inject::work::{MAX_AT_ONCE, Plan, run};
+use whylate_sources::kernel::tracefs;
 use whylate_sources::wq::WqOptions;
-use whylate_sources::{AttachError, Session, Source, tracefs};
+use whylate_sources::{AttachError, Session, Source};
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 

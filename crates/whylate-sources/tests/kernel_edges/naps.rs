@@ -14,7 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::io::{read, write};
 use whylate_model::path::history::{Blocked, Entry, Exit, Waker};
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 
 use super::{attach, recorded, stays_of, tid};
 use crate::kernel::chance::by_chance;

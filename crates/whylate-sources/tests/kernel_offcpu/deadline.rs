@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use whylate_model::{Cause, CauseKind, LateEvent};
+use whylate_sources::kernel::clock;
 use whylate_sources::offcpu::OffcpuOptions;
-use whylate_sources::{Session, Source as _, Threads, clock};
+use whylate_sources::{Session, Source as _, Threads};
 
 use crate::kernel::chance::{Unjudged, in_rounds};
 use crate::kernel::is_emulated;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use whylate_sources::Threads;
-use whylate_sources::clock::unix_ns;
+use whylate_sources::kernel::clock::unix_ns;
 use whylate_sources::offcpu::OffcpuOptions;
 
 use crate::kernel::chance::in_rounds;

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use whylate_model::blame::Evidence;
 use whylate_model::{Cause, CauseKind, LateEvent};
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
 

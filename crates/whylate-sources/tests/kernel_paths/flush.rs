@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 
 use anyhow::{Result, ensure};
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 
 use crate::kernel::late::pin_to;
 use crate::kernel::urgent::become_fifo_on;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 
 use crate::kernel::late::pin_to;
 use crate::peers::{burn, cpu_ns, cpus, report_round, rounds, tid, until_asleep};

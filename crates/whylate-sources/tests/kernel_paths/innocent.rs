@@ -7,7 +7,7 @@ use std::thread;
 
 use anyhow::Result;
 use rustix::process::setpriority_process;
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 
 use crate::kernel::late::pin_to;
 use crate::peers::{cpus, report_round, rounds, tid};

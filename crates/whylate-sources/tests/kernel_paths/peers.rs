@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::thread::{CpuSet, gettid, sched_getaffinity};
 use rustix::time::{ClockId, clock_gettime};
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 
 use crate::kernel::late::pin_to;
 

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rustix::fs::{MemfdFlags, memfd_create};
-use whylate_sources::clock::monotonic_ns;
 use whylate_sources::inject::work::{self, Plan};
+use whylate_sources::kernel::clock::monotonic_ns;
 
 use crate::kernel::late::pin_to;
 use crate::kernel::urgent::become_fifo_on;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 
 use crate::kernel::urgent::become_fifo_on;
 use crate::peers::{PAUSE, burn, cpu_ns, cpus, report_round, rounds, tid, until_asleep};

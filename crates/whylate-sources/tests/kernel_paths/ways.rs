@@ -16,7 +16,7 @@ use io_uring::{IoUring, opcode, squeue, types};
 use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::fs::{FlockOperation, flock};
-use whylate_sources::clock::monotonic_ns;
+use whylate_sources::kernel::clock::monotonic_ns;
 
 use crate::kernel::late::pin_to;
 use crate::peers::{self, BURNT_NS, burn, cpus, report_round, rounds, skip, tid, until_asleep};

@@ -77,7 +77,7 @@ pub fn build(program: &str) -> Built {
         .arg("-I")
         .arg(sources.join("bpf"))
         .arg("-I")
-        .arg(sources.join("src/occupancy"))
+        .arg(sources.join("src/cpu_account"))
         .args([at("program.c"), "-o".into(), at("program")])
         .status()
         .expect("cc runs");

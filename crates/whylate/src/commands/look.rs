@@ -12,7 +12,8 @@ use whylate_model::recording::{Account, Header, Line, Measured};
 use whylate_model::sources::named;
 use whylate_model::units::format_ns;
 use whylate_model::{Card, Merger, Snapshot, Stack};
-use whylate_sources::{Session, clock};
+use whylate_sources::Session;
+use whylate_sources::kernel::clock;
 
 use crate::arguments::{OwnCpus, Rank, Record};
 use crate::commands::progress::Progress;

@@ -34,8 +34,9 @@ use anyhow::{anyhow, bail};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use whylate_model::sources::{CARDS, TIMERLAT, named};
-use whylate_sources::restore::{self, PutBack};
-use whylate_sources::{AttachError, pid_namespace};
+use whylate_sources::AttachError;
+use whylate_sources::kernel::pid_namespace;
+use whylate_sources::kernel::restore::{self, PutBack};
 
 use crate::cli::{Cli, Command};
 use crate::output;

@@ -18,8 +18,9 @@ use whylate_model::sources::OFFCPU;
 use whylate_model::units::printable;
 use whylate_model::wait::Classes;
 use whylate_model::{Labels, LateEvent, Merger, Snapshot, Stack};
+use whylate_sources::Threads;
+use whylate_sources::kernel::cgroups;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
-use whylate_sources::{Threads, cgroups};
 
 use crate::arguments::Explain;
 use crate::commands::runner::{Feed, Keep, NOW_AND_THEN, PendingLate, next_record, wait};

@@ -12,8 +12,8 @@ use whylate_model::path::budget::{Known, budget};
 use whylate_model::path::history::Name;
 use whylate_model::path::watched::Watched;
 use whylate_model::units::format_ns;
+use whylate_sources::kernel::{cgroups, clock};
 use whylate_sources::paths::{Member, Program, Recorded, Recorder, StoppedThreads, priority};
-use whylate_sources::{cgroups, clock};
 
 use crate::commands::progress::Progress;
 use crate::commands::runner::wait;

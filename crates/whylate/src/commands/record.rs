@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use signal_hook::consts::SIGUSR1;
 use whylate_model::recording::Header;
 use whylate_model::units::printable;
-use whylate_sources::clock;
+use whylate_sources::kernel::clock;
 
 use crate::arguments::OwnCpus;
 use crate::commands::Senseless;

@@ -9,7 +9,7 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use whylate_model::recording::Header;
 use whylate_model::units::printable;
-use whylate_sources::clock;
+use whylate_sources::kernel::clock;
 
 use crate::arguments::OwnCpus;
 use crate::commands::runner::{NOW_AND_THEN, wait};

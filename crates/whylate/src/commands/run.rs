@@ -27,8 +27,8 @@ use whylate_model::path::Asked;
 use whylate_model::path::command::{Explained, explain};
 use whylate_model::path::members::{Marked, Members};
 use whylate_model::path::watched::Watched;
-use whylate_sources::clock;
-use whylate_sources::credentials::run_as_real_user;
+use whylate_sources::kernel::clock;
+use whylate_sources::kernel::credentials::run_as_real_user;
 use whylate_sources::paths::{Recorded, Recorder};
 
 use crate::commands::progress::Progress;

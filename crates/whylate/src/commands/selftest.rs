@@ -15,11 +15,12 @@ use clap::Args;
 use whylate_model::Card;
 use whylate_model::selftest::{Check, Selftest, Verdict};
 use whylate_model::sources::{BLOCK, IRQSOFF, OFFCPU, SQPOLL, TIMERLAT, WQ};
-use whylate_sources::cpus::{self, Machine};
 use whylate_sources::inject::disturbance;
-use whylate_sources::realtime::{self, RealtimeThread};
+use whylate_sources::kernel::clock;
+use whylate_sources::kernel::cpus::{self, Machine};
+use whylate_sources::kernel::realtime::{self, RealtimeThread};
 use whylate_sources::wq::WqOptions;
-use whylate_sources::{AttachError, Session, Source as _, clock};
+use whylate_sources::{AttachError, Session, Source as _};
 
 use crate::commands::SUCCESS;
 use crate::commands::watch::stop_at_signal;

@@ -7,7 +7,8 @@ use anyhow::Context as _;
 use whylate_model::Card;
 use whylate_model::look::Unmeasured;
 use whylate_model::recording::{Account, Header, Line, Measured};
-use whylate_sources::{Asked, Session, clock, sources};
+use whylate_sources::kernel::clock;
+use whylate_sources::{Asked, Session, sources};
 
 use super::runner::{Feed, Keep};
 use super::watch::{Ended, Watch};

@@ -27,7 +27,7 @@ use crate::top::program_filter::ProgramFilter;
 use crate::top::state::{Mode, Phase, Reaction, State};
 use crate::top::terminal::{Event, Screen};
 use crate::values::{bytes, duration_ns, source};
-use whylate_sources::clock;
+use whylate_sources::kernel::clock;
 
 /// Default memory for the history, in bytes; `HISTORY_OF_FILE` for a recording.
 const HISTORY: u64 = 64 << 20;

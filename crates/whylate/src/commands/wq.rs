@@ -4,7 +4,7 @@
 use clap::{ArgGroup, Args};
 use whylate_model::culprits;
 use whylate_model::units::printable;
-use whylate_sources::symbols;
+use whylate_sources::kernel::symbols;
 use whylate_sources::wq::{By, WqOptions};
 
 use crate::arguments::{Explain, Record, Schedule};

@@ -6,7 +6,7 @@ use std::fs;
 use jiff::tz::TimeZone;
 use whylate_model::recording::{Clock, FORMAT, Header, Measured};
 use whylate_model::snapshot::SCHEMA;
-use whylate_sources::{clock, cpus, pid_namespace};
+use whylate_sources::kernel::{clock, cpus, pid_namespace};
 
 /// Returns a header of this machine, without sources.
 pub fn this_machine() -> Header {

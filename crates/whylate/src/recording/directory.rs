@@ -14,7 +14,7 @@ use jiff::tz::TimeZone;
 use rustix::fs::{FlockOperation, flock, fstatvfs};
 use rustix::process::geteuid;
 use whylate_model::recording::{Header, Index};
-use whylate_sources::clock;
+use whylate_sources::kernel::clock;
 
 use super::EXTENSION;
 use super::file::FileStore;

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use whylate_model::late::SLEEPER;
 use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Line};
 use whylate_model::{LateEvent, Snapshot};
-use whylate_sources::clock;
+use whylate_sources::kernel::clock;
 
 use super::store::Store;
 use super::{about, frames};

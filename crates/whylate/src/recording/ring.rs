@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use rustix::io::Errno;
 use whylate_model::recording::{Header, Index};
-use whylate_sources::clock;
+use whylate_sources::kernel::clock;
 
 use super::directory::DirectoryStore;
 use super::store::Store;

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use whylate_model::recording::{End, Header, Index, Line};
-use whylate_sources::clock;
+use whylate_sources::kernel::clock;
 
 use super::{about, frames};
 

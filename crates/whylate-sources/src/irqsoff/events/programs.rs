@@ -18,13 +18,13 @@ use whylate_model::ftrace::Place;
 pub(super) use self::skel::types::late_section;
 use self::skel::types::{bucket_page, distribution, place, place_key, section, section_limits, section_lost};
 use super::super::What;
-use crate::attach::{self, PlainData, ProgramStatistics};
-use crate::cpus;
-use crate::distribution::{DistributionOffsets, Distributions};
-use crate::elements::Elements;
-use crate::mapped::MappedArray;
-use crate::pid_namespace;
-use crate::records::Records;
+use crate::kernel::attach::{self, PlainData, ProgramStatistics};
+use crate::kernel::cpus;
+use crate::kernel::distribution::{DistributionOffsets, Distributions};
+use crate::kernel::elements::Elements;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::pid_namespace;
+use crate::kernel::records::Records;
 use crate::source::AttachError;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]

@@ -10,9 +10,10 @@ use whylate_model::{LateEvent, Occupancy, thread};
 use super::programs::types::{
     culprit_key, interrupted_stack as interrupted_stack_record, late_tick, stack_taken, tick_found, tick_reason,
 };
+use crate::cpu_account;
 use crate::irqsoff::IrqsoffOptions;
-use crate::symbols::KernelSymbols;
-use crate::{attach, clock, occupancy};
+use crate::kernel::symbols::KernelSymbols;
+use crate::kernel::{attach, clock};
 
 /// Maximum number of frames of a stack from inside a section.
 const TAKEN_FRAMES: usize = (size_of::<stack_taken>() - offset_of!(stack_taken, frames)) / size_of::<u64>();
@@ -149,7 +150,7 @@ pub(super) fn reason(key: &culprit_key, name: &str, symbols: &mut KernelSymbols)
         tick_reason::REASON_DEVICE_IRQ => Reason::Handler(name.to_owned()),
         tick_reason::REASON_CALLBACK => Reason::Handler(symbols.name(key.id).to_owned()),
         tick_reason::REASON_VECTOR => {
-            let vector = u32::try_from(key.id).ok().and_then(occupancy::vector);
+            let vector = u32::try_from(key.id).ok().and_then(cpu_account::vector);
             Reason::Handler(vector.map_or_else(|| name.to_owned(), str::to_owned))
         }
         _ => Reason::Unknown,

@@ -20,19 +20,19 @@ use whylate_model::{Histogram, Occupancy, Snapshot};
 use self::types::{bucket_page, culprit, culprit_key, distribution, interrupted_stack, tick, tick_limits};
 use super::culprits;
 use super::sampler::NmiSampler;
-use crate::attach::{self, PlainData, ProgramStatistics};
-use crate::distribution::{DistributionOffsets, Distributions};
-use crate::elements::Elements;
+use crate::cpu_account::{Account, Timers, Wakeups, disable_missing_tracepoints};
 use crate::irqsoff::IrqsoffOptions;
-use crate::mapped::MappedArray;
-use crate::occupancy::{Account, Timers, Wakeups, disable_missing_tracepoints};
-use crate::percpu::PerCpu;
-use crate::pid_namespace;
-use crate::records::Records;
-use crate::session::Session;
+use crate::kernel::attach::{self, PlainData, ProgramStatistics};
+use crate::kernel::distribution::{DistributionOffsets, Distributions};
+use crate::kernel::elements::Elements;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::percpu::PerCpu;
+use crate::kernel::pid_namespace;
+use crate::kernel::records::Records;
+use crate::kernel::symbols::{KernelSymbols, address_of};
+use crate::kernel::{cpus, heartbeat};
 use crate::source::AttachError;
-use crate::symbols::{KernelSymbols, address_of};
-use crate::{cpus, heartbeat};
+use crate::source::session::Session;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 mod skel {

@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 
 use anyhow::Context as _;
 
-use crate::perf_event::{count_kernel_cycles, run_at};
+use crate::kernel::perf_event::{count_kernel_cycles, run_at};
 use crate::source::AttachError;
 
 /// Kernel cycles between two samples on a CPU: 2 ms at 4 GHz. A sample counts only while the timer is overdue: a
@@ -73,13 +73,13 @@ mod tests {
     use rustix::thread::{CpuSet, sched_setaffinity};
 
     use super::*;
-    use crate::cpus;
     use crate::inject::disturbance::{self, Kind, Plan};
     use crate::irqsoff::IrqsoffOptions;
     use crate::irqsoff::ticks::AttachedTicks;
-    use crate::perf_event::{EVERY_THREAD, start_timer};
-    use crate::session::Session;
+    use crate::kernel::cpus;
+    use crate::kernel::perf_event::{EVERY_THREAD, start_timer};
     use crate::source::Attached as _;
+    use crate::source::session::Session;
     use whylate_model::LateEvent;
 
     const MS_NS: u64 = 1_000_000;
@@ -107,7 +107,7 @@ mod tests {
 
     /// Returns the CPU to test, or `None` after printing why programs cannot be loaded.
     fn cpu() -> Option<u32> {
-        if !rustix::process::geteuid().is_root() || crate::attach::require_btf().is_err() {
+        if !rustix::process::geteuid().is_root() || crate::kernel::attach::require_btf().is_err() {
             println!("skipped: needs root and a kernel with BTF");
             return None;
         }

@@ -13,8 +13,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use whylate_model::ftrace::LatencyTrace;
 
-use crate::clock;
-use crate::tracefs::instance::Instance;
+use crate::kernel::clock;
+use crate::kernel::tracefs::instance::Instance;
 
 /// Maximum number of reads of a trace that does not match the maximum.
 const ATTEMPTS: u32 = 8;

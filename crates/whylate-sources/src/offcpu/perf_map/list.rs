@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::code::CompiledCode;
-use crate::clock;
-use crate::first_thread;
+use crate::kernel::clock;
+use crate::kernel::first_thread;
 use crate::offcpu::remote_files::RemoteFiles;
 
 /// The bytes that one turn reads.

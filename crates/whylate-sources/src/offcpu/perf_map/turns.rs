@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::list::{Identity, List};
 use super::{Request, Shared};
-use crate::clock;
+use crate::kernel::clock;
 use crate::offcpu::remote_files::RemoteFiles;
 
 /// The memory that the names of all processes may take.

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use whylate_model::Series;
 
 use super::{LOST, Met, Sampler, iterate};
-use crate::attach::{self, ProgramStatistics, read_plain};
-use crate::clock;
+use crate::kernel::attach::{self, ProgramStatistics, read_plain};
+use crate::kernel::clock;
 use crate::offcpu::places::PlaceDelta;
 use crate::offcpu::process::Process;
 use crate::offcpu::skel::types::{holder_now, thread_now};

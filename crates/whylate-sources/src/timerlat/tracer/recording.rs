@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 
 use super::TRACER;
-use crate::tracefs::instance::Instance;
+use crate::kernel::tracefs::instance::Instance;
 
 /// An event to record in addition to the tracer's own.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::anyhow;
 use whylate_sources::AttachError;
-use whylate_sources::credentials::{Credentials, may_change_user, run_as_user};
+use whylate_sources::kernel::credentials::{Credentials, may_change_user, run_as_user};
 
 use crate::commands::Senseless;
 

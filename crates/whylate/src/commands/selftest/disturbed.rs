@@ -10,9 +10,9 @@ use whylate_model::blame::Evidence;
 use whylate_model::selftest::{Check, Unit};
 use whylate_model::sources::{IRQSOFF, TIMERLAT};
 use whylate_model::{Cause, CauseKind, LateEvent};
-use whylate_sources::cpus;
 use whylate_sources::inject::disturbance::{self, Kind, Plan, Policy};
 use whylate_sources::irqsoff::IrqsoffOptions;
+use whylate_sources::kernel::cpus;
 use whylate_sources::timerlat::TimerlatOptions;
 use whylate_sources::{AttachError, Attached, Session, Source as _};
 

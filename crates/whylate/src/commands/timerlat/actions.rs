@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, getppid, kill_process};
-use whylate_sources::credentials::run_as_real_user;
+use whylate_sources::kernel::credentials::run_as_real_user;
 
 use super::values::Action;
 use crate::files;

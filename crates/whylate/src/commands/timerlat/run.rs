@@ -11,7 +11,7 @@ use anyhow::{Context as _, anyhow};
 use whylate_model::blame::Evidence;
 use whylate_model::sources::TIMERLAT;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
-use whylate_sources::cpus::Choice;
+use whylate_sources::kernel::cpus::Choice;
 use whylate_sources::timerlat::idle::{self, Shallow};
 use whylate_sources::timerlat::{self, AttachedTimerlat, Stop, placement};
 use whylate_sources::{Attached as _, Measuring, Session};

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, ensure};
 use whylate_model::{Series, Snapshot};
-use whylate_sources::credentials::run_as_real_user;
+use whylate_sources::kernel::credentials::run_as_real_user;
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session};
 

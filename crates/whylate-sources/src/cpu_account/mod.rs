@@ -37,20 +37,20 @@ pub(crate) use self::slices::stop;
 pub(crate) use self::steps::{Step, StepGuard};
 pub use self::stream::Stream;
 use self::unexplained::Unexplained;
-use crate::attach::{self, PlainData, ProgramStatistics};
-use crate::cgroups;
-use crate::cpus::{self, Choice, Machine};
-use crate::heartbeat::{self, Heartbeats};
-use crate::mapped::MappedArray;
-use crate::percpu::{PerCpu, PreemptCount};
-use crate::pid_namespace;
-use crate::session::Session;
+use crate::kernel::attach::{self, PlainData, ProgramStatistics};
+use crate::kernel::cgroups;
+use crate::kernel::cpus::{self, Choice, Machine};
+use crate::kernel::heartbeat::{self, Heartbeats};
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::percpu::{PerCpu, PreemptCount};
+use crate::kernel::pid_namespace;
+use crate::kernel::symbols::{address_of, addresses_of};
+use crate::source::session::Session;
 use crate::source::{AttachError, Need};
-use crate::symbols::{address_of, addresses_of};
 
 #[allow(clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs, unsafe_code, dead_code)]
 mod skel {
-    include!(concat!(env!("OUT_DIR"), "/occupancy/occupancy.skel.rs"));
+    include!(concat!(env!("OUT_DIR"), "/cpu_account/occupancy.skel.rs"));
 }
 
 /// Kernel features that the account needs.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 
-use crate::attach;
+use crate::kernel::attach;
 use crate::source::AttachError;
 
 /// Records as programs wrote them, in order.

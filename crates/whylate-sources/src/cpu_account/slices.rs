@@ -10,7 +10,7 @@ use super::skel::types::{
     disk_operation, disk_request, entry, entry_kind, interval, lateness, left_bits, occupancy_limits, occupant_kind,
     run_queue_move, stopper,
 };
-use crate::attach::{self, PlainData};
+use crate::kernel::attach::{self, PlainData};
 
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::attach::{PlainData, read_plain};
+use crate::kernel::attach::{PlainData, read_plain};
 
 /// Maximum size of an element that is copied.
 const MAX_COPIED_BYTES: usize = 320;

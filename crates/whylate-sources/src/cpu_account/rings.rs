@@ -8,8 +8,8 @@ use whylate_model::path::history::{Move, Request};
 
 use super::skel::types::{account, disk_request, interval, occupancy_limits, occupant_kind, run_queue_move};
 use super::slices::{self, Details};
-use crate::mapped::MappedArray;
-use crate::pid_namespace;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::pid_namespace;
 
 /// Maximum number of intervals of all CPUs, unless the minimum for each CPU exceeds it.
 const MAX_INTERVALS: u32 = 1 << 20;

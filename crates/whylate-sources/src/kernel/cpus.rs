@@ -8,7 +8,7 @@ use std::io;
 pub use choice::{Choice, Reason};
 pub(crate) use choice::{Rules, allowed_of};
 
-use crate::percpu::PreemptCount;
+use crate::kernel::percpu::PreemptCount;
 
 /// Returns the highest possible CPU number; there may be gaps below it.
 ///

@@ -13,8 +13,8 @@ use blazesym::symbolize::source::{Kernel as Kallsyms, Source};
 use blazesym::symbolize::{Input, Symbolized, Symbolizer};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::demangle::demangled;
-use crate::loaded_code::{Listed, LoadedCode};
+use crate::kernel::demangle::demangled;
+use crate::kernel::loaded_code::{Listed, LoadedCode};
 
 /// Parses /proc/kallsyms, in its order. Addresses are 0 if the kernel hides them.
 fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {

@@ -3,7 +3,7 @@
 //! an address in unloaded code would be taken for the preceding function, whichever that is.
 //!
 //! Code is often loaded at the address of earlier code. Each piece therefore has an epoch, and names belong to an epoch
-//! ([`crate::symbols`]).
+//! ([`crate::kernel::symbols`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;

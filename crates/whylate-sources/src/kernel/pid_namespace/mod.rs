@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 
-use crate::attach;
+use crate::kernel::attach;
 use crate::source::AttachError;
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]

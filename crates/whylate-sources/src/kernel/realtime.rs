@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use crate::cpus;
-use crate::pid_namespace;
+use crate::kernel::cpus;
+use crate::kernel::pid_namespace;
 use crate::sqpoll::numbers;
 
 /// A kernel thread (include/linux/sched.h).

@@ -10,8 +10,8 @@ use rustix::process::getpid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{list, numbers, online, read};
-use crate::cgroups;
-use crate::realtime;
+use crate::kernel::cgroups;
+use crate::kernel::realtime;
 use crate::source::AttachError;
 
 /// Why a CPU is excluded if none is requested.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::lock::lock;
+use crate::kernel::lock::lock;
 
 const PREFIX: &str = "whylate-";
 

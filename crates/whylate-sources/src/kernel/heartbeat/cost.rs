@@ -6,8 +6,8 @@ use std::thread;
 
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
-use crate::clock::{monotonic_ns, thread_cpu_ns};
-use crate::perf_event::{EVERY_THREAD, start_timer};
+use crate::kernel::clock::{monotonic_ns, thread_cpu_ns};
+use crate::kernel::perf_event::{EVERY_THREAD, start_timer};
 
 /// Timer period: short for many interrupts, but not so short that the kernel throttles it.
 const PERIOD_NS: u64 = 200_000;
@@ -154,7 +154,7 @@ mod tests {
             println!("skipped: needs root");
             return;
         }
-        let Some(ns) = interrupt_ns(&crate::cpus::usable().expect("the kernel lists its CPUs")) else {
+        let Some(ns) = interrupt_ns(&crate::kernel::cpus::usable().expect("the kernel lists its CPUs")) else {
             println!("skipped: the cost of an interrupt cannot be told here");
             return;
         };

@@ -14,9 +14,9 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use whylate_model::path::history::{Entry, Past as _, Waker};
 
 use super::{Account, Timers, Wakeups};
-use crate::clock::monotonic_ns;
-use crate::cpus;
-use crate::session::Session;
+use crate::kernel::clock::monotonic_ns;
+use crate::kernel::cpus;
+use crate::source::session::Session;
 
 const RUN_TIME: Duration = Duration::from_millis(500);
 
@@ -84,7 +84,7 @@ fn count(entries: &[Entry], is_it: impl Fn(&Entry) -> bool) -> usize {
 
 #[test]
 fn interrupted_thread_is_not_recorded_as_waker() {
-    if !rustix::process::geteuid().is_root() || crate::attach::require_btf().is_err() {
+    if !rustix::process::geteuid().is_root() || crate::kernel::attach::require_btf().is_err() {
         println!("skipped: needs root and a kernel with BTF");
         return;
     }

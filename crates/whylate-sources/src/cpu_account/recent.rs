@@ -8,8 +8,8 @@ use whylate_model::Occupancy;
 use super::rings::Rings;
 use super::skel::types::{interval, irq_vector, lateness, occupant_kind};
 use super::{Account, spread_steal};
-use crate::attach;
-use crate::symbols::KernelSymbols;
+use crate::kernel::attach;
+use crate::kernel::symbols::KernelSymbols;
 
 /// Longest delivery time of an inter-processor interrupt.
 const MAX_IPI_DELIVERY_NS: u64 = 100_000;

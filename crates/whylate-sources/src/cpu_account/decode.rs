@@ -8,10 +8,10 @@ use std::sync::atomic::fence;
 use whylate_model::occupancy::{BusyPools, Interval, Merged, MergedPart, Occupancy, Occupant, Taken};
 
 use super::skel::types::{busy_pools, interval, irq_vector, late_stack, lateness, merged_part, occupant_kind, window};
-use crate::attach::{self, PlainData};
-use crate::cgroups::Cgroups;
-use crate::mapped::MappedArray;
-use crate::symbols::KernelSymbols;
+use crate::kernel::attach::{self, PlainData};
+use crate::kernel::cgroups::Cgroups;
+use crate::kernel::mapped::MappedArray;
+use crate::kernel::symbols::KernelSymbols;
 
 // SAFETY: integers and arrays of integers only.
 #[allow(unsafe_code)]

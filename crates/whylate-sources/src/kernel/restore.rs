@@ -21,8 +21,8 @@ use rustix::fs::{FlockOperation, flock};
 
 use self::journal::{Change, Entry, Journal};
 use self::setting::{Setting, of_word};
-use crate::lock::lock;
-use crate::tracefs::{self, instance};
+use crate::kernel::lock::lock;
+use crate::kernel::tracefs::{self, instance};
 
 /// Directory of the journal, with a file for each process, which is locked while the process lives. Lost on reboot, as
 /// the settings are.

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle};
 
-use crate::attach;
-use crate::mapped::MappedArray;
+use crate::kernel::attach;
+use crate::kernel::mapped::MappedArray;
 
 /// State of an element that counts (`ELEMENT_COUNTS`).
 const COUNTS: u64 = u64::MAX;

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use super::rings::Rings;
 use super::{Account, History, Stream, Timers, Wakeups};
-use crate::session::Session;
 use crate::source::AttachError;
+use crate::source::session::Session;
 
 /// Records the scheduling timeline of all CPUs until dropped.
 pub struct Edges {

@@ -10,7 +10,7 @@ use whylate_model::Snapshot;
 
 use super::Account;
 use super::skel::types::unexplained;
-use crate::mapped::MappedArray;
+use crate::kernel::mapped::MappedArray;
 
 /// Counters of one source's programs (`bpf/window.bpf.h`).
 pub(super) struct Unexplained {

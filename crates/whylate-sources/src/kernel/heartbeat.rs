@@ -12,9 +12,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::cpus::{self, Choice};
-use crate::perf_event::{self, EVERY_THREAD, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_ENABLE};
-use crate::symbols::address_of;
+use crate::kernel::cpus::{self, Choice};
+use crate::kernel::perf_event::{self, EVERY_THREAD, PERF_EVENT_IOC_DISABLE, PERF_EVENT_IOC_ENABLE};
+use crate::kernel::symbols::address_of;
 
 use cost::interrupt_ns;
 pub use period::DEFAULT_PERIODS_NS;

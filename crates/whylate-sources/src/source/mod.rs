@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The interface of sources: a description, a way to attach, and snapshots from then on.
 
+pub(crate) mod floors;
+pub mod session;
+
 use std::ops::{Deref, DerefMut};
 
 use thiserror::Error;
 use whylate_model::{Card, LateEvent, Snapshot};
 
-use crate::attach::silence_libbpf;
-use crate::session::Session;
+use crate::kernel::attach::silence_libbpf;
+use crate::source::session::Session;
 
 /// A source with its own options, which attaches to the kernel and yields snapshots from then on.
 pub trait Source {

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use whylate_model::Histogram;
 use whylate_model::histogram::BUCKETS;
 
-use crate::elements;
-use crate::mapped::MappedArray;
+use crate::kernel::elements;
+use crate::kernel::mapped::MappedArray;
 
 const PAGE_BUCKETS: usize = 16;
 const PAGES: usize = BUCKETS / PAGE_BUCKETS;

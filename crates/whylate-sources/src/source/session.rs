@@ -8,12 +8,12 @@ use std::rc::Rc;
 use whylate_model::{Card, Snapshot};
 
 use crate::capabilities::KernelFacts;
-use crate::clock;
-use crate::cpus::Choice;
-use crate::occupancy::AccountState;
-use crate::pid_namespace;
+use crate::cpu_account::AccountState;
+use crate::kernel::clock;
+use crate::kernel::cpus::Choice;
+use crate::kernel::pid_namespace;
+use crate::kernel::symbols::{KernelSymbols, ReadOnce};
 use crate::source::{AttachError, Need};
-use crate::symbols::{KernelSymbols, ReadOnce};
 
 /// State that exists once, however many sources measure. The CPU account costs as much for several sources as for one;
 /// the first source that needs it determines its timers, so one with heartbeats on each CPU comes first.

@@ -18,7 +18,7 @@ use whylate_model::name::into_bounded;
 use by_handle::ByHandle;
 pub(crate) use frozen::is_frozen;
 
-use crate::first_thread;
+use crate::kernel::first_thread;
 
 /// Maximum memory of known paths, in bytes. A user with a delegated subtree can create cgroups without end.
 const MAX_PATH_BYTES: usize = 4 << 20;

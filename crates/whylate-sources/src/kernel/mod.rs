@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What every source needs of the kernel: BPF programs and maps, tracefs, symbols, cgroups, CPUs, clocks, and settings that are
+//! put back.
+
+pub mod attach;
+pub mod cgroups;
+pub mod clock;
+pub mod cpus;
+pub mod credentials;
+pub(crate) mod demangle;
+pub(crate) mod distribution;
+pub(crate) mod elements;
+pub(crate) mod first_thread;
+pub(crate) mod heartbeat;
+pub(crate) mod loaded_code;
+pub(crate) mod lock;
+pub mod mapped;
+pub mod memory;
+pub(crate) mod percpu;
+pub(crate) mod perf_event;
+pub mod pid_namespace;
+pub(crate) mod priority;
+pub mod realtime;
+pub(crate) mod records;
+pub mod restore;
+pub mod symbols;
+pub(crate) mod syscalls;
+pub mod tracefs;
+pub(crate) mod whole_map;
