@@ -3,12 +3,12 @@
 #![no_main]
 
 /// Modules of the binary crate, which is not a library.
-#[path = "../../crates/whylate/src/commands/sqpoll/sweep/fio/figures.rs"]
+#[path = "../../crates/whylate/src/cli/sqpoll/sweep/fio/figures.rs"]
 mod figures;
 #[path = "../../crates/whylate-model/tests/pasted/mangle.rs"]
 #[allow(dead_code)]
 mod mangle;
-#[path = "../../crates/whylate/src/output/offcpu/svg/graph.rs"]
+#[path = "../../crates/whylate/src/render/text/offcpu/svg/graph.rs"]
 #[allow(dead_code)]
 mod graph;
 

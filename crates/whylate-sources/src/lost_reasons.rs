@@ -55,7 +55,7 @@ fn each_reason_is_documented() {
         )
         .chain([(model.join("merge.rs"), None)])
         // A command counts waits that it did not follow.
-        .chain([(model.join("../../whylate/src/commands/program.rs"), None)])
+        .chain([(model.join("../../whylate/src/cli/program.rs"), None)])
     {
         if file.ends_with("lost_reasons.rs") {
             continue;

@@ -7,16 +7,12 @@
 #[macro_use]
 mod say;
 
-mod arguments;
 mod cli;
-mod commands;
-mod export;
+mod engine;
 mod files;
-mod output;
-mod recording;
-mod report;
+mod render;
+mod store;
 mod top;
-mod values;
 
 use std::process::ExitCode;
 
@@ -38,24 +34,24 @@ fn allow_descriptors() {
 }
 
 fn main() -> ExitCode {
-    let cli = match cli::parse() {
+    let cli = match cli::parser::parse() {
         Ok(cli) => cli,
         Err(error) => {
             // Help and version are not failures, even if the reader has closed the pipe.
-            let printed = cli::print(&error).map_err(anyhow::Error::from);
+            let printed = cli::parser::print(&error).map_err(anyhow::Error::from);
             return match error.use_stderr() {
-                true => ExitCode::from(commands::usage_status()),
-                false => commands::end(printed.context("cannot write to standard output").map(|()| commands::SUCCESS)),
+                true => ExitCode::from(cli::usage_status()),
+                false => cli::end(printed.context("cannot write to standard output").map(|()| cli::SUCCESS)),
             };
         }
     };
     // No child process needs capabilities: neither the command of `run`, nor the shells of `timerlat`, nor fio.
     if let Err(error) = keep_capabilities() {
-        return commands::end(Err(error).context("cannot clear the inheritable capabilities"));
+        return cli::end(Err(error).context("cannot clear the inheritable capabilities"));
     }
     // The command of `run` must inherit the original limit.
-    if !matches!(cli.command, Some(cli::Command::Run(_))) {
+    if !matches!(cli.command, Some(cli::parser::Command::Run(_))) {
         allow_descriptors();
     }
-    commands::run(cli)
+    cli::run(cli)
 }

@@ -10,8 +10,8 @@ use whylate_model::units::printable;
 
 use super::panel::{Body, Choice, Panel, Row, heights};
 use super::state::{Mode, Phase, State, ViewKind};
-use crate::output::moment::moment;
-use crate::output::why::counted;
+use crate::render::text::moment::moment;
+use crate::render::text::why::counted;
 
 /// Minimum width of a name column when the screen is too narrow.
 const MIN_NAME: usize = 8;

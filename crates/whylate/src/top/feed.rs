@@ -17,12 +17,12 @@ use whylate_model::recording::{Gap, Header, Line};
 use whylate_model::sources::named;
 
 use super::state::Own;
-use crate::commands::runner::{NOW_AND_THEN, wait};
-use crate::commands::sources::{self, Attaching, Recorded, Wish, measured};
-use crate::commands::watch::{Ended, Watch};
-use crate::recording::about;
-use crate::recording::play::{Recording, nothing_in_span};
-use crate::recording::recorder::{MAX_QUEUED, weight};
+use crate::engine::runner::{NOW_AND_THEN, wait};
+use crate::engine::sources::{self, Attaching, Recorded, Wish, measured};
+use crate::engine::watch::{Ended, Watch};
+use crate::store::about;
+use crate::store::play::{Recording, nothing_in_span};
+use crate::store::recorder::{MAX_QUEUED, weight};
 
 /// Capacity of the queue to the screen, in messages. A replay waits for the screen and needs only a few.
 const LIVE_QUEUE: usize = 64;

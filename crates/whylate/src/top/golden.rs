@@ -16,9 +16,9 @@ use super::history::History;
 use super::panel::Glyphs;
 use super::state::{Mode, State};
 use super::tests::{drawn, press};
-use crate::recording::Span;
-use crate::recording::play::Recording;
-use crate::recording::times::given;
+use crate::store::Span;
+use crate::store::play::Recording;
+use crate::store::times::given;
 use directory::{RECORDINGS, check, recordings};
 
 const VIEWS: [(&str, &str); 7] = [

@@ -9,7 +9,7 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{Cause, CauseKind, LateEvent};
 
 use super::{late, program, ticks_per_part};
-use crate::output::why;
+use crate::render::text::why;
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::state::{State, ViewKind};
 

@@ -6,8 +6,8 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{CauseKind, LateEvent};
 
 use super::{late, program, written};
-use crate::output::pad::{Left, Spaces};
-use crate::output::{path, why};
+use crate::render::text::pad::{Left, Spaces};
+use crate::render::text::{path, why};
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
 use crate::top::state::{State, ViewKind};
 

@@ -10,8 +10,8 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{Card, Stack};
 
 use super::late;
-use crate::output::offcpu::chains::parts_of;
-use crate::output::pad::Spaces;
+use crate::render::text::offcpu::chains::parts_of;
+use crate::render::text::pad::Spaces;
 use crate::top::draw::cut;
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
 use crate::top::program_filter::{ProgramFilter, Stacks};

@@ -4,7 +4,7 @@
 use jiff::Timestamp;
 use whylate_model::{Card, LateEvent};
 
-use crate::output::why;
+use crate::render::text::why;
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::state::{State, ViewKind};
 

@@ -12,8 +12,8 @@ use whylate_model::thread::by_name;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
-use crate::output::look::of_figures;
-use crate::output::why;
+use crate::render::text::look::of_figures;
+use crate::render::text::why;
 use crate::top::history::Tick;
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::state::{State, ViewKind};

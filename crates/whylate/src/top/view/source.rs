@@ -9,7 +9,7 @@ use whylate_model::units::format_ns;
 use whylate_model::{Card, Histogram, Series, Snapshot};
 
 use super::{frames, late, written};
-use crate::output::histogram;
+use crate::render::text::histogram;
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::program_filter::{Stacks, agree};
 use crate::top::state::{State, ViewKind};

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate diff`: compares two recordings, or two spans of one.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use clap::Args;
+use whylate_model::Snapshot;
+use whylate_model::diff::{About, Comparison, Diff, Lengths, block_ns};
+use whylate_model::recording::{Header, Line};
+
+use crate::cli::Senseless;
+use crate::render::json::write_line;
+use crate::render::text::diff;
+use crate::render::text::table::terminal_columns;
+use crate::store::Span;
+use crate::store::play::{Recording, nothing_in_span};
+use crate::store::times::{Given, given};
+
+/// Source name for lost events of the shared CPU account.
+const OF_ALL: &str = "all";
+
+/// Show what differs between two recordings, or between two spans of one
+///
+/// It compares who makes others late, what is late and how often, rates and latencies of each series, and where threads
+/// wait. A row is shown if a Mann-Whitney U test over blocks of time finds a difference; its variance is corrected for
+/// autocorrelation, and the Benjamini-Hochberg procedure limits the false discovery rate to 5 %. Rows
+/// with too little data are not tested. What has grown comes first.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate diff monday.whylate tuesday.whylate
+                                              # what got worse on Tuesday, and who caused it
+    whylate diff web1.whylate --split 10:30   # before and after a change at 10:30
+    whylate diff web1.whylate --before 10:00..10:05 --after 10:20..10:25
+                                              # two spans of one recording
+    whylate diff monday.whylate tuesday.whylate --before 9:00..17:00 --after 9:00..17:00
+                                              # working hours only
+    whylate diff old.whylate new.whylate --all --json
+                                              # every row, for a program")]
+pub struct Arguments {
+    /// First recording
+    #[arg(value_name = "BEFORE")]
+    file: PathBuf,
+    /// Second recording (omit for spans of BEFORE)
+    #[arg(value_name = "AFTER")]
+    other: Option<PathBuf>,
+    /// Compare the spans before and after this time
+    #[arg(long, value_name = "TIME", value_parser = given, conflicts_with_all = ["other", "before", "after"])]
+    split: Option<Given>,
+    /// Only this span of BEFORE, e.g. 10:00..10:05, ..10:05, or 'yesterday 14:30'..
+    #[arg(long, value_name = "FROM..TO", value_parser = span)]
+    before: Option<Span>,
+    /// Only this span of AFTER
+    #[arg(long, value_name = "FROM..TO", value_parser = span)]
+    after: Option<Span>,
+    /// Also show rows that do not differ or have too little data
+    #[arg(long)]
+    all: bool,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Parses two times separated by dots; one of them may be missing.
+fn span(text: &str) -> Result<Span, String> {
+    let how = "give two times, e.g. 10:00..10:05";
+    let (from, to) = text.split_once("..").ok_or(how)?;
+    let time = |text: &str| if text.trim().is_empty() { Ok(None) } else { given(text).map(Some) };
+    match (time(from)?, time(to)?) {
+        (None, None) => Err(how.to_owned()),
+        (from, to) => Ok(Span { from, to }),
+    }
+}
+
+impl Arguments {
+    /// Returns the two sides to compare.
+    fn sides(&self) -> anyhow::Result<[Recording; 2]> {
+        let (before, after) = match &self.split {
+            Some(split) => {
+                let (from, to) = (Some(split.clone()), Some(split.clone()));
+                (Span { from: None, to }, Span { from, to: None })
+            }
+            None if self.other.is_none() && (self.before.is_none() || self.after.is_none()) => {
+                let what = "name two recordings, or give spans of one with --split, or with --before and --after";
+                return Err(Senseless(anyhow!(what)).into());
+            }
+            None => (self.before.clone().unwrap_or_default(), self.after.clone().unwrap_or_default()),
+        };
+        let other = self.other.as_ref().unwrap_or(&self.file);
+        let of = |path: &PathBuf, span| Recording { path: path.clone(), span, speed: None };
+        Ok([of(&self.file, before), of(other, after)])
+    }
+}
+
+/// Compares the two sides, and prints the differences.
+///
+/// # Errors
+/// When a file is not a recording, or has no snapshots within its span.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let mut found = compare(&arguments.sides()?, true)?;
+    if !arguments.all {
+        found.rows.retain(|row| row.told.differs());
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if arguments.json {
+        write_line(&mut out, &found)?;
+    } else {
+        diff::write(&mut out, &found, terminal_columns())?;
+    }
+    Ok(out.flush()?)
+}
+
+/// Compares two sides, including rows that do not differ. With `reports_missing`, prints gaps of the recordings to
+/// standard error.
+///
+/// # Errors
+/// As for `run`.
+pub fn compare(sides: &[Recording; 2], reports_missing: bool) -> anyhow::Result<Diff> {
+    // The length of blocks depends on the lengths of both sides, so each is read twice.
+    let measured = [measure(&sides[0], reports_missing)?, measure(&sides[1], reports_missing)?];
+    let block_ns = block_ns([&measured[0].lengths, &measured[1].lengths]);
+    let mut comparison = Comparison::new(measured.each_ref().map(|side| side.header.sources.as_slice()), block_ns);
+    for (number, (side, measured)) in sides.iter().zip(&measured).enumerate() {
+        each_line(side, false, &mut |line| {
+            if let Line::Snapshot(snapshot) = line {
+                let middle_ns = middle_unix_ns(&snapshot).saturating_sub(measured.about.start_unix_ns);
+                comparison.add(number, middle_ns, *snapshot);
+            }
+        })?;
+    }
+    Ok(comparison.finish(measured.map(|side| side.about)))
+}
+
+/// Summary of a side from the first pass.
+struct Side {
+    header: Header,
+    about: About,
+    lengths: Lengths,
+}
+
+fn measure(recording: &Recording, reports_missing: bool) -> anyhow::Result<Side> {
+    let mut about = About { start_unix_ns: u64::MAX, ..About::default() };
+    let mut lengths = Lengths::default();
+    let mut lost: BTreeMap<String, u64> = BTreeMap::new();
+    let header = each_line(recording, reports_missing, &mut |line| match line {
+        Line::Snapshot(snapshot) => {
+            about.start_unix_ns = about.start_unix_ns.min(snapshot.start_unix_ns);
+            lengths.add(&snapshot);
+            *lost.entry(snapshot.source.clone()).or_default() += snapshot.lost.values().sum::<u64>();
+        }
+        Line::Account(account) => {
+            *lost.entry(OF_ALL.to_owned()).or_default() += account.lost.values().sum::<u64>();
+        }
+        _ => {}
+    })?;
+    let name = recording.path.to_string_lossy().into_owned();
+    if lengths.covered_ns() == 0 {
+        return Err(nothing_in_span(&whylate_model::units::printable(&name)));
+    }
+    lost.retain(|_, count| *count > 0);
+    let about = About { name, host: header.host.clone(), kernel: header.kernel.clone(), lost, ..about };
+    Ok(Side { header, about, lengths })
+}
+
+/// Passes the lines of a side to `take`, and returns its header. A snapshot belongs to the span that has its middle.
+fn each_line(recording: &Recording, reports_missing: bool, take: &mut dyn FnMut(Line)) -> anyhow::Result<Header> {
+    let mut played = recording.play()?;
+    let (from_ns, to_ns) = played.span_unix_ns();
+    while let Some(line) = played.next_line()? {
+        match &line {
+            Line::Snapshot(snapshot) if !(from_ns..to_ns).contains(&middle_unix_ns(snapshot)) => {}
+            _ => take(line),
+        }
+    }
+    if reports_missing {
+        played.report_missing();
+    }
+    Ok(played.header().clone())
+}
+
+fn middle_unix_ns(snapshot: &Snapshot) -> u64 {
+    snapshot.start_unix_ns.saturating_add(snapshot.duration_ns / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn span_needs_one_end() {
+        let ends = |text: &str| span(text).map(|span| (span.from.is_some(), span.to.is_some()));
+        assert_eq!(ends("10:00..10:05"), Ok((true, true)));
+        assert_eq!(ends("2026-11-26T10:00:00.5Z..2026-11-26 10:05"), Ok((true, true)));
+        assert_eq!((ends("..10:05"), ends("1h ago .. ")), (Ok((false, true)), Ok((true, false))));
+        for text in ["", "..", "10:00", "10:00..x", "x..10:00", "10:00..10:05..10:06"] {
+            assert!(span(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sides_follow_from_options() {
+        let sides = |line: &str| {
+            let words = std::iter::once("diff").chain(line.split(' '));
+            let arguments = Line::try_parse_from(words).map_err(anyhow::Error::from)?.arguments;
+            arguments.sides().map(|sides| sides.map(|side| side.path.to_string_lossy().into_owned()))
+        };
+        for (line, names) in [
+            ("a b", ["a", "b"]),
+            ("a a", ["a", "a"]),
+            ("a --split 10:00", ["a", "a"]),
+            ("a --before ..10:00 --after 11:00..", ["a", "a"]),
+            ("a b --after 11:00..", ["a", "b"]),
+        ] {
+            assert_eq!(sides(line).expect("two sides"), names, "{line}");
+        }
+        for line in ["a", "a --before ..10:00", "a b --split 10:00", "a --split 10:00 --after 10:00..", "a b c"] {
+            assert!(sides(line).is_err(), "{line}");
+        }
+    }
+}

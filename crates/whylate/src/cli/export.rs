@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate export`: converts a recording to formats of other tools.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{ArgGroup, Args};
+use whylate_model::recording::Line;
+
+use crate::render::export::{Destination, Export};
+use crate::store::Span;
+use crate::store::play::{Recording, nothing_in_span};
+use crate::store::times::{Given, given};
+
+/// Export a recording as a trace for Perfetto, or as tables for SQL engines and spreadsheets
+///
+/// A recording can be queried as it is, too: it is JSON lines in zstd frames. docs/sql.md has queries for both.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("form").required(true).multiple(true).args(["perfetto", "parquet", "csv"]))]
+#[command(after_help = "\
+examples:
+    whylate export web1.whylate --perfetto web1.perfetto-trace
+                                              # open it at https://ui.perfetto.dev
+    whylate export web1.whylate --from 10:00 --to 10:05 --perfetto late.perfetto-trace
+                                              # five minutes
+    whylate export web1.whylate --parquet web1
+                                              # tables in a folder: web1/late.parquet, ...
+    duckdb -c \"FROM 'web1/causes.parquet'\"
+    whylate export web1.whylate --csv web1    # the same for spreadsheets")]
+pub struct Arguments {
+    /// A recording
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Start at this time, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = given)]
+    from: Option<Given>,
+    /// End at this time
+    #[arg(long, value_name = "TIME", value_parser = given)]
+    to: Option<Given>,
+    /// Write a Perfetto trace of late events, their causes, and counters
+    #[arg(long, value_name = "OUT")]
+    perfetto: Option<PathBuf>,
+    /// Write Parquet tables into this folder
+    #[arg(long, value_name = "FOLDER")]
+    parquet: Option<PathBuf>,
+    /// Write the same tables as CSV into this folder
+    #[arg(long, value_name = "FOLDER")]
+    csv: Option<PathBuf>,
+}
+
+/// Exports the recording.
+///
+/// # Errors
+/// When the file is not a recording, has no snapshots within the span, or an output cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
+    let recording = Recording { path: arguments.file.clone(), span, speed: None };
+    let mut played = match arguments.perfetto {
+        Some(_) => recording.play_with_clocks()?,
+        None => recording.play()?,
+    };
+    let destination = Destination::for_recording(&arguments.file)?;
+    let perfetto = arguments.perfetto.as_deref().map(|path| destination.perfetto(path, played.header()));
+    let parquet = arguments.parquet.as_deref().map(|directory| destination.parquet(directory));
+    let csv = arguments.csv.as_deref().map(|directory| destination.csv(directory));
+    let mut exports: Vec<Box<dyn Export>> = [perfetto, parquet, csv].into_iter().flatten().collect::<Result<_, _>>()?;
+    let mut has_any = false;
+    while let Some(line) = played.next_of_any_kind()? {
+        has_any |= matches!(line, Line::Snapshot(_));
+        exports.iter_mut().try_for_each(|export| export.line(&line)).context("cannot write the export")?;
+    }
+    played.report_missing();
+    if !has_any {
+        return Err(nothing_in_span(played.name()));
+    }
+    exports.into_iter().try_for_each(|export| export.end()).context("cannot write the export")
+}

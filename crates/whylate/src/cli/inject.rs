@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate inject`: causes known delays.
+
+mod block;
+mod disturbance;
+mod sqpoll;
+mod work;
+
+use clap::{Args, Subcommand};
+use whylate_sources::inject::disturbance::Kind;
+
+use crate::engine::watch::stop_at_signal;
+
+/// Make known delays, to compare with what is measured
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate inject irqs-off --cpu 1     # interrupts off for 10 ms, 5 times
+    whylate inject work --items 10000   # 10,000 work items at once")]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Work(work::Arguments),
+    /// Turns the interrupts of one CPU off for a known time.
+    ///
+    /// A BPF program does it (`bpf_local_irq_save`, Linux 6.14 and later), in a thread whose name is whylate-irqsoff.
+    /// Meanwhile the CPU takes no interrupt and runs nothing else: no timer fires there, and no thread is woken.
+    /// Another CPU that needs an answer from it, to flush a TLB for instance, waits as well.
+    ///
+    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
+    #[command(after_help = "\
+examples:
+  whylate inject irqs-off                                 5 times 10 ms, one every 200 ms, on the current CPU
+  whylate inject irqs-off --for 500us --times 100 --cpu 1 for sources that see short ones
+  whylate inject irqs-off --json                          for a program to compare")]
+    IrqsOff(disturbance::Common),
+    /// Turns preemption off on one CPU for a known time.
+    ///
+    /// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread whose name is whylate-preempt.
+    /// Interrupts are still served, but no other thread gets the CPU, however urgent. In a non-preemptible kernel, all
+    /// kernel code behaves like this anyway.
+    ///
+    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
+    #[command(after_help = "\
+examples:
+  whylate inject preempt-off                              5 times 10 ms, one every 200 ms, on the current CPU
+  whylate inject preempt-off --for 2ms --times 100 --cpu 1
+                                                          for `whylate irqsoff --preempt` beside it
+  whylate inject preempt-off --json                       for a program to compare")]
+    PreemptOff(disturbance::Common),
+    /// Keeps one CPU in a softirq for a known time.
+    ///
+    /// The softirq is HRTIMER, with the callback of a BPF timer (Linux 5.15 and later); with PREEMPT_RT it runs in the
+    /// CPU's ktimers thread. Interrupts are still served; threads and other softirqs on that CPU wait.
+    ///
+    /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
+    #[command(after_help = "\
+examples:
+  whylate inject softirq                                  5 times 10 ms, one every 200 ms, on the current CPU
+  whylate inject softirq --for 2ms --times 100 --cpu 1    for sources that see short ones
+  whylate inject softirq --json                           for a program to compare")]
+    Softirq(disturbance::Common),
+    Hog(disturbance::HogArguments),
+    Sqpoll(sqpoll::Arguments),
+    Block(block::Arguments),
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let (stop, _) = stop_at_signal()?;
+    match &arguments.what {
+        What::Work(arguments) => work::run(arguments, &stop),
+        What::IrqsOff(arguments) => disturbance::run(arguments, Kind::IrqsOff, &stop),
+        What::PreemptOff(arguments) => disturbance::run(arguments, Kind::PreemptOff, &stop),
+        What::Softirq(arguments) => disturbance::run(arguments, Kind::Softirq, &stop),
+        What::Hog(arguments) => disturbance::hog(arguments, &stop),
+        What::Sqpoll(arguments) => sqpoll::run(arguments, &stop),
+        What::Block(arguments) => block::run(arguments, &stop),
+    }
+}

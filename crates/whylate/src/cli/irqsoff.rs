@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate irqsoff`: culprits of disabled interrupts or preemption.
+
+mod import;
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args};
+use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
+
+use crate::cli::Origin;
+use crate::cli::arguments::{Explain, Record, Schedule};
+use crate::cli::values::{Cpus, duration_ns, period};
+use crate::engine::runner::{Keep, Lates, Query, Stream, drive};
+use crate::render::text::Output;
+use crate::render::text::irqsoff::{Shown, Text, timers};
+use crate::render::text::table::terminal_columns;
+
+/// Who disables interrupts or preemption, and for how long
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate irqsoff             # who kept interrupts off, and the longest time with its stack, at Ctrl-C
+    whylate irqsoff 1 10        # the same each second, ten times
+    whylate irqsoff --histogram # a histogram of lengths per culprit
+    whylate irqsoff --slower 5ms
+                                # a line each time that interrupts are off for 5 ms or longer, as it happens
+    whylate irqsoff --why 5ms   # and what had the CPU meanwhile
+    whylate irqsoff --timers 1  # how late every hrtimer is, by its function and CPU, each second
+    whylate irqsoff --timer-test 1.33ms
+                                # a periodic timer per CPU: the periods it misses, and what made it miss them
+    whylate irqsoff --preempt   # who keeps a CPU that another thread waits for
+    whylate irqsoff -c 3 --period 100us
+                                # one CPU, whose timer is due each 100 us
+    whylate irqsoff --import trace.txt
+                                # what ftrace has written elsewhere: a latency trace of irqsoff, or a capture of trace_pipe")]
+#[command(
+    group = ArgGroup::new("late_lengths").args(["slower", "why"]).multiple(true),
+    mut_arg("worst", |worst| worst.help("Print the N longest times with interrupts off, with their stacks, at each output [default: 1, or none if lines are printed live]"))
+)]
+pub struct Arguments {
+    /// Print a histogram of lengths per culprit
+    #[arg(long)]
+    pub(crate) histogram: bool,
+    /// Print a line each time that interrupts are off for at least this long, as it happens (e.g. 5ms)
+    #[arg(long, value_name = "LENGTH", value_parser = duration_ns)]
+    slower: Option<u64>,
+    #[command(flatten)]
+    explain: Explain,
+    /// Period of the timer of each CPU (e.g. 500us; a bare number is in microseconds). Shorter sections are only seen
+    /// by chance, and lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts
+    /// would take more than 0.6 % of a CPU]
+    #[arg(long, value_name = "PERIOD", value_parser = period)]
+    period: Option<u64>,
+    /// Leave out what is shorter than this
+    #[arg(long, value_name = "LENGTH", value_parser = duration_ns, default_value = "100us")]
+    from: u64,
+    /// Print how late every hrtimer is, by its function and CPU, with missed periods and the run time of the function
+    #[arg(
+        long,
+        conflicts_with_all = ["late_lengths", "worst", "period", "from", "backend", "timer_test", "preempt"],
+    )]
+    timers: bool,
+    /// Test with a periodic timer per CPU: print each time that it misses periods, with what made it late
+    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with_all = ["late_lengths", "period", "from", "preempt"])]
+    pub(crate) timer_test: Option<u64>,
+    /// Only these CPUs, e.g. 0,2-5
+    #[arg(short, long, value_name = "CPUS")]
+    cpus: Option<Cpus>,
+    /// Trace disabled preemption, not interrupts: by the events preemptirq:preempt_* where the kernel has them;
+    /// otherwise, on Linux 6.17 to 6.19, by how long the kernel keeps a CPU that another thread waits for
+    #[arg(long)]
+    pub(crate) preempt: bool,
+    #[command(flatten)]
+    pub(crate) schedule: Schedule,
+    #[command(flatten)]
+    record: Record,
+    /// How to measure: events, ticks, tracer, need_resched; auto uses events where the kernel has them, otherwise
+    /// ticks, or need_resched with --preempt
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: String,
+    /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a
+    /// capture of trace_pipe with irq_disable, irq_enable, irq_handler_* and hrtimer_*, or both in one file; - for
+    /// standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "from", "preempt", "timers", "timer_test"])]
+    pub(crate) import: Option<PathBuf>,
+}
+
+impl Arguments {
+    pub(crate) fn shown(&self) -> Shown {
+        Shown {
+            histogram: self.histogram,
+            timer_test: self.timer_test,
+            preempt: self.preempt,
+            is_import: self.import.is_some(),
+            lines_from_ns: self.lines().then(|| self.lines_from_ns()),
+            worst: self.worst(),
+            from_ns: self.options().from_ns,
+        }
+    }
+
+    /// Returns whether late events are printed as they happen.
+    pub(crate) fn lines(&self) -> bool {
+        self.slower.is_some() || self.explain.why.is_some() || self.timer_test.is_some()
+    }
+
+    pub(crate) fn lines_from_ns(&self) -> u64 {
+        [self.slower, self.explain.why, self.timer_test].into_iter().flatten().min().unwrap_or(u64::MAX)
+    }
+
+    /// Returns the number of longest sections to print at each output.
+    pub(crate) fn worst(&self) -> Option<usize> {
+        let unless_asked = (!self.schedule.json && !self.lines()).then_some(1);
+        self.explain.worst.or(unless_asked).map(usize::from)
+    }
+
+    /// Returns which late events a snapshot carries: none in text, where the output ranks them by itself.
+    pub(crate) fn keep(&self) -> Keep {
+        if self.schedule.json { Keep::worst(self.worst()) } else { Keep::Nothing }
+    }
+
+    pub(crate) fn options(&self) -> IrqsoffOptions {
+        IrqsoffOptions {
+            backend: Some(self.backend.clone()),
+            what: if self.preempt { What::Preemption } else { What::Irqs },
+            period_ns: self.timer_test.or(self.period),
+            cpus: self.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone()),
+            from_ns: self.timer_test.unwrap_or(self.from),
+            late_over_ns: self.slower.or(self.timer_test),
+            explain_over_ns: self.explain.why,
+            worst: self.worst(),
+            timer_test: self.timer_test.is_some(),
+            timers: self.timers,
+            ..IrqsoffOptions::default()
+        }
+    }
+}
+
+/// Measures or replays; prints at each interval, and at the end.
+///
+/// # Errors
+/// When the source cannot attach, or the output cannot be written.
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+    if let Some(file) = &arguments.import {
+        return import::run(arguments, file);
+    }
+    let mut text: Box<dyn Output> = match arguments.timers {
+        true => Box::new(timers::Text::new(arguments.histogram, terminal_columns())),
+        false => Box::new(Text::new(arguments.shown(), terminal_columns(), console_level())),
+    };
+    // Preemption-off sections are only counted when late events are drained.
+    let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;
+    let late = Lates { slower_ns: arguments.slower.or(arguments.timer_test), why_ns: arguments.explain.why };
+    let query = Query {
+        source: &arguments.options(),
+        schedule: arguments.schedule,
+        keep: arguments.keep(),
+        late: has_late_events.then_some(late),
+        only: &|_| true,
+    };
+    let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
+    drive(stream, &query, text.as_mut(), &mut |_| ())
+}

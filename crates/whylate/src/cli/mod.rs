@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One module per command: its arguments, and how it runs.
+
+pub mod arguments;
+pub mod block;
+pub mod diff;
+pub mod doctor;
+pub mod export;
+pub mod generate;
+pub mod inject;
+pub mod irqsoff;
+pub mod look;
+pub mod offcpu;
+pub mod parser;
+pub mod program;
+pub mod record;
+pub mod replay;
+pub mod report;
+pub mod run;
+pub mod selftest;
+pub mod sqpoll;
+pub mod timerlat;
+pub mod top;
+pub mod values;
+pub mod wq;
+
+use std::error::Error;
+use std::fmt;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use anyhow::{anyhow, bail};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
+use whylate_model::sources::{CARDS, TIMERLAT, named};
+use whylate_sources::AttachError;
+use whylate_sources::kernel::pid_namespace;
+use whylate_sources::kernel::restore::{self, PutBack};
+
+use crate::cli::parser::{Cli, Command};
+use crate::render::text;
+use crate::store::play::Recording;
+
+/// Exit status of success.
+pub const SUCCESS: u8 = 0;
+/// Exit status of `timerlat` when a threshold was hit, as rtla's from 6.16 on.
+pub const THRESHOLD_HIT: u8 = 2;
+/// Exit status of a failure.
+const FAILURE: u8 = 1;
+/// Exit status of a usage error.
+const USAGE: u8 = 2;
+/// Exit status if the machine or the caller's privileges do not allow the command.
+const NOT_POSSIBLE: u8 = 3;
+
+/// Usage error: arguments that are valid one by one, but not together.
+#[derive(Debug)]
+pub struct Senseless(pub anyhow::Error);
+
+impl fmt::Display for Senseless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for Senseless {}
+
+/// Prints which modifications of an imported file's lines were undone, as undoing may change names.
+pub(crate) fn undid(undone: &[String]) {
+    if !undone.is_empty() {
+        say!("whylate: undid what was done to the file's lines: {}", undone.join(", "));
+    }
+}
+
+/// Returns the exit status of a usage error: 1 for `timerlat`, where 2 means that a threshold was hit.
+pub fn usage_status() -> u8 {
+    let is_timerlat = std::env::args_os().nth(1).is_some_and(|word| word == TIMERLAT.name);
+    if is_timerlat { FAILURE } else { USAGE }
+}
+
+/// Where snapshots come from.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// This machine, now.
+    Live,
+    Recording(Recording),
+}
+
+impl Origin {
+    pub fn is_live(&self) -> bool {
+        matches!(self, Origin::Live)
+    }
+}
+
+/// Restores kernel settings, and removes tracing instances and cgroups, left by a killed whylate.
+fn recover() {
+    let left = restore::recover();
+    if left != PutBack::default() {
+        say!(
+            "whylate: an earlier whylate was killed: restored {} kernel settings and removed {} tracing instances and {} cgroups that it had left behind",
+            left.settings,
+            left.instances,
+            left.cgroups
+        );
+    }
+}
+
+/// Runs a command and turns its error into one line on standard error and an exit status.
+pub fn run(cli: Cli) -> ExitCode {
+    if cli.help_lost {
+        return end(help_lost().map(|()| SUCCESS));
+    }
+    if !matches!(cli.command, Some(Command::Generate(_))) {
+        recover();
+    }
+    if prints_numbers(cli.command.as_ref())
+        && let Some(notice) = pid_namespace::notice()
+    {
+        say!("whylate: {notice}");
+    }
+    end(perform(cli, &Origin::Live))
+}
+
+/// Runs a command on this machine or on a recording. Returns the exit status.
+fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
+    let Some(command) = cli.command else { return look::run(&cli.look, origin).map(|()| SUCCESS) };
+    match command {
+        Command::Wq(arguments) => wq::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Timerlat(arguments) => timerlat::run(&arguments, origin),
+        Command::Irqsoff(arguments) => irqsoff::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Offcpu(arguments) => offcpu::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Sqpoll(arguments) => sqpoll::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Block(arguments) => block::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Top(arguments) => top::run(&arguments, origin).map(|()| SUCCESS),
+        _ if !origin.is_live() => {
+            Err(Senseless(anyhow!("that command cannot be replayed (name a source, or none for the look)")).into())
+        }
+        Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
+        Command::Replay(arguments) => replay::run(&arguments),
+        Command::Diff(arguments) => diff::run(&arguments).map(|()| SUCCESS),
+        Command::Export(arguments) => export::run(&arguments).map(|()| SUCCESS),
+        Command::Report(arguments) => report::run(&arguments).map(|()| SUCCESS),
+        Command::Run(arguments) => run::run(&arguments),
+        Command::Selftest(arguments) => selftest::run(&arguments),
+        Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
+        Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
+        Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),
+    }
+}
+
+/// Returns whether the command prints PIDs and TIDs of this machine.
+fn prints_numbers(command: Option<&Command>) -> bool {
+    match command {
+        None
+        | Some(
+            Command::Wq(_)
+            | Command::Timerlat(_)
+            | Command::Irqsoff(_)
+            | Command::Offcpu(_)
+            | Command::Sqpoll(_)
+            | Command::Block(_)
+            | Command::Record(_)
+            | Command::Run(_)
+            | Command::Top(_)
+            | Command::Inject(_),
+        ) => true,
+        Some(Command::Selftest(arguments)) => !arguments.is_subject(),
+        Some(Command::Report(arguments)) => arguments.is_live(),
+        Some(
+            Command::Replay(_) | Command::Diff(_) | Command::Export(_) | Command::Doctor(_) | Command::Generate(_),
+        ) => false,
+    }
+}
+
+/// Checks that a process exists, and returns its PID.
+///
+/// # Errors
+/// When it does not exist, e.g. because a PID of another PID namespace is given.
+fn present(pid: Option<u32>) -> anyhow::Result<Option<u32>> {
+    let Some(wanted) = pid else { return Ok(None) };
+    let known = i32::try_from(wanted).ok().and_then(Pid::from_raw).map(test_kill_process);
+    match known {
+        Some(Ok(()) | Err(Errno::PERM)) => Ok(pid),
+        _ if pid_namespace::own().is_some() => {
+            bail!("no process has the PID {wanted} here (give its PID in this PID namespace)")
+        }
+        _ => bail!("no process has the PID {wanted} (give the PID of a running process)"),
+    }
+}
+
+/// Explains the reasons for lost events of the source on the command line, or of all sources.
+fn help_lost() -> anyhow::Result<()> {
+    let asked = std::env::args_os().find_map(|word| word.to_str().and_then(named));
+    let mut out = io::stdout().lock();
+    text::lost::write(&mut out, asked.as_ref().map_or(&CARDS[..], std::slice::from_ref))?;
+    Ok(out.flush()?)
+}
+
+/// Prints the error, if any, and returns the exit code.
+pub fn end(result: anyhow::Result<u8>) -> ExitCode {
+    match result {
+        Ok(status) => ExitCode::from(status),
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let message = format!("{error:#}");
+            say!("whylate: {message}{}", what_to_do(&message));
+            ExitCode::from(exit_status(&error))
+        }
+    }
+}
+
+/// Returns a remedy to append to a message that only has the kernel's error.
+pub fn what_to_do(message: &str) -> &'static str {
+    match message.ends_with("(os error 24)") {
+        true => ": raise the limit on open files, e.g. with ulimit -n 4096",
+        false => "",
+    }
+}
+
+/// Returns whether the reader of standard output has closed the pipe, which is a normal end.
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe))
+}
+
+fn exit_status(error: &anyhow::Error) -> u8 {
+    match error.chain().find_map(|cause| cause.downcast_ref::<AttachError>()) {
+        Some(AttachError::NotPermitted | AttachError::Unsupported(_)) => NOT_POSSIBLE,
+        Some(AttachError::UnknownBackend { .. } | AttachError::Contradiction(_)) => usage_status(),
+        _ if error.chain().any(|cause| cause.is::<Senseless>()) => usage_status(),
+        _ => FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suggests_ulimit_when_out_of_descriptors() {
+        let error =
+            anyhow::Error::from(io::Error::from_raw_os_error(Errno::MFILE.raw_os_error())).context("cannot attach");
+        assert!(what_to_do(&format!("{error:#}")).contains("ulimit -n"));
+        assert_eq!(what_to_do("cannot attach: Permission denied (os error 13)"), "");
+    }
+}

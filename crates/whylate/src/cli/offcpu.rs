@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate offcpu`: where threads wait off CPU.
+
+mod diff;
+mod import;
+
+use std::fs::File;
+use std::io::{self, Read as _, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand, ValueEnum};
+use whylate_model::culprits;
+use whylate_model::folded::Root;
+use whylate_model::late::CGROUP;
+use whylate_model::sources::OFFCPU;
+use whylate_model::units::printable;
+use whylate_model::wait::Classes;
+use whylate_model::{Labels, LateEvent, Merger, Snapshot, Stack};
+use whylate_sources::Threads;
+use whylate_sources::kernel::cgroups;
+use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
+
+use crate::cli::arguments::Explain;
+use crate::cli::values::duration_ns;
+use crate::cli::{Origin, Senseless, present, record};
+use crate::engine::runner::{Feed, Keep, NOW_AND_THEN, PendingLate, next_record, wait};
+use crate::engine::watch::{Ended, Watch};
+use crate::files;
+use crate::render::json::JsonLines;
+use crate::render::text::offcpu::chains::Chains;
+use crate::render::text::offcpu::file::{self, Form};
+use crate::render::text::offcpu::{blocked, flat, tree, value};
+use crate::render::text::table::terminal_columns;
+use crate::render::text::waits::Waits;
+use crate::render::text::{Output, footer};
+use crate::store::play::{Recording, nothing_in_span};
+use crate::store::{Recorder, about};
+
+/// Where threads wait while they are off their CPUs, and for what
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    mut_arg("why", |why| why.conflicts_with("blocked").help(LONG_WAITS)),
+    mut_arg("worst", |worst| worst.requires("why").help(WORST_WAITS)),
+    after_help = "\
+examples:
+    whylate offcpu -d 10s                 # a tree of where threads wait, widest first
+    whylate offcpu -d 10s -o sleep.svg    # the same as a flame graph
+    whylate offcpu -d 10s -p 1234 --flat  # a row for each place where process 1234 waits
+    whylate offcpu --blocked 10s          # threads that have waited for 10 s or longer by now
+    whylate offcpu --state D --kernel-threads no -d 1m
+                                          # what keeps processes in uninterruptible sleep
+    whylate offcpu --why 5ms -d 10s       # and what each wait of 5 ms or longer was for
+    whylate offcpu --why 5ms -d 10s -o chain.svg
+                                          # and who each was waiting for, in turn, as a flame graph
+    whylate offcpu --wakers -d 10s -o woken.svg
+                                          # and the stack of who ended each wait, by tracing every switch
+    whylate offcpu --flat --classes waits.txt -d 10s
+                                          # with rules of your own, such as: lock my_mutex_lock
+    whylate offcpu --diff before.folded after.folded -o diff.svg
+    whylate offcpu import procstat.txt -o sleep.svg"
+)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Option<Sub>,
+    /// Samples per second, 1 to 999; the interval is jittered, so it never runs in lockstep with a periodic sleeper
+    #[arg(short = 'F', long = "frequency", value_name = "HZ", default_value_t = whylate_sources::offcpu::DEFAULT_HZ,
+          value_parser = clap::value_parser!(u32).range(1..=999))]
+    frequency: u32,
+    /// End after this time (e.g. 10s, 5m, 1h)
+    #[arg(short, long, value_parser = duration_ns)]
+    duration: Option<u64>,
+    /// Write to a file; its extension sets the format: .svg, .folded, .pb.gz, .json or .speedscope.json, or .whylate for
+    /// a recording
+    ///
+    /// With --why, .svg and .folded have the chains of the explained waits: where each thread waited, who ended that
+    /// wait, where that one waited in turn, and what was done meanwhile, as wide as the first one's wait; .json has
+    /// the longest waits; the other formats cannot hold explained waits.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Only the threads of this process
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+    /// Only processes of this name, with all their threads
+    #[arg(long, value_name = "NAME")]
+    comm: Option<String>,
+    /// Only threads of this name
+    #[arg(long, value_name = "NAME")]
+    thread: Option<String>,
+    /// Only threads in this cgroup, or below
+    #[arg(long, value_name = "PATH")]
+    cgroup: Option<String>,
+    /// Only while in one of these states, in the letters of ps(1): R, S, D, I, T, t, P; F for frozen
+    #[arg(long, value_name = "LETTERS", value_parser = states)]
+    state: Option<String>,
+    /// The kernel's own threads
+    #[arg(long, value_enum, default_value_t = Kernel::Yes)]
+    kernel_threads: Kernel,
+    /// Kernel frames only
+    #[arg(long)]
+    no_user: bool,
+    /// Keep only this many innermost frames of each stack
+    #[arg(long, value_name = "FRAMES", default_value_t = 127, value_parser = clap::value_parser!(u32).range(1..=127))]
+    max_depth: u32,
+    /// How to unwind user stacks: by unwind information (.eh_frame), which programs without frame pointers have too, or
+    /// by frame pointers, from the innermost function's caller on
+    #[arg(long, value_enum, default_value_t = Callers::Rules, conflicts_with = "no_user")]
+    call_graph: Callers,
+    /// Show file and line of each user frame, and functions inlined there, where debug information is available; slower
+    #[arg(long, conflicts_with = "no_user")]
+    lines: bool,
+    /// Show who ended each wait: append the waker's stack to the waiter's; traces every context switch (backend trace)
+    #[arg(long, conflicts_with_all = ["blocked", "diff", "budget"])]
+    wakers: bool,
+    /// What to group stacks by; with --why, cgroup also ranks culprits that are threads by their cgroup
+    #[arg(long, value_enum, default_value_t = By::Process)]
+    by: By,
+    /// Print a row per place, with the rule that classified the wait
+    #[arg(long, conflicts_with = "output")]
+    flat: bool,
+    /// Read your own rules for classifying waits: on each line a class and a function, such as `lock my_mutex_lock`
+    ///
+    /// Classes are idle, disk, network, lock, pipe, page_fault, timer and other. `*` in a function's name matches any
+    /// characters, and lines that begin with # are comments. The innermost frame that matches a rule decides, before
+    /// any built-in rule.
+    #[arg(long, value_name = "FILE", conflicts_with = "diff")]
+    classes: Option<PathBuf>,
+    /// Leave out threads that are idle by design
+    #[arg(long)]
+    hide_idle: bool,
+    /// With --why: also explain waits that are idle by design, such as sleeps and event loops, and waits that a timer
+    /// ended
+    #[arg(long, requires = "why")]
+    idle: bool,
+    /// Print the threads that have been waiting for at least this long (e.g. 10s), and who holds what they wait for
+    /// where the kernel knows, then exit
+    #[arg(long, value_name = "TIME", value_parser = duration_ns, conflicts_with_all = ["output", "duration"])]
+    blocked: Option<u64>,
+    /// Compare two profiles (folded or JSON): what waits more, and what less
+    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"], conflicts_with_all = ["blocked", "json", "flat", "why"])]
+    diff: Option<Vec<PathBuf>>,
+    #[command(flatten)]
+    explain: Explain,
+    /// One JSON object
+    #[arg(long, conflicts_with = "flat")]
+    json: bool,
+    /// How to measure: sample (the default), trace (every context switch), proc (without BPF), or auto (the cheaper of
+    /// sample and trace; says why)
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+    /// Share of one CPU that sampling may use (e.g. 1%); sets the rate, in place of -F
+    #[arg(long, value_name = "SHARE", value_parser = budget_ppm, conflicts_with = "frequency")]
+    budget: Option<u32>,
+}
+
+/// Help text of `--why`.
+const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms): who had the CPU that was waited for, or who ended the wait and what they did meanwhile; its causes add up to it";
+/// Help text of `--worst`.
+const WORST_WAITS: &str = "With --why: print and draw only the N longest waits [default: print 10, draw all]";
+/// Default number of longest waits that are shown.
+const WORST: usize = 10;
+
+/// Parses a percentage into millionths.
+fn budget_ppm(text: &str) -> Result<u32, String> {
+    let percent: f64 = text.trim_end_matches('%').trim().parse().map_err(|_| "name a percentage, such as 1%")?;
+    if !(0.001..=100.0).contains(&percent) {
+        return Err("name a percentage from 0.001 to 100".to_owned());
+    }
+    Ok((percent * 10_000.0) as u32)
+}
+
+/// Parses state letters of ps(1).
+fn states(text: &str) -> Result<String, String> {
+    match text.chars().find(|letter| !"RSDITtPF,".contains(*letter)) {
+        None if text.is_empty() => Err("name at least one state".to_owned()),
+        None => Ok(text.to_owned()),
+        Some(letter) => Err(format!("{letter:?} is no state of a thread (choose from R, S, D, I, T, t, P, F)")),
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Sub {
+    Import(import::Arguments),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kernel {
+    Yes,
+    No,
+    Only,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Callers {
+    /// By unwind rules, in the kernel: what perf(1) calls dwarf, without copying stacks to user space
+    #[value(alias = "dwarf")]
+    Rules,
+    Fp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum By {
+    Process,
+    Thread,
+    Cgroup,
+}
+
+impl Arguments {
+    fn root(&self) -> Root {
+        match self.by {
+            By::Process => Root::Process,
+            By::Thread => Root::Thread,
+            By::Cgroup => Root::Cgroup,
+        }
+    }
+
+    fn keep(&self) -> Keep {
+        Keep::Worst(self.explain.worst.map_or(WORST, usize::from))
+    }
+
+    /// Returns whether the labels of a recorded thread match the filters of the command line.
+    fn is_of(&self, labels: &Labels) -> bool {
+        let is = |name: &str, wanted: &Option<String>| {
+            wanted.as_ref().is_none_or(|wanted| labels.get(name).is_some_and(|label| label == wanted))
+        };
+        let is_below = |cgroup: &String| {
+            let wanted = self.cgroup.as_deref().unwrap_or_default();
+            cgroup
+                .strip_prefix(wanted.trim_end_matches('/'))
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        is("pid", &self.pid.map(|pid| pid.to_string()))
+            && is("process", &self.comm)
+            && is("thread", &self.thread)
+            && (self.cgroup.is_none() || labels.get(CGROUP).is_some_and(is_below))
+    }
+
+    fn is_in_state(&self, stack: &Stack) -> bool {
+        self.state.as_ref().is_none_or(|letters| letters.contains(stack.state.as_str()))
+    }
+
+    fn ranked_by(&self) -> culprits::By {
+        if self.by == By::Cgroup { culprits::By::Cgroup } else { culprits::By::Culprit }
+    }
+
+    fn options(&self) -> anyhow::Result<OffcpuOptions> {
+        let cgroup = match &self.cgroup {
+            Some(path) => Some(cgroups::id_of(path).with_context(|| {
+                format!(
+                    "cannot find the cgroup {} (name a folder of cgroup v2, or of the controller cpu of v1)",
+                    printable(path)
+                )
+            })?),
+            None => None,
+        };
+        Ok(OffcpuOptions {
+            backend: self.backend.clone(),
+            rate_hz: self.frequency,
+            budget_ppm: self.budget,
+            threads: Threads {
+                process: present(self.pid)?,
+                name: self.thread.clone(),
+                process_name: self.comm.clone(),
+                cgroup,
+            },
+            states: self.state.clone().unwrap_or_default(),
+            kernel_threads: match self.kernel_threads {
+                Kernel::Yes => KernelThreads::Yes,
+                Kernel::No => KernelThreads::No,
+                Kernel::Only => KernelThreads::Only,
+            },
+            user_stacks: !self.no_user,
+            call_graph: match self.call_graph {
+                Callers::Rules => CallGraph::Rules,
+                Callers::Fp => CallGraph::FramePointers,
+            },
+            lines: self.lines,
+            wakers: self.wakers,
+            by_thread: self.by == By::Thread || self.blocked.is_some(),
+            holders: self.blocked.is_some(),
+            max_depth: self.max_depth,
+            classes: self.classes.as_deref().map_or_else(|| Ok(Classes::default()), read_classes)?,
+            explain_over_ns: self.explain.why,
+            explain_sleeps_over_ns: self.explain.why,
+            idle: self.idle,
+            ..OffcpuOptions::default()
+        })
+    }
+}
+
+/// Maximum size of a file of rules, which has a few lines.
+const MAX_CLASSES_BYTES: u64 = 1 << 20;
+
+fn read_classes(path: &Path) -> anyhow::Result<Classes> {
+    let name = printable(&path.to_string_lossy());
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_CLASSES_BYTES + 1).read_to_end(&mut bytes));
+    read.with_context(|| format!("cannot read {name}"))?;
+    if bytes.len() as u64 > MAX_CLASSES_BYTES {
+        return Err(
+            Senseless(anyhow::anyhow!("{name} is too large for a file of rules: name one of at most 1 MiB")).into()
+        );
+    }
+    let text = String::from_utf8_lossy(&bytes);
+    let classes = Classes::parse(&text).map_err(|error| Senseless(anyhow::anyhow!("{name}, {error}")))?;
+    Ok(classes)
+}
+
+fn what_is_done(arguments: &Arguments, backend: &str) -> String {
+    match arguments.budget {
+        _ if backend == TRACE => "Tracing every switch of threads".to_owned(),
+        Some(ppm) => format!(
+            "Sampling where threads wait, as often as {} % of a CPU allows, and at least once a second",
+            f64::from(ppm) / 1e4
+        ),
+        None => format!("Sampling where threads wait, {} times a second", arguments.frequency),
+    }
+}
+
+/// Prints a note if even the lowest sampling rate exceeded the budget, as there are too many threads.
+fn warn_if_over_budget(snapshot: &Snapshot, ppm: u32) {
+    let walk_ns = value(snapshot, "walk_cpu_ns");
+    let lowest = walk_ns * f64::from(*RATES_HZ.start());
+    if lowest > f64::from(ppm) * 1e3 {
+        say!(
+            "whylate: looking at {} threads once a second took {:.3} % of a CPU, which is more than {} %",
+            value(snapshot, "threads"),
+            lowest / 1e7,
+            f64::from(ppm) / 1e4
+        );
+    }
+}
+
+/// Sums of late events for the output.
+struct Gathering {
+    waits: Option<Waits>,
+    chains: Option<Chains>,
+    only_worst: bool,
+}
+
+impl Gathering {
+    fn new(arguments: &Arguments, draws_chains: bool) -> Self {
+        let over_ns = arguments.explain.why;
+        Gathering {
+            waits: over_ns.map(|over_ns| Waits::new(over_ns, arguments.ranked_by())),
+            chains: over_ns.filter(|_| draws_chains).map(|over_ns| Chains::new(over_ns, arguments.root())),
+            only_worst: arguments.explain.worst.is_some(),
+        }
+    }
+
+    fn add(&mut self, event: &LateEvent) {
+        if let Some(waits) = &mut self.waits {
+            waits.add(event);
+        }
+        if let Some(chains) = &mut self.chains {
+            chains.count(event);
+            // The worst waits are known at the end.
+            if !self.only_worst {
+                chains.add(event);
+            }
+        }
+    }
+}
+
+/// Samples until interrupted or the duration is over, or reads a recording; prints or writes the result.
+///
+/// # Errors
+/// When the source cannot attach, the recording cannot be read, or the output cannot be written.
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+    if let Some(Sub::Import(arguments)) = &arguments.command {
+        return import::run(arguments);
+    }
+    if let Some([before, after]) = arguments.diff.as_deref() {
+        return diff::run(before, after, arguments.output.as_deref());
+    }
+    let record_to = arguments.output.as_deref().filter(|path| record::is_recording(path));
+    let form_of = if arguments.explain.why.is_some() { Form::from_path_explained } else { Form::from_path };
+    let form = match arguments.output.as_deref().filter(|_| record_to.is_none()) {
+        Some(path) => Some((path, form_of(path).map_err(Senseless)?)),
+        None => None,
+    };
+    let draws_chains = arguments.explain.why.is_some() && matches!(form, Some((_, Form::Svg | Form::Folded)));
+    if draws_chains && (arguments.wakers || arguments.lines) {
+        let what = "--wakers and --lines have no effect on chains of explained waits: drop them, or drop --why";
+        return Err(Senseless(anyhow::anyhow!(what)).into());
+    }
+    let mut gathering = Gathering::new(arguments, draws_chains);
+    let snapshot = match origin {
+        Origin::Recording(recording) => {
+            record::refuse(record_to)?;
+            Some(recorded(arguments, recording, &mut gathering)?)
+        }
+        Origin::Live => live(arguments, &mut gathering, record_to, form.is_some())?,
+    };
+    snapshot.map_or(Ok(()), |snapshot| show(arguments, snapshot, gathering, form))
+}
+
+/// Measures this machine. Returns `None` if the output is closed and no file is written.
+fn live(
+    arguments: &Arguments,
+    gathering: &mut Gathering,
+    record_to: Option<&Path>,
+    has_file: bool,
+) -> anyhow::Result<Option<Snapshot>> {
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let mut options = arguments.options()?;
+    if arguments.wakers {
+        if matches!(options.backend.as_deref(), None | Some("auto")) {
+            say!("whylate: offcpu uses the {TRACE} backend, as only a wakeup shows who woke a thread");
+        }
+    } else if options.backend.as_deref() == Some("auto") {
+        let often = options.budget_ppm.map_or(Often::RateHz(options.rate_hz), Often::BudgetPpm);
+        let choice = Choice::look(often).context("cannot tell which backend is cheaper")?;
+        say!("whylate: offcpu uses {choice}");
+        options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
+    }
+    let store = record_to.map(record::file).transpose()?;
+    let mut feed = Feed::attach(&options, arguments.keep())?;
+    let backend = feed.source.backend;
+    let header = about::of_one(OFFCPU.name, backend, arguments.explain.why);
+    let mut recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
+    if arguments.blocked.is_none() {
+        if !arguments.json {
+            say!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
+        }
+        let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
+        let ended = loop {
+            let until = end.into_iter().chain(next_record(recorder.as_ref(), end)).min();
+            let ended = match arguments.explain.why {
+                Some(_) => wait(&watch, until, NOW_AND_THEN, &mut || {
+                    feed.take_late(&mut |event| {
+                        if let Some(recorder) = &mut recorder {
+                            recorder.late(&event);
+                        }
+                        gathering.add(&event);
+                        Ok(Some(event))
+                    })?;
+                    Ok(false)
+                })?,
+                None => watch.until(until)?,
+            };
+            if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
+                break ended;
+            }
+            feed.record(recorder.as_mut())?;
+        };
+        // A closed standard output does not matter if a file is written.
+        if ended == Ended::OutputClosed && !has_file && recorder.is_none() {
+            return Ok(None);
+        }
+    }
+    let snapshot = feed.snapshot_for(recorder.as_mut())?;
+    recorder.map_or(Ok(()), Recorder::end)?;
+    if let Some(ppm) = arguments.budget.filter(|_| backend != TRACE) {
+        warn_if_over_budget(&snapshot, ppm);
+    }
+    Ok(Some(snapshot))
+}
+
+/// Merges the snapshots of a recording.
+fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gathering) -> anyhow::Result<Snapshot> {
+    let mut played = recording.play()?;
+    if played.late_from_ns(OFFCPU.name)?.is_none() && arguments.explain.why.is_some() {
+        say!("whylate: {} was recorded without late events of {}", played.name(), OFFCPU.name);
+    }
+    let (mut merger, mut kept, mut lead_ns) = (Merger::default(), PendingLate::new(arguments.keep()), None);
+    while let Some(mut snapshot) = played.next_snapshot(OFFCPU.name)? {
+        let (length_ns, lead_ns) = (snapshot.duration_ns, *lead_ns.get_or_insert_with(|| played.lead_ns(&snapshot)));
+        for event in std::mem::take(&mut snapshot.late) {
+            let is_asked = arguments.explain.why.is_some_and(|over_ns| event.latency_ns >= over_ns);
+            if is_asked && arguments.is_of(&event.labels) {
+                gathering.add(&event);
+                kept.add(event);
+            }
+        }
+        snapshot.stacks.retain(|stack| arguments.is_of(&stack.labels) && arguments.is_in_state(stack));
+        merger.add(snapshot);
+        let since_ns = merger.duration_ns().saturating_sub(lead_ns);
+        if arguments.duration.is_some_and(|ns| played.completes_interval(since_ns, length_ns, ns)) {
+            break;
+        }
+    }
+    played.report_missing();
+    let Some(mut snapshot) = merger.take() else {
+        return Err(nothing_in_span(played.name()));
+    };
+    kept.move_into(&mut snapshot);
+    Ok(snapshot)
+}
+
+fn show(
+    arguments: &Arguments,
+    mut snapshot: Snapshot,
+    gathering: Gathering,
+    form: Option<(&Path, Form)>,
+) -> anyhow::Result<()> {
+    let Gathering { mut waits, mut chains, .. } = gathering;
+    if let Some((path, form)) = form {
+        let cannot = || format!("cannot write {}", path.display());
+        let written = files::write(path, |out| match &mut chains {
+            Some(chains) => {
+                if arguments.explain.worst.is_some() {
+                    snapshot.late.iter().for_each(|event| chains.add(event));
+                }
+                chains.write(out, form, &snapshot)
+            }
+            None => file::write(out, form, &snapshot, arguments.root(), arguments.hide_idle),
+        });
+        if let Some(waits) = waits.as_mut().filter(|_| !arguments.json) {
+            let mut out = io::stdout().lock();
+            waits.write(&mut out, &snapshot)?;
+            footer::write(&mut out, &snapshot)?;
+        } else if let Some(gaps) = chains.as_ref().and_then(|chains| chains.gaps(&snapshot)) {
+            say!("whylate: {gaps}");
+        }
+        return written.with_context(cannot);
+    }
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if arguments.json {
+        if let Some(least_ns) = arguments.blocked {
+            snapshot.stacks.retain(|stack| blocked::is_blocked(stack, least_ns));
+        }
+        JsonLines.snapshot(&mut out, snapshot)?;
+    } else {
+        let columns = terminal_columns();
+        match arguments.blocked {
+            Some(least_ns) => blocked::write(&mut out, &snapshot, arguments.hide_idle, least_ns, columns)?,
+            None if arguments.flat => flat::table(&snapshot, arguments.hide_idle, None).write(&mut out, columns)?,
+            None => tree::write(&mut out, &snapshot, arguments.root(), arguments.hide_idle, columns)?,
+        }
+        if let Some(waits) = &mut waits {
+            waits.write(&mut out, &snapshot)?;
+        }
+        footer::write(&mut out, &snapshot)?;
+    }
+    out.flush()?;
+    Ok(())
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate -p PID`, `--comm`, `--cgroup`: the time budget of one program.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write as _};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use clap::Args;
+use whylate_model::path::Asked;
+use whylate_model::path::budget::{Known, budget};
+use whylate_model::path::history::Name;
+use whylate_model::path::watched::Watched;
+use whylate_model::units::format_ns;
+use whylate_sources::kernel::{cgroups, clock};
+use whylate_sources::paths::{Member, Program, Recorded, Recorder, StoppedThreads, priority};
+
+use crate::cli::{Origin, Senseless};
+use crate::engine::progress::Progress;
+use crate::engine::runner::wait;
+use crate::engine::watch::{Ended, Watch};
+use crate::render::json::write_line;
+use crate::render::text::program::{self as text, ProgramReport};
+
+/// Poll interval of the recorder.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Which program to measure.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+pub struct Of {
+    /// Look at one program: what this process does with its time, and whom it waits for
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
+    pid: Option<u32>,
+    /// The same for all processes of this name
+    #[arg(long, value_name = "NAME")]
+    comm: Option<String>,
+    /// The same for all processes in this cgroup or below; a path as in /proc/PID/cgroup
+    #[arg(long, value_name = "PATH")]
+    cgroup: Option<String>,
+}
+
+impl Of {
+    /// Returns the program given on the command line, if any.
+    ///
+    /// # Errors
+    /// When the process does not exist, or for a recording.
+    pub fn program(&self, origin: &Origin) -> anyhow::Result<Option<Program>> {
+        if !origin.is_live() && (self.pid.is_some() || self.comm.is_some() || self.cgroup.is_some()) {
+            return Err(Senseless(anyhow!("a recording cannot show one program this way (run `whylate top FILE -p PID`, or replay a command such as `offcpu -p PID`)")).into());
+        }
+        self.present()
+    }
+
+    /// Returns the program given on the command line, if any.
+    ///
+    /// # Errors
+    /// When the process does not exist.
+    pub fn present(&self) -> anyhow::Result<Option<Program>> {
+        super::present(self.pid)?;
+        Ok(self.recorded())
+    }
+
+    /// Returns the program given on the command line, if any, without checking that it exists: it may be in a
+    /// recording.
+    pub fn recorded(&self) -> Option<Program> {
+        let by_name = || self.comm.clone().map(Program::Name);
+        let by_cgroup = || self.cgroup.clone().map(Program::Cgroup);
+        self.pid.map(Program::Process).or_else(by_name).or_else(by_cgroup)
+    }
+}
+
+/// Measures for `duration_ns`, and prints one screen.
+///
+/// # Errors
+/// When nothing can be recorded, there is no such program, or the output cannot be written.
+pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()> {
+    ensure_there(program, &program.threads().context("cannot read /proc")?)?;
+    let watch = Watch::new().context("cannot watch for Ctrl-C")?;
+    let progress = Progress::new(format!("Looking at {}", name(program)));
+    progress.show("attaching");
+    let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
+    let mut threads = program.threads().context("cannot read /proc")?;
+    let throttled_before = throttled(&threads);
+    let from_ns = clock::monotonic_ns();
+    let began = Instant::now();
+    let end = began.checked_add(Duration::from_nanos(duration_ns));
+    let mut seconds = None;
+    let ended = wait(&watch, end, POLL_INTERVAL, &mut || {
+        recorder.take_in();
+        let now = began.elapsed().as_secs();
+        if seconds.replace(now) != Some(now) {
+            progress.show(&format!("{now} of {} s", duration_ns / 1_000_000_000));
+        }
+        Ok(false)
+    })?;
+    if ended == Ended::OutputClosed {
+        return Ok(());
+    }
+    let to_ns = clock::monotonic_ns();
+    let mut throttled = throttled(&threads);
+    throttled.retain(|path, ns| {
+        *ns = ns.saturating_sub(throttled_before.get(path).copied().unwrap_or(0));
+        *ns > 0
+    });
+    for (tid, member) in program.threads_but(&threads).context("cannot read /proc")? {
+        threads.insert(tid, Member { waits_in: None, is_outside_calls: false, ..member });
+    }
+    let mut stopped = StoppedThreads::default();
+    let known: BTreeMap<u32, Known> =
+        threads.iter().map(|(&tid, member)| (tid, known(tid, member, &mut stopped))).collect();
+    ensure_there(program, &threads)?;
+    let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
+    let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
+    let asked: Vec<Asked> = threads
+        .iter()
+        .flat_map(|(&tid, member)| {
+            let asked = |from_ns, to_ns| Asked { tid, from_ns, to_ns, is_wait: false, is_command: false };
+            // TIDs are reused: a death before the birth is that of an earlier thread.
+            let born_ns = births.last_of(tid).unwrap_or(from_ns).max(from_ns);
+            let dead_ns = deaths.get(&tid).copied();
+            let to_ns = dead_ns.filter(|&dead_ns| dead_ns > born_ns).unwrap_or(to_ns).min(to_ns);
+            // The former main thread, if another thread of the process called execve(2) and took over its TID.
+            let is_taken_over = member.process == tid && births.taken_over_ns(tid).is_some();
+            let former = dead_ns.filter(|&dead_ns| is_taken_over && (from_ns..=born_ns).contains(&dead_ns));
+            [asked(born_ns, to_ns)].into_iter().chain(former.map(|dead_ns| asked(from_ns, dead_ns)))
+        })
+        .collect();
+    let mut interrupted = None;
+    let mut goes_on = || {
+        interrupted = watch.until(Some(Instant::now())).ok().filter(|ended| *ended != Ended::Time);
+        interrupted.is_none()
+    };
+    let mut back = progress.back(from_ns, to_ns, &mut goes_on);
+    let mut reached_ns = to_ns;
+    let mut goes_on = |at_ns| {
+        reached_ns = at_ns;
+        back(at_ns)
+    };
+    let mut past = Watched::new(past, &mut goes_on);
+    let budget = budget(&mut past, &asked, &known, &(), &mut names);
+    if let Some(error) = past.past.past.take_error() {
+        return Err(error).context("cannot read what was kept in a temporary file");
+    }
+    drop(back);
+    progress.clear();
+    match interrupted {
+        Some(Ended::OutputClosed) => return Ok(()),
+        Some(_) => {
+            say!("whylate: interrupted: only the last {} are explained", format_ns(to_ns.saturating_sub(reached_ns)))
+        }
+        None => {}
+    }
+    lost.insert("waits_not_followed".to_owned(), budget.not_followed);
+    lost.retain(|_, count| *count > 0);
+    let processes: BTreeSet<u32> = threads.values().map(|member| member.process).collect();
+    let seen = ProgramReport {
+        name: name_of(program, &threads),
+        processes: processes.len() as u64,
+        span_ns: to_ns - from_ns,
+        budget,
+        throttled,
+        lost,
+    };
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    if json {
+        write_line(&mut out, &seen)?;
+    } else {
+        text::write(&mut out, &seen, &mut priority)?;
+    }
+    Ok(out.flush()?)
+}
+
+/// Returns an error if the program has no thread.
+fn ensure_there(program: &Program, threads: &BTreeMap<u32, Member>) -> anyhow::Result<()> {
+    let name = name(program);
+    anyhow::ensure!(
+        !threads.is_empty(),
+        "no thread of {name} was found (see names and cgroups with ps -eo pid,comm,cgroup)"
+    );
+    Ok(())
+}
+
+/// Returns what is known of a thread at the end of the measurement.
+fn known(tid: u32, member: &Member, stopped: &mut StoppedThreads) -> Known {
+    let stopped = stopped.of(member.process, tid);
+    Known {
+        name: Name::of(&member.thread_name),
+        waits_in: member.waits_in.clone(),
+        is_outside_calls: member.is_outside_calls,
+        is_kernel: member.is_kernel,
+        stop: stopped.map(|stopped| stopped.stop),
+        tracer: stopped.and_then(|stopped| stopped.tracer),
+    }
+}
+
+/// Returns the total throttled time of the threads' cgroups so far, in nanoseconds.
+fn throttled(threads: &BTreeMap<u32, Member>) -> BTreeMap<String, u64> {
+    let processes: BTreeSet<u32> = threads.values().map(|member| member.process).collect();
+    processes.into_iter().flat_map(cgroups::throttled_ns).collect()
+}
+
+fn name(program: &Program) -> String {
+    match program {
+        Program::Process(pid) => format!("process {pid}"),
+        Program::Name(name) => name.clone(),
+        Program::Cgroup(path) => format!("cgroup {path}"),
+    }
+}
+
+/// Renders the program; a process by its name and PID.
+fn name_of(program: &Program, threads: &BTreeMap<u32, Member>) -> String {
+    match (program, threads.values().next()) {
+        (Program::Process(pid), Some(member)) => format!("{}:{pid}", member.name),
+        _ => name(program),
+    }
+}

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate record`: records snapshots and late events of all sources.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use clap::Args;
+use jiff::Timestamp;
+use signal_hook::consts::SIGUSR1;
+use whylate_model::recording::Header;
+use whylate_model::units::printable;
+use whylate_sources::kernel::clock;
+
+use crate::cli::Senseless;
+use crate::cli::arguments::OwnCpus;
+use crate::cli::values::{bytes, duration_ns, source};
+use crate::engine::runner::{NOW_AND_THEN, wait};
+use crate::engine::sources::{self, Recorded, Wish};
+use crate::engine::watch::{Ended, Watch};
+use crate::store::recorder::Recorder;
+use crate::store::store::{DirectoryStore, FileStore, Retention, RingStore, Store, When};
+use crate::store::{EXTENSION, about};
+
+/// Default of `--min-free`.
+const MIN_FREE: &str = "100M";
+/// Moves the cursor to the start of the line and clears it.
+const CLEAR_LINE: &str = "\r\x1b[K";
+/// Default directory of the flight recorder (`--ring`).
+const FLIGHTS: &str = "whylate-recordings";
+
+/// Record what all sources see, with causes of what is late, for `whylate replay`
+///
+/// Every second (--every), the snapshot and late events of each source are written. A recording stays readable however it ends. Only
+/// its owner can read it; it has names of processes and functions, and no command lines.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate record -d 1h                        # one hour, into a file in the current directory
+    whylate record -o web1.whylate --why 10ms   # causes of everything over 10 ms, until Ctrl-C
+    whylate record -o /var/log/whylate/ --keep 7d --max-size 2G
+                                                # until stopped, in a directory kept within these limits
+    whylate record --ring 15m --on-late 100ms   # a file of the last 15 minutes whenever something is that late
+    whylate replay web1.whylate                 # what was recorded")]
+pub struct Arguments {
+    /// File to write (.whylate), or a folder, which gets a new file each day [default: a file named after host and time; with --ring, the folder whylate-recordings]
+    #[arg(short, long, value_name = "FILE|FOLDER/")]
+    output: Option<PathBuf>,
+    /// End after this time (e.g. 10m, 1h)
+    #[arg(short, long, value_name = "DURATION", value_parser = duration_ns)]
+    duration: Option<u64>,
+    /// Only these sources, e.g. wq,offcpu
+    #[arg(long, value_name = "SOURCES", value_delimiter = ',', value_parser = source)]
+    sources: Vec<String>,
+    #[command(flatten)]
+    own: OwnCpus,
+    /// Explain each latency this long or longer [default: each source's own limit, as in the look]
+    #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
+    why: Option<u64>,
+    /// Interval between snapshots, from 100ms to 1h
+    #[arg(long, value_name = "INTERVAL", value_parser = every, default_value = "1s")]
+    every: u64,
+    /// With a folder: remove recordings older than this
+    #[arg(long, value_name = "AGE", value_parser = duration_ns)]
+    keep: Option<u64>,
+    /// With a folder: remove the oldest recordings when all together are larger than this, e.g. 2G
+    #[arg(long, value_name = "SIZE", value_parser = max_size)]
+    max_size: Option<u64>,
+    /// Pause while the file system has less free space than this
+    #[arg(long, value_name = "SIZE", value_parser = bytes, default_value = MIN_FREE)]
+    min_free: u64,
+    /// Keep this much of the past in memory (at most 64 MiB, compressed), and write it only on --on-late or SIGUSR1
+    #[arg(long, value_name = "DURATION", value_parser = duration_ns)]
+    ring: Option<u64>,
+    /// With --ring: write a file when something is this late
+    #[arg(long, value_name = "LATENCY", value_parser = duration_ns, requires = "ring")]
+    on_late: Option<u64>,
+    /// With --ring: keep writing to the file for this long afterwards
+    #[arg(long, value_name = "DURATION", value_parser = duration_ns, default_value = "1m", requires = "ring")]
+    after: u64,
+    /// With --ring: write at most this many files per hour
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000), requires = "ring")]
+    files_per_hour: u32,
+}
+
+fn every(text: &str) -> Result<u64, String> {
+    let ns = duration_ns(text)?;
+    if (100_000_000..=3_600_000_000_000).contains(&ns) {
+        Ok(ns)
+    } else {
+        Err("give an interval from 100ms to 1h".to_owned())
+    }
+}
+
+fn max_size(text: &str) -> Result<u64, String> {
+    let size = bytes(text)?;
+    if size >= 1 << 20 { Ok(size) } else { Err("give at least 1M".to_owned()) }
+}
+
+/// Returns whether the file name has the extension of recordings.
+pub fn is_recording(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == EXTENSION)
+}
+
+/// Creates the file that a command records to while it prints.
+///
+/// # Errors
+/// When it cannot be created, or has another extension.
+pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
+    let name = printable(&path.to_string_lossy());
+    if !is_recording(path) {
+        return Err(Senseless(anyhow!("cannot record to {name}: its name must end in .{EXTENSION}")).into());
+    }
+    let store = FileStore::create(path, 0).with_context(|| format!("cannot write {name}"))?;
+    Ok(Box::new(store))
+}
+
+/// Refuses to record a replay.
+///
+/// # Errors
+/// When a file to record to is given.
+pub fn refuse(record_to: Option<&Path>) -> anyhow::Result<()> {
+    match record_to {
+        None => Ok(()),
+        Some(_) => Err(Senseless(anyhow!("a replay cannot be recorded again: omit -o")).into()),
+    }
+}
+
+impl Arguments {
+    /// Opens the store to write to, and returns it with its printable name.
+    fn store(&self, host: &str) -> anyhow::Result<(Box<dyn Store>, String)> {
+        let retention = Retention { keep_ns: self.keep, most_bytes: self.max_size, min_free: self.min_free };
+        let given = self.output.as_deref();
+        let is_directory = |path: &Path| path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
+        let directory = match given {
+            Some(path) if is_directory(path) => Some(path.to_owned()),
+            None if self.ring.is_some() => Some(PathBuf::from(FLIGHTS)),
+            _ => None,
+        };
+        let named = |path: &Path| printable(&path.to_string_lossy());
+        if let Some(directory) = directory {
+            let name = named(&directory);
+            let store =
+                DirectoryStore::open(&directory, retention).with_context(|| format!("cannot record to {name}"))?;
+            let Some(before_ns) = self.ring else { return Ok((Box::new(store), name)) };
+            let (late_from_ns, files_an_hour) = (self.on_late, self.files_per_hour);
+            let when = When { before_ns, after_ns: self.after, late_from_ns, files_an_hour };
+            return Ok((Box::new(RingStore::new(when, store)), name));
+        }
+        if self.keep.is_some() || self.max_size.is_some() || self.ring.is_some() {
+            let what = "--keep, --max-size and --ring need a folder: give one with -o, e.g. -o recordings/";
+            return Err(Senseless(anyhow!(what)).into());
+        }
+        let path = match given {
+            Some(path) => path.to_owned(),
+            None => default_name(host)?,
+        };
+        if !is_recording(&path) {
+            let what = format!("name a file that ends in .{EXTENSION}, or a folder that ends in /");
+            return Err(Senseless(anyhow!(what)).into());
+        }
+        let name = named(&path);
+        let store = FileStore::create(&path, self.min_free).with_context(|| format!("cannot write {name}"))?;
+        Ok((Box::new(store), name))
+    }
+}
+
+/// Returns a file name made of host and time. Only plain characters of the host's name are used.
+pub fn default_name(host: &str) -> anyhow::Result<PathBuf> {
+    let is_plain = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+    let host: String = host.chars().filter(is_plain).take(64).collect();
+    let stamp =
+        Timestamp::from_nanosecond(clock::unix_ns().into()).context("the system clock is out of range (set it)")?;
+    Ok(PathBuf::from(format!("{host}-{}.{EXTENSION}", stamp.strftime("%Y-%m-%dT%H%M%SZ"))))
+}
+
+/// Records until a signal or the end of the duration.
+///
+/// # Errors
+/// When no source can attach, or the recording cannot be started.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
+    let is_asked = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGUSR1, Arc::clone(&is_asked)).context("cannot watch for SIGUSR1")?;
+    let machine = about::this_machine();
+    let (store, name) = arguments.store(&machine.host)?;
+    let wish = Wish {
+        only: arguments.sources.clone(),
+        why_ns: arguments.why,
+        surely_from_ns: arguments.on_late,
+        in_detail: true,
+        cpus: arguments.own.asked(),
+    };
+    let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
+        say!("whylate: interrupted before anything was measured");
+        return Ok(());
+    };
+    for missing in &sources.unmeasured {
+        say!("whylate: cannot record {}: {}", missing.source, printable(&missing.reason));
+    }
+    if let Some(left_out) = sources.left_out() {
+        say!("whylate: {}", printable(&left_out));
+    }
+    let (mut recorded, header) = Recorded::begin(sources, &wish)?;
+    let mut recorder = Recorder::start(store, Header { every_ns: Some(arguments.every), ..header })?;
+    let progress = Progress { name, is_shown: io::stderr().is_terminal() };
+    let (started, every) = (Instant::now(), Duration::from_nanos(arguments.every));
+    let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
+    let (mut late, mut lost) = (0, 0);
+    loop {
+        // Skips ticks that were missed, e.g. while whylate was stopped.
+        let number = (started.elapsed().as_nanos() / every.as_nanos()) as u32 + 1;
+        let due = started.checked_add(every.saturating_mul(number));
+        let until = due.into_iter().chain(end).min();
+        let ended = wait(&watch, until, NOW_AND_THEN, &mut || {
+            recorded.take_late()?;
+            if is_asked.swap(false, Ordering::Relaxed) {
+                recorder.request_file();
+            }
+            Ok(false)
+        })?;
+        let tick = recorded.moment()?;
+        late += tick.late;
+        lost += tick.lost;
+        recorder.tick(tick.lines);
+        for problem in tick.problems.into_iter().chain(recorder.take_problem()) {
+            progress.clear();
+            say!("whylate: {problem}");
+        }
+        progress.show(started.elapsed(), recorder.bytes(), late, lost);
+        if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
+            break;
+        }
+    }
+    drop(recorded);
+    progress.clear();
+    let files = recorder.finish()?;
+    if files.is_empty() {
+        say!("whylate: no file was written: nothing was late enough, and no SIGUSR1 came");
+        return Ok(());
+    }
+    for file in files {
+        let file = printable(&file.to_string_lossy());
+        say!("whylate: recorded to {file} (open it with: whylate replay {file})");
+    }
+    Ok(())
+}
+
+/// Status line that is rewritten on a terminal.
+struct Progress {
+    name: String,
+    is_shown: bool,
+}
+
+impl Progress {
+    fn show(&self, since: Duration, bytes: u64, late: u64, lost: u64) {
+        if self.is_shown {
+            let (seconds, megabytes) = (since.as_secs(), bytes as f64 / 1e6);
+            // A failed write of the status line does not matter.
+            let _ = write!(
+                io::stderr(),
+                "{CLEAR_LINE}Recording to {}: {seconds} s, {megabytes:.1} MB, {late} late events, {lost} lost ... Hit Ctrl-C to end.",
+                self.name
+            );
+        }
+    }
+
+    fn clear(&self) {
+        if self.is_shown {
+            let _ = write!(io::stderr(), "{CLEAR_LINE}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate report`: an HTML file that explains what was late in a recording or on this machine.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use clap::Args;
+use whylate_model::recording::Header;
+use whylate_model::units::printable;
+use whylate_sources::kernel::clock;
+
+use crate::cli::arguments::OwnCpus;
+use crate::cli::values::duration_ns;
+use crate::cli::{Senseless, diff, record};
+use crate::engine::runner::{NOW_AND_THEN, wait};
+use crate::engine::sources::{self, Recorded, Wish};
+use crate::engine::watch::{Ended, Watch};
+use crate::files::{self, PendingFile};
+use crate::render::export::Destination;
+use crate::render::html::{self, Compared, Made, Report, ReportBuilder, recorded};
+use crate::store::play::Recording;
+use crate::store::times::{Given, given};
+use crate::store::{Span, about};
+
+/// File extension of reports.
+const EXTENSION: &str = "html";
+/// Interval between snapshots, as in `record`.
+const EVERY: Duration = Duration::from_secs(1);
+/// Moves the cursor to the start of the line and clears it.
+const CLEAR_LINE: &str = "\r\x1b[K";
+
+/// Write a self-contained HTML report on a recording or on this machine
+///
+/// The file needs no network, no server and no whylate. It shows when something was late, what it was, who made it late, and the stacks
+/// that prove it. Drag over its timeline to see one span. The snapshots are inside, and can be saved as a recording again.
+#[derive(Debug, Args)]
+#[command(mut_arg("cpus", |cpus| cpus.conflicts_with("file")))]
+#[command(after_help = "\
+examples:
+    whylate report web1.whylate               # from a recording
+    whylate report web1.whylate --from 10:00 --to 10:05 -o late.html
+                                              # of five minutes of it
+    whylate report -d 1m                      # of this machine, measured for a minute now
+    whylate report monday.whylate --diff tuesday.whylate
+                                              # both, with what differs first")]
+pub struct Arguments {
+    /// A recording, instead of this machine
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Without FILE: measure for this long (e.g. 30s, 5m)
+    #[arg(short, long, value_name = "DURATION", value_parser = duration_ns, default_value = "30s", conflicts_with = "file")]
+    duration: u64,
+    #[command(flatten)]
+    own: OwnCpus,
+    /// File to write (.html) [default: a file named after host and time]
+    #[arg(short, long, value_name = "OUT")]
+    output: Option<PathBuf>,
+    /// With FILE: start at this time, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
+    from: Option<Given>,
+    /// With FILE: end at this time
+    #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
+    to: Option<Given>,
+    /// With FILE: also show this recording, and what differs in it
+    #[arg(long, value_name = "FILE2", requires = "file")]
+    diff: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// Returns whether the report measures this machine.
+    pub fn is_live(&self) -> bool {
+        self.file.is_none()
+    }
+
+    /// Returns the file to write, if given.
+    fn output(&self) -> anyhow::Result<Option<&Path>> {
+        let is_page = |path: &Path| path.extension().is_some_and(|of| of == EXTENSION || of == "htm");
+        match self.output.as_deref() {
+            Some(path) if !is_page(path) => {
+                let name = printable(&path.to_string_lossy());
+                Err(Senseless(anyhow!("cannot write {name}: its name must end in .{EXTENSION}")).into())
+            }
+            path => Ok(path),
+        }
+    }
+}
+
+/// Writes the report.
+///
+/// # Errors
+/// When nothing can be measured, a recording cannot be read or has nothing of its span, or the file cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let given = arguments.output()?;
+    let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
+    let recording = arguments.file.clone().map(|path| Recording { path, span, speed: None });
+    // Fails before anything is measured if the file cannot be written.
+    let host = || match &recording {
+        Some(recording) => recording.play().map(|played| played.header().host.clone()),
+        None => Ok(about::this_machine().host),
+    };
+    match given {
+        Some(path) => drop(begin(path, recording.as_ref())?),
+        None => drop(begin(&free(&host()?)?, recording.as_ref())?),
+    }
+    // Fails early if the second recording cannot be read.
+    if let Some(path) = &arguments.diff {
+        Recording { path: path.clone(), span: Span::default(), speed: None }.play()?;
+    }
+    let report = match &recording {
+        Some(recording) => Some(recorded(recording)?),
+        None => live(arguments.duration, arguments.own.asked())?,
+    };
+    let Some(report) = report else { return Ok(()) };
+    let compared = match (&recording, &arguments.diff) {
+        (Some(recording), Some(path)) => {
+            let other = Recording { path: path.clone(), span: Span::default(), speed: None };
+            let diff = diff::compare(&[recording.clone(), other.clone()], false)?;
+            Some(Compared { diff, other: recorded(&other)? })
+        }
+        _ => None,
+    };
+    let path = match given {
+        Some(path) => path.to_owned(),
+        None => free(&report.header.host)?,
+    };
+    let mut out = begin(&path, recording.as_ref())?;
+    let name = printable(&path.to_string_lossy());
+    let made = made(&path, recording.as_ref());
+    html::write(&mut out, &report, compared.as_ref(), &made)
+        .and_then(|()| out.end())
+        .with_context(|| format!("cannot write {name}"))?;
+    for missing in report.missing.iter().chain(compared.iter().flat_map(|compared| &compared.other.missing)) {
+        say!("whylate: {}", printable(missing));
+    }
+    say!("whylate: wrote {name} (open it in a browser)");
+    Ok(())
+}
+
+/// Returns a default file name that is not in use.
+fn free(host: &str) -> anyhow::Result<PathBuf> {
+    Ok(files::free(record::default_name(host)?.with_extension(EXTENSION)))
+}
+
+/// Starts the file. Does not overwrite the recording that is read.
+fn begin(path: &Path, recording: Option<&Recording>) -> anyhow::Result<PendingFile> {
+    match recording {
+        Some(recording) => {
+            let name = || format!("cannot read {}", printable(&recording.path.to_string_lossy()));
+            Destination::for_recording(&recording.path).with_context(name)?.begin(path)
+        }
+        None => PendingFile::new(path).with_context(|| format!("cannot write {}", printable(&path.to_string_lossy()))),
+    }
+}
+
+/// Returns how the report was made: command line, version, time, and the command to replay.
+fn made(path: &Path, recording: Option<&Recording>) -> Made {
+    let words: Vec<String> = std::env::args_os().skip(1).map(|word| quoted(&word.to_string_lossy())).collect();
+    let saved_as = path.with_extension(crate::store::EXTENSION);
+    let saved_as = saved_as.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let replayed =
+        recording.map_or_else(|| saved_as.clone(), |recording| recording.path.to_string_lossy().into_owned());
+    Made {
+        command: format!("whylate {}", words.join(" ")),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        at_unix_ns: clock::unix_ns(),
+        replay: format!("whylate replay {}", quoted(&printable(&replayed))),
+        saved_as,
+    }
+}
+
+/// Quotes a word for a shell.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// Measures this machine. Returns `None` if interrupted before anything was measured.
+fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
+    let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
+    let wish = Wish { in_detail: true, cpus, ..Wish::default() };
+    let Some(sources) = sources::attach(&watch, &wish, &mut |_| ())? else {
+        say!("whylate: interrupted before anything was measured");
+        return Ok(None);
+    };
+    let (mut recorded, header) = Recorded::begin(sources, &wish)?;
+    let every_ns = u64::try_from(EVERY.as_nanos()).ok();
+    let mut gathering = ReportBuilder::new(Header { every_ns, ..header })?;
+    let (started, length) = (Instant::now(), Duration::from_nanos(duration_ns));
+    let end = started.checked_add(length);
+    let is_shown = io::stderr().is_terminal();
+    let show = |text: &str| {
+        if is_shown {
+            // A failed write of the status line does not matter.
+            let _ = write!(io::stderr(), "{CLEAR_LINE}{text}");
+        }
+    };
+    loop {
+        // Skips ticks that were missed, e.g. while whylate was stopped.
+        let number = started.elapsed().as_secs() as u32 + 1;
+        let due = started.checked_add(EVERY.saturating_mul(number));
+        let until = due.into_iter().chain(end).min();
+        let ended = wait(&watch, until, NOW_AND_THEN, &mut || recorded.take_late().map(|()| false))?;
+        let tick = recorded.moment()?;
+        for problem in &tick.problems {
+            show("");
+            say!("whylate: {problem}");
+        }
+        gathering.add_missing(tick.problems);
+        gathering.tick(tick.lines)?;
+        show(&format!("Looking at this machine: {} of {} s ...", started.elapsed().as_secs(), length.as_secs()));
+        if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
+            break;
+        }
+    }
+    drop(recorded);
+    show("");
+    if gathering.is_empty() {
+        bail!("nothing was measured (try a longer time with -d)");
+    }
+    gathering.finish().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotes_words_for_shell() {
+        for (word, expected) in [("-d", "-d"), ("a b", "'a b'"), ("", "''"), ("it's", r"'it'\''s'"), ("$(x)", "'$(x)'")]
+        {
+            assert_eq!(quoted(word), expected);
+        }
+    }
+}

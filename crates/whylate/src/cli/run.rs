@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate run`: runs a command, and explains its elapsed time by its critical path.
+
+mod import;
+mod user;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::thread::gettid;
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use whylate_model::path::Asked;
+use whylate_model::path::command::{Explained, explain};
+use whylate_model::path::members::{Marked, Members};
+use whylate_model::path::watched::Watched;
+use whylate_sources::kernel::clock;
+use whylate_sources::kernel::credentials::run_as_real_user;
+use whylate_sources::paths::{Recorded, Recorder};
+
+use crate::cli::{SUCCESS, Senseless};
+use crate::engine::progress::Progress;
+use crate::files;
+use crate::render::json::write_line;
+use crate::render::text::run::{self as text, Form};
+use user::User;
+
+/// Poll interval of the recorder.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Exit statuses of shells for a command that is not found, and for one that cannot be executed.
+const NOT_FOUND: u8 = 127;
+const NOT_EXECUTABLE: u8 = 126;
+
+/// Run a command and show why it took so long: what its critical path consists of
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate run -- make -j4          # what the build waited for
+    whylate run -o build.svg -- make # and the path as a flame graph
+    whylate run --tree -- ./test.sh  # and a tree of the processes on the path
+    whylate run --import trace.txt   # explain what trace-cmd, perf or ftrace has recorded
+    sudo whylate run --user \"$SUDO_USER\" -- make   # run it as yourself
+
+The command runs as the user who runs whylate: under sudo as root, unless --user names another.
+It gets none of the capabilities that whylate was given.
+The report goes to standard error, as with time(1), and the exit status is the command's.
+With --import, the report goes to standard output.")]
+pub struct Arguments {
+    /// Also write the path to a file; its extension sets the format: .svg, .folded or .json (Perfetto)
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print one JSON object in place of the text
+    #[arg(long)]
+    json: bool,
+    /// Also print the processes on the path as a tree: how long each worked and waited
+    #[arg(long)]
+    tree: bool,
+    /// Run nothing: explain a trace (`-`: standard input), as text from trace_pipe, `trace-cmd report` or `perf script`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "tree", "command"])]
+    import: Option<PathBuf>,
+    /// With --import: explain the thread with this number, instead of the first one that executes a program
+    #[arg(long, requires = "import", conflicts_with_all = ["comm", "command"])]
+    pid: Option<u32>,
+    /// With --import: explain the thread with this name
+    #[arg(long, requires = "import", value_name = "NAME", conflicts_with = "command")]
+    comm: Option<String>,
+    /// Run the command as this user (a name or number): with the user's groups, and HOME, USER and LOGNAME set
+    #[arg(long, value_name = "NAME", conflicts_with = "import")]
+    user: Option<String>,
+    /// The command and its arguments
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required_unless_present_any = ["import", "help_lost"],
+        value_name = "COMMAND"
+    )]
+    command: Vec<OsString>,
+}
+
+/// Output of `--json`.
+#[derive(Serialize)]
+struct JsonReport<'a> {
+    command: &'a str,
+    #[serde(flatten)]
+    explained: &'a Explained,
+    /// Lost events, by reason.
+    lost: &'a BTreeMap<String, u64>,
+}
+
+/// Exit status and run time (CLOCK_MONOTONIC) of the command; `tid` is the thread that spawned it.
+struct Ended {
+    tid: u32,
+    status: ExitStatus,
+    from_ns: u64,
+    to_ns: u64,
+}
+
+/// Runs the command, and returns its exit status.
+///
+/// # Errors
+/// When recording fails, or the report cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
+    if let Some(file) = &arguments.import {
+        import::run(file, arguments.pid, arguments.comm.as_deref(), arguments.json)?;
+        return Ok(SUCCESS);
+    }
+    let form = match &arguments.output {
+        Some(path) => Some((path, Form::from_path(path).map_err(Senseless)?)),
+        None => None,
+    };
+    let (name, rest) = arguments.command.split_first().context("name a command to run")?;
+    if let Some((path, _)) = form {
+        // Fails before the command runs if the file cannot be created.
+        files::try_to_create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let user = arguments.user.as_deref().map(User::find).transpose()?;
+    let signals = Signals::take()?;
+    let mut recorder = Recorder::start().context("cannot record what the CPUs do")?;
+    let mut command = Command::new(name);
+    command.args(rest);
+    match &user {
+        Some(user) => user.runs(&mut command),
+        None => run_as_real_user(&mut command),
+    }
+    signals.is_alone.store(false, Ordering::Relaxed);
+    let ended = run_and_poll(command, &signals, &mut || recorder.take_in());
+    signals.is_alone.store(true, Ordering::Relaxed);
+    let ended = match ended? {
+        Ok(ended) => ended,
+        Err(error) => {
+            let as_user = user.map(|user| format!(" as {}", user.name)).unwrap_or_default();
+            say!("whylate: cannot run {}{as_user}: {error}", name.to_string_lossy());
+            return Ok(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE });
+        }
+    };
+    let status = ended.status.code().or_else(|| ended.status.signal().map(|signal| 128 + signal));
+    let (explained, lost, members) = explained(recorder.finish(ended.to_ns), &ended)?;
+    let mut out = BufWriter::new(io::stderr().lock());
+    if arguments.json {
+        write_line(&mut out, &JsonReport { command: &name.to_string_lossy(), explained: &explained, lost: &lost })?;
+    } else {
+        text::write(&mut out, &name.to_string_lossy(), &explained, &lost, arguments.tree.then_some(&members))?;
+    }
+    out.flush()?;
+    if let Some((path, form)) = form {
+        let cannot = || format!("cannot write {}", path.display());
+        files::write(path, |out| text::write_file(out, form, &explained)).with_context(cannot)?;
+    }
+    Ok(status.and_then(|status| u8::try_from(status).ok()).unwrap_or(1))
+}
+
+/// Signals that also reach the command, or are forwarded to it, while whylate waits for its end. Before the command
+/// starts and after its end, they have their default effect on whylate.
+struct Signals {
+    /// Signals to forward; each flag is set on delivery, and cleared when forwarded.
+    to_forward: Vec<(Signal, Arc<AtomicBool>)>,
+    /// Whether no command is running.
+    is_alone: Arc<AtomicBool>,
+}
+
+impl Signals {
+    /// Installs the handlers. Signals that the parent ignores, as nohup(1) does, stay ignored, for the command too.
+    fn take() -> io::Result<Self> {
+        let ignored = ignored()?;
+        let (is_alone, mut to_forward) = (Arc::new(AtomicBool::new(true)), Vec::new());
+        // The terminal sends the first two to the command as well.
+        let signals = [(SIGINT, None), (SIGQUIT, None), (SIGTERM, Some(Signal::TERM)), (SIGHUP, Some(Signal::HUP))];
+        for (number, forwarded) in signals.into_iter().filter(|(number, _)| ignored & 1 << (number - 1) == 0) {
+            signal_hook::flag::register_conditional_default(number, Arc::clone(&is_alone))?;
+            let seen = Arc::default();
+            signal_hook::flag::register(number, Arc::clone(&seen))?;
+            to_forward.extend(forwarded.map(|signal| (signal, seen)));
+        }
+        Ok(Signals { to_forward, is_alone })
+    }
+
+    fn forward(&self, pid: Option<Pid>) {
+        for (signal, seen) in &self.to_forward {
+            if let Some(pid) = pid
+                && seen.swap(false, Ordering::Relaxed)
+            {
+                // The process may have ended.
+                let _ = kill_process(pid, *signal);
+            }
+        }
+    }
+}
+
+/// Returns the mask of ignored signals, bit n-1 for signal n (SigIgn in proc_pid_status(5)).
+fn ignored() -> io::Result<u64> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    Ok(mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0))
+}
+
+/// Runs a command on a thread of its own, and polls until its end.
+fn run_and_poll(mut command: Command, signals: &Signals, poll: &mut dyn FnMut()) -> anyhow::Result<io::Result<Ended>> {
+    let (started, starts) = mpsc::channel::<u32>();
+    let (done, ends) = mpsc::channel();
+    let waiter = thread::Builder::new().name("run".to_owned()).spawn(move || {
+        let tid = gettid().as_raw_pid() as u32;
+        let from_ns = clock::monotonic_ns();
+        let status = command.spawn().and_then(|mut child: Child| {
+            // The receiver may be dropped.
+            let _ = started.send(child.id());
+            child.wait()
+        });
+        let to_ns = clock::monotonic_ns();
+        let _ = done.send(status.map(|status| Ended { tid, status, from_ns, to_ns }));
+    });
+    let waiter = waiter.context("cannot start a thread")?;
+    let mut pid = None;
+    let ended = loop {
+        match ends.recv_timeout(POLL_INTERVAL) {
+            Ok(ended) => break ended,
+            Err(RecvTimeoutError::Disconnected) => anyhow::bail!("the thread that runs the command has ended"),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        pid = pid.or_else(|| starts.try_recv().ok().and_then(|pid| Pid::from_raw(pid as i32)));
+        signals.forward(pid);
+        poll();
+    };
+    let _ = waiter.join();
+    Ok(ended)
+}
+
+fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BTreeMap<String, u64>, Members)> {
+    let Recorded { past, births, lost, mut names, .. } = recorded;
+    let members = births.descendants_of(ended.tid);
+    let Ended { tid, from_ns, to_ns, .. } = *ended;
+    let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
+    let progress = Progress::new("The command has ended");
+    // A signal terminates whylate by now.
+    let mut goes_on = || true;
+    let mut back = progress.back(from_ns, to_ns, &mut goes_on);
+    let mut past = Watched::new(past, &mut back);
+    let explained = explain(&mut Marked { past: &mut past, members: &members }, asked, &(), &mut names);
+    if let Some(error) = past.past.past.take_error() {
+        return Err(error).context("cannot read what was kept in a temporary file");
+    }
+    Ok((explained, lost.into_iter().filter(|(_, count)| *count > 0).collect(), members))
+}

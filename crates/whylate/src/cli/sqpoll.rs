@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate sqpoll`: what io_uring submission threads spend their time on.
+
+mod sweep;
+
+use clap::{Args, Subcommand};
+use whylate_sources::Threads;
+use whylate_sources::sqpoll::SqpollOptions;
+
+use crate::cli::arguments::{Explain, Rank, Record, Schedule, WAITS};
+use crate::cli::{Origin, present};
+use crate::engine::runner::{Keep, Lates, Query, Stream, drive};
+use crate::render::text::sqpoll::Text;
+use crate::render::text::table::terminal_columns;
+
+/// Advice on how to get a submission thread.
+const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.g. of `whylate inject sqpoll` or of fio's sqthread_poll=1";
+
+/// Whether io_uring's submission threads work, spin, sleep or wait for a CPU
+///
+/// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only be spinning. whylate tells the two apart on any
+/// kernel from 6.1 on, without taking a ring's lock.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, mut_arg("worst", |worst| worst.requires("why")))]
+#[command(mut_arg("why", |why| why.help(WAITS)), mut_arg("by", |by| by.requires("why")))]
+#[command(after_help = "\
+examples:
+    whylate sqpoll           # a row per submission thread at Ctrl-C, and what to change
+    whylate sqpoll 1 10      # each second, ten times
+    whylate sqpoll -p 1234 1 # of one process
+    whylate sqpoll --why 1ms # and who had the CPU each time that one waited 1 ms or longer for it
+    whylate sqpoll sweep --filename F
+                             # how busy one is at different numbers of requests in flight")]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: Option<What>,
+    /// Only threads of this process
+    #[arg(short, long, value_name = "PID")]
+    pid: Option<u32>,
+    /// Measure work at the entry and exit of the functions that do it, where the kernel allows programs there.
+    /// Attaching and detaching wait until each submission thread of this host has slept once
+    #[arg(long)]
+    precise: bool,
+    #[command(flatten)]
+    explain: Explain,
+    #[command(flatten)]
+    rank: Rank,
+    #[command(flatten)]
+    pub(crate) schedule: Schedule,
+    #[command(flatten)]
+    record: Record,
+    /// Where figures come from: bpf, fdinfo, or auto for the best that works
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: String,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    Sweep(sweep::Arguments),
+}
+
+/// Measures or replays; prints at each interval, and at the end.
+///
+/// # Errors
+/// When the source cannot attach, or the output cannot be written.
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+    if let Some(What::Sweep(arguments)) = &arguments.what {
+        return sweep::run(arguments);
+    }
+    let options = SqpollOptions {
+        backend: Some(arguments.backend.clone()),
+        threads: Threads {
+            process: if origin.is_live() { present(arguments.pid)? } else { arguments.pid },
+            ..Threads::default()
+        },
+        precise: arguments.precise,
+        explain_over_ns: arguments.explain.why,
+        ..SqpollOptions::default()
+    };
+    let pid = arguments.pid.map(|pid| pid.to_string());
+    let query = Query {
+        source: &options,
+        schedule: arguments.schedule,
+        keep: Keep::for_options(arguments.schedule, arguments.explain),
+        late: arguments.explain.why.map(|why_ns| Lates { why_ns: Some(why_ns), ..Lates::default() }),
+        only: &|labels| pid.as_ref().is_none_or(|pid| labels.get("pid") == Some(pid)),
+    };
+    let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
+    if stream.feed().is_some_and(|feed| feed.source.sees_nothing().is_some()) {
+        let owner = arguments.pid.map_or_else(|| "this host".to_owned(), |pid| format!("process {pid}"));
+        say!("whylate: {owner} has no io_uring submission thread now: {HOW_TO}");
+        // A thread may start during a longer run.
+        if !arguments.schedule.lasts() {
+            return Ok(());
+        }
+    }
+    let mut text = Text::new(arguments.explain.why.is_some(), arguments.explain.worst.is_some(), terminal_columns())
+        .by(arguments.rank.into());
+    drive(stream, &query, &mut text, &mut |_| ())
+}

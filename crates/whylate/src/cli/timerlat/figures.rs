@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Prints the figures of a measurement, live or from a recording.
+
+use std::io::Write;
+
+use jiff::tz::TimeZone;
+use whylate_model::{LateEvent, Snapshot, Worst};
+
+use super::screen::Screen;
+use super::{Plan, View};
+use crate::render::json::JsonLines;
+use crate::render::text::Output as _;
+use crate::render::text::footer;
+use crate::render::text::timerlat::hist::{self, Shown};
+use crate::render::text::timerlat::total::Total;
+use crate::render::text::timerlat::{late, percentiles, top};
+
+/// Sums and worst activations since the start.
+pub struct Figures<'a> {
+    plan: &'a Plan<'a>,
+    pub screen: Screen,
+    zone: TimeZone,
+    pub total: Total,
+    pub worst: Worst,
+    /// Whether the return to user space is measured.
+    pub has_user: bool,
+}
+
+impl<'a> Figures<'a> {
+    pub fn new(plan: &'a Plan<'a>) -> Self {
+        Figures {
+            plan,
+            screen: Screen::new(),
+            zone: TimeZone::system(),
+            total: Total::default(),
+            worst: Worst::new(plan.common.worst.map_or(0, usize::from)),
+            has_user: false,
+        }
+    }
+
+    /// Writes the heading of late activations, if they are printed.
+    pub fn begin(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        if self.plan.common.why.is_some() && !self.plan.common.json {
+            late::write_heading(out)?;
+            out.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Prints a late activation if it exceeds `--why`, and adds it to the worst.
+    pub fn late(&mut self, out: &mut dyn Write, event: LateEvent) -> anyhow::Result<()> {
+        if self.plan.common.why.is_some_and(|over_ns| event.latency_ns >= over_ns) {
+            late::write(out, &event, &self.zone)?;
+        }
+        self.worst.add(event);
+        Ok(())
+    }
+
+    /// Prints the figures since the start.
+    pub fn refresh(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let text = self.text()?;
+        Ok(self.screen.show(out, &text)?)
+    }
+
+    /// Renders the figures since the start.
+    fn text(&self) -> anyhow::Result<String> {
+        let mut text = Vec::new();
+        let (unit, has_user) = (self.plan.common.unit(), self.has_user);
+        match &self.plan.view {
+            View::Top { .. } => top::write(&mut text, &self.total, unit, has_user)?,
+            View::Hist { shown, .. } => {
+                let [irq, thread, user] = shown.kinds;
+                hist::write(&mut text, &self.total, &Shown { kinds: [irq, thread, user && has_user], ..*shown })?;
+            }
+            View::Analysis => {}
+        }
+        if self.plan.common.percentiles {
+            percentiles::write(&mut text, &self.total, unit, has_user)?;
+        }
+        if self.plan.common.worst.is_some() {
+            writeln!(text, "The worst:")?;
+            late::write_heading(&mut text)?;
+            for event in self.worst.iter() {
+                late::write(&mut text, event, &self.zone)?;
+            }
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn write_footer(&self, out: &mut dyn Write, latest: Snapshot) -> anyhow::Result<()> {
+        let only = matches!(&self.plan.view, View::Hist { shown, .. } if shown.without_summary);
+        if !only {
+            percentiles::write_missed(out, &self.total)?;
+        }
+        let lost = Snapshot { lost: self.total.lost.clone(), probe: self.total.probe, series: Vec::new(), ..latest };
+        footer::write(out, &lost)?;
+        Ok(())
+    }
+
+    /// Returns whether the figures are refreshed: reading them costs more than measuring.
+    pub fn refreshes(&self) -> bool {
+        let common = self.plan.common;
+        match self.plan.view {
+            View::Top { is_live: true } => common.json || common.why.is_none(),
+            View::Hist { is_live: true, .. } => !common.json && common.why.is_none(),
+            _ => false,
+        }
+    }
+
+    /// Prints the final figures. Everything but the sums is from the latest snapshot.
+    pub fn finish(&mut self, out: &mut dyn Write, latest: Snapshot, hit: bool) -> anyhow::Result<()> {
+        let common = self.plan.common;
+        if common.json {
+            let is_live = matches!(self.plan.view, View::Top { is_live: true });
+            let late = latest.late.clone();
+            let snapshot = if is_live { latest } else { std::mem::take(&mut self.total).into_snapshot(latest) };
+            JsonLines.snapshot(out, Snapshot { late, ..snapshot })?;
+            return Ok(());
+        }
+        let text = self.text()?;
+        self.screen.leave(out)?;
+        out.write_all(text.as_bytes())?;
+        match (&self.plan.view, hit) {
+            (View::Analysis, false) => {
+                let max_ns = self.total.all().latencies.iter().take(2).map(|latencies| latencies.max_ns()).max();
+                writeln!(out, "  Max latency was {}", max_ns.unwrap_or(0) / common.unit().ns())?;
+            }
+            (View::Analysis, true) => {}
+            _ => self.write_footer(out, latest)?,
+        }
+        Ok(())
+    }
+}

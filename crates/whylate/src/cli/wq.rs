@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate wq`: how long work items wait for a worker.
+
+use clap::{ArgGroup, Args};
+use whylate_model::culprits;
+use whylate_model::units::printable;
+use whylate_sources::kernel::symbols;
+use whylate_sources::wq::{By, WqOptions};
+
+use crate::cli::arguments::{Explain, Record, Schedule};
+use crate::cli::values::duration_ns;
+use crate::cli::{Origin, Senseless};
+use crate::engine::runner::{Keep, Lates, Query, Stream, drive};
+use crate::render::text::table::terminal_columns;
+use crate::render::text::wq::shape::{Key, Shape};
+use crate::render::text::wq::{Shown, Text};
+
+/// How long work items wait for a worker, and how long they run
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    whylate wq               # summarize work queue latency as a histogram
+    whylate wq 1 10          # print 1 second summaries, 10 times
+    whylate wq -W            # show each work handler separately
+    whylate wq -w xyz        # show the work handler named \"xyz\" only
+    whylate wq --table 1     # a row per handler: latency and run time, each second
+    whylate wq --slower 10ms # a line per item that waited 10 ms or longer, as it happens
+    whylate wq --why 10ms    # and what made each of them wait, and who caused most of it
+    whylate wq --why 1ms --worst 5 -d 1m
+                             # explain the 5 longest waits of a minute")]
+#[command(group = ArgGroup::new("late").args(["slower", "why"]).multiple(true), mut_arg("worst", |worst| worst.requires("why")))]
+pub struct Arguments {
+    #[command(flatten)]
+    shape: Shape,
+    /// Trace only this work handler
+    #[arg(short, long, value_name = "HANDLER")]
+    work: Option<String>,
+    /// Print a line per item that waited at least this long, as it happens (e.g. 10ms)
+    #[arg(long, value_name = "LATENCY", value_parser = duration_ns)]
+    slower: Option<u64>,
+    #[command(flatten)]
+    pub(crate) explain: Explain,
+    /// With --slower or --why: the kernel stack that queued the item
+    #[arg(long, requires = "late")]
+    stack: bool,
+    #[command(flatten)]
+    pub(crate) schedule: Schedule,
+    #[command(flatten)]
+    record: Record,
+    /// Where the start of an item is taken: fentry, tracepoint, or auto for the best that works
+    #[arg(long, value_name = "BACKEND", default_value = "auto")]
+    backend: String,
+}
+
+impl Arguments {
+    /// Returns what is printed.
+    pub(crate) fn shown(&self) -> Shown<'_> {
+        Shown {
+            shape: &self.shape,
+            handler: self.work.as_deref(),
+            explain: self.explain,
+            has_slower: self.slower.is_some(),
+            lines_only: self.lines_only(),
+        }
+    }
+
+    /// Returns whether late items are printed.
+    fn lines(&self) -> bool {
+        self.slower.is_some() || self.explain.why.is_some()
+    }
+
+    /// Returns whether only late items and their culprits are printed.
+    fn lines_only(&self) -> bool {
+        self.lines()
+            && !(self.schedule.json
+                || self.shape.table
+                || self.shape.works
+                || self.shape.phases
+                || self.schedule.repeats())
+    }
+
+    /// Returns options that measure only what is printed.
+    pub(crate) fn options(&self) -> WqOptions {
+        let by = match self.shape.key() {
+            Some(Key::Handler) => By::Handler,
+            Some(Key::Workqueue) => By::Workqueue,
+            Some(Key::Cpu) => By::Cpu,
+            Some(Key::Pool) => By::Pool,
+            None if self.schedule.json || self.shape.table || self.shape.works || self.work.is_some() => By::Handler,
+            None => By::Nothing,
+        };
+        WqOptions {
+            backend: Some(self.backend.clone()),
+            only: self.work.clone(),
+            by,
+            phases: self.schedule.json || self.shape.table || self.shape.phases || self.lines(),
+            late_over_ns: self.slower,
+            explain_over_ns: self.explain.why,
+            stacks: self.stack,
+            ..WqOptions::default()
+        }
+    }
+}
+
+/// Measures or replays; prints at each interval, and at the end.
+///
+/// # Errors
+/// When the source cannot attach, or the output cannot be written.
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+    if arguments.shape.ranked_by() == culprits::By::Cgroup && arguments.explain.why.is_none() {
+        return Err(Senseless(anyhow::anyhow!("--by cgroup ranks culprits: give --why with it")).into());
+    }
+    let late = Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why };
+    let query = Query {
+        source: &arguments.options(),
+        schedule: arguments.schedule,
+        keep: Keep::for_options(arguments.schedule, arguments.explain),
+        late: arguments.lines().then_some(late),
+        only: &|labels| arguments.work.as_ref().is_none_or(|work| labels.get("handler") == Some(work)),
+    };
+    let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
+    let mut text = Text::new(arguments.shown(), terminal_columns());
+    let mut seen_any = false;
+    drive(stream, &query, &mut text, &mut |snapshot| {
+        seen_any |= !snapshot.total("latency").is_empty();
+    })?;
+    if let (Some(handler), false) = (&arguments.work, seen_any) {
+        let why = match symbols::is_kernel_function(handler) {
+            Some(false) => " (the kernel has no function of that name)",
+            _ => "",
+        };
+        say!("whylate: no work item of {} was seen{why}", printable(handler));
+    }
+    Ok(())
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The headline of a report: the victim with the longest total wait, and its main cause.
+
+use std::collections::HashMap;
+
+use whylate_model::look::{Headline, Look};
+use whylate_model::units::format_ns;
+use whylate_model::{Card, CauseKind, LateEvent};
+
+use crate::render::text::why;
+
+/// Maximum number of victims, and of culprits per victim. Beyond it, the victims that waited least are forgotten.
+const VICTIMS: usize = 10_000;
+const CULPRITS: usize = 200;
+
+/// Sums up the waits of victims as late events come.
+#[derive(Debug, Default)]
+pub struct Victims {
+    waits_by_victim: HashMap<(&'static str, String), Waits>,
+    /// Whether victims were forgotten. A victim added later may have been among them.
+    has_forgotten: bool,
+}
+
+#[derive(Debug, Default)]
+struct Waits {
+    events: u64,
+    total_ns: u64,
+    is_part: bool,
+    causes: HashMap<(CauseKind, String), u64>,
+}
+
+/// The victim that waited longest in total.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Victim {
+    pub source: &'static str,
+    pub who: String,
+    pub events: u64,
+    pub total_ns: u64,
+    /// Whether it may have waited longer, as part of its waits may have been forgotten.
+    pub is_part: bool,
+    /// The main cause with its time in nanoseconds, if one is known.
+    pub cause: Option<(CauseKind, String, u64)>,
+}
+
+impl Victims {
+    pub fn add(&mut self, card: &Card, event: &LateEvent) {
+        if event.subject.is_empty() {
+            return;
+        }
+        let key = (card.name, event.subject.clone());
+        if self.waits_by_victim.len() >= VICTIMS && !self.waits_by_victim.contains_key(&key) {
+            self.forget_least();
+        }
+        let is_part = self.has_forgotten;
+        let waits = self.waits_by_victim.entry(key).or_insert_with(|| Waits { is_part, ..Waits::default() });
+        waits.events += 1;
+        waits.total_ns = waits.total_ns.saturating_add(event.latency_ns);
+        for cause in &event.causes {
+            let key = (cause.kind, cause.who.clone());
+            if waits.causes.len() < CULPRITS || waits.causes.contains_key(&key) {
+                let ns = waits.causes.entry(key).or_default();
+                *ns = ns.saturating_add(cause.ns);
+            }
+        }
+    }
+
+    /// Forgets the half of the victims that waited least.
+    fn forget_least(&mut self) {
+        let mut all: Vec<((&'static str, String), Waits)> = self.waits_by_victim.drain().collect();
+        // Breaks ties in a fixed order.
+        all.sort_unstable_by(|a, b| b.1.total_ns.cmp(&a.1.total_ns).then_with(|| a.0.cmp(&b.0)));
+        self.waits_by_victim.extend(all.into_iter().take(VICTIMS / 2));
+        self.has_forgotten = true;
+    }
+
+    pub fn first(self) -> Option<Victim> {
+        let longest = |(_, waits): &(_, Waits)| waits.total_ns;
+        let mut all: Vec<((&'static str, String), Waits)> = self.waits_by_victim.into_iter().collect();
+        // Breaks ties in a fixed order.
+        all.sort_by(|a, b| b.0.cmp(&a.0));
+        let ((source, who), waits) = all.into_iter().max_by_key(longest)?;
+        let mut causes: Vec<((CauseKind, String), u64)> =
+            waits.causes.iter().map(|(of, ns)| (of.clone(), *ns)).collect();
+        causes.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        let cause = causes.into_iter().next().map(|((kind, who), ns)| (kind, who, ns));
+        let Waits { events, total_ns, is_part, .. } = waits;
+        Some(Victim { source, who, events, total_ns, is_part, cause })
+    }
+}
+
+/// Formats a duration, from two minutes on in minutes and seconds or hours and minutes.
+pub fn format_span(ns: u64) -> String {
+    const MINUTE_S: u64 = 60;
+    let s = ns / 1_000_000_000;
+    match s / MINUTE_S {
+        0..2 => format_ns(ns),
+        minutes @ 2..60 => format!("{minutes}m {}s", s % MINUTE_S),
+        minutes => format!("{}h {}m", minutes / 60, minutes % 60),
+    }
+}
+
+/// Returns the headline.
+pub fn sentence(look: &Look, victim: Option<&Victim>) -> String {
+    let (host, span) = (&look.host, format_span(look.duration_ns));
+    if let Some(Victim { source, who, events, total_ns, is_part, cause }) = victim {
+        let times = if *events == 1 { String::new() } else { format!(" ({events} times)") };
+        let at_least = if *is_part { "at least " } else { "" };
+        let due = cause.as_ref().map_or_else(String::new, |(kind, who, ns)| {
+            let percent = *ns as f64 * 100.0 / (*total_ns).max(1) as f64;
+            let text = match kind {
+                CauseKind::Disk | CauseKind::DiskQueue => format!("{}: {who}", why::word(*kind)),
+                _ => why::culprit(*kind, who),
+            };
+            format!(", {percent:.0} % of it due to {text}")
+        });
+        return format!("{who} ({source}) waited {at_least}{} in {span}{times}{due}.", format_span(*total_ns));
+    }
+    match look.sources.iter().find(|headline| headline.is_late) {
+        Some(headline) if headline.count > 0 => {
+            let Headline { source, of, max_ns, .. } = headline;
+            format!("On {host}, {source} measured up to {} in {span} ({of}).", format_ns(*max_ns))
+        }
+        Some(headline) => format!("On {host}, {} was late in {span}.", headline.source),
+        None => format!("Nothing was late on {host} in {span}."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use whylate_model::Cause;
+    use whylate_model::sources::{OFFCPU, WQ};
+
+    use super::*;
+
+    fn late(subject: &str, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
+        LateEvent {
+            subject: subject.to_owned(),
+            latency_ns: causes.iter().map(|cause| cause.2).sum(),
+            causes: causes.iter().map(|&(kind, who, ns)| Cause::new(kind, who, ns)).collect(),
+            ..LateEvent::default()
+        }
+    }
+
+    #[test]
+    fn formats_minutes_and_hours() {
+        let of = |s: u64| format_span(s * 1_000_000_000);
+        assert_eq!([1, 119, 120, 3_725, 7_200, 57_605].map(of), ["1.00s", "119s", "2m 0s", "1h 2m", "2h 0m", "16h 0m"]);
+        assert_eq!(format_span(0), "0ns");
+    }
+
+    #[test]
+    fn finds_top_victim_among_many_single_waits() {
+        let mut victims = Victims::default();
+        for number in 0..3 * VICTIMS {
+            victims.add(&OFFCPU, &late(&format!("thread:{number}"), &[(CauseKind::Running, "hog", 1)]));
+            victims.add(&OFFCPU, &late("steady", &[(CauseKind::Running, "hog", 2)]));
+            assert!(victims.waits_by_victim.len() <= VICTIMS);
+        }
+        let most = |victims: &Victims| {
+            let all = victims.waits_by_victim.iter().max_by_key(|(_, waits)| waits.total_ns);
+            all.map(|((_, who), waits)| (who.clone(), waits.total_ns, waits.is_part))
+        };
+        assert_eq!(most(&victims), Some(("steady".to_owned(), 6 * VICTIMS as u64, false)));
+        victims.add(&OFFCPU, &late("new", &[(CauseKind::Running, "hog", 1_000_000)]));
+        let first = victims.first().expect("there are some");
+        let look = Look { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Look::default() };
+        let text = sentence(&look, Some(&first));
+        assert!(text.starts_with("new (offcpu) waited at least 1.00ms in 60.0s, 100 % of it"), "{text}");
+    }
+
+    #[test]
+    fn headline_names_victim_and_main_cause() {
+        let look = Look { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Look::default() };
+        assert_eq!(sentence(&look, None), "Nothing was late on web1 in 60.0s.");
+        let mut victims = Victims::default();
+        let disk = (CauseKind::Disk, "nvme0n1 (write by backup:812)", 640_000_000);
+        for _ in 0..2 {
+            victims.add(&OFFCPU, &late("postgres:4711", &[disk, (CauseKind::Running, "writer:9", 360_000_000)]));
+        }
+        victims.add(&WQ, &late("vmstat_update", &[(CauseKind::Work, "hog", 1_900_000_000)]));
+        let first = victims.first();
+        assert_eq!(
+            sentence(&look, first.as_ref()),
+            "postgres:4711 (offcpu) waited 2.00s in 60.0s (2 times), 64 % of it due to disk: nvme0n1 (write by backup:812)."
+        );
+        let mut waited_for_a_sleeper = Victims::default();
+        waited_for_a_sleeper.add(&OFFCPU, &late("fz-writer:5780", &[(CauseKind::Timer, "sleep:5823", 50)]));
+        let told = sentence(&look, waited_for_a_sleeper.first().as_ref());
+        assert!(told.ends_with("100 % of it due to sleep:5823 sleeping."), "{told}");
+        let mut one = Victims::default();
+        one.add(&WQ, &late("vmstat_update", &[]));
+        assert_eq!(sentence(&look, one.first().as_ref()), "vmstat_update (wq) waited 0ns in 60.0s.");
+    }
+}

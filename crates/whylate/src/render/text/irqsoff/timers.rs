@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Renders snapshots of `whylate irqsoff --timers`.
+
+use std::cmp::Reverse;
+use std::io::{self, Write};
+
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{Histogram, LateEvent, Series, Snapshot};
+
+use crate::render::text::table::Table;
+use crate::render::text::{Output, footer, histogram};
+
+#[derive(Debug)]
+pub struct Text {
+    with_histograms: bool,
+    terminal_columns: Option<usize>,
+}
+
+impl Text {
+    /// Creates the output. Tables fit the terminal, if there is one.
+    pub fn new(with_histograms: bool, terminal_columns: Option<usize>) -> Self {
+        Text { with_histograms, terminal_columns }
+    }
+}
+
+impl Output for Text {
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "Tracing every hrtimer ... Hit Ctrl-C to end.")
+    }
+
+    fn late(&mut self, _out: &mut dyn Write, _event: &LateEvent) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
+        let mut rows: Vec<&Series> = snapshot.series.iter().collect();
+        rows.sort_by_key(|series| Reverse(histogram_of(series, "latency").max_ns()));
+        writeln!(out)?;
+        if rows.is_empty() {
+            writeln!(out, "No hrtimer came in.")?;
+        } else {
+            table_of(&rows).write(out, self.terminal_columns)?;
+        }
+        if self.with_histograms {
+            for series in &rows {
+                let label = |name: &str| printable(series.labels.get(name).map_or("", String::as_str));
+                writeln!(out, "\n{} on CPU {} ({})", label("callback"), label("cpu"), label("mode"))?;
+                histogram::write(out, &histogram_of(series, "latency"))?;
+            }
+        }
+        footer::write(out, &snapshot)
+    }
+}
+
+fn histogram_of(series: &Series, name: &str) -> Histogram {
+    series.histograms.get(name).cloned().unwrap_or_default()
+}
+
+fn table_of(rows: &[&Series]) -> Table {
+    let columns = "<CALLBACK, CPU, <MODE, COUNT, P50, P99, MAX, RUN-P50, RUN-MAX, PERIOD, OVERRUNS";
+    let mut table = Table::new(columns);
+    for series in rows {
+        let label = |name: &str| series.labels.get(name).cloned().unwrap_or_default();
+        let (latency, runtime) = (histogram_of(series, "latency"), histogram_of(series, "runtime"));
+        let mut cells = vec![label("callback"), label("cpu"), label("mode"), latency.count().to_string()];
+        let figures = [latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()];
+        cells.extend(figures.map(format_ns));
+        cells.extend([runtime.quantile_ns(0.5), runtime.max_ns()].map(format_ns));
+        // A timer without a period misses none.
+        let period_ns = series.values.get("period_ns").map(|&ns| ns as u64);
+        let overruns = series.values.get("overruns").copied().unwrap_or(0.0);
+        cells.push(period_ns.map_or_else(|| "-".to_owned(), format_ns));
+        cells.push(if period_ns.is_some() { overruns.to_string() } else { "-".to_owned() });
+        table.row(cells);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_in_order_of_their_lateness() {
+        let series = |callback: &str, mode: &str, latencies_ns: &[u64], values: &[(&str, f64)]| {
+            let labels = [("callback", callback), ("cpu", "1"), ("mode", mode)];
+            let histograms = [("latency", latencies_ns), ("runtime", &[900, 1_100][..])];
+            Series {
+                labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+                histograms: histograms.map(|(name, ns)| (name.to_owned(), ns.iter().copied().collect())).into(),
+                values: values.iter().map(|&(name, value)| (name.to_owned(), value)).collect(),
+                ..Series::default()
+            }
+        };
+        let mut snapshot = Snapshot::new("irqsoff", "timers", "web1", 0);
+        snapshot.series = vec![
+            series("hrtimer_wakeup", "hard", &[2_000, 60_000], &[("overruns", 0.0)]),
+            series("tick_nohz_handler", "hard", &[1_000, 9_656_000], &[("overruns", 2.0), ("period_ns", 4e6)]),
+            series("tcp_pace_kick", "soft", &[8_000], &[("overruns", 0.0)]),
+        ];
+        let mut out = Vec::new();
+        let mut text = Text::new(false, None);
+        text.begin(&mut out).expect("a vector takes everything");
+        text.snapshot(&mut out, snapshot).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+}

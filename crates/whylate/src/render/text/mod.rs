@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Renders snapshots and late events as text and JSON.
+
+pub mod block;
+pub mod diff;
+pub mod doctor;
+pub mod doctor_json;
+pub mod footer;
+pub mod histogram;
+pub mod irqsoff;
+pub mod look;
+pub mod lost;
+pub mod moment;
+pub mod offcpu;
+pub mod pad;
+pub mod path;
+pub mod processes;
+pub mod program;
+pub mod run;
+pub mod selftest;
+pub mod sqpoll;
+pub mod table;
+pub mod timerlat;
+pub mod waits;
+pub mod why;
+pub mod wq;
+
+use std::io::{self, Write};
+
+use whylate_model::{LateEvent, Snapshot};
+
+/// Sink of a source's late events and snapshots, as they arrive. The caller flushes the writer.
+pub trait Output {
+    /// Writes the heading.
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()>;
+
+    /// Receives a late event as it arrives.
+    fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()>;
+
+    fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()>;
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Renders a table with a row for each call site where threads wait.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use whylate_model::folded::{is_idle_kernel_thread, runnable, waiting};
+use whylate_model::units::format_ns;
+use whylate_model::{Histogram, Snapshot, WaitClass, Waker, WokenBy};
+
+use super::blocked::{UNINTERRUPTIBLE, is_blocked, is_idle};
+use super::{on_cpu, percent, sets_idle_kernel_threads_apart};
+use crate::render::text::table::Table;
+
+/// What stacks are grouped by.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    /// Sorts idle kernel threads last.
+    is_idle_kernel_thread: bool,
+    /// Process, thread and TID.
+    who: [String; 3],
+    state: String,
+    class: Option<WaitClass>,
+    /// Call site; `None` for a runnable thread, as its stack is not where it waits.
+    place: Option<String>,
+    woken_by: String,
+}
+
+/// Sum of the stacks of a row.
+#[derive(Default)]
+struct Row {
+    weight_ns: u64,
+    waits: u64,
+    age: Histogram,
+    /// Call sites of the threads.
+    places: BTreeSet<String>,
+    rule: String,
+}
+
+/// Returns the table, widest row first, idle kernel threads last. Shares are of the off-CPU time. With a threshold,
+/// only threads that have waited that long and are not idle by design, those in uninterruptible sleep first.
+pub fn table(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Table {
+    let has_wakers = snapshot.stacks.iter().any(|stack| stack.waker.is_some());
+    // A narrow terminal drops columns in the middle first.
+    let waker = if has_wakers { ", <WOKEN BY" } else { "" };
+    // A share or a sum of time says nothing about threads that wait now.
+    let (share, waits) = if blocked_ns.is_some() { ("", "") } else { ("SHARE, TIME, ", "WAITS, ") };
+    let columns =
+        format!("{share}<S, <CLASS, <PROCESS, <THREAD, TID, {waits}THREADS, AGE-P50, AGE-MAX, <WHERE{waker}, <RULE");
+    let mut table = Table::new(&columns);
+    // Not every backend counts waits.
+    let has_waits = snapshot.stacks.iter().any(|stack| stack.waits > 0);
+    let whole_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
+    for (key, row) in rows(snapshot, hide_idle, blocked_ns) {
+        let age = |ns: u64| if row.age.is_empty() { String::new() } else { format_ns(ns) };
+        let is_on_cpu = key.class == Some(WaitClass::OnCpu);
+        let [process, thread, tid] = key.who;
+        let mut cells = match blocked_ns {
+            Some(_) => Vec::new(),
+            None if is_on_cpu => vec!["-".to_owned(), format_ns(row.weight_ns)],
+            None => vec![percent(row.weight_ns, whole_ns), format_ns(row.weight_ns)],
+        };
+        cells.extend([key.state, key.class.map_or("", WaitClass::words).to_owned(), process, thread, tid]);
+        let waits = if has_waits { row.waits.to_string() } else { "-".to_owned() };
+        cells.extend(blocked_ns.is_none().then_some(waits));
+        cells.extend([
+            row.age.count().to_string(),
+            age(row.age.quantile_ns(0.5)),
+            age(row.age.max_ns()),
+            if row.places.len() > 1 {
+                format!("({} places)", row.places.len())
+            } else {
+                row.places.into_iter().collect()
+            },
+            row.rule,
+        ]);
+        if has_wakers {
+            cells.insert(cells.len() - 1, key.woken_by);
+        }
+        table.row(cells);
+    }
+    table
+}
+
+/// Returns the rows, sorted.
+fn rows(snapshot: &Snapshot, hide_idle: bool, blocked_ns: Option<u64>) -> Vec<(Key, Row)> {
+    let apart = sets_idle_kernel_threads_apart(snapshot);
+    let mut rows: BTreeMap<Key, Row> = BTreeMap::new();
+    let on_cpu = on_cpu(snapshot).filter(|_| blocked_ns.is_none());
+    for stack in waiting(snapshot, hide_idle).chain(on_cpu) {
+        if blocked_ns.is_some_and(|least_ns| !is_blocked(stack, least_ns) || is_idle(stack)) {
+            continue;
+        }
+        let label = |name: &str| stack.labels.get(name).cloned().unwrap_or_default();
+        let place = place(&stack.user, &stack.kernel);
+        let key = Key {
+            is_idle_kernel_thread: apart && is_idle_kernel_thread(stack),
+            who: [label("process"), label("thread"), label("tid")],
+            state: stack.state.clone(),
+            class: stack.wait.as_ref().map(|wait| wait.class),
+            place: runnable(stack).is_none().then(|| place.clone()),
+            woken_by: stack.waker.as_ref().map_or_else(String::new, woken_by),
+        };
+        let row = rows.entry(key).or_default();
+        if row.places.is_empty() {
+            row.rule = stack.wait.as_ref().map_or_else(String::new, |wait| wait.rule.clone());
+        }
+        row.places.insert(place);
+        row.weight_ns += stack.weight_ns;
+        row.waits += stack.waits;
+        row.age.merge(&stack.age);
+    }
+    let mut rows: Vec<(Key, Row)> = rows.into_iter().collect();
+    rows.sort_by_key(|(key, row)| {
+        let size = if blocked_ns.is_some() { row.age.max_ns() } else { row.weight_ns };
+        let is_later = blocked_ns.is_some() && key.state != UNINTERRUPTIBLE;
+        (key.is_idle_kernel_thread, is_later, std::cmp::Reverse(size))
+    });
+    rows
+}
+
+/// Renders the innermost user function and the innermost kernel function.
+fn place(user: &[String], kernel: &[String]) -> String {
+    let innermost = |frames: &[String]| frames.first().cloned().unwrap_or_default();
+    match (user.is_empty(), kernel.is_empty()) {
+        (false, false) => format!("{} > {}", innermost(user), innermost(kernel)),
+        (false, true) => innermost(user),
+        (true, _) => innermost(kernel),
+    }
+}
+
+/// Renders the waker, and its call site if it is a thread.
+fn woken_by(waker: &Waker) -> String {
+    match waker.by {
+        WokenBy::Thread => format!("{}: {}", waker.name(), place(&waker.user, &waker.kernel)),
+        _ => waker.name().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sample;
+    use super::*;
+
+    fn written(hide_idle: bool, blocked_ns: Option<u64>) -> String {
+        let mut out = Vec::new();
+        table(&sample::snapshot(), hide_idle, blocked_ns).write(&mut out, None).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn row_has_class_and_age() {
+        insta::assert_snapshot!(written(false, None));
+    }
+
+    #[test]
+    fn row_has_waker() {
+        let mut out = Vec::new();
+        table(&sample::with_wakers(), false, None).write(&mut out, None).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+
+    #[test]
+    fn one_row_per_call_site_idle_kernel_threads_last() {
+        let table = table(&sample::crowd(), false, None);
+        let mut out = Vec::new();
+        table.write(&mut out, None).expect("a vector takes everything");
+        let text = String::from_utf8(out).expect("text");
+        let lines: Vec<&str> = text.lines().collect();
+        let service: Vec<&&str> = lines.iter().filter(|line| line.contains("service")).collect();
+        assert_eq!(service.len(), 4, "{text}");
+        assert!(service.iter().any(|line| line.contains("throttled by cgroup") && line.contains("(30 places)")));
+        assert!(lines[lines.len() - 150..].iter().all(|line| line.contains("kworker")), "{text}");
+        insta::assert_snapshot!(lines[..6].join("\n"));
+    }
+
+    #[test]
+    fn shares_are_of_the_threads_that_were_chosen() {
+        let mut snapshot = sample::crowd();
+        snapshot.stacks.retain(|stack| stack.labels["process"] == "service");
+        let mut out = Vec::new();
+        table(&snapshot, false, None).write(&mut out, None).expect("a vector takes everything");
+        let text = String::from_utf8(out).expect("text");
+        let shares =
+            text.lines().filter_map(|line| line.split_whitespace().next()?.strip_suffix('%')?.parse::<f64>().ok());
+        let sum: f64 = shares.sum();
+        assert!((sum - 100.0).abs() < 0.3, "{sum}: {text}");
+    }
+
+    #[test]
+    fn blocked_threads_are_those_that_have_waited_long_enough() {
+        let text = written(false, Some(2_000_000_000));
+        assert_eq!(text.lines().count(), 3, "{text}");
+        assert!(text.lines().nth(1).is_some_and(|line| line.contains("40.0s")), "{text}");
+    }
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Renders where threads wait as a tree, widest branch first.
+
+use std::io::{self, Write};
+
+use whylate_model::Snapshot;
+use whylate_model::folded::{Frame, Kind, Root, is_idle_kernel_thread, waiting};
+use whylate_model::tree::{Node, Sums};
+use whylate_model::units::format_ns;
+
+use super::{on_cpu, percent, sets_idle_kernel_threads_apart, summary};
+use crate::render::text::table::without_middle;
+
+/// Branches below this percentage are merged.
+const NARROWEST_PERCENT: u64 = 1;
+/// Processes are shown, however narrow, until they cover this percentage of the time.
+const COVERED_PERCENT: u64 = 90;
+/// Processes with this percentage of the on-CPU time are shown too.
+const BUSY_PERCENT: u64 = 10;
+
+/// Minimum width of the frames of a line.
+const MIN_FRAMES_WIDTH: usize = 24;
+
+/// Writes the tree. Frames that have only one caller and one callee share a line.
+pub fn write(
+    out: &mut dyn Write,
+    snapshot: &Snapshot,
+    root: Root,
+    hide_idle: bool,
+    columns: Option<usize>,
+) -> io::Result<()> {
+    writeln!(out, "{}\n", summary(snapshot, hide_idle))?;
+    let layout = Layout::new(snapshot, root, hide_idle);
+    layout.lines.iter().try_for_each(|line| writeln!(out, "{}", line.shown(layout.whole_ns, columns)))
+}
+
+/// A line of the tree: the sum of the lines one level below.
+struct TreeLine {
+    depth: usize,
+    weight_ns: u64,
+    names: Vec<String>,
+    about: String,
+}
+
+impl TreeLine {
+    fn shown(&self, whole_ns: u64, columns: Option<usize>) -> String {
+        let head = format!("{:>6}  {}", percent(self.weight_ns, whole_ns), "  ".repeat(self.depth));
+        let about = if self.about.is_empty() { String::new() } else { format!("  [{}]", self.about) };
+        let Some(columns) = columns else { return format!("{head}{}{about}", self.names.join(" > ")) };
+        let room = columns.saturating_sub(head.chars().count());
+        let frames = in_room(&self.names, room.saturating_sub(about.chars().count()).max(MIN_FRAMES_WIDTH));
+        format!("{head}{}", without_middle(&format!("{frames}{about}"), room))
+    }
+}
+
+/// Shortens a stack to `room` characters by cutting out frames in its middle: the innermost show what is waited for,
+/// the outermost who waits.
+fn in_room(names: &[String], room: usize) -> String {
+    const CUT: &str = " > .. > ";
+    let whole = names.join(" > ");
+    let length = |name: &String| name.chars().count();
+    let [first, .., last] = names else { return without_middle(&whole, room) };
+    let mut used = length(first) + CUT.len() + length(last);
+    if whole.chars().count() <= room || used > room {
+        return without_middle(&whole, room);
+    }
+    let (mut begin, mut end) = (1, names.len() - 1);
+    while begin < end {
+        let from_end = end - begin >= 1 && names.len() - end <= begin;
+        let next = if from_end { &names[end - 1] } else { &names[begin] };
+        used += length(next) + " > ".len();
+        if used > room {
+            break;
+        }
+        if from_end { end -= 1 } else { begin += 1 }
+    }
+    format!("{}{CUT}{}", names[..begin].join(" > "), names[end..].join(" > "))
+}
+
+/// The lines of a tree.
+struct Layout {
+    whole_ns: u64,
+    on_cpu_ns: u64,
+    lines: Vec<TreeLine>,
+}
+
+impl Layout {
+    fn new(snapshot: &Snapshot, root: Root, hide_idle: bool) -> Self {
+        let apart = sets_idle_kernel_threads_apart(snapshot);
+        let (idle, others): (Vec<_>, Vec<_>) = waiting(snapshot, hide_idle)
+            .chain(on_cpu(snapshot))
+            .partition(|stack| apart && is_idle_kernel_thread(stack));
+        let tree = Node::of(others, root);
+        let mut idle_sums = Sums::default();
+        idle.iter().for_each(|stack| idle_sums.add(stack));
+        let whole_ns = tree.all.weight_ns + idle_sums.weight_ns;
+        let mut layout = Layout { whole_ns, on_cpu_ns: tree.all.on_cpu_ns, lines: Vec::new() };
+        layout.processes(&tree);
+        if !idle.is_empty() {
+            layout.leaf(0, vec!["[idle kernel threads]".to_owned()], &idle_sums);
+        }
+        layout
+    }
+
+    fn is_wide(&self, part: &Sums) -> bool {
+        part.weight_ns > 0 && is_part(part.weight_ns, self.whole_ns, NARROWEST_PERCENT)
+    }
+
+    /// Adds the lines of processes. Many narrow processes may have most of the time together.
+    fn processes(&mut self, tree: &Node) {
+        let (all_ns, on_cpu_ns) = (tree.all.weight_ns, self.on_cpu_ns);
+        let parts = tree.parts(|part, shown_ns| {
+            let is_busy = part.on_cpu_ns > 0 && is_part(part.on_cpu_ns, on_cpu_ns, BUSY_PERCENT);
+            let is_covered = is_part(shown_ns, all_ns, COVERED_PERCENT);
+            is_busy || self.is_wide(part) || (part.weight_ns > 0 && !is_covered)
+        });
+        for (frame, child) in &parts.children {
+            self.branch(frame, child, 0);
+        }
+        self.others(0, parts.others, &parts.rest);
+    }
+
+    fn branch(&mut self, frame: &Frame, node: &Node, depth: usize) {
+        let mut names = vec![frame.name.clone()];
+        let (mut end, mut last) = (node, frame.kind);
+        while let Some((next, child)) = end.children.first_key_value().filter(|_| end.children.len() == 1) {
+            // Labels (process, thread, cgroup) keep a line of their own.
+            if end.own.weight_ns > 0 || last == Kind::Runnable || (last == Kind::Label && next.kind != Kind::Label) {
+                break;
+            }
+            last = next.kind;
+            names.push(next.name.clone());
+            end = child;
+        }
+        // The stack of a runnable thread is not where it waits.
+        let parts = match last {
+            Kind::Runnable => Default::default(),
+            _ => end.parts(|part, _| self.is_wide(part)),
+        };
+        if parts.children.is_empty() {
+            self.leaf(depth, names, &end.all);
+            return;
+        }
+        let about = if last == Kind::Label { figures(&end.all).join(", ") } else { String::new() };
+        self.lines.push(TreeLine { depth, weight_ns: node.all.weight_ns, names, about });
+        for (frame, child) in &parts.children {
+            self.branch(frame, child, depth + 1);
+        }
+        if let Some(own) = parts.own {
+            self.leaf(depth + 1, vec!["[stacks that end here]".to_owned()], own);
+        }
+        self.others(depth + 1, parts.others, &parts.rest);
+    }
+
+    fn others(&mut self, depth: usize, count: usize, rest: &Sums) {
+        if count > 0 {
+            self.leaf(depth, vec![format!("{count} smaller branches")], rest);
+        }
+    }
+
+    fn leaf(&mut self, depth: usize, names: Vec<String>, sums: &Sums) {
+        let about = about(sums, names.last().map_or("", String::as_str));
+        self.lines.push(TreeLine { depth, weight_ns: sums.weight_ns, names, about });
+    }
+}
+
+fn is_part(ns: u64, whole_ns: u64, percent: u64) -> bool {
+    u128::from(ns) * 100 >= u128::from(whole_ns) * u128::from(percent)
+}
+
+/// Renders class (unless it is the name), number of waits, on-CPU time, and number and age of the waiting threads.
+fn about(sums: &Sums, name: &str) -> String {
+    let class = sums.class().filter(|(class, _)| name != class.frame()).map(|(class, is_all)| match is_all {
+        true => class.words().to_owned(),
+        false => format!("mostly {}", class.words()),
+    });
+    let threads = match sums.age.count() {
+        0 => None,
+        1 => Some(format!("1 thread for {}", format_ns(sums.age.max_ns()))),
+        threads => Some(format!("{threads} threads for up to {}", format_ns(sums.age.max_ns()))),
+    };
+    let parts: Vec<String> = class.into_iter().chain(figures(sums)).chain(threads).collect();
+    parts.join(", ")
+}
+
+/// Renders the number of waits, if known, and the on-CPU time.
+fn figures(sums: &Sums) -> Vec<String> {
+    let waits = match sums.waits {
+        0 => None,
+        1 => Some("1 wait".to_owned()),
+        waits => Some(format!("{waits} waits")),
+    };
+    waits.into_iter().chain((sums.on_cpu_ns > 0).then(|| format!("{} on CPU", format_ns(sums.on_cpu_ns)))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use whylate_model::wait::{Wait, WaitClass};
+    use whylate_model::{Snapshot, Stack};
+
+    use super::super::sample;
+    use super::*;
+
+    fn text_of(snapshot: &Snapshot, root: Root, hide_idle: bool, columns: Option<usize>) -> String {
+        let mut out = Vec::new();
+        write(&mut out, snapshot, root, hide_idle, columns).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    fn written(root: Root, hide_idle: bool, columns: Option<usize>) -> String {
+        text_of(&sample::snapshot(), root, hide_idle, columns)
+    }
+
+    #[test]
+    fn the_widest_branch_comes_first() {
+        insta::assert_snapshot!(written(Root::Process, false, None));
+    }
+
+    #[test]
+    fn waker_follows_wait() {
+        insta::assert_snapshot!(text_of(&sample::with_wakers(), Root::Process, false, None));
+    }
+
+    #[test]
+    fn a_terminal_gets_both_ends_of_lines_and_no_escapes() {
+        let text = written(Root::Thread, true, Some(70));
+        insta::assert_snapshot!(text);
+        assert!(!text.contains('\x1b'));
+        assert!(!text.contains("do_poll"));
+        for columns in 0..200 {
+            let text = written(Root::Thread, false, Some(columns));
+            let longest = text.lines().skip(2).map(|line| line.chars().count()).max();
+            assert!(longest.is_some_and(|longest| longest <= columns.max(16)), "{columns}\n{text}");
+        }
+    }
+
+    #[test]
+    fn runnable_time_has_own_branch() {
+        insta::assert_snapshot!(text_of(&sample::crowd(), Root::Process, false, None));
+    }
+
+    #[test]
+    fn frames_are_cut_out_of_the_middle() {
+        let names: Vec<String> = ["start", "run", "step", "read", "-", "do_poll"].map(str::to_owned).into();
+        assert_eq!(in_room(&names, 100), "start > run > step > read > - > do_poll");
+        assert_eq!(in_room(&names, 34), "start > run > .. > - > do_poll");
+        assert_eq!(in_room(&names, 27), "start > .. > - > do_poll");
+        assert_eq!(in_room(&names, 20), "start > .. > do_poll");
+        assert_eq!(in_room(&names, 12), "start.._poll");
+        assert_eq!(in_room(&names[..1], 4), "s..t");
+    }
+
+    /// Generates stacks of a few processes and functions in any class, including kernel threads.
+    fn stacks() -> impl Strategy<Value = Vec<Stack>> {
+        const CLASSES: [WaitClass; 5] =
+            [WaitClass::Idle, WaitClass::Lock, WaitClass::Cpu, WaitClass::Throttled, WaitClass::OnCpu];
+        let stack = (0_u8..40, 0..CLASSES.len(), prop::collection::vec(0_u8..3, 0..6), 0_u64..1_000_000, 0_u8..3);
+        let stack = stack.prop_map(|(process, class, frames, weight_ns, kernel)| {
+            let mut labels: whylate_model::Labels = [("process".to_owned(), format!("p{process}"))].into();
+            if kernel == 0 {
+                labels.insert("kernel".to_owned(), "yes".to_owned());
+            }
+            let is_on_cpu = CLASSES[class] == WaitClass::OnCpu;
+            let kernel = if is_on_cpu { Vec::new() } else { frames.iter().map(u8::to_string).collect() };
+            // Shares from 1e-8 to 1.
+            let weight_ns = weight_ns.pow(3) >> 24;
+            Stack {
+                labels,
+                weight_ns,
+                wait: Some(Wait { class: CLASSES[class], rule: String::new() }),
+                kernel,
+                ..Stack::default()
+            }
+        });
+        prop::collection::vec(stack, 0..200)
+    }
+
+    /// Checks that each line is the sum of the lines one level below, and that the outermost add up to the total.
+    fn adds_up(lines: &[TreeLine], depth: usize, whole_ns: u64) -> Result<(), TestCaseError> {
+        let sum: u64 = lines.iter().filter(|line| line.depth == depth).map(|line| line.weight_ns).sum();
+        prop_assert_eq!(sum, whole_ns);
+        for (index, line) in lines.iter().enumerate().filter(|(_, line)| line.depth == depth) {
+            let below = &lines[index + 1..];
+            let below = &below[..below.iter().position(|line| line.depth <= depth).unwrap_or(below.len())];
+            if !below.is_empty() {
+                adds_up(below, depth + 1, line.weight_ns)?;
+            }
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn the_lines_below_a_line_add_up_to_it(stacks in stacks(), hide_idle: bool, by in 0..3) {
+            let root = [Root::Process, Root::Thread, Root::Cgroup][by as usize];
+            let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);
+            snapshot.stacks = stacks;
+            let layout = Layout::new(&snapshot, root, hide_idle);
+            let whole_ns: u64 = waiting(&snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
+            prop_assert_eq!(layout.whole_ns, whole_ns);
+            adds_up(&layout.lines, 0, whole_ns)?;
+            // Little is merged at the outermost level.
+            let unnamed = |line: &&TreeLine| line.depth == 0 && line.names[0].contains("smaller branches");
+            let rest_ns: u64 = layout.lines.iter().filter(unnamed).map(|line| line.weight_ns).sum();
+            prop_assert!(rest_ns * 10 <= whole_ns, "{rest_ns} of {whole_ns}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Renders a path as an outline: what ended a wait, what that actor did, and what it waited for in turn.
+
+use std::cmp::Reverse;
+use std::io::{self, Write};
+
+use whylate_model::CauseKind;
+use whylate_model::path::outline::{Piece, pieces};
+use whylate_model::path::{OTHERS, PathSegment};
+use whylate_model::thread::without_number;
+use whylate_model::units::{format_ns, printable};
+use whylate_model::wait::Stop;
+
+use crate::render::text::pad::Spaces;
+
+/// Parts below this share of the total are merged into one line, if there are several.
+const SMALL_PERCENT: f64 = 1.0;
+/// Maximum depth of nested waits that are shown.
+pub const MAX_DEPTH: usize = 12;
+
+/// A line of an outline.
+#[derive(Debug)]
+struct OutlinePart {
+    ns: u64,
+    text: String,
+    /// For a wait: the waiter, and what it waited in.
+    wait: Option<(String, Option<String>)>,
+    within: Vec<OutlinePart>,
+}
+
+/// Writes a path; each line is a part of the less indented line above.
+pub fn write(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> io::Result<()> {
+    let total_ns = path.iter().map(|segment| segment.ns).sum();
+    write_parts(out, &parts_of(path, 0), total_ns, indent, 0)
+}
+
+/// Writes the path of one wait, without the line of the outermost wait, which the caller has written.
+pub fn write_wait(out: &mut dyn Write, path: &[PathSegment], indent: usize) -> io::Result<()> {
+    let total_ns = path.iter().map(|segment| segment.ns).sum();
+    let is_wait = path.iter().any(|segment| segment.depth > 0);
+    let (inner, outer): (Vec<PathSegment>, Vec<PathSegment>) =
+        path.iter().cloned().partition(|segment| is_wait && segment.depth > 0);
+    let mut parts = parts_of(&inner, 1);
+    if let Some(outermost) = inner.iter().find(|segment| segment.depth == 1) {
+        parts = without_repetition(&wait_of(outermost), parts);
+    }
+    parts.extend(parts_of(&outer, 0));
+    parts.sort_by_key(|part| Reverse(part.ns));
+    write_parts(out, &parts, total_ns, indent, 0)
+}
+
+/// Returns the parts at a depth, longest first. Merges equal parts.
+fn parts_of(path: &[PathSegment], depth: u32) -> Vec<OutlinePart> {
+    let mut own: Vec<(&PathSegment, u64)> = Vec::new();
+    let mut waits: Vec<(&PathSegment, Vec<PathSegment>)> = Vec::new();
+    for piece in pieces(path, depth) {
+        match piece {
+            Piece::Wait { outer, within } => match waits.iter().position(|(other, _)| other.wait() == outer.wait()) {
+                Some(at) => waits[at].1.extend_from_slice(within),
+                None => waits.push((outer, within.to_vec())),
+            },
+            // An empty segment only names the waiter.
+            Piece::Own(segment) if segment.ns == 0 => {}
+            Piece::Own(segment) => {
+                let is_like = |(other, _): &(&PathSegment, u64)| {
+                    (other.kind, &other.who, &other.ready) == (segment.kind, &segment.who, &segment.ready)
+                };
+                match own.iter().position(is_like) {
+                    Some(at) => own[at].1 += segment.ns,
+                    None => own.push((segment, segment.ns)),
+                }
+            }
+        }
+    }
+    let mut parts: Vec<OutlinePart> = Vec::new();
+    for (segment, ns) in own {
+        // Run-queue waits of one thread are grouped below one line.
+        let Some((ready, behind)) = behind(segment) else {
+            parts.push(OutlinePart { ns, text: what(segment), wait: None, within: Vec::new() });
+            continue;
+        };
+        let text = format!("{ready} waited for a CPU:");
+        let part = OutlinePart { ns, text: behind, wait: None, within: Vec::new() };
+        match parts.iter_mut().find(|part| part.text == text) {
+            Some(wait) => {
+                wait.ns += ns;
+                wait.within.push(part);
+            }
+            None => parts.push(OutlinePart { ns, text, wait: None, within: vec![part] }),
+        }
+    }
+    parts.iter_mut().for_each(|part| part.within.sort_by_key(|part| Reverse(part.ns)));
+    parts.extend(waits.into_iter().map(|(outer, inner)| {
+        let waiter = outer.waiter.as_deref().unwrap_or("a thread");
+        let wait = wait_of(outer);
+        OutlinePart {
+            ns: inner.iter().map(|segment| segment.ns).sum(),
+            text: format!("{} {}:", printable(waiter), waited(outer)),
+            within: without_repetition(&wait, parts_of(&inner, depth + 1)),
+            wait: Some(wait),
+        }
+    }));
+    parts.sort_by_key(|part| Reverse(part.ns));
+    parts
+}
+
+fn wait_of(segment: &PathSegment) -> (String, Option<String>) {
+    (segment.waiter.clone().unwrap_or_default(), segment.via.clone())
+}
+
+/// Flattens waits of threads of one name for one another, in the same system call as far as known. Otherwise a queue of
+/// 16 such threads for one lock would be 16 lines deep.
+fn without_repetition(outer: &(String, Option<String>), parts: Vec<OutlinePart>) -> Vec<OutlinePart> {
+    let (waiter, via) = outer;
+    if waiter.is_empty() || without_number(waiter) != waiter {
+        return parts;
+    }
+    let mut kept: Vec<OutlinePart> = Vec::new();
+    for part in parts {
+        match &part.wait {
+            Some((inner, inner_via)) if inner == waiter && (inner_via.is_none() || inner_via == via) => {
+                without_repetition(outer, part.within).into_iter().for_each(|part| merge(&mut kept, part));
+            }
+            _ => merge(&mut kept, part),
+        }
+    }
+    kept.sort_by_key(|part| Reverse(part.ns));
+    kept
+}
+
+/// Merges a part into the one with the same text, or appends it.
+fn merge(parts: &mut Vec<OutlinePart>, part: OutlinePart) {
+    match parts.iter_mut().find(|other| other.text == part.text) {
+        Some(other) => {
+            other.ns += part.ns;
+            part.within.into_iter().for_each(|part| merge(&mut other.within, part));
+            other.within.sort_by_key(|part| Reverse(part.ns));
+        }
+        None => parts.push(part),
+    }
+}
+
+fn write_parts(
+    out: &mut dyn Write,
+    parts: &[OutlinePart],
+    total_ns: u64,
+    indent: usize,
+    depth: usize,
+) -> io::Result<()> {
+    let percent = |ns: u64| ns as f64 * 100.0 / total_ns.max(1) as f64;
+    let line = |out: &mut dyn Write, ns: u64, text: &str| {
+        let (indent, deeper) = (Spaces(indent), Spaces(2 * depth));
+        writeln!(out, "{indent}{:>5.1}% {:>8}  {deeper}{text}", percent(ns), format_ns(ns))
+    };
+    let shown = parts.partition_point(|part| percent(part.ns) >= SMALL_PERCENT);
+    let (shown, small) = if parts.len() - shown > 1 { parts.split_at(shown) } else { (parts, &[][..]) };
+    for part in shown {
+        // A wait with a single cause takes one line.
+        if let [only] = &part.within[..]
+            && only.within.is_empty()
+        {
+            line(out, part.ns, &format!("{} {}", part.text, only.text))?;
+            continue;
+        }
+        line(out, part.ns, &part.text)?;
+        if depth < MAX_DEPTH {
+            write_parts(out, &part.within, total_ns, indent, depth + 1)?;
+        }
+    }
+    if !small.is_empty() {
+        let ns = small.iter().map(|part| part.ns).sum();
+        line(out, ns, &format!("{} smaller parts", small.len()))?;
+    }
+    Ok(())
+}
+
+/// Renders a run-queue wait: the waiting thread, and what occupied its CPU. `None` for other segments.
+fn behind(segment: &PathSegment) -> Option<(String, String)> {
+    let who = printable(&segment.who);
+    let clause = match segment.kind {
+        CauseKind::Thread => format!("behind {who}"),
+        CauseKind::Work => format!("behind work item {who}"),
+        CauseKind::Irq => format!("behind interrupt {who}"),
+        CauseKind::Softirq => format!("behind softirq {who}"),
+        CauseKind::Nmi => "behind an NMI".to_owned(),
+        CauseKind::IrqsOff => format!("while {who} had interrupts off"),
+        CauseKind::IdleExit => format!("while {who} was idle"),
+        CauseKind::Wakeup => "while it was being woken".to_owned(),
+        CauseKind::Throttled => format!("throttled by {who}"),
+        CauseKind::Steal => "while the hypervisor ran something else".to_owned(),
+        _ => format!("unknown: {who}"),
+    };
+    // Merged small segments have no waiter.
+    segment.is_ready().then(|| (printable(segment.ready.as_deref().unwrap_or("threads")), clause))
+}
+
+/// Renders a segment of a path.
+pub fn what(segment: &PathSegment) -> String {
+    let (who, clauses) = who_and_what(segment);
+    who.into_iter().chain(clauses).collect::<Vec<_>>().join(" ")
+}
+
+/// Renders a segment of a path with the wait that it is part of.
+pub fn what_in_whose_wait(segment: &PathSegment) -> String {
+    let waiter = segment.waiter.as_deref().filter(|_| segment.depth > 0);
+    let within = waiter.map(|waiter| format!(" (while {} {})", printable(waiter), waited(segment)));
+    format!("{}{}", what(segment), within.unwrap_or_default())
+}
+
+/// Renders a segment in pieces: the thread, if it belongs to one, and clauses, the most general first.
+pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
+    if let Some((ready, behind)) = behind(segment) {
+        return (Some(ready), vec!["waited for a CPU".to_owned(), behind]);
+    }
+    let who = printable(&segment.who);
+    let clause = match segment.kind {
+        CauseKind::Running => return (Some(who), vec!["worked".to_owned()]),
+        CauseKind::Work => format!("work item {who} ran"),
+        CauseKind::Irq => format!("interrupt {who} ran"),
+        CauseKind::Softirq => format!("softirq {who} ran"),
+        CauseKind::Steal => "the hypervisor ran something else".to_owned(),
+        CauseKind::Disk if who.starts_with("unknown (") => "for a disk (its request was overwritten)".to_owned(),
+        CauseKind::Disk => format!("at disk {who}"),
+        CauseKind::DiskQueue => format!("in the queue of disk {who}"),
+        CauseKind::Timer if who == "timer" || who == OTHERS => "until a timer expired".to_owned(),
+        CauseKind::Timer => format!("until a timer expired ({who})"),
+        CauseKind::Network => "until a packet arrived".to_owned(),
+        CauseKind::Interrupt if who == "interrupt" => "until an interrupt arrived".to_owned(),
+        CauseKind::Interrupt => format!("until interrupt {who} arrived"),
+        CauseKind::Rcu => "until an RCU grace period ended".to_owned(),
+        CauseKind::Outside => format!("for a thread {who}"),
+        CauseKind::Stopped => stopped(segment, &who),
+        CauseKind::Unknown => format!("unknown: {who}"),
+        kind => format!("{} {who}", super::why::word(kind)),
+    };
+    (None, vec![clause])
+}
+
+/// Renders who stopped a thread, or what let it continue.
+fn stopped(segment: &PathSegment, who: &str) -> String {
+    match segment.stop {
+        Some(stop) if who == stop.who() => "by whom is not known".to_owned(),
+        Some(Stop::Signal) => format!("until {who} let it go on"),
+        Some(Stop::Freezer) => format!("until {who} thawed it"),
+        Some(Stop::Tracer) | None => format!("by {who}"),
+    }
+}
+
+/// Returns how the waiter of the path was stopped, if it was.
+pub fn stop_of(path: &[PathSegment]) -> Option<Stop> {
+    path.iter().find(|segment| segment.depth == 1)?.stop
+}
+
+/// Renders what the waiter waited in, or how it was stopped; follows the waiter's name.
+pub fn waited(segment: &PathSegment) -> String {
+    match (segment.stop, &segment.via) {
+        (Some(stop), _) => format!("was {}", stop.words()),
+        (None, Some(via)) => format!("waited in {}", printable(via)),
+        (None, None) => "waited".to_owned(),
+    }
+}
+
+/// Strips TIDs, stacks, timers and cgroups from a segment, so that e.g. all compilers of a build are merged.
+pub fn of_name(segment: &PathSegment) -> PathSegment {
+    let plain = PathSegment {
+        timer: None,
+        cgroup: None,
+        cgroup_of_waiter: None,
+        ns: segment.ns,
+        kind: segment.kind,
+        who: segment.who.clone(),
+        ready: segment.ready.clone(),
+        via: segment.via.clone(),
+        waiter: segment.waiter.clone(),
+        stack: Vec::new(),
+        stop: segment.stop,
+        depth: segment.depth,
+        is_member: segment.is_member,
+    };
+    plain.with_threads(&|called| without_number(called).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(
+        ms: u64,
+        kind: CauseKind,
+        who: &str,
+        depth: u32,
+        waiter: Option<&str>,
+        via: Option<&str>,
+    ) -> PathSegment {
+        let owned = |text: Option<&str>| text.map(str::to_owned);
+        let ready = (kind == CauseKind::Thread).then(|| "server:4711".to_owned());
+        let who = who.to_owned();
+        PathSegment {
+            ns: ms * 1_000_000,
+            kind,
+            who,
+            ready,
+            waiter: owned(waiter),
+            via: owned(via),
+            depth,
+            ..PathSegment::default()
+        }
+    }
+
+    #[test]
+    fn renders_run_queue_wait_of_unknown_thread() {
+        let of = |kind| what(&PathSegment { kind, who: "bully".to_owned(), ..PathSegment::default() });
+        assert_eq!(of(CauseKind::Thread), "threads waited for a CPU behind bully");
+        assert_eq!(of(CauseKind::Irq), "interrupt bully ran");
+    }
+
+    #[test]
+    fn renders_unspecific_causes() {
+        let of = |kind, who: &str| what(&PathSegment { kind, who: who.to_owned(), ..PathSegment::default() });
+        assert_eq!(of(CauseKind::Timer, "timer"), "until a timer expired");
+        assert_eq!(of(CauseKind::Timer, "TCP retransmission"), "until a timer expired (TCP retransmission)");
+        assert_eq!(of(CauseKind::Interrupt, "virtio3"), "until interrupt virtio3 arrived");
+        assert_eq!(of(CauseKind::Interrupt, "interrupt"), "until an interrupt arrived");
+        assert_eq!(of(CauseKind::Disk, "vda (read by dd:7)"), "at disk vda (read by dd:7)");
+        let overwritten = "unknown (its request was overwritten)";
+        assert_eq!(of(CauseKind::Disk, overwritten), "for a disk (its request was overwritten)");
+    }
+
+    #[test]
+    fn renders_who_continued_stopped_thread() {
+        let text = |stop: Stop, who: &str| {
+            let via = Some(stop.words());
+            let part = segment(5, CauseKind::Stopped, who, 1, Some("napper:7"), via);
+            let mut out = Vec::new();
+            write(&mut out, &[PathSegment { stop: Some(stop), ..part }], 0).expect("a vector takes everything");
+            String::from_utf8(out).expect("text").split("  ").last().unwrap_or_default().trim().to_owned()
+        };
+        for (stop, who, expected) in [
+            (Stop::Signal, "bash:9", "napper:7 was stopped by a signal: until bash:9 let it go on"),
+            (Stop::Signal, "signal", "napper:7 was stopped by a signal: by whom is not known"),
+            (Stop::Tracer, "gdb:9", "napper:7 was stopped by a tracer: by gdb:9"),
+            (Stop::Freezer, "runc:9", "napper:7 was frozen: until runc:9 thawed it"),
+        ] {
+            assert_eq!(text(stop, who), expected);
+            assert_eq!(stop_of(&[PathSegment { stop: Some(stop), depth: 1, ..PathSegment::default() }]), Some(stop));
+        }
+    }
+
+    #[test]
+    fn each_line_is_part_of_outer_line() {
+        use CauseKind::{Disk, Running, Softirq, Thread, Unknown};
+        let client = (Some("client:4710"), Some("futex"));
+        let server = (Some("server:4711"), Some("fdatasync"));
+        let path = [
+            segment(5, Running, "server:4711", 1, client.0, client.1),
+            segment(1, Running, "jbd2:80", 2, server.0, server.1),
+            segment(6, Disk, "nvme0n1 (write by jbd2:80)", 3, Some("jbd2:80"), None),
+            segment(1, Running, "jbd2:80", 2, server.0, server.1),
+            segment(3, Running, "server:4711", 1, client.0, client.1),
+            segment(12_000, Thread, "bully\x1b[2J:4712", 1, client.0, client.1),
+            segment(2, Softirq, "net_rx", 1, client.0, client.1),
+            segment(3, Unknown, "its waker was not seen", 2, server.0, Some("write")),
+        ];
+        let mut out = Vec::new();
+        write_wait(&mut out, &path[..5], 4).expect("a vector takes everything");
+        writeln!(out).expect("the same");
+        write(&mut out, &path, 4).expect("the same");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+
+    #[test]
+    fn merges_lock_queue_of_threads_with_one_name() {
+        use CauseKind::{Disk, Running};
+        let of = |ms, kind, who, depth, waiter, via| segment(ms, kind, who, depth, Some(waiter), via);
+        let futex = Some("futex");
+        // Each lock holder waited for the lock itself before, or for the disk. One wait has no system call.
+        let queue = |server| {
+            vec![
+                of(1, Disk, "vda", 4, server, Some("fsync")),
+                of(2, Running, server, 3, server, futex),
+                of(4, Running, server, 2, server, None),
+                of(8, Running, server, 1, server, futex),
+            ]
+        };
+        let mut out = Vec::new();
+        write_wait(&mut out, &queue("server"), 0).expect("a vector takes everything");
+        write_wait(&mut out, &queue("server:7"), 0).expect("the same");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"), @r"
+         93.3%   14.0ms  server worked
+          6.7%   1.00ms  server waited in fsync: at disk vda
+         53.3%   8.00ms  server:7 worked
+         46.7%   7.00ms  server:7 waited:
+         26.7%   4.00ms    server:7 worked
+         20.0%   3.00ms    server:7 waited in futex:
+         13.3%   2.00ms      server:7 worked
+          6.7%   1.00ms      server:7 waited in fsync: at disk vda
+        ");
+    }
+}

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Renders what the elapsed time of a command was spent on.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::Path;
+
+use serde_json::json;
+use whylate_model::CauseKind;
+use whylate_model::folded::{line, safe};
+use whylate_model::path::command::Explained;
+use whylate_model::path::members::Members;
+use whylate_model::path::{PathSegment, within};
+use whylate_model::units::{format_ns, printable};
+
+use super::offcpu::{svg, write_lines};
+use super::path::{self, of_name, what};
+use super::processes;
+use crate::render::json::write_line;
+
+/// Maximum number of outside culprits that are shown.
+const MAX_OUTSIDERS: usize = 10;
+// How an outside culprit delayed the command.
+const HAD_CPU: &str = "had its CPU";
+const IRQS_OFF: &str = "had interrupts off on its CPU";
+const THROTTLED: &str = "throttled it";
+const WAITED_FOR: &str = "worked while the command waited for it";
+/// Waits below this share of the elapsed time are not listed one by one.
+const LONG_PERCENT: f64 = 1.0;
+
+/// Format of the output file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// A flame graph.
+    Svg,
+    /// Folded stacks, one per line.
+    Folded,
+    /// Events that Perfetto and chrome://tracing open.
+    Json,
+}
+
+impl Form {
+    /// Chooses the format by the file's extension.
+    ///
+    /// # Errors
+    /// When the extension is unknown.
+    pub fn from_path(path: &Path) -> anyhow::Result<Self> {
+        let name = path.to_string_lossy();
+        let forms = [(".svg", Form::Svg), (".folded", Form::Folded), (".json", Form::Json)];
+        let known = forms.into_iter().find(|(end, _)| name.ends_with(end)).map(|(_, form)| form);
+        known.ok_or_else(|| anyhow::anyhow!("write to a file that ends in .svg, .folded or .json, not {name}"))
+    }
+}
+
+/// Writes the path in a format.
+///
+/// # Errors
+/// Those of the writer.
+pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io::Result<()> {
+    match form {
+        Form::Json => write_line(out, &events(&explained.path))?,
+        Form::Folded => write_lines(out, &folded(&explained.path))?,
+        Form::Svg => svg::write_lines(out, "Critical path", "ns", &folded(&explained.path))?,
+    }
+    out.flush()
+}
+
+/// Returns folded stacks: the enclosing waits of each segment, and the segment. TIDs are stripped.
+fn folded(path: &[PathSegment]) -> Vec<String> {
+    let path: Vec<PathSegment> = path.iter().map(of_name).collect();
+    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
+    for (segment, waits) in path.iter().zip(waits_of(&path)) {
+        let line: Vec<String> = waits.iter().map(String::as_str).chain([&*what(segment)]).map(safe).collect();
+        *lines.entry(line.join(";")).or_default() += segment.ns;
+    }
+    lines.into_iter().map(|(frames, ns)| line(&frames, ns)).collect()
+}
+
+/// Returns the enclosing waits of each segment, outermost first.
+fn waits_of(path: &[PathSegment]) -> Vec<Vec<String>> {
+    let named = |wait: Option<&PathSegment>| {
+        // A waiter without own segments is unknown.
+        let Some(wait) = wait else { return "...".to_owned() };
+        let waiter = wait.waiter.as_deref().unwrap_or("a thread");
+        let via = wait.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
+        printable(&format!("{waiter} waited{via}"))
+    };
+    within(path).into_iter().map(|waits| waits.into_iter().map(named).collect()).collect()
+}
+
+/// Returns the path as trace events (JSON) on one track, each wait around its segments.
+fn events(path: &[PathSegment]) -> serde_json::Value {
+    let event = |name: &str, begin_ns: u64, end_ns: u64| {
+        let us = |ns: u64| ns as f64 / 1e3;
+        json!({"name": name, "ph": "X", "pid": 1, "tid": 1, "ts": us(begin_ns), "dur": us(end_ns - begin_ns)})
+    };
+    let (mut events, mut now_ns) = (
+        vec![json!({"name": "thread_name", "ph": "M", "pid": 1, "tid": 1,
+                                                "args": {"name": "critical path"}})],
+        0,
+    );
+    let mut open: Vec<(String, u64)> = Vec::new();
+    for (segment, within) in path.iter().zip(waits_of(path)) {
+        let same = open.iter().zip(&within).take_while(|((name, _), other)| name == *other).count();
+        events.extend(open.drain(same..).map(|(name, began_ns)| event(&name, began_ns, now_ns)));
+        open.extend(within[same..].iter().map(|name| (name.clone(), now_ns)));
+        events.push(event(&what(segment), now_ns, now_ns + segment.ns));
+        now_ns += segment.ns;
+    }
+    events.extend(open.into_iter().map(|(name, began_ns)| event(&name, began_ns, now_ns)));
+    json!({"traceEvents": events, "displayTimeUnit": "ns"})
+}
+
+/// Writes the text report of a command.
+pub fn write(
+    out: &mut dyn Write,
+    command: &str,
+    explained: &Explained,
+    lost: &BTreeMap<String, u64>,
+    tree: Option<&Members>,
+) -> io::Result<()> {
+    let elapsed_ns = explained.elapsed_ns;
+    writeln!(out, "\n{} took {}:", printable(command), format_ns(elapsed_ns))?;
+    let unnumbered: Vec<PathSegment> = explained.path.iter().map(of_name).collect();
+    path::write(out, &unnumbered, 2)?;
+    let long = |ns: u64| ns as f64 * 100.0 / elapsed_ns.max(1) as f64 >= LONG_PERCENT;
+    let longest: Vec<_> = explained.longest.iter().filter(|wait| long(wait.ns)).collect();
+    if !longest.is_empty() {
+        writeln!(out, "The longest waits on its path:")?;
+    }
+    for wait in longest {
+        let first = wait.path.iter().find(|segment| segment.depth == 1).or_else(|| wait.path.first());
+        let waiter = first.and_then(|segment| segment.waiter.as_deref()).unwrap_or("a thread");
+        let via = first.and_then(|segment| segment.via.as_deref());
+        let via = via.map_or_else(String::new, |via| format!(" in {}", printable(via)));
+        let after = format_ns(wait.after_ns);
+        writeln!(out, "  after {after}: {} waited {}{via}", printable(waiter), format_ns(wait.ns))?;
+        path::write_wait(out, &wait.path, 4)?;
+    }
+    write_outsiders(out, explained)?;
+    if let Some(members) = tree {
+        processes::write(out, explained, members)?;
+    }
+    if !lost.is_empty() {
+        let lost: Vec<String> =
+            lost.iter().map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect();
+        writeln!(out, "lost: {} (see whylate --help-lost)", lost.join(", "))?;
+    }
+    Ok(())
+}
+
+/// Writes culprits outside the command: those that occupied a CPU for which the path waited, and those it waited for.
+fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()> {
+    // Merged segments have no owner, and a merged work item does not show that a thread waited for its CPU.
+    let is_lost = |segment: &PathSegment| explained.is_folded && segment.who == whylate_model::path::OTHERS;
+    let how = |segment: &PathSegment| match segment.kind {
+        _ if segment.is_member || is_lost(segment) => None,
+        CauseKind::Thread | CauseKind::Work if segment.is_ready() => Some(HAD_CPU),
+        CauseKind::IrqsOff if segment.is_ready() => Some(IRQS_OFF),
+        CauseKind::Throttled if segment.is_ready() => Some(THROTTLED),
+        CauseKind::Running | CauseKind::Work => Some(WAITED_FOR),
+        _ => None,
+    };
+    let mut sums: BTreeMap<(String, &str), u64> = BTreeMap::new();
+    for (segment, how) in explained.path.iter().filter_map(|segment| Some((segment, how(segment)?))) {
+        let item = if segment.kind == CauseKind::Work { "work item " } else { "" };
+        *sums.entry((format!("{item}{}", segment.who), how)).or_default() += segment.ns;
+    }
+    let mut sums: Vec<_> = sums.into_iter().collect();
+    sums.sort_by(|(a, a_ns), (b, b_ns)| (Reverse(a_ns), a).cmp(&(Reverse(b_ns), b)));
+    if sums.is_empty() {
+        return Ok(());
+    }
+    let percent = |ns: u64| ns as f64 * 100.0 / explained.elapsed_ns.max(1) as f64;
+    let all_ns: u64 = sums.iter().map(|(_, ns)| ns).sum();
+    let all = format!("{}{}", if explained.is_folded { "at least " } else { "" }, format_ns(all_ns));
+    writeln!(out, "Others delayed it by {all} ({:.1}% of the elapsed time):", percent(all_ns))?;
+    for ((who, how), ns) in sums.iter().take(MAX_OUTSIDERS) {
+        writeln!(out, "  {:>5.1}% {:>8}  {} {how}", percent(*ns), format_ns(*ns), printable(who))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(ms: u64, kind: CauseKind, who: &str) -> PathSegment {
+        PathSegment { ns: ms * 1_000_000, kind, who: who.to_owned(), ..PathSegment::default() }
+    }
+
+    #[test]
+    fn strips_tids_but_not_disk_numbers() {
+        let who_of = |kind, who| of_name(&part(1, kind, who)).who;
+        let by = |kind| who_of(kind, "8:16 (write by jbd2/vda-8:80)");
+        assert_eq!(who_of(CauseKind::Running, "kworker/0:1:77"), "kworker/0:1");
+        assert_eq!(who_of(CauseKind::Thread, "x:outside"), "x");
+        assert_eq!([by(CauseKind::Disk), by(CauseKind::DiskQueue)], ["8:16 (write by jbd2/vda-8)"; 2]);
+        assert_eq!(who_of(CauseKind::Disk, "8:0 (read)"), "8:0 (read)");
+    }
+
+    #[test]
+    fn outsiders_occupy_cpu_or_are_waited_for() {
+        let own = PathSegment { is_member: true, ..part(10, CauseKind::Running, "cc1:5") };
+        let within = PathSegment { depth: 1, ..part(40, CauseKind::Running, "server:9") };
+        let path = vec![
+            own,
+            part(20, CauseKind::Thread, "rustc:7"),
+            within,
+            part(3, CauseKind::Throttled, "cgroup /a"),
+            part(2, CauseKind::IrqsOff, "dd:8"),
+            part(1, CauseKind::Work, "vmstat_update"),
+            part(30, CauseKind::Timer, "others"),
+            part(5, CauseKind::Softirq, "others"),
+        ];
+        let explained = Explained { elapsed_ns: 111_000_000, path, is_folded: false, longest: Vec::new() };
+        let mut out = Vec::new();
+        write_outsiders(&mut out, &explained).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"), @r"
+        Others delayed it by 66.0ms (59.5% of the elapsed time):
+           36.0%   40.0ms  server:9 worked while the command waited for it
+           18.0%   20.0ms  rustc:7 had its CPU
+            2.7%   3.00ms  cgroup /a throttled it
+            1.8%   2.00ms  dd:8 had interrupts off on its CPU
+            0.9%   1.00ms  work item vmstat_update worked while the command waited for it
+        ");
+    }
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Renders late work items, with their causes.
+
+use std::io::{self, Write};
+
+use jiff::tz::TimeZone;
+use whylate_model::LateEvent;
+use whylate_model::units::{format_ns, printable};
+
+use crate::render::text::moment::moment;
+use crate::render::text::pad::Spaces;
+use crate::render::text::why;
+
+pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} QUEUED BY",
+        "TIME", "CPU", "LATENCY", "ACTIVATE", "POOL", "HANDLER", "WORKQUEUE", "WORKER"
+    )
+}
+
+/// Renders the queuer of an item. Interrupts have no PID.
+fn queuer(name: &str, pid: &str) -> String {
+    if pid == "0" { name.to_owned() } else { format!("{name}:{pid}") }
+}
+
+/// Writes a late item, and its causes and the stack of its queuer if they are known.
+pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
+    let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
+    let phase = |name: &str| {
+        event.phases.iter().find(|(phase, _)| phase == name).map_or_else(|| "-".to_owned(), |(_, ns)| format_ns(*ns))
+    };
+    writeln!(
+        out,
+        "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} {}",
+        moment(event.at_unix_ns, zone),
+        event.cpu,
+        format_ns(event.latency_ns),
+        phase("activate"),
+        phase("pool"),
+        label("handler"),
+        label("workqueue"),
+        label("worker"),
+        queuer(&label("queued_by"), &label("queued_by_pid")),
+    )?;
+    why::write_causes(out, event)?;
+    // The causes may have stacks too.
+    let indent = if event.causes.is_empty() || event.stack.is_empty() {
+        4
+    } else {
+        writeln!(out, "    queued from")?;
+        8
+    };
+    for frame in &event.stack {
+        writeln!(out, "{}{}", Spaces(indent), printable(frame))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interrupt_has_no_pid() {
+        assert_eq!([queuer("dd", "42"), queuer("softirq", "0")], ["dd:42", "softirq"]);
+    }
+
+    #[test]
+    fn line_has_handler_wait_and_queuer() {
+        let labels = [
+            ("handler", "wb_workfn"),
+            ("workqueue", "writeback"),
+            ("worker", "kworker/u4:1"),
+            ("queued_by", "dd\x1b[2J"),
+            ("queued_by_pid", "4242"),
+        ];
+        let event = LateEvent {
+            labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            at_unix_ns: 1_795_252_440_123_456_789,
+            latency_ns: 12_345_678,
+            cpu: 1,
+            phases: vec![("activate".to_owned(), 345_678), ("pool".to_owned(), 12_000_000)],
+            stack: vec!["__queue_work".to_owned(), "wb_wakeup".to_owned()],
+            ..LateEvent::default()
+        };
+        let mut out = Vec::new();
+        write_heading(&mut out).expect("a vector takes everything");
+        write(&mut out, &event, &TimeZone::UTC).expect("a vector takes everything");
+        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+    }
+}

@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Renders snapshots of `whylate wq`.
+
+mod late;
+pub mod shape;
+
+use std::cmp::Reverse;
+use std::io::{self, Write};
+
+use jiff::tz::TimeZone;
+use whylate_model::sources::WQ;
+use whylate_model::units::{format_ns, printable};
+use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot};
+
+use crate::cli::arguments::Explain;
+use crate::render::text::table::Table;
+use crate::render::text::{Output, footer, histogram, why};
+
+use self::shape::{Key, Shape, Sort};
+
+/// The phases of a work item in chronological order, with their descriptions.
+const PHASES: [(&str, &str); 7] = [
+    ("latency", "queued until a worker starts it"),
+    ("activate", "waiting for max_active"),
+    ("pool", "waiting for a worker"),
+    ("runtime", "from start to end"),
+    ("on_cpu", "of the run time, on a CPU"),
+    ("asleep", "of the run time, asleep"),
+    ("ready", "of the run time, waiting for a CPU"),
+];
+
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<'a> {
+    /// What is printed of all items.
+    pub shape: &'a Shape,
+    /// The only handler that is measured.
+    pub handler: Option<&'a str>,
+    /// Which late items are explained.
+    pub explain: Explain,
+    /// Late items that are not explained have a line too.
+    pub has_slower: bool,
+    /// Only late items and their culprits are printed.
+    pub lines_only: bool,
+}
+
+pub struct Text<'a> {
+    shown: Shown<'a>,
+    zone: TimeZone,
+    terminal_columns: Option<usize>,
+    culprits: Culprits,
+}
+
+impl<'a> Text<'a> {
+    /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
+    pub fn new(shown: Shown<'a>, terminal_columns: Option<usize>) -> Self {
+        Text { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
+    }
+
+    /// Writes the worst late events, if only those are printed, and the ranking of culprits.
+    fn write_why(&mut self, out: &mut dyn Write, snapshot: &Snapshot, threshold_ns: u64) -> io::Result<()> {
+        let worst = &snapshot.late;
+        self.culprits.add_unexplained(snapshot.unexplained);
+        let ranking = self.culprits.take();
+        if ranking.is_empty() {
+            return writeln!(out, "No item waited {} or longer.", format_ns(threshold_ns));
+        }
+        if self.shown.explain.worst.is_some() {
+            writeln!(out, "\nLongest waits: {} of {}", worst.len(), ranking.events)?;
+            late::write_heading(out)?;
+            for event in worst {
+                late::write(out, event, &self.zone)?;
+            }
+        }
+        writeln!(out)?;
+        why::write_ranking(out, &ranking, why::ITEMS)
+    }
+}
+
+impl Output for Text<'_> {
+    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
+        match self.shown.handler {
+            Some(handler) => {
+                writeln!(out, "Tracing work queue latency for {}... Hit Ctrl-C to end.", printable(handler))?
+            }
+            None => writeln!(out, "Tracing work queue latency ... Hit Ctrl-C to end.")?,
+        }
+        // With --worst, the longest waits are printed below a heading of their own.
+        let lines = self.shown.has_slower || self.shown.explain.why.is_some() && self.shown.explain.worst.is_none();
+        if lines { late::write_heading(out) } else { Ok(()) }
+    }
+
+    fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
+        self.culprits.add(&WQ, event);
+        let comes_later = self.shown.explain.worst.is_some() && !event.causes.is_empty();
+        if comes_later { Ok(()) } else { late::write(out, event, &self.zone) }
+    }
+
+    fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
+        if let Some(threshold_ns) = self.shown.explain.why {
+            self.write_why(out, &snapshot, threshold_ns)?;
+        }
+        if !self.shown.lines_only {
+            writeln!(out)?;
+            if self.shown.shape.table {
+                let key = self.shown.shape.key().unwrap_or(Key::Handler);
+                table_of(&snapshot, key, self.shown.shape.sort).write(out, self.terminal_columns)?;
+            } else {
+                write_histograms(out, self.shown.shape, &snapshot)?;
+            }
+        }
+        footer::write(out, &snapshot)
+    }
+}
+
+fn write_histograms(out: &mut dyn Write, shape: &Shape, snapshot: &Snapshot) -> io::Result<()> {
+    writeln!(out, "Printing histogram")?;
+    let key = match shape.key() {
+        None if shape.works => Some(Key::Handler),
+        by => by,
+    };
+    let Some(key) = key else {
+        return write_phases(out, shape, |phase| snapshot.total(phase));
+    };
+    for series in snapshot.merged_by(key.label()) {
+        let heading = if key == Key::Handler { "work handler" } else { key.label() };
+        writeln!(out, "\n{heading} = {}", printable(&name_of(&series, key)))?;
+        write_phases(out, shape, |phase| series.histograms.get(phase).cloned().unwrap_or_default())?;
+    }
+    Ok(())
+}
+
+fn write_phases(out: &mut dyn Write, shape: &Shape, histogram_of: impl Fn(&str) -> Histogram) -> io::Result<()> {
+    if !shape.phases {
+        return histogram::write(out, &histogram_of("latency"));
+    }
+    for (phase, meaning) in PHASES {
+        writeln!(out, "\n{phase}: {meaning}")?;
+        histogram::write(out, &histogram_of(phase))?;
+    }
+    Ok(())
+}
+
+/// Returns the value of the key. A handler in a module is `function [module]`, as the kernel prints it.
+fn name_of(series: &Series, key: Key) -> String {
+    let label = |name: &str| series.labels.get(name).map_or("", String::as_str);
+    match series.labels.get("module") {
+        Some(module) if key == Key::Handler => format!("{} [{module}]", label("handler")),
+        _ => label(key.label()).to_owned(),
+    }
+}
+
+fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
+    let with_workqueue = key == Key::Handler;
+    let workqueue = if with_workqueue { ", <WORKQUEUE" } else { "" };
+    let (title, figures) = (key.label().to_uppercase(), "COUNT, MEAN, P50, P99, MAX, RUN-MEAN, RUN-MAX");
+    let mut table = Table::new(&format!("<{title}, {figures}{workqueue}"));
+    let mut rows = snapshot.merged_by(key.label());
+    // The sort is stable: equal rows stay in the order of their names.
+    rows.sort_by_key(|series| Reverse(rank(series, sort)));
+    for series in &rows {
+        let none = Histogram::default();
+        let latency = series.histograms.get("latency").unwrap_or(&none);
+        let runtime = series.histograms.get("runtime").unwrap_or(&none);
+        let mut cells = vec![name_of(series, key), latency.count().to_string()];
+        cells.extend(
+            [latency.mean_ns(), latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()].map(format_ns),
+        );
+        cells.extend([runtime.mean_ns(), runtime.max_ns()].map(format_ns));
+        if with_workqueue {
+            cells.push(series.labels.get("workqueue").cloned().unwrap_or_default());
+        }
+        table.row(cells);
+    }
+    table
+}
+
+/// Returns the sort key of a row; rows are sorted in descending order.
+fn rank(series: &Series, sort: Sort) -> u64 {
+    let none = Histogram::default();
+    let latency = series.histograms.get("latency").unwrap_or(&none);
+    match sort {
+        Sort::Count => latency.count(),
+        Sort::Mean => latency.mean_ns(),
+        Sort::P50 => latency.quantile_ns(0.5),
+        Sort::P99 => latency.quantile_ns(0.99),
+        Sort::Max => latency.max_ns(),
+        Sort::Runtime => series.histograms.get("runtime").map_or(0, Histogram::max_ns),
+        Sort::Name => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use whylate_model::{Cause, CauseKind, Cgroup};
+
+    use super::*;
+    use crate::cli::wq::Arguments;
+    use crate::engine::runner::{Keep, PendingLate};
+    use crate::render::json::JsonLines;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn series(handler: &str, workqueue: &str, latencies_ns: &[u64], runtimes_ns: &[u64]) -> Series {
+        let mut labels = whylate_model::Labels::new();
+        let (function, module) = handler.split_once('@').unwrap_or((handler, ""));
+        labels.insert("handler".to_owned(), function.to_owned());
+        labels.insert("workqueue".to_owned(), workqueue.to_owned());
+        if !module.is_empty() {
+            labels.insert("module".to_owned(), module.to_owned());
+        }
+        let latency: Histogram = latencies_ns.iter().copied().collect();
+        let runtime: Histogram = runtimes_ns.iter().copied().collect();
+        let zero = Histogram::zeros(latency.count());
+        let histograms = [
+            ("latency", latency.clone()),
+            ("activate", zero.clone()),
+            ("pool", latency),
+            ("runtime", runtime.clone()),
+            ("on_cpu", runtime),
+            ("asleep", zero.clone()),
+            ("ready", zero),
+        ];
+        Series {
+            labels,
+            histograms: histograms.map(|(name, histogram)| (name.to_owned(), histogram)).into(),
+            ..Series::default()
+        }
+    }
+
+    fn snapshot() -> Snapshot {
+        let mut snapshot = Snapshot::new("wq", "fentry", "web1", 1_795_252_440_000_000_000);
+        snapshot.duration_ns = 5_000_000_000;
+        snapshot.series = vec![
+            series("flush_to_ldisc", "events_unbound", &[3_000, 20_000, 21_000, 22_000], &[2_000, 2_000, 9_000, 4_000]),
+            series("nvme_scan_work@nvme_core", "nvme-wq", &[12_000_000], &[48_000_000]),
+            series("vmstat_update", "mm_percpu_wq", &[5_000, 9_000, 10_000, 17_000], &[900; 4]),
+            series("vmstat_update", "events", &[6_000], &[700]),
+        ];
+        snapshot.lost = [("unmatched".to_owned(), 2), ("late_events".to_owned(), 1), ("reused".to_owned(), 0)].into();
+        snapshot
+    }
+
+    fn text_in_utc(arguments: &Arguments) -> Text<'_> {
+        Text { zone: TimeZone::UTC, ..Text::new(arguments.shown(), None) }
+    }
+
+    /// Returns a late item with these causes, if any.
+    fn late_item(at_ms: u64, handler: &str, causes: &[(CauseKind, &str, u64, &str)]) -> LateEvent {
+        let causes: Vec<Cause> = causes
+            .iter()
+            .map(|&(kind, who, ns, stack)| {
+                let stack = stack.split_whitespace().map(str::to_owned).collect();
+                Cause { stack, ..Cause::new(kind, who, ns) }
+            })
+            .collect();
+        let labels = [
+            ("handler", handler),
+            ("workqueue", "writeback"),
+            ("worker", "kworker/u4:1"),
+            ("queued_by", "sync"),
+            ("queued_by_pid", "4311"),
+        ];
+        let latency_ns = causes.iter().map(|cause| cause.ns).sum::<u64>().max(1_500_000);
+        LateEvent {
+            subject: handler.to_owned(),
+            labels: labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
+            at_unix_ns: 1_795_252_440_000_000_000 + at_ms * 1_000_000,
+            latency_ns,
+            cpu: 1,
+            phases: vec![("activate".to_owned(), 0), ("pool".to_owned(), latency_ns)],
+            causes,
+            ..LateEvent::default()
+        }
+    }
+
+    fn late_items() -> Vec<LateEvent> {
+        let console = "_raw_spin_unlock_irqrestore serial8250_console_write console_flush_all console_unlock vprintk_emit \
+                       devkmsg_write vfs_write ksys_write do_syscall_64 entry_SYSCALL_64_after_hwframe";
+        let mut first = late_item(
+            100,
+            "wb_workfn",
+            &[
+                (CauseKind::IrqsOff, "dd\x1b[2J:4242", 10_960_000, console),
+                (CauseKind::Thread, "stress-ng:77", 1_160_000, ""),
+                (CauseKind::Softirq, "timer", 33_000, ""),
+                (CauseKind::Unknown, "before a worker was woken", 3_000, ""),
+            ],
+        );
+        first.stack = vec!["__queue_work".to_owned(), "wb_queue_work".to_owned()];
+        let hog = |ns| (CauseKind::Work, "wb_workfn", ns, "");
+        vec![
+            first,
+            late_item(200, "too_short_for_why", &[]),
+            late_item(300, "vmstat_update", &[hog(48_000_000)]),
+            late_item(400, "vmstat_shepherd", &[(CauseKind::Thread, "stress-ng:77", 9_000_000, ""), hog(3_000_000)]),
+        ]
+    }
+
+    fn printed(line: &str) -> String {
+        printed_with(line, Vec::new())
+    }
+
+    fn printed_with(line: &str, late: Vec<LateEvent>) -> String {
+        let words = std::iter::once("wq").chain(line.split_whitespace());
+        let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
+        let mut out = Vec::new();
+        let mut output: Box<dyn Output> =
+            if arguments.schedule.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
+        output.begin(&mut out).expect("a vector takes everything");
+        let (mut kept, mut snapshot) =
+            (PendingLate::new(Keep::for_options(arguments.schedule, arguments.explain)), snapshot());
+        for event in late {
+            output.late(&mut out, &event).expect("a vector takes everything");
+            kept.add(event);
+        }
+        kept.move_into(&mut snapshot);
+        output.snapshot(&mut out, snapshot).expect("a vector takes everything");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn summary() {
+        insta::assert_snapshot!(printed(""));
+    }
+
+    #[test]
+    fn a_histogram_per_handler() {
+        insta::assert_snapshot!(printed("-W"));
+    }
+
+    #[test]
+    fn one_handler() {
+        insta::assert_snapshot!(printed("-w flush_to_ldisc"));
+    }
+
+    #[test]
+    fn phases() {
+        insta::assert_snapshot!(printed("--phases"));
+    }
+
+    #[test]
+    fn table() {
+        insta::assert_snapshot!(printed("--table"));
+    }
+
+    #[test]
+    fn table_by_workqueue_ordered_by_count() {
+        insta::assert_snapshot!(printed("--table --by workqueue --sort count"));
+    }
+
+    #[test]
+    fn json() {
+        insta::assert_snapshot!(printed("--json"));
+    }
+
+    #[test]
+    fn only_lines_of_late_items() {
+        insta::assert_snapshot!(printed("--slower 10ms"));
+    }
+    #[test]
+    fn longest_waits_are_explained_ones() {
+        let text = printed_with("--why 2ms --slower 1ms --worst 2", late_items());
+        assert_eq!(text.matches("too_short_for_why").count(), 1, "{text}");
+        assert!(text.contains("Longest waits: 2 of "), "{text}");
+    }
+
+    #[test]
+    fn causes_of_late_items() {
+        insta::assert_snapshot!(printed_with("--why 2ms --slower 1ms --stack", late_items()));
+    }
+
+    #[test]
+    fn the_longest_waits() {
+        insta::assert_snapshot!(printed_with("--why 2ms --worst 2", late_items().split_off(2)));
+    }
+
+    #[test]
+    fn culprits_are_ranked_by_their_cgroups() {
+        let mut items = vec![
+            late_item(
+                100,
+                "wb_workfn",
+                &[(CauseKind::Thread, "a:1", 9_000_000, ""), (CauseKind::Thread, "b:2", 1_000_000, "")],
+            ),
+            late_item(
+                200,
+                "vmstat_update",
+                &[(CauseKind::Thread, "b:2", 3_000_000, ""), (CauseKind::Thread, "c:3", 7_000_000, "")],
+            ),
+        ];
+        for cause in items.iter_mut().flat_map(|item| &mut item.causes) {
+            cause.cgroup = Some(Cgroup::of(if cause.who == "c:3" { "/pod2" } else { "/pod1" }));
+        }
+        let printed = |line: &str| printed_with(line, items.clone());
+        let ranked = |text: &str| -> Vec<String> {
+            let ranking = text.lines().skip_while(|line| !line.ends_with("Who caused it:")).skip(1);
+            ranking.take_while(|line| line.starts_with("    ")).map(|line| line.trim().to_owned()).collect()
+        };
+        // Two handlers; one of them waited for threads of both names.
+        assert_eq!(
+            ranked(&printed("--why 2ms --by cgroup")),
+            [
+                "65.0%  threads of /pod1 delayed 2 items of 2 handlers by 13.0ms in all, worst 10.0ms",
+                "35.0%  threads of /pod2 delayed 1 item by 7.00ms",
+            ]
+        );
+        assert_eq!(ranked(&printed("--why 2ms")).len(), 3);
+    }
+
+    #[test]
+    fn nothing_was_late_enough_to_explain() {
+        insta::assert_snapshot!(printed("--why 2ms"));
+    }
+
+    #[test]
+    fn causes_in_json() {
+        let line = printed_with("--json --why 2ms", late_items());
+        let snapshot: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        insta::assert_snapshot!(serde_json::to_string_pretty(&snapshot["late"][0]).expect("JSON"));
+    }
+
+    #[test]
+    fn the_longest_waits_in_json() {
+        let line = printed_with("--json --why 2ms --worst 2", late_items().split_off(2));
+        let snapshot: Snapshot = serde_json::from_str(&line).expect("a snapshot");
+        let handlers: Vec<&str> = snapshot.late.iter().map(|event| event.labels["handler"].as_str()).collect();
+        assert_eq!(handlers, ["vmstat_update", "vmstat_shepherd"]);
+        // Late events that were not requested are not lost.
+        assert_eq!(snapshot.lost["late_events"], 1);
+    }
+
+    #[test]
+    fn why_goes_with_what_it_needs() {
+        for line in ["--worst 3", "--stack", "--why 1ms --worst 0", "--why 0"] {
+            let words = std::iter::once("wq").chain(line.split_whitespace());
+            assert!(Line::try_parse_from(words).is_err(), "{line}");
+        }
+        let words = ["wq", "--why", "1ms", "--stack", "--worst", "3"];
+        let options = Line::try_parse_from(words).expect("a valid command line").arguments.options();
+        assert_eq!((options.explain_over_ns, options.late_over_ns), (Some(1_000_000), None));
+        assert!(options.phases && options.stacks);
+    }
+}
