@@ -32,7 +32,7 @@ pub(super) struct Cursors {
     entries: Vec<Option<Entry>>,
     count: usize,
     /// Numbers of the cursors that the context switches of a thread concern.
-    by_tid: HashMap<u32, BTreeSet<u32>>,
+    by_tid: HashMap<u32, Numbers>,
     /// Numbers of the cursors that each change of a CPU concerns.
     running: Vec<Vec<u32>>,
     /// Numbers of the cursors that wait for a CPU; they take in its changes at the end of the wait.
@@ -50,6 +50,36 @@ pub(super) struct Cursors {
     left: u64,
     /// One of 2^`cut` threads is followed to its wakers.
     cut: u32,
+}
+
+/// Numbers of the cursors that a thread concerns. Most threads concern only their own.
+#[derive(Debug)]
+enum Numbers {
+    One(u32),
+    More(BTreeSet<u32>),
+}
+
+impl Numbers {
+    fn insert(&mut self, number: u32) {
+        match self {
+            Numbers::One(one) if *one == number => {}
+            Numbers::One(one) => *self = Numbers::More([*one, number].into()),
+            Numbers::More(numbers) => {
+                numbers.insert(number);
+            }
+        }
+    }
+
+    /// Removes a number. Returns whether none is left.
+    fn remove(&mut self, number: u32) -> bool {
+        match self {
+            Numbers::One(one) => *one == number,
+            Numbers::More(numbers) => {
+                numbers.remove(&number);
+                numbers.is_empty()
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -198,7 +228,11 @@ impl Cursors {
         }
         let [before, after] = [change.before.holder.tid(), change.after.holder.tid()];
         for tid in before.into_iter().chain(after.filter(|_| before != after)) {
-            concerned.extend(self.by_tid.get(&tid).into_iter().flatten());
+            match self.by_tid.get(&tid) {
+                Some(Numbers::One(number)) => concerned.push(*number),
+                Some(Numbers::More(numbers)) => concerned.extend(numbers),
+                None => {}
+            }
         }
         concerned.extend_from_slice(&self.running[change.cpu]);
         if is_full {
@@ -232,7 +266,8 @@ impl Cursors {
         }
         for tid in entry.cursor.tids().skip(known) {
             if !entry.tids.contains(&tid) {
-                self.by_tid.entry(tid).or_default().insert(number);
+                let numbers = self.by_tid.entry(tid).or_insert(Numbers::One(number));
+                numbers.insert(number);
             }
             entry.tids.push(tid);
         }
@@ -286,10 +321,8 @@ impl Cursors {
 }
 
 /// Removes a cursor from the entries of a thread.
-fn forget(by_tid: &mut HashMap<u32, BTreeSet<u32>>, tid: u32, number: u32) {
-    let Some(cursors) = by_tid.get_mut(&tid) else { return };
-    cursors.remove(&number);
-    if cursors.is_empty() {
+fn forget(by_tid: &mut HashMap<u32, Numbers>, tid: u32, number: u32) {
+    if by_tid.get_mut(&tid).is_some_and(|numbers| numbers.remove(number)) {
         by_tid.remove(&tid);
     }
 }

@@ -277,6 +277,19 @@ impl KernelSymbols {
         KernelSymbols { shared: Rc::clone(&self.shared), names: HashMap::new() }
     }
 
+    /// Reads the kernel's symbols now, so that the first name does not wait for them.
+    pub(crate) fn load(&self) {
+        let mut shared = self.shared.borrow_mut();
+        if shared.symbols.is_none() && shared.fixed().is_some() {
+            shared.list_if_old();
+            shared.read();
+            // The symbolizer reads them with its first address.
+            if let (Some(symbols), Some(fixed)) = (&shared.symbols, &shared.fixed) {
+                (symbols.find)(&[fixed.as_ref().map_or(0, |fixed| fixed.start)]);
+            }
+        }
+    }
+
     /// Lists the loaded code, at the end of a span and before the next one starts.
     pub(crate) fn list_code(&self) {
         self.shared.borrow_mut().list_if_old();

@@ -88,6 +88,25 @@ impl Program {
         Ok(threads)
     }
 
+    /// Returns whether the program has a process now, other than this one.
+    ///
+    /// # Errors
+    /// See [`Program::threads`].
+    pub fn is_running(&self) -> std::io::Result<bool> {
+        if let Some(why) = pid_namespace::lacks_proc() {
+            return Err(std::io::Error::other(why));
+        }
+        let own = std::process::id();
+        for entry in fs::read_dir("/proc")? {
+            let Some(process) = number(&entry?.file_name()).filter(|&process| process != own) else { continue };
+            let name = fs::read_to_string(format!("/proc/{process}/comm"));
+            if name.is_ok_and(|name| self.has(process, name.trim_end_matches('\n'))) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     fn has(&self, process: u32, name: &str) -> bool {
         match self {
             Program::Process(wanted) => *wanted == process,

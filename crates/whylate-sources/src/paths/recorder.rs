@@ -16,6 +16,7 @@ use super::asleep::Asleep;
 use super::names::PathNames;
 use crate::cpu_account::{Edges, Stream};
 use crate::kernel::attach::silence_libbpf;
+use crate::kernel::symbols::ReadOnce;
 use crate::kernel::{clock, cpus};
 use crate::source::AttachError;
 use crate::source::session::Session;
@@ -71,13 +72,17 @@ impl Recorder {
     /// When the kernel refuses a BPF program.
     pub fn start() -> Result<Self, AttachError> {
         silence_libbpf();
+        let _once = ReadOnce::begin();
         let session = Session::of_one();
         let edges = Edges::attach(&session)?;
         let stream = edges.stream().context("the account keeps no wakeups")?;
         let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
         let file = DIRECTORIES.iter().find_map(|directory| unnamed_file(Path::new(directory)).ok());
         let past = Packed::new(cpus as usize, MEMORY_BYTES, file);
-        let names = PathNames::new(session.symbols());
+        let symbols = session.symbols();
+        // At the end of the span, the user waits for the answer.
+        symbols.load();
+        let names = PathNames::new(symbols);
         // Without them, these waits are ones that began earlier.
         let asleep = Asleep::now().unwrap_or_default();
         Ok(Recorder {

@@ -75,7 +75,7 @@ impl Of {
 /// # Errors
 /// When nothing can be recorded, there is no such program, or the output cannot be written.
 pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()> {
-    ensure_there(program, &program.threads().context("cannot read /proc")?)?;
+    ensure_there(program, program.is_running().context("cannot read /proc")?)?;
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new(format!("Looking at {}", name(program)));
     progress.show("attaching");
@@ -109,7 +109,7 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
     let mut stopped = StoppedThreads::default();
     let known: BTreeMap<u32, Known> =
         threads.iter().map(|(&tid, member)| (tid, known(tid, member, &mut stopped))).collect();
-    ensure_there(program, &threads)?;
+    ensure_there(program, !threads.is_empty())?;
     let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
     let asked: Vec<Asked> = threads
@@ -172,12 +172,9 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
 }
 
 /// Returns an error if the program has no thread.
-fn ensure_there(program: &Program, threads: &BTreeMap<u32, Member>) -> anyhow::Result<()> {
+fn ensure_there(program: &Program, is_there: bool) -> anyhow::Result<()> {
     let name = name(program);
-    anyhow::ensure!(
-        !threads.is_empty(),
-        "no thread of {name} was found (see names and cgroups with ps -eo pid,comm,cgroup)"
-    );
+    anyhow::ensure!(is_there, "no thread of {name} was found (see names and cgroups with ps -eo pid,comm,cgroup)");
     Ok(())
 }
 
