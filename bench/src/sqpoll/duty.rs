@@ -78,7 +78,7 @@ pub fn measure() -> Result<Part> {
 }
 
 fn ways() -> Result<(Vec<Way>, String)> {
-    let own = SqpollOptions { threads: Threads::of(std::process::id()), ..SqpollOptions::default() };
+    let own = SqpollOptions { threads: Threads::of_process(std::process::id()), ..SqpollOptions::default() };
     let of = |backend: &str| SqpollOptions { backend: Some(backend.to_owned()), ..own.clone() };
     let mut ways = Vec::new();
     let mut notes = String::new();

@@ -106,7 +106,7 @@ fn take_snapshots(cpu: u32, watcher: &str, over: &AtomicBool, ready: &AtomicBool
     pin_to(cpu as usize)?;
     let options = SqpollOptions {
         backend: Some(watcher.to_owned()),
-        threads: Threads::of(std::process::id()),
+        threads: Threads::of_process(std::process::id()),
         ..SqpollOptions::default()
     };
     let mut source = (watcher != WATCHERS[0]).then(|| options.start(&Session::of_one())).transpose()?;

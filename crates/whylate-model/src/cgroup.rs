@@ -19,7 +19,7 @@ pub struct Cgroup {
 
 impl Cgroup {
     /// Returns the cgroup with this path.
-    pub fn of(path: &str) -> Self {
+    pub fn new(path: &str) -> Self {
         Cgroup { path: path.to_owned(), container: container(path).map(str::to_owned) }
     }
 }
@@ -46,16 +46,16 @@ mod tests {
             format!("/machine.slice/libpod-{id}.scope/container"),
             format!("/kubelet/docker/{other}/kubepods/{id}/init.scope"),
         ] {
-            assert_eq!(Cgroup::of(&path), Cgroup { path: path.clone(), container: Some(id.clone()) });
+            assert_eq!(Cgroup::new(&path), Cgroup { path: path.clone(), container: Some(id.clone()) });
         }
         for path in ["/", "/user.slice/user-0.slice", &format!("/docker/{id}0"), &format!("/docker/x{}", &id[1..])] {
-            assert_eq!(Cgroup::of(path).container, None, "{path}");
+            assert_eq!(Cgroup::new(path).container, None, "{path}");
         }
     }
 
     #[test]
     fn json_has_one_or_two_fields() {
-        let json = serde_json::to_string(&Cgroup::of("/a.slice")).expect("it is plain");
+        let json = serde_json::to_string(&Cgroup::new("/a.slice")).expect("it is plain");
         assert_eq!(json, r#"{"cgroup":"/a.slice"}"#);
     }
 }

@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn delays_add_up_by_the_cgroups_that_cause_them() {
-        let in_cgroup = |path: &str, cause| Cause { cgroup: Some(Cgroup::of(path)), ..cause };
+        let in_cgroup = |path: &str, cause| Cause { cgroup: Some(Cgroup::new(path)), ..cause };
         let mut event = late("service:1", &[(CauseKind::Irq, "nvme0q1", 5)]);
         event.labels.insert(CGROUP.to_owned(), "/pod1".to_owned());
         for (path, who, ns) in [("/pod1", "a:1", 10), ("/pod2", "b:2", 20), ("/pod2", "c:3", 30)] {
@@ -356,11 +356,11 @@ mod tests {
     #[test]
     fn cause_without_cgroup_keeps_known_cgroup() {
         let mut culprits = Culprits::default();
-        for cgroup in [Some(Cgroup::of("/a")), None] {
+        for cgroup in [Some(Cgroup::new("/a")), None] {
             let cause = Cause { cgroup, ..Cause::new(CauseKind::Thread, "sh:1", 7) };
             culprits.add(&WQ, &LateEvent { causes: vec![cause], ..late("a", &[]) });
         }
-        assert_eq!(culprits.take().culprits[0].cgroup, Some(Cgroup::of("/a")));
+        assert_eq!(culprits.take().culprits[0].cgroup, Some(Cgroup::new("/a")));
     }
 
     #[test]

@@ -5,9 +5,9 @@
 //! that a culprit causes, has one value per block, and the values of both sides are tested against each other
 //! ([`rank::mann_whitney`]): a quantity that comes in bursts also differs from block to block, so it does not count as
 //! a difference. With many comparisons some differ by chance; [`rank::benjamini_hochberg`] keeps the share of these
-//! below [`FALSE_SHARE`]. A difference must also be large enough to matter ([`LEAST_CHANGE`]).
+//! below [`FALSE_SHARE`]. A difference must also be large enough to matter ([`MIN_CHANGE`]).
 //!
-//! No verdict is given on what is too rare or occurs in too few blocks ([`Told::TooLittle`]). Missing values are not
+//! No verdict is given on what is too rare or occurs in too few blocks ([`Outcome::TooLittle`]). Missing values are not
 //! replaced: a side without values has no percentiles, and a source that was measured on only one side is not compared.
 
 mod blocks;
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 pub use blocks::{Comparison, Lengths, block_ns};
 pub use key::What;
 
-use crate::look::Unmeasured;
+use crate::overview::Unmeasured;
 use crate::snapshot::SCHEMA;
 use crate::units::rfc3339;
 
@@ -36,9 +36,9 @@ pub const CORRECTION: &str = "Benjamini–Hochberg";
 /// Accepted false discovery rate.
 pub const FALSE_SHARE: f64 = 0.05;
 /// Minimum change, as a fraction of the larger side; a smaller one is no difference, however significant.
-pub const LEAST_CHANGE: f64 = 0.1;
+pub const MIN_CHANGE: f64 = 0.1;
 /// Minimum number of blocks of a side for a test.
-pub const LEAST_BLOCKS: usize = 8;
+pub const MIN_BLOCKS: usize = 8;
 
 /// Comparison of two spans of time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -97,7 +97,7 @@ pub struct Test {
     pub correction: String,
     /// [`FALSE_SHARE`].
     pub false_share: f64,
-    /// [`LEAST_CHANGE`].
+    /// [`MIN_CHANGE`].
     pub least_change: f64,
     /// Length of a block.
     pub block_ns: u64,
@@ -128,7 +128,8 @@ pub struct Row {
     /// Value of the later side.
     pub after: Measure,
     /// Verdict.
-    pub told: Told,
+    #[serde(rename = "told")]
+    pub outcome: Outcome,
     /// Probability that chance alone separates the sides as much; `None` if not tested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p: Option<f64>,
@@ -169,7 +170,7 @@ pub enum Unit {
 /// Verdict on a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Told {
+pub enum Outcome {
     /// The value has increased.
     More,
     /// The value has decreased.
@@ -182,17 +183,17 @@ pub enum Told {
     Untested,
 }
 
-impl Told {
+impl Outcome {
     /// Returns whether the verdict is a difference.
     pub fn differs(self) -> bool {
-        matches!(self, Told::More | Told::Less)
+        matches!(self, Outcome::More | Outcome::Less)
     }
 }
 
 impl Test {
     /// Returns whether a side has too few blocks for any test.
     pub fn are_too_few(&self) -> bool {
-        self.blocks_before.min(self.blocks_after) < LEAST_BLOCKS as u64
+        self.blocks_before.min(self.blocks_after) < MIN_BLOCKS as u64
     }
 
     fn new(block_ns: u64, blocks: [usize; 2]) -> Self {
@@ -200,7 +201,7 @@ impl Test {
             name: TEST.to_owned(),
             correction: CORRECTION.to_owned(),
             false_share: FALSE_SHARE,
-            least_change: LEAST_CHANGE,
+            least_change: MIN_CHANGE,
             block_ns,
             blocks_before: blocks[0] as u64,
             blocks_after: blocks[1] as u64,
@@ -233,15 +234,15 @@ impl Row {
             let expected = counts[more] * spans_ns[less] as f64 / spans_ns[more].max(1) as f64;
             counts[more].min(expected) >= MIN_BURST_EVENTS && expected >= MIN_BURST_RATIO * counts[less]
         };
-        is_of_interest && !self.told.differs() && (is_more(0, 1) || is_more(1, 0))
+        is_of_interest && !self.outcome.differs() && (is_more(0, 1) || is_more(1, 0))
     }
 }
 
 impl Diff {
     fn new(sides: [About; 2], test: Test, rows: Vec<Row>, not_compared: Vec<Unmeasured>) -> Self {
-        let count = |is_of: fn(Told) -> bool| rows.iter().filter(|row| is_of(row.told)).count() as u64;
-        let (differ, too_little) = (count(Told::differs), count(|verdict| verdict == Told::TooLittle));
-        let compared = differ + count(|verdict| verdict == Told::NoDifference);
+        let count = |is_of: fn(Outcome) -> bool| rows.iter().filter(|row| is_of(row.outcome)).count() as u64;
+        let (differ, too_little) = (count(Outcome::differs), count(|verdict| verdict == Outcome::TooLittle));
+        let compared = differ + count(|verdict| verdict == Outcome::NoDifference);
         let [before, after] = sides;
         let spans_ns = [before.duration_ns, after.duration_ns];
         let bursts = rows.iter().filter(|row| row.is_burst(spans_ns)).cloned().collect();

@@ -41,7 +41,7 @@ pub enum Kind {
     /// A function of the waker, or its name.
     Waker,
     /// Description of what happened while waiting.
-    Meanwhile,
+    WhileWaiting,
 }
 
 /// A frame with its name.
@@ -215,7 +215,7 @@ mod tests {
             stack_of(WokenBy::Thread, "b;", &["write", "ring"], &["pipe_write", "ksys_write"]),
             stack_of(WokenBy::Thread, "kworker", &[], &["process_one_work"]),
             stack_of(WokenBy::Interrupt, "", &[], &[]),
-            stack_of(WokenBy::Nobody, "", &[], &[]),
+            stack_of(WokenBy::NotYet, "", &[], &[]),
         ];
         assert_eq!(
             lines(&stacks, Root::Process),

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 /// Maximum number of links of a chain; a longer one is marked as cut.
-pub const MOST_LINKS: usize = 32;
+pub const MAX_LINKS: usize = 32;
 
 /// What a thread waits for that another thread holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -147,7 +147,7 @@ mod tests {
     }
 
     fn chain_of(waits: &[(u64, Option<(Lock, u64)>)], waiter: u64) -> Option<(String, End)> {
-        let chain = chain(&threads(waits), waiter, MOST_LINKS)?;
+        let chain = chain(&threads(waits), waiter, MAX_LINKS)?;
         let who: Vec<&str> = chain.links.iter().map(|link| link.holder.who.as_str()).collect();
         Some((who.join(" "), chain.end))
     }
@@ -168,12 +168,12 @@ mod tests {
         assert_eq!(chain_of(&all, 1), Some(("t:2 t:1".to_owned(), End::Cycle)));
         // A link before the cycle may be uncertain; those of the cycle are not.
         assert_eq!(chain_of(&all, 3), Some(("t:2 t:1 t:2".to_owned(), End::Cycle)));
-        let chain_from = |waiter: u64| chain(&threads(&all), waiter, MOST_LINKS).expect("a chain");
+        let chain_from = |waiter: u64| chain(&threads(&all), waiter, MAX_LINKS).expect("a chain");
         assert_eq!(chain_from(1).cycle("t:1"), ["t:1", "t:2", "t:1"]);
         assert_eq!(chain_from(3).cycle("t:3"), ["t:2", "t:1", "t:2"]);
         let itself = [(7, Some((Lock::Mutex, 7)))];
         assert_eq!(chain_of(&itself, 7), Some(("t:7".to_owned(), End::Cycle)));
-        assert_eq!(chain(&threads(&itself), 7, MOST_LINKS).expect("a chain").cycle("t:7"), ["t:7", "t:7"]);
+        assert_eq!(chain(&threads(&itself), 7, MAX_LINKS).expect("a chain").cycle("t:7"), ["t:7", "t:7"]);
     }
 
     #[test]
@@ -185,15 +185,15 @@ mod tests {
     #[test]
     fn long_chain_is_cut() {
         let all: Vec<_> = (0..100).map(|number| (number, Some((Lock::Mutex, number + 1)))).collect();
-        let chain = chain(&threads(&all), 0, MOST_LINKS).expect("a chain");
-        assert_eq!((chain.links.len(), chain.end), (MOST_LINKS, End::Cut));
+        let chain = chain(&threads(&all), 0, MAX_LINKS).expect("a chain");
+        assert_eq!((chain.links.len(), chain.end), (MAX_LINKS, End::Cut));
         assert!(chain.cycle("t:0").is_empty());
     }
 
     #[test]
     fn json_lists_each_link() {
         let all = [(1, Some((Lock::RwsemReaders, 2))), (2, None)];
-        let chain = chain(&threads(&all), 1, MOST_LINKS).expect("a chain");
+        let chain = chain(&threads(&all), 1, MAX_LINKS).expect("a chain");
         let text = serde_json::to_string(&chain).expect("a chain serialises");
         assert_eq!(text, r#"{"links":[{"lock":"rwsem_readers","who":"t:2","state":"","off_cpu_ns":0}],"end":"free"}"#);
         assert_eq!(serde_json::from_str::<Chain>(&text).expect("and parses"), chain);

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Paths: a wait followed back through its wakers, until every nanosecond of it is attributed.
 //!
-//! A [`Past`] is a per-CPU scheduling timeline, read backwards: run slices with their switch-in and switch-out.
+//! A [`CpuTimeline`] is a per-CPU scheduling timeline, read backwards: run slices with their switch-in and switch-out.
 //! [`walk()`] goes back through it and follows one thread at a time. While the thread is on a CPU, it is charged
 //! itself. While it is runnable, the actor on its CPU is charged. Where it was woken, a *hop* (wakeup edge) leads to
-//! the waker, until the walk reaches the switch-out with which the wait began. [`Found`] collects the findings of one
+//! the waker, until the walk reaches the switch-out with which the wait began. [`PathBuilder`] collects the findings of one
 //! wait as a [`Path`], in order of time and as text; its segments add up to the wait. [`command`] does so for the
 //! threads of a whole command, which [`members`] knows.
 //!
 //! Timelines are built from [`events`], kept compressed ([`packed`]), or read from other tools' traces ([`import`]).
 
 pub mod budget;
+mod build;
 pub mod command;
 mod cursor;
 mod cursors;
 pub mod events;
-mod found;
 mod held_up;
 pub mod history;
 mod holding;
@@ -33,9 +33,9 @@ mod walk;
 pub mod watched;
 mod within;
 
+pub use build::{Names, OTHERS, Path, PathBuilder, PathSegment};
 pub(crate) use cursor::DEEPEST;
-pub use found::{Found, Names, OTHERS, Path, PathSegment};
-pub use history::Past;
+pub use history::CpuTimeline;
 pub use walk::walk;
 pub use within::within;
 
@@ -47,7 +47,7 @@ use crate::wait::Stop;
 
 /// A query: what a thread did, or waited for, in a span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct Query {
     /// TID as shown.
     pub tid: u32,
     /// Start of the span (CLOCK_MONOTONIC).
@@ -68,7 +68,7 @@ pub enum Finding {
     /// A part of the time. Each segment ends where the one reported before it begins.
     Segment(Segment),
     /// A wakeup edge to the waker. The segments that follow belong to the wait until its beginning is reported.
-    Hop(Hop),
+    WakeupEdge(WakeupEdge),
     /// The name of a thread that may be mentioned without a segment of its own.
     Called {
         /// TID as shown.
@@ -78,7 +78,7 @@ pub enum Finding {
     },
     /// The beginning of a wait: its switch-out.
     Asleep {
-        /// [`Hop::number`] of the wait.
+        /// [`WakeupEdge::number`] of the wait.
         hop: u32,
         /// The thread's name at the switch-out.
         name: Name,
@@ -89,7 +89,7 @@ pub enum Finding {
     },
     /// A nested wait started before the wait around it: its start may be found later.
     Unmet {
-        /// [`Hop::number`] of the nested wait.
+        /// [`WakeupEdge::number`] of the nested wait.
         hop: u32,
     },
     /// A wait is followed no further, because there are too many; the rest of it is unattributed.
@@ -106,16 +106,16 @@ pub struct Segment {
     /// Kind of delay or work.
     pub kind: CauseKind,
     /// Actor that the time is attributed to.
-    pub who: Party,
+    pub who: Actor,
     /// The runnable thread, if the segment is a wait for a CPU.
     pub ready: Option<u32>,
-    /// [`Hop::number`] of the innermost wait that the segment belongs to.
+    /// [`WakeupEdge::number`] of the innermost wait that the segment belongs to.
     pub hop: Option<u32>,
 }
 
 /// A wait on the path, with the wakeup edge that ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hop {
+pub struct WakeupEdge {
     /// Number of the wait on this path, counted from the end of the path.
     pub number: u32,
     /// Number of the enclosing wait.
@@ -132,14 +132,14 @@ pub struct Hop {
 
 /// The actor that a segment is attributed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Party {
+pub enum Actor {
     /// A thread.
     Thread {
         /// TID as shown.
         tid: u32,
         /// Name of the thread.
         name: Name,
-        /// Cgroup ID, as in [`history::Slice::cgroup`].
+        /// Cgroup ID, as in [`history::RunSlice::cgroup`].
         cgroup: Option<u64>,
         /// The thread belongs to the command that is explained.
         is_member: bool,
@@ -161,7 +161,7 @@ pub enum Party {
     Disk(Request),
     /// A limit on a thread, by its ID in [`Limits`].
     Limit(u32),
-    /// CPU quota of the cgroup, or of an ancestor of it; the ID is as in [`history::Slice::cgroup`].
+    /// CPU quota of the cgroup, or of an ancestor of it; the ID is as in [`history::RunSlice::cgroup`].
     Quota(Option<u64>),
     /// A timer, named by what the thread waited in.
     Timer(TimerKind),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Known disturbances, and the sources' measurements of them.
+//! OutsideState disturbances, and the sources' measurements of them.
 
 use serde::{Deserialize, Serialize};
 
@@ -35,7 +35,7 @@ pub enum Verdict {
 
 /// How often the true cause was named first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub struct Score {
     /// The true cause, as the source names it.
     pub cause: String,
     /// Number of events that name it first.
@@ -44,7 +44,7 @@ pub struct Found {
     pub events: u64,
 }
 
-impl Found {
+impl Score {
     fn is_right(&self) -> bool {
         self.events > 0 && self.right * 100 >= self.events * MIN_RIGHT_PERCENT
     }
@@ -71,7 +71,7 @@ pub struct Check {
     pub tolerance: f64,
     /// Cause that the source blames, if it explains events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub found: Option<Found>,
+    pub found: Option<Score>,
     /// Result.
     pub verdict: Verdict,
     /// Number of tries, as other programs may disturb the machine too.
@@ -110,7 +110,7 @@ impl Check {
     /// Adds the blamed cause, which has to be right as well.
     #[must_use]
     pub fn blames(mut self, cause: &str, right: u64, events: u64) -> Self {
-        self.found = Some(Found { cause: cause.to_owned(), right, events });
+        self.found = Some(Score { cause: cause.to_owned(), right, events });
         self.judge()
     }
 
@@ -125,7 +125,7 @@ impl Check {
     }
 
     fn judge(mut self) -> Self {
-        let is_right = self.error().abs() <= self.tolerance && self.found.as_ref().is_none_or(Found::is_right);
+        let is_right = self.error().abs() <= self.tolerance && self.found.as_ref().is_none_or(Score::is_right);
         self.verdict = if is_right { Verdict::Pass } else { Verdict::Fail };
         self
     }

@@ -89,7 +89,8 @@ pub struct Waker {
 pub enum WokenBy {
     /// None yet: the wait is in progress, or was at the end of the span.
     #[default]
-    Nobody,
+    #[serde(rename = "nobody")]
+    NotYet,
     /// A thread.
     Thread,
     /// An interrupt, e.g. of a timer, or a softirq on its stack, e.g. network receive.
@@ -102,7 +103,7 @@ impl WokenBy {
     /// Returns the frame that stands for the waker; `None` for threads, which have their own frames.
     pub fn frame(self) -> Option<&'static str> {
         match self {
-            WokenBy::Nobody => Some("[not woken yet]"),
+            WokenBy::NotYet => Some("[not woken yet]"),
             WokenBy::Thread => None,
             WokenBy::Interrupt => Some("[interrupt]"),
             WokenBy::Unseen => Some("[waker not seen]"),

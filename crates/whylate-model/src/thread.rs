@@ -18,7 +18,7 @@ pub fn called(name: &str, tid: u32) -> String {
 }
 
 /// Strips the `:tid` suffix added by [`called`].
-pub fn without_number(called: &str) -> &str {
+pub fn strip_tid(called: &str) -> &str {
     match called.rsplit_once(':') {
         Some((name, number)) if number == "outside" || number.parse::<u32>().is_ok() => name,
         _ => called,
@@ -31,7 +31,7 @@ pub fn by_name(called: &str) -> Cow<'_, str> {
     let (who, how) = called.strip_suffix(')').and_then(|rest| rest.split_once(" (")).unwrap_or((called, ""));
     let [named, named_in_it] = [who, how].map(|of| {
         // A device without a name is labeled `259:3`.
-        Some(without_number(of)).filter(|name| name.parse::<u32>().is_err()).unwrap_or(of)
+        Some(strip_tid(of)).filter(|name| name.parse::<u32>().is_err()).unwrap_or(of)
     });
     match named.len() + named_in_it.len() < who.len() + how.len() {
         false => called.into(),
@@ -112,7 +112,7 @@ mod tests {
     fn thread_outside_namespace_has_no_tid() {
         assert_eq!(called("kworker/0:1", 77), "kworker/0:1:77");
         assert_eq!(called("dd", OUTSIDE | 4_194_303), "dd:outside");
-        let names = ["kworker/0:1:77", "dd:outside", "CPU 1"].map(without_number);
+        let names = ["kworker/0:1:77", "dd:outside", "CPU 1"].map(strip_tid);
         assert_eq!(names, ["kworker/0:1", "dd", "CPU 1"]);
     }
 }

@@ -160,7 +160,7 @@ pub struct Wait {
 
 /// Input of the rules.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen<'a> {
+pub struct WaitEvidence<'a> {
     /// State of the thread.
     pub state: State,
     /// Whether the kernel counts the wait as I/O wait.
@@ -178,7 +178,7 @@ pub struct Seen<'a> {
 }
 
 /// Classifies a wait; the user's own rules have priority.
-pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
+pub fn classify(seen: &WaitEvidence<'_>, own: &Classes) -> Wait {
     let wait = |class, rule: &str| Wait { class, rule: rule.to_owned() };
     match seen.state {
         State::OnCpu => return wait(WaitClass::OnCpu, "it has a CPU"),
@@ -238,7 +238,7 @@ pub fn classify(seen: &Seen<'_>, own: &Classes) -> Wait {
     }
 }
 
-fn by_frame(seen: &Seen<'_>, rules: &[ByFrame]) -> Option<Wait> {
+fn by_frame(seen: &WaitEvidence<'_>, rules: &[ByFrame]) -> Option<Wait> {
     rules.iter().find_map(|(frames, beginnings, class, why)| {
         let frames = match frames {
             Kernel => seen.kernel,
@@ -265,13 +265,13 @@ pub fn thaw_that_is_awaited(kernel: &[String]) -> Option<&str> {
 
 /// Returns the frame that shows that a thread waits for its process's core dump. Compilers inline that function into
 /// `do_exit`, which sleeps nowhere else itself.
-fn core_dump_frame<'a>(seen: &Seen<'a>) -> Option<&'a str> {
+fn core_dump_frame<'a>(seen: &WaitEvidence<'a>) -> Option<&'a str> {
     let innermost = seen.kernel.first().filter(|_| !seen.is_kernel)?;
     ["coredump_task_exit", "do_exit"].iter().any(|name| innermost.starts_with(name)).then_some(innermost.as_str())
 }
 
 /// Classifies waits for submitted requests by what these are.
-fn classify_submitted(seen: &Seen<'_>) -> Option<Wait> {
+fn classify_submitted(seen: &WaitEvidence<'_>) -> Option<Wait> {
     let frame = |names: &[&str]| seen.kernel.iter().find(|frame| names.contains(&frame.as_str()));
     let is_aio = frame(&["read_events"]);
     let place = is_aio.or_else(|| frame(&["io_cqring_wait"]))?;

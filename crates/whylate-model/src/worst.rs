@@ -8,17 +8,17 @@ use crate::LateEvent;
 
 /// Keeps the late events with the largest latencies; of equal ones those that were added first.
 #[derive(Debug)]
-pub struct Worst {
+pub struct TopN {
     limit: usize,
     /// By latency and sequence number: the first entry is the next one to drop.
     events: BTreeMap<(u64, Reverse<u64>), LateEvent>,
     added: u64,
 }
 
-impl Worst {
+impl TopN {
     /// Creates a list of at most `limit` events.
     pub fn new(limit: usize) -> Self {
-        Worst { limit, events: BTreeMap::new(), added: 0 }
+        TopN { limit, events: BTreeMap::new(), added: 0 }
     }
 
     /// Adds the event if it is among the longest.
@@ -61,7 +61,7 @@ mod tests {
     proptest! {
         #[test]
         fn keeps_longest_events_sorted(latencies_ns in prop::collection::vec(0u64..20, 0..60), limit in 0usize..10) {
-            let mut worst = Worst::new(limit);
+            let mut worst = TopN::new(limit);
             for (cpu, &latency_ns) in (0..).zip(&latencies_ns) {
                 worst.add(LateEvent { latency_ns, cpu, ..LateEvent::default() });
             }

@@ -9,7 +9,7 @@ enum occupancy_limits {
 	/* Minimum number of intervals kept per CPU: 40 ms of a CPU with 100,000 switches per second. */
 	INTERVAL_BITS = 12,
 	/* The maximum, if user space follows the history back. */
-	MOST_INTERVAL_BITS = 16,
+	MAX_INTERVAL_BITS = 16,
 	/* Number of intervals that programs look back. */
 	INTERVALS = 1 << INTERVAL_BITS,
 	/* One block request and one run queue move are kept per this number of intervals. */

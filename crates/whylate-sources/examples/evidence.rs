@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use whylate_model::sources::WQ;
-use whylate_sources::{Asked, Session, sources};
+use whylate_sources::{CommonOptions, Session, sources};
 
 fn main() -> anyhow::Result<()> {
     let number = |index| std::env::args().nth(index).and_then(|text: String| text.parse::<u64>().ok());
@@ -14,7 +14,7 @@ fn main() -> anyhow::Result<()> {
     let found = sources().into_iter().find(|source| source.info().card.name == name);
     let mut source = found.context("no source has this name")?;
     let over_ns = number(1).unwrap_or(1_000) * 1_000;
-    source.ask(Asked { explain_over_ns: Some(over_ns), keep_evidence: true, ..Asked::default() });
+    source.ask(CommonOptions { explain_over_ns: Some(over_ns), keep_evidence: true, ..CommonOptions::default() });
     let mut source = source.attach(&Session::of_one())?;
     let end = Instant::now() + Duration::from_secs(number(2).unwrap_or(10));
     while Instant::now() < end {

@@ -25,7 +25,8 @@ pub mod wq;
 pub use cpu_account::{Edges, History, Stream};
 pub use source::session::Session;
 pub use source::{
-    Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads,
+    AttachError, Attached, BackendInfo, BackendUse, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo,
+    Threads,
 };
 
 use block::BlockOptions;

@@ -22,7 +22,7 @@ use kernel::trace::{Trace, TraceLine};
 use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use kernel::{amount, file_on_disk, is_emulated};
-use whylate_model::path::history::{Blocked, Entry, Exit, Operation, Past, Slice, Waker};
+use whylate_model::path::history::{Blocked, CpuTimeline, Operation, RunSlice, SwitchIn, SwitchOut, Waker};
 use whylate_model::wait::Stop;
 use whylate_sources::kernel::clock::monotonic_ns;
 use whylate_sources::{Edges, Session};
@@ -35,9 +35,9 @@ fn tid() -> u32 {
 }
 
 /// Returns the run slices of each CPU up to now, oldest first.
-fn recorded(edges: &Edges) -> Result<Vec<Vec<Slice>>> {
+fn recorded(edges: &Edges) -> Result<Vec<Vec<RunSlice>>> {
     let mut history = edges.history(monotonic_ns()).context("edges are kept")?;
-    let mut cpus: Vec<Vec<Slice>> = vec![Vec::new(); history.cpus()];
+    let mut cpus: Vec<Vec<RunSlice>> = vec![Vec::new(); history.cpus()];
     for (cpu, slices) in cpus.iter_mut().enumerate() {
         while let Some(slice) = history.previous(cpu) {
             slices.push(slice);
@@ -54,26 +54,26 @@ fn recorded(edges: &Edges) -> Result<Vec<Vec<Slice>>> {
 struct CpuStay {
     start_ns: u64,
     end_ns: u64,
-    entry: Entry,
-    exit: Exit,
+    entry: SwitchIn,
+    exit: SwitchOut,
     /// What had stopped the thread before the switch-in.
     stopped: Option<Stop>,
     names: Vec<String>,
 }
 
 /// Merges the run slices of a thread, oldest first.
-fn stays_of(cpus: &[Vec<Slice>], tid: u32) -> Vec<CpuStay> {
+fn stays_of(cpus: &[Vec<RunSlice>], tid: u32) -> Vec<CpuStay> {
     let mut stays: Vec<CpuStay> = Vec::new();
     for slices in cpus {
         let mut stay: Option<CpuStay> = None;
         for slice in slices.iter().filter(|slice| slice.holder.tid() == Some(tid)) {
-            let has_been_there = matches!(slice.entry, Entry::GoesOn | Entry::Queued { .. });
+            let has_been_there = matches!(slice.entry, SwitchIn::GoesOn | SwitchIn::Queued { .. });
             let open = if has_been_there { stay.take() } else { None };
             let mut open = open.unwrap_or(CpuStay {
                 start_ns: slice.start_ns,
                 end_ns: 0,
                 entry: slice.entry,
-                exit: Exit::GoesOn,
+                exit: SwitchOut::GoesOn,
                 stopped: slice.stopped,
                 names: Vec::new(),
             });
@@ -82,7 +82,7 @@ fn stays_of(cpus: &[Vec<Slice>], tid: u32) -> Vec<CpuStay> {
                 open.names.push(slice.name.text());
             }
             match slice.exit {
-                Exit::GoesOn => stay = Some(open),
+                SwitchOut::GoesOn => stay = Some(open),
                 _ => stays.push(open),
             }
         }
@@ -96,15 +96,15 @@ fn stays_of(cpus: &[Vec<Slice>], tid: u32) -> Vec<CpuStay> {
 /// Returns the number of waits.
 fn ensure_woken(what: &str, stays: &[CpuStay], syscall: i64, is_it: impl Fn(u64, Waker) -> bool) -> Result<usize> {
     let waits = stays.windows(2).filter_map(|pair| match (pair[0].exit, pair[1].entry) {
-        (Exit::Blocked(Blocked { syscall: Some(number), is_kernel: false, .. }), entry)
+        (SwitchOut::Blocked(Blocked { syscall: Some(number), is_kernel: false, .. }), entry)
             if i64::from(number) == syscall =>
         {
             Some(entry)
         }
         _ => None,
     });
-    let waits: Vec<Entry> = waits.collect();
-    let is_right = |entry: &&Entry| matches!(**entry, Entry::Woken { at_ns, by, .. } if is_it(at_ns, by));
+    let waits: Vec<SwitchIn> = waits.collect();
+    let is_right = |entry: &&SwitchIn| matches!(**entry, SwitchIn::Woken { at_ns, by, .. } if is_it(at_ns, by));
     let wrong: Vec<_> = waits.iter().filter(|entry| !is_right(entry)).collect();
     println!("{what}: {} waits, {} ended otherwise", waits.len(), wrong.len());
     ensure!(
@@ -219,7 +219,8 @@ fn processes_begin_and_end(edges: &Edges) -> Result<()> {
         children.push(child.id());
         child.wait()?;
     }
-    let is_gone = |cpus: &[Vec<Slice>], child| stays_of(cpus, child).last().is_some_and(|last| last.exit == Exit::Dead);
+    let is_gone =
+        |cpus: &[Vec<RunSlice>], child| stays_of(cpus, child).last().is_some_and(|last| last.exit == SwitchOut::Dead);
     let until = Instant::now() + EXIT_TIMEOUT;
     let mut cpus = recorded(edges)?;
     while !children.iter().all(|&child| is_gone(&cpus, child)) && Instant::now() < until {
@@ -229,15 +230,15 @@ fn processes_begin_and_end(edges: &Edges) -> Result<()> {
     for &child in &children {
         let stays = stays_of(&cpus, child);
         let (Some(first), Some(last)) = (stays.first(), stays.last()) else { anyhow::bail!("{child} had no CPU") };
-        let is_made = matches!(first.entry, Entry::Woken { at_ns, by: Waker::Parent(tid), .. } if tid == parent && at_ns <= first.start_ns);
+        let is_made = matches!(first.entry, SwitchIn::Woken { at_ns, by: Waker::Parent(tid), .. } if tid == parent && at_ns <= first.start_ns);
         ensure!(is_made, "{child}: {first:?}");
-        ensure!(last.exit == Exit::Dead, "{child}: {last:?}");
+        ensure!(last.exit == SwitchOut::Dead, "{child}: {last:?}");
         ensure!(last.names.last().is_some_and(|name| name == "true"), "{child}: {last:?}");
-        ensure!(stays[..stays.len() - 1].iter().all(|stay| stay.exit != Exit::Dead), "{child}: {stays:?}");
+        ensure!(stays[..stays.len() - 1].iter().all(|stay| stay.exit != SwitchOut::Dead), "{child}: {stays:?}");
     }
     let waits = stays_of(&cpus, parent);
     let waits = waits.iter().filter_map(|stay| match stay.entry {
-        Entry::Woken { by: Waker::Thread(by), .. } if children.contains(&by) => Some(by),
+        SwitchIn::Woken { by: Waker::Thread(by), .. } if children.contains(&by) => Some(by),
         _ => None,
     });
     // For the child's execve(), or for its end.
@@ -277,7 +278,7 @@ fn writes_are_attributed_to_disk(file: &File) -> Result<bool> {
     let stays = stays_of(&recorded(&edges)?, tid());
     let (mut waits, mut journal, mut reads, mut writes, mut flushes) = (0, 0, 0, 0, 0);
     for pair in stays.windows(2) {
-        let Entry::Woken { at_ns, by, .. } = pair[1].entry else { continue };
+        let SwitchIn::Woken { at_ns, by, .. } = pair[1].entry else { continue };
         let Some(call) = calls.iter().find(|call| call.contains(&at_ns)) else { continue };
         waits += 1;
         // The journal thread of the file system, which writes the file's size.
@@ -288,7 +289,7 @@ fn writes_are_attributed_to_disk(file: &File) -> Result<bool> {
         ensure!(times.is_sorted(), "{times:?}");
         ensure!(request.device != 0, "{request:?}");
         ensure!(
-            matches!(pair[0].exit, Exit::Blocked(Blocked { syscall: Some(75), is_uninterruptible: true, .. })),
+            matches!(pair[0].exit, SwitchOut::Blocked(Blocked { syscall: Some(75), is_uninterruptible: true, .. })),
             "{pair:?}"
         );
         // By the file system, to find free blocks for the growing file.
@@ -389,12 +390,15 @@ fn wakers_match_sched_waking_trace() -> Result<()> {
     let began_us = began_us.max(oldest_ns / 1_000 + 1);
     let mut taken: HashMap<u32, Vec<(u64, Waker, u32)>> = HashMap::new();
     for slice in cpus.iter().flatten() {
-        if let (Some(tid), Entry::Woken { at_ns, by, cpu }) = (slice.holder.tid(), slice.entry) {
+        if let (Some(tid), SwitchIn::Woken { at_ns, by, cpu }) = (slice.holder.tid(), slice.entry) {
             taken.entry(tid).or_default().push((at_ns / 1_000, by, cpu));
         }
     }
-    let unseen =
-        cpus.iter().flatten().filter(|slice| slice.entry == Entry::Unseen && slice.start_ns / 1_000 > began_us).count();
+    let unseen = cpus
+        .iter()
+        .flatten()
+        .filter(|slice| slice.entry == SwitchIn::Unseen && slice.start_ns / 1_000 > began_us)
+        .count();
     // The last wakeup of each thread that has not been switched out since.
     let mut waking: HashMap<u32, &TraceLine> = HashMap::new();
     let (mut compared, mut missing, mut wrong) = (0_usize, Vec::new(), Vec::new());
@@ -431,7 +435,7 @@ fn wakers_match_sched_waking_trace() -> Result<()> {
 }
 
 /// Checks that each work item's queuer matches the trace.
-fn ensure_items_are_queued_by(lines: &[&TraceLine], cpus: &[Vec<Slice>]) -> Result<()> {
+fn ensure_items_are_queued_by(lines: &[&TraceLine], cpus: &[Vec<RunSlice>]) -> Result<()> {
     // `work struct=00000000de996d5a function=…`, and `work struct 00000000de996d5a: function …`.
     let item = |line: &TraceLine| {
         let rest = line.fields.split_once("work struct")?.1.trim_start_matches(['=', ' ']);
@@ -454,9 +458,9 @@ fn ensure_items_are_queued_by(lines: &[&TraceLine], cpus: &[Vec<Slice>]) -> Resu
         let of = cpus.get(line.cpu as usize).into_iter().flatten();
         let of = of.filter(|slice| slice.holder.tid() == Some(line.tid));
         let near = of.filter(|slice| (slice.start_ns / 1_000).abs_diff(line.at_us) <= apart_us);
-        let entries: Vec<Entry> = near.map(|slice| slice.entry).collect();
-        let is_it = |entry: &Entry| match *entry {
-            Entry::Queued { at_ns, by: queuer, cpu } => {
+        let entries: Vec<SwitchIn> = near.map(|slice| slice.entry).collect();
+        let is_it = |entry: &SwitchIn| match *entry {
+            SwitchIn::Queued { at_ns, by: queuer, cpu } => {
                 (at_ns / 1_000).abs_diff(by.at_us) <= apart_us && cpu == by.cpu && is_same(by, queuer)
             }
             _ => false,
@@ -464,7 +468,7 @@ fn ensure_items_are_queued_by(lines: &[&TraceLine], cpus: &[Vec<Slice>]) -> Resu
         if entries.iter().any(is_it) {
             continue;
         }
-        let has_one = entries.iter().any(|entry| matches!(entry, Entry::Queued { .. }));
+        let has_one = entries.iter().any(|entry| matches!(entry, SwitchIn::Queued { .. }));
         if has_one { wrong.push((by, entries)) } else { missing.push(by) }
     }
     println!("{compared} items, {} without a queuer, {} with another one", missing.len(), wrong.len());

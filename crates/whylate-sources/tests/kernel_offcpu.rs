@@ -74,7 +74,8 @@ fn threads_have_expected_shares_names_and_time() -> Result<()> {
 }
 
 fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
-    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
+    let options =
+        OffcpuOptions { threads: Threads::of_process(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_secs(3))?;
     ensure!(lost(&snapshot) == 0, "lost: {:?}", snapshot.lost);
 
@@ -124,7 +125,8 @@ fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
 fn system_call_waits_have_expected_class() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("calls", 1)?;
-    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
+    let options =
+        OffcpuOptions { threads: Threads::of_process(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_millis(500))?;
     let class_of = |name: &str| {
         let stacks = snapshot.stacks.iter().filter(|stack| stack.labels["thread"] == name);
@@ -148,7 +150,7 @@ fn wait_age_counts_from_its_start() -> Result<()> {
         let sleepers = Sleepers::start("all", 3)?;
         let asleep_ns = unix_ns();
         sleep(Duration::from_millis(700));
-        let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
+        let options = OffcpuOptions { threads: Threads::of_process(sleepers.pid()), ..OffcpuOptions::default() };
         let snapshot = sampled(&options, Duration::from_millis(300))?;
         let end_ns = snapshot.start_unix_ns + snapshot.duration_ns;
         let ages: Vec<_> =
@@ -178,7 +180,7 @@ fn wait_age_counts_from_its_start() -> Result<()> {
 fn thread_names_are_reported_verbatim() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("evil", 1)?;
-    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of_process(sleepers.pid()), ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_millis(300))?;
     let names: BTreeSet<&str> = snapshot.stacks.iter().map(|stack| stack.labels["thread"].as_str()).collect();
     ensure!(names.contains(EVIL_NAME), "{names:?}");
@@ -201,7 +203,8 @@ fn thread_creations() -> Result<u64> {
 fn short_lived_threads_are_counted_or_lost() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("churn", 50)?;
-    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), rate_hz: 99, ..OffcpuOptions::default() };
+    let options =
+        OffcpuOptions { threads: Threads::of_process(sleepers.pid()), rate_hz: 99, ..OffcpuOptions::default() };
     let before = thread_creations()?;
     let snapshot = sampled(&options, Duration::from_secs(2))?;
     let thread_creations = (thread_creations()? - before) as f64 * 1e9 / snapshot.duration_ns as f64;
@@ -232,7 +235,7 @@ fn trace_continues_after_tables_are_emptied() -> Result<()> {
     }
     let sleepers = Sleepers::start("churn", 20)?;
     let options = OffcpuOptions {
-        threads: Threads::of(sleepers.pid()),
+        threads: Threads::of_process(sleepers.pid()),
         by_thread: true,
         backend: Some("trace".to_owned()),
         ..OffcpuOptions::default()
@@ -276,7 +279,7 @@ fn exited_threads_do_not_count_as_unreadable() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("churn", 1)?;
     let options = OffcpuOptions {
-        threads: Threads::of(sleepers.pid()),
+        threads: Threads::of_process(sleepers.pid()),
         backend: Some("proc".to_owned()),
         rate_hz: 999,
         ..OffcpuOptions::default()
@@ -292,7 +295,7 @@ fn exited_threads_do_not_count_as_unreadable() -> Result<()> {
 fn truncated_stacks_are_marked() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("deep", 1)?;
-    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of_process(sleepers.pid()), ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_millis(300))?;
     let deep = snapshot.stacks.iter().find(|stack| is_at(stack, "descend")).context("the deep stack was not seen")?;
     ensure!(
@@ -341,7 +344,7 @@ fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let seconds = compared_for()?;
     let sleepers = Sleepers::start("regular", 1)?;
-    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of_process(sleepers.pid()), ..OffcpuOptions::default() };
     in_rounds(|| {
         // The sleeper's own rate.
         let sample = OffcpuOptions { rate_hz: 100, backend: Some("sample".to_owned()), ..options.clone() };
@@ -380,7 +383,7 @@ fn trace_distinguishes_stacks_by_return_addresses() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("alternating", 1)?;
     let options = OffcpuOptions {
-        threads: Threads::of(sleepers.pid()),
+        threads: Threads::of_process(sleepers.pid()),
         states: "S".to_owned(),
         backend: Some("trace".to_owned()),
         ..OffcpuOptions::default()
@@ -411,7 +414,7 @@ fn trace_accounts_for_all_time_of_a_thread() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("regular", 1)?;
     let options = OffcpuOptions {
-        threads: Threads::of(sleepers.pid()),
+        threads: Threads::of_process(sleepers.pid()),
         by_thread: true,
         backend: Some("trace".to_owned()),
         ..OffcpuOptions::default()
@@ -445,7 +448,7 @@ fn proc_backend_has_same_kernel_frames_as_bpf() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("all", 2)?;
     let options = OffcpuOptions {
-        threads: Threads::of(sleepers.pid()),
+        threads: Threads::of_process(sleepers.pid()),
         backend: Some("proc".to_owned()),
         by_thread: true,
         ..OffcpuOptions::default()
@@ -474,7 +477,7 @@ fn execve_by_non_leader_continues_under_leader_tid() -> Result<()> {
     for backend in ["sample", "trace"] {
         let sleepers = Sleepers::start_with("exec", 1, Some(tempfile::NamedTempFile::new()?))?;
         let options = OffcpuOptions {
-            threads: Threads::of(sleepers.pid()),
+            threads: Threads::of_process(sleepers.pid()),
             by_thread: true,
             backend: Some(backend.to_owned()),
             ..OffcpuOptions::default()
@@ -523,8 +526,11 @@ fn filters_exclude_other_threads() -> Result<()> {
     let others = sampled(&OffcpuOptions { kernel_threads: KernelThreads::No, ..OffcpuOptions::default() }, span)?;
     ensure!(others.stacks.iter().all(|stack| !stack.labels.contains_key("kernel")), "threads of the kernel are there");
     let sleepers = Sleepers::start("all", 2)?;
-    let options =
-        OffcpuOptions { threads: Threads::of(sleepers.pid()), states: "D".to_owned(), ..OffcpuOptions::default() };
+    let options = OffcpuOptions {
+        threads: Threads::of_process(sleepers.pid()),
+        states: "D".to_owned(),
+        ..OffcpuOptions::default()
+    };
     let uninterruptible = sampled(&options, span)?;
     ensure!(
         !uninterruptible.stacks.is_empty() && uninterruptible.stacks.iter().all(|stack| stack.state == "D"),
@@ -543,7 +549,7 @@ fn filters_exclude_other_threads() -> Result<()> {
 fn line_numbers_and_frame_pointers_on_request() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("all", 1)?;
-    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of_process(sleepers.pid()), ..OffcpuOptions::default() };
     let span = Duration::from_millis(300);
     let by_rules = sampled(&options, span)?;
     let by_pointers = sampled(&OffcpuOptions { call_graph: CallGraph::FramePointers, ..options.clone() }, span)?;

@@ -68,7 +68,7 @@ fn turn() -> Option<Turn> {
 fn watched(what: &str, over_ns: u64) -> Result<Recording> {
     let mut peers = Peers::start(what)?;
     let options = OffcpuOptions {
-        threads: Threads::of(peers.pid()),
+        threads: Threads::of_process(peers.pid()),
         explain_over_ns: Some(over_ns),
         explain_sleeps_over_ns: Some(over_ns),
         idle: true,

@@ -21,7 +21,7 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use whylate_model::sqpoll::{is_part_of, is_thread};
 use whylate_model::{CauseKind, Series, Snapshot};
-use whylate_sources::inject::sqpoll::{Load, MOST_URGENT, Plan, READ_BYTES};
+use whylate_sources::inject::sqpoll::{Load, MAX_URGENT, Plan, READ_BYTES};
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
 use whylate_sources::{AttachError, Attached as _, Measuring, Session, Threads};
 
@@ -32,7 +32,7 @@ const MAX_ERROR: f64 = 0.02;
 fn options(backend: &str) -> SqpollOptions {
     SqpollOptions {
         backend: Some(backend.to_owned()),
-        threads: Threads::of(std::process::id()),
+        threads: Threads::of_process(std::process::id()),
         ..SqpollOptions::default()
     }
 }
@@ -164,7 +164,7 @@ fn working_share_matches_load() -> Result<()> {
             println!("work is measured by {}", source.way());
             // The load calibrates the duration of a request.
             thread::sleep(Duration::from_millis(300));
-            let mut was_known = duty < MOST_URGENT;
+            let mut was_known = duty < MAX_URGENT;
             let outcome = in_rounds(|| {
                 let outcome = compare_once(&mut source, &load, duty);
                 was_known |= outcome.as_ref().is_err_and(|error| !error.is::<LoadIsUnknown>());

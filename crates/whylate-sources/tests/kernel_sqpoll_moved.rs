@@ -34,7 +34,7 @@ fn delayed_dequeue_does_not_count_as_starved() -> Result<()> {
     let plan = Plan { duty: 0.2, period: Duration::from_millis(50), idle_ms: 1, ..Plan::default() };
     let options = SqpollOptions {
         backend: Some("bpf".to_owned()),
-        threads: Threads::of(std::process::id()),
+        threads: Threads::of_process(std::process::id()),
         explain_over_ns: Some(1_000_000),
         ..SqpollOptions::default()
     };

@@ -51,7 +51,7 @@ fn precise_work_share_matches_function_graph() -> Result<()> {
     let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
     let options = SqpollOptions {
         backend: Some("bpf".to_owned()),
-        threads: Threads::of(std::process::id()),
+        threads: Threads::of_process(std::process::id()),
         precise: true,
         ..SqpollOptions::default()
     };

@@ -22,7 +22,7 @@ use whylate_sources::inject::disturbance::{Kind, Policy};
 use whylate_sources::inject::sqpoll::{Load, Plan};
 use whylate_sources::irqsoff::IrqsoffOptions;
 use whylate_sources::timerlat::TimerlatOptions;
-use whylate_sources::{Asked, Measuring, Session, sources};
+use whylate_sources::{CommonOptions, Measuring, Session, sources};
 
 /// Length of a disturbance, and the threshold: most of that length.
 const LENGTH_NS: u64 = 8_000_000;
@@ -49,7 +49,7 @@ fn attach(test_cpus: TestCpus, session: &Session) -> Result<Sources> {
     }
     let mut attached = Sources::new();
     for mut source in every {
-        source.ask(Asked { explain_over_ns: Some(LATE_NS), keep_evidence: true, ..Asked::default() });
+        source.ask(CommonOptions { explain_over_ns: Some(LATE_NS), keep_evidence: true, ..CommonOptions::default() });
         attached.push((source.info().card.name, source.attach(session)?));
     }
     session.begin()?;

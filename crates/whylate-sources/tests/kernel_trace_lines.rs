@@ -22,7 +22,7 @@ use kernel::turn::turn_to_measure;
 use kernel::urgent::patching;
 use sleepers::Sleepers;
 use whylate_model::blame::Evidence;
-use whylate_model::path::history::Entry;
+use whylate_model::path::history::SwitchIn;
 use whylate_model::path::import;
 use whylate_model::sqpoll::is_thread;
 use whylate_model::{CauseKind, Histogram, Snapshot, Stack, WaitClass};
@@ -184,7 +184,7 @@ fn off_cpu_time_matches_trace() -> Result<()> {
     let sleepers = Sleepers::start("regular", 1)?;
     let tid = sleepers.thread("regular")?;
     let options = OffcpuOptions {
-        threads: Threads::of(sleepers.pid()),
+        threads: Threads::of_process(sleepers.pid()),
         by_thread: true,
         backend: Some("trace".to_owned()),
         ..OffcpuOptions::default()
@@ -223,7 +223,7 @@ fn submission_thread_sleep_matches_trace() -> Result<()> {
     let plan = Plan { duty: 0.1, period: Duration::from_millis(100), idle_ms: 10, ..Plan::default() };
     let options = SqpollOptions {
         backend: Some("bpf".to_owned()),
-        threads: Threads::of(std::process::id()),
+        threads: Threads::of_process(std::process::id()),
         ..SqpollOptions::default()
     };
     in_rounds(|| {
@@ -343,7 +343,7 @@ fn path_walk_matches_forward_oracle_on_a_trace() -> Result<()> {
         trace.lost
     );
     let slices = trace.history().cpus.iter().flatten();
-    let queued = slices.filter(|slice| matches!(slice.entry, Entry::Queued { .. })).count();
+    let queued = slices.filter(|slice| matches!(slice.entry, SwitchIn::Queued { .. })).count();
     println!("{queued} items with a queuer");
     ensure!(queued >= 10 || is_emulated(), "{queued} work items are too few");
     ensure!(waits >= 100 && known >= 0.3, "only {waits} waits, and {known:.3} of their time is known");

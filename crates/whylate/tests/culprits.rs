@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::OFlags;
 use serde_json::Value;
-use whylate_model::look::Look;
+use whylate_model::overview::Overview;
 
 use running::{Running, whylate};
 use turn::turn_to_measure;
@@ -52,7 +52,7 @@ fn sleeping_lock_holder_is_culprit_in_each_view() -> Result<()> {
     holders(&directory.path().join("lock"))?.wait()?;
     let (status, stderr) = looking.end()?;
     ensure!(status.success(), "{stderr}");
-    let look: Look = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
+    let look: Overview = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
     let culprits = || look.culprits.iter().map(|culprit| (culprit.kind.name(), culprit.who.as_str()));
     let who = sleepers(culprits())?;
     let longest = who.first().with_context(|| format!("no sleeper is among {:?}", look.culprits))?;
@@ -119,7 +119,7 @@ fn names_thread_in_uninterruptible_sleep() -> Result<()> {
     ensure!(row.contains("LATE") && row.contains(", longest of threads in uninterruptible sleep"), "{text}");
     let worst = text.lines().find(|line| line.contains("still in uninterruptible sleep")).context("it is not named")?;
     ensure!(worst.contains(&format!(" {who} ")) && text.contains("\n    whylate offcpu --blocked 1.00s\n"), "{text}");
-    let look: Look = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
+    let look: Overview = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
     let offcpu = look.sources.iter().find(|source| source.source == "offcpu").context("no offcpu")?;
     ensure!(offcpu.late_figures >= 1 && offcpu.sleepers.iter().any(|of| of.who == who), "{:?}", offcpu.sleepers);
     // The command that the overview suggests.

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use whylate_model::diff::{Diff, Told, What};
+use whylate_model::diff::{Diff, Outcome, What};
 use whylate_model::recording::{Frame, Header, Line, Measured};
 use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot};
 
@@ -81,7 +81,7 @@ fn compares_two_recordings_or_parts_of_one() -> Result<()> {
     let same = diff(&[name, name])?;
     ensure!(same.rows.is_empty() && same.differ == 0 && same.compared > 2, "{same:?}");
     let all = diff(&[name, name, "--all"])?;
-    ensure!(all.rows.iter().all(|row| !row.told.differs()) && all.rows.len() as u64 > all.compared);
+    ensure!(all.rows.iter().all(|row| !row.outcome.differs()) && all.rows.len() as u64 > all.compared);
     for arguments in [
         &[name, "--split", "2026-11-21T09:14:20Z"][..],
         &[name, "--before", "..2026-11-21T09:14:20Z", "--after", "2026-11-21T09:14:20Z.."],
@@ -90,7 +90,7 @@ fn compares_two_recordings_or_parts_of_one() -> Result<()> {
         let found = diff(arguments)?;
         let (first, evil) = (&found.rows[0], "evil\x1b[J".to_owned());
         ensure!(first.what == What::Culprit { kind: CauseKind::Thread, who: evil }, "{arguments:?}: {first:?}");
-        ensure!((first.told, first.before.count, first.after.count) == (Told::More, 0, 20), "{first:?}");
+        ensure!((first.outcome, first.before.count, first.after.count) == (Outcome::More, 0, 20), "{first:?}");
         ensure!(found.rows.len() == 2 && matches!(found.rows[1].what, What::Late { .. }), "{found:?}");
         let text = String::from_utf8(whylate(&["diff"]).args(arguments).output()?.stdout)?;
         ensure!(text.contains("thread evil?[J") && text.contains("only after") && !text.contains('\x1b'), "{text}");

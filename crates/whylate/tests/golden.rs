@@ -21,7 +21,7 @@ use std::thread;
 
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest as _, Sha256};
-use whylate_model::look::Unmeasured;
+use whylate_model::overview::Unmeasured;
 use whylate_model::recording::{Frame, Line, Reader};
 use whylate_model::sources::CARDS;
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use whylate_model::Snapshot;
-use whylate_model::look::Look;
+use whylate_model::overview::Overview;
 use whylate_sources::kernel::cpus;
 
 use running::whylate;
@@ -105,11 +105,15 @@ fn overview_starts_no_thread_or_timer_outside_its_affinity() -> Result<()> {
         ensure!(own_timers > Some(0), "no timer is listed where they are");
         ensure!(timers <= before, "{timers:?} timers on CPU {other}, {before:?} before");
     }
-    let look: Look = serde_json::from_str(&text)?;
+    let look: Overview = serde_json::from_str(&text)?;
     let named = format!("CPU {other} was left out: not in whylate's affinity or cpuset; -c {other} measures it");
-    let by: Vec<&str> =
-        look.weaker.iter().filter(|weaker| weaker.reason == named).map(|weaker| weaker.source.as_str()).collect();
-    ensure!(by == ["irqsoff", "timerlat"], "{:?}", look.weaker);
+    let by: Vec<&str> = look
+        .limitations
+        .iter()
+        .filter(|limitations| limitations.reason == named)
+        .map(|limitations| limitations.source.as_str())
+        .collect();
+    ensure!(by == ["irqsoff", "timerlat"], "{:?}", look.limitations);
     Ok(())
 }
 

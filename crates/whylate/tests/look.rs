@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use whylate_model::CauseKind;
-use whylate_model::look::Look;
+use whylate_model::overview::Overview;
 use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{Kind, Plan, Policy, run};
 
@@ -33,14 +33,14 @@ fn is_emulated() -> bool {
     false
 }
 
-fn look(arguments: &[&str]) -> Result<Look> {
+fn look(arguments: &[&str]) -> Result<Overview> {
     let output = whylate(&["--json"]).args(arguments).output()?;
     ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).context("it printed no look")
 }
 
-/// Takes an overview while the first CPU is disturbed; `None` if the kernel lacks this disturbance.
-fn look_beside(kind: Kind, length_ns: u64) -> Result<Option<Look>> {
+/// BackendUse an overview while the first CPU is disturbed; `None` if the kernel lacks this disturbance.
+fn look_beside(kind: Kind, length_ns: u64) -> Result<Option<Overview>> {
     let plan = Plan { kind, length_ns, times: 20, every_ns: 5 * length_ns, cpu: Some(0) };
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -64,7 +64,7 @@ fn look_beside(kind: Kind, length_ns: u64) -> Result<Option<Look>> {
 }
 
 /// On a busy machine, other programs may delay each other more than the disturbance does; that is measured.
-fn judged(kind: Kind, judge: &dyn Fn(&Look) -> Result<()>) -> Result<()> {
+fn judged(kind: Kind, judge: &dyn Fn(&Overview) -> Result<()>) -> Result<()> {
     in_rounds(|| {
         let (before, began) = (busy_stolen_and_own_s()?, Instant::now());
         let Some(look) = look_beside(kind, 20 * MS_NS)? else { return Ok(()) };
@@ -80,7 +80,7 @@ fn judged(kind: Kind, judge: &dyn Fn(&Look) -> Result<()>) -> Result<()> {
 }
 
 /// The disturbance is the first culprit, and is listed once however many sources saw it.
-fn ensure_blamed(look: &Look, kind: CauseKind, who: &str) -> Result<()> {
+fn ensure_blamed(look: &Overview, kind: CauseKind, who: &str) -> Result<()> {
     let order: Vec<_> = look.sources.iter().map(|source| (&source.source, source.is_late, source.late)).collect();
     println!("{order:?}, not measured: {:?}", look.unmeasured);
     let is_it = |culprit: &&whylate_model::culprits::Culprit| culprit.kind == kind && culprit.who.starts_with(who);
@@ -113,7 +113,7 @@ fn disabled_interrupts_are_one_culprit_of_several_sources() -> Result<()> {
     judged(Kind::IrqsOff, &interrupts_are_off)
 }
 
-fn interrupts_are_off(look: &Look) -> Result<()> {
+fn interrupts_are_off(look: &Overview) -> Result<()> {
     ensure_blamed(look, CauseKind::IrqsOff, "whylate-irqsoff:")?;
     let off = look.culprits.iter().find(|culprit| culprit.kind == CauseKind::IrqsOff).context("it is blamed")?;
     let sources: Vec<&str> = off.victims.iter().map(|victims| victims.source.as_str()).collect();
@@ -211,7 +211,7 @@ fn counts_measured_threads_over_the_whole_span() -> Result<()> {
     in_rounds(|| {
         let look = look(&["-d", "2s"])?;
         let timerlat = look.sources.iter().find(|source| source.source == "timerlat").context("no timerlat")?;
-        let chosen = look.weaker.iter().find(|weaker| weaker.source == "timerlat" && weaker.reason.contains(" every "));
+        let chosen = look.limitations.iter().find(|of| of.source == "timerlat" && of.reason.contains(" every "));
         let period_ms =
             chosen.and_then(|chosen| chosen.reason.split_once(" every ")?.1.split_once(" ms")?.0.parse().ok());
         let due = cpus * look.duration_ns as f64 / (period_ms.unwrap_or(1) * MS_NS) as f64;
@@ -298,7 +298,7 @@ fn time_namespace_does_not_change_results() -> Result<()> {
     }
     let output = inside(&[env!("CARGO_BIN_EXE_whylate"), "-d", "2s", "--json"])?;
     ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    let look: Look = serde_json::from_slice(&output.stdout)?;
+    let look: Overview = serde_json::from_slice(&output.stdout)?;
     let timerlat = look.sources.iter().find(|source| source.source == "timerlat").context("no timerlat")?;
     println!("{timerlat:?}");
     ensure!(timerlat.count > 300, "few activations were seen: {timerlat:?}");

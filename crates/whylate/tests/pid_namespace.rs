@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use whylate_model::look::Look;
+use whylate_model::overview::Overview;
 use whylate_model::selftest::{Selftest, Verdict};
 use whylate_model::{LateEvent, Snapshot};
 use whylate_sources::inject::work::{MAX_ITEMS, Plan, run};
@@ -170,7 +170,7 @@ fn overview_shows_no_host_pids() -> Result<()> {
     let _outsider = Outsider::start()?;
     let Some(output) = inside(&format!("{HOG} exec $W -d 2s --json"))? else { return Ok(()) };
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let look: Look = serde_json::from_slice(&output.stdout).with_context(|| format!("no look: {stderr}"))?;
+    let look: Overview = serde_json::from_slice(&output.stdout).with_context(|| format!("no look: {stderr}"))?;
     ensure!(look.pid_namespace.is_some() && stderr.contains("in a PID namespace"), "{stderr}");
     let who: Vec<&str> = look.culprits.iter().map(|culprit| &*culprit.who).collect();
     ensure!(who.contains(&"outsider:outside"), "{who:?}, unmeasured {:?}", look.unmeasured);

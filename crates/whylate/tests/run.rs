@@ -590,7 +590,7 @@ fn lists_processes_on_the_path() -> Result<()> {
         let rows: Vec<Vec<&str>> =
             rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
         // The longest wait comes first, below the parent of both.
-        let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::without_number(row[3])).collect();
+        let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::strip_tid(row[3])).collect();
         ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
         for (row, ms) in rows.iter().rev().zip([50.0, 60.0]) {
             let slept = row[2].strip_suffix("ms").and_then(|slept| slept.parse::<f64>().ok());

@@ -17,7 +17,7 @@ use std::thread;
 use anyhow::{Context as _, Result, ensure};
 use tempfile::TempDir;
 use whylate_model::CauseKind::{self, Disk, DiskQueue, IrqsOff, Running, Thread, Throttled, Timer};
-use whylate_model::look::Look;
+use whylate_model::overview::Overview;
 use whylate_sources::inject::disturbance::{Kind, Plan, run};
 
 use chance::in_rounds;
@@ -120,14 +120,14 @@ impl Drop for Services {
     }
 }
 
-fn look(duration: &str) -> Result<Look> {
+fn look(duration: &str) -> Result<Overview> {
     let output = whylate(&["--json", "-d", duration]).output()?;
     ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).context("it printed no look")
 }
 
 /// Returns the culprit's total delay.
-fn blamed_ns(look: &Look, (kinds, name): (&[CauseKind], &str)) -> u64 {
+fn blamed_ns(look: &Overview, (kinds, name): (&[CauseKind], &str)) -> u64 {
     let of = look.culprits.iter().filter(|culprit| kinds.contains(&culprit.kind) && culprit.who.starts_with(name));
     of.map(|culprit| culprit.total_ns).sum()
 }
@@ -215,7 +215,7 @@ fn explains_slow_services_in_a_trial() -> Result<()> {
     Ok(())
 }
 
-/// Takes both overviews at once.
+/// BackendUse both overviews at once.
 fn trial(slow: &Slow, duration: &str) -> Result<Option<Trial>> {
     let Some(_services) = Services::start(&[slow.kind])? else { return Ok(None) };
     let over = AtomicBool::new(false);

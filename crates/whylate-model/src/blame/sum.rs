@@ -66,7 +66,7 @@ impl<'a> Sum<'a> {
                 // Of equals the first in order, so that equal evidence gives equal causes.
                 let stack = part.by_stack.into_iter().min_by_key(|&(_, ns)| Reverse(ns));
                 let stack = stack.map(|(stack, _)| stack.to_vec()).unwrap_or_default();
-                let cgroup = blame.cgroup.as_deref().map(Cgroup::of);
+                let cgroup = blame.cgroup.as_deref().map(Cgroup::new);
                 Cause { stack, cgroup, ..Cause::new(blame.kind, blame.who, part.ns) }
             })
             .collect();

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::blocks::{Block, PER_SECOND, Sample, SourceBlocks};
 use super::key::{Key, Keys, Quantity, What};
 use super::rank::{Verdict, benjamini_hochberg, mann_whitney, surely_changed};
-use super::{FALSE_SHARE, LEAST_BLOCKS, LEAST_CHANGE, Measure, Row, Told, Unit};
+use super::{FALSE_SHARE, MIN_BLOCKS, MIN_CHANGE, Measure, Outcome, Row, Unit};
 use crate::sources::Card;
 use crate::{CauseKind, Histogram};
 
@@ -157,7 +157,7 @@ fn rows_of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Sample
         unit,
         before,
         after,
-        told: Told::TooLittle,
+        outcome: Outcome::TooLittle,
         p: None,
         q: None,
     };
@@ -219,7 +219,7 @@ fn rows_of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Sample
             let row = row(name, "", unit, both(&|side| totals[side].amount * scale / covered_s(side)));
             // A share of time is nanoseconds per second.
             let weight = Some(if is_rate { [Vec::new(), Vec::new()] } else { ns_per_s() });
-            vec![Candidate::new(row, count >= LEAST_BLOCKS as u64, with_presence(ns_per_s()), weight)]
+            vec![Candidate::new(row, count >= MIN_BLOCKS as u64, with_presence(ns_per_s()), weight)]
         }
         (Quantity::Histogram(name), _) => {
             let histograms = totals.each_ref().map(|total| total.histogram.clone().unwrap_or_default());
@@ -237,7 +237,7 @@ fn rows_of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Sample
                 Candidate::new(row(figure, name, Unit::Ns, measures), true, vec![shares], Some(ns_per_s()))
             };
             let max = row("max", name, Unit::Ns, measures(Histogram::max_ns));
-            let max = Candidate::new(Row { told: Told::Untested, ..max }, false, Vec::new(), None);
+            let max = Candidate::new(Row { outcome: Outcome::Untested, ..max }, false, Vec::new(), None);
             vec![
                 quantile("p50", 0.5, VALUES_OF_MEDIAN, measures(|histogram| histogram.quantile_ns(0.5))),
                 quantile("p99", 0.99, VALUES_OF_P99, measures(|histogram| histogram.quantile_ns(0.99))),
@@ -300,7 +300,7 @@ impl Candidate {
             What::Total => 5,
             What::Stack { .. } => 6,
         };
-        let is_long = |[before, after]: &&[Vec<f64>; 2]| before.len().min(after.len()) >= LEAST_BLOCKS;
+        let is_long = |[before, after]: &&[Vec<f64>; 2]| before.len().min(after.len()) >= MIN_BLOCKS;
         let verdicts =
             tested.iter().filter(|_| is_enough).filter(is_long).map(|[before, after]| mann_whitney(before, after));
         let clearest = verdicts.min_by(|one, other| one.p.total_cmp(&other.p));
@@ -317,23 +317,23 @@ impl Candidate {
     fn judge(&mut self, q: f64) {
         let Some(verdict) = self.verdict else { return };
         (self.row.p, self.row.q) = (Some(verdict.p), Some(q));
-        self.row.told = Told::NoDifference;
+        self.row.outcome = Outcome::NoDifference;
         let (Some(before), Some(after)) = (self.row.before.value, self.row.after.value) else { return };
         let change = after - before;
-        let least = (LEAST_CHANGE * before.max(after)).max(self.least_change);
+        let least = (MIN_CHANGE * before.max(after)).max(self.least_change);
         // No verdict if a few outliers move the mean one way and all other blocks differ the other way.
         if q <= FALSE_SHARE && change.abs() >= least && change * verdict.z > 0.0 {
-            self.row.told = if change > 0.0 { Told::More } else { Told::Less };
+            self.row.outcome = if change > 0.0 { Outcome::More } else { Outcome::Less };
         }
     }
 }
 
 /// Ranks increases first, then decreases.
-fn group(verdict: Told) -> u8 {
+fn group(verdict: Outcome) -> u8 {
     match verdict {
-        Told::More => 0,
-        Told::Less => 1,
-        Told::NoDifference | Told::TooLittle | Told::Untested => 2,
+        Outcome::More => 0,
+        Outcome::Less => 1,
+        Outcome::NoDifference | Outcome::TooLittle | Outcome::Untested => 2,
     }
 }
 
@@ -347,9 +347,9 @@ fn judge(mut candidates: Vec<Candidate>) -> Vec<Row> {
     }
     // Equal candidates stay in order of their names.
     candidates.sort_by(|a, b| {
-        let order = |candidate: &Candidate| (group(candidate.row.told), candidate.tier, candidate.row.told);
+        let order = |candidate: &Candidate| (group(candidate.row.outcome), candidate.tier, candidate.row.outcome);
         let strength = |candidate: &Candidate| {
-            let differs = candidate.row.told.differs();
+            let differs = candidate.row.outcome.differs();
             let z = candidate.verdict.map_or(0.0, |verdict| verdict.z.abs());
             if differs { (candidate.weight.abs(), z) } else { (0.0, 0.0) }
         };

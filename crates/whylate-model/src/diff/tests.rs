@@ -189,11 +189,11 @@ fn new_culprit_ranks_first() {
         let diff = compare(&before, &machine.seconds(20));
         let first = &diff.rows[0];
         assert_eq!(first.what, What::Culprit { kind: CauseKind::Thread, who: "hog".to_owned() }, "{first:?}");
-        assert_eq!((first.told, first.before.count, first.after.count), (Told::More, 0, 20));
+        assert_eq!((first.outcome, first.before.count, first.after.count), (Outcome::More, 0, 20));
         assert_eq!(first.after.value, Some(80_000_000.0));
         let back = compare(&machine.seconds(20), &before);
         let gone = back.rows.iter().find(|row| row.what == first.what).expect("it has a row");
-        assert_eq!(gone.told, Told::Less);
+        assert_eq!(gone.outcome, Outcome::Less);
     }
 }
 
@@ -211,7 +211,7 @@ fn reports_burst_that_the_test_cannot_find() {
     }
     let diff = compare(&before, &after);
     let is_hog = |what: &What| matches!(what, What::Culprit { who, .. } if who.starts_with("hog"));
-    assert!(!diff.rows.iter().any(|row| row.told.differs() && is_hog(&row.what)), "the test has found it");
+    assert!(!diff.rows.iter().any(|row| row.outcome.differs() && is_hog(&row.what)), "the test has found it");
     let burst = diff.bursts.iter().find(|row| is_hog(&row.what)).expect("it is told");
     assert_eq!((burst.before.count, burst.after.count), (0, 100));
     // No burst if both sides have it or if neither has events.
@@ -246,7 +246,7 @@ fn new_series_differs_despite_declining_rate() {
     }
     let diff = compare(&before, &after);
     let rate = row(&diff, "rate", |what| matches!(what, What::Series { labels } if labels["handler"] == "new"));
-    assert_eq!((rate.told, rate.before.count), (Told::More, 0), "{rate:?}");
+    assert_eq!((rate.outcome, rate.before.count), (Outcome::More, 0), "{rate:?}");
 }
 
 #[test]
@@ -264,8 +264,8 @@ fn side_without_values_has_no_percentiles() {
     let is_new = |what: &What| matches!(what, What::Series { labels } if labels["handler"] == "new");
     let (rate, p50) = (row(&diff, "rate", is_new), row(&diff, "p50", is_new));
     // The rate is known to be 0; the latency is not known.
-    assert_eq!((rate.told, rate.before), (Told::More, Measure { count: 0, value: Some(0.0), share: None }));
-    assert_eq!((p50.told, p50.before, p50.p), (Told::TooLittle, Measure::default(), None));
+    assert_eq!((rate.outcome, rate.before), (Outcome::More, Measure { count: 0, value: Some(0.0), share: None }));
+    assert_eq!((p50.outcome, p50.before, p50.p), (Outcome::TooLittle, Measure::default(), None));
     assert!(p50.after.value.is_some());
 }
 

@@ -28,7 +28,7 @@ use crate::late::cpu_subject;
 use crate::name::MAX_BYTES;
 use crate::paste::{Lines, PasteError};
 use crate::sources::IRQSOFF;
-use crate::{Cause, LateEvent, Snapshot, Worst};
+use crate::{Cause, LateEvent, Snapshot, TopN};
 
 /// Maximum length of a line; longer ones are no trace lines.
 pub(crate) const LONGEST: usize = MAX_BYTES;
@@ -114,7 +114,7 @@ pub fn import(
     }
     let mut lines = Lines::new(input, Events, LONGEST)?;
     let mut state = ImportState::default();
-    let mut lates = LateSink { threshold_ns: options.late_over_ns, worst: Worst::new(options.worst), each };
+    let mut lates = LateSink { threshold_ns: options.late_over_ns, worst: TopN::new(options.worst), each };
     let mut line = String::new();
     while lines.next(&mut line).map_err(PasteError::Io)? {
         match lines.is_cut(&line) {
@@ -128,7 +128,7 @@ pub fn import(
 /// Consumer of late events.
 struct LateSink<'a> {
     threshold_ns: Option<u64>,
-    worst: Worst,
+    worst: TopN,
     each: &'a mut dyn FnMut(LateEvent),
 }
 

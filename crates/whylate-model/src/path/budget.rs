@@ -19,7 +19,7 @@ use super::command::LongWait;
 use super::history::{Name, Waker};
 use super::sums::Sums;
 use super::walk::walk_for_sums;
-use super::{Asked, Finding, Limits, Names, Party, Past, PathSegment, Segment};
+use super::{Actor, CpuTimeline, Finding, Limits, Names, PathSegment, Query, Segment};
 use crate::Histogram;
 use crate::wait::{Stop, is_sleep};
 
@@ -76,7 +76,7 @@ pub enum EndedBy {
 
 /// State of a thread from outside the recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Known {
+pub struct OutsideState {
     /// Name of the thread.
     pub name: Name,
     /// System call that the thread waits in at the start of the span.
@@ -110,9 +110,9 @@ pub struct Waits {
 /// Collects the findings of walks.
 struct Gatherer<'a> {
     names: &'a mut dyn Names,
-    asked: &'a [Asked],
+    asked: &'a [Query],
     /// State of each thread from outside the recording.
-    known: Vec<Option<&'a Known>>,
+    known: Vec<Option<&'a OutsideState>>,
     /// TIDs of the queried threads.
     own: HashSet<u32>,
     budget: Budget,
@@ -134,13 +134,13 @@ struct Gatherer<'a> {
 /// Returns the budget of threads. Each of `asked` is a thread and its lifetime; `known` has state from outside the
 /// recording.
 pub fn budget(
-    past: &mut dyn Past,
-    asked: &[Asked],
-    known: &BTreeMap<u32, Known>,
+    past: &mut dyn CpuTimeline,
+    asked: &[Query],
+    known: &BTreeMap<u32, OutsideState>,
     limits: &dyn Limits,
     names: &mut dyn Names,
 ) -> Budget {
-    let known: Vec<Option<&Known>> = asked.iter().map(|asked| known.get(&asked.tid)).collect();
+    let known: Vec<Option<&OutsideState>> = asked.iter().map(|asked| known.get(&asked.tid)).collect();
     let thread_names: Vec<Option<Name>> = known.iter().map(|known| known.map(|known| known.name)).collect();
     let (ready, ready_indexes) = Ready::for_threads(&thread_names);
     let mut gatherer = Gatherer {
@@ -166,7 +166,7 @@ pub fn budget(
 impl Gatherer<'_> {
     fn add(&mut self, number: usize, finding: Finding) {
         match finding {
-            Finding::Hop(hop) if hop.within.is_none() => {
+            Finding::WakeupEdge(hop) if hop.within.is_none() => {
                 self.close(number);
                 self.close_ready(number);
                 self.open[number] = Some(OpenWait::new(hop));
@@ -180,7 +180,7 @@ impl Gatherer<'_> {
             Finding::NotFollowed => self.budget.not_followed += 1,
             Finding::Asleep { hop, .. } if self.is_earlier(number, hop) => return self.meet(number, hop, finding),
             Finding::Unmet { hop } if self.is_earlier(number, hop) => return,
-            Finding::Asleep { .. } | Finding::Unmet { .. } | Finding::Hop(_) | Finding::Called { .. } => {}
+            Finding::Asleep { .. } | Finding::Unmet { .. } | Finding::WakeupEdge(_) | Finding::Called { .. } => {}
         }
         if let Some(open) = &mut self.open[number] {
             open.add(finding);
@@ -195,7 +195,7 @@ impl Gatherer<'_> {
             self.ready_ns[number] += ns;
             self.ready[self.ready_indexes[number]].add(segment.kind, segment.who, ready, ns);
         } else {
-            if let Party::Thread { tid, name, .. } = segment.who {
+            if let Actor::Thread { tid, name, .. } = segment.who {
                 self.ready[self.ready_indexes[number]].name(tid, name);
             }
             self.close_ready(number);

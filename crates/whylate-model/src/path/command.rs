@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
 
-use super::found::{Found, Names, PathSegment};
-use super::{Asked, Finding, Limits, Past, walk};
+use super::build::{Names, PathBuilder, PathSegment};
+use super::{CpuTimeline, Finding, Limits, Query, walk};
 
 /// Maximum number of waits listed one by one.
 const MAX_LONGEST: usize = 5;
@@ -37,14 +37,14 @@ pub struct LongWait {
 
 /// A wait that is being walked back.
 struct OpenWait {
-    found: Found,
+    found: PathBuilder,
     ns: u64,
     from_ns: u64,
 }
 
 /// Explains the elapsed time of a command from its start to its end.
-pub fn explain(past: &mut dyn Past, asked: Asked, limits: &dyn Limits, names: &mut dyn Names) -> Explained {
-    let mut found = Found::default();
+pub fn explain(past: &mut dyn CpuTimeline, asked: Query, limits: &dyn Limits, names: &mut dyn Names) -> Explained {
+    let mut found = PathBuilder::default();
     let mut longest: Vec<OpenWait> = Vec::new();
     let mut open: Option<OpenWait> = None;
     let mut keep = |wait: Option<OpenWait>| {
@@ -56,8 +56,8 @@ pub fn explain(past: &mut dyn Past, asked: Asked, limits: &dyn Limits, names: &m
     walk(past, &[asked], limits, &mut |_, finding| {
         found.add(finding);
         match finding {
-            Finding::Hop(hop) if hop.within.is_none() => {
-                keep(open.replace(OpenWait { found: Found::default(), ns: 0, from_ns: 0 }));
+            Finding::WakeupEdge(hop) if hop.within.is_none() => {
+                keep(open.replace(OpenWait { found: PathBuilder::default(), ns: 0, from_ns: 0 }));
             }
             Finding::Segment(segment) if segment.hop.is_none() => keep(open.take()),
             Finding::Segment(segment) => {

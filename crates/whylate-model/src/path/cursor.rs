@@ -5,11 +5,11 @@
 //! thread is on a CPU, it is charged itself; while it is runnable, the actor on its CPU is charged; where it was woken,
 //! the walk goes on with the waker, until it reaches the switch-out of the waiter.
 
-use super::history::{Blocked, Entry, Exit, Holder, Move, Request, Slice, Waker};
+use super::history::{Blocked, Holder, Move, Request, RunSlice, SwitchIn, SwitchOut, Waker};
 use super::holding::emit_slice_segments;
 use super::items::{Item, Items};
 use super::rewind::{Change, Rewind};
-use super::{Asked, Finding, Hop, Limits, Party, Segment};
+use super::{Actor, Finding, Limits, Query, Segment, WakeupEdge};
 use crate::wait::Stop;
 use crate::{CauseKind, thread};
 
@@ -47,12 +47,12 @@ enum Mode {
         /// The migration from another run queue, if there was one.
         moved: Option<Move>,
         /// Time until which the thread was not allowed to run, and the limit.
-        limit: Option<(u64, Party)>,
+        limit: Option<(u64, Actor)>,
     },
     /// No thread can be followed until the innermost waiter's switch-out.
     Leaf {
         kind: CauseKind,
-        who: Party,
+        who: Actor,
     },
     /// A block I/O request is at its device (`is_issued`), or queued for it.
     Disk {
@@ -110,7 +110,7 @@ pub(super) struct Woken {
 /// The state of one walk.
 #[derive(Debug)]
 pub(super) struct Cursor {
-    asked: Asked,
+    asked: Query,
     /// Start of what has been explained.
     now_ns: u64,
     mode: Mode,
@@ -128,7 +128,7 @@ pub(super) struct Cursor {
 }
 
 impl Cursor {
-    pub fn new(asked: Asked) -> Self {
+    pub fn new(asked: Query) -> Self {
         let mode = if asked.from_ns < asked.to_ns { Mode::Before } else { Mode::Done };
         Cursor {
             asked,
@@ -284,9 +284,9 @@ impl Cursor {
             self.explain(rewind, until_ns, found);
         }
         if let (Some(index), Some(change)) = (asleep, change)
-            && let Exit::Blocked(blocked) = change.before.exit
+            && let SwitchOut::Blocked(blocked) = change.before.exit
         {
-            let Slice { name, .. } = change.before;
+            let RunSlice { name, .. } = change.before;
             // `from_ns` may be later than the switch-out.
             found(Finding::Asleep { hop: self.frames[index].hop, name, blocked, at_ns: until_ns });
         }
@@ -325,11 +325,11 @@ impl Cursor {
 
     /// Reports the beginning of a wait, if the change is the switch-out of its thread.
     fn meet(&mut self, change: &Change, found: &mut dyn FnMut(Finding)) {
-        let Slice { holder, name, exit, end_ns, .. } = change.before;
+        let RunSlice { holder, name, exit, end_ns, .. } = change.before;
         let is_it = |frame: &Frame| holder.tid() == Some(frame.tid) && end_ns == change.at_ns;
         if let Some(index) = self.unmet.iter().position(is_it) {
             let hop = self.unmet.swap_remove(index).hop;
-            let blocked = if let Exit::Blocked(blocked) = exit { blocked } else { Blocked::default() };
+            let blocked = if let SwitchOut::Blocked(blocked) = exit { blocked } else { Blocked::default() };
             found(Finding::Asleep { hop, name, blocked, at_ns: change.at_ns });
         }
     }
@@ -359,7 +359,7 @@ impl Cursor {
             }
             let is_other = match change.before.holder {
                 Holder::Thread(tid) | Holder::Work { tid, .. } => tid != self.tid,
-                Holder::Idle | Holder::Nobody => true,
+                Holder::Idle | Holder::Unrecorded => true,
                 Holder::Irq { .. } | Holder::Softirq => false,
             };
             if matches!(self.mode, Mode::Running { .. }) && is_other {
@@ -396,7 +396,7 @@ impl Cursor {
         }
     }
 
-    /// Takes the item that is due. Its worker may have been woken for it, just after it was queued.
+    /// BackendUse the item that is due. Its worker may have been woken for it, just after it was queued.
     fn take_item_due(&mut self) -> Option<Item> {
         let due = self.items.take_due(self.now_ns);
         due.or_else(|| match self.mode {
@@ -428,7 +428,7 @@ impl Cursor {
 
     /// Returns the open wait that begins where this slice ends: its thread is on a CPU then, so it does not wait, even
     /// if its switch-out was not recorded.
-    fn frame_that_begins(&self, before: &Slice, at_ns: u64) -> Option<usize> {
+    fn frame_that_begins(&self, before: &RunSlice, at_ns: u64) -> Option<usize> {
         let tid = before.holder.tid()?;
         self.frames.iter().position(|frame| frame.tid == tid).filter(|_| before.end_ns == at_ns)
     }
@@ -443,15 +443,15 @@ impl Cursor {
     fn push(&mut self, woken: Woken, tid: u32, found: &mut dyn FnMut(Finding)) {
         let (number, within) = (self.hops, self.frames.last().map(|frame| frame.hop));
         let Woken { at_ns: woken_ns, by, stop, .. } = woken;
-        found(Finding::Hop(Hop { number, within, tid: self.tid, woken_ns, by, stop }));
+        found(Finding::WakeupEdge(WakeupEdge { number, within, tid: self.tid, woken_ns, by, stop }));
         self.frames.push(Frame { tid, hop: number });
         self.hops += 1;
     }
 
     /// Returns whether the runnable thread lost its CPU where this slice ends.
-    fn is_back(&self, before: &Slice) -> bool {
+    fn is_back(&self, before: &RunSlice) -> bool {
         let waits = matches!(self.mode, Mode::Ready { since: Since::Lost(_), .. });
-        waits && before.holder.tid() == Some(self.tid) && before.exit != Exit::GoesOn
+        waits && before.holder.tid() == Some(self.tid) && before.exit != SwitchOut::GoesOn
     }
 
     /// Handles the switch-in of the followed thread.
@@ -460,29 +460,29 @@ impl Cursor {
             // The time is the item's, so no segment names the worker, which is named for its wait before.
             found(Finding::Called { tid, name: change.after.name });
         }
-        let Slice { throttled_ns, cgroup, moved, .. } = change.after;
+        let RunSlice { throttled_ns, cgroup, moved, .. } = change.after;
         let ready = |since: Since| {
             let quota =
-                || (throttled_ns > 0).then(|| (since.at_ns().saturating_add(throttled_ns), Party::Quota(cgroup)));
-            let limit = limits.of(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Party::Limit(by)));
+                || (throttled_ns > 0).then(|| (since.at_ns().saturating_add(throttled_ns), Actor::Quota(cgroup)));
+            let limit = limits.of(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Actor::Limit(by)));
             let is_within = |moved: &Move| since.at_ns() < moved.at_ns && moved.at_ns < change.at_ns;
             Mode::Ready { cpu: change.cpu, since, moved: moved.filter(is_within), limit: limit.or_else(quota) }
         };
         self.mode = match change.after.entry {
-            Entry::GoesOn => Mode::Running { cpu: change.cpu },
-            Entry::Preempted { at_ns } => ready(Since::Lost(at_ns)),
-            Entry::Woken { at_ns, by, cpu } => {
+            SwitchIn::GoesOn => Mode::Running { cpu: change.cpu },
+            SwitchIn::Preempted { at_ns } => ready(Since::Lost(at_ns)),
+            SwitchIn::Woken { at_ns, by, cpu } => {
                 let (is_of_member, is_within_item) =
                     (change.after.is_of_member, matches!(change.after.holder, Holder::Work { .. }));
                 let stop = change.after.stopped;
                 ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member, is_within_item, stop }))
             }
-            Entry::Queued { at_ns, by, cpu } => {
+            SwitchIn::Queued { at_ns, by, cpu } => {
                 let queued = Woken { at_ns, by: Some(by), cpu, ..Woken::default() };
                 self.items.begin(Item { queued, depth: self.frames.len(), tid: self.tid });
                 Mode::Running { cpu: change.cpu }
             }
-            Entry::Unseen => ready(Since::Woken(Woken { at_ns: change.at_ns, ..Woken::default() })),
+            SwitchIn::Unseen => ready(Since::Woken(Woken { at_ns: change.at_ns, ..Woken::default() })),
         };
     }
 
@@ -545,7 +545,7 @@ impl Cursor {
         let waits_itself = self.frames.iter().any(|frame| frame.tid == request.submitter);
         self.mode = match rewind.cpu_of(request.submitter) {
             // The walk returns to the switch-out of the submitter.
-            _ if waits_itself => Mode::Leaf { kind: CauseKind::DiskQueue, who: Party::Disk(request) },
+            _ if waits_itself => Mode::Leaf { kind: CauseKind::DiskQueue, who: Actor::Disk(request) },
             Some(cpu) => {
                 self.tid = request.submitter;
                 Mode::Running { cpu }
@@ -573,7 +573,7 @@ impl Cursor {
             Mode::Ready { cpu, limit, .. } => {
                 let limit_ns = limit.map_or(0, |(until_ns, _)| until_ns);
                 // Until the end of a limit, no other actor is charged.
-                let of_limit = |from_ns, to_ns, emit: &mut dyn FnMut(u64, u64, CauseKind, Party)| {
+                let of_limit = |from_ns, to_ns, emit: &mut dyn FnMut(u64, u64, CauseKind, Actor)| {
                     if let Some((_, by)) = limit {
                         emit(from_ns, to_ns, CauseKind::Throttled, by);
                     }
@@ -599,25 +599,25 @@ impl Cursor {
             Mode::Leaf { kind, who } => emit(from_ns, to_ns, kind, who),
             Mode::Disk { request, is_issued } => {
                 let kind = if is_issued { CauseKind::Disk } else { CauseKind::DiskQueue };
-                emit(from_ns, to_ns, kind, Party::Disk(request));
+                emit(from_ns, to_ns, kind, Actor::Disk(request));
             }
-            Mode::Before | Mode::Done => emit(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
+            Mode::Before | Mode::Done => emit(from_ns, to_ns, CauseKind::Unknown, Actor::Text(NOT_RECORDED)),
         }
     }
 }
 
 fn unknown(why: &'static str) -> Mode {
-    Mode::Leaf { kind: CauseKind::Unknown, who: Party::Text(why) }
+    Mode::Leaf { kind: CauseKind::Unknown, who: Actor::Text(why) }
 }
 
 /// Returns the thread that resumed a stopped thread.
-pub(super) fn resumed_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Party {
-    let Some(Waker::Thread(tid)) = woken.by else { return Party::Text(stop.who()) };
+pub(super) fn resumed_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Actor {
+    let Some(Waker::Thread(tid)) = woken.by else { return Actor::Text(stop.who()) };
     let slice = rewind.cpu_of(tid).and_then(|cpu| rewind.lanes.get(cpu)).map(|lane| lane.slice);
     match slice {
-        Some(Slice { name, cgroup, is_member, .. }) => Party::Thread { tid, name, cgroup, is_member },
-        None if tid & thread::OUTSIDE != 0 => Party::Text("a thread outside this PID namespace"),
-        None => Party::Text(stop.who()),
+        Some(RunSlice { name, cgroup, is_member, .. }) => Actor::Thread { tid, name, cgroup, is_member },
+        None if tid & thread::OUTSIDE != 0 => Actor::Text("a thread outside this PID namespace"),
+        None => Actor::Text(stop.who()),
     }
 }
 
@@ -634,19 +634,19 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
             // The thread below the softirq sends through it.
             match rewind.cpu_of(tid).or_else(|| is_interrupt.then_some(waking_cpu)) {
                 Some(cpu) if !is_outside || matches!(by, Waker::Parent(_)) => Ok((tid, cpu)),
-                _ if is_outside => leaf(CauseKind::Outside, Party::Text("outside this PID namespace")),
+                _ if is_outside => leaf(CauseKind::Outside, Actor::Text("outside this PID namespace")),
                 _ => Err(unknown("its waker was not seen")),
             }
         }
         None => Err(unknown("its waking was not seen")),
-        Some(Waker::Timer(of)) => leaf(CauseKind::Timer, Party::Timer(of)),
-        Some(Waker::Network) => leaf(CauseKind::Network, Party::Text("network")),
-        Some(Waker::Rcu) => leaf(CauseKind::Rcu, Party::Text("grace period")),
+        Some(Waker::Timer(of)) => leaf(CauseKind::Timer, Actor::Timer(of)),
+        Some(Waker::Network) => leaf(CauseKind::Network, Actor::Text("network")),
+        Some(Waker::Rcu) => leaf(CauseKind::Rcu, Actor::Text("grace period")),
         // The time of its creation is unknown too.
-        Some(Waker::Disk(request)) if request == Request::default() => leaf(CauseKind::Disk, Party::Text(OVERWRITTEN)),
+        Some(Waker::Disk(request)) if request == Request::default() => leaf(CauseKind::Disk, Actor::Text(OVERWRITTEN)),
         Some(Waker::Disk(request)) => Err(Mode::Disk { request, is_issued: true }),
         Some(Waker::Irq | Waker::Softirq) => {
-            let who = if is_interrupt { Party::Interrupt(there.name) } else { Party::Text("interrupt") };
+            let who = if is_interrupt { Actor::Interrupt(there.name) } else { Actor::Text("interrupt") };
             leaf(CauseKind::Interrupt, who)
         }
     }

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Recorded, Request, Slice, Waker};
+use super::history::{Blocked, Holder, Move, Name, Operation, Recorded, Request, RunSlice, SwitchIn, SwitchOut, Waker};
 use super::timer::TimerKind;
 use crate::wait::Stop;
 
@@ -17,7 +17,7 @@ pub enum Event {
         /// Name of the thread switched out.
         from_name: Name,
         /// How the thread is switched out.
-        exit: Exit,
+        exit: SwitchOut,
         /// TID switched in.
         to: u32,
         /// Name of the thread switched in.
@@ -92,7 +92,7 @@ struct Cpu {
     seen_ns: u64,
     tid: u32,
     name: Name,
-    entry: Entry,
+    entry: SwitchIn,
     moved: Option<Move>,
     /// Why the thread was stopped until it was switched in, if it was.
     stopped: Option<Stop>,
@@ -111,14 +111,14 @@ struct Cpu {
 /// How a thread became runnable.
 #[derive(Clone, Copy, Debug)]
 struct Ready {
-    entry: Entry,
+    entry: SwitchIn,
     /// `sched_wakeup` was recorded.
     is_awake: bool,
     moved: Option<Move>,
 }
 
 impl Ready {
-    fn new(entry: Entry, is_awake: bool) -> Self {
+    fn new(entry: SwitchIn, is_awake: bool) -> Self {
         Ready { entry, is_awake, moved: None }
     }
 }
@@ -130,7 +130,7 @@ pub struct Builder {
     ready: HashMap<u32, Ready>,
     requests: HashMap<(u32, u64), Request>,
     /// How items were queued, by their addresses.
-    queued: HashMap<u64, Entry>,
+    queued: HashMap<u64, SwitchIn>,
     /// Work item handlers of workers that were switched out within an item, by TID.
     interrupted: HashMap<u32, u64>,
     /// Why switched-out threads are stopped, by TID.
@@ -154,12 +154,12 @@ impl Builder {
                 self.switch(cpu, at_ns, (from, from_name, exit), (to, to_name));
             }
             Event::Waking(tid) => {
-                let entry = Entry::Woken { at_ns, by: self.waker(cpu), cpu: cpu as u32 };
+                let entry = SwitchIn::Woken { at_ns, by: self.waker(cpu), cpu: cpu as u32 };
                 self.ready.insert(tid, Ready::new(entry, false));
             }
             Event::WakingBy(tid, by) => {
                 let by = self.waker_in(cpu, by);
-                self.ready.insert(tid, Ready::new(Entry::Woken { at_ns, by, cpu: cpu as u32 }, false));
+                self.ready.insert(tid, Ready::new(SwitchIn::Woken { at_ns, by, cpu: cpu as u32 }, false));
             }
             Event::Awake(tid) => {
                 self.has_wakeups = true;
@@ -175,36 +175,36 @@ impl Builder {
             }
             Event::New(tid) => {
                 let by = Waker::Parent(self.cpus[cpu].tid);
-                self.ready.insert(tid, Ready::new(Entry::Woken { at_ns, by, cpu: cpu as u32 }, true));
+                self.ready.insert(tid, Ready::new(SwitchIn::Woken { at_ns, by, cpu: cpu as u32 }, true));
             }
             Event::Exec(name) => {
-                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.end_slice(cpu, at_ns, SwitchOut::GoesOn);
                 self.cpus[cpu].name = name;
             }
             Event::Renumbered(tid) => {
-                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.end_slice(cpu, at_ns, SwitchOut::GoesOn);
                 self.ready.remove(&tid);
                 let state = &mut self.cpus[cpu];
                 let before = std::mem::replace(&mut state.tid, tid);
                 // A walk back goes on with the old TID.
-                state.entry = Entry::Woken { at_ns, by: Waker::Parent(before), cpu: cpu as u32 };
+                state.entry = SwitchIn::Woken { at_ns, by: Waker::Parent(before), cpu: cpu as u32 };
             }
             Event::Irq(name) => {
-                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.end_slice(cpu, at_ns, SwitchOut::GoesOn);
                 let state = &mut self.cpus[cpu];
                 (state.irq, state.timers[IN_IRQ], state.done) = (Some(name), None, None);
             }
             Event::IrqEnds => {
-                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.end_slice(cpu, at_ns, SwitchOut::GoesOn);
                 self.cpus[cpu].irq = None;
             }
             Event::Softirq(number) => {
-                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.end_slice(cpu, at_ns, SwitchOut::GoesOn);
                 let state = &mut self.cpus[cpu];
                 (state.softirq, state.timers[IN_SOFTIRQ], state.done) = (Some(number), None, None);
             }
             Event::SoftirqEnds => {
-                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.end_slice(cpu, at_ns, SwitchOut::GoesOn);
                 let state = &mut self.cpus[cpu];
                 if let Some(NET_RX | NET_TX) = state.softirq {
                     (state.sender, state.sending_timer) = (None, None);
@@ -239,10 +239,10 @@ impl Builder {
                     self.queuers_lost += self.queued.drain().len() as u64;
                 }
                 let by = by.map_or_else(|| self.waker(cpu), |by| self.waker_in(cpu, by));
-                self.queued.insert(item, Entry::Queued { at_ns, by, cpu: cpu as u32 });
+                self.queued.insert(item, SwitchIn::Queued { at_ns, by, cpu: cpu as u32 });
             }
             Event::Work(item, handler) => {
-                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.end_slice(cpu, at_ns, SwitchOut::GoesOn);
                 let state = &mut self.cpus[cpu];
                 state.handler = Some(handler);
                 // The item of a flush is queued without an event.
@@ -254,7 +254,7 @@ impl Builder {
                 }
             }
             Event::WorkEnds => {
-                self.end_slice(cpu, at_ns, Exit::GoesOn);
+                self.end_slice(cpu, at_ns, SwitchOut::GoesOn);
                 self.cpus[cpu].handler = None;
             }
             Event::RequestBegins(device, sector, operation) => {
@@ -290,7 +290,7 @@ impl Builder {
         }
         self.ready.remove(&tid);
         let state = &mut self.cpus[cpu];
-        (state.tid, state.name, state.entry) = (tid, name, Entry::GoesOn);
+        (state.tid, state.name, state.entry) = (tid, name, SwitchIn::GoesOn);
         (state.since_ns, state.seen_ns) = (Some(at_ns), at_ns);
     }
 
@@ -311,7 +311,7 @@ impl Builder {
     /// Marks all since the CPU's last event as unknown. Any runnable thread may have run there and blocked again.
     fn lose(&mut self, cpu: usize) {
         if self.cpus[cpu].since_ns.is_some() {
-            self.end_slice(cpu, self.cpus[cpu].seen_ns, Exit::GoesOn);
+            self.end_slice(cpu, self.cpus[cpu].seen_ns, SwitchOut::GoesOn);
         }
         self.cpus[cpu] = Cpu { seen_ns: self.cpus[cpu].seen_ns, ..Cpu::default() };
         self.ready.clear();
@@ -323,7 +323,7 @@ impl Builder {
     /// Returns the timeline up to `at_ns`.
     pub fn finish(mut self, at_ns: u64) -> Recorded {
         for cpu in 0..self.cpus.len() {
-            self.end_slice(cpu, at_ns, Exit::GoesOn);
+            self.end_slice(cpu, at_ns, SwitchOut::GoesOn);
         }
         self.past
     }
@@ -332,7 +332,7 @@ impl Builder {
         &mut self,
         cpu: usize,
         at_ns: u64,
-        (from, from_name, exit): (u32, Name, Exit),
+        (from, from_name, exit): (u32, Name, SwitchOut),
         (to, to_name): (u32, Name),
     ) {
         if self.cpus[cpu].since_ns.is_some() && self.cpus[cpu].tid != from {
@@ -349,32 +349,33 @@ impl Builder {
         // If the waking precedes the switch-out, and its wakeup follows it, the thread was still running when it was
         // woken: it need not wait at all.
         let is_woken = self.has_wakeups && waking.is_some_and(|ready| !ready.is_awake);
-        if exit == Exit::Preempted || matches!(exit, Exit::Blocked(_)) && is_woken {
-            self.ready.insert(from, Ready::new(Entry::Preempted { at_ns }, true));
+        if exit == SwitchOut::Preempted || matches!(exit, SwitchOut::Blocked(_)) && is_woken {
+            self.ready.insert(from, Ready::new(SwitchIn::Preempted { at_ns }, true));
         }
-        let (entry, moved) = self.ready.remove(&to).map_or((Entry::Unseen, None), |ready| (ready.entry, ready.moved));
+        let (entry, moved) =
+            self.ready.remove(&to).map_or((SwitchIn::Unseen, None), |ready| (ready.entry, ready.moved));
         let state = &mut self.cpus[cpu];
-        if let Some(handler) = state.handler.take().filter(|_| exit != Exit::Dead) {
+        if let Some(handler) = state.handler.take().filter(|_| exit != SwitchOut::Dead) {
             self.interrupted.insert(from, handler);
         }
         (state.tid, state.name, state.handler) = (to, to_name, self.interrupted.remove(&to));
-        state.entry = if to == 0 { Entry::GoesOn } else { entry };
+        state.entry = if to == 0 { SwitchIn::GoesOn } else { entry };
         state.moved = moved;
-        state.stopped = self.stops.remove(&to).filter(|_| matches!(entry, Entry::Woken { .. }));
-        if let Exit::Blocked(Blocked { stop: Some(stop), .. }) = exit {
+        state.stopped = self.stops.remove(&to).filter(|_| matches!(entry, SwitchIn::Woken { .. }));
+        if let SwitchOut::Blocked(Blocked { stop: Some(stop), .. }) = exit {
             self.stops.insert(from, stop);
         }
         (state.sender, state.sending_timer, state.done) = (None, None, None);
     }
 
-    fn end_slice(&mut self, cpu: usize, at_ns: u64, exit: Exit) {
+    fn end_slice(&mut self, cpu: usize, at_ns: u64, exit: SwitchOut) {
         let state = &mut self.cpus[cpu];
         let Some(start_ns) = state.since_ns.replace(at_ns) else { return };
         let is_interrupt = state.irq.is_some() || state.softirq.is_some();
         let (holder, name) = match (state.irq, state.softirq, state.handler) {
             (Some(name), ..) => (Holder::Irq { late_ns: 0 }, name),
             (_, Some(number), _) => {
-                let name = SOFTIRQS.get(usize::from(number)).map_or_else(Name::default, |name| Name::of(name));
+                let name = SOFTIRQS.get(usize::from(number)).map_or_else(Name::default, |name| Name::new(name));
                 (Holder::Softirq, name)
             }
             (.., Some(handler)) => (Holder::Work { tid: state.tid, handler }, state.name),
@@ -382,12 +383,12 @@ impl Builder {
             _ => (Holder::Thread(state.tid), state.name),
         };
         let (entry, moved, stopped) = match is_interrupt {
-            true => (Entry::GoesOn, None, None),
+            true => (SwitchIn::GoesOn, None, None),
             false => (std::mem::take(&mut state.entry), state.moved.take(), state.stopped.take()),
         };
-        if start_ns < at_ns || exit != Exit::GoesOn || entry != Entry::GoesOn {
+        if start_ns < at_ns || exit != SwitchOut::GoesOn || entry != SwitchIn::GoesOn {
             let slice =
-                Slice { start_ns, end_ns: at_ns, holder, name, entry, moved, exit, stopped, ..Slice::default() };
+                RunSlice { start_ns, end_ns: at_ns, holder, name, entry, moved, exit, stopped, ..RunSlice::default() };
             self.past.cpus[cpu].push(slice);
         }
     }

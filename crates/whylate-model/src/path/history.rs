@@ -11,7 +11,7 @@ pub struct Name(pub [u8; 16]);
 
 impl Name {
     /// Copies the first 15 bytes of a name.
-    pub fn of(name: &str) -> Self {
+    pub fn new(name: &str) -> Self {
         let mut bytes = [0; 16];
         bytes.iter_mut().zip(name.bytes().take(15)).for_each(|(to, from)| *to = from);
         Name(bytes)
@@ -29,7 +29,7 @@ impl Name {
 pub enum Holder {
     /// It was not recorded.
     #[default]
-    Nobody,
+    Unrecorded,
     /// The CPU is idle.
     Idle,
     /// A thread, by its TID as shown.
@@ -62,7 +62,7 @@ impl Holder {
 
 /// How a run slice began (switch-in).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Entry {
+pub enum SwitchIn {
     /// The same thread continues after an interrupt. Also used for interrupt slices.
     #[default]
     GoesOn,
@@ -166,7 +166,7 @@ impl Operation {
 
 /// How a run slice ended (switch-out).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Exit {
+pub enum SwitchOut {
     /// An interrupt came in and the thread continues. Also used for interrupt slices.
     #[default]
     GoesOn,
@@ -203,7 +203,7 @@ impl Blocked {
 
 /// A run slice: one actor on one CPU without interruption.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Slice {
+pub struct RunSlice {
     /// Start on CLOCK_MONOTONIC, as all times here.
     pub start_ns: u64,
     /// End, which is the start of the next slice.
@@ -213,7 +213,7 @@ pub struct Slice {
     /// Name of the thread, interrupt or softirq.
     pub name: Name,
     /// Switch-in.
-    pub entry: Entry,
+    pub entry: SwitchIn,
     /// Last migration while the thread waited for a CPU.
     pub moved: Option<Move>,
     /// Time throttled by its cgroup's CPU quota since the thread was woken or preempted.
@@ -223,7 +223,7 @@ pub struct Slice {
     /// Cgroup ID of the thread, which [`super::Names`] resolves, if known.
     pub cgroup: Option<u64>,
     /// Switch-out.
-    pub exit: Exit,
+    pub exit: SwitchOut,
     /// Time stolen by the hypervisor during the slice.
     pub steal_ns: u64,
     /// The thread is new, and belongs to its creator's process.
@@ -235,15 +235,15 @@ pub struct Slice {
     pub is_of_member: bool,
 }
 
-impl Slice {
+impl RunSlice {
     /// Returns the slice with the membership flags set; `is_member` takes a TID and a time.
     pub fn marked(self, is_member: impl Fn(u32, u64) -> bool) -> Self {
         let is_of_member = match self.entry {
-            Entry::Woken { by: Waker::Thread(tid) | Waker::Parent(tid), at_ns, .. } => is_member(tid, at_ns),
+            SwitchIn::Woken { by: Waker::Thread(tid) | Waker::Parent(tid), at_ns, .. } => is_member(tid, at_ns),
             _ => false,
         };
         let own = self.holder.tid().is_some_and(|tid| is_member(tid, self.start_ns));
-        Slice { is_member: own, is_of_member, ..self }
+        RunSlice { is_member: own, is_of_member, ..self }
     }
 
     /// Returns the label of the thread (`name:tid`), or the name of another actor.
@@ -253,39 +253,39 @@ impl Slice {
 }
 
 /// A per-CPU scheduling timeline that is read backwards.
-pub trait Past {
+pub trait CpuTimeline {
     /// Returns the number of CPUs.
     fn cpus(&self) -> usize;
 
     /// Returns the slice before the one returned last for this CPU, starting with the newest; `None` if nothing earlier
     /// is known.
-    fn previous(&mut self, cpu: usize) -> Option<Slice>;
+    fn previous(&mut self, cpu: usize) -> Option<RunSlice>;
 }
 
 /// A timeline in memory.
 #[derive(Clone, Debug, Default)]
 pub struct Recorded {
     /// Slices of each CPU in order of time.
-    pub cpus: Vec<Vec<Slice>>,
+    pub cpus: Vec<Vec<RunSlice>>,
 }
 
 impl Recorded {
     /// Returns a reader of the timeline that does not consume it.
-    pub fn backwards(&self) -> impl Past {
+    pub fn backwards(&self) -> impl CpuTimeline {
         Backwards { cpus: self.cpus.iter().map(Vec::as_slice).collect() }
     }
 }
 
 struct Backwards<'a> {
-    cpus: Vec<&'a [Slice]>,
+    cpus: Vec<&'a [RunSlice]>,
 }
 
-impl Past for Backwards<'_> {
+impl CpuTimeline for Backwards<'_> {
     fn cpus(&self) -> usize {
         self.cpus.len()
     }
 
-    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+    fn previous(&mut self, cpu: usize) -> Option<RunSlice> {
         let left = self.cpus.get_mut(cpu)?;
         let (last, before) = left.split_last()?;
         *left = before;
@@ -293,12 +293,12 @@ impl Past for Backwards<'_> {
     }
 }
 
-impl Past for Recorded {
+impl CpuTimeline for Recorded {
     fn cpus(&self) -> usize {
         self.cpus.len()
     }
 
-    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+    fn previous(&mut self, cpu: usize) -> Option<RunSlice> {
         self.cpus.get_mut(cpu)?.pop()
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Attributes the time of a run slice to an actor.
 
-use super::Party;
+use super::Actor;
 use super::cursor::NOT_RECORDED;
 use super::history::Holder;
 use super::rewind::CpuState;
@@ -15,7 +15,7 @@ pub(super) fn emit_slice_segments(
     from_ns: u64,
     to_ns: u64,
     ready: Option<u32>,
-    emit: &mut dyn FnMut(u64, u64, CauseKind, Party),
+    emit: &mut dyn FnMut(u64, u64, CauseKind, Actor),
 ) {
     let slice = &lane.slice;
     let (ns, whole_ns) = (to_ns.saturating_sub(from_ns), slice.end_ns.saturating_sub(slice.start_ns));
@@ -25,22 +25,22 @@ pub(super) fn emit_slice_segments(
         steal_ns => (u128::from(steal_ns) * u128::from(ns)).checked_div(u128::from(whole_ns)).unwrap_or(0),
     };
     let own_end_ns = to_ns - u64::try_from(steal_ns).unwrap_or(u64::MAX).min(ns);
-    emit(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
+    emit(own_end_ns, to_ns, CauseKind::Steal, Actor::Text("hypervisor"));
     let name = slice.name;
     let (kind, who) = match slice.holder {
-        Holder::Irq { .. } => (CauseKind::Irq, Party::Interrupt(name)),
-        Holder::Softirq => (CauseKind::Softirq, Party::Interrupt(name)),
-        Holder::Work { handler, .. } => (CauseKind::Work, Party::Work(handler)),
+        Holder::Irq { .. } => (CauseKind::Irq, Actor::Interrupt(name)),
+        Holder::Softirq => (CauseKind::Softirq, Actor::Interrupt(name)),
+        Holder::Work { handler, .. } => (CauseKind::Work, Actor::Work(handler)),
         Holder::Thread(tid) => {
             let kind = match ready {
                 None => CauseKind::Running,
                 Some(ready) if ready == tid => CauseKind::Wakeup,
                 Some(_) => CauseKind::Thread,
             };
-            (kind, Party::Thread { tid, name, cgroup: slice.cgroup, is_member: slice.is_member })
+            (kind, Actor::Thread { tid, name, cgroup: slice.cgroup, is_member: slice.is_member })
         }
-        Holder::Idle => (CauseKind::IdleExit, Party::Cpu(cpu as u32)),
-        Holder::Nobody => (CauseKind::Unknown, Party::Text(NOT_RECORDED)),
+        Holder::Idle => (CauseKind::IdleExit, Actor::Cpu(cpu as u32)),
+        Holder::Unrecorded => (CauseKind::Unknown, Actor::Text(NOT_RECORDED)),
     };
     // For the running thread itself, time with interrupts off is its own work.
     let keeps_off = ready.is_some() && slice.holder.tid().is_some();

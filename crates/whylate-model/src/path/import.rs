@@ -20,7 +20,7 @@ pub use self::lives::Life;
 use self::fields::{Stage, TraceEvent, parse_event};
 use self::lives::Lives;
 use super::events::{Builder, Event};
-use super::history::{Exit, Name, Recorded, Waker};
+use super::history::{Name, Recorded, SwitchOut, Waker};
 use super::timer::TimerKind;
 use crate::ftrace::{
     COMPRESSED, Events, GONE, Gap, LONGEST, Lacks, Line, NO_CPU, NO_POINT, TRACE_DAT, has_end, is_blank, is_heading,
@@ -90,7 +90,7 @@ pub struct Trace {
     /// Number of lines and events that could not be used, by reason.
     pub lost: BTreeMap<&'static str, u64>,
     /// Limitations: kinds of events that are not recorded, and the consequence.
-    pub weaker: Vec<&'static str>,
+    pub limitations: Vec<&'static str>,
     /// Alterations of the lines that were undone.
     pub undone: Vec<String>,
 }
@@ -224,7 +224,7 @@ impl Reader {
         };
         if tid != GONE {
             let is_name_known = name != FORGOTTEN && !(line.is_cut && name == line.comm);
-            let name = if is_name_known { Name::of(name) } else { self.name_of(tid, name) };
+            let name = if is_name_known { Name::new(name) } else { self.name_of(tid, name) };
             match parsed {
                 TraceEvent::Exec { tid, old_tid, .. } if tid != old_tid && self.builder.holder(cpu) != Some(tid) => {
                     let old_name = self.lives.present(old_tid, self.last_ns).name();
@@ -254,7 +254,7 @@ impl Reader {
     /// Returns a thread's name if the line has none, or only its start.
     fn name_of(&mut self, tid: u32, start: &str) -> Name {
         let known = self.lives.present(tid, self.last_ns).name();
-        if start == FORGOTTEN || known.text().starts_with(start) { known } else { Name::of(start) }
+        if start == FORGOTTEN || known.text().starts_with(start) { known } else { Name::new(start) }
     }
 
     fn renumber(&mut self, cpu: usize, tid: u32, old_tid: u32) {
@@ -272,11 +272,11 @@ impl Reader {
         let event = match parsed {
             TraceEvent::Switch { from, from_name, exit, to, to_name } => {
                 self.has_switches = true;
-                let (from_name, to_name) = (Name::of(from_name), Name::of(to_name));
+                let (from_name, to_name) = (Name::new(from_name), Name::new(to_name));
                 let event = Event::Switch { from, from_name, exit, to, to_name };
                 let at_ns = self.add(cpu, event);
                 if from != 0 {
-                    self.lives.switched_out(from, from_name, at_ns, exit == Exit::Dead);
+                    self.lives.switched_out(from, from_name, at_ns, exit == SwitchOut::Dead);
                 }
                 if to != 0 {
                     self.lives.switched_in(to, to_name, at_ns);
@@ -285,10 +285,10 @@ impl Reader {
             }
             TraceEvent::New(tid, name) => {
                 let at_ns = self.add(cpu, Event::New(tid));
-                return self.lives.born(tid, Name::of(name), line.tid, at_ns);
+                return self.lives.born(tid, Name::new(name), line.tid, at_ns);
             }
             TraceEvent::Exec { path, .. } => {
-                let name = Name::of(path.rsplit_once('/').map_or(path, |(_, name)| name));
+                let name = Name::new(path.rsplit_once('/').map_or(path, |(_, name)| name));
                 let at_ns = self.add(cpu, Event::Exec(name));
                 return self.lives.exec(line.tid, name, at_ns);
             }
@@ -303,7 +303,7 @@ impl Reader {
             TraceEvent::Moved(tid, from_cpu) => Event::Moved(tid, from_cpu),
             TraceEvent::Irq(name) => {
                 self.kinds.interrupts = true;
-                Event::Irq(Name::of(name))
+                Event::Irq(Name::new(name))
             }
             TraceEvent::IrqEnds => Event::IrqEnds,
             TraceEvent::Softirq(number) => {
@@ -375,19 +375,19 @@ impl Reader {
         self.lose("queuers_overwritten", self.builder.queuers_lost);
         self.lost.retain(|_, count| *count > 0);
         let tells_interrupts = self.kinds.interrupts || self.kinds.flags;
-        let mut weaker = Vec::new();
+        let mut limitations = Vec::new();
         if !self.kinds.wakings {
-            weaker.push(
+            limitations.push(
                 "no sched_waking: wakers are taken from sched_wakeup, which another CPU than the waker's may record",
             );
         }
         if !tells_interrupts {
-            weaker.push(
+            limitations.push(
                 "no interrupts: a waker is believed only if the two threads wake each other, or have a common ancestor",
             );
         }
         if !self.kinds.requests {
-            weaker.push("no block events: waits for disks are shown as waits for interrupts");
+            limitations.push("no block events: waits for disks are shown as waits for interrupts");
         }
         // The thread switched in by the last event is still on the CPU.
         let mut past = self.builder.finish(end_ns.saturating_add(1));
@@ -395,7 +395,7 @@ impl Reader {
         if !tells_interrupts {
             lives.drop_unreliable_wakers(&mut past);
         }
-        Ok(Trace { past, lives, handlers, begin_ns, end_ns, lost, weaker, undone })
+        Ok(Trace { past, lives, handlers, begin_ns, end_ns, lost, limitations, undone })
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::history::{Entry, Past, Slice, Waker};
+use super::history::{CpuTimeline, RunSlice, SwitchIn, Waker};
 
 /// Maximum number of births; threads created later belong to no command.
 const MAX_BIRTHS: usize = 4 << 20;
@@ -27,8 +27,8 @@ pub struct Births {
 
 impl Births {
     /// Adds the birth that a slice shows, if any.
-    pub fn add(&mut self, slice: &Slice) {
-        let (Some(tid), Entry::Woken { at_ns, by: Waker::Parent(parent), .. }) = (slice.holder.tid(), slice.entry)
+    pub fn add(&mut self, slice: &RunSlice) {
+        let (Some(tid), SwitchIn::Woken { at_ns, by: Waker::Parent(parent), .. }) = (slice.holder.tid(), slice.entry)
         else {
             return;
         };
@@ -118,17 +118,17 @@ impl Members {
 /// A timeline that marks the slices of the command.
 pub struct Marked<'a> {
     /// The timeline.
-    pub past: &'a mut dyn Past,
+    pub past: &'a mut dyn CpuTimeline,
     /// The threads of the command.
     pub members: &'a Members,
 }
 
-impl Past for Marked<'_> {
+impl CpuTimeline for Marked<'_> {
     fn cpus(&self) -> usize {
         self.past.cpus()
     }
 
-    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+    fn previous(&mut self, cpu: usize) -> Option<RunSlice> {
         Some(self.past.previous(cpu)?.marked(|tid, at_ns| self.members.has(tid, at_ns)))
     }
 }
@@ -138,9 +138,9 @@ mod tests {
     use super::super::history::Holder;
     use super::*;
 
-    fn birth(at_ns: u64, tid: u32, parent: u32) -> Slice {
-        let entry = Entry::Woken { at_ns, by: Waker::Parent(parent), cpu: 0 };
-        Slice { start_ns: at_ns + 1, end_ns: at_ns + 2, holder: Holder::Thread(tid), entry, ..Slice::default() }
+    fn birth(at_ns: u64, tid: u32, parent: u32) -> RunSlice {
+        let entry = SwitchIn::Woken { at_ns, by: Waker::Parent(parent), cpu: 0 };
+        RunSlice { start_ns: at_ns + 1, end_ns: at_ns + 2, holder: Holder::Thread(tid), entry, ..RunSlice::default() }
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn tid_taken_over_by_exec_starts_new_life() {
         let mut births = Births::default();
-        let thread = |slice| Slice { is_in_parents_process: true, ..slice };
+        let thread = |slice| RunSlice { is_in_parents_process: true, ..slice };
         for slice in [birth(10, 5, 1), thread(birth(20, 6, 5)), thread(birth(40, 5, 6)), birth(30, 7, 5)] {
             births.add(&slice);
         }
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn maps_threads_to_processes_and_processes_to_parents() {
         let mut births = Births::default();
-        let thread = |slice| Slice { is_in_parents_process: true, ..slice };
+        let thread = |slice| RunSlice { is_in_parents_process: true, ..slice };
         // The first thread creates process 5, and its second thread creates process 7; 9 is no member.
         for slice in
             [birth(10, 5, 1), thread(birth(20, 6, 5)), birth(30, 7, 6), thread(birth(40, 8, 7)), birth(50, 9, 2)]

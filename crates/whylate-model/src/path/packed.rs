@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
-use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Past, Request, Slice, Waker};
+use super::history::{
+    Blocked, CpuTimeline, Holder, Move, Name, Operation, Request, RunSlice, SwitchIn, SwitchOut, Waker,
+};
 use super::timer::TimerKind;
 use crate::wait::Stop;
 
@@ -25,7 +27,7 @@ enum Storage {
 struct CpuBlocks {
     blocks: Vec<Storage>,
     /// Slices not packed yet, in order of time.
-    loose: Vec<Slice>,
+    loose: Vec<RunSlice>,
 }
 
 /// Timeline of all CPUs. Blocks beyond a memory limit spill into a file; without one, the oldest are dropped.
@@ -48,7 +50,7 @@ impl<F: Read + Write + Seek> Packed<F> {
     }
 
     /// Adds the next slice of a CPU. Drops the spill file if it cannot be written.
-    pub fn push(&mut self, cpu: usize, slice: Slice) {
+    pub fn push(&mut self, cpu: usize, slice: RunSlice) {
         let Some(lane) = self.lanes.get_mut(cpu) else { return };
         lane.loose.push(slice);
         if lane.loose.len() < BLOCK_SLICES {
@@ -116,7 +118,7 @@ impl<F: Read + Write + Seek> Packed<F> {
         }
     }
 
-    fn take_block(&mut self, cpu: usize) -> Option<io::Result<Vec<Slice>>> {
+    fn take_block(&mut self, cpu: usize) -> Option<io::Result<Vec<RunSlice>>> {
         let block = self.lanes.get_mut(cpu)?.blocks.pop()?;
         Some(match (block, &mut self.file) {
             (Storage::Memory(bytes), _) => {
@@ -134,12 +136,12 @@ impl<F: Read + Write + Seek> Packed<F> {
 }
 
 /// Slices are dropped as they are returned.
-impl<F: Read + Write + Seek> Past for Packed<F> {
+impl<F: Read + Write + Seek> CpuTimeline for Packed<F> {
     fn cpus(&self) -> usize {
         self.lanes.len()
     }
 
-    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+    fn previous(&mut self, cpu: usize) -> Option<RunSlice> {
         if self.lanes.get(cpu)?.loose.is_empty() {
             match self.take_block(cpu)? {
                 Ok(slices) => self.lanes[cpu].loose = slices,
@@ -217,21 +219,21 @@ const ENTRY_KIND: u8 = (1 << ENTRY_STOP_SHIFT) - 1;
 /// Shift of the stop bits in the byte of a switch-out.
 const EXIT_STOP_SHIFT: u8 = 5;
 
-fn pack(slices: &[Slice]) -> Vec<u8> {
+fn pack(slices: &[RunSlice]) -> Vec<u8> {
     let mut to = Writer(Vec::with_capacity(slices.len() * 12));
     let mut names: HashMap<Name, u64> = HashMap::new();
     let mut end_ns = 0;
     to.number(slices.len() as u64);
     for slice in slices {
         let (kind, numbers): (u8, [Option<u64>; 2]) = match slice.holder {
-            Holder::Nobody => (0, [None; 2]),
+            Holder::Unrecorded => (0, [None; 2]),
             Holder::Idle => (1, [None; 2]),
             Holder::Thread(tid) => (2, [Some(tid.into()), None]),
             Holder::Work { tid, handler } => (3, [Some(tid.into()), Some(handler)]),
             Holder::Irq { late_ns } => (4, [Some(late_ns), None]),
             Holder::Softirq => (5, [None; 2]),
         };
-        let goes_on = slice.entry == Entry::GoesOn && slice.exit == Exit::GoesOn;
+        let goes_on = slice.entry == SwitchIn::GoesOn && slice.exit == SwitchOut::GoesOn;
         let flag = |is: bool, flag: u8| if is { flag } else { 0 };
         let flags = flag(goes_on, GOES_ON)
             | flag(slice.is_member, IS_MEMBER)
@@ -270,16 +272,16 @@ fn pack(slices: &[Slice]) -> Vec<u8> {
     to.0
 }
 
-fn pack_entry(to: &mut Writer, slice: &Slice) {
+fn pack_entry(to: &mut Writer, slice: &RunSlice) {
     let (queued, at_ns, by, cpu) = match slice.entry {
-        Entry::GoesOn => return to.0.push(0),
-        Entry::Preempted { at_ns } => {
+        SwitchIn::GoesOn => return to.0.push(0),
+        SwitchIn::Preempted { at_ns } => {
             to.0.push(1);
             return to.distance(at_ns, slice.start_ns);
         }
-        Entry::Unseen => return to.0.push(2),
-        Entry::Woken { at_ns, by, cpu } => (0, at_ns, by, cpu),
-        Entry::Queued { at_ns, by, cpu } => (QUEUED, at_ns, by, cpu),
+        SwitchIn::Unseen => return to.0.push(2),
+        SwitchIn::Woken { at_ns, by, cpu } => (0, at_ns, by, cpu),
+        SwitchIn::Queued { at_ns, by, cpu } => (QUEUED, at_ns, by, cpu),
     };
     to.0.push(
         queued
@@ -325,12 +327,12 @@ fn unpack_stop(bits: u8) -> Option<Stop> {
     [None, Some(Stop::Signal), Some(Stop::Tracer), Some(Stop::Freezer)][usize::from(bits & 3)]
 }
 
-fn pack_exit(to: &mut Writer, exit: Exit) {
+fn pack_exit(to: &mut Writer, exit: SwitchOut) {
     match exit {
-        Exit::GoesOn => to.0.push(0),
-        Exit::Preempted => to.0.push(1),
-        Exit::Dead => to.0.push(2),
-        Exit::Blocked(Blocked { syscall, is_uninterruptible, in_iowait, is_kernel, stop }) => {
+        SwitchOut::GoesOn => to.0.push(0),
+        SwitchOut::Preempted => to.0.push(1),
+        SwitchOut::Dead => to.0.push(2),
+        SwitchOut::Blocked(Blocked { syscall, is_uninterruptible, in_iowait, is_kernel, stop }) => {
             let flag = |is: bool, bit: u8| u8::from(is) << bit;
             let stop = pack_stop(stop) << EXIT_STOP_SHIFT;
             to.0.push(3 | flag(is_uninterruptible, 2) | flag(in_iowait, 3) | flag(is_kernel, 4) | stop);
@@ -339,14 +341,14 @@ fn pack_exit(to: &mut Writer, exit: Exit) {
     }
 }
 
-fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
+fn unpack(bytes: &[u8]) -> io::Result<Vec<RunSlice>> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let mut from = Reader(bytes);
     let count = from.number()?;
     if count > BLOCK_SLICES as u64 || bytes.len() > BLOCK_SLICES * MAX_SLICE_BYTES {
         return Err(invalid());
     }
-    let mut slices: Vec<Slice> = Vec::with_capacity(count as usize);
+    let mut slices: Vec<RunSlice> = Vec::with_capacity(count as usize);
     let mut names: Vec<Name> = Vec::new();
     let mut end_ns = 0;
     for _ in 0..count {
@@ -354,7 +356,7 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
         let start_ns = from.distance(end_ns)?;
         end_ns = from.distance(start_ns)?;
         let holder = match kind & KIND {
-            0 => Holder::Nobody,
+            0 => Holder::Unrecorded,
             1 => Holder::Idle,
             2 => Holder::Thread(from.small()?),
             3 => Holder::Work { tid: from.small()?, handler: from.number()? },
@@ -372,7 +374,7 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
         }
         let name = *names.get(number).ok_or_else(invalid)?;
         let steal_ns = if kind & HAS_STEAL != 0 { from.number()? } else { 0 };
-        let mut slice = Slice { start_ns, end_ns, holder, name, steal_ns, ..Slice::default() };
+        let mut slice = RunSlice { start_ns, end_ns, holder, name, steal_ns, ..RunSlice::default() };
         if kind & HAS_QUOTA != 0 {
             (slice.throttled_ns, slice.cgroup) = (from.number()?, from.number()?.checked_sub(1));
         }
@@ -389,12 +391,12 @@ fn unpack(bytes: &[u8]) -> io::Result<Vec<Slice>> {
     Ok(slices)
 }
 
-fn unpack_entry(from: &mut Reader<'_>, start_ns: u64) -> io::Result<(Entry, Option<Stop>)> {
+fn unpack_entry(from: &mut Reader<'_>, start_ns: u64) -> io::Result<(SwitchIn, Option<Stop>)> {
     let kind = from.byte()?;
     match kind {
-        0 => return Ok((Entry::GoesOn, None)),
-        1 => return Ok((Entry::Preempted { at_ns: from.distance(start_ns)? }, None)),
-        2 => return Ok((Entry::Unseen, None)),
+        0 => return Ok((SwitchIn::GoesOn, None)),
+        1 => return Ok((SwitchIn::Preempted { at_ns: from.distance(start_ns)? }, None)),
+        2 => return Ok((SwitchIn::Unseen, None)),
         _ => {}
     }
     let (at_ns, cpu) = (from.distance(start_ns)?, from.small()?);
@@ -422,16 +424,16 @@ fn unpack_entry(from: &mut Reader<'_>, start_ns: u64) -> io::Result<(Entry, Opti
     };
     let stopped = unpack_stop(kind >> ENTRY_STOP_SHIFT);
     let is_queued = kind & QUEUED != 0;
-    Ok((if is_queued { Entry::Queued { at_ns, by, cpu } } else { Entry::Woken { at_ns, by, cpu } }, stopped))
+    Ok((if is_queued { SwitchIn::Queued { at_ns, by, cpu } } else { SwitchIn::Woken { at_ns, by, cpu } }, stopped))
 }
 
-fn unpack_exit(from: &mut Reader<'_>) -> io::Result<Exit> {
+fn unpack_exit(from: &mut Reader<'_>) -> io::Result<SwitchOut> {
     let kind = from.byte()?;
     Ok(match kind & 3 {
-        0 => Exit::GoesOn,
-        1 => Exit::Preempted,
-        2 => Exit::Dead,
-        _ => Exit::Blocked(Blocked {
+        0 => SwitchOut::GoesOn,
+        1 => SwitchOut::Preempted,
+        2 => SwitchOut::Dead,
+        _ => SwitchOut::Blocked(Blocked {
             is_uninterruptible: kind & 1 << 2 != 0,
             in_iowait: kind & 1 << 3 != 0,
             is_kernel: kind & 1 << 4 != 0,
@@ -467,12 +469,12 @@ mod tests {
         }
     }
 
-    fn numbered(count: u64) -> impl Iterator<Item = Slice> {
-        (0..count).map(|at| Slice {
+    fn numbered(count: u64) -> impl Iterator<Item = RunSlice> {
+        (0..count).map(|at| RunSlice {
             start_ns: at * 10,
             end_ns: at * 10 + 10,
             holder: Holder::Thread(at as u32 % 7),
-            ..Slice::default()
+            ..RunSlice::default()
         })
     }
 
@@ -481,7 +483,7 @@ mod tests {
         let mut packed = Packed::new(1, 100_000, Some(Cursor::new(Vec::new())));
         numbered(100_000).for_each(|slice| packed.push(0, slice));
         assert!(packed.in_memory_bytes <= 100_000 && packed.in_file_bytes() > 100_000);
-        let mut back: Vec<Slice> = std::iter::from_fn(|| packed.previous(0)).collect();
+        let mut back: Vec<RunSlice> = std::iter::from_fn(|| packed.previous(0)).collect();
         back.reverse();
         assert!(back.into_iter().eq(numbered(100_000)));
         assert!(packed.take_error().is_none());
@@ -491,7 +493,7 @@ mod tests {
     fn without_spill_file_evicts_oldest_block() {
         let mut packed = Packed::<Cursor<Vec<u8>>>::new(1, 100_000, None);
         numbered(100_000).for_each(|slice| packed.push(0, slice));
-        let back: Vec<Slice> = std::iter::from_fn(|| packed.previous(0)).collect();
+        let back: Vec<RunSlice> = std::iter::from_fn(|| packed.previous(0)).collect();
         assert!(back.len() > 5_000 && back.len() < 50_000, "{}", back.len());
         assert_eq!(back[0], numbered(100_000).last().expect("there are some"));
         assert_eq!(packed.given_up() + back.len() as u64, 100_000);
@@ -528,7 +530,7 @@ mod tests {
         let mut packed = Packed::new(1, 100_000, Some(Full(Cursor::new(Vec::new()), 150_000)));
         numbered(100_000).for_each(|slice| packed.push(0, slice));
         assert!(packed.file().is_none() && packed.in_memory_bytes <= 100_000);
-        let back: Vec<Slice> = std::iter::from_fn(|| packed.previous(0)).collect();
+        let back: Vec<RunSlice> = std::iter::from_fn(|| packed.previous(0)).collect();
         assert_eq!(back[0], numbered(100_000).last().expect("there are some"));
         assert_eq!(packed.given_up() + back.len() as u64, 100_000);
         assert!(packed.take_error().is_none());

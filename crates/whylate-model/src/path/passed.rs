@@ -4,7 +4,7 @@
 
 use super::holding::emit_slice_segments;
 use super::rewind::CpuState;
-use super::{OTHERS, Party};
+use super::{Actor, OTHERS};
 use crate::CauseKind;
 
 /// Number of lanes in a block of the prefix sums.
@@ -24,16 +24,16 @@ const NO_THREAD: u32 = u32::MAX;
 /// Actors on a CPU with their total time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sum {
-    parts: Vec<(CauseKind, Party, u64)>,
+    parts: Vec<(CauseKind, Actor, u64)>,
 }
 
 impl Sum {
     /// Returns the parts, each of another kind or actor.
-    pub fn parts(&self) -> &[(CauseKind, Party, u64)] {
+    pub fn parts(&self) -> &[(CauseKind, Actor, u64)] {
         &self.parts
     }
 
-    fn add(&mut self, kind: CauseKind, who: Party, ns: u64) {
+    fn add(&mut self, kind: CauseKind, who: Actor, ns: u64) {
         match self.parts.iter_mut().find(|part| (part.0, part.1) == (kind, who)) {
             Some(part) => part.2 += ns,
             None => self.parts.push((kind, who, ns)),
@@ -41,10 +41,10 @@ impl Sum {
     }
 }
 
-impl Party {
+impl Actor {
     /// Returns the actor without its TID.
     pub(super) fn by_name(self) -> Self {
-        self.named().map_or(self, |(name, is_member)| Party::Program { name, is_member })
+        self.named().map_or(self, |(name, is_member)| Actor::Program { name, is_member })
     }
 }
 
@@ -53,7 +53,7 @@ impl Party {
 pub(super) struct Passed {
     lanes: Vec<CpuState>,
     /// Kinds and actors in the lanes.
-    known: Vec<(CauseKind, Party)>,
+    known: Vec<(CauseKind, Actor)>,
     /// Threads are merged by name.
     is_by_name: bool,
     /// Prefix sums: the total time of each of `known` up to the end of each block. Earlier blocks have fewer entries.
@@ -106,12 +106,12 @@ impl Passed {
     }
 
     /// Adds to the totals of the last block.
-    fn add_total(&mut self, kind: CauseKind, who: Party, ns: u64) {
+    fn add_total(&mut self, kind: CauseKind, who: Actor, ns: u64) {
         let who = if self.is_by_name { who.by_name() } else { who };
         let index = self.known.iter().position(|&known| known == (kind, who));
-        if index.is_none() && self.known.len() >= MAX_ACTORS && who != Party::Text(OTHERS) {
+        if index.is_none() && self.known.len() >= MAX_ACTORS && who != Actor::Text(OTHERS) {
             if self.is_by_name {
-                return self.add_total(kind, Party::Text(OTHERS), ns);
+                return self.add_total(kind, Actor::Text(OTHERS), ns);
             }
             self.merge_by_name();
             return self.add_total(kind, who, ns);
@@ -129,7 +129,7 @@ impl Passed {
     /// Merges threads by name.
     fn merge_by_name(&mut self) {
         self.is_by_name = true;
-        let mut known: Vec<(CauseKind, Party)> = Vec::new();
+        let mut known: Vec<(CauseKind, Actor)> = Vec::new();
         let mut indexes = Vec::with_capacity(self.known.len());
         for &(kind, who) in &self.known {
             let merged = (kind, who.by_name());
@@ -202,7 +202,7 @@ fn each_part(
     from_ns: u64,
     to_ns: u64,
     ready: u32,
-    each: &mut dyn FnMut(CauseKind, Party, u64),
+    each: &mut dyn FnMut(CauseKind, Actor, u64),
 ) {
     let (from_ns, to_ns) = (lane.slice.start_ns.max(from_ns), lane.slice.end_ns.min(to_ns));
     emit_slice_segments(lane, cpu, from_ns, to_ns, Some(ready), &mut |from_ns, to_ns, kind, who| {

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::history::{Exit, Holder, Past, Slice};
+use super::history::{CpuTimeline, Holder, RunSlice, SwitchOut};
 use super::passed::{Passed, Sum};
 
 /// Maximum number of passed lanes kept in total, while threads wait for their CPUs.
@@ -15,8 +15,8 @@ const MIN_PASSED_OF_CPU: usize = 1 << 10;
 /// State of one CPU at the current time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CpuState {
-    /// Slice at the current time.
-    pub slice: Slice,
+    /// RunSlice at the current time.
+    pub slice: RunSlice,
     /// Time since which interrupts are known to be off, until the slice ends.
     pub irqs_off_ns: u64,
 }
@@ -26,20 +26,20 @@ pub(super) struct CpuState {
 pub(super) struct Change {
     pub at_ns: u64,
     pub cpu: usize,
-    /// Slice from then on.
-    pub after: Slice,
-    /// Slice until then.
-    pub before: Slice,
+    /// RunSlice from then on.
+    pub after: RunSlice,
+    /// RunSlice until then.
+    pub before: RunSlice,
 }
 
 /// Timelines of all CPUs, with the position that was reached.
 pub(super) struct Rewind<'a> {
-    past: &'a mut dyn Past,
+    past: &'a mut dyn CpuTimeline,
     pub lanes: Vec<CpuState>,
     /// Start of each lane's slice, newest first.
     changes: BinaryHeap<(u64, Reverse<usize>)>,
     /// The slice before each lane's slice; set if there is a gap between the two.
-    waiting: Vec<Option<Slice>>,
+    waiting: Vec<Option<RunSlice>>,
     /// TID of each lane's slice.
     tids: Vec<Option<u32>>,
     /// Lanes of each CPU that were passed since a thread started to wait for it.
@@ -52,7 +52,7 @@ pub(super) struct Rewind<'a> {
 
 impl<'a> Rewind<'a> {
     /// Starts at the newest recorded slices.
-    pub fn new(past: &'a mut dyn Past, has_sums: bool) -> Self {
+    pub fn new(past: &'a mut dyn CpuTimeline, has_sums: bool) -> Self {
         let cpus = past.cpus();
         let mut rewind = Rewind {
             past,
@@ -78,7 +78,7 @@ impl<'a> Rewind<'a> {
         self.changes.peek().map(|&(at_ns, _)| at_ns)
     }
 
-    /// Takes the next change backwards. The lanes still show the state after it.
+    /// BackendUse the next change backwards. The lanes still show the state after it.
     pub fn next(&mut self) -> Option<Change> {
         let (at_ns, Reverse(cpu)) = self.changes.pop()?;
         let before = self.before(cpu, at_ns);
@@ -119,10 +119,10 @@ impl<'a> Rewind<'a> {
     }
 
     /// Returns the slice that ends at `end_ns`; one without an actor for a gap.
-    fn before(&mut self, cpu: usize, end_ns: u64) -> Slice {
+    fn before(&mut self, cpu: usize, end_ns: u64) -> RunSlice {
         loop {
             let Some(slice) = self.waiting[cpu].take().or_else(|| self.past.previous(cpu)) else {
-                return Slice { end_ns, ..Slice::default() };
+                return RunSlice { end_ns, ..RunSlice::default() };
             };
             // Slices are made disjoint, whatever was recorded.
             if slice.start_ns >= end_ns || slice.start_ns >= slice.end_ns {
@@ -130,14 +130,14 @@ impl<'a> Rewind<'a> {
             }
             if slice.end_ns < end_ns {
                 self.waiting[cpu] = Some(slice);
-                return Slice { start_ns: slice.end_ns, end_ns, ..Slice::default() };
+                return RunSlice { start_ns: slice.end_ns, end_ns, ..RunSlice::default() };
             }
-            let exit = if slice.end_ns == end_ns { slice.exit } else { Exit::GoesOn };
-            return Slice { end_ns, exit, ..slice };
+            let exit = if slice.end_ns == end_ns { slice.exit } else { SwitchOut::GoesOn };
+            return RunSlice { end_ns, exit, ..slice };
         }
     }
 
-    fn enter(&mut self, cpu: usize, slice: Slice) {
+    fn enter(&mut self, cpu: usize, slice: RunSlice) {
         let lane = &mut self.lanes[cpu];
         // A thread is switched out with interrupts on, so the interrupted thread had them off.
         lane.irqs_off_ns = match lane.slice.holder {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Spreads steal time where only the last slice of an on-CPU span has it.
 
-use super::history::{Holder, Past, Slice};
+use super::history::{CpuTimeline, Holder, RunSlice};
 
 /// Steal time of one CPU, read backwards, that belongs to slices before the one read last.
 #[derive(Clone, Copy, Debug, Default)]
@@ -13,7 +13,7 @@ pub struct Stolen {
 impl Stolen {
     /// Moves steal time that exceeds the slice to the slices before it. Without an exact steal clock, all steal time
     /// since a thread was switched in is reported with its last slice.
-    pub fn spread(&mut self, slice: &mut Slice) {
+    pub fn spread(&mut self, slice: &mut RunSlice) {
         let tid = match slice.holder {
             Holder::Idle => Some(0),
             holder => holder.tid(),
@@ -34,7 +34,7 @@ pub struct Spread<P> {
     lanes: Vec<Stolen>,
 }
 
-impl<P: Past> Spread<P> {
+impl<P: CpuTimeline> Spread<P> {
     /// Wraps a timeline that has not been read yet.
     pub fn new(past: P) -> Self {
         let lanes = vec![Stolen::default(); past.cpus()];
@@ -42,12 +42,12 @@ impl<P: Past> Spread<P> {
     }
 }
 
-impl<P: Past> Past for Spread<P> {
+impl<P: CpuTimeline> CpuTimeline for Spread<P> {
     fn cpus(&self) -> usize {
         self.past.cpus()
     }
 
-    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+    fn previous(&mut self, cpu: usize) -> Option<RunSlice> {
         let mut slice = self.past.previous(cpu)?;
         self.lanes.get_mut(cpu)?.spread(&mut slice);
         Some(slice)
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn steal_beyond_slice_length_moves_to_earlier_slices() {
         let slice =
-            |start_ns, end_ns, holder, steal_ns| Slice { start_ns, end_ns, holder, steal_ns, ..Slice::default() };
+            |start_ns, end_ns, holder, steal_ns| RunSlice { start_ns, end_ns, holder, steal_ns, ..RunSlice::default() };
         let (own, irq) = (Holder::Thread(5), Holder::Irq { late_ns: 0 });
         let slices = vec![
             slice(0, 10, Holder::Thread(4), 0),

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::PathSegment;
 use super::outline::{Piece, pieces};
-use crate::thread::without_number;
+use crate::thread::strip_tid;
 
 /// Maximum number of distinct parts.
 const MAX_PARTS: usize = 2_000;
@@ -70,7 +70,7 @@ impl Sums {
         let mut threads: HashMap<String, HashSet<String>> = HashMap::new();
         self.outermost.each(&mut |part| {
             for called in names_of(part) {
-                threads.entry(without_number(called).to_owned()).or_default().insert(called.to_owned());
+                threads.entry(strip_tid(called).to_owned()).or_default().insert(called.to_owned());
             }
         });
         threads.retain(|_, threads| threads.len() > MAX_LISTED_THREADS);
@@ -89,7 +89,7 @@ impl Sums {
 
     fn strip_shared_tids(&self, segment: PathSegment) -> PathSegment {
         segment.with_threads(&|called| {
-            let name = without_number(called);
+            let name = strip_tid(called);
             if self.shared.contains(name) { name } else { called }.to_owned()
         })
     }
@@ -142,8 +142,8 @@ impl Parts {
         let loose = PathSegment {
             ns: segment.ns,
             kind: segment.kind,
-            who: if is_named { without_number(&segment.who).to_owned() } else { segment.who },
-            ready: segment.ready.as_deref().map(|ready| without_number(ready).to_owned()),
+            who: if is_named { strip_tid(&segment.who).to_owned() } else { segment.who },
+            ready: segment.ready.as_deref().map(|ready| strip_tid(ready).to_owned()),
             ..PathSegment::default()
         };
         let others = PathSegment { ns: segment.ns, who: "others".to_owned(), ..PathSegment::default() };

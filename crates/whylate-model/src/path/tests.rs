@@ -11,9 +11,9 @@ mod visits;
 use proptest::prelude::*;
 
 use super::events::{Builder, Event};
-use super::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Recorded, Slice, Waker};
+use super::history::{Blocked, Holder, Move, Name, Operation, Recorded, RunSlice, SwitchIn, SwitchOut, Waker};
 use super::timer::TimerKind;
-use super::{Asked, Found, Names, Path, PathSegment, walk};
+use super::{Names, Path, PathBuilder, PathSegment, Query, walk};
 use crate::wait::Stop;
 use crate::{CauseKind, Cgroup};
 
@@ -26,14 +26,14 @@ struct Scenario {
 const MS: u64 = 1_000_000;
 
 fn name(tid: u32) -> Name {
-    Name::of(&format!("t{tid}"))
+    Name::new(&format!("t{tid}"))
 }
 
 impl Scenario {
     fn new(cpus: usize) -> Self {
         let mut scenario = Scenario { builder: Builder::default(), running: vec![0; cpus] };
         for cpu in 0..cpus {
-            scenario.switch(0, cpu, Exit::Preempted, 0);
+            scenario.switch(0, cpu, SwitchOut::Preempted, 0);
         }
         scenario
     }
@@ -43,18 +43,18 @@ impl Scenario {
         self
     }
 
-    fn switch(&mut self, ms: u64, cpu: usize, exit: Exit, to: u32) -> &mut Self {
+    fn switch(&mut self, ms: u64, cpu: usize, exit: SwitchOut, to: u32) -> &mut Self {
         let from = std::mem::replace(&mut self.running[cpu], to);
         self.at(ms, cpu, Event::Switch { from, from_name: name(from), exit, to, to_name: name(to) })
     }
 
     /// Switches from the current thread, which blocks, to `to`.
     fn sleeps(&mut self, ms: u64, cpu: usize, to: u32) -> &mut Self {
-        self.switch(ms, cpu, Exit::Blocked(Blocked { syscall: Some(202), ..Blocked::default() }), to)
+        self.switch(ms, cpu, SwitchOut::Blocked(Blocked { syscall: Some(202), ..Blocked::default() }), to)
     }
 
     fn preempted(&mut self, ms: u64, cpu: usize, to: u32) -> &mut Self {
-        self.switch(ms, cpu, Exit::Preempted, to)
+        self.switch(ms, cpu, SwitchOut::Preempted, to)
     }
 
     fn wakes(&mut self, ms: u64, cpu: usize, tid: u32) -> &mut Self {
@@ -93,7 +93,7 @@ impl Names for Plain {
     }
 
     fn cgroup(&mut self, number: u64) -> Option<Cgroup> {
-        Some(Cgroup::of(&format!("/{number}")))
+        Some(Cgroup::new(&format!("/{number}")))
     }
 
     fn waits_in(&mut self, _tid: u32, _woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {
@@ -101,9 +101,9 @@ impl Names for Plain {
     }
 }
 
-fn path_of(past: Recorded, asked: Asked) -> Path {
+fn path_of(past: Recorded, asked: Query) -> Path {
     let mut past = past;
-    let mut found = Found::default();
+    let mut found = PathBuilder::default();
     let mut begins_ns = asked.to_ns;
     walk(&mut past, &[asked], &(), &mut |_, finding| {
         if let super::Finding::Segment(segment) = finding {
@@ -118,11 +118,11 @@ fn path_of(past: Recorded, asked: Asked) -> Path {
     path
 }
 
-fn asked(tid: u32, from_ms: u64, to_ms: u64) -> Asked {
-    Asked { tid, from_ns: 1 + from_ms * MS, to_ns: 1 + to_ms * MS + 1_000, is_wait: false, is_command: false }
+fn asked(tid: u32, from_ms: u64, to_ms: u64) -> Query {
+    Query { tid, from_ns: 1 + from_ms * MS, to_ns: 1 + to_ms * MS + 1_000, is_wait: false, is_command: false }
 }
 
-fn segments_of(past: Recorded, asked: Asked) -> Vec<(u64, CauseKind, String, u32)> {
+fn segments_of(past: Recorded, asked: Query) -> Vec<(u64, CauseKind, String, u32)> {
     let of = |segment: PathSegment| ((segment.ns + MS / 2) / MS, segment.kind, segment.who, segment.depth);
     // Events at the same time are nanoseconds apart.
     path_of(past, asked).segments.into_iter().map(of).filter(|segment| segment.0 > 0).collect()
@@ -136,18 +136,18 @@ fn segment(ms: u64, kind: CauseKind, who: &str, depth: u32) -> (u64, CauseKind, 
 fn thousands_of_threads_keep_their_names() {
     let (of_each, all) = (MS, 3_000);
     // Each thread wakes the next one just before its end.
-    let slice = |number: u64| Slice {
+    let slice = |number: u64| RunSlice {
         start_ns: 1 + number * of_each,
         end_ns: 1 + (number + 1) * of_each,
         holder: Holder::Thread(10 + number as u32),
-        name: Name::of("cc"),
-        entry: Entry::Woken { at_ns: number * of_each, by: Waker::Thread(9 + number as u32), cpu: 0 },
+        name: Name::new("cc"),
+        entry: SwitchIn::Woken { at_ns: number * of_each, by: Waker::Thread(9 + number as u32), cpu: 0 },
         is_member: true,
         is_of_member: true,
-        ..Slice::default()
+        ..RunSlice::default()
     };
     let past = Recorded { cpus: vec![(0..all).map(slice).collect()] };
-    let asked = Asked { is_command: true, ..asked(9 + all as u32, 1, all) };
+    let asked = Query { is_command: true, ..asked(9 + all as u32, 1, all) };
     let path = path_of(past, asked);
     let own = path.segments.iter().filter(|segment| segment.kind == CauseKind::Running && segment.is_member);
     let own_ns: u64 = own.filter(|segment| segment.who.starts_with("cc")).map(|segment| segment.ns).sum();
@@ -157,16 +157,16 @@ fn thousands_of_threads_keep_their_names() {
 
 #[test]
 fn unseen_parent_is_found_again() {
-    let slice = |tid, from_ms, to_ms, entry| Slice {
+    let slice = |tid, from_ms, to_ms, entry| RunSlice {
         start_ns: 1 + from_ms * MS,
         end_ns: 1 + to_ms * MS,
         holder: Holder::Thread(tid),
         name: name(tid),
         entry,
-        ..Slice::default()
+        ..RunSlice::default()
     };
-    let entry = Entry::Woken { at_ns: 1 + 3 * MS, by: Waker::Parent(5), cpu: 0 };
-    let past = Recorded { cpus: vec![vec![slice(5, 0, 2, Entry::GoesOn), slice(6, 4, 8, entry)]] };
+    let entry = SwitchIn::Woken { at_ns: 1 + 3 * MS, by: Waker::Parent(5), cpu: 0 };
+    let past = Recorded { cpus: vec![vec![slice(5, 0, 2, SwitchIn::GoesOn), slice(6, 4, 8, entry)]] };
     let path = segments_of(past, asked(6, 0, 8));
     let of_parent = segment(2, CauseKind::Running, "t5:5", 0);
     let unseen = [
@@ -179,22 +179,22 @@ fn unseen_parent_is_found_again() {
 
 #[test]
 fn throttled_time_is_attributed_to_quota_with_cgroups() {
-    let slice = |tid, from_ms, to_ms, entry, cgroup| Slice {
+    let slice = |tid, from_ms, to_ms, entry, cgroup| RunSlice {
         start_ns: 1 + from_ms * MS,
         end_ns: 1 + to_ms * MS,
         holder: Holder::Thread(tid),
         name: name(tid),
         entry,
         cgroup,
-        ..Slice::default()
+        ..RunSlice::default()
     };
     // t5 uses up its quota at 2 ms; it is refilled at 8 ms.
-    let entry = Entry::Preempted { at_ns: 1 + 2 * MS };
-    let throttled = Slice { throttled_ns: 6 * MS, ..slice(5, 10, 12, entry, Some(77)) };
+    let entry = SwitchIn::Preempted { at_ns: 1 + 2 * MS };
+    let throttled = RunSlice { throttled_ns: 6 * MS, ..slice(5, 10, 12, entry, Some(77)) };
     let past = Recorded {
         cpus: vec![vec![
-            Slice { exit: Exit::Preempted, ..slice(5, 0, 2, Entry::GoesOn, Some(77)) },
-            slice(6, 2, 10, Entry::GoesOn, None),
+            RunSlice { exit: SwitchOut::Preempted, ..slice(5, 0, 2, SwitchIn::GoesOn, Some(77)) },
+            slice(6, 2, 10, SwitchIn::GoesOn, None),
             throttled,
         ]],
     };
@@ -212,29 +212,29 @@ fn throttled_time_is_attributed_to_quota_with_cgroups() {
 
 #[test]
 fn before_migration_previous_cpu_is_blamed() {
-    let slice = |tid, from_ms, to_ms, entry| Slice {
+    let slice = |tid, from_ms, to_ms, entry| RunSlice {
         start_ns: 1 + from_ms * MS,
         end_ns: 1 + to_ms * MS,
         holder: if tid == 0 { Holder::Idle } else { Holder::Thread(tid) },
         name: name(tid),
         entry,
-        ..Slice::default()
+        ..RunSlice::default()
     };
     let [woken, lost] = [
-        Entry::Woken { at_ns: 1 + 2 * MS, by: Waker::Timer(TimerKind::default()), cpu: 0 },
-        Entry::Preempted { at_ns: 1 + 2 * MS },
+        SwitchIn::Woken { at_ns: 1 + 2 * MS, by: Waker::Timer(TimerKind::default()), cpu: 0 },
+        SwitchIn::Preempted { at_ns: 1 + 2 * MS },
     ];
     for entry in [woken, lost] {
         // t5 is in the run queue of CPU 1, behind t7, until it migrates to CPU 0 at 9 ms.
-        let first = Slice { exit: Exit::Preempted, ..slice(5, 0, 2, Entry::GoesOn) };
+        let first = RunSlice { exit: SwitchOut::Preempted, ..slice(5, 0, 2, SwitchIn::GoesOn) };
         let moved = Some(Move { at_ns: 1 + 9 * MS, from_cpu: 1 });
         let cpus = vec![
             vec![
-                slice(0, 0, 8, Entry::GoesOn),
-                slice(6, 8, 10, Entry::GoesOn),
-                Slice { moved, ..slice(5, 10, 12, entry) },
+                slice(0, 0, 8, SwitchIn::GoesOn),
+                slice(6, 8, 10, SwitchIn::GoesOn),
+                RunSlice { moved, ..slice(5, 10, 12, entry) },
             ],
-            vec![first, slice(7, 2, 12, Entry::GoesOn)],
+            vec![first, slice(7, 2, 12, SwitchIn::GoesOn)],
         ];
         let expected = [
             segment(7, CauseKind::Thread, "t7:7", 0),
@@ -248,10 +248,10 @@ fn before_migration_previous_cpu_is_blamed() {
 #[test]
 fn events_after_query_end_are_ignored() {
     let mut history = Scenario::new(1);
-    history.switch(0, 0, Exit::Preempted, 5).sleeps(1, 0, 6).wakes(9, 0, 5).sleeps(9, 0, 5);
+    history.switch(0, 0, SwitchOut::Preempted, 5).sleeps(1, 0, 6).wakes(9, 0, 5).sleeps(9, 0, 5);
     // The thread is preempted just after the end, and switched in again at once.
     history.preempted(12, 0, 7).sleeps(12, 0, 5).sleeps(13, 0, 0);
-    let asked = Asked { to_ns: 12 * MS, ..asked(5, 0, 12) };
+    let asked = Query { to_ns: 12 * MS, ..asked(5, 0, 12) };
     let path = segments_of(history.past(14), asked);
     let running = |ms, who, depth| segment(ms, CauseKind::Running, who, depth);
     assert_eq!(path, [running(1, "t5:5", 0), running(8, "t6:6", 1), running(3, "t5:5", 0)]);
@@ -263,7 +263,7 @@ fn looks_up_name_of_earlier_submitter() {
         let mut history = Scenario::new(2);
         history.preempted(0, 1, submitter).at(1, 1, Event::RequestBegins(8, 77, Operation::Write)).sleeps(2, 1, 0);
         history.at(2, 1, Event::RequestIssued(8, 77, Operation::Write)).preempted(3, 0, 1).sleeps(5, 0, 0);
-        history.at(9, 1, Event::Irq(Name::of("nvme"))).at(9, 1, Event::RequestDone(8, 77)).wakes(9, 1, 1);
+        history.at(9, 1, Event::Irq(Name::new("nvme"))).at(9, 1, Event::RequestDone(8, 77)).wakes(9, 1, 1);
         history.preempted(9, 0, 1);
         let path = segments_of(history.past(10), asked(1, 5, 9));
         assert_eq!(path, [segment(4, CauseKind::Disk, &format!("disk8 (write by {called})"), 1)]);
@@ -278,7 +278,7 @@ fn wait_for_server_follows_its_work() {
     history.preempted(0, 0, 1).wakes(2, 0, 2).preempted(2, 1, 2).sleeps(3, 0, 0);
     history.at(9, 1, Event::RequestBegins(8, 77, Operation::Write)).sleeps(10, 1, 0);
     history.at(11, 1, Event::RequestIssued(8, 77, Operation::Write));
-    history.at(14, 1, Event::Irq(Name::of("nvme"))).at(15, 1, Event::RequestDone(8, 77)).wakes(15, 1, 2);
+    history.at(14, 1, Event::Irq(Name::new("nvme"))).at(15, 1, Event::RequestDone(8, 77)).wakes(15, 1, 2);
     history.preempted(15, 1, 2).preempted(18, 1, 3).preempted(28, 1, 2).wakes(29, 1, 1).preempted(29, 0, 1);
     let expected = [
         segment(7, Running, "t2:2", 1),
@@ -307,8 +307,8 @@ fn wait_begins_at_switch_out_of_waiter() {
     let past = history.past(9);
     // Likewise in a query that covers only a later part.
     for (from_ms, expected_ms) in [(0, (3, 5)), (4, (4, 4))] {
-        let (mut past, mut found, mut began_ns) = (past.clone(), Found::default(), None);
-        let asked = Asked { is_wait: true, ..asked(1, from_ms, 8) };
+        let (mut past, mut found, mut began_ns) = (past.clone(), PathBuilder::default(), None);
+        let asked = Query { is_wait: true, ..asked(1, from_ms, 8) };
         walk(&mut past, &[asked], &(), &mut |_, finding| {
             if let super::Finding::Asleep { hop: 0, at_ns, .. } = finding {
                 began_ns = Some(at_ns);
@@ -334,7 +334,7 @@ fn later_wait_of_thread_is_ignored() {
     // The thread is preempted right after the end of the query.
     let mut history = Scenario::new(1);
     history.preempted(0, 0, 1).preempted(5, 0, 2).preempted(6, 0, 1);
-    let asked = Asked { to_ns: 1 + 5 * MS - MS / 2, ..asked(1, 1, 5) };
+    let asked = Query { to_ns: 1 + 5 * MS - MS / 2, ..asked(1, 1, 5) };
     assert_eq!(segments_of(history.past(7), asked), [segment(4, CauseKind::Running, "t1:1", 0)]);
 }
 
@@ -354,7 +354,7 @@ fn interrupt_is_not_attributed_to_interrupted_thread() {
         assert_eq!((segments.len(), segments[1].1), (2, CauseKind::IdleExit), "{segments:?}");
         (segments[0].1, segments[0].2.clone())
     };
-    let irq = Event::Irq(Name::of("eth0"));
+    let irq = Event::Irq(Name::new("eth0"));
     assert_eq!(woken_in(&[irq]), (Interrupt, "eth0".to_owned()));
     assert_eq!(woken_in(&[irq, Event::TimerExpires(TimerKind::Other)]), (Timer, "timer".to_owned()));
     assert_eq!(woken_in(&[irq, Event::RequestDone(8, 5)]), (Disk, "disk8 (read by t1:1)".to_owned()));
@@ -385,8 +385,9 @@ fn overwritten_request_has_no_disk() {
     let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).sleeps(1, 0, 0).at(6, 1, Event::RequestDone(8, 5)).wakes(6, 1, 1).preempted(7, 0, 1);
     let mut past = history.past(8);
-    let woken = past.cpus[0].iter_mut().find(|slice| matches!(slice.entry, Entry::Woken { .. })).expect("it is woken");
-    woken.entry = Entry::Woken { at_ns: 1 + 6 * MS, by: Waker::Disk(super::history::Request::default()), cpu: 1 };
+    let woken =
+        past.cpus[0].iter_mut().find(|slice| matches!(slice.entry, SwitchIn::Woken { .. })).expect("it is woken");
+    woken.entry = SwitchIn::Woken { at_ns: 1 + 6 * MS, by: Waker::Disk(super::history::Request::default()), cpu: 1 };
     let segments = segments_of(past, asked(1, 1, 7));
     assert_eq!(segments[0], segment(5, CauseKind::Disk, "unknown (its request was overwritten)", 1));
 }
@@ -415,15 +416,15 @@ fn a_command_is_its_critical_path() {
     // t1 creates t2 and t3 and waits for both; t2 exits earlier than t3, which sleeps for 40 ms.
     let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).at(5, 0, Event::New(2)).at(6, 0, Event::New(3)).sleeps(10, 0, 3);
-    history.preempted(5, 1, 2).switch(20, 1, Exit::Dead, 0).sleeps(20, 0, 0);
+    history.preempted(5, 1, 2).switch(20, 1, SwitchOut::Dead, 0).sleeps(20, 0, 0);
     history
-        .at(60, 1, Event::Irq(Name::of("local_timer")))
+        .at(60, 1, Event::Irq(Name::new("local_timer")))
         .at(60, 1, Event::TimerExpires(TimerKind::Other))
         .wakes(60, 1, 3);
-    history.at(60, 1, Event::IrqEnds).preempted(60, 0, 3).wakes(80, 0, 1).switch(80, 0, Exit::Dead, 1);
+    history.at(60, 1, Event::IrqEnds).preempted(60, 0, 3).wakes(80, 0, 1).switch(80, 0, SwitchOut::Dead, 1);
     let mut past = history.past(90);
     past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));
-    let asked = Asked { is_command: true, ..asked(1, 0, 90) };
+    let asked = Query { is_command: true, ..asked(1, 0, 90) };
     let expected = [
         segment(6, Running, "t1:1", 0),
         segment(4, Thread, "t1:1", 0),
@@ -463,17 +464,17 @@ fn attributes_irqs_off_time_to_thread() {
     let (start_ns, end_ns) = (thread.end_ns - MS, thread.end_ns);
     thread.end_ns = start_ns;
     let at = past.cpus[0].len() - 1;
-    let irq = Slice { start_ns, end_ns, holder: Holder::Irq { late_ns: 5 * MS }, ..Slice::default() };
+    let irq = RunSlice { start_ns, end_ns, holder: Holder::Irq { late_ns: 5 * MS }, ..RunSlice::default() };
     past.cpus[0].insert(at, irq);
-    let segments = segments_of(past, Asked { from_ns: 1 + MS, ..asked(1, 1, 9) });
+    let segments = segments_of(past, Query { from_ns: 1 + MS, ..asked(1, 1, 9) });
     let kinds: Vec<_> = segments.iter().map(|segment| (segment.0, segment.1)).collect();
     assert_eq!(kinds, [(2, Thread), (5, IrqsOff), (1, CauseKind::Irq)]);
 }
 
 /// Arbitrary slices: they overlap, have gaps, and are inconsistent.
-pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
+pub(super) fn any_slice() -> impl Strategy<Value = RunSlice> {
     let holder = prop_oneof![
-        Just(Holder::Nobody),
+        Just(Holder::Unrecorded),
         Just(Holder::Idle),
         (1_u32..6).prop_map(Holder::Thread),
         (1_u32..6).prop_map(|tid| Holder::Work { tid, handler: 7 }),
@@ -491,25 +492,25 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
         }),
     ];
     let entry = prop_oneof![
-        Just(Entry::GoesOn),
-        (0_u64..400).prop_map(|at_ns| Entry::Preempted { at_ns }),
-        Just(Entry::Unseen),
-        (0_u64..400, waker.clone(), 0_u32..4).prop_map(|(at_ns, by, cpu)| Entry::Woken { at_ns, by, cpu }),
-        (0_u64..400, waker, 0_u32..4).prop_map(|(at_ns, by, cpu)| Entry::Queued { at_ns, by, cpu }),
+        Just(SwitchIn::GoesOn),
+        (0_u64..400).prop_map(|at_ns| SwitchIn::Preempted { at_ns }),
+        Just(SwitchIn::Unseen),
+        (0_u64..400, waker.clone(), 0_u32..4).prop_map(|(at_ns, by, cpu)| SwitchIn::Woken { at_ns, by, cpu }),
+        (0_u64..400, waker, 0_u32..4).prop_map(|(at_ns, by, cpu)| SwitchIn::Queued { at_ns, by, cpu }),
     ];
     let exit = prop_oneof![
-        Just(Exit::GoesOn),
-        Just(Exit::Preempted),
-        Just(Exit::Blocked(Blocked::default())),
-        Just(Exit::Blocked(Blocked { stop: Some(Stop::Freezer), ..Blocked::default() })),
-        Just(Exit::Dead)
+        Just(SwitchOut::GoesOn),
+        Just(SwitchOut::Preempted),
+        Just(SwitchOut::Blocked(Blocked::default())),
+        Just(SwitchOut::Blocked(Blocked { stop: Some(Stop::Freezer), ..Blocked::default() })),
+        Just(SwitchOut::Dead)
     ];
     let stop = prop_oneof![Just(None), Just(Some(Stop::Signal)), Just(Some(Stop::Tracer)), Just(Some(Stop::Freezer))];
     let times = (0_u64..400, 0_u64..60);
     let quota = prop_oneof![Just((0, None)), (1_u64..60, prop::option::of(0_u64..3))];
     let moved = prop::option::of((0_u64..400, 0_u32..4).prop_map(|(at_ns, from_cpu)| Move { at_ns, from_cpu }));
     (times, holder, entry, exit, 0_u64..40, any::<bool>(), (quota, moved), stop).prop_map(
-        |((start_ns, ns), holder, entry, exit, steal_ns, is_member, ((throttled_ns, cgroup), moved), stop)| Slice {
+        |((start_ns, ns), holder, entry, exit, steal_ns, is_member, ((throttled_ns, cgroup), moved), stop)| RunSlice {
             moved,
             start_ns,
             end_ns: start_ns + ns,
@@ -521,8 +522,8 @@ pub(super) fn any_slice() -> impl Strategy<Value = Slice> {
             throttled_ns,
             cgroup,
             // Only set for a thread that was woken.
-            stopped: stop.filter(|_| matches!(entry, Entry::Woken { .. })),
-            ..Slice::default()
+            stopped: stop.filter(|_| matches!(entry, SwitchIn::Woken { .. })),
+            ..RunSlice::default()
         },
     )
 }
@@ -542,7 +543,7 @@ proptest! {
         if is_sorted {
             past.cpus.iter_mut().for_each(|cpu| cpu.sort_by_key(|slice| (slice.start_ns, slice.end_ns)));
         }
-        let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command };
+        let asked = Query { tid, from_ns, to_ns, is_wait: false, is_command };
         let path = path_of(past, asked);
         prop_assert_eq!(path.causes().iter().map(|cause| cause.ns).sum::<u64>(), to_ns.saturating_sub(from_ns));
     }

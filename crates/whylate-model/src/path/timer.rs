@@ -66,7 +66,7 @@ impl TimerKind {
     ];
 
     /// Returns the kind of a kernel function.
-    pub fn of(function: &str) -> Self {
+    pub fn of_function(function: &str) -> Self {
         let known = Self::FUNCTIONS.iter().find(|(known, _)| *known == function);
         known.map_or_else(Self::default, |&(_, kind)| kind)
     }
@@ -82,7 +82,7 @@ impl TimerKind {
     }
 
     /// Returns the label of the timer for a thread that waited in `via`.
-    pub fn told(self, via: Option<&str>) -> &'static str {
+    pub fn culprit_name(self, via: Option<&str>) -> &'static str {
         match self {
             TimerKind::Wakeup if via.is_some_and(|via| !is_sleep(via)) => TIMEOUT,
             TimerKind::Other | TimerKind::Wakeup => TIMER,
@@ -100,7 +100,7 @@ impl TimerKind {
     /// Returns the culprit of a wait of thread `waiter` in `via`: the thread if it slept; otherwise the timer's label,
     /// with the thread in parentheses if it may have set the timer.
     pub fn culprit(self, via: Option<&str>, waiter: Option<&str>) -> String {
-        let Some(waiter) = waiter.filter(|_| self.is_own()) else { return self.told(via).to_owned() };
+        let Some(waiter) = waiter.filter(|_| self.is_own()) else { return self.culprit_name(via).to_owned() };
         let [timeout, timer] = IN_CALL;
         match via.filter(|via| !is_sleep(via)) {
             None => waiter.to_owned(),
@@ -110,7 +110,7 @@ impl TimerKind {
 
     /// Returns whether the label of a culprit names a timer, and not the thread that slept.
     pub fn is_mechanism(culprit: &str) -> bool {
-        let has_label = |kind: TimerKind| kind.told(None) == culprit;
+        let has_label = |kind: TimerKind| kind.culprit_name(None) == culprit;
         culprit == TIMEOUT
             || IN_CALL.iter().any(|begin| culprit.starts_with(begin))
             || Self::ALL.into_iter().any(has_label)
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn timer_label_depends_on_function_and_wait() {
-        let label = |function: &str, via| TimerKind::of(function).told(via);
+        let label = |function: &str, via| TimerKind::of_function(function).culprit_name(via);
         assert_eq!(label("tcp_delack_timer", Some("recvfrom")), "TCP's delayed acknowledgement");
         assert_eq!(label("tcp_write_timer", Some("recvfrom")), "TCP retransmission");
         for function in ["hrtimer_wakeup", "process_timeout"] {

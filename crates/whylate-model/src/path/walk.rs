@@ -4,14 +4,14 @@
 use super::cursor::Cursor;
 use super::cursors::{Bound, Cursors};
 use super::rewind::Rewind;
-use super::{Asked, Finding, Limits, Past};
+use super::{CpuTimeline, Finding, Limits, Query};
 
 /// Tolerance between a caller's switch-in time and the timeline's: a vCPU may be descheduled between the two events.
 const SLACK_NS: u64 = 20_000_000;
 
 /// Walks back through the timeline for each of `asked`, and reports findings newest first: the segments of each query
 /// partition its time. Nothing is kept after it was reported, so memory does not grow with time.
-pub fn walk(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, found: &mut dyn FnMut(usize, Finding)) {
+pub fn walk(past: &mut dyn CpuTimeline, asked: &[Query], limits: &dyn Limits, found: &mut dyn FnMut(usize, Finding)) {
     walk_within(past, asked, limits, Bound::None, found);
 }
 
@@ -19,8 +19,8 @@ pub fn walk(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, found: &m
 /// each actor. If the work exceeds the bound, only some threads are followed to their wakers
 /// ([`Finding::NotFollowed`]). The run time depends on the length of the timeline, not on the number of threads.
 pub(super) fn walk_for_sums(
-    past: &mut dyn Past,
-    asked: &[Asked],
+    past: &mut dyn CpuTimeline,
+    asked: &[Query],
     limits: &dyn Limits,
     found: &mut dyn FnMut(usize, Finding),
 ) {
@@ -29,8 +29,8 @@ pub(super) fn walk_for_sums(
 
 /// Walks within `bound`, and returns how many times a cursor was visited.
 pub(super) fn walk_within(
-    past: &mut dyn Past,
-    asked: &[Asked],
+    past: &mut dyn CpuTimeline,
+    asked: &[Query],
     limits: &dyn Limits,
     bound: Bound,
     found: &mut dyn FnMut(usize, Finding),

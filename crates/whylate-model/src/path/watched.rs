@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Wraps a long timeline to report progress of a walk, and to stop it.
 
-use super::history::{Past, Slice};
+use super::history::{CpuTimeline, RunSlice};
 
 /// Number of slices between two calls of the callback.
 const STEP: u32 = 4_096;
@@ -16,19 +16,19 @@ pub struct Watched<'a, P> {
     is_over: bool,
 }
 
-impl<'a, P: Past> Watched<'a, P> {
+impl<'a, P: CpuTimeline> Watched<'a, P> {
     /// Wraps a timeline that has not been read yet.
     pub fn new(past: P, goes_on: &'a mut dyn FnMut(u64) -> bool) -> Self {
         Watched { past, goes_on, slices: 0, is_over: false }
     }
 }
 
-impl<P: Past> Past for Watched<'_, P> {
+impl<P: CpuTimeline> CpuTimeline for Watched<'_, P> {
     fn cpus(&self) -> usize {
         self.past.cpus()
     }
 
-    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+    fn previous(&mut self, cpu: usize) -> Option<RunSlice> {
         if self.is_over {
             return None;
         }
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn stopped_timeline_ends_there() {
-        let slice = |at| Slice { start_ns: at, end_ns: at + 1, holder: Holder::Idle, ..Slice::default() };
+        let slice = |at| RunSlice { start_ns: at, end_ns: at + 1, holder: Holder::Idle, ..RunSlice::default() };
         let slices = 10 * u64::from(STEP);
         let past = Recorded { cpus: vec![(0..slices).map(slice).collect()] };
         for (most, expected) in [(3, 3 * u64::from(STEP)), (usize::MAX, slices)] {
@@ -59,7 +59,7 @@ mod tests {
                 reached.len() < most
             };
             let mut watched = Watched::new(past.backwards(), &mut goes_on);
-            let all: Vec<Slice> = std::iter::from_fn(|| watched.previous(0)).collect();
+            let all: Vec<RunSlice> = std::iter::from_fn(|| watched.previous(0)).collect();
             assert_eq!(all.len() as u64, expected);
             assert!(reached.is_sorted_by(|one, other| one > other) && reached.len() == most.min(10), "{reached:?}");
         }

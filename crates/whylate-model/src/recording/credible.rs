@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Sanity limits on snapshots: a recording may come from anywhere and may be malicious.
 
-use crate::holders::MOST_LINKS;
+use crate::holders::MAX_LINKS;
 use crate::import::DEEPEST;
 use crate::path::DEEPEST as DEEPEST_PATH;
 use crate::{LateEvent, Snapshot, Stack};
@@ -15,7 +15,7 @@ pub(super) fn is_credible(snapshot: &Snapshot) -> bool {
 pub(super) fn is_credible_stack(stack: &Stack) -> bool {
     let of_waker = stack.waker.iter().flat_map(|waker| [&waker.kernel, &waker.user]);
     [&stack.kernel, &stack.user].into_iter().chain(of_waker).all(|frames| is_stack(frames))
-        && stack.waits_for.as_ref().is_none_or(|chain| chain.links.len() <= MOST_LINKS)
+        && stack.waits_for.as_ref().is_none_or(|chain| chain.links.len() <= MAX_LINKS)
 }
 
 fn is_credible_event(event: &LateEvent) -> bool {

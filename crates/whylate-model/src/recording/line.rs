@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::credible::is_credible;
 use crate::Snapshot;
-use crate::look::Unmeasured;
+use crate::overview::Unmeasured;
 use crate::units::rfc3339;
 
 /// Version of the container and of the lines other than snapshots.
@@ -70,8 +70,8 @@ pub struct Header {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unmeasured: Vec<Unmeasured>,
     /// Sources with limitations here, with reasons.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub weaker: Vec<Unmeasured>,
+    #[serde(default, rename = "weaker", skip_serializing_if = "Vec::is_empty")]
+    pub limitations: Vec<Unmeasured>,
     /// Time between snapshots; `None` where a command decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_ns: Option<u64>,

@@ -19,7 +19,7 @@ use crate::units::printable;
 /// Maximum size of a compressed frame: one frame at a time is kept in memory.
 const MAX_FRAME_BYTES: u64 = 256 << 20;
 /// Maximum length of a line.
-pub const MOST_LINE_BYTES: u64 = 64 << 20;
+pub const MAX_LINE_BYTES: u64 = 64 << 20;
 /// Maximum unpacked size of a frame: a few bytes may unpack to more than any disk holds.
 const MAX_UNPACKED_BYTES: u64 = 1 << 30;
 /// Maximum window of the decoder, as the exponent of a power of two: 8 MiB.
@@ -168,7 +168,7 @@ impl<R: Read + Seek> Reader<R> {
             let Some(lines) = &mut self.lines else { return Ok(None) };
             let mut text = std::mem::take(&mut self.text);
             text.clear();
-            let read = lines.as_mut().take(MOST_LINE_BYTES).read_until(b'\n', &mut text);
+            let read = lines.as_mut().take(MAX_LINE_BYTES).read_until(b'\n', &mut text);
             match read {
                 Ok(0) => self.close_frame(false),
                 Ok(_) if text.ends_with(b"\n") => {
@@ -200,7 +200,7 @@ impl<R: Read + Seek> Reader<R> {
                         Err(_) => self.damage.lines += 1,
                     }
                 }
-                Ok(length) if length as u64 == MOST_LINE_BYTES => {
+                Ok(length) if length as u64 == MAX_LINE_BYTES => {
                     drop(text);
                     self.given = self.given.saturating_add(1);
                     self.damage.lines += 1;

@@ -185,7 +185,7 @@ fn malicious_lines_count_as_damage() {
     // Frames of other programs, each of a few bytes, and one line that is too long.
     let mut file = file(&[2], false);
     let small = zstd::encode_all(&b"\n"[..], 3).expect("a frame");
-    let long = zstd::encode_all(&vec![b' '; MOST_LINE_BYTES as usize + 9][..], 1).expect("a frame");
+    let long = zstd::encode_all(&vec![b' '; MAX_LINE_BYTES as usize + 9][..], 1).expect("a frame");
     (0..20_000).for_each(|_| file.extend(&small));
     file.extend(long);
     let (numbers, damage) = read(&file, ALWAYS).expect("a recording");

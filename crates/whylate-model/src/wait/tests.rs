@@ -11,7 +11,7 @@ fn frames(names: &str) -> Vec<String> {
 
 fn class_of(state: State, kernel: &str, user: &str) -> WaitClass {
     let (kernel, user) = (frames(kernel), frames(user));
-    let seen = Seen {
+    let seen = WaitEvidence {
         state,
         in_iowait: false,
         is_kernel: kernel.iter().any(|frame| frame == "kthread"),
@@ -104,7 +104,7 @@ fn own_rules_and_innermost_frames_have_priority() {
     let own = Classes::parse("idle queue_pop\nlock take_*\ndisk ep_poll\n").expect("rules");
     let classify_frames = |state, kernel: &str, user: &str| {
         let (kernel, user) = (frames(kernel), frames(user));
-        let seen = Seen {
+        let seen = WaitEvidence {
             state,
             in_iowait: false,
             is_kernel: false,
@@ -128,7 +128,7 @@ fn own_rules_and_innermost_frames_have_priority() {
 #[test]
 fn rule_names_matching_frame() {
     let kernel = frames("futex_wait_queue __futex_wait futex_wait");
-    let seen = Seen {
+    let seen = WaitEvidence {
         state: State::Sleeping,
         in_iowait: false,
         is_kernel: false,
@@ -149,7 +149,8 @@ fn eventfd_read_is_no_wait_for_a_child() {
         let kernel = frames(kernel);
         let (syscall, user, in_flight) = (None, &[][..], InFlight::Unknown);
         let state = State::Sleeping;
-        let seen = Seen { state, in_iowait: false, is_kernel: false, syscall, kernel: &kernel, user, in_flight };
+        let seen =
+            WaitEvidence { state, in_iowait: false, is_kernel: false, syscall, kernel: &kernel, user, in_flight };
         classify(&seen, &Classes::default()).rule
     };
     for file in ["eventfd_read", "timerfd_read_iter", "userfaultfd_read"] {
@@ -161,7 +162,7 @@ fn eventfd_read_is_no_wait_for_a_child() {
 
 #[test]
 fn system_call_decides_without_stack() {
-    let seen = |syscall| Seen {
+    let seen = |syscall| WaitEvidence {
         state: State::Sleeping,
         in_iowait: false,
         is_kernel: false,
@@ -177,7 +178,7 @@ fn system_call_decides_without_stack() {
 proptest! {
     #[test]
     fn any_stack_has_class_and_rule(names in prop::collection::vec(".*", 0..8)) {
-        let seen = Seen {
+        let seen = WaitEvidence {
             state: State::Sleeping,
             in_iowait: false,
             is_kernel: false,
@@ -194,7 +195,7 @@ proptest! {
 fn submitted_requests_are_disk_or_events() {
     let kernel = frames("io_cqring_wait __do_sys_io_uring_enter");
     let class = |in_iowait, in_flight| {
-        let seen = Seen { in_iowait, in_flight, ..seen_in(&kernel) };
+        let seen = WaitEvidence { in_iowait, in_flight, ..seen_in(&kernel) };
         classify(&seen, &Classes::default()).class
     };
     assert_eq!(class(true, InFlight::Unknown), WaitClass::Disk);
@@ -220,8 +221,8 @@ fn detects_only_writers_to_frozen_file_systems() {
     }
 }
 
-fn seen_in(kernel: &[String]) -> Seen<'_> {
-    Seen {
+fn seen_in(kernel: &[String]) -> WaitEvidence<'_> {
+    WaitEvidence {
         state: State::Sleeping,
         in_iowait: false,
         is_kernel: false,

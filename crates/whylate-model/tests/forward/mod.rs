@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use whylate_model::CauseKind;
-use whylate_model::path::history::{Entry, Exit, Holder, Recorded, Slice, Waker};
-use whylate_model::path::{Asked, Finding, Party, Segment, walk};
+use whylate_model::path::history::{Holder, Recorded, RunSlice, SwitchIn, SwitchOut, Waker};
+use whylate_model::path::{Actor, Finding, Query, Segment, walk};
 
 /// Nanoseconds by label.
 pub type Totals = BTreeMap<String, u64>;
@@ -84,10 +84,10 @@ pub fn waits(past: &Recorded) -> Vec<Wait> {
     for (cpu, slices) in past.cpus.iter().enumerate() {
         for (index, slice) in slices.iter().enumerate() {
             events.push((slice.start_ns, EventKind::Begin { cpu, index }));
-            if let (Some(tid), Entry::Woken { at_ns, .. }) = (slice.holder.tid(), slice.entry) {
+            if let (Some(tid), SwitchIn::Woken { at_ns, .. }) = (slice.holder.tid(), slice.entry) {
                 events.push((at_ns, EventKind::Waking { tid, cpu, index }));
             }
-            if let Entry::Queued { at_ns, .. } = slice.entry {
+            if let SwitchIn::Queued { at_ns, .. } = slice.entry {
                 events.push((at_ns, EventKind::Queuing { cpu, index }));
             }
         }
@@ -131,13 +131,13 @@ impl Forward<'_> {
     }
 
     /// Returns the label of a slice for the thread that runs in it, or for a runnable thread that waits.
-    fn label_of_slice(&mut self, slice: &Slice, cpu: usize, ready: Option<u32>) -> usize {
+    fn label_of_slice(&mut self, slice: &RunSlice, cpu: usize, ready: Option<u32>) -> usize {
         let (kind, who) = match slice.holder {
             Holder::Irq { .. } => (CauseKind::Irq, slice.name.text()),
             Holder::Softirq => (CauseKind::Softirq, slice.name.text()),
             Holder::Work { handler, .. } => (CauseKind::Work, handler.to_string()),
             Holder::Idle => (CauseKind::IdleExit, format!("CPU {cpu}")),
-            Holder::Nobody => return self.unknown(),
+            Holder::Unrecorded => return self.unknown(),
             Holder::Thread(tid) => {
                 let kind = match ready {
                     None => CauseKind::Running,
@@ -189,7 +189,7 @@ impl Forward<'_> {
         let there = self.open.get(waking_cpu).copied().flatten().map(|index| self.past.cpus[waking_cpu][index]);
         let is_interrupt = there.is_some_and(|slice| matches!(slice.holder, Holder::Irq { .. } | Holder::Softirq));
         if let Waker::Thread(waker) | Waker::Parent(waker) = by {
-            let has_cpu = |slice: &Slice| slice.holder.tid() == Some(waker);
+            let has_cpu = |slice: &RunSlice| slice.holder.tid() == Some(waker);
             let open = self.open.iter().enumerate().filter_map(|(cpu, index)| Some((cpu, (*index)?)));
             let own = open.into_iter().find(|&(cpu, index)| has_cpu(&self.past.cpus[cpu][index])).map(|(cpu, _)| cpu);
             if let Some(cpu) = own.or_else(|| is_interrupt.then_some(waking_cpu))
@@ -213,13 +213,13 @@ impl Forward<'_> {
     }
 
     fn queuing(&mut self, now_ns: u64, cpu: usize, index: usize) {
-        let Entry::Queued { by, cpu: queuing_cpu, .. } = self.past.cpus[cpu][index].entry else { return };
+        let SwitchIn::Queued { by, cpu: queuing_cpu, .. } = self.past.cpus[cpu][index].entry else { return };
         let parts = self.waker_account(now_ns, by, queuing_cpu).unwrap_or_else(|leaf| vec![(0, now_ns, leaf)]);
         self.queuers.insert((cpu, index), (now_ns, parts));
     }
 
-    fn waking(&mut self, now_ns: u64, tid: u32, entry: Entry) {
-        let Entry::Woken { by, cpu: waking_cpu, .. } = entry else { return };
+    fn waking(&mut self, now_ns: u64, tid: u32, entry: SwitchIn) {
+        let SwitchIn::Woken { by, cpu: waking_cpu, .. } = entry else { return };
         let waker_account = self.waker_account(now_ns, by, waking_cpu);
         let thread = self.threads.entry(tid).or_default();
         if thread.sleeps
@@ -244,13 +244,13 @@ impl Forward<'_> {
         let comes = slice.holder.tid();
         if let Some(current) = self.current[cpu] {
             let has_left =
-                before.is_some_and(|slice| slice.holder.tid() == Some(current) && slice.exit != Exit::GoesOn);
+                before.is_some_and(|slice| slice.holder.tid() == Some(current) && slice.exit != SwitchOut::GoesOn);
             if has_left || comes.is_some_and(|tid| tid != current) || slice.holder == Holder::Idle {
                 self.settle(current, cpu, now_ns);
                 self.current[cpu] = None;
                 let thread = self.threads.entry(current).or_default();
                 (thread.left_ns, thread.woken_ns) = (Some(now_ns), None);
-                thread.sleeps = before.is_some_and(|slice| matches!(slice.exit, Exit::Blocked(_)));
+                thread.sleeps = before.is_some_and(|slice| matches!(slice.exit, SwitchOut::Blocked(_)));
             }
         }
         self.open[cpu] = Some(index);
@@ -266,15 +266,15 @@ impl Forward<'_> {
         }
     }
 
-    fn enter(&mut self, now_ns: u64, cpu: usize, tid: u32, entry: Entry) {
+    fn enter(&mut self, now_ns: u64, cpu: usize, tid: u32, entry: SwitchIn) {
         // If a switch was missed, it may seem to run elsewhere too.
         self.current.iter_mut().filter(|current| **current == Some(tid)).for_each(|current| *current = None);
         self.current[cpu] = Some(tid);
         let Follower { left_ns, sleeps, woken_ns, .. } = self.threads.entry(tid).or_default().clone();
         let ready_ns = match entry {
-            Entry::Woken { .. } => woken_ns,
-            Entry::Preempted { at_ns } => left_ns.filter(|&left_ns| left_ns == at_ns),
-            Entry::GoesOn | Entry::Queued { .. } | Entry::Unseen => None,
+            SwitchIn::Woken { .. } => woken_ns,
+            SwitchIn::Preempted { at_ns } => left_ns.filter(|&left_ns| left_ns == at_ns),
+            SwitchIn::GoesOn | SwitchIn::Queued { .. } | SwitchIn::Unseen => None,
         };
         let parts = match (ready_ns, left_ns) {
             (Some(ready_ns), _) => self.cpu_parts(cpu, ready_ns, now_ns, Some(tid)),
@@ -306,9 +306,9 @@ fn since(parts: &[Part], from_ns: u64) -> Vec<Part> {
 
 /// Returns the totals of the waits by the walk back.
 fn backward(past: &Recorded, waits: &[Wait]) -> Vec<Totals> {
-    let asked: Vec<Asked> = waits
+    let asked: Vec<Query> = waits
         .iter()
-        .map(|&Wait { tid, from_ns, to_ns, .. }| Asked { tid, from_ns, to_ns, is_wait: false, is_command: false })
+        .map(|&Wait { tid, from_ns, to_ns, .. }| Query { tid, from_ns, to_ns, is_wait: false, is_command: false })
         .collect();
     let mut found = vec![Totals::new(); asked.len()];
     walk(&mut past.backwards(), &asked, &(), &mut |index, finding| {
@@ -323,12 +323,12 @@ fn backward(past: &Recorded, waits: &[Wait]) -> Vec<Totals> {
 fn label_of(segment: Segment) -> String {
     match segment.who {
         _ if segment.kind == CauseKind::Unknown => UNKNOWN.to_owned(),
-        Party::Thread { tid, .. } => label(segment.kind, &tid.to_string()),
-        Party::Interrupt(name) => label(segment.kind, &name.text()),
-        Party::Work(handler) => label(segment.kind, &handler.to_string()),
-        Party::Cpu(cpu) => label(segment.kind, &format!("CPU {cpu}")),
-        Party::Timer(_) => label(segment.kind, "timer"),
-        Party::Text(text) => label(segment.kind, text),
+        Actor::Thread { tid, .. } => label(segment.kind, &tid.to_string()),
+        Actor::Interrupt(name) => label(segment.kind, &name.text()),
+        Actor::Work(handler) => label(segment.kind, &handler.to_string()),
+        Actor::Cpu(cpu) => label(segment.kind, &format!("CPU {cpu}")),
+        Actor::Timer(_) => label(segment.kind, "timer"),
+        Actor::Text(text) => label(segment.kind, text),
         other => label(segment.kind, &format!("{other:?}")),
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use whylate_model::ftrace::{ImportOptions, import};
 use whylate_model::import::{Imported, Names, Order};
-use whylate_model::path::history::{Name, Slice};
+use whylate_model::path::history::{Name, RunSlice};
 use whylate_model::path::import::Trace;
 
 /// Tool outputs, each with the importer that reads it.
@@ -118,10 +118,10 @@ pub fn imported(kind: Kind, bytes: &[u8]) -> Result<Outcome, String> {
             let named = trace.lives().iter().flat_map(|life| life.names.iter().map(|name| (life.tid, squeezed(*name))));
             let names = named.map(|(tid, name)| format!("{name}:{tid}")).collect();
             let cpus = trace.history().cpus.iter();
-            let slices = |cpu: &Vec<Slice>| -> Vec<Slice> {
-                cpu.iter().map(|slice| Slice { name: Name::of(&squeezed(slice.name)), ..*slice }).collect()
+            let slices = |cpu: &Vec<RunSlice>| -> Vec<RunSlice> {
+                cpu.iter().map(|slice| RunSlice { name: Name::new(&squeezed(slice.name)), ..*slice }).collect()
             };
-            let cpus: Vec<Vec<Slice>> = cpus.map(slices).collect();
+            let cpus: Vec<Vec<RunSlice>> = cpus.map(slices).collect();
             Ok(Outcome { text, answer: format!("{cpus:?}"), names, dropped: trace.lost.values().sum() })
         }
         Kind::Irqs => {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use whylate_model::path::budget::{Budget, Waits, budget};
 use whylate_model::path::command::{Explained, LongWait, explain};
-use whylate_model::path::{Asked, Finding, Found, PathSegment, walk};
+use whylate_model::path::{Finding, PathBuilder, PathSegment, Query, walk};
 
 use super::format::{Kind, Question, Timeline, ZERO_NS};
 
@@ -51,8 +51,8 @@ fn write_segments(segments: &[PathSegment], text: &mut String) {
 }
 
 /// The path of a span or of the last wait: without a gap, back to the start of the question or the switch-out of the thread.
-fn path(asked: Asked, timeline: &mut Timeline) -> String {
-    let (mut found, mut begins_ns, mut asleep_ns) = (Found::default(), asked.to_ns, None);
+fn path(asked: Query, timeline: &mut Timeline) -> String {
+    let (mut found, mut begins_ns, mut asleep_ns) = (PathBuilder::default(), asked.to_ns, None);
     walk(&mut timeline.past(), &[asked], &(), &mut |_, finding| {
         match finding {
             Finding::Segment(segment) => {
@@ -86,7 +86,7 @@ fn write_longest(longest: &[LongWait], text: &mut String) {
     }
 }
 
-fn command(asked: Asked, timeline: &mut Timeline) -> String {
+fn command(asked: Query, timeline: &mut Timeline) -> String {
     let explained = explain(&mut timeline.past(), asked, &(), &mut timeline.symbols);
     let Explained { elapsed_ns, path, is_folded, longest } = explained;
     assert_eq!(elapsed_ns, asked.to_ns - asked.from_ns);
@@ -97,7 +97,7 @@ fn command(asked: Asked, timeline: &mut Timeline) -> String {
     text
 }
 
-fn budget_of(asked: &[Asked], timeline: &mut Timeline) -> String {
+fn budget_of(asked: &[Query], timeline: &mut Timeline) -> String {
     let mut past = timeline.past();
     let Budget { threads, total_ns, on_cpu_ns, own_sleep_ns, ready, waits, longest, not_followed } =
         budget(&mut past, asked, &timeline.known, &(), &mut timeline.symbols);

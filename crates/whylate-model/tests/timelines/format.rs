@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::iter::Peekable;
 use std::str::{FromStr, SplitWhitespace};
 
-use whylate_model::path::Asked;
-use whylate_model::path::budget::Known;
+use whylate_model::path::Query;
+use whylate_model::path::budget::OutsideState;
 use whylate_model::path::history::{
-    Blocked, Entry, Exit, Holder, Move, Name, Operation, Recorded, Request, Slice, Waker,
+    Blocked, Holder, Move, Name, Operation, Recorded, Request, RunSlice, SwitchIn, SwitchOut, Waker,
 };
 use whylate_model::path::stolen::Spread;
 use whylate_model::path::timer::TimerKind;
@@ -25,7 +25,7 @@ pub const ZERO_NS: u64 = 3_600_000_000_000;
 pub struct Timeline {
     recorded: Recorded,
     /// What is known of threads besides the timeline.
-    pub known: BTreeMap<u32, Known>,
+    pub known: BTreeMap<u32, OutsideState>,
     pub questions: Vec<Question>,
     pub symbols: Symbols,
     /// Threads of the command.
@@ -38,7 +38,7 @@ pub struct Question {
     pub line: usize,
     pub kind: Kind,
     /// One thread, or all that a budget is for.
-    pub asked: Vec<Asked>,
+    pub asked: Vec<Query>,
 }
 
 /// What an answer is about.
@@ -69,7 +69,7 @@ impl<'a> Words<'a> {
         self.words.next().unwrap_or_else(|| panic!("a word is missing at the end of: {}", self.line))
     }
 
-    /// Takes the next word if it is this one.
+    /// BackendUse the next word if it is this one.
     fn takes(&mut self, word: &str) -> bool {
         self.words.next_if(|next| *next == word).is_some()
     }
@@ -152,14 +152,14 @@ impl Timeline {
 
     /// `known TID COMM [in CALL] [stopped-by SIGNAL] [traced-by TID COMM]`
     fn take_known(&mut self, words: &mut Words<'_>) {
-        let (tid, name) = (words.number(), Name::of(words.next()));
+        let (tid, name) = (words.number(), Name::new(words.next()));
         self.symbols.add_thread(tid, name);
-        let mut known = Known { name, ..Known::default() };
+        let mut known = OutsideState { name, ..OutsideState::default() };
         while words.words.peek().is_some() {
             match words.next() {
                 "in" => known.waits_in = Some(words.next().to_owned()),
                 "stopped-by" => known.stop = Some(words.stop()),
-                "traced-by" => known.tracer = Some((words.number(), Name::of(words.next()))),
+                "traced-by" => known.tracer = Some((words.number(), Name::new(words.next()))),
                 word => panic!("unknown word: {word}, in: {}", words.line),
             }
         }
@@ -174,7 +174,7 @@ impl Timeline {
         let end_ns = words.time_ns();
         assert!(start_ns < end_ns, "ends before it begins: {}", words.line);
         let (holder, name) = self.holder(words);
-        let mut slice = Slice { start_ns, end_ns, holder, name, ..Slice::default() };
+        let mut slice = RunSlice { start_ns, end_ns, holder, name, ..RunSlice::default() };
         while words.words.peek().is_some() {
             self.take_detail(&mut slice, cpu, words);
         }
@@ -189,43 +189,43 @@ impl Timeline {
             "idle" => (Holder::Idle, Name::default()),
             // A thread without a TID in the PID namespace of whylate.
             "thread" if words.takes("outside") => {
-                (Holder::Thread(OUTSIDE | words.number::<u32>()), Name::of(words.next()))
+                (Holder::Thread(OUTSIDE | words.number::<u32>()), Name::new(words.next()))
             }
-            "thread" => (Holder::Thread(words.number()), Name::of(words.next())),
+            "thread" => (Holder::Thread(words.number()), Name::new(words.next())),
             "work" => {
-                let (tid, name) = (words.number(), Name::of(words.next()));
+                let (tid, name) = (words.number(), Name::new(words.next()));
                 (Holder::Work { tid, handler: self.symbols.number(words.next()) }, name)
             }
             "irq" => {
-                let name = Name::of(words.next());
+                let name = Name::new(words.next());
                 let late_ns = if words.takes("late") { words.duration_ns() } else { 0 };
                 (Holder::Irq { late_ns }, name)
             }
-            "softirq" => (Holder::Softirq, Name::of(words.next())),
+            "softirq" => (Holder::Softirq, Name::new(words.next())),
             word => panic!("unknown holder: {word}, in: {}", words.line),
         }
     }
 
-    fn take_detail(&mut self, slice: &mut Slice, cpu: usize, words: &mut Words<'_>) {
+    fn take_detail(&mut self, slice: &mut RunSlice, cpu: usize, words: &mut Words<'_>) {
         match words.next() {
             "woken" => {
                 let (at_ns, by) = (words.time_ns(), self.waker(words));
-                slice.entry = Entry::Woken { at_ns, by, cpu: on_cpu(words) };
+                slice.entry = SwitchIn::Woken { at_ns, by, cpu: on_cpu(words) };
             }
             "forked" => {
                 let (at_ns, by) = (words.time_ns(), parent(words));
-                slice.entry = Entry::Woken { at_ns, by, cpu: on_cpu(words) };
+                slice.entry = SwitchIn::Woken { at_ns, by, cpu: on_cpu(words) };
             }
             "queued" => {
                 let (at_ns, by) = (words.time_ns(), self.waker(words));
-                slice.entry = Entry::Queued { at_ns, by, cpu: on_cpu(words) };
+                slice.entry = SwitchIn::Queued { at_ns, by, cpu: on_cpu(words) };
             }
-            "runnable-since" => slice.entry = Entry::Preempted { at_ns: words.time_ns() },
-            "switch-in-unseen" => slice.entry = Entry::Unseen,
+            "runnable-since" => slice.entry = SwitchIn::Preempted { at_ns: words.time_ns() },
+            "switch-in-unseen" => slice.entry = SwitchIn::Unseen,
             // A thread that calls execve() gets the TID of its process.
             "renumbered-from" => {
                 let (at_ns, by) = (slice.start_ns, Waker::Parent(words.number()));
-                slice.entry = Entry::Woken { at_ns, by, cpu: cpu as u32 };
+                slice.entry = SwitchIn::Woken { at_ns, by, cpu: cpu as u32 };
             }
             "moved" => {
                 let at_ns = words.time_ns();
@@ -236,10 +236,10 @@ impl Timeline {
             "was-stopped-by" => slice.stopped = Some(words.stop()),
             "cgroup" => slice.cgroup = Some(self.symbols.number(words.next())),
             "steal" => slice.steal_ns = words.duration_ns(),
-            "preempted" => slice.exit = Exit::Preempted,
-            "exits" => slice.exit = Exit::Dead,
-            "stopped-by" => slice.exit = Exit::Blocked(Blocked { stop: Some(words.stop()), ..blocked(words) }),
-            "blocked" => slice.exit = Exit::Blocked(blocked(words)),
+            "preempted" => slice.exit = SwitchOut::Preempted,
+            "exits" => slice.exit = SwitchOut::Dead,
+            "stopped-by" => slice.exit = SwitchOut::Blocked(Blocked { stop: Some(words.stop()), ..blocked(words) }),
+            "blocked" => slice.exit = SwitchOut::Blocked(blocked(words)),
             word => panic!("unknown word: {word}, in: {}", words.line),
         }
     }
@@ -260,7 +260,7 @@ impl Timeline {
             word if word.starts_with(|first: char| first.is_ascii_alphabetic()) => {
                 let is_known = TimerKind::FUNCTIONS.iter().any(|(function, _)| *function == word);
                 assert!(is_known, "unknown waker: {word}, in: {}", words.line);
-                Waker::Timer(TimerKind::of(word))
+                Waker::Timer(TimerKind::of_function(word))
             }
             tid => Waker::Thread(words.parse(tid)),
         }
@@ -326,6 +326,6 @@ fn question(line: usize, words: &mut Words<'_>) -> Question {
     };
     assert!(tids.len() == 1 || kind == Kind::Budget, "one thread only: {}", words.line);
     let (is_wait, is_command) = (kind == Kind::Wait, kind == Kind::Command);
-    let asked = tids.into_iter().map(|tid| Asked { tid, from_ns, to_ns, is_wait, is_command }).collect();
+    let asked = tids.into_iter().map(|tid| Query { tid, from_ns, to_ns, is_wait, is_command }).collect();
     Question { line, kind, asked }
 }

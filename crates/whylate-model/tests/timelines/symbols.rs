@@ -26,7 +26,7 @@ pub const CALLS: [(u16, &str); 15] = [
     (288, "accept4"),
 ];
 
-/// Names of handlers, devices and cgroups, and the numbers that stand for them in a [`Slice`].
+/// Names of handlers, devices and cgroups, and the numbers that stand for them in a [`RunSlice`].
 #[derive(Default)]
 pub struct Symbols {
     names: Vec<String>,
@@ -76,7 +76,7 @@ impl Names for Symbols {
     }
 
     fn cgroup(&mut self, number: u64) -> Option<Cgroup> {
-        Some(Cgroup::of(&self.name(number)))
+        Some(Cgroup::new(&self.name(number)))
     }
 
     fn waits_in(&mut self, _tid: u32, _woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {

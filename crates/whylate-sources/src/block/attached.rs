@@ -307,11 +307,11 @@ impl Attached for AttachedBlock {
         self.by != By::Device
     }
 
-    fn weaker(&self) -> Option<&str> {
+    fn limitations(&self) -> Option<&str> {
         let settings = self.skeleton.maps.rodata_data;
         let has_submitters = settings.is_some_and(|settings| settings.wants_submitters);
         let of_submitters = || if has_submitters { PreemptCount::here().limitation() } else { None };
-        self.account.as_ref().and_then(Account::weaker).or_else(of_submitters)
+        self.account.as_ref().and_then(Account::limitations).or_else(of_submitters)
     }
 }
 

@@ -14,7 +14,7 @@ pub use names::disk_of;
 
 use crate::source::session::Session;
 use crate::source::{
-    Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
+    AttachError, Attached, BackendInfo, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
 };
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -43,7 +43,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "",
+            limitations: "",
         },
         BackendInfo {
             name: IO_START,
@@ -58,7 +58,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "a request held back by io.max starts when it is released, and the worker that releases it counts as its submitter",
+            limitations: "a request held back by io.max starts when it is released, and the worker that releases it counts as its submitter",
         },
         BackendInfo {
             name: INSERT,
@@ -73,7 +73,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "a request is first seen when it is queued or issued, and a worker that does so counts as its submitter; time held back by io.max is not seen",
+            limitations: "a request is first seen when it is queued or issued, and a worker that does so counts as its submitter; time held back by io.max is not seen",
         },
     ],
 };
@@ -120,7 +120,7 @@ impl Source for BlockOptions {
         &INFO
     }
 
-    fn ask(&mut self, asked: Asked) {
+    fn ask(&mut self, asked: CommonOptions) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
         if asked.in_detail {
             (self.by, self.phases) = (By::Process, true);

@@ -9,7 +9,7 @@ use super::bpf::{self, KernelNames};
 use super::{Bpf, Btf, Fact, Privileges, State, Tracefs, privileges};
 use crate::cpu_account;
 use crate::kernel::pid_namespace;
-use crate::source::{Need, Source, Takes};
+use crate::source::{BackendUse, Need, Source};
 
 /// How a source would measure here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Readiness {
     /// The backend it would use, if it works.
     pub backend: Option<String>,
     /// Limitation compared with the best backend; empty for the best.
-    pub weaker: String,
+    pub limitations: String,
     /// Better backends, best first.
     pub better: Vec<BetterBackend>,
 }
@@ -177,10 +177,10 @@ fn named(name: &str, fact: &Fact) -> Fact {
 pub(super) fn readiness(source: &dyn Source, evidence: &KernelFacts) -> Readiness {
     let info = source.info();
     // Backends that attaching would not choose by itself are left out.
-    let taken = info.backends.iter().filter(|backend| source.takes(backend.name) == Takes::Unasked);
+    let taken = info.backends.iter().filter(|backend| source.takes(backend.name) == BackendUse::Automatic);
     let candidates = taken.map(|backend| {
         let facts = source.needs(backend).iter().map(|&need| evidence.judge(need)).collect();
-        (backend.name, backend.weaker, facts)
+        (backend.name, backend.limitations, facts)
     });
     choose(info.card.name, candidates)
 }
@@ -211,11 +211,11 @@ pub(super) fn injections(bpf: &Bpf) -> Vec<Readiness> {
 /// Chooses the first backend whose needs are all met. Candidates are name, limitation, and needs; best first.
 fn choose<'a>(name: &str, candidates: impl IntoIterator<Item = (&'a str, &'a str, Vec<Fact>)>) -> Readiness {
     let mut better: Vec<BetterBackend> = Vec::new();
-    for (backend, weaker, facts) in candidates {
+    for (backend, limitations, facts) in candidates {
         let state = worst(facts.iter().map(|fact| fact.state));
         if state == State::Yes {
-            let (backend, weaker) = (Some(backend.to_owned()), weaker.to_owned());
-            return Readiness { name: name.to_owned(), state, backend, weaker, better };
+            let (backend, limitations) = (Some(backend.to_owned()), limitations.to_owned());
+            return Readiness { name: name.to_owned(), state, backend, limitations, better };
         }
         let mut reasons: Vec<String> = Vec::new();
         for fact in facts {
@@ -228,7 +228,7 @@ fn choose<'a>(name: &str, candidates: impl IntoIterator<Item = (&'a str, &'a str
     }
     let may_work = better.iter().any(|backend| backend.state == State::Unknown);
     let state = if may_work { State::Unknown } else { State::No };
-    Readiness { name: name.to_owned(), state, backend: None, weaker: String::new(), better }
+    Readiness { name: name.to_owned(), state, backend: None, limitations: String::new(), better }
 }
 
 /// Returns `No` if one state is, else `Unknown` if one is.
@@ -246,7 +246,7 @@ mod tests {
 
     use super::*;
     use crate::Session;
-    use crate::source::{Asked, AttachError, BackendInfo, MapKind, Measuring, SourceInfo};
+    use crate::source::{AttachError, BackendInfo, CommonOptions, MapKind, Measuring, SourceInfo};
 
     static INFO: SourceInfo = SourceInfo {
         card: &sources::WQ,
@@ -259,12 +259,12 @@ mod tests {
                     Need::Function("process_one_work"),
                     Need::Map(MapKind::RingBuf),
                 ],
-                weaker: "",
+                limitations: "",
             },
             BackendInfo {
                 name: "tracepoint",
                 needs: &[Need::TpBtfPrograms, Need::Tracepoint("workqueue:workqueue_queue_work")],
-                weaker: "requeue races are counted as lost",
+                limitations: "requeue races are counted as lost",
             },
         ],
     };
@@ -276,7 +276,7 @@ mod tests {
             &INFO
         }
 
-        fn ask(&mut self, _asked: Asked) {}
+        fn ask(&mut self, _asked: CommonOptions) {}
 
         fn attach(&self, _session: &Session) -> Result<Measuring, AttachError> {
             unreachable!("it is described only")
@@ -321,14 +321,14 @@ mod tests {
     fn best_backend_has_no_limitation() {
         let best = on(&["process_one_work"], Fact::yes(""));
         assert_eq!(best.backend.as_deref(), Some("fentry"));
-        assert!(best.better.is_empty() && best.weaker.is_empty());
+        assert!(best.better.is_empty() && best.limitations.is_empty());
     }
 
     #[test]
     fn fallback_names_limitation_and_reason() {
         let fallback = on(&[], Fact::yes(""));
         assert_eq!(fallback.backend.as_deref(), Some("tracepoint"));
-        assert_eq!(fallback.weaker, "requeue races are counted as lost");
+        assert_eq!(fallback.limitations, "requeue races are counted as lost");
         assert_eq!(fallback.better[0].backend, "fentry");
         assert_eq!(fallback.better[0].state, State::No);
         assert!(fallback.better[0].reasons[0].contains("process_one_work"));
@@ -373,9 +373,12 @@ mod tests {
             causes(&heartbeat, &facts(Fact::yes(""), Some(names), None, Fact::yes("")))
         };
         assert_eq!(causes_with(Fact::yes(""), 0).backend.as_deref(), Some("occupancy"));
-        let weaker = causes_with(Fact::no("not permitted"), 0);
-        assert_eq!(weaker.backend.as_deref(), Some("no heartbeat"));
-        assert!(weaker.weaker.contains("interrupts") && weaker.better[0].reasons[0].contains("not permitted"));
+        let limitations = causes_with(Fact::no("not permitted"), 0);
+        assert_eq!(limitations.backend.as_deref(), Some("no heartbeat"));
+        assert!(
+            limitations.limitations.contains("interrupts")
+                && limitations.better[0].reasons[0].contains("not permitted")
+        );
         assert_eq!(causes_with(Fact::yes(""), 1).state, State::No);
     }
 

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use whylate_model::path::history::{Past, Slice};
+use whylate_model::path::history::{CpuTimeline, RunSlice};
 use whylate_model::path::stolen::Stolen;
 
 use super::rings::Rings;
@@ -42,12 +42,12 @@ impl History {
     }
 }
 
-impl Past for History {
+impl CpuTimeline for History {
     fn cpus(&self) -> usize {
         self.cursors.len()
     }
 
-    fn previous(&mut self, cpu: usize) -> Option<Slice> {
+    fn previous(&mut self, cpu: usize) -> Option<RunSlice> {
         let cursor = self.cursors.get_mut(cpu)?;
         loop {
             let (of, position) = match cursor.position {
@@ -87,7 +87,7 @@ mod tests {
     use super::super::rings::fixtures::{SLOTS, rings, start_of};
     use super::*;
 
-    fn all(history: &mut History) -> Vec<Slice> {
+    fn all(history: &mut History) -> Vec<RunSlice> {
         std::iter::from_fn(|| history.previous(0)).collect()
     }
 
@@ -100,12 +100,12 @@ mod tests {
         // The current interval, and all slots but the one that the kernel may be writing.
         let slices = all(&mut History::new(Rc::clone(&rings), 5_000));
         assert_eq!(slices.len(), SLOTS as usize);
-        let present = Slice {
+        let present = RunSlice {
             start_ns: start_of(100),
             end_ns: 5_000,
             holder: Holder::Work { tid: 100, handler: start_of(100) },
             name: Name::default(),
-            ..Slice::default()
+            ..RunSlice::default()
         };
         assert_eq!(slices[0], present);
         assert!(slices.windows(2).all(|pair| pair[0].start_ns == pair[1].end_ns));
@@ -130,7 +130,7 @@ mod tests {
                 for slice in all(&mut History::new(Rc::clone(&rings), u64::MAX)) {
                     read += 1;
                     // It was overwritten during the read.
-                    if slice.holder == Holder::Nobody {
+                    if slice.holder == Holder::Unrecorded {
                         continue;
                     }
                     let Holder::Work { tid, handler } = slice.holder else { panic!("{slice:?}") };

@@ -258,7 +258,7 @@ impl Account {
     }
 
     /// Limitations of the account here.
-    pub(crate) fn weaker(&self) -> Option<&str> {
+    pub(crate) fn limitations(&self) -> Option<&str> {
         self.limitation.as_deref()
     }
 

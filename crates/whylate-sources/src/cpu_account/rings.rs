@@ -19,7 +19,7 @@ const ATTEMPTS: usize = 1000;
 /// Returns the number of intervals per CPU, as a power of two.
 pub(super) fn interval_bits(cpus: u32) -> u32 {
     let bits = (MAX_INTERVALS / cpus.max(1)).checked_ilog2().unwrap_or(0);
-    bits.clamp(occupancy_limits::INTERVAL_BITS.0, occupancy_limits::MOST_INTERVAL_BITS.0)
+    bits.clamp(occupancy_limits::INTERVAL_BITS.0, occupancy_limits::MAX_INTERVAL_BITS.0)
 }
 
 /// Mapped rings of all CPUs.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Converts the kernel's record of an interval into the model's slice.
 
-use whylate_model::path::history::{Blocked, Entry, Exit, Holder, Move, Name, Operation, Request, Slice, Waker};
+use whylate_model::path::history::{
+    Blocked, Holder, Move, Name, Operation, Request, RunSlice, SwitchIn, SwitchOut, Waker,
+};
 use whylate_model::path::timer::TimerKind;
 use whylate_model::wait::Stop;
 
@@ -34,9 +36,9 @@ pub(super) trait Details {
 }
 
 /// Converts the interval at `position` of a CPU, which ended at `end_ns`.
-pub(super) fn slice(of: &interval, end_ns: u64, (cpu, position): (usize, u32), details: &impl Details) -> Slice {
+pub(super) fn slice(of: &interval, end_ns: u64, (cpu, position): (usize, u32), details: &impl Details) -> RunSlice {
     let is_moved = u32::from(of.entry.kind) & entry_kind::ENTRY_MOVED.0 != 0;
-    Slice {
+    RunSlice {
         start_ns: of.start_ns,
         end_ns,
         holder: holder(of),
@@ -62,7 +64,7 @@ fn ns_of_short(short: u8) -> u64 {
 
 fn holder(of: &interval) -> Holder {
     match occupant_kind(of.kind.into()) {
-        occupant_kind::OCCUPANT_NOBODY => Holder::Nobody,
+        occupant_kind::OCCUPANT_NOBODY => Holder::Unrecorded,
         occupant_kind::OCCUPANT_IDLE => Holder::Idle,
         occupant_kind::OCCUPANT_WORK => Holder::Work { tid: of.id, handler: of.handler },
         occupant_kind::OCCUPANT_SOFTIRQ => Holder::Softirq,
@@ -77,8 +79,8 @@ fn holder(of: &interval) -> Holder {
 fn name(of: &interval) -> Name {
     match occupant_kind(of.kind.into()) {
         occupant_kind::OCCUPANT_NOBODY | occupant_kind::OCCUPANT_IDLE => Name::default(),
-        occupant_kind::OCCUPANT_SOFTIRQ => Name::of(SOFTIRQS.get(of.id as usize).copied().unwrap_or("softirq")),
-        occupant_kind::OCCUPANT_VECTOR => vector(of.id).map_or_else(|| terminated_name(&of.name), Name::of),
+        occupant_kind::OCCUPANT_SOFTIRQ => Name::new(SOFTIRQS.get(of.id as usize).copied().unwrap_or("softirq")),
+        occupant_kind::OCCUPANT_VECTOR => vector(of.id).map_or_else(|| terminated_name(&of.name), Name::new),
         _ => terminated_name(&of.name),
     }
 }
@@ -95,11 +97,11 @@ fn kind_of(of: &entry) -> entry_kind {
     entry_kind(u32::from(of.kind) & !flags)
 }
 
-fn entry_of(of: &entry, details: &impl Details) -> Entry {
+fn entry_of(of: &entry, details: &impl Details) -> SwitchIn {
     let of_item = entry_kind::ENTRY_OF_ITEM.0 as u8;
     let by = match kind_of(of) {
-        entry_kind::ENTRY_GOES_ON => return Entry::GoesOn,
-        entry_kind::ENTRY_PREEMPTED => return Entry::Preempted { at_ns: of.woken_ns },
+        entry_kind::ENTRY_GOES_ON => return SwitchIn::GoesOn,
+        entry_kind::ENTRY_PREEMPTED => return SwitchIn::Preempted { at_ns: of.woken_ns },
         entry_kind::ENTRY_THREAD => Waker::Thread(of.waker),
         entry_kind::ENTRY_PARENT | entry_kind::ENTRY_PARENT_OF_THREAD => Waker::Parent(of.waker),
         entry_kind::ENTRY_TIMER => Waker::Timer(timer(of.waker)),
@@ -108,11 +110,11 @@ fn entry_of(of: &entry, details: &impl Details) -> Entry {
         entry_kind::ENTRY_SOFTIRQ => Waker::Softirq,
         entry_kind::ENTRY_IRQ => Waker::Irq,
         entry_kind::ENTRY_DISK => Waker::Disk(details.request(of.waker_cpu.into(), of.waker)),
-        _ if of.kind & of_item != 0 => return Entry::GoesOn,
-        _ => return Entry::Unseen,
+        _ if of.kind & of_item != 0 => return SwitchIn::GoesOn,
+        _ => return SwitchIn::Unseen,
     };
     let (at_ns, cpu) = (of.woken_ns, of.waker_cpu.into());
-    if of.kind & of_item == 0 { Entry::Woken { at_ns, by, cpu } } else { Entry::Queued { at_ns, by, cpu } }
+    if of.kind & of_item == 0 { SwitchIn::Woken { at_ns, by, cpu } } else { SwitchIn::Queued { at_ns, by, cpu } }
 }
 
 /// Decodes `enum stopper` (`bpf/stopped.bpf.h`). `None` if the thread was not stopped.
@@ -134,26 +136,26 @@ fn timer(number: u32) -> TimerKind {
     known.map_or_else(TimerKind::default, |&(_, kind)| kind)
 }
 
-fn exit(left: u32) -> Exit {
+fn exit(left: u32) -> SwitchOut {
     let has = |bits: left_bits| left & bits.0 != 0;
     let syscall = (left & left_bits::LEFT_SYSCALL.0).checked_sub(1);
     match left_bits(left & left_bits::LEFT_HOW.0) {
-        left_bits::LEFT_PREEMPTED => Exit::Preempted,
-        left_bits::LEFT_DEAD => Exit::Dead,
-        left_bits::LEFT_BLOCKED if has(left_bits::LEFT_STOPPED) => Exit::Blocked(Blocked {
+        left_bits::LEFT_PREEMPTED => SwitchOut::Preempted,
+        left_bits::LEFT_DEAD => SwitchOut::Dead,
+        left_bits::LEFT_BLOCKED if has(left_bits::LEFT_STOPPED) => SwitchOut::Blocked(Blocked {
             syscall: syscall.map(|number| number as u16),
             is_kernel: has(left_bits::LEFT_IS_KERNEL),
             stop: stop(left >> left_bits::LEFT_STOPPER_SHIFT.0 & 3),
             ..Blocked::default()
         }),
-        left_bits::LEFT_BLOCKED => Exit::Blocked(Blocked {
+        left_bits::LEFT_BLOCKED => SwitchOut::Blocked(Blocked {
             syscall: syscall.map(|number| number as u16),
             is_uninterruptible: has(left_bits::LEFT_UNINTERRUPTIBLE),
             in_iowait: has(left_bits::LEFT_IN_IOWAIT),
             is_kernel: has(left_bits::LEFT_IS_KERNEL),
             stop: None,
         }),
-        _ => Exit::GoesOn,
+        _ => SwitchOut::GoesOn,
     }
 }
 
@@ -192,7 +194,7 @@ mod tests {
         }
     }
 
-    fn decoded(of: &interval) -> Slice {
+    fn decoded(of: &interval) -> RunSlice {
         slice(of, 200, (3, 9), &FakeDetails)
     }
 
@@ -215,12 +217,12 @@ mod tests {
             (slice.start_ns, slice.end_ns, slice.holder, slice.called()),
             (100, 200, Holder::Thread(7), "ab:7".to_owned())
         );
-        assert_eq!(slice.entry, Entry::Woken { at_ns: 50, by: Waker::Thread(9), cpu: 3 });
+        assert_eq!(slice.entry, SwitchIn::Woken { at_ns: 50, by: Waker::Thread(9), cpu: 3 });
         of.entry.kind |= entry_kind::ENTRY_OF_ITEM.0 as u8;
-        assert_eq!(decoded(&of).entry, Entry::Queued { at_ns: 50, by: Waker::Thread(9), cpu: 3 });
+        assert_eq!(decoded(&of).entry, SwitchIn::Queued { at_ns: 50, by: Waker::Thread(9), cpu: 3 });
         let blocked = Blocked { syscall: Some(75), is_uninterruptible: true, ..Blocked::default() };
-        assert_eq!(slice.exit, Exit::Blocked(blocked));
-        assert_eq!(slice.name, Name::of("ab"));
+        assert_eq!(slice.exit, SwitchOut::Blocked(blocked));
+        assert_eq!(slice.name, Name::new("ab"));
     }
 
     #[test]
@@ -232,7 +234,7 @@ mod tests {
         of.entry.kind |= entry_kind::ENTRY_MOVED.0 as u8;
         assert_eq!((decoded(&of).moved, decoded(&of).entry), (Some(Move { at_ns: 59, from_cpu: 4 }), entry));
         of.entry.kind = (entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_PREEMPTED.0) as u8;
-        assert_eq!(decoded(&of).entry, Entry::Preempted { at_ns: 50 });
+        assert_eq!(decoded(&of).entry, SwitchIn::Preempted { at_ns: 50 });
         // A new thread that was first queued on another CPU.
         of.entry.kind = (entry_kind::ENTRY_MOVED.0 | entry_kind::ENTRY_PARENT_OF_THREAD.0) as u8;
         assert!(decoded(&of).is_in_parents_process && decoded(&of).moved.is_some());
@@ -245,21 +247,21 @@ mod tests {
         let entry = entry { woken_ns: 50, kind: entry_kind::ENTRY_PREEMPTED.0 as u8, throttled: 2, ..entry::default() };
         let slice = decoded(&interval { handler: 77, entry, ..thread() });
         assert_eq!((slice.throttled_ns, slice.cgroup), (2 << 18, Some(77)));
-        assert_eq!(slice.entry, Entry::Preempted { at_ns: 50 });
+        assert_eq!(slice.entry, SwitchIn::Preempted { at_ns: 50 });
     }
 
     #[test]
     fn distinguishes_switch_out_reasons() {
         let left = |bits: u32| decoded(&interval { left: bits as u16, ..thread() }).exit;
-        assert_eq!(left(0), Exit::GoesOn);
-        assert_eq!(left(left_bits::LEFT_PREEMPTED.0), Exit::Preempted);
-        assert_eq!(left(left_bits::LEFT_DEAD.0), Exit::Dead);
+        assert_eq!(left(0), SwitchOut::GoesOn);
+        assert_eq!(left(left_bits::LEFT_PREEMPTED.0), SwitchOut::Preempted);
+        assert_eq!(left(left_bits::LEFT_DEAD.0), SwitchOut::Dead);
         let kernel = left_bits::LEFT_BLOCKED.0 | left_bits::LEFT_IS_KERNEL.0 | left_bits::LEFT_IN_IOWAIT.0;
         let blocked = Blocked { is_kernel: true, in_iowait: true, ..Blocked::default() };
-        assert_eq!(left(kernel), Exit::Blocked(blocked));
+        assert_eq!(left(kernel), SwitchOut::Blocked(blocked));
         // System call 0 is a valid one.
         let read = left(left_bits::LEFT_BLOCKED.0 | 1);
-        assert_eq!(read, Exit::Blocked(Blocked { syscall: Some(0), ..Blocked::default() }));
+        assert_eq!(read, SwitchOut::Blocked(Blocked { syscall: Some(0), ..Blocked::default() }));
     }
 
     #[test]
@@ -274,10 +276,10 @@ mod tests {
             let left = left_bits::LEFT_BLOCKED.0 | left_bits::LEFT_STOPPED.0 | (35 + 1);
             let left = (left | number.0 << left_bits::LEFT_STOPPER_SHIFT.0) as u16;
             let slice = decoded(&interval { entry, left, ..thread() });
-            assert_eq!(slice.entry, Entry::Woken { at_ns: 60, by: Waker::Thread(9), cpu: 2 });
+            assert_eq!(slice.entry, SwitchIn::Woken { at_ns: 60, by: Waker::Thread(9), cpu: 2 });
             assert_eq!(slice.stopped, Some(stop));
             let blocked = Blocked { syscall: Some(35), stop: Some(stop), ..Blocked::default() };
-            assert_eq!(slice.exit, Exit::Blocked(blocked));
+            assert_eq!(slice.exit, SwitchOut::Blocked(blocked));
         }
     }
 
@@ -286,16 +288,16 @@ mod tests {
         let kind = entry_kind::ENTRY_DISK.0 as u8;
         let of = interval { entry: entry { woken_ns: 60, waker: 41, waker_cpu: 2, kind, throttled: 0 }, ..thread() };
         let request = Request { queued_ns: 2, submitter: 41, ..Request::default() };
-        assert_eq!(decoded(&of).entry, Entry::Woken { at_ns: 60, by: Waker::Disk(request), cpu: 2 });
+        assert_eq!(decoded(&of).entry, SwitchIn::Woken { at_ns: 60, by: Waker::Disk(request), cpu: 2 });
         let unseen = entry { kind: entry_kind::ENTRY_UNSEEN.0 as u8, ..entry::default() };
-        assert_eq!(decoded(&interval { entry: unseen, ..thread() }).entry, Entry::Unseen);
+        assert_eq!(decoded(&interval { entry: unseen, ..thread() }).entry, SwitchIn::Unseen);
     }
 
     #[test]
     fn decodes_timer_by_function_index() {
         let by = |waker| {
             let entry = entry { woken_ns: 60, waker, kind: entry_kind::ENTRY_TIMER.0 as u8, ..entry::default() };
-            let Entry::Woken { by, .. } = decoded(&interval { entry, ..thread() }).entry else { panic!("woken") };
+            let SwitchIn::Woken { by, .. } = decoded(&interval { entry, ..thread() }).entry else { panic!("woken") };
             by
         };
         for (number, (_, kind)) in (1..).zip(TimerKind::FUNCTIONS) {
@@ -314,10 +316,10 @@ mod tests {
         });
         let kind = occupant_kind::OCCUPANT_VECTOR.0 as u8;
         let irq = decoded(&interval { kind, id: 0, handler: late, ..thread() });
-        assert_eq!((irq.holder, irq.name), (Holder::Irq { late_ns: 1234 }, Name::of("local_timer")));
+        assert_eq!((irq.holder, irq.name), (Holder::Irq { late_ns: 1234 }, Name::new("local_timer")));
         let softirq = interval { kind: occupant_kind::OCCUPANT_SOFTIRQ.0 as u8, id: 3, ..thread() };
-        assert_eq!((decoded(&softirq).holder, decoded(&softirq).name), (Holder::Softirq, Name::of("net_rx")));
+        assert_eq!((decoded(&softirq).holder, decoded(&softirq).name), (Holder::Softirq, Name::new("net_rx")));
         let unknown = interval { kind: occupant_kind::OCCUPANT_NOBODY.0 as u8, ..thread() };
-        assert_eq!((decoded(&unknown).holder, decoded(&unknown).name), (Holder::Nobody, Name::default()));
+        assert_eq!((decoded(&unknown).holder, decoded(&unknown).name), (Holder::Unrecorded, Name::default()));
     }
 }

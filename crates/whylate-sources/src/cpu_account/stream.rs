@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use whylate_model::path::history::{Entry, Slice};
+use whylate_model::path::history::{RunSlice, SwitchIn};
 
 use super::rings::Rings;
 use super::skel::types::interval;
@@ -42,7 +42,7 @@ impl Stream {
 
     /// Passes each slice that ended by `until_ns` to `each`, with its CPU. Time of overwritten intervals is passed as
     /// unattributed, and the intervals are counted.
-    pub fn drain(&mut self, until_ns: u64, each: &mut dyn FnMut(usize, Slice)) {
+    pub fn drain(&mut self, until_ns: u64, each: &mut dyn FnMut(usize, RunSlice)) {
         for (cpu, cursor) in self.cursors.iter_mut().enumerate() {
             while let Some(slice) = cursor.next(&self.rings, cpu, until_ns) {
                 each(cpu, slice);
@@ -51,7 +51,7 @@ impl Stream {
     }
 
     /// Ends the stream at `until_ns`, which must be in the past: also passes the slices still in progress.
-    pub fn finish(&mut self, until_ns: u64, each: &mut dyn FnMut(usize, Slice)) {
+    pub fn finish(&mut self, until_ns: u64, each: &mut dyn FnMut(usize, RunSlice)) {
         for (cpu, cursor) in self.cursors.iter_mut().enumerate() {
             let mut attempts = 0..ATTEMPTS;
             while cursor.since_ns < until_ns && attempts.next().is_some() {
@@ -69,7 +69,7 @@ impl Stream {
 }
 
 impl CpuCursor {
-    fn next(&mut self, rings: &Rings, cpu: usize, until_ns: u64) -> Option<Slice> {
+    fn next(&mut self, rings: &Rings, cpu: usize, until_ns: u64) -> Option<RunSlice> {
         let Some(of) = self.read.or_else(|| rings.interval(cpu, self.position)) else {
             return self.skip_overwritten(rings, cpu);
         };
@@ -95,7 +95,7 @@ impl CpuCursor {
     }
 
     /// Returns the interval in progress, cut at `until_ns`.
-    fn present(&mut self, rings: &Rings, cpu: usize, until_ns: u64) -> Option<Slice> {
+    fn present(&mut self, rings: &Rings, cpu: usize, until_ns: u64) -> Option<RunSlice> {
         let (of, written) = rings.present(cpu)?;
         if written != self.position || of.start_ns >= until_ns {
             return None;
@@ -105,7 +105,7 @@ impl CpuCursor {
     }
 
     /// Skips overwritten intervals and returns the gap as an unattributed slice; `None` if none was overwritten.
-    fn skip_overwritten(&mut self, rings: &Rings, cpu: usize) -> Option<Slice> {
+    fn skip_overwritten(&mut self, rings: &Rings, cpu: usize) -> Option<RunSlice> {
         let written = rings.written(cpu);
         if written.wrapping_sub(self.position) < rings.slots() {
             return None;
@@ -113,7 +113,8 @@ impl CpuCursor {
         let position = written.wrapping_sub(rings.slots() / 8 * KEPT_EIGHTHS);
         let of = rings.interval(cpu, position)?;
         rings.intervals_lost.fetch_add(position.wrapping_sub(self.position).into(), Ordering::Relaxed);
-        let gap = Slice { start_ns: self.since_ns, end_ns: of.start_ns, entry: Entry::Unseen, ..Slice::default() };
+        let gap =
+            RunSlice { start_ns: self.since_ns, end_ns: of.start_ns, entry: SwitchIn::Unseen, ..RunSlice::default() };
         (self.read, self.position, self.since_ns) = (Some(of), position, of.start_ns);
         // Time before the first slice is no gap.
         if gap.start_ns == 0 { None } else { Some(gap) }
@@ -151,7 +152,7 @@ mod tests {
         let after = drained(&mut stream, u64::MAX);
         let lost = u64::from(220 - SLOTS / 8 * 7 - 20);
         assert_eq!(rings.intervals_lost.load(Ordering::Relaxed), lost);
-        assert_eq!((after[0].holder, after[0].start_ns), (Holder::Nobody, start_of(20)));
+        assert_eq!((after[0].holder, after[0].start_ns), (Holder::Unrecorded, start_of(20)));
         assert_eq!(after[0].end_ns - after[0].start_ns, lost * 10);
         all.extend(after);
         assert!(all.windows(2).all(|pair| pair[0].end_ns == pair[1].start_ns));

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::skel::Skel as _;
 use rustix::thread::{CpuSet, sched_setaffinity};
-use whylate_model::path::history::{Entry, Past as _, Waker};
+use whylate_model::path::history::{CpuTimeline as _, SwitchIn, Waker};
 
 use super::{Account, Timers, Wakeups};
 use crate::kernel::clock::monotonic_ns;
@@ -65,12 +65,12 @@ fn file_on_disk() -> Option<File> {
 }
 
 /// Returns how the thread was switched in after each of its waits.
-fn switch_ins_of(account: &Account, tid: u32) -> Vec<Entry> {
+fn switch_ins_of(account: &Account, tid: u32) -> Vec<SwitchIn> {
     let mut history = account.history(monotonic_ns()).expect("edges are kept");
     let mut entries = Vec::new();
     for cpu in 0..history.cpus() {
         while let Some(slice) = history.previous(cpu) {
-            if slice.holder.tid() == Some(tid) && matches!(slice.entry, Entry::Woken { .. } | Entry::Unseen) {
+            if slice.holder.tid() == Some(tid) && matches!(slice.entry, SwitchIn::Woken { .. } | SwitchIn::Unseen) {
                 entries.push(slice.entry);
             }
         }
@@ -78,7 +78,7 @@ fn switch_ins_of(account: &Account, tid: u32) -> Vec<Entry> {
     entries
 }
 
-fn count(entries: &[Entry], is_it: impl Fn(&Entry) -> bool) -> usize {
+fn count(entries: &[SwitchIn], is_it: impl Fn(&SwitchIn) -> bool) -> usize {
     entries.iter().filter(|entry| is_it(entry)).count()
 }
 
@@ -144,15 +144,16 @@ fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
         over.store(true, Ordering::Relaxed);
         (busy.join().expect("it does not panic"), sleeper, reader, [ping, pong])
     });
-    let by = |entry: &Entry, tid: u32| matches!(entry, Entry::Woken { by: Waker::Thread(waker), .. } if *waker == tid);
+    let by =
+        |entry: &SwitchIn, tid: u32| matches!(entry, SwitchIn::Woken { by: Waker::Thread(waker), .. } if *waker == tid);
     let mut unseen = 0;
     for (name, tid) in [("sleeper", Some(sleeper)), ("reader", reader)] {
         let Some(tid) = tid else { continue };
         let entries = switch_ins_of(account, tid);
         let [by_busy, by_any, not_seen] = [
             count(&entries, |entry| by(entry, busy)),
-            count(&entries, |entry| matches!(entry, Entry::Woken { by: Waker::Thread(_), .. })),
-            count(&entries, |entry| *entry == Entry::Unseen),
+            count(&entries, |entry| matches!(entry, SwitchIn::Woken { by: Waker::Thread(_), .. })),
+            count(&entries, |entry| *entry == SwitchIn::Unseen),
         ];
         println!(
             "{name}, with softirqs {has_softirqs}: {} waits ended, {not_seen} by an unseen waker, {by_any} by a thread",

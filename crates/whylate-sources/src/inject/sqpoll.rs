@@ -37,7 +37,7 @@ const PRIORITY: u8 = 1;
 /// Duty above which the application is not real-time: the kernel withholds the CPU from real-time threads for 50 ms of
 /// each second in which others want it (`sched_rt_runtime_us`; the fair server from 6.12), and then the ring would not
 /// be polled.
-pub const MOST_URGENT: f64 = 0.9;
+pub const MAX_URGENT: f64 = 0.9;
 /// Time limit of a batch.
 const TIMEOUT_NS: u64 = 5_000_000_000;
 
@@ -252,7 +252,7 @@ impl Worker {
         }
         match self.plan.urgent {
             // Both threads: the weights within a cgroup (or session) share its CPU time.
-            true if self.plan.duty > MOST_URGENT => [0, self.tid].into_iter().try_for_each(favour)?,
+            true if self.plan.duty > MAX_URGENT => [0, self.tid].into_iter().try_for_each(favour)?,
             true => become_fifo(PRIORITY).map_err(|error| match error.kind() {
                 io::ErrorKind::PermissionDenied => {
                     io::Error::new(error.kind(), format!("not permitted to take a real-time priority ({})", remedy()))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Known work items, queued by BPF (`bpf_wq`): number, time and length are given.
+//! OutsideState work items, queued by BPF (`bpf_wq`): number, time and length are given.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};

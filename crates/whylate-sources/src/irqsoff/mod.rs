@@ -28,7 +28,8 @@ use whylate_model::sources;
 
 use crate::source::session::Session;
 use crate::source::{
-    Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, first_that_works,
+    AttachError, Attached, BackendInfo, BackendUse, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo,
+    first_that_works,
 };
 
 /// Valid periods of a timer, in nanoseconds. The kernel throttles timers with shorter ones.
@@ -67,12 +68,12 @@ pub static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "",
+            limitations: "",
         },
         BackendInfo {
             name: TRACER,
             needs: &[Need::Tracer("irqsoff"), Need::KernelsNumbers],
-            weaker: "of each 2 ms (30 ms where a trace is late) it tells the longest section alone, and none during which another CPU ended a long one",
+            limitations: "of each 2 ms (30 ms where a trace is late) it tells the longest section alone, and none during which another CPU ended a long one",
         },
         BackendInfo {
             name: TICKS,
@@ -86,7 +87,7 @@ pub static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::RingBuf),
                 Need::Map(MapKind::StackTrace),
             ],
-            weaker: "a section is seen only if a tick falls into it, and may last up to a period longer than reported",
+            limitations: "a section is seen only if a tick falls into it, and may last up to a period longer than reported",
         },
         BackendInfo {
             name: NEED_RESCHED,
@@ -99,7 +100,7 @@ pub static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "preemption only: a section counts from when a thread has to wait, and not at all if none does",
+            limitations: "preemption only: a section counts from when a thread has to wait, and not at all if none does",
         },
     ],
 };
@@ -178,7 +179,7 @@ impl Source for IrqsoffOptions {
         &INFO
     }
 
-    fn ask(&mut self, asked: Asked) {
+    fn ask(&mut self, asked: CommonOptions) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
     }
 
@@ -190,23 +191,23 @@ impl Source for IrqsoffOptions {
         }
     }
 
-    fn takes(&self, backend: &str) -> Takes {
+    fn takes(&self, backend: &str) -> BackendUse {
         let is_named = self.backend.as_deref() == Some(backend);
         match (backend, self.what) {
             // Only `ticks` has a timer of its own.
             (EVENTS | TRACER | NEED_RESCHED, _) | (TICKS, What::Preemption) if self.timer_test => {
-                Takes::Never("only the ticks backend can do --timer-test: leave --timer-test or --backend out")
+                BackendUse::Never("only the ticks backend can do --timer-test: leave --timer-test or --backend out")
             }
-            (TICKS, What::Preemption) | (NEED_RESCHED, What::Irqs) if !is_named => Takes::Asked,
+            (TICKS, What::Preemption) | (NEED_RESCHED, What::Irqs) if !is_named => BackendUse::Named,
             (TICKS, What::Preemption) => {
-                Takes::Never("the ticks backend cannot see disabled preemption: leave --backend ticks out")
+                BackendUse::Never("the ticks backend cannot see disabled preemption: leave --backend ticks out")
             }
             (NEED_RESCHED, What::Irqs) => {
-                Takes::Never("the need_resched backend sees disabled preemption only: add --preempt")
+                BackendUse::Never("the need_resched backend sees disabled preemption only: add --preempt")
             }
             // It reports only the longest section, and may miss one while it reports another.
-            (TRACER, _) => Takes::Asked,
-            _ => Takes::Unasked,
+            (TRACER, _) => BackendUse::Named,
+            _ => BackendUse::Automatic,
         }
     }
 

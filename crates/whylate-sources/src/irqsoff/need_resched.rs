@@ -245,7 +245,7 @@ impl Attached for AttachedMarks {
         Ok(())
     }
 
-    fn weaker(&self) -> Option<&str> {
+    fn limitations(&self) -> Option<&str> {
         Some(
             "preemption that is off is told from when a thread had to wait because of it, and not where none did; what a hypervisor or a \
              handler took meanwhile is part of it",

@@ -78,7 +78,8 @@ impl AttachedTicks {
         }
         let floors = options.worst.map(Floors::new);
         // If the account has timers of its own, it reports that too.
-        let limitation = programs.weaker().map(str::to_owned).or_else(|| cpus::unseen_interrupts().map(str::to_owned));
+        let limitation =
+            programs.limitations().map(str::to_owned).or_else(|| cpus::unseen_interrupts().map(str::to_owned));
         let limitations: Vec<String> = [limitation, blind].into_iter().flatten().collect();
         let limitation = (!limitations.is_empty()).then(|| limitations.join("; "));
         let mut attached = AttachedTicks {
@@ -274,7 +275,7 @@ impl Attached for AttachedTicks {
         true
     }
 
-    fn weaker(&self) -> Option<&str> {
+    fn limitations(&self) -> Option<&str> {
         self.limitation.as_deref()
     }
 

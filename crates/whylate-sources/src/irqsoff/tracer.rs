@@ -116,7 +116,7 @@ impl Attached for AttachedTracer {
         Ok(())
     }
 
-    fn weaker(&self) -> Option<&str> {
+    fn limitations(&self) -> Option<&str> {
         Some(WEAKER)
     }
 }

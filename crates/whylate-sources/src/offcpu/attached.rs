@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use whylate_model::snapshot::Sleeper;
 use whylate_model::thread::{called, number};
-use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
+use whylate_model::wait::{Classes, InFlight, State, WaitEvidence, classify};
 use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, WaitClass};
 
 use super::holders::{self, Holders};
@@ -185,7 +185,7 @@ pub(super) fn stack_of(
     let (key, sum) = (&place.key, place.sum);
     let state = state::from_number(key.state);
     let syscall = crate::kernel::syscalls::name(key.syscall);
-    let seen = Seen {
+    let seen = WaitEvidence {
         state,
         in_iowait: key.in_iowait != 0,
         is_kernel: key.is_kernel != 0,
@@ -252,7 +252,7 @@ impl Attached for AttachedOffcpu {
         Ok(snapshot)
     }
 
-    fn weaker(&self) -> Option<&str> {
+    fn limitations(&self) -> Option<&str> {
         self.limitations.as_deref()
     }
 

@@ -37,7 +37,7 @@ impl Explained {
             user_threads: options.kernel_threads != KernelThreads::Only,
         };
         let waits = Waits::attach(&wanted, session)?;
-        let limitations: Vec<&str> = attached.weaker().into_iter().chain(waits.weaker()).collect();
+        let limitations: Vec<&str> = attached.limitations().into_iter().chain(waits.limitations()).collect();
         let limitations = (!limitations.is_empty()).then(|| limitations.join("; "));
         Ok(Explained { waits, meter: Meter::default(), attached, limitations })
     }
@@ -58,7 +58,7 @@ impl Attached for Explained {
         self.waits.drain(wait, each)
     }
 
-    fn weaker(&self) -> Option<&str> {
+    fn limitations(&self) -> Option<&str> {
         self.limitations.as_deref()
     }
 }

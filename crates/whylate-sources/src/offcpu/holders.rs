@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use anyhow::Context as _;
 use libbpf_rs::btf::types::{Ptr, Struct};
 use libbpf_rs::{Btf, Link, MapCore, ReferencesType as _};
-use whylate_model::holders::{Chain, Holder, Lock, MOST_LINKS, Thread, chain};
+use whylate_model::holders::{Chain, Holder, Lock, MAX_LINKS, Thread, chain};
 use whylate_model::thread::called;
 
 use super::attached::plain;
@@ -158,7 +158,7 @@ impl Holders {
 
     /// Returns the chain of holders that the thread waits for.
     pub(super) fn chain_of(&mut self, tid: u32) -> Option<Chain> {
-        let max_links = if self.links < MAX_LINKS_OF_SNAPSHOT { MOST_LINKS } else { 1 };
+        let max_links = if self.links < MAX_LINKS_OF_SNAPSHOT { MAX_LINKS } else { 1 };
         let chain = chain(&self.threads, *self.waiters.get(&tid)?, max_links)?;
         self.links += chain.links.len();
         Some(chain)

@@ -45,8 +45,8 @@ use whylate_model::wait::Classes;
 
 use crate::source::session::Session;
 use crate::source::{
-    Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads,
-    first_that_works,
+    AttachError, Attached, BackendInfo, BackendUse, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo,
+    Threads, first_that_works,
 };
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -73,16 +73,16 @@ pub const PROC: &str = "proc";
 pub static INFO: SourceInfo = SourceInfo {
     card: &sources::OFFCPU,
     backends: &[
-        BackendInfo { name: SAMPLE, needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE], weaker: "" },
+        BackendInfo { name: SAMPLE, needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE], limitations: "" },
         BackendInfo {
             name: TRACE,
             needs: &[Need::Btf, Need::Map(MapKind::Array), SLEEPABLE],
-            weaker: "its overhead grows with the rate of context switches",
+            limitations: "its overhead grows with the rate of context switches",
         },
         BackendInfo {
             name: PROC,
             needs: &[Need::Proc],
-            weaker: "kernel frames alone, and twenty microseconds for each thread",
+            limitations: "kernel frames alone, and twenty microseconds for each thread",
         },
     ],
 };
@@ -205,7 +205,7 @@ impl Source for OffcpuOptions {
         &INFO
     }
 
-    fn ask(&mut self, asked: Asked) {
+    fn ask(&mut self, asked: CommonOptions) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
         if let Some(over_ns) = asked.explain_held_up_over_ns {
             (self.explain_sleeps_over_ns, self.held_up_alone) = (Some(over_ns), true);
@@ -213,20 +213,20 @@ impl Source for OffcpuOptions {
         self.threads = asked.threads;
     }
 
-    fn takes(&self, backend: &str) -> Takes {
+    fn takes(&self, backend: &str) -> BackendUse {
         match backend {
-            SAMPLE | PROC if self.wakers => Takes::Never(WAKERS_NEED_TRACE),
-            PROC if self.holders => Takes::Never(
+            SAMPLE | PROC if self.wakers => BackendUse::Never(WAKERS_NEED_TRACE),
+            PROC if self.holders => BackendUse::Never(
                 "the proc backend knows neither how long threads have waited nor for whom: leave --blocked out, or use the sample backend, which loads BPF programs",
             ),
             PROC if self.threads.cgroup.is_some() => {
-                Takes::Never("the proc backend cannot select threads by cgroup: leave --cgroup out")
+                BackendUse::Never("the proc backend cannot select threads by cgroup: leave --cgroup out")
             }
             PROC if self.lines || self.call_graph != CallGraph::Rules => {
-                Takes::Never("the proc backend sees kernel frames only: leave --lines and --call-graph out")
+                BackendUse::Never("the proc backend sees kernel frames only: leave --lines and --call-graph out")
             }
-            TRACE if !self.wakers => Takes::Asked,
-            _ => Takes::Unasked,
+            TRACE if !self.wakers => BackendUse::Named,
+            _ => BackendUse::Automatic,
         }
     }
 

@@ -99,7 +99,7 @@ impl Tables {
         }
         let place = |(number, sum): (u32, Sum)| {
             let (key, woken) = match (self.places.get(&number), self.waits.get(&number)) {
-                (Some(key), _) => (key, (records_wakers && can_be_woken(key)).then_some(Woken::By(WokenBy::Nobody))),
+                (Some(key), _) => (key, (records_wakers && can_be_woken(key)).then_some(Woken::By(WokenBy::NotYet))),
                 (None, Some(wait)) => (self.places.get(&wait.place)?, Some(woken(wait.waker, &self.places))),
                 (None, None) => return None,
             };

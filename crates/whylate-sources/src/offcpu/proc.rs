@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use whylate_model::import::kernel_frame;
-use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
+use whylate_model::wait::{Classes, InFlight, State, WaitEvidence, classify};
 use whylate_model::{LateEvent, Series, Snapshot, Stack};
 
 use super::attached::plain;
@@ -287,7 +287,7 @@ fn state_of(letter: char, kernel: &[String]) -> State {
 fn stack_of(key: StackKey, (weight_ns, samples): (u64, u64), classes: &Classes) -> Stack {
     let state = state_of(key.state, &key.kernel);
     let syscall = key.syscall.and_then(crate::kernel::syscalls::name);
-    let seen = Seen {
+    let seen = WaitEvidence {
         state,
         in_iowait: false,
         is_kernel: key.is_kernel,

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
-use whylate_model::path::history::{Entry, Slice};
+use whylate_model::path::history::{RunSlice, SwitchIn};
 
 use self::skel::AsleepSkelBuilder;
 use self::skel::types::thread_asleep;
@@ -62,9 +62,9 @@ impl Asleep {
         Ok(asleep)
     }
 
-    /// Takes in what a thread did later; not in order of time, as that is so on each CPU alone.
-    pub(super) fn add(&mut self, slice: &Slice) {
-        let (Entry::Woken { at_ns, .. }, Some(tid)) = (slice.entry, slice.holder.tid()) else { return };
+    /// BackendUse in what a thread did later; not in order of time, as that is so on each CPU alone.
+    pub(super) fn add(&mut self, slice: &RunSlice) {
+        let (SwitchIn::Woken { at_ns, .. }, Some(tid)) = (slice.entry, slice.holder.tid()) else { return };
         if at_ns < self.began_ns {
             return;
         }
@@ -99,8 +99,8 @@ mod tests {
         let thread = Thread { syscall: 35, woken_ns: None };
         let mut asleep = Asleep { began_ns: 10, ended_ns: 20, threads: (1..=3).map(|tid| (tid, thread)).collect() };
         for (tid, at_ns) in [(1, 9), (1, 40), (1, 30), (2, 15), (2, 50), (4, 60)] {
-            let entry = Entry::Woken { at_ns, by: Waker::Irq, cpu: 0 };
-            asleep.add(&Slice { holder: Holder::Thread(tid), entry, ..Slice::default() });
+            let entry = SwitchIn::Woken { at_ns, by: Waker::Irq, cpu: 0 };
+            asleep.add(&RunSlice { holder: Holder::Thread(tid), entry, ..RunSlice::default() });
         }
         // Thread 3 sleeps on, and of thread 2 it is not known which sleep was seen.
         assert_eq!(asleep.calls(), Calls::from([((1, 30), 35)]));

@@ -83,7 +83,7 @@ impl Names for PathNames {
     }
 
     fn cgroup(&mut self, number: u64) -> Option<Cgroup> {
-        self.cgroups.path_or_placeholder(number).as_deref().map(Cgroup::of)
+        self.cgroups.path_or_placeholder(number).as_deref().map(Cgroup::new)
     }
 
     fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>) {

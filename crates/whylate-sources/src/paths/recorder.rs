@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use rustix::fs::{CWD, Mode, OFlags, fstatvfs, openat};
-use whylate_model::path::history::{Exit, Slice};
+use whylate_model::path::history::{RunSlice, SwitchOut};
 use whylate_model::path::members::Births;
 use whylate_model::path::packed::Packed;
 use whylate_model::path::stolen::Spread;
@@ -35,7 +35,7 @@ const MAX_DEATHS: usize = 1 << 20;
 const DIRECTORIES: [&str; 2] = ["/var/tmp", "/tmp"];
 
 /// Reads slices until a timestamp.
-type Read = fn(&mut Stream, u64, &mut dyn FnMut(usize, Slice));
+type Read = fn(&mut Stream, u64, &mut dyn FnMut(usize, RunSlice));
 
 /// Records what all CPUs do, from its start on.
 pub struct Recorder {
@@ -115,7 +115,7 @@ impl Recorder {
         read(&mut self.stream, until_ns, &mut |cpu, slice| {
             births.add(&slice);
             asleep.add(&slice);
-            if let (Exit::Dead, Some(tid)) = (slice.exit, slice.holder.tid()) {
+            if let (SwitchOut::Dead, Some(tid)) = (slice.exit, slice.holder.tid()) {
                 match deaths.len() < MAX_DEATHS {
                     true => deaths.push((tid, slice.end_ns)),
                     false => births.lost += 1,

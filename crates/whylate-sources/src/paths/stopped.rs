@@ -47,7 +47,7 @@ pub(crate) fn tracer_of(tid: u32) -> Option<(u32, Name)> {
     let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"))?.trim().parse().ok()?;
     let name = fs::read_to_string(format!("/proc/{tracer}/comm")).ok()?;
-    (tracer != 0).then(|| (tracer, Name::of(name.trim_end_matches('\n'))))
+    (tracer != 0).then(|| (tracer, Name::new(name.trim_end_matches('\n'))))
 }
 
 #[cfg(test)]

@@ -175,8 +175,8 @@ impl Waits {
         self.account.report_unexplained(snapshot);
     }
 
-    pub(crate) fn weaker(&self) -> Option<&str> {
-        self.account.weaker()
+    pub(crate) fn limitations(&self) -> Option<&str> {
+        self.account.limitations()
     }
 
     pub(crate) fn statistics(&self) -> ProgramStatistics {

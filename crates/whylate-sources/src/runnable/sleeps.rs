@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use whylate_model::late::SLEEPER;
 use whylate_model::path::history::{Blocked, Name, Waker};
-use whylate_model::path::{Asked, Finding, Found, Hop, Limits, Names, Path, walk};
-use whylate_model::wait::{Classes, InFlight, Seen, State, classify};
+use whylate_model::path::{Finding, Limits, Names, Path, PathBuilder, Query, WakeupEdge, walk};
+use whylate_model::wait::{Classes, InFlight, State, WaitEvidence, classify};
 use whylate_model::{Cgroup, LateEvent, WaitClass, thread};
 
 use super::skel::types::entry_kind;
@@ -44,7 +44,7 @@ struct RecordedWait {
 
 /// A wait that is to be explained.
 struct PendingWait {
-    asked: Asked,
+    asked: Query,
     /// Event without its path.
     event: LateEvent,
     /// Whether it waits for a held lock, of a file or in the kernel. Whether a futex is held is unknown.
@@ -56,7 +56,7 @@ struct PendingWait {
 /// Result of a wait's walk.
 #[derive(Default)]
 struct Outcome {
-    found: Found,
+    found: PathBuilder,
     began_ns: Option<u64>,
     /// Whether the thread was not switched in yet at the end.
     is_open: bool,
@@ -116,7 +116,7 @@ impl BlockedWaits {
         let for_cpu = is_late_for_cpu.then(for_cpu).flatten();
         let windows = &mut account.windows();
         let is_of_disk = record.ended_by == entry_kind::ENTRY_DISK.0;
-        let seen = Seen {
+        let seen = WaitEvidence {
             state: stop(record.stopper).map_or(State::Sleeping, State::of_stop),
             in_iowait: record.in_iowait != 0,
             is_kernel: record.tgid == 2 || stack.iter().any(|frame| frame == "kthread"),
@@ -155,7 +155,7 @@ impl BlockedWaits {
             self.unseen += 1;
             return !is_late_for_cpu;
         }
-        let asked = Asked {
+        let asked = Query {
             tid: record.tid,
             from_ns: record.running_ns.saturating_sub(off_ns).max(1),
             to_ns: record.running_ns,
@@ -200,7 +200,7 @@ impl BlockedWaits {
                 waiting.into_iter().filter_map(|waiting| waiting.for_cpu).for_each(each);
                 return;
             };
-            let asked: Vec<Asked> = waiting.iter().map(|waiting| waiting.asked).collect();
+            let asked: Vec<Query> = waiting.iter().map(|waiting| waiting.asked).collect();
             let mut outcomes: Vec<Outcome> = waiting.iter().map(|_| Outcome::default()).collect();
             let limits = RecordedWait::limits(&self.known);
             walk(&mut history, &asked, &limits, &mut |number, finding| outcomes[number].add(asked[number], finding));
@@ -234,7 +234,7 @@ impl BlockedWaits {
             for_cpu.into_iter().for_each(each);
             return;
         }
-        outcome.found.name(asked.tid, Name::of(event.labels.get("thread").map_or("", String::as_str)));
+        outcome.found.name(asked.tid, Name::new(event.labels.get("thread").map_or("", String::as_str)));
         let path: Path = outcome.found.finish(&mut PathNameSource { names: &mut self.names, known: &self.known });
         if let Some(via) = path.segments.iter().find(|segment| segment.depth == 1).and_then(|first| first.via.clone()) {
             event.labels.insert("waited_in".to_owned(), via);
@@ -258,9 +258,9 @@ impl BlockedWaits {
 }
 
 impl Outcome {
-    fn add(&mut self, asked: Asked, finding: Finding) {
+    fn add(&mut self, asked: Query, finding: Finding) {
         match finding {
-            Finding::Hop(Hop { number: 0, by, woken_ns, stop, .. }) => {
+            Finding::WakeupEdge(WakeupEdge { number: 0, by, woken_ns, stop, .. }) => {
                 self.was_timer = matches!(by, Some(Waker::Timer(of)) if of.is_own());
                 self.is_open = by.is_none() && woken_ns == asked.to_ns;
                 self.was_stopped = stop.is_some();

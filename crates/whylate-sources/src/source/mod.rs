@@ -18,7 +18,7 @@ pub trait Source {
     fn info(&self) -> &'static SourceInfo;
 
     /// Sets the options common to all sources.
-    fn ask(&mut self, asked: Asked);
+    fn ask(&mut self, asked: CommonOptions);
 
     /// Returns what a backend needs for the requested measurement.
     fn needs(&self, backend: &'static BackendInfo) -> &'static [Need] {
@@ -26,8 +26,8 @@ pub trait Source {
     }
 
     /// Returns when the source would use a backend for the requested measurement.
-    fn takes(&self, _backend: &str) -> Takes {
-        Takes::Unasked
+    fn takes(&self, _backend: &str) -> BackendUse {
+        BackendUse::Automatic
     }
 
     /// Starts measuring.
@@ -39,11 +39,11 @@ pub trait Source {
 
 /// When a source uses a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Takes {
+pub enum BackendUse {
     /// Automatically, if it works and no better one does.
-    Unasked,
+    Automatic,
     /// Only if it is named.
-    Asked,
+    Named,
     /// Never, as it cannot do what is requested; says what to do instead.
     Never(&'static str),
 }
@@ -92,12 +92,12 @@ pub(crate) fn first_that_works<A: Attached + ?Sized>(
     let (mut refused, mut never) = (None, None);
     for backend in backends.iter().filter(|backend| wanted.is_none_or(|name| name == backend.name)) {
         match source.takes(backend.name) {
-            Takes::Never(instead) => {
+            BackendUse::Never(instead) => {
                 never.get_or_insert(instead);
                 continue;
             }
-            Takes::Asked if wanted.is_none() => continue,
-            Takes::Asked | Takes::Unasked => {}
+            BackendUse::Named if wanted.is_none() => continue,
+            BackendUse::Named | BackendUse::Automatic => {}
         }
         let lacks = session.lacks(source.needs(backend));
         let is_lack = lacks.is_some();
@@ -106,7 +106,7 @@ pub(crate) fn first_that_works<A: Attached + ?Sized>(
             Ok(attached) => {
                 // An equivalent backend needs no reason if the other one is just missing.
                 let reason = refused.filter(|(error, is_lack)| {
-                    !(backend.weaker.is_empty() && (*is_lack || matches!(error, AttachError::NotPermitted)))
+                    !(backend.limitations.is_empty() && (*is_lack || matches!(error, AttachError::NotPermitted)))
                 });
                 let fallback_reason = reason.map(|(error, _)| error.to_string());
                 return Ok(Measuring { backend: backend.name, fallback_reason, attached });
@@ -153,7 +153,7 @@ pub trait Attached {
     }
 
     /// Limitation of the requested measurement on this kernel, if any.
-    fn weaker(&self) -> Option<&str> {
+    fn limitations(&self) -> Option<&str> {
         None
     }
 
@@ -185,7 +185,7 @@ pub struct BackendInfo {
     /// What it needs of the kernel.
     pub needs: &'static [Need],
     /// Limitation compared with the best backend; empty for the best.
-    pub weaker: &'static str,
+    pub limitations: &'static str,
 }
 
 /// Something a backend needs of the kernel.
@@ -232,7 +232,7 @@ pub enum MapKind {
 
 /// Options common to all sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct CommonOptions {
     /// Emit a late event with its causes for each latency of at least this, in nanoseconds.
     pub explain_over_ns: Option<u64>,
     /// Emit a late event with its causes for each blocked wait of at least this that another thread held up, by sources
@@ -261,7 +261,7 @@ pub struct Threads {
 
 impl Threads {
     /// Selects all threads of one process.
-    pub fn of(process: u32) -> Self {
+    pub fn of_process(process: u32) -> Self {
         Threads { process: Some(process), ..Threads::default() }
     }
 }

@@ -103,10 +103,10 @@ impl Attached for AttachedSqpoll {
         Ok(())
     }
 
-    fn weaker(&self) -> Option<&str> {
+    fn limitations(&self) -> Option<&str> {
         match &self.reader {
-            Reader::Kernel(reader) => reader.programs.account.as_ref().and_then(|account| account.weaker()),
-            Reader::Proc(reader) => reader.weaker(),
+            Reader::Kernel(reader) => reader.programs.account.as_ref().and_then(|account| account.limitations()),
+            Reader::Proc(reader) => reader.limitations(),
         }
     }
 }

@@ -44,7 +44,7 @@ enum RingRead {
     Ring(RingText),
     /// A ring (by its inode) that reports no submission thread.
     NoThread(Option<u64>),
-    /// Known already, closed or busy.
+    /// OutsideState already, closed or busy.
     Nothing,
 }
 
@@ -69,7 +69,7 @@ impl FdinfoBackend {
         }
     }
 
-    pub(super) fn weaker(&self) -> Option<&str> {
+    pub(super) fn limitations(&self) -> Option<&str> {
         match self.has_work_times {
             Some(false) => {
                 Some("this kernel does not count work before Linux 6.9: only whether a thread has a CPU is told")
@@ -77,7 +77,7 @@ impl FdinfoBackend {
             _ if self.is_of_process => Some(
                 "this kernel counts the system time of a whole process as its thread's work (Linux 6.9 to 6.17): only whether a thread has a CPU is told",
             ),
-            _ => Some(super::INFO.backends.last()?.weaker),
+            _ => Some(super::INFO.backends.last()?.limitations),
         }
     }
 

@@ -26,7 +26,8 @@ use whylate_model::sources;
 
 use crate::source::session::Session;
 use crate::source::{
-    Asked, AttachError, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, Threads, first_that_works,
+    AttachError, BackendInfo, BackendUse, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo, Threads,
+    first_that_works,
 };
 
 #[allow(missing_docs, unsafe_code, dead_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -51,12 +52,12 @@ pub static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::Array),
                 Need::Map(MapKind::RingBuf),
             ],
-            weaker: "",
+            limitations: "",
         },
         BackendInfo {
             name: FDINFO,
             needs: &[],
-            weaker: "reading a ring makes it wait; work is counted from Linux 6.9 on, by the tick, and as that kernel defines it",
+            limitations: "reading a ring makes it wait; work is counted from Linux 6.9 on, by the tick, and as that kernel defines it",
         },
     ],
 };
@@ -95,17 +96,17 @@ impl Source for SqpollOptions {
         &INFO
     }
 
-    fn ask(&mut self, asked: Asked) {
+    fn ask(&mut self, asked: CommonOptions) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
         self.threads = asked.threads;
     }
 
-    fn takes(&self, backend: &str) -> Takes {
+    fn takes(&self, backend: &str) -> BackendUse {
         match backend {
-            FDINFO if self.precise || self.explain_over_ns.is_some() => {
-                Takes::Never("--precise and --why need the bpf backend: leave them out, or leave --backend fdinfo out")
-            }
-            _ => Takes::Unasked,
+            FDINFO if self.precise || self.explain_over_ns.is_some() => BackendUse::Never(
+                "--precise and --why need the bpf backend: leave them out, or leave --backend fdinfo out",
+            ),
+            _ => BackendUse::Automatic,
         }
     }
 

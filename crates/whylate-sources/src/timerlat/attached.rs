@@ -139,7 +139,7 @@ fn limitation_of(account: Option<&Account>, cpus: &[u32]) -> Option<String> {
         let limitation = "other CPUs may serve the timers of nohz_full CPUs, whose activations are unseen then (set kernel.timer_migration=0)";
         return Some(limitation.to_owned());
     }
-    account.and_then(Account::weaker).map(str::to_owned)
+    account.and_then(Account::limitations).map(str::to_owned)
 }
 
 impl Attached for AttachedTimerlat {
@@ -217,7 +217,7 @@ impl Attached for AttachedTimerlat {
         Ok(())
     }
 
-    fn weaker(&self) -> Option<&str> {
+    fn limitations(&self) -> Option<&str> {
         self.limitation.as_deref()
     }
 
@@ -241,7 +241,7 @@ impl AttachedTimerlat {
         }
     }
 
-    /// Takes the late event of the activation that stopped measurement, if it was received before the stop.
+    /// BackendUse the late event of the activation that stopped measurement, if it was received before the stop.
     fn take_held_hit(&mut self) -> Option<(TimerEvidence, LateEvent)> {
         let index = self.held.iter().position(|(evidence, event)| self.is_hit(event.cpu, evidence.due_ns))?;
         self.held.remove(index)

@@ -39,7 +39,7 @@ use whylate_model::sources;
 use crate::kernel::heartbeat::Period;
 use crate::source::session::Session;
 use crate::source::{
-    Asked, AttachError, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, Takes, first_that_works,
+    AttachError, BackendInfo, BackendUse, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
 };
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -69,8 +69,8 @@ const NEEDS: [Need; 6] = [
 pub static INFO: SourceInfo = SourceInfo {
     card: &sources::TIMERLAT,
     backends: &[
-        BackendInfo { name: TRACER, needs: &[Need::Tracer(tracer::TRACER), Need::KernelsNumbers], weaker: "" },
-        BackendInfo { name: BPF, needs: &NEEDS, weaker: "" },
+        BackendInfo { name: TRACER, needs: &[Need::Tracer(tracer::TRACER), Need::KernelsNumbers], limitations: "" },
+        BackendInfo { name: BPF, needs: &NEEDS, limitations: "" },
     ],
 };
 
@@ -186,16 +186,16 @@ impl Source for TimerlatOptions {
         &INFO
     }
 
-    fn ask(&mut self, asked: Asked) {
+    fn ask(&mut self, asked: CommonOptions) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
     }
 
-    fn takes(&self, backend: &str) -> Takes {
+    fn takes(&self, backend: &str) -> BackendUse {
         match backend {
-            BPF if self.needs_tracer() => Takes::Never(
+            BPF if self.needs_tracer() => BackendUse::Never(
                 "-k, -U and -e need the kernel's timerlat tracer: leave them out, or leave --backend bpf out",
             ),
-            _ => Takes::Unasked,
+            _ => BackendUse::Automatic,
         }
     }
 

@@ -277,9 +277,9 @@ impl Attached for AttachedWq {
         Ok(())
     }
 
-    fn weaker(&self) -> Option<&str> {
+    fn limitations(&self) -> Option<&str> {
         let queuer_limitation = || if self.ring.is_some() { PreemptCount::here().limitation() } else { None };
-        self.account.as_ref().and_then(Account::weaker).or_else(queuer_limitation)
+        self.account.as_ref().and_then(Account::limitations).or_else(queuer_limitation)
     }
 }
 

@@ -15,7 +15,7 @@ use whylate_model::sources;
 
 use crate::source::session::Session;
 use crate::source::{
-    Asked, AttachError, Attached, BackendInfo, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
+    AttachError, Attached, BackendInfo, CommonOptions, MapKind, Measuring, Need, Source, SourceInfo, first_that_works,
 };
 
 #[allow(missing_docs, unsafe_code, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
@@ -46,7 +46,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::RingBuf),
                 Need::Map(MapKind::StackTrace),
             ],
-            weaker: "",
+            limitations: "",
         },
         BackendInfo {
             name: TRACEPOINT,
@@ -61,7 +61,7 @@ static INFO: SourceInfo = SourceInfo {
                 Need::Map(MapKind::RingBuf),
                 Need::Map(MapKind::StackTrace),
             ],
-            weaker: "an item that is queued again in the instant in which its worker takes it is told apart afterwards",
+            limitations: "an item that is queued again in the instant in which its worker takes it is told apart afterwards",
         },
     ],
 };
@@ -108,7 +108,7 @@ impl Source for WqOptions {
         &INFO
     }
 
-    fn ask(&mut self, asked: Asked) {
+    fn ask(&mut self, asked: CommonOptions) {
         (self.explain_over_ns, self.keep_evidence) = (asked.explain_over_ns, asked.keep_evidence);
         if asked.in_detail {
             (self.by, self.phases) = (By::Handler, true);

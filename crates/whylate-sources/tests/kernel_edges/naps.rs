@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::io::{read, write};
-use whylate_model::path::history::{Blocked, Entry, Exit, Waker};
+use whylate_model::path::history::{Blocked, SwitchIn, SwitchOut, Waker};
 use whylate_sources::kernel::clock::monotonic_ns;
 
 use super::{attach, recorded, stays_of, tid};
@@ -95,22 +95,24 @@ fn ensure_waits_reported(
     let stays = stays_of(&recorded(&edges)?, waited.tid);
     let within = waited.from_ns..waited.to_ns;
     let waits = stays.windows(2).filter_map(|pair| match pair[0].exit {
-        Exit::Blocked(Blocked { syscall, .. }) if within.contains(&pair[0].end_ns) => Some((syscall, pair[1].entry)),
+        SwitchOut::Blocked(Blocked { syscall, .. }) if within.contains(&pair[0].end_ns) => {
+            Some((syscall, pair[1].entry))
+        }
         _ => None,
     });
-    let waits: Vec<(Option<u16>, Entry)> = waits.collect();
+    let waits: Vec<(Option<u16>, SwitchIn)> = waits.collect();
     let of = |wanted: i64| waits.iter().filter(move |(number, _)| number.map(i64::from) == Some(wanted));
     let (naps, meant) = (of(libc::SYS_clock_nanosleep).count(), of(syscall).count());
     let otherwise = |by: &dyn Fn(Waker) -> bool, wanted: i64| {
-        let is_wrong = |(_, entry): &&(Option<u16>, Entry)| match entry {
-            Entry::Woken { by: waker, .. } => !by(*waker),
-            entry => *entry != Entry::Unseen,
+        let is_wrong = |(_, entry): &&(Option<u16>, SwitchIn)| match entry {
+            SwitchIn::Woken { by: waker, .. } => !by(*waker),
+            entry => *entry != SwitchIn::Unseen,
         };
         of(wanted).filter(is_wrong).inspect(|(_, entry)| println!("{what}: {entry:?}")).count()
     };
     let wrong = otherwise(&|by| is_right(by, &waited), syscall);
     let wrong_naps = otherwise(&|by| matches!(by, Waker::Timer(_)), libc::SYS_clock_nanosleep);
-    let unseen = waits.iter().filter(|(_, entry)| *entry == Entry::Unseen).count();
+    let unseen = waits.iter().filter(|(_, entry)| *entry == SwitchIn::Unseen).count();
     println!(
         "{what}: {} waits of {}: {naps} naps ({wrong_naps} wrong), {meant} in {what} ({wrong} wrong), {unseen} unseen",
         waits.len(),

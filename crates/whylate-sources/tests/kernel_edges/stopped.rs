@@ -84,17 +84,17 @@ fn ensure_stopped(what: &str, napper: u32, edges: &Edges, stops: &[(u64, u64)], 
     for &(began_ns, ended_ns) in stops {
         // Stopped by then, and resumed after.
         let is_it = |pair: &&[CpuStay]| match (pair[0].exit, pair[1].entry) {
-            (Exit::Blocked(_), Entry::Woken { at_ns, .. }) => pair[0].end_ns <= ended_ns && at_ns >= ended_ns,
+            (SwitchOut::Blocked(_), SwitchIn::Woken { at_ns, .. }) => pair[0].end_ns <= ended_ns && at_ns >= ended_ns,
             _ => false,
         };
         let Some([before, after]) = stays.windows(2).find(is_it) else {
             wrong.push(format!("none from {began_ns} to {ended_ns}"));
             continue;
         };
-        let is_by_this = matches!(after.entry, Entry::Woken { by: Waker::Thread(by), .. } if by == tid());
+        let is_by_this = matches!(after.entry, SwitchIn::Woken { by: Waker::Thread(by), .. } if by == tid());
         let is_as_long = before.end_ns <= began_ns && began_ns - before.end_ns <= NEAR_NS;
         // Freezing a thread that sleeps does not wake it.
-        let began = matches!(before.exit, Exit::Blocked(Blocked { stop: Some(reported), .. }) if reported == stop);
+        let began = matches!(before.exit, SwitchOut::Blocked(Blocked { stop: Some(reported), .. }) if reported == stop);
         if after.stopped != Some(stop) || !is_by_this || !(began && is_as_long || stop == Stop::Freezer) {
             wrong.push(format!("{before:?} {after:?}"));
         }

@@ -94,7 +94,7 @@ fn check(kind: &str) -> Result<Option<()>> {
         println!("skipped: no thread may have a deadline here");
         return Ok(None);
     }
-    let threads = Threads::of(process.0.id());
+    let threads = Threads::of_process(process.0.id());
     let mut source = OffcpuOptions { threads, explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() }
         .attach(&Session::of_one())?;
     let attached_ns = clock::monotonic_ns();

@@ -29,7 +29,7 @@ fn start(test_cpus: TestCpus) -> Result<(Child, Measuring<dyn Attached>)> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    let threads = Threads::of(process.id());
+    let threads = Threads::of_process(process.id());
     let options = OffcpuOptions { threads, explain_over_ns: Some(1), ..OffcpuOptions::default() };
     Ok((process, options.attach(&Session::of_one())?))
 }

@@ -26,7 +26,7 @@ fn thread_migrated_while_blocking_has_correct_age() -> Result<()> {
         let asleep_ns = unix_ns();
         sleep(Duration::from_millis(700));
         let options = OffcpuOptions {
-            threads: Threads { name: Some("moved".to_owned()), ..Threads::of(sleepers.pid()) },
+            threads: Threads { name: Some("moved".to_owned()), ..Threads::of_process(sleepers.pid()) },
             by_thread: true,
             ..OffcpuOptions::default()
         };

@@ -53,7 +53,8 @@ fn user_frames_match_gdb() -> Result<()> {
     let sleepers = Sleepers::start("stoppable", of_each)?;
     let mut script = tempfile::NamedTempFile::with_suffix(".py")?;
     script.write_all(GDB.as_bytes())?;
-    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
+    let options =
+        OffcpuOptions { threads: Threads::of_process(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_millis(500))?;
     let gdb = Command::new("gdb")
         .args(["-nx", "-batch", "-p", &sleepers.pid().to_string(), "-x"])

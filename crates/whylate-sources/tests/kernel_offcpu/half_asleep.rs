@@ -111,7 +111,7 @@ fn check(test_cpus: TestCpus, is_woken: bool) -> Result<()> {
         command.env(WAKER, test_cpus.tool.to_string());
     }
     let process = Running(command.spawn()?);
-    let threads = Threads::of(process.0.id());
+    let threads = Threads::of_process(process.0.id());
     in_rounds(|| {
         let options =
             OffcpuOptions { threads: threads.clone(), explain_over_ns: Some(LATE_NS), ..OffcpuOptions::default() };

@@ -38,7 +38,7 @@ fn flush_waiter_names_worker() -> Result<()> {
     }
     let sleepers = Sleepers::start("flushing", 1)?;
     let options = OffcpuOptions {
-        threads: Threads::of(sleepers.pid()),
+        threads: Threads::of_process(sleepers.pid()),
         by_thread: true,
         holders: true,
         user_stacks: false,
@@ -67,14 +67,16 @@ fn flush_waiter_names_worker() -> Result<()> {
 fn check_chains(sleepers: &Sleepers, backend: &str) -> Result<()> {
     let options = OffcpuOptions {
         backend: Some(backend.to_owned()),
-        threads: Threads::of(sleepers.pid()),
+        threads: Threads::of_process(sleepers.pid()),
         by_thread: true,
         holders: true,
         ..OffcpuOptions::default()
     };
     let mut source = options.attach(&Session::of_one())?;
     let knows = |what: &str| {
-        source.weaker().is_none_or(|limitation| !limitation.contains(&format!("does not tell who holds its {what}")))
+        source
+            .limitations()
+            .is_none_or(|limitation| !limitation.contains(&format!("does not tell who holds its {what}")))
     };
     let knows_mutexes = knows("mutexes");
     let knows_rwsems = knows_mutexes && knows("semaphores");

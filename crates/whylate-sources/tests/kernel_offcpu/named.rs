@@ -26,7 +26,7 @@ fn process_name_selects_all_its_threads() -> Result<()> {
                 threads: Threads {
                     process_name: process.map(str::to_owned),
                     name: thread.map(str::to_owned),
-                    ..Threads::of(sleepers.pid())
+                    ..Threads::of_process(sleepers.pid())
                 },
                 by_thread: true,
                 ..OffcpuOptions::default()

@@ -83,7 +83,7 @@ struct Compared {
 
 fn compared(sleepers: &Sleepers, backend: &str, rate_hz: u32, class: WaitClass) -> Result<Compared> {
     let options = OffcpuOptions {
-        threads: Threads::of(sleepers.pid()),
+        threads: Threads::of_process(sleepers.pid()),
         backend: Some(backend.to_owned()),
         rate_hz,
         by_thread: true,

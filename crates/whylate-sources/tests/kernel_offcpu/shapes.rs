@@ -17,7 +17,7 @@ fn sampling_distinguishes_stacks_of_equal_shape() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start("shaped", 1)?;
     let options = OffcpuOptions {
-        threads: Threads::of(sleepers.pid()),
+        threads: Threads::of_process(sleepers.pid()),
         by_thread: true,
         rate_hz: 99,
         backend: Some("sample".to_owned()),

@@ -126,7 +126,7 @@ fn throttled_wait_is_attributed_to_quota_on_busy_cpu() -> Result<()> {
     let throttled = Spinner::start(test_cpus.disturbed)?;
     fs::write(cgroup.0.join("cgroup.procs"), throttled.0.id().to_string())?;
     let options = OffcpuOptions {
-        threads: Threads::of(throttled.0.id()),
+        threads: Threads::of_process(throttled.0.id()),
         explain_over_ns: Some(LATE_NS),
         ..OffcpuOptions::default()
     };
@@ -290,7 +290,7 @@ fn real_time_limit_is_attributed() -> Result<()> {
     let is_set = Command::new("chrt").args(["-f", "-p", "1", &spinner.0.id().to_string()]).status()?.success();
     ensure!(is_set, "the spinner cannot have real-time priority");
     let options = OffcpuOptions {
-        threads: Threads::of(spinner.0.id()),
+        threads: Threads::of_process(spinner.0.id()),
         explain_over_ns: Some(40_000_000),
         ..OffcpuOptions::default()
     };
@@ -336,7 +336,7 @@ fn throttled_waits_blame_no_other_thread() -> Result<()> {
     let throttled = Spinner::start(test_cpus.disturbed)?;
     fs::write(cgroup.0.join("cgroup.procs"), throttled.0.id().to_string())?;
     let options = OffcpuOptions {
-        threads: Threads::of(throttled.0.id()),
+        threads: Threads::of_process(throttled.0.id()),
         explain_over_ns: Some(5_000_000),
         ..OffcpuOptions::default()
     };

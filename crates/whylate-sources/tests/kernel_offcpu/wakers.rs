@@ -44,7 +44,8 @@ fn blocked_wait_has_wakers_stack() -> Result<()> {
     let Some(_turn) = turn_to_measure() else { return Ok(()) };
     let sleepers = Sleepers::start_with("woken", 1, Some(tempfile::NamedTempFile::new()?))?;
     let file = sleepers.file().context("there is no file")?;
-    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), wakers: true, ..OffcpuOptions::default() };
+    let options =
+        OffcpuOptions { threads: Threads::of_process(sleepers.pid()), wakers: true, ..OffcpuOptions::default() };
     in_rounds(|| {
         let mut source = options.attach(&Session::of_one())?;
         ensure!(source.backend == "trace", "{} has no wakers", source.backend);

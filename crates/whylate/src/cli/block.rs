@@ -8,7 +8,7 @@ use whylate_sources::block::{BlockOptions, By};
 
 use crate::cli::arguments::{Explain, Record, Schedule};
 use crate::cli::values::duration_ns;
-use crate::cli::{Origin, Senseless};
+use crate::cli::{Origin, UsageError};
 use crate::engine::runner::{Keep, Lates, Query, Stream, drive};
 use crate::render::text::block::shape::{Key, Shape};
 use crate::render::text::block::{Shown, Text};
@@ -107,7 +107,7 @@ impl Arguments {
 /// When the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if arguments.disks().count() > 1 {
-        return Err(Senseless(anyhow!("more than one disk is given: name one, or none to measure all of them")).into());
+        return Err(UsageError(anyhow!("more than one disk is given: name one, or none to measure all of them")).into());
     }
     let schedule = arguments.schedule();
     let (late, disk) = (Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why }, arguments.disk());

@@ -11,7 +11,7 @@ use whylate_model::Snapshot;
 use whylate_model::diff::{About, Comparison, Diff, Lengths, block_ns};
 use whylate_model::recording::{Header, Line};
 
-use crate::cli::Senseless;
+use crate::cli::UsageError;
 use crate::render::json::write_line;
 use crate::render::text::diff;
 use crate::render::text::table::terminal_columns;
@@ -85,7 +85,7 @@ impl Arguments {
             }
             None if self.other.is_none() && (self.before.is_none() || self.after.is_none()) => {
                 let what = "name two recordings, or give spans of one with --split, or with --before and --after";
-                return Err(Senseless(anyhow!(what)).into());
+                return Err(UsageError(anyhow!(what)).into());
             }
             None => (self.before.clone().unwrap_or_default(), self.after.clone().unwrap_or_default()),
         };
@@ -102,7 +102,7 @@ impl Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut found = compare(&arguments.sides()?, true)?;
     if !arguments.all {
-        found.rows.retain(|row| row.told.differs());
+        found.rows.retain(|row| row.outcome.differs());
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {

@@ -9,8 +9,8 @@ pub mod export;
 pub mod generate;
 pub mod inject;
 pub mod irqsoff;
-pub mod look;
 pub mod offcpu;
+pub mod overview;
 pub mod parser;
 pub mod program;
 pub mod record;
@@ -54,15 +54,15 @@ const NOT_POSSIBLE: u8 = 3;
 
 /// Usage error: arguments that are valid one by one, but not together.
 #[derive(Debug)]
-pub struct Senseless(pub anyhow::Error);
+pub struct UsageError(pub anyhow::Error);
 
-impl fmt::Display for Senseless {
+impl fmt::Display for UsageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl Error for Senseless {}
+impl Error for UsageError {}
 
 /// Prints which modifications of an imported file's lines were undone, as undoing may change names.
 pub(crate) fn undid(undone: &[String]) {
@@ -122,7 +122,7 @@ pub fn run(cli: Cli) -> ExitCode {
 
 /// Runs a command on this machine or on a recording. Returns the exit status.
 fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
-    let Some(command) = cli.command else { return look::run(&cli.look, origin).map(|()| SUCCESS) };
+    let Some(command) = cli.command else { return overview::run(&cli.look, origin).map(|()| SUCCESS) };
     match command {
         Command::Wq(arguments) => wq::run(&arguments, origin).map(|()| SUCCESS),
         Command::Timerlat(arguments) => timerlat::run(&arguments, origin),
@@ -132,7 +132,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         Command::Block(arguments) => block::run(&arguments, origin).map(|()| SUCCESS),
         Command::Top(arguments) => top::run(&arguments, origin).map(|()| SUCCESS),
         _ if !origin.is_live() => {
-            Err(Senseless(anyhow!("that command cannot be replayed (name a source, or none for the look)")).into())
+            Err(UsageError(anyhow!("that command cannot be replayed (name a source, or none for the look)")).into())
         }
         Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
         Command::Replay(arguments) => replay::run(&arguments),
@@ -227,7 +227,7 @@ fn exit_status(error: &anyhow::Error) -> u8 {
     match error.chain().find_map(|cause| cause.downcast_ref::<AttachError>()) {
         Some(AttachError::NotPermitted | AttachError::Unsupported(_)) => NOT_POSSIBLE,
         Some(AttachError::UnknownBackend { .. } | AttachError::Contradiction(_)) => usage_status(),
-        _ if error.chain().any(|cause| cause.is::<Senseless>()) => usage_status(),
+        _ if error.chain().any(|cause| cause.is::<UsageError>()) => usage_status(),
         _ => FAILURE,
     }
 }

@@ -24,7 +24,7 @@ use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, O
 
 use crate::cli::arguments::Explain;
 use crate::cli::values::duration_ns;
-use crate::cli::{Origin, Senseless, present, record};
+use crate::cli::{Origin, UsageError, present, record};
 use crate::engine::runner::{Feed, Keep, NOW_AND_THEN, PendingLate, next_record, wait};
 use crate::engine::watch::{Ended, Watch};
 use crate::files;
@@ -218,7 +218,7 @@ impl Arguments {
     }
 
     fn keep(&self) -> Keep {
-        Keep::Worst(self.explain.worst.map_or(WORST, usize::from))
+        Keep::TopN(self.explain.worst.map_or(WORST, usize::from))
     }
 
     /// Returns whether the labels of a recorded thread match the filters of the command line.
@@ -301,11 +301,11 @@ fn read_classes(path: &Path) -> anyhow::Result<Classes> {
     read.with_context(|| format!("cannot read {name}"))?;
     if bytes.len() as u64 > MAX_CLASSES_BYTES {
         return Err(
-            Senseless(anyhow::anyhow!("{name} is too large for a file of rules: name one of at most 1 MiB")).into()
+            UsageError(anyhow::anyhow!("{name} is too large for a file of rules: name one of at most 1 MiB")).into()
         );
     }
     let text = String::from_utf8_lossy(&bytes);
-    let classes = Classes::parse(&text).map_err(|error| Senseless(anyhow::anyhow!("{name}, {error}")))?;
+    let classes = Classes::parse(&text).map_err(|error| UsageError(anyhow::anyhow!("{name}, {error}")))?;
     Ok(classes)
 }
 
@@ -379,13 +379,13 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let record_to = arguments.output.as_deref().filter(|path| record::is_recording(path));
     let form_of = if arguments.explain.why.is_some() { Form::from_path_explained } else { Form::from_path };
     let form = match arguments.output.as_deref().filter(|_| record_to.is_none()) {
-        Some(path) => Some((path, form_of(path).map_err(Senseless)?)),
+        Some(path) => Some((path, form_of(path).map_err(UsageError)?)),
         None => None,
     };
     let draws_chains = arguments.explain.why.is_some() && matches!(form, Some((_, Form::Svg | Form::Folded)));
     if draws_chains && (arguments.wakers || arguments.lines) {
         let what = "--wakers and --lines have no effect on chains of explained waits: drop them, or drop --why";
-        return Err(Senseless(anyhow::anyhow!(what)).into());
+        return Err(UsageError(anyhow::anyhow!(what)).into());
     }
     let mut gathering = Gathering::new(arguments, draws_chains);
     let snapshot = match origin {

@@ -9,7 +9,7 @@ use whylate_model::sources;
 use whylate_model::units::is_printable;
 
 use crate::cli::{
-    block, diff, doctor, export, generate, inject, irqsoff, look, offcpu, record, replay, report, run, selftest,
+    block, diff, doctor, export, generate, inject, irqsoff, offcpu, overview, record, replay, report, run, selftest,
     sqpoll, timerlat, top, wq,
 };
 
@@ -24,7 +24,7 @@ pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
     #[command(flatten)]
-    pub look: look::Arguments,
+    pub look: overview::Arguments,
     /// Explain each reason for lost events (`lost: ...`), of this source or of all
     #[arg(long, global = true)]
     pub help_lost: bool,

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use whylate_model::path::Asked;
-use whylate_model::path::budget::{Known, budget};
+use whylate_model::path::Query;
+use whylate_model::path::budget::{OutsideState, budget};
 use whylate_model::path::history::Name;
 use whylate_model::path::watched::Watched;
 use whylate_model::units::format_ns;
 use whylate_sources::kernel::{cgroups, clock};
 use whylate_sources::paths::{Member, Program, Recorded, Recorder, StoppedThreads, priority};
 
-use crate::cli::{Origin, Senseless};
+use crate::cli::{Origin, UsageError};
 use crate::engine::progress::Progress;
 use crate::engine::runner::wait;
 use crate::engine::watch::{Ended, Watch};
@@ -29,7 +29,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub struct Of {
-    /// Look at one program: what this process does with its time, and whom it waits for
+    /// Overview at one program: what this process does with its time, and culprit_label it waits for
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
     /// The same for all processes of this name
@@ -47,7 +47,7 @@ impl Of {
     /// When the process does not exist, or for a recording.
     pub fn program(&self, origin: &Origin) -> anyhow::Result<Option<Program>> {
         if !origin.is_live() && (self.pid.is_some() || self.comm.is_some() || self.cgroup.is_some()) {
-            return Err(Senseless(anyhow!("a recording cannot show one program this way (run `whylate top FILE -p PID`, or replay a command such as `offcpu -p PID`)")).into());
+            return Err(UsageError(anyhow!("a recording cannot show one program this way (run `whylate top FILE -p PID`, or replay a command such as `offcpu -p PID`)")).into());
         }
         self.present()
     }
@@ -107,15 +107,15 @@ pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()
         threads.insert(tid, Member { waits_in: None, is_outside_calls: false, ..member });
     }
     let mut stopped = StoppedThreads::default();
-    let known: BTreeMap<u32, Known> =
+    let known: BTreeMap<u32, OutsideState> =
         threads.iter().map(|(&tid, member)| (tid, known(tid, member, &mut stopped))).collect();
     ensure_there(program, !threads.is_empty())?;
     let Recorded { past, births, deaths, mut lost, mut names } = recorder.finish(to_ns);
     let deaths: BTreeMap<u32, u64> = deaths.into_iter().collect();
-    let asked: Vec<Asked> = threads
+    let asked: Vec<Query> = threads
         .iter()
         .flat_map(|(&tid, member)| {
-            let asked = |from_ns, to_ns| Asked { tid, from_ns, to_ns, is_wait: false, is_command: false };
+            let asked = |from_ns, to_ns| Query { tid, from_ns, to_ns, is_wait: false, is_command: false };
             // TIDs are reused: a death before the birth is that of an earlier thread.
             let born_ns = births.last_of(tid).unwrap_or(from_ns).max(from_ns);
             let dead_ns = deaths.get(&tid).copied();
@@ -179,10 +179,10 @@ fn ensure_there(program: &Program, is_there: bool) -> anyhow::Result<()> {
 }
 
 /// Returns what is known of a thread at the end of the measurement.
-fn known(tid: u32, member: &Member, stopped: &mut StoppedThreads) -> Known {
+fn known(tid: u32, member: &Member, stopped: &mut StoppedThreads) -> OutsideState {
     let stopped = stopped.of(member.process, tid);
-    Known {
-        name: Name::of(&member.thread_name),
+    OutsideState {
+        name: Name::new(&member.thread_name),
         waits_in: member.waits_in.clone(),
         is_outside_calls: member.is_outside_calls,
         is_kernel: member.is_kernel,

@@ -15,7 +15,7 @@ use whylate_model::recording::Header;
 use whylate_model::units::printable;
 use whylate_sources::kernel::clock;
 
-use crate::cli::Senseless;
+use crate::cli::UsageError;
 use crate::cli::arguments::OwnCpus;
 use crate::cli::values::{bytes, duration_ns, source};
 use crate::engine::runner::{NOW_AND_THEN, wait};
@@ -112,7 +112,7 @@ pub fn is_recording(path: &Path) -> bool {
 pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
     let name = printable(&path.to_string_lossy());
     if !is_recording(path) {
-        return Err(Senseless(anyhow!("cannot record to {name}: its name must end in .{EXTENSION}")).into());
+        return Err(UsageError(anyhow!("cannot record to {name}: its name must end in .{EXTENSION}")).into());
     }
     let store = FileStore::create(path, 0).with_context(|| format!("cannot write {name}"))?;
     Ok(Box::new(store))
@@ -125,7 +125,7 @@ pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
 pub fn refuse(record_to: Option<&Path>) -> anyhow::Result<()> {
     match record_to {
         None => Ok(()),
-        Some(_) => Err(Senseless(anyhow!("a replay cannot be recorded again: omit -o")).into()),
+        Some(_) => Err(UsageError(anyhow!("a replay cannot be recorded again: omit -o")).into()),
     }
 }
 
@@ -152,7 +152,7 @@ impl Arguments {
         }
         if self.keep.is_some() || self.max_size.is_some() || self.ring.is_some() {
             let what = "--keep, --max-size and --ring need a folder: give one with -o, e.g. -o recordings/";
-            return Err(Senseless(anyhow!(what)).into());
+            return Err(UsageError(anyhow!(what)).into());
         }
         let path = match given {
             Some(path) => path.to_owned(),
@@ -160,7 +160,7 @@ impl Arguments {
         };
         if !is_recording(&path) {
             let what = format!("name a file that ends in .{EXTENSION}, or a folder that ends in /");
-            return Err(Senseless(anyhow!(what)).into());
+            return Err(UsageError(anyhow!(what)).into());
         }
         let name = named(&path);
         let store = FileStore::create(&path, self.min_free).with_context(|| format!("cannot write {name}"))?;

@@ -13,7 +13,7 @@ use whylate_sources::kernel::clock;
 
 use crate::cli::arguments::OwnCpus;
 use crate::cli::values::duration_ns;
-use crate::cli::{Senseless, diff, record};
+use crate::cli::{UsageError, diff, record};
 use crate::engine::runner::{NOW_AND_THEN, wait};
 use crate::engine::sources::{self, Recorded, Wish};
 use crate::engine::watch::{Ended, Watch};
@@ -80,7 +80,7 @@ impl Arguments {
         match self.output.as_deref() {
             Some(path) if !is_page(path) => {
                 let name = printable(&path.to_string_lossy());
-                Err(Senseless(anyhow!("cannot write {name}: its name must end in .{EXTENSION}")).into())
+                Err(UsageError(anyhow!("cannot write {name}: its name must end in .{EXTENSION}")).into())
             }
             path => Ok(path),
         }

@@ -23,7 +23,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::gettid;
 use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use whylate_model::path::Asked;
+use whylate_model::path::Query;
 use whylate_model::path::command::{Explained, explain};
 use whylate_model::path::members::{Marked, Members};
 use whylate_model::path::watched::Watched;
@@ -31,7 +31,7 @@ use whylate_sources::kernel::clock;
 use whylate_sources::kernel::credentials::run_as_real_user;
 use whylate_sources::paths::{Recorded, Recorder};
 
-use crate::cli::{SUCCESS, Senseless};
+use crate::cli::{SUCCESS, UsageError};
 use crate::engine::progress::Progress;
 use crate::files;
 use crate::render::json::write_line;
@@ -118,7 +118,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
         return Ok(SUCCESS);
     }
     let form = match &arguments.output {
-        Some(path) => Some((path, Form::from_path(path).map_err(Senseless)?)),
+        Some(path) => Some((path, Form::from_path(path).map_err(UsageError)?)),
         None => None,
     };
     let (name, rest) = arguments.command.split_first().context("name a command to run")?;
@@ -241,7 +241,7 @@ fn explained(recorded: Recorded, ended: &Ended) -> anyhow::Result<(Explained, BT
     let Recorded { past, births, lost, mut names, .. } = recorded;
     let members = births.descendants_of(ended.tid);
     let Ended { tid, from_ns, to_ns, .. } = *ended;
-    let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
+    let asked = Query { tid, from_ns, to_ns, is_wait: false, is_command: true };
     let progress = Progress::new("The command has ended");
     // A signal terminates whylate by now.
     let mut goes_on = || true;

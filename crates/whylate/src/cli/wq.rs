@@ -9,7 +9,7 @@ use whylate_sources::wq::{By, WqOptions};
 
 use crate::cli::arguments::{Explain, Record, Schedule};
 use crate::cli::values::duration_ns;
-use crate::cli::{Origin, Senseless};
+use crate::cli::{Origin, UsageError};
 use crate::engine::runner::{Keep, Lates, Query, Stream, drive};
 use crate::render::text::table::terminal_columns;
 use crate::render::text::wq::shape::{Key, Shape};
@@ -108,7 +108,7 @@ impl Arguments {
 /// When the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if arguments.shape.ranked_by() == culprits::By::Cgroup && arguments.explain.why.is_none() {
-        return Err(Senseless(anyhow::anyhow!("--by cgroup ranks culprits: give --why with it")).into());
+        return Err(UsageError(anyhow::anyhow!("--by cgroup ranks culprits: give --why with it")).into());
     }
     let late = Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why };
     let query = Query {

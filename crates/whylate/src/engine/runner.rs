@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use whylate_model::units::format_ns;
-use whylate_model::{Card, Labels, LateEvent, Merger, Snapshot, Worst};
+use whylate_model::{Card, Labels, LateEvent, Merger, Snapshot, TopN};
 use whylate_sources::{Attached, Measuring, Session, Source};
 
 use crate::cli::arguments::{Explain, Schedule};
@@ -34,7 +34,7 @@ pub enum Keep {
     Nothing,
     All,
     /// The N worst late events with causes, and all late events without causes.
-    Worst(usize),
+    TopN(usize),
     /// The N worst late events with causes, and no others.
     OnlyWorst(usize),
 }
@@ -51,7 +51,7 @@ impl Keep {
 
     /// Keeps the `limit` worst late events, or all without a limit.
     pub fn worst(limit: Option<usize>) -> Self {
-        limit.map_or(Keep::All, Keep::Worst)
+        limit.map_or(Keep::All, Keep::TopN)
     }
 }
 
@@ -60,14 +60,14 @@ impl Keep {
 pub struct PendingLate {
     keep: Keep,
     late: Vec<LateEvent>,
-    worst: Option<Worst>,
+    worst: Option<TopN>,
     beyond_limit: u64,
 }
 
 impl PendingLate {
     pub fn new(keep: Keep) -> Self {
         let worst = match keep {
-            Keep::Worst(limit) | Keep::OnlyWorst(limit) => Some(Worst::new(limit)),
+            Keep::TopN(limit) | Keep::OnlyWorst(limit) => Some(TopN::new(limit)),
             Keep::Nothing | Keep::All => None,
         };
         PendingLate { keep, late: Vec::new(), worst, beyond_limit: 0 }
@@ -86,7 +86,7 @@ impl PendingLate {
     /// Moves the buffered late events into a snapshot: first those without causes, then the worst, longest first.
     pub fn move_into(&mut self, snapshot: &mut Snapshot) {
         snapshot.late.append(&mut self.late);
-        snapshot.late.extend(self.worst.iter_mut().flat_map(Worst::take));
+        snapshot.late.extend(self.worst.iter_mut().flat_map(TopN::take));
         let beyond_limit = std::mem::take(&mut self.beyond_limit);
         if beyond_limit > 0 {
             *snapshot.lost.entry("late_events".to_owned()).or_default() += beyond_limit;
@@ -130,7 +130,7 @@ impl<S: Attached + ?Sized> Feed<S> {
             say!("whylate: {} uses the {backend} backend: {reason}{}", self.card.name, what_to_do(reason));
         }
         let Measuring { attached, .. } = &self.source;
-        for note in attached.weaker().into_iter().chain(attached.left_out()).chain(attached.chosen()) {
+        for note in attached.limitations().into_iter().chain(attached.left_out()).chain(attached.chosen()) {
             say!("whylate: {note}");
         }
     }
@@ -156,7 +156,7 @@ impl<S: Attached + ?Sized> Feed<S> {
         outcome
     }
 
-    /// Takes a snapshot since the previous call, with the buffered late events.
+    /// BackendUse a snapshot since the previous call, with the buffered late events.
     ///
     /// # Errors
     /// When the source fails.
@@ -164,7 +164,7 @@ impl<S: Attached + ?Sized> Feed<S> {
         self.snapshot_for(None)
     }
 
-    /// Takes a snapshot since the previous call, with the buffered late events, and records what is not recorded yet.
+    /// BackendUse a snapshot since the previous call, with the buffered late events, and records what is not recorded yet.
     ///
     /// # Errors
     /// When the source fails.
@@ -483,7 +483,7 @@ mod tests {
             let causes = vec![Cause::new(CauseKind::Work, "hog", latency_ns)];
             LateEvent { latency_ns, causes, ..LateEvent::default() }
         };
-        let mut kept = PendingLate::new(Keep::Worst(2));
+        let mut kept = PendingLate::new(Keep::TopN(2));
         [4, 9, 2].into_iter().for_each(|ns| kept.add(late(ns)));
         let latencies = |snapshot: Snapshot| snapshot.late.iter().map(|event| event.latency_ns).collect::<Vec<_>>();
         assert_eq!(latencies(snapshot_of(&mut kept)), [9, 4]);

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use whylate_model::Card;
-use whylate_model::look::Unmeasured;
+use whylate_model::overview::Unmeasured;
 use whylate_model::recording::{Account, Header, Line, Measured};
 use whylate_sources::kernel::clock;
-use whylate_sources::{Asked, Session, sources};
+use whylate_sources::{CommonOptions, Session, sources};
 
 use crate::engine::runner::{Feed, Keep};
 use crate::engine::watch::{Ended, Watch};
@@ -20,7 +20,7 @@ pub struct Sources {
     pub session: Session,
     pub looking: Vec<Feed>,
     pub unmeasured: Vec<Unmeasured>,
-    pub weaker: Vec<Unmeasured>,
+    pub limitations: Vec<Unmeasured>,
 }
 
 impl Sources {
@@ -84,7 +84,7 @@ pub fn attach(
         // A CPU that cannot be measured is an error of the command, not of each source.
         session.cpus(&[])?;
     }
-    let (mut looking, mut unmeasured, mut weaker) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
+    let (mut looking, mut unmeasured, mut limitations) = (Vec::new(), Vec::new(), Vec::<Unmeasured>::new());
     for mut source in sources() {
         if watch.until(Some(Instant::now()))? != Ended::Time {
             return Ok(None);
@@ -95,24 +95,24 @@ pub fn attach(
         }
         on_progress(Attaching::Begins(card));
         let with_reason = |reason| Unmeasured { source: card.name.to_owned(), reason };
-        source.ask(Asked {
+        source.ask(CommonOptions {
             explain_over_ns: Some(wish.late_from_ns(card)),
             explain_held_up_over_ns: card
                 .held_up
                 .map(|judged| wish.at_most(wish.why_ns.unwrap_or(judged.late_from_ns))),
             in_detail: wish.in_detail,
-            ..Asked::default()
+            ..CommonOptions::default()
         });
         match source.attach(&session) {
             Ok(source) => {
                 // A limitation of the shared CPU account is reported once, not by each source.
-                for reason in source.weaker().into_iter().chain(source.chosen()) {
-                    if weaker.iter().all(|known| known.reason != reason) {
-                        weaker.push(with_reason(reason.to_owned()));
+                for reason in source.limitations().into_iter().chain(source.chosen()) {
+                    if limitations.iter().all(|known| known.reason != reason) {
+                        limitations.push(with_reason(reason.to_owned()));
                     }
                 }
                 // CPUs left out are reported for each source.
-                weaker.extend(source.left_out().map(|reason| with_reason(reason.to_owned())));
+                limitations.extend(source.left_out().map(|reason| with_reason(reason.to_owned())));
                 looking.push(Feed::new(card, source, Keep::Nothing));
                 on_progress(Attaching::Done(&mut looking));
             }
@@ -130,7 +130,7 @@ pub fn attach(
         Some(error) if looking.is_empty() => Err(anyhow::Error::from(error).context("cannot attach any source")),
         _ => {
             session.begin().context("cannot keep the account of the CPUs")?;
-            Ok(Some(Sources { session, looking, unmeasured, weaker }))
+            Ok(Some(Sources { session, looking, unmeasured, limitations }))
         }
     }
 }
@@ -186,10 +186,10 @@ impl Recorded {
     /// # Errors
     /// When a source fails.
     pub fn begin(sources: Sources, wish: &Wish) -> anyhow::Result<(Self, Header)> {
-        let Sources { session, mut looking, unmeasured, weaker } = sources;
+        let Sources { session, mut looking, unmeasured, limitations } = sources;
         let begins = begin(&session, &mut looking)?;
         let measured = looking.iter().map(|feed| measured(feed, wish)).collect();
-        let header = Header { sources: measured, unmeasured, weaker, ..about::this_machine() };
+        let header = Header { sources: measured, unmeasured, limitations, ..about::this_machine() };
         let sources = looking.into_iter().zip(begins);
         let sources = sources.map(|(feed, began_ns)| SourceState {
             feed,
@@ -233,7 +233,7 @@ impl Recorded {
         }
     }
 
-    /// Takes a snapshot of all sources, with the late events since the previous call.
+    /// BackendUse a snapshot of all sources, with the late events since the previous call.
     ///
     /// # Errors
     /// When all sources have failed.

@@ -57,7 +57,7 @@ impl Watch {
     }
 
     /// Watches for a stop request from the other end of a socket, instead of signals.
-    pub fn of(peer: UnixStream) -> Self {
+    pub fn of_socket(peer: UnixStream) -> Self {
         Watch { signals: peer, reads_output: false }
     }
 

@@ -4,7 +4,7 @@
 use std::io;
 
 use whylate_model::Snapshot;
-use whylate_model::recording::{Frame, Gap, Index, Line, MOST_LINE_BYTES};
+use whylate_model::recording::{Frame, Gap, Index, Line, MAX_LINE_BYTES};
 
 use crate::render::json::write_line;
 
@@ -13,7 +13,7 @@ pub const MAX_TICKS: u32 = 16;
 /// A frame is ended once its lines have this size, in bytes.
 pub const MAX_BYTES: usize = 8 << 20;
 /// A larger line is written in part: readers have a limit of size.
-const MAX_LINE_BYTES: usize = MOST_LINE_BYTES as usize / 2;
+const MAX_WRITTEN_LINE_BYTES: usize = MAX_LINE_BYTES as usize / 2;
 
 /// Initial capacity for the text of a line.
 const LINE_CAPACITY: usize = 16 << 10;
@@ -25,7 +25,7 @@ const LINE_CAPACITY: usize = 16 << 10;
 pub fn add(frame: &mut Frame, lines: &[Line]) -> io::Result<usize> {
     let mut bytes = 0;
     for line in lines {
-        let (text, gaps) = within_limit(line, MAX_LINE_BYTES)?;
+        let (text, gaps) = within_limit(line, MAX_WRITTEN_LINE_BYTES)?;
         frame.add(&text, line.span_unix_ns())?;
         bytes += text.len();
         for gap in gaps {

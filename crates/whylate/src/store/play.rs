@@ -16,7 +16,7 @@ use whylate_model::recording::{Damage, Gap, Header, Line, Reader};
 use whylate_model::units::{format_ns, printable, rfc3339};
 
 use super::times::Given;
-use crate::cli::Senseless;
+use crate::cli::UsageError;
 use crate::render::text::why::counted;
 
 /// Maximum number of gaps that are reported individually.
@@ -87,7 +87,7 @@ impl Recording {
         // From 23:00 to 01:00 ends on the next day.
         let to_ns = of(&self.span.to, first_ns.max(from_ns), u64::MAX)?;
         if from_ns > to_ns {
-            return Err(Senseless(anyhow!("the span ends before it begins: swap the two times")).into());
+            return Err(UsageError(anyhow!("the span ends before it begins: swap the two times")).into());
         }
         let path = self.path.clone();
         Ok(Played {

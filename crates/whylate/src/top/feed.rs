@@ -203,7 +203,7 @@ impl Drop for Feed {
 }
 
 fn measure(sender: &mut Sender, stop: UnixStream, wish: &Wish, every: Duration) -> anyhow::Result<()> {
-    let watch = Watch::of(stop);
+    let watch = Watch::of_socket(stop);
     let mut attaching = |step: Attaching<'_>| match step {
         Attaching::Begins(card) => {
             sender.try_send(Message::Attaching(card.name.to_owned()));

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, Read as _};
 use std::ops::Range;
 
-use whylate_model::look::Found;
+use whylate_model::overview::SourceSummary;
 use whylate_model::recording::{Account, Clock, Gap, Line};
 use whylate_model::{Card, LateEvent, Merger, Snapshot};
 
@@ -35,7 +35,7 @@ pub struct Tick {
     pub number: u64,
     pub start_unix_ns: u64,
     pub end_unix_ns: u64,
-    pub summaries: Vec<Found<'static>>,
+    pub summaries: Vec<SourceSummary<'static>>,
     pub late: Vec<(&'static Card, LateEvent)>,
     /// Losses that no single source accounts for.
     pub lost: BTreeMap<String, u64>,
@@ -55,7 +55,7 @@ impl Tick {
     }
 
     /// Returns the source's summary.
-    pub fn summary(&self, card: &Card) -> Option<&Found<'static>> {
+    pub fn summary(&self, card: &Card) -> Option<&SourceSummary<'static>> {
         self.summaries.iter().find(|found| found.card.name == card.name)
     }
 
@@ -322,7 +322,7 @@ impl Tick {
         if snapshot.stacks.iter().any(|stack| stack.labels.contains_key("process")) {
             self.with_programs.push(card);
         }
-        let found = Found::of_part(card, &mut snapshot);
+        let found = SourceSummary::of_part(card, &mut snapshot);
         self.bytes += found.heap_bytes();
         self.summaries.push(found);
         for event in late {

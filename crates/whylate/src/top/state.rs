@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
-use whylate_model::look::{Found, Gatherer, Look};
+use whylate_model::overview::{Gatherer, Overview, SourceSummary};
 use whylate_model::recording::{Header, Line};
 use whylate_model::snapshot::Labels;
 use whylate_model::sources::named;
@@ -130,7 +130,7 @@ pub struct State {
     pub header: Header,
     pub own: Own,
     pub history: History,
-    pub look: Look,
+    pub look: Overview,
     /// Sequence numbers of the shown ticks.
     pub window: Range<u64>,
     pub glyphs: Glyphs,
@@ -169,7 +169,7 @@ impl State {
             header: Header::default(),
             own: Own::default(),
             history,
-            look: Look::default(),
+            look: Overview::default(),
             window: 0..0,
             glyphs,
             has_colours: false,
@@ -199,7 +199,7 @@ impl State {
         }
     }
 
-    /// Takes the header once all sources are attached, or a recording is opened.
+    /// BackendUse the header once all sources are attached, or a recording is opened.
     pub fn start(&mut self, header: Header) {
         self.header = header;
         self.phase = Phase::Running;
@@ -506,7 +506,7 @@ impl State {
         let Some(newest) = self.at.or(self.history.newest()) else { return self.show() };
         self.window = self.history.window(newest, self.window_ns());
         let mut gatherer = Gatherer::of(self.cards(), By::Name);
-        let mut found: Vec<Found<'static>> = Vec::new();
+        let mut found: Vec<SourceSummary<'static>> = Vec::new();
         let mut lost: BTreeMap<String, u64> = BTreeMap::new();
         for tick in self.shown() {
             for (card, event) in &tick.late {
@@ -529,9 +529,9 @@ impl State {
             }
         }
         let mut unmeasured = self.header.unmeasured.clone();
-        unmeasured.extend(Found::set_aside(&mut found, &self.header.sources));
+        unmeasured.extend(SourceSummary::set_aside(&mut found, &self.header.sources));
         let look = gatherer.finish_with(&found, unmeasured);
-        self.look = Look { lost, weaker: self.header.weaker.clone(), ..look };
+        self.look = Overview { lost, limitations: self.header.limitations.clone(), ..look };
         self.show();
     }
 

@@ -78,7 +78,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Takes over the terminal.
+    /// BackendUse over the terminal.
     ///
     /// # Errors
     /// If there is no terminal.
@@ -205,7 +205,7 @@ impl Screen {
         self.resume()
     }
 
-    /// Takes over the terminal again after the shell used it.
+    /// BackendUse over the terminal again after the shell used it.
     ///
     /// # Errors
     /// If the terminal was closed.

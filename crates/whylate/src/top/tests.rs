@@ -5,7 +5,7 @@ use jiff::tz::TimeZone;
 use proptest::prelude::*;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
-use whylate_model::look::Unmeasured;
+use whylate_model::overview::Unmeasured;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::{Header, Line, Measured};
 use whylate_model::sources::{OFFCPU, TIMERLAT, WQ};

@@ -239,7 +239,7 @@ fn threads(snapshot: &mut Snapshot, second: u64, names: &NameSet) {
     }
     if second.is_multiple_of(4) {
         let of = Cause {
-            cgroup: Some(Cgroup::of(&names.of("/batch", 2))),
+            cgroup: Some(Cgroup::new(&names.of("/batch", 2))),
             ..Cause::new(CauseKind::Thread, names.of(CULPRIT, 2), 25 * MS)
         };
         let mut event = late(names.of("postgres:4711", 1), at_ns - 100 * MS, vec![of]);

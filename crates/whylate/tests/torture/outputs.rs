@@ -37,7 +37,7 @@ enum To {
     /// Report beside a command's own output.
     Stderr,
     /// Output whose errors are ignored.
-    Nobody,
+    Nowhere,
 }
 
 /// Trace for commands that import one.
@@ -51,7 +51,7 @@ const OTHERS: [(&[&str], To); 19] = [
     (&["irqsoff", "--json", "-d", "200ms"], To::Stdout),
     (&["offcpu", "--json", "-d", "200ms"], To::Stdout),
     (&["offcpu", "--blocked", "1ms", "--hide-idle"], To::Stdout),
-    (&["sqpoll", "--json", "-d", "200ms"], To::Nobody),
+    (&["sqpoll", "--json", "-d", "200ms"], To::Nowhere),
     (&["block", "--json", "-d", "200ms"], To::Stdout),
     (&["--json", "-d", "200ms"], To::Stdout),
     (&["-p", "1", "-d", "200ms"], To::Stdout),
@@ -63,7 +63,7 @@ const OTHERS: [(&[&str], To); 19] = [
     (&["doctor"], To::Stdout),
     (&["doctor", "--json"], To::Stdout),
     (&["--help-lost"], To::Stdout),
-    (&["--help"], To::Nobody),
+    (&["--help"], To::Nowhere),
 ];
 
 /// Each kind of file; the last word is the file's name.
@@ -159,7 +159,7 @@ fn streams(exercise: &mut Exercise, words: &[&str], to: To) -> Result<()> {
     for (child, expected, what) in started {
         let Some(output) = exercise.finish(child, &what)? else { continue };
         // A source without output succeeds, whatever its output is.
-        if output.status.code() != Some(expected) && !(to == To::Nobody && output.status.code() == Some(1)) {
+        if output.status.code() != Some(expected) && !(to == To::Nowhere && output.status.code() == Some(1)) {
             let message = String::from_utf8_lossy(&output.stderr);
             exercise.wrong(&format!("{what}: {}, not {expected}: {message}", output.status));
         }

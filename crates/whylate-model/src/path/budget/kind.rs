@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use super::super::cursor::OVERWRITTEN;
 use super::super::history::{Name, Request};
 use super::super::sums::Sums;
-use super::super::{Finding, Found, Hop, Names, OTHERS, Party, PathSegment, Segment};
+use super::super::{Actor, Finding, Names, OTHERS, PathBuilder, PathSegment, Segment, WakeupEdge};
 use super::{EndedBy, Latencies, Waits};
 use crate::CauseKind;
 use crate::wait::Stop;
@@ -42,7 +42,7 @@ impl ThreadLabel {
 pub(super) struct WaitPart {
     pub waiter: ThreadLabel,
     pub kind: CauseKind,
-    pub who: Party,
+    pub who: Actor,
     pub ready: Option<ThreadLabel>,
 }
 
@@ -51,8 +51,8 @@ impl WaitPart {
     pub fn from_request(waiter: ThreadLabel, request: Request) -> Self {
         let Request { device, operation, submitter, .. } = request;
         let who = match request == Request::default() {
-            true => Party::Text(OVERWRITTEN),
-            false => Party::Disk(Request { device, operation, submitter, ..Request::default() }),
+            true => Actor::Text(OVERWRITTEN),
+            false => Actor::Disk(Request { device, operation, submitter, ..Request::default() }),
         };
         WaitPart { waiter, kind: CauseKind::Disk, who, ready: None }
     }
@@ -61,7 +61,7 @@ impl WaitPart {
     pub fn from_segment(waiter: ThreadLabel, part: &Segment, parts: &[Segment]) -> Self {
         let name = |tid: u32| {
             let named = parts.iter().find_map(|part| match part.who {
-                Party::Thread { tid: of, name, .. } if of == tid => Some(name),
+                Actor::Thread { tid: of, name, .. } if of == tid => Some(name),
                 _ => None,
             });
             named.unwrap_or_default()
@@ -78,7 +78,7 @@ impl WaitPart {
     /// Returns the threads that the part names.
     fn named(&self) -> impl Iterator<Item = (u32, Name)> {
         let who =
-            if let Party::Thread { tid, name, .. } = self.who { Some(ThreadLabel::Thread(tid, name)) } else { None };
+            if let Actor::Thread { tid, name, .. } = self.who { Some(ThreadLabel::Thread(tid, name)) } else { None };
         [Some(self.waiter), self.ready, who].into_iter().flatten().filter_map(|called| match called {
             ThreadLabel::Thread(tid, name) if name != Name::default() => Some((tid, name)),
             _ => None,
@@ -94,13 +94,13 @@ impl WaitPart {
         names: &mut dyn Names,
     ) -> Option<PathSegment> {
         let WaitPart { waiter, kind, who, ready } = self;
-        let mut found = Found::default();
+        let mut found = PathBuilder::default();
         let tid = waiter.tid();
-        found.add(Finding::Hop(Hop { number: 0, within: None, tid, woken_ns: 0, by: None, stop: None }));
+        found.add(Finding::WakeupEdge(WakeupEdge { number: 0, within: None, tid, woken_ns: 0, by: None, stop: None }));
         for called in [waiter].into_iter().chain(ready) {
             found.name(called.tid(), called.name());
         }
-        if let Party::Disk(Request { submitter, .. }) = who
+        if let Actor::Disk(Request { submitter, .. }) = who
             && let Some(&name) = threads.get(&submitter)
         {
             found.name(submitter, name);
@@ -138,8 +138,12 @@ impl Kind {
     pub fn add_part(&mut self, part: WaitPart, ns: u64) {
         let mut part = if self.is_by_name { part.by_name() } else { part };
         if self.parts.len() >= 2 * MAX_PARTS && !self.parts.contains_key(&part) {
-            part =
-                WaitPart { waiter: ThreadLabel::Name(Name::of(OTHERS)), who: Party::Text(OTHERS), ready: None, ..part };
+            part = WaitPart {
+                waiter: ThreadLabel::Name(Name::new(OTHERS)),
+                who: Actor::Text(OTHERS),
+                ready: None,
+                ..part
+            };
         }
         *self.parts.entry(part).or_default() += ns;
         if self.parts.len() > MAX_PARTS && !self.is_by_name {

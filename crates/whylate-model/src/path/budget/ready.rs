@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 
 use super::super::history::Name;
-use super::super::{Finding, Found, Names, OTHERS, Party, PathSegment, Segment};
+use super::super::{Actor, Finding, Names, OTHERS, PathBuilder, PathSegment, Segment};
 use crate::CauseKind;
 
 /// Number of threads of one name above which they share one sum.
@@ -19,7 +19,7 @@ const THREAD_PARTS_RANGE: (usize, usize) = (16, 400);
 const CLOSED: usize = 64;
 
 /// Kind, actor, TID of the waiter, and duration in nanoseconds.
-type Part = ((CauseKind, Party, u32), u64);
+type Part = ((CauseKind, Actor, u32), u64);
 
 /// Sums of the waits for a CPU of one thread, or of all threads of one name if they are many.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ impl Ready {
     }
 
     /// Adds time while thread `ready` waited for a CPU.
-    pub fn add(&mut self, kind: CauseKind, who: Party, ready: u32, ns: u64) {
+    pub fn add(&mut self, kind: CauseKind, who: Actor, ready: u32, ns: u64) {
         let is_one_of_them = self.shared.is_some() && who.named().map(|(name, _)| name) == self.shared;
         let who = if is_one_of_them { who.by_name() } else { who };
         let ready = if self.shared.is_some() { 0 } else { ready };
@@ -80,8 +80,8 @@ impl Ready {
             self.parts.swap(index, index / 2);
         } else if self.closed > 0 && who != who.by_name() {
             self.add_part(((kind, who.by_name(), ready), ns));
-        } else if self.closed > 0 && self.parts.len() >= self.room && who != Party::Text(OTHERS) {
-            self.add_part(((kind, Party::Text(OTHERS), ready), ns));
+        } else if self.closed > 0 && self.parts.len() >= self.room && who != Actor::Text(OTHERS) {
+            self.add_part(((kind, Actor::Text(OTHERS), ready), ns));
         } else {
             self.parts.push((what, ns));
         }
@@ -106,7 +106,7 @@ impl Ready {
             let who = match index {
                 _ if index < self.room / 2 => who,
                 _ if self.parts.len() < self.room * 3 / 4 => who.by_name(),
-                _ => Party::Text(OTHERS),
+                _ => Actor::Text(OTHERS),
             };
             self.add_part(((kind, who, ready), ns));
         }
@@ -116,10 +116,10 @@ impl Ready {
     pub fn finish(self, names: &mut dyn Names) -> Vec<PathSegment> {
         let mut parts = self.parts;
         sort(&mut parts);
-        let mut found = Found::default();
+        let mut found = PathBuilder::default();
         self.names.into_iter().for_each(|(tid, name)| found.name(tid, name));
         let mut to_ns = parts.iter().map(|&(_, ns)| ns).sum::<u64>();
-        // `Found` takes findings newest first.
+        // `PathBuilder` takes findings newest first.
         for ((kind, who, ready), ns) in parts.into_iter().rev() {
             let from_ns = to_ns - ns;
             found.add(Finding::Segment(Segment { from_ns, to_ns, kind, who, ready: Some(ready), hop: None }));
@@ -142,18 +142,18 @@ fn sort(parts: &mut [Part]) {
 mod tests {
     use super::*;
 
-    fn thread(tid: u32, name: &str) -> Party {
-        Party::Thread { tid, name: Name::of(name), cgroup: None, is_member: false }
+    fn thread(tid: u32, name: &str) -> Actor {
+        Actor::Thread { tid, name: Name::new(name), cgroup: None, is_member: false }
     }
 
     #[test]
     fn many_threads_of_one_name_share_one_sum() {
-        let of = |name: &str, count| std::iter::repeat_n(Some(Name::of(name)), count);
+        let of = |name: &str, count| std::iter::repeat_n(Some(Name::new(name)), count);
         let names: Vec<_> =
             of("pool", MAX_SEPARATE_THREADS + 1).chain(of("few", MAX_SEPARATE_THREADS)).chain([None, None]).collect();
         let (sums, indexes) = Ready::for_threads(&names);
         let (of_pool, others) = indexes.split_at(MAX_SEPARATE_THREADS + 1);
-        assert!(of_pool.iter().all(|&index| index == of_pool[0] && sums[index].shared == Some(Name::of("pool"))));
+        assert!(of_pool.iter().all(|&index| index == of_pool[0] && sums[index].shared == Some(Name::new("pool"))));
         assert_eq!(sums.len(), 1 + MAX_SEPARATE_THREADS + 2);
         let apart: std::collections::BTreeSet<_> = others.iter().collect();
         assert_eq!(apart.len(), MAX_SEPARATE_THREADS + 2);
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn threads_of_shared_name_are_merged_and_others_keep_tids() {
-        let (mut sums, _) = Ready::for_threads(&vec![Some(Name::of("pool")); MAX_SEPARATE_THREADS + 1]);
+        let (mut sums, _) = Ready::for_threads(&vec![Some(Name::new("pool")); MAX_SEPARATE_THREADS + 1]);
         for tid in 0..=MAX_SEPARATE_THREADS as u32 {
             sums[0].add(CauseKind::Thread, thread(tid + 1, "pool"), tid, 10);
             sums[0].add(CauseKind::Wakeup, thread(tid, "pool"), tid, 1);
@@ -170,7 +170,7 @@ mod tests {
         let all = MAX_SEPARATE_THREADS as u64 + 1;
         let mut parts: Vec<_> = sums[0].parts.iter().map(|&((kind, who, _), ns)| (ns, kind, who)).collect();
         parts.sort_by_key(|&(ns, ..)| Reverse(ns));
-        let pool = Party::Program { name: Name::of("pool"), is_member: false };
+        let pool = Actor::Program { name: Name::new("pool"), is_member: false };
         let expected = [
             (100 * all, CauseKind::Thread, thread(900, "hog")),
             (10 * all, CauseKind::Thread, pool),

@@ -2,7 +2,7 @@
 //! Waits that are being walked back.
 
 use super::super::history::{Blocked, Name, Request};
-use super::super::{Finding, Found, Hop, Names, Party, PathSegment, Segment};
+use super::super::{Actor, Finding, Names, PathBuilder, PathSegment, Segment, WakeupEdge};
 use super::kind::{ThreadLabel, WaitPart};
 use crate::CauseKind;
 use crate::wait::Stop;
@@ -13,7 +13,7 @@ const MAX_PARTS: usize = 32;
 /// A wait that is being walked back.
 #[derive(Debug)]
 pub(super) struct OpenWait {
-    pub hop: Hop,
+    pub hop: WakeupEdge,
     pub ns: u64,
     pub from_ns: u64,
     /// The thread's name and what it waited in, from its switch-out.
@@ -25,12 +25,12 @@ pub(super) struct OpenWait {
     /// Parts, newest first, as long as they are few and there is no nested wait.
     parts: Vec<Segment>,
     /// All findings, once there are more.
-    found: Option<Box<Found>>,
+    found: Option<Box<PathBuilder>>,
 }
 
 impl OpenWait {
     /// Starts with the hop that ended the wait.
-    pub fn new(hop: Hop) -> Self {
+    pub fn new(hop: WakeupEdge) -> Self {
         OpenWait {
             hop,
             ns: 0,
@@ -63,7 +63,7 @@ impl OpenWait {
             Finding::Unmet { .. } => self.unmet += 1,
             Finding::NotFollowed => return,
             Finding::Asleep { .. } | Finding::Called { .. } => {}
-            Finding::Hop(hop) => self.last_hop = hop.number,
+            Finding::WakeupEdge(hop) => self.last_hop = hop.number,
         }
         self.found().add(finding);
     }
@@ -75,7 +75,7 @@ impl OpenWait {
         }
         // Requests that differ only in time are summed.
         let who = match segment.who {
-            Party::Disk(request) => Party::Disk(Request { queued_ns: 0, issued_ns: 0, ..request }),
+            Actor::Disk(request) => Actor::Disk(Request { queued_ns: 0, issued_ns: 0, ..request }),
             who => who,
         };
         let segment = Segment { who, ..segment };
@@ -89,10 +89,10 @@ impl OpenWait {
         true
     }
 
-    fn found(&mut self) -> &mut Found {
+    fn found(&mut self) -> &mut PathBuilder {
         self.found.get_or_insert_with(|| {
-            let mut found = Found::default();
-            found.add(Finding::Hop(self.hop));
+            let mut found = PathBuilder::default();
+            found.add(Finding::WakeupEdge(self.hop));
             if let Some((name, blocked)) = self.asleep {
                 found.add(Finding::Asleep { hop: self.hop.number, name, blocked, at_ns: self.from_ns });
             }
@@ -124,8 +124,8 @@ impl OpenWait {
     /// Attributes unknown time to what keeps the thread stopped: its tracer, if that is the reason.
     pub fn is_stopped(&mut self, stop: Stop, tracer: Option<(u32, Name)>) {
         let who = match tracer.filter(|_| stop == Stop::Tracer) {
-            Some((tid, name)) => Party::Thread { tid, name, cgroup: None, is_member: false },
-            None => Party::Text(stop.who()),
+            Some((tid, name)) => Actor::Thread { tid, name, cgroup: None, is_member: false },
+            None => Actor::Text(stop.who()),
         };
         for part in self.parts.iter_mut().filter(|part| part.kind == CauseKind::Unknown) {
             (part.kind, part.who) = (CauseKind::Stopped, who);

@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 
 use super::{ImportError, Life, Trace};
 use crate::path::command::{Explained, explain};
-use crate::path::history::{Blocked, Entry, Exit, Name, Slice};
-use crate::path::{Asked, Found, Names, Path, walk};
+use crate::path::history::{Blocked, Name, RunSlice, SwitchIn, SwitchOut};
+use crate::path::{Names, Path, PathBuilder, Query, walk};
 use crate::{Cgroup, thread};
 
 /// Name that perf gives to a thread that is about to execute the command.
@@ -27,7 +27,7 @@ pub enum Wanted<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyThis {
     /// It was requested; the field is the number of other matching threads.
-    Asked(usize),
+    Named(usize),
     /// It is the first thread that executed a program.
     FirstExec,
     /// It ran longest.
@@ -90,7 +90,7 @@ impl Trace {
             (None, None) => return Err(ImportError::NoSuchThread(format!("{}, with a CPU", called(life)))),
         };
         let from_ns = first_life.born_ns.unwrap_or(self.begin_ns);
-        let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
+        let asked = Query { tid, from_ns, to_ns, is_wait: false, is_command: true };
         let names = &mut TraceNames { handlers: &self.handlers };
         let explained = explain(&mut self.past.backwards(), asked, &(), names);
         Ok(Command { name: called(life), why, from_ns, is_born: first_life.born_ns.is_some(), to_ns, end, explained })
@@ -98,13 +98,13 @@ impl Trace {
 
     /// Returns the waits of a thread that took at least `over_ns`, longest first, at most `worst`.
     pub fn late_waits(&self, tid: u32, over_ns: u64, worst: usize) -> Vec<LateWait> {
-        let mut own: Vec<&Slice> =
+        let mut own: Vec<&RunSlice> =
             self.past.cpus.iter().flatten().filter(|slice| slice.holder.tid() == Some(tid)).collect();
         own.sort_by_key(|slice| slice.start_ns);
         let waits = own.windows(2).filter_map(|two| {
             let (before, after) = (two[0], two[1]);
-            let is_wait = matches!(before.exit, Exit::Blocked(_)) && after.entry != Entry::GoesOn;
-            is_wait.then_some(Asked {
+            let is_wait = matches!(before.exit, SwitchOut::Blocked(_)) && after.entry != SwitchIn::GoesOn;
+            is_wait.then_some(Query {
                 tid,
                 from_ns: before.end_ns,
                 to_ns: after.start_ns,
@@ -112,16 +112,16 @@ impl Trace {
                 is_command: false,
             })
         });
-        let length = |asked: &Asked| asked.to_ns.saturating_sub(asked.from_ns);
-        let mut waits: Vec<Asked> = waits.filter(|asked| length(asked) >= over_ns).collect();
+        let length = |asked: &Query| asked.to_ns.saturating_sub(asked.from_ns);
+        let mut waits: Vec<Query> = waits.filter(|asked| length(asked) >= over_ns).collect();
         waits.sort_by_key(|asked| Reverse(length(asked)));
         waits.truncate(worst);
-        let late_wait = |(asked, path): (&Asked, Path)| LateWait { from_ns: asked.from_ns, to_ns: asked.to_ns, path };
+        let late_wait = |(asked, path): (&Query, Path)| LateWait { from_ns: asked.from_ns, to_ns: asked.to_ns, path };
         waits.iter().zip(self.paths(&waits)).map(late_wait).collect()
     }
 
-    fn paths(&self, asked: &[Asked]) -> Vec<Path> {
-        let mut found: Vec<Found> = asked.iter().map(|_| Found::default()).collect();
+    fn paths(&self, asked: &[Query]) -> Vec<Path> {
+        let mut found: Vec<PathBuilder> = asked.iter().map(|_| PathBuilder::default()).collect();
         walk(&mut self.past.backwards(), asked, &(), &mut |index, finding| found[index].add(finding));
         found.into_iter().map(|found| found.finish(&mut TraceNames { handlers: &self.handlers })).collect()
     }
@@ -129,7 +129,7 @@ impl Trace {
     fn choose(&self, wanted: Wanted<'_>) -> Result<(usize, WhyThis), ImportError> {
         let threads = || self.lives.all.iter().enumerate().filter(|(_, life)| life.tid != 0);
         let longest = |candidates: Vec<(usize, &Life)>| {
-            let why = WhyThis::Asked(candidates.len().saturating_sub(1));
+            let why = WhyThis::Named(candidates.len().saturating_sub(1));
             let span = |life: &Life| life.died_ns.unwrap_or(self.end_ns).saturating_sub(life.first_ns);
             let key = |(index, life): &(usize, &Life)| (life.exec_ns.is_some(), span(life), Reverse(*index));
             candidates.into_iter().max_by_key(key).map(|(index, _)| (index, why))
@@ -137,12 +137,12 @@ impl Trace {
         let (chosen, named) = match wanted {
             Wanted::Pid(pid) => (longest(threads().filter(|(_, life)| life.tid == pid).collect()), pid.to_string()),
             Wanted::Comm(comm) => {
-                let name = Name::of(comm);
+                let name = Name::new(comm);
                 (longest(threads().filter(|(_, life)| life.names.contains(&name)).collect()), format!("called {comm}"))
             }
             Wanted::Any => {
                 let first_exec = threads().filter_map(|(index, life)| Some((life.exec_ns?, index))).min();
-                let of_perf = || threads().find(|(_, life)| life.names.contains(&Name::of(PERF_EXEC)));
+                let of_perf = || threads().find(|(_, life)| life.names.contains(&Name::new(PERF_EXEC)));
                 let first = first_exec.map(|(_, index)| index).or_else(|| of_perf().map(|(index, _)| index));
                 let ran = || threads().max_by_key(|(index, life)| (life.ran_ns, Reverse(*index)));
                 let chosen = first.map(|index| (index, WhyThis::FirstExec));

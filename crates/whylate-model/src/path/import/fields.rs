@@ -2,7 +2,7 @@
 //! Parses the text of an event, as the kernel prints it, and as trace-cmd does with its plugins.
 
 use crate::ftrace::LONGEST_COMM;
-use crate::path::history::{Blocked, Exit, Operation};
+use crate::path::history::{Blocked, Operation, SwitchOut};
 use crate::path::timer::TimerKind;
 use crate::text::function;
 use crate::wait::Stop;
@@ -13,7 +13,7 @@ pub(super) enum TraceEvent<'a> {
     Switch {
         from: u32,
         from_name: &'a str,
-        exit: Exit,
+        exit: SwitchOut,
         to: u32,
         to_name: &'a str,
     },
@@ -118,7 +118,7 @@ pub(super) fn parse_event<'a>(event: &'a str, text: &'a str) -> Option<TraceEven
 /// `hrtimer=00000000652fe2d8 function=hrtimer_wakeup now=1`, `timer=… function=process_timeout now=4295098624 baseclk=…`.
 fn timer(text: &str) -> TimerKind {
     let name = text.split_once("function=").and_then(|(_, rest)| word(rest));
-    name.map_or(TimerKind::Other, |name| TimerKind::of(function(name)))
+    name.map_or(TimerKind::Other, |name| TimerKind::of_function(function(name)))
 }
 
 /// `work struct=00000000de996d5a function=…`, `work struct 0xffff888003a4c1c0: function …`.
@@ -166,13 +166,13 @@ fn comm(name: &str) -> Option<&str> {
 }
 
 /// Returns how a thread is switched out, from its state.
-fn exit(state: &str) -> Option<Exit> {
-    let blocked = |is_uninterruptible| Exit::Blocked(Blocked { is_uninterruptible, ..Blocked::default() });
-    let stopped = |stop| Exit::Blocked(Blocked { stop: Some(stop), ..Blocked::default() });
+fn exit(state: &str) -> Option<SwitchOut> {
+    let blocked = |is_uninterruptible| SwitchOut::Blocked(Blocked { is_uninterruptible, ..Blocked::default() });
+    let stopped = |stop| SwitchOut::Blocked(Blocked { stop: Some(stop), ..Blocked::default() });
     // Flags may follow, such as `|K` and `+`.
     Some(match state.bytes().next()? {
-        b'R' => Exit::Preempted,
-        b'Z' | b'X' | b'x' => Exit::Dead,
+        b'R' => SwitchOut::Preempted,
+        b'Z' | b'X' | b'x' => SwitchOut::Dead,
         b'D' => blocked(true),
         b'T' => stopped(Stop::Signal),
         b't' => stopped(Stop::Tracer),
@@ -227,7 +227,7 @@ fn number<T: std::str::FromStr>(digits: &str) -> Option<T> {
 mod tests {
     use super::*;
 
-    const ASLEEP: Exit = Exit::Blocked(Blocked {
+    const ASLEEP: SwitchOut = SwitchOut::Blocked(Blocked {
         syscall: None,
         is_uninterruptible: false,
         in_iowait: false,
@@ -257,15 +257,15 @@ mod tests {
             })
         };
         for state in ["R", "R+"] {
-            assert_eq!(exit(state), Some(Exit::Preempted));
+            assert_eq!(exit(state), Some(SwitchOut::Preempted));
         }
         for state in ["Z", "X", "x", "X|K"] {
-            assert_eq!(exit(state), Some(Exit::Dead));
+            assert_eq!(exit(state), Some(SwitchOut::Dead));
         }
-        assert_eq!(exit("D|K"), Some(Exit::Blocked(Blocked { is_uninterruptible: true, ..Blocked::default() })));
+        assert_eq!(exit("D|K"), Some(SwitchOut::Blocked(Blocked { is_uninterruptible: true, ..Blocked::default() })));
         assert_eq!(exit("I"), Some(ASLEEP));
         for (state, stop) in [("T", Stop::Signal), ("t", Stop::Tracer), ("T|W", Stop::Signal)] {
-            assert_eq!(exit(state), Some(Exit::Blocked(Blocked { stop: Some(stop), ..Blocked::default() })));
+            assert_eq!(exit(state), Some(SwitchOut::Blocked(Blocked { stop: Some(stop), ..Blocked::default() })));
         }
         assert_eq!(exit("?"), None);
     }

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::path::history::{Entry, Name, Recorded, Waker};
+use crate::path::history::{Name, Recorded, SwitchIn, Waker};
 
 /// Maximum number of names of a thread.
 const MAX_NAMES: usize = 8;
@@ -184,22 +184,22 @@ impl Lives {
             by_tid.insert(life.tid, tops[index]);
         }
         let mut wakings: HashSet<(u32, u32)> = HashSet::new();
-        let woken_by = |entry: &Entry| match *entry {
-            Entry::Woken { by: Waker::Thread(by), .. } => Some(by),
+        let woken_by = |entry: &SwitchIn| match *entry {
+            SwitchIn::Woken { by: Waker::Thread(by), .. } => Some(by),
             _ => None,
         };
         for slice in past.cpus.iter().flatten() {
             wakings.extend(woken_by(&slice.entry).zip(slice.holder.tid()));
         }
         for slice in past.cpus.iter_mut().flatten() {
-            if matches!(slice.entry, Entry::Queued { by: Waker::Thread(_), .. }) {
-                slice.entry = Entry::GoesOn;
+            if matches!(slice.entry, SwitchIn::Queued { by: Waker::Thread(_), .. }) {
+                slice.entry = SwitchIn::GoesOn;
             }
             let Some((by, tid)) = woken_by(&slice.entry).zip(slice.holder.tid()) else { continue };
             let family = |tid| by_tid.get(&tid);
             let is_kin = family(by).is_some() && family(by) == family(tid);
             if !is_kin && !wakings.contains(&(tid, by)) {
-                slice.entry = Entry::Unseen;
+                slice.entry = SwitchIn::Unseen;
             }
         }
     }

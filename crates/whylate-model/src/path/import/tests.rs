@@ -113,7 +113,11 @@ fn all_formats_give_the_same_path() {
     for form in [Form::Tracefs, Form::Latency, Form::FtraceDump, Form::WithoutFlags, Form::TraceCmd, Form::Perf] {
         let mut trace = read(&written(form, &ASKED));
         assert_eq!(trace.lost, BTreeMap::new(), "{form:?}");
-        assert_eq!(trace.weaker, ["no block events: waits for disks are shown as waits for interrupts"], "{form:?}");
+        assert_eq!(
+            trace.limitations,
+            ["no block events: waits for disks are shown as waits for interrupts"],
+            "{form:?}"
+        );
         let command = trace.command(Wanted::Any).expect("a command");
         let told_of = (command.name.as_str(), command.why, command.is_born, command.end.clone());
         assert_eq!(told_of, ("client:11", WhyThis::FirstExec, true, End::Exit), "{form:?}");
@@ -207,7 +211,7 @@ fn drops_unreliable_wakers_without_interrupt_events() {
     for form in [Form::WithoutFlags, Form::Perf] {
         let mut trace = read(&written(form, &lines));
         assert_eq!(
-            trace.weaker[0],
+            trace.limitations[0],
             "no interrupts: a waker is believed only if the two threads wake each other, or have a common ancestor"
         );
         let command = trace.command(Wanted::Any).expect("a command");
@@ -419,7 +423,7 @@ fn real_traces_show_the_sleep() {
 fn reads_perf_sched_traces() {
     // A trace of `sh -c 'sleep 0.02 | cat'` without timers and programs.
     let mut trace = read(PERF_SCHED);
-    assert_eq!((trace.lost.clone(), trace.weaker.len()), (BTreeMap::new(), 2));
+    assert_eq!((trace.lost.clone(), trace.limitations.len()), (BTreeMap::new(), 2));
     let command = trace.command(Wanted::Any).expect("a command");
     assert_eq!((command.name.as_str(), command.why, &command.end), ("sh:5795", WhyThis::FirstExec, &End::Exit));
     let causes = path_of(&command).causes();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::budget::{Budget, EndedBy, Known, budget};
+use super::super::budget::{Budget, EndedBy, OutsideState, budget};
 use super::super::history::{Name, Request};
 use super::*;
 
@@ -13,9 +13,12 @@ fn of_a_server() -> Budget {
     scenario.preempted(10, 0, 3).wakes(20, 0, 1).sleeps(20, 0, 1);
     scenario.wakes(30, 0, 2).sleeps(30, 0, 2).wakes(40, 0, 1).sleeps(40, 0, 1).sleeps(50, 0, 0);
     let mut past = scenario.past(100);
-    let of = |tid| Asked { tid, from_ns: 1, to_ns: 1 + 100 * MS, is_wait: false, is_command: false };
+    let of = |tid| Query { tid, from_ns: 1, to_ns: 1 + 100 * MS, is_wait: false, is_command: false };
     let known = |tid, waits_in: &str| {
-        (tid, Known { name: Name::of("server"), waits_in: Some(waits_in.to_owned()), ..Known::default() })
+        (
+            tid,
+            OutsideState { name: Name::new("server"), waits_in: Some(waits_in.to_owned()), ..OutsideState::default() },
+        )
     };
     let known = BTreeMap::from([known(1, "poll"), known(4, "accept")]);
     budget(&mut past, &[of(1), of(2), of(4)], &known, &(), &mut Plain)
@@ -56,16 +59,16 @@ fn thread_that_never_ran_has_current_name() {
 
 #[test]
 fn names_waits_outside_calls_that_began_earlier() {
-    let via = |known: Known| {
+    let via = |known: OutsideState| {
         let mut scenario = Scenario::new(1);
         scenario.preempted(10, 0, 3).wakes(20, 0, 1).sleeps(20, 0, 1).sleeps(50, 0, 0);
-        let asked = Asked { tid: 1, from_ns: 1, to_ns: 1 + 30 * MS, is_wait: false, is_command: false };
+        let asked = Query { tid: 1, from_ns: 1, to_ns: 1 + 30 * MS, is_wait: false, is_command: false };
         let seen = budget(&mut scenario.past(100), &[asked], &BTreeMap::from([(1, known)]), &(), &mut Plain);
         seen.waits.into_iter().map(|waits| waits.via).collect::<Vec<_>>()
     };
-    assert_eq!(via(Known { is_kernel: true, ..Known::default() }), ["waits of kernel threads"]);
-    assert_eq!(via(Known { is_outside_calls: true, ..Known::default() }), ["waits outside system calls"]);
-    assert_eq!(via(Known::default()), ["waits that began earlier"]);
+    assert_eq!(via(OutsideState { is_kernel: true, ..OutsideState::default() }), ["waits of kernel threads"]);
+    assert_eq!(via(OutsideState { is_outside_calls: true, ..OutsideState::default() }), ["waits outside system calls"]);
+    assert_eq!(via(OutsideState::default()), ["waits that began earlier"]);
 }
 
 /// As of page faults on a fast disk: each wait takes 40 us.
@@ -77,21 +80,24 @@ fn short_disk_waits_are_attributed_to_disk() {
     let slices = |turn: u64| {
         let (from_ns, to_ns) = (1 + turn * 50 * US, 1 + (turn * 50 + 10) * US);
         let by = Waker::Disk(request(from_ns.saturating_sub(40 * US)));
-        let entry = Entry::Woken { at_ns: from_ns, by, cpu: 0 };
+        let entry = SwitchIn::Woken { at_ns: from_ns, by, cpu: 0 };
         let blocked = Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() };
-        let own = Slice {
+        let own = RunSlice {
             start_ns: from_ns,
             end_ns: to_ns,
             holder: Holder::Thread(1),
             name: name(1),
             entry,
-            exit: Exit::Blocked(blocked),
-            ..Slice::default()
+            exit: SwitchOut::Blocked(blocked),
+            ..RunSlice::default()
         };
-        [own, Slice { start_ns: to_ns, end_ns: 1 + (turn + 1) * 50 * US, holder: Holder::Idle, ..Slice::default() }]
+        [
+            own,
+            RunSlice { start_ns: to_ns, end_ns: 1 + (turn + 1) * 50 * US, holder: Holder::Idle, ..RunSlice::default() },
+        ]
     };
     let mut past = Recorded { cpus: vec![(0..100).flat_map(slices).collect()] };
-    let of = Asked { tid: 1, from_ns: 1, to_ns: 1 + 99 * 50 * US, is_wait: false, is_command: false };
+    let of = Query { tid: 1, from_ns: 1, to_ns: 1 + 99 * 50 * US, is_wait: false, is_command: false };
     let found = budget(&mut past, &[of], &BTreeMap::new(), &(), &mut Plain);
     let waits = &found.waits[0];
     assert_eq!((waits.via.as_str(), waits.ended_by, waits.ns), ("page fault", Some(EndedBy::Disk), 98 * 40 * US));
@@ -104,18 +110,18 @@ fn short_disk_waits_are_attributed_to_disk() {
 #[test]
 fn short_nested_waits_keep_parts_by_actor() {
     const US: u64 = 1_000;
-    let blocked = Exit::Blocked(Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() });
+    let blocked = SwitchOut::Blocked(Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() });
     let slice = |from_us: u64, to_us: u64, tid: u32, waker: Option<(u32, u32)>| {
         let start_ns = 1 + from_us * US;
-        let woken = |(by, cpu)| Entry::Woken { at_ns: start_ns - US, by: Waker::Thread(by), cpu };
-        Slice {
+        let woken = |(by, cpu)| SwitchIn::Woken { at_ns: start_ns - US, by: Waker::Thread(by), cpu };
+        RunSlice {
             start_ns,
             end_ns: 1 + to_us * US,
             holder: if tid == 0 { Holder::Idle } else { Holder::Thread(tid) },
             name: name(tid),
-            entry: waker.map_or(Entry::GoesOn, woken),
-            exit: if tid == 0 { Exit::GoesOn } else { blocked },
-            ..Slice::default()
+            entry: waker.map_or(SwitchIn::GoesOn, woken),
+            exit: if tid == 0 { SwitchOut::GoesOn } else { blocked },
+            ..RunSlice::default()
         }
     };
     let (mut faults, mut serves) = (vec![slice(0, 10, 1, None)], Vec::new());
@@ -131,7 +137,7 @@ fn short_nested_waits_keep_parts_by_actor() {
         ]);
     }
     let mut past = Recorded { cpus: vec![faults, serves] };
-    let asked = Asked { tid: 1, from_ns: 1, to_ns: 1 + 5_010 * US, is_wait: false, is_command: false };
+    let asked = Query { tid: 1, from_ns: 1, to_ns: 1 + 5_010 * US, is_wait: false, is_command: false };
     let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain);
     let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
     // The wakee is switched in a microsecond later.
@@ -148,13 +154,13 @@ fn worker_without_own_time_has_name() {
     // Thread 9 preempted the worker within an item that thread 1 waits for.
     let slice = |from_ms: u64, to_ms: u64, holder, tid, entry| {
         let (start_ns, end_ns) = (1 + from_ms * MS, 1 + to_ms * MS);
-        Slice { start_ns, end_ns, holder, name: name(tid), entry, exit: Exit::Preempted, ..Slice::default() }
+        RunSlice { start_ns, end_ns, holder, name: name(tid), entry, exit: SwitchOut::Preempted, ..RunSlice::default() }
     };
     let item = Holder::Work { tid: 2, handler: 7 };
-    let woken = Entry::Woken { at_ns: 1 + 60 * MS, by: Waker::Thread(2), cpu: 0 };
+    let woken = SwitchIn::Woken { at_ns: 1 + 60 * MS, by: Waker::Thread(2), cpu: 0 };
     let past = vec![
-        slice(20, 50, Holder::Thread(9), 9, Entry::Unseen),
-        slice(50, 60, item, 2, Entry::Preempted { at_ns: 1 + 20 * MS }),
+        slice(20, 50, Holder::Thread(9), 9, SwitchIn::Unseen),
+        slice(50, 60, item, 2, SwitchIn::Preempted { at_ns: 1 + 20 * MS }),
         slice(60, 70, Holder::Thread(1), 1, woken),
     ];
     let path = path_of(Recorded { cpus: vec![past] }, asked(1, 30, 60));
@@ -178,7 +184,7 @@ fn server_asleep_before_client_wait_has_system_call() {
         .at(95, 1, Event::WakingBy(1, Waker::Timer(TimerKind::default())))
         .preempted(95, 1, 1);
     let past = scenario.past(100);
-    let asked = |is_wait, to_ms| Asked { is_wait, ..asked(1, 25, to_ms) };
+    let asked = |is_wait, to_ms| Query { is_wait, ..asked(1, 25, to_ms) };
     let of_server = |segment: &&PathSegment| segment.waiter.as_deref() == Some("t2:2");
     let seen = budget(&mut past.clone(), &[asked(false, 100)], &BTreeMap::new(), &(), &mut Plain);
     let waits =
@@ -188,7 +194,7 @@ fn server_asleep_before_client_wait_has_system_call() {
     // Only that wait.
     let path = path_of(past.clone(), asked(false, 75));
     assert_eq!(path.segments.iter().find(of_server).and_then(|nap| nap.via.as_deref()), Some("call202"));
-    let mut found = Found::default();
+    let mut found = PathBuilder::default();
     walk(&mut past.clone(), &[asked(true, 70)], &(), &mut |_, finding| found.add(finding));
     let path = found.finish(&mut Plain);
     assert_eq!(path.segments.iter().find(of_server).and_then(|nap| nap.via.as_deref()), Some("call202"));
@@ -197,20 +203,20 @@ fn server_asleep_before_client_wait_has_system_call() {
 #[test]
 fn short_disk_waits_are_grouped_by_operation() {
     const US: u64 = 1_000;
-    let thread = |at_us: u64, entry| Slice {
+    let thread = |at_us: u64, entry| RunSlice {
         start_ns: 1 + at_us * US,
         end_ns: 1 + (at_us + 10) * US,
         holder: Holder::Thread(5),
         name: name(5),
         entry,
-        exit: Exit::Blocked(Blocked { is_uninterruptible: true, ..Blocked::default() }),
-        ..Slice::default()
+        exit: SwitchOut::Blocked(Blocked { is_uninterruptible: true, ..Blocked::default() }),
+        ..RunSlice::default()
     };
-    let idle = |at_us: u64| Slice {
+    let idle = |at_us: u64| RunSlice {
         start_ns: 1 + at_us * US,
         end_ns: 1 + (at_us + 40) * US,
         holder: Holder::Idle,
-        ..Slice::default()
+        ..RunSlice::default()
     };
     // The thread faults 100 times, and waits 40 us for a page each time.
     let slices = (0..100_u64).flat_map(|round| {
@@ -222,11 +228,11 @@ fn short_disk_waits_are_grouped_by_operation() {
             submitter: 5,
             ..Default::default()
         };
-        let woken = Entry::Woken { at_ns: 1 + at_us * US, by: Waker::Disk(request), cpu: 0 };
-        [thread(at_us, if round == 0 { Entry::GoesOn } else { woken }), idle(at_us + 10)]
+        let woken = SwitchIn::Woken { at_ns: 1 + at_us * US, by: Waker::Disk(request), cpu: 0 };
+        [thread(at_us, if round == 0 { SwitchIn::GoesOn } else { woken }), idle(at_us + 10)]
     });
     let mut past = Recorded { cpus: vec![slices.collect()] };
-    let asked = Asked { tid: 5, from_ns: 1, to_ns: 1 + 4_955 * US, is_wait: false, is_command: false };
+    let asked = Query { tid: 5, from_ns: 1, to_ns: 1 + 4_955 * US, is_wait: false, is_command: false };
     let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain);
     let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
     assert_eq!((waits.ended_by, waits.ns), (Some(EndedBy::Disk), 99 * 40 * US));

@@ -7,10 +7,10 @@
 //! the walk goes on with the waker, until it reaches the switch-out of the waiter.
 
 use super::super::cursor::{DEEPEST, Woken, resumed_by};
-use super::super::history::{Entry, Exit, Holder, Move, Request, Slice, Waker};
+use super::super::history::{Holder, Move, Request, RunSlice, SwitchIn, SwitchOut, Waker};
 use super::super::items::{Item, Items};
 use super::super::rewind::{Change, CpuState, Rewind};
-use super::super::{Asked, Finding, Hop, Limits, Party, Past, Segment};
+use super::super::{Actor, CpuTimeline, Finding, Limits, Query, Segment, WakeupEdge};
 use crate::{CauseKind, thread};
 
 /// Tolerance between a caller's switch-in time and the timeline's: a vCPU may be descheduled between the two events.
@@ -43,12 +43,12 @@ enum Mode {
         since: Since,
         moved: Option<Move>,
         /// Time until which the thread was not allowed to run, and the limit.
-        limit: Option<(u64, Party)>,
+        limit: Option<(u64, Actor)>,
     },
     /// No thread can be followed until the innermost waiter's switch-out.
     Leaf {
         kind: CauseKind,
-        who: Party,
+        who: Actor,
     },
     /// A block I/O request is at its device (`is_issued`), or queued for it.
     Disk {
@@ -84,7 +84,7 @@ impl Since {
 /// The state of one walk.
 #[derive(Debug)]
 struct Cursor {
-    asked: Asked,
+    asked: Query,
     /// Start of what has been explained.
     now_ns: u64,
     mode: Mode,
@@ -97,7 +97,12 @@ struct Cursor {
 
 /// Walks back through the timeline for each of `asked`, and reports findings newest first: the segments of each query
 /// partition its time. Nothing is kept after it was reported, so memory does not grow with time.
-pub fn walk_every(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, found: &mut dyn FnMut(usize, Finding)) {
+pub fn walk_every(
+    past: &mut dyn CpuTimeline,
+    asked: &[Query],
+    limits: &dyn Limits,
+    found: &mut dyn FnMut(usize, Finding),
+) {
     let mut order: Vec<usize> = (0..asked.len()).collect();
     order.sort_by_key(|&index| asked[index].to_ns);
     let mut cursors: Vec<(usize, Cursor)> = Vec::new();
@@ -124,7 +129,7 @@ pub fn walk_every(past: &mut dyn Past, asked: &[Asked], limits: &dyn Limits, fou
 }
 
 impl Cursor {
-    fn new(asked: Asked) -> Self {
+    fn new(asked: Query) -> Self {
         let mode = if asked.from_ns < asked.to_ns { Mode::Before } else { Mode::Done };
         Cursor {
             asked,
@@ -174,9 +179,9 @@ impl Cursor {
         }
         let asleep = change.and_then(|change| self.frame_that_begins(&change.before, change.at_ns));
         if let (Some(index), Some(change)) = (asleep, change)
-            && let Exit::Blocked(blocked) = change.before.exit
+            && let SwitchOut::Blocked(blocked) = change.before.exit
         {
-            let Slice { name, .. } = change.before;
+            let RunSlice { name, .. } = change.before;
             // `from_ns` may be later than the switch-out.
             found(Finding::Asleep { hop: self.frames[index].hop, name, blocked, at_ns: until_ns });
         }
@@ -222,7 +227,7 @@ impl Cursor {
             }
             let is_other = match change.before.holder {
                 Holder::Thread(tid) | Holder::Work { tid, .. } => tid != self.tid,
-                Holder::Idle | Holder::Nobody => true,
+                Holder::Idle | Holder::Unrecorded => true,
                 Holder::Irq { .. } | Holder::Softirq => false,
             };
             if matches!(self.mode, Mode::Running { .. }) && is_other {
@@ -253,7 +258,7 @@ impl Cursor {
         of_mode.max(self.items.due_ns()).map(|at_ns| at_ns.min(self.now_ns))
     }
 
-    /// Takes the item that is due. Its worker may have been woken for it, just after it was queued.
+    /// BackendUse the item that is due. Its worker may have been woken for it, just after it was queued.
     fn take_item_due(&mut self) -> Option<Item> {
         let due = self.items.take_due(self.now_ns);
         due.or_else(|| match self.mode {
@@ -284,7 +289,7 @@ impl Cursor {
 
     /// Returns the open wait that begins where this slice ends: its thread is on a CPU then, so it does not wait, even
     /// if its switch-out was not recorded.
-    fn frame_that_begins(&self, before: &Slice, at_ns: u64) -> Option<usize> {
+    fn frame_that_begins(&self, before: &RunSlice, at_ns: u64) -> Option<usize> {
         let tid = before.holder.tid()?;
         self.frames.iter().position(|frame| frame.tid == tid).filter(|_| before.end_ns == at_ns)
     }
@@ -299,15 +304,15 @@ impl Cursor {
     fn push(&mut self, woken: Woken, tid: u32, found: &mut dyn FnMut(Finding)) {
         let (number, within) = (self.hops, self.frames.last().map(|frame| frame.hop));
         let Woken { at_ns: woken_ns, by, stop, .. } = woken;
-        found(Finding::Hop(Hop { number, within, tid: self.tid, woken_ns, by, stop }));
+        found(Finding::WakeupEdge(WakeupEdge { number, within, tid: self.tid, woken_ns, by, stop }));
         self.frames.push(Frame { tid, hop: number });
         self.hops += 1;
     }
 
     /// Returns whether the runnable thread lost its CPU where this slice ends.
-    fn is_back(&self, before: &Slice) -> bool {
+    fn is_back(&self, before: &RunSlice) -> bool {
         let waits = matches!(self.mode, Mode::Ready { since: Since::Lost(_), .. });
-        waits && before.holder.tid() == Some(self.tid) && before.exit != Exit::GoesOn
+        waits && before.holder.tid() == Some(self.tid) && before.exit != SwitchOut::GoesOn
     }
 
     /// Handles the switch-in of the followed thread.
@@ -316,30 +321,30 @@ impl Cursor {
             // The time is the item's, so no segment names the worker, which is named for its wait before.
             found(Finding::Called { tid, name: change.after.name });
         }
-        let Slice { throttled_ns, cgroup, .. } = change.after;
+        let RunSlice { throttled_ns, cgroup, .. } = change.after;
         let ready = |since: Since| {
             let quota =
-                || (throttled_ns > 0).then(|| (since.at_ns().saturating_add(throttled_ns), Party::Quota(cgroup)));
-            let limit = limits.of(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Party::Limit(by)));
+                || (throttled_ns > 0).then(|| (since.at_ns().saturating_add(throttled_ns), Actor::Quota(cgroup)));
+            let limit = limits.of(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Actor::Limit(by)));
             let is_within = |moved: &Move| since.at_ns() < moved.at_ns && moved.at_ns < change.at_ns;
             let moved = change.after.moved.filter(is_within);
             Mode::Ready { cpu: change.cpu, since, moved, limit: limit.or_else(quota) }
         };
         self.mode = match change.after.entry {
-            Entry::GoesOn => Mode::Running { cpu: change.cpu },
-            Entry::Preempted { at_ns } => ready(Since::Lost(at_ns)),
-            Entry::Woken { at_ns, by, cpu } => {
+            SwitchIn::GoesOn => Mode::Running { cpu: change.cpu },
+            SwitchIn::Preempted { at_ns } => ready(Since::Lost(at_ns)),
+            SwitchIn::Woken { at_ns, by, cpu } => {
                 let (is_of_member, is_within_item) =
                     (change.after.is_of_member, matches!(change.after.holder, Holder::Work { .. }));
                 let stop = change.after.stopped;
                 ready(Since::Woken(Woken { at_ns, by: Some(by), cpu, is_of_member, is_within_item, stop }))
             }
-            Entry::Queued { at_ns, by, cpu } => {
+            SwitchIn::Queued { at_ns, by, cpu } => {
                 let queued = Woken { at_ns, by: Some(by), cpu, ..Woken::default() };
                 self.items.begin(Item { queued, depth: self.frames.len(), tid: self.tid });
                 Mode::Running { cpu: change.cpu }
             }
-            Entry::Unseen => ready(Since::Woken(Woken { at_ns: change.at_ns, ..Woken::default() })),
+            SwitchIn::Unseen => ready(Since::Woken(Woken { at_ns: change.at_ns, ..Woken::default() })),
         };
     }
 
@@ -397,7 +402,7 @@ impl Cursor {
         let waits_itself = self.frames.iter().any(|frame| frame.tid == request.submitter);
         self.mode = match rewind.cpu_of(request.submitter) {
             // The walk returns to the switch-out of the submitter.
-            _ if waits_itself => Mode::Leaf { kind: CauseKind::DiskQueue, who: Party::Disk(request) },
+            _ if waits_itself => Mode::Leaf { kind: CauseKind::DiskQueue, who: Actor::Disk(request) },
             Some(cpu) => {
                 self.tid = request.submitter;
                 Mode::Running { cpu }
@@ -433,15 +438,15 @@ impl Cursor {
             Mode::Leaf { kind, who } => emit(from_ns, to_ns, kind, who),
             Mode::Disk { request, is_issued } => {
                 let kind = if is_issued { CauseKind::Disk } else { CauseKind::DiskQueue };
-                emit(from_ns, to_ns, kind, Party::Disk(request));
+                emit(from_ns, to_ns, kind, Actor::Disk(request));
             }
-            Mode::Before | Mode::Done => emit(from_ns, to_ns, CauseKind::Unknown, Party::Text(NOT_RECORDED)),
+            Mode::Before | Mode::Done => emit(from_ns, to_ns, CauseKind::Unknown, Actor::Text(NOT_RECORDED)),
         }
     }
 }
 
 fn unknown(why: &'static str) -> Mode {
-    Mode::Leaf { kind: CauseKind::Unknown, who: Party::Text(why) }
+    Mode::Leaf { kind: CauseKind::Unknown, who: Actor::Text(why) }
 }
 
 /// Returns the waker and its CPU, or the mode in which the walk goes on.
@@ -457,21 +462,21 @@ fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
             // The thread below the softirq sends through it.
             match rewind.cpu_of(tid).or_else(|| is_interrupt.then_some(waking_cpu)) {
                 Some(cpu) if !is_outside || matches!(by, Waker::Parent(_)) => Ok((tid, cpu)),
-                _ if is_outside => leaf(CauseKind::Outside, Party::Text("outside this PID namespace")),
+                _ if is_outside => leaf(CauseKind::Outside, Actor::Text("outside this PID namespace")),
                 _ => Err(unknown("its waker was not seen")),
             }
         }
         None => Err(unknown("its waking was not seen")),
-        Some(Waker::Timer(of)) => leaf(CauseKind::Timer, Party::Timer(of)),
-        Some(Waker::Network) => leaf(CauseKind::Network, Party::Text("network")),
-        Some(Waker::Rcu) => leaf(CauseKind::Rcu, Party::Text("grace period")),
+        Some(Waker::Timer(of)) => leaf(CauseKind::Timer, Actor::Timer(of)),
+        Some(Waker::Network) => leaf(CauseKind::Network, Actor::Text("network")),
+        Some(Waker::Rcu) => leaf(CauseKind::Rcu, Actor::Text("grace period")),
         // The time of its creation is unknown too.
         Some(Waker::Disk(request)) if request == Request::default() => {
-            leaf(CauseKind::Disk, Party::Text("unknown (its request was overwritten)"))
+            leaf(CauseKind::Disk, Actor::Text("unknown (its request was overwritten)"))
         }
         Some(Waker::Disk(request)) => Err(Mode::Disk { request, is_issued: true }),
         Some(Waker::Irq | Waker::Softirq) => {
-            let who = if is_interrupt { Party::Interrupt(there.name) } else { Party::Text("interrupt") };
+            let who = if is_interrupt { Actor::Interrupt(there.name) } else { Actor::Text("interrupt") };
             leaf(CauseKind::Interrupt, who)
         }
     }
@@ -485,28 +490,28 @@ fn emit_slice_segments(
     from_ns: u64,
     to_ns: u64,
     ready: Option<u32>,
-    emit: &mut dyn FnMut(u64, u64, CauseKind, Party),
+    emit: &mut dyn FnMut(u64, u64, CauseKind, Actor),
 ) {
     let slice = &lane.slice;
     let (ns, whole_ns) = (to_ns.saturating_sub(from_ns), slice.end_ns.saturating_sub(slice.start_ns));
     let steal_ns = (u128::from(slice.steal_ns) * u128::from(ns)).checked_div(u128::from(whole_ns)).unwrap_or(0);
     let own_end_ns = to_ns - u64::try_from(steal_ns).unwrap_or(u64::MAX).min(ns);
-    emit(own_end_ns, to_ns, CauseKind::Steal, Party::Text("hypervisor"));
+    emit(own_end_ns, to_ns, CauseKind::Steal, Actor::Text("hypervisor"));
     let name = slice.name;
     let (kind, who) = match slice.holder {
-        Holder::Irq { .. } => (CauseKind::Irq, Party::Interrupt(name)),
-        Holder::Softirq => (CauseKind::Softirq, Party::Interrupt(name)),
-        Holder::Work { handler, .. } => (CauseKind::Work, Party::Work(handler)),
+        Holder::Irq { .. } => (CauseKind::Irq, Actor::Interrupt(name)),
+        Holder::Softirq => (CauseKind::Softirq, Actor::Interrupt(name)),
+        Holder::Work { handler, .. } => (CauseKind::Work, Actor::Work(handler)),
         Holder::Thread(tid) => {
             let kind = match ready {
                 None => CauseKind::Running,
                 Some(ready) if ready == tid => CauseKind::Wakeup,
                 Some(_) => CauseKind::Thread,
             };
-            (kind, Party::Thread { tid, name, cgroup: slice.cgroup, is_member: slice.is_member })
+            (kind, Actor::Thread { tid, name, cgroup: slice.cgroup, is_member: slice.is_member })
         }
-        Holder::Idle => (CauseKind::IdleExit, Party::Cpu(cpu as u32)),
-        Holder::Nobody => (CauseKind::Unknown, Party::Text(NOT_RECORDED)),
+        Holder::Idle => (CauseKind::IdleExit, Actor::Cpu(cpu as u32)),
+        Holder::Unrecorded => (CauseKind::Unknown, Actor::Text(NOT_RECORDED)),
     };
     // For the running thread itself, time with interrupts off is its own work.
     let keeps_off = ready.is_some() && slice.holder.tid().is_some();

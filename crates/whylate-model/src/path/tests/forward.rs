@@ -35,7 +35,7 @@ struct Follower {
 
 /// A wait or command, and its parts.
 struct Answer {
-    asked: Asked,
+    asked: Query,
     parts: Parts,
 }
 
@@ -113,7 +113,7 @@ impl Machine {
     }
 
     /// Switches from the current thread to the one that has been runnable for the longest time.
-    fn switch(&mut self, cpu: usize, exit: Exit) {
+    fn switch(&mut self, cpu: usize, exit: SwitchOut) {
         let (from, to) = (self.cpus[cpu], self.can_run.pop_front().unwrap_or(0));
         self.add(cpu, Event::Switch { from, from_name: name(from), exit, to, to_name: name(to) });
         if from != 0 {
@@ -121,13 +121,13 @@ impl Machine {
             let now_ns = self.now_ns;
             let follower = self.threads.get_mut(&from).expect("it is known");
             follower.state = match exit {
-                Exit::Dead => State::Gone,
-                Exit::Preempted | Exit::GoesOn => State::CanRun(now_ns),
-                Exit::Blocked(_) => State::Sleeps(now_ns),
+                SwitchOut::Dead => State::Gone,
+                SwitchOut::Preempted | SwitchOut::GoesOn => State::CanRun(now_ns),
+                SwitchOut::Blocked(_) => State::Sleeps(now_ns),
             };
             match exit {
-                Exit::Blocked(_) => follower.slept_ns = Some(now_ns),
-                Exit::Preempted => self.can_run.push_back(from),
+                SwitchOut::Blocked(_) => follower.slept_ns = Some(now_ns),
+                SwitchOut::Preempted => self.can_run.push_back(from),
                 _ => {}
             }
         }
@@ -154,7 +154,7 @@ impl Machine {
         let follower = self.threads.get_mut(&tid).expect("it is known");
         follower.state = State::Runs(now_ns);
         if let Some(from_ns) = follower.slept_ns.take() {
-            let asked = Asked { tid, from_ns, to_ns: now_ns, is_wait: false, is_command: false };
+            let asked = Query { tid, from_ns, to_ns: now_ns, is_wait: false, is_command: false };
             self.answers.push(Answer { asked, parts: since(&follower.bounded, from_ns) });
         }
     }
@@ -202,13 +202,13 @@ impl Machine {
         let sleeper = (!asleep.is_empty()).then(|| asleep[wakee % asleep.len()]);
         let is_idle = self.cpus[cpu] == 0;
         match (what, sleeper) {
-            _ if is_idle && !self.can_run.is_empty() => self.switch(cpu, Exit::Preempted),
+            _ if is_idle && !self.can_run.is_empty() => self.switch(cpu, SwitchOut::Preempted),
             (0..3, Some(tid)) if !is_idle => self.wake(cpu, tid, false),
             (3, Some(tid)) => self.wake(cpu, tid, true),
-            (4..8, _) if !is_idle => self.switch(cpu, Exit::Blocked(Blocked::default())),
-            (8, _) if !is_idle && !self.can_run.is_empty() => self.switch(cpu, Exit::Preempted),
+            (4..8, _) if !is_idle => self.switch(cpu, SwitchOut::Blocked(Blocked::default())),
+            (8, _) if !is_idle && !self.can_run.is_empty() => self.switch(cpu, SwitchOut::Preempted),
             (9, _) if !is_idle && self.threads.len() < THREADS => self.make(cpu),
-            (10, _) if !is_idle && self.threads.len() > THREADS / 2 => self.switch(cpu, Exit::Dead),
+            (10, _) if !is_idle && self.threads.len() > THREADS / 2 => self.switch(cpu, SwitchOut::Dead),
             _ => {}
         }
     }
@@ -220,7 +220,7 @@ impl Machine {
             self.settle(tid);
             let (from_ns, to_ns) = (self.cpus.len() as u64, self.now_ns);
             let parts = since(&self.threads[&tid].unbounded, from_ns);
-            let asked = Asked { tid, from_ns, to_ns, is_wait: false, is_command: true };
+            let asked = Query { tid, from_ns, to_ns, is_wait: false, is_command: true };
             self.answers.push(Answer { asked, parts });
         }
         let mut past = self.history.finish(self.now_ns + 1);

@@ -8,8 +8,8 @@ use CauseKind::{Disk, Interrupt, Network, Running, Thread, Timer, Unknown, Work}
 struct Program(Scenario);
 
 /// Events at the same time are nanoseconds apart: ends the query after the last of them.
-fn up_to(asked: Asked) -> Asked {
-    Asked { to_ns: asked.to_ns + 1_000, ..asked }
+fn up_to(asked: Query) -> Query {
+    Query { to_ns: asked.to_ns + 1_000, ..asked }
 }
 
 impl Program {
@@ -50,7 +50,7 @@ impl Program {
     }
 
     fn timer(&mut self, ms: u64, tid: u32) -> &mut Self {
-        self.interrupt(ms, &[Event::Irq(Name::of("local_timer")), Event::TimerExpires(TimerKind::Other)], tid)
+        self.interrupt(ms, &[Event::Irq(Name::new("local_timer")), Event::TimerExpires(TimerKind::Other)], tid)
     }
 
     fn wait(&mut self, tid: u32, from_ms: u64, to_ms: u64) -> Vec<(u64, CauseKind, String, u32)> {
@@ -61,7 +61,7 @@ impl Program {
     fn command(&mut self, to_ms: u64) -> Vec<(u64, CauseKind, String, u32)> {
         let mut past = self.0.past(to_ms + 1);
         past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));
-        segments_of(past, Asked { is_command: true, ..up_to(asked(1, 0, to_ms)) })
+        segments_of(past, Query { is_command: true, ..up_to(asked(1, 0, to_ms)) })
     }
 }
 
@@ -98,7 +98,11 @@ fn work_item_leads_to_queuer_not_to_workers_waker() {
     // A timer queued the item.
     let mut program = Program::new();
     program.0.at(1, 2, Event::Work(Some(8), 80));
-    program.waits(3, 1).0.at(5, 3, Event::Irq(Name::of("local_timer"))).at(5, 3, Event::TimerExpires(TimerKind::Other));
+    program.waits(3, 1).0.at(5, 3, Event::Irq(Name::new("local_timer"))).at(
+        5,
+        3,
+        Event::TimerExpires(TimerKind::Other),
+    );
     program.0.at(5, 3, Event::Queued(7, None)).at(5, 3, Event::IrqEnds);
     program.0.at(6, 2, Event::WorkEnds).at(6, 2, Event::Work(Some(7), 70));
     let expected = [segment(2, Timer, "timer", 2), segment(1, Work, "handler80", 1), segment(3, Work, "handler70", 1)];
@@ -129,7 +133,7 @@ fn nested_work_item_path_ends_at_outer_queuer() {
 fn worker_asleep_in_item_is_not_woken_for_next_item() {
     let mut program = Program::new();
     let timer = |program: &mut Program, ms, event: Event| {
-        program.0.at(ms, 3, Event::Irq(Name::of("local_timer"))).at(ms, 3, Event::TimerExpires(TimerKind::Other));
+        program.0.at(ms, 3, Event::Irq(Name::new("local_timer"))).at(ms, 3, Event::TimerExpires(TimerKind::Other));
         program.0.at(ms, 3, event).at(ms, 3, Event::IrqEnds);
     };
     program.0.at(1, 2, Event::Work(Some(8), 80));
@@ -205,10 +209,10 @@ fn alternating_threads_have_a_part_each() {
 
 #[test]
 fn interrupt_wakeups_are_classified() {
-    let irq = Event::Irq(Name::of("nvme0"));
+    let irq = Event::Irq(Name::new("nvme0"));
     let done = [irq, Event::RequestDone(8, 5)];
     let cases: [(&[Event], CauseKind, &str); 5] = [
-        (&[Event::Irq(Name::of("local_timer")), Event::TimerExpires(TimerKind::Other)], Timer, "timer"),
+        (&[Event::Irq(Name::new("local_timer")), Event::TimerExpires(TimerKind::Other)], Timer, "timer"),
         (&done, Disk, "disk8 (write by t1:1)"),
         (&[Event::Softirq(3)], Network, "network"),
         (&[irq], Interrupt, "nvme0"),
@@ -260,7 +264,7 @@ fn nested_sleeps_are_each_reported() {
     // A command's path does not: all of it is the longest sleep.
     let mut past = past;
     past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));
-    let command = Asked { is_command: true, ..up_to(asked(1, 0, 400)) };
+    let command = Query { is_command: true, ..up_to(asked(1, 0, 400)) };
     assert_eq!(segments_of(past, command), [segment(400, Timer, "timer", 1)]);
 }
 

@@ -3,19 +3,19 @@
 
 use std::collections::BTreeMap;
 
-use super::super::budget::{EndedBy, Known, budget};
+use super::super::budget::{EndedBy, OutsideState, budget};
 use super::*;
 
 /// Thread 1 is stopped from 10 to 30 ms, and thread 2 resumes it; the kernel reports the stop as `exit`.
-fn stopped(exit: Exit) -> Scenario {
+fn stopped(exit: SwitchOut) -> Scenario {
     let mut scenario = Scenario::new(2);
     scenario.preempted(0, 0, 1).preempted(0, 1, 2);
     scenario.switch(10, 0, exit, 0).wakes(30, 1, 1).preempted(30, 0, 1);
     scenario
 }
 
-fn stop(stop: Stop) -> Exit {
-    Exit::Blocked(Blocked { syscall: Some(230), stop: Some(stop), ..Blocked::default() })
+fn stop(stop: Stop) -> SwitchOut {
+    SwitchOut::Blocked(Blocked { syscall: Some(230), stop: Some(stop), ..Blocked::default() })
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn activity_of_resuming_thread_is_not_followed() {
     let mut history = Scenario::new(2);
     history.preempted(0, 0, 1).preempted(0, 1, 2);
     history.switch(10, 0, stop(Stop::Signal), 0).sleeps(11, 1, 0);
-    history.at(29, 1, Event::Irq(Name::of("timer"))).at(29, 1, Event::TimerExpires(TimerKind::Other)).wakes(29, 1, 2);
+    history.at(29, 1, Event::Irq(Name::new("timer"))).at(29, 1, Event::TimerExpires(TimerKind::Other)).wakes(29, 1, 2);
     history.at(29, 1, Event::IrqEnds).preempted(29, 1, 2).wakes(30, 1, 1).preempted(30, 0, 1);
     let segments = segments_of(history.past(40), asked(1, 10, 30));
     assert_eq!(segments, [segment(20, CauseKind::Stopped, "t2:2", 1)]);
@@ -64,17 +64,18 @@ fn waiter_for_stopped_thread_sees_resuming_thread() {
 
 #[test]
 fn stopped_thread_is_no_own_sleep() {
-    let budget_of = |history: &mut Scenario, known: Known| {
-        let of = |tid| Asked { tid, from_ns: 1, to_ns: 1 + 100 * MS, is_wait: false, is_command: false };
+    let budget_of = |history: &mut Scenario, known: OutsideState| {
+        let of = |tid| Query { tid, from_ns: 1, to_ns: 1 + 100 * MS, is_wait: false, is_command: false };
         budget(&mut history.past(100), &[of(1)], &BTreeMap::from([(1, known)]), &(), &mut Plain)
     };
-    let napper = Known { name: name(1), waits_in: Some("clock_nanosleep".to_owned()), ..Known::default() };
+    let napper =
+        OutsideState { name: name(1), waits_in: Some("clock_nanosleep".to_owned()), ..OutsideState::default() };
     // The thread has not run since before the start of the span.
     let asleep = budget_of(&mut Scenario::new(1), napper.clone());
     assert_eq!((in_ms(asleep.own_sleep_ns), asleep.waits.len()), (100, 0));
-    let tracer = Some((7, Name::of("gdb")));
+    let tracer = Some((7, Name::new("gdb")));
     for (stop, who) in [(Stop::Signal, "signal"), (Stop::Freezer, "freezer"), (Stop::Tracer, "gdb:7")] {
-        let seen = budget_of(&mut Scenario::new(1), Known { stop: Some(stop), tracer, ..napper.clone() });
+        let seen = budget_of(&mut Scenario::new(1), OutsideState { stop: Some(stop), tracer, ..napper.clone() });
         assert_eq!((seen.own_sleep_ns, seen.waits.len()), (0, 1), "{stop:?}");
         let waits = &seen.waits[0];
         let wait = (waits.via.as_str(), waits.ended_by, in_ms(waits.ns));
@@ -84,7 +85,7 @@ fn stopped_thread_is_no_own_sleep() {
     }
     // The thread was stopped and resumed within the span: the thread that resumed it is named.
     let mut history = stopped(stop(Stop::Signal));
-    let seen = budget_of(&mut history, Known { name: name(1), ..Known::default() });
+    let seen = budget_of(&mut history, OutsideState { name: name(1), ..OutsideState::default() });
     let waits = seen.waits.iter().find(|waits| waits.via == Stop::Signal.words()).expect("it was stopped");
     let part = &waits.path[0];
     assert_eq!((in_ms(part.ns), part.kind, part.who.as_str()), (20, CauseKind::Stopped, "t2:2"));

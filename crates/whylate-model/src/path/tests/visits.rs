@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::super::cursors::Bound;
-use super::super::history::Past as _;
+use super::super::history::CpuTimeline as _;
 use super::super::walk::walk_within;
-use super::super::{Finding, Limits, Party};
+use super::super::{Actor, Finding, Limits};
 use super::every_cursor::walk_every;
 use super::*;
 
@@ -19,13 +19,13 @@ impl Limits for SomeLimits {
     }
 }
 
-fn any_asked() -> impl Strategy<Value = Asked> {
+fn any_asked() -> impl Strategy<Value = Query> {
     (1_u32..6, 0_u64..450, 0_u64..450, any::<bool>(), any::<bool>())
-        .prop_map(|(tid, from_ns, to_ns, is_wait, is_command)| Asked { tid, from_ns, to_ns, is_wait, is_command })
+        .prop_map(|(tid, from_ns, to_ns, is_wait, is_command)| Query { tid, from_ns, to_ns, is_wait, is_command })
 }
 
 /// Returns the findings of each walk, in order; walks are independent of each other.
-fn of_each(asked: &[Asked], walk: impl FnOnce(&mut dyn FnMut(usize, Finding))) -> Vec<Vec<Finding>> {
+fn of_each(asked: &[Query], walk: impl FnOnce(&mut dyn FnMut(usize, Finding))) -> Vec<Vec<Finding>> {
     let mut found = vec![Vec::new(); asked.len()];
     walk(&mut |index, finding| found[index].push(finding));
     found
@@ -65,7 +65,7 @@ proptest! {
             let apart = |all: &[Finding]| all.iter().copied().partition::<Vec<Finding>, _>(is_asleep);
             prop_assert_eq!(apart(&now), apart(&before));
             let path = |all: Vec<Finding>| {
-                let mut found = Found::default();
+                let mut found = PathBuilder::default();
                 all.into_iter().for_each(|finding| found.add(finding));
                 found.finish(&mut Plain)
             };
@@ -75,28 +75,28 @@ proptest! {
 }
 
 /// Threads that run on one CPU in turn, 10 ns each, with the given switch-in and switch-out.
-fn in_turn(turns: u64, slice: impl Fn(u64) -> (u32, Entry, Exit)) -> Recorded {
+fn in_turn(turns: u64, slice: impl Fn(u64) -> (u32, SwitchIn, SwitchOut)) -> Recorded {
     let of = |turn: u64| {
         let (tid, entry, exit) = slice(turn);
         let (start_ns, end_ns) = (1 + turn * 10, 11 + turn * 10);
-        Slice { start_ns, end_ns, holder: Holder::Thread(tid), name: name(tid), entry, exit, ..Slice::default() }
+        RunSlice { start_ns, end_ns, holder: Holder::Thread(tid), name: name(tid), entry, exit, ..RunSlice::default() }
     };
     Recorded { cpus: vec![(0..turns).map(of).collect()] }
 }
 
-fn over_all(past: &Recorded, tids: std::ops::RangeInclusive<u32>) -> Vec<Asked> {
+fn over_all(past: &Recorded, tids: std::ops::RangeInclusive<u32>) -> Vec<Query> {
     let to_ns = past.cpus.iter().flatten().map(|slice| slice.end_ns).max().unwrap_or(0);
-    tids.map(|tid| Asked { tid, from_ns: 1, to_ns, is_wait: false, is_command: false }).collect()
+    tids.map(|tid| Query { tid, from_ns: 1, to_ns, is_wait: false, is_command: false }).collect()
 }
 
 /// Returns the number of visits, and the findings.
-fn visits(past: &Recorded, asked: &[Asked], bound: Bound) -> (u64, Vec<Vec<Finding>>) {
+fn visits(past: &Recorded, asked: &[Query], bound: Bound) -> (u64, Vec<Vec<Finding>>) {
     let mut visits = 0;
     let found = of_each(asked, |found| visits = walk_within(&mut past.clone(), asked, &(), bound, found));
     (visits, found)
 }
 
-const ASLEEP: Exit = Exit::Blocked(Blocked {
+const ASLEEP: SwitchOut = SwitchOut::Blocked(Blocked {
     syscall: Some(230),
     is_uninterruptible: false,
     in_iowait: false,
@@ -108,7 +108,7 @@ const ASLEEP: Exit = Exit::Blocked(Blocked {
 fn sleeping_threads_are_not_visited_for_others() {
     // 1 and 2 take turns, and 3 to 1,000 sleep all the time.
     let past = in_turn(20_000, |turn| {
-        (1 + (turn % 2) as u32, Entry::Preempted { at_ns: (turn * 10).saturating_sub(9) }, Exit::Preempted)
+        (1 + (turn % 2) as u32, SwitchIn::Preempted { at_ns: (turn * 10).saturating_sub(9) }, SwitchOut::Preempted)
     });
     let (visits, _) = visits(&past, &over_all(&past, 3..=1_000), Bound::None);
     assert!(visits <= 5 * 1_000, "{visits} visits");
@@ -117,9 +117,9 @@ fn sleeping_threads_are_not_visited_for_others() {
 #[test]
 fn visits_grow_with_threads_own_switches() {
     // Each of 1,000 threads runs 20 times, woken by a timer just before.
-    let woken = |turn: u64| Entry::Woken { at_ns: turn * 10 - 3, by: Waker::Timer(TimerKind::default()), cpu: 0 };
+    let woken = |turn: u64| SwitchIn::Woken { at_ns: turn * 10 - 3, by: Waker::Timer(TimerKind::default()), cpu: 0 };
     let past = in_turn(20_000, |turn| {
-        (1 + (turn % 1_000) as u32, if turn == 0 { Entry::Unseen } else { woken(turn) }, ASLEEP)
+        (1 + (turn % 1_000) as u32, if turn == 0 { SwitchIn::Unseen } else { woken(turn) }, ASLEEP)
     });
     let (visits, _) = visits(&past, &over_all(&past, 1..=1_000), Bound::None);
     assert!(visits <= 5 * (20_000 + 1_000), "{visits} visits");
@@ -128,8 +128,8 @@ fn visits_grow_with_threads_own_switches() {
 #[test]
 fn runnable_threads_are_visited_once_per_run_slice() {
     // 1,000 threads that never sleep: between two turns of each lie those of all others.
-    let lost = |turn: u64| Entry::Preempted { at_ns: (1 + turn * 10).saturating_sub(9_990) };
-    let past = in_turn(20_000, |turn| (1 + (turn % 1_000) as u32, lost(turn), Exit::Preempted));
+    let lost = |turn: u64| SwitchIn::Preempted { at_ns: (1 + turn * 10).saturating_sub(9_990) };
+    let past = in_turn(20_000, |turn| (1 + (turn % 1_000) as u32, lost(turn), SwitchOut::Preempted));
     let asked = over_all(&past, 1..=1_000);
     let (visits, exact) = visits(&past, &asked, Bound::None);
     assert!(visits <= 5 * (20_000 + 1_000), "{visits} visits");
@@ -142,9 +142,9 @@ fn runnable_threads_are_visited_once_per_run_slice() {
 /// 1 wakes 2 to `threads` in turn, each of which sleeps until its next turn.
 fn of_one_waker(threads: u64, turns: u64) -> Recorded {
     in_turn(turns, |turn| match turn % 2 {
-        0 => (1, Entry::Preempted { at_ns: (1 + turn * 10).saturating_sub(10) }, Exit::Preempted),
+        0 => (1, SwitchIn::Preempted { at_ns: (1 + turn * 10).saturating_sub(10) }, SwitchOut::Preempted),
         _ => {
-            let entry = Entry::Woken { at_ns: turn * 10 - 3, by: Waker::Thread(1), cpu: 0 };
+            let entry = SwitchIn::Woken { at_ns: turn * 10 - 3, by: Waker::Thread(1), cpu: 0 };
             (2 + (turn / 2 % (threads - 1)) as u32, entry, ASLEEP)
         }
     })
@@ -180,7 +180,7 @@ fn by_name(found: &[Finding]) -> BTreeMap<String, u64> {
     for finding in found {
         if let Finding::Segment(segment) = finding {
             let who = match segment.who {
-                Party::Thread { name, is_member, .. } => Party::Program { name, is_member },
+                Actor::Thread { name, is_member, .. } => Actor::Program { name, is_member },
                 other => other,
             };
             let what = format!("{:?} {who:?} {:?} {:?}", segment.kind, segment.ready, segment.hop);
@@ -206,12 +206,21 @@ fn crowded(cpus: &[Vec<Turn>], names: u32) -> Recorded {
                 tid => (Holder::Thread(tid), ns / 7),
             };
             let entry = match waited_ns.map(|(ns, is_woken)| (start_ns.saturating_sub(ns), is_woken)) {
-                None => Entry::GoesOn,
-                Some((at_ns, false)) => Entry::Preempted { at_ns },
-                Some((at_ns, true)) => Entry::Woken { at_ns, by: Waker::Timer(TimerKind::default()), cpu: 0 },
+                None => SwitchIn::GoesOn,
+                Some((at_ns, false)) => SwitchIn::Preempted { at_ns },
+                Some((at_ns, true)) => SwitchIn::Woken { at_ns, by: Waker::Timer(TimerKind::default()), cpu: 0 },
             };
             let name = name(tid % names);
-            Slice { start_ns, end_ns, holder, name, entry, exit: Exit::Preempted, steal_ns, ..Slice::default() }
+            RunSlice {
+                start_ns,
+                end_ns,
+                holder,
+                name,
+                entry,
+                exit: SwitchOut::Preempted,
+                steal_ns,
+                ..RunSlice::default()
+            }
         };
         turns.iter().map(of).collect()
     };
@@ -239,9 +248,9 @@ proptest! {
         let past = crowded(&cpus, names);
         prop_assert_eq!(past.backwards().cpus(), cpus.len());
         let limits: &dyn Limits = if is_limited { &SomeLimits } else { &() };
-        let asked: Vec<Asked> = asked
+        let asked: Vec<Query> = asked
             .into_iter()
-            .map(|(tid, from_ns, to_ns)| Asked { tid: tid % tids, from_ns, to_ns, is_wait: false, is_command: false })
+            .map(|(tid, from_ns, to_ns)| Query { tid: tid % tids, from_ns, to_ns, is_wait: false, is_command: false })
             .collect();
         let bound = Bound::Work { of_change: u64::MAX >> 1, more: u64::MAX >> 1 };
         let sums = of_each(&asked, |found| {

@@ -327,8 +327,8 @@ impl Programs {
         lost
     }
 
-    pub(super) fn weaker(&self) -> Option<&str> {
-        self.account.as_ref().and_then(Account::weaker)
+    pub(super) fn limitations(&self) -> Option<&str> {
+        self.account.as_ref().and_then(Account::limitations)
     }
 
     pub(super) fn statistics(&self) -> ProgramStatistics {

@@ -13,7 +13,7 @@ use whylate_model::sources::BLOCK;
 use whylate_model::units::{format_ns, printable};
 use whylate_sources::inject::requests::{self, Plan, Report, folder_on_disk};
 
-use crate::cli::Senseless;
+use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
 use crate::render::json::write_line;
 
@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
     let every = Duration::from_nanos(arguments.every_ns);
     let Arguments { reads, hogs, is_loop, reads_a_second, .. } = *arguments;
     let plan = Plan { folder, reads, every, hogs, is_loop, reads_a_second };
-    plan.check().map_err(Senseless)?;
+    plan.check().map_err(UsageError)?;
     let report = requests::run(&plan, stop).context("cannot inject block")?;
     let mut out = io::stdout().lock();
     if arguments.json {

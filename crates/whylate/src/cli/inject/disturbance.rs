@@ -12,7 +12,7 @@ use whylate_sources::inject::disturbance::{
     self, Disturbance, Kind, MAX_LENGTH_NS, MAX_PRIORITY, MAX_TIMES, Plan, Report,
 };
 
-use crate::cli::Senseless;
+use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
 use crate::render::json::write_line;
 
@@ -85,7 +85,7 @@ pub fn hog(arguments: &HogArguments, stop: &AtomicBool) -> anyhow::Result<()> {
         (Policy::Normal, None) => disturbance::Policy::Normal,
         (Policy::Normal, Some(_)) => {
             let reason = "a normal thread has no real-time priority: leave out --priority, or choose --policy fifo";
-            return Err(Senseless(anyhow!(reason)).into());
+            return Err(UsageError(anyhow!(reason)).into());
         }
     };
     run(&arguments.common, Kind::Hog(policy), stop)
@@ -94,7 +94,7 @@ pub fn hog(arguments: &HogArguments, stop: &AtomicBool) -> anyhow::Result<()> {
 pub fn run(common: &Common, kind: Kind, stop: &AtomicBool) -> anyhow::Result<()> {
     let plan =
         Plan { kind, length_ns: common.length_ns, times: common.times, every_ns: common.every_ns, cpu: common.cpu };
-    plan.check().map_err(Senseless)?;
+    plan.check().map_err(UsageError)?;
     let mut number = 0;
     let report = disturbance::run(&plan, stop, &mut |one| {
         number += 1;

@@ -11,7 +11,7 @@ use serde::Serialize;
 use whylate_model::units::{format_ns, rfc3339};
 use whylate_sources::inject::{Moment, work};
 
-use crate::cli::Senseless;
+use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
 use crate::render::json::write_line;
 
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
         cpu: arguments.cpu,
         load: arguments.load,
     };
-    plan.check().map_err(Senseless)?;
+    plan.check().map_err(UsageError)?;
     let report = work::run(&plan, stop).context("cannot inject work")?;
     let mut out = io::stdout().lock();
     if arguments.json {

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use jiff::tz::TimeZone;
 use whylate_model::ftrace::{ImportOptions, import};
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{LateEvent, Series, Snapshot, Worst};
+use whylate_model::{LateEvent, Series, Snapshot, TopN};
 
 use super::Arguments;
 use crate::cli::undid;
@@ -41,7 +41,7 @@ pub fn run(arguments: &Arguments, file: &Path) -> anyhow::Result<()> {
 fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyhow::Result<()> {
     let worst = arguments.worst().unwrap_or(WORST_IN_JSON);
     let options = ImportOptions { late_over_ns: arguments.lines().then(|| arguments.lines_from_ns()), worst };
-    let mut timers = Worst::new(worst);
+    let mut timers = TopN::new(worst);
     // The console level of this machine says nothing about the traced one. Trace timestamps start at boot.
     let mut output: Box<dyn Output> = if arguments.schedule.json {
         Box::new(JsonLines)
@@ -77,7 +77,7 @@ fn timers_of(snapshot: &Snapshot) -> Vec<Series> {
     series
 }
 
-fn write_timers(out: &mut dyn Write, timers: &[Series], late: &Worst) -> io::Result<()> {
+fn write_timers(out: &mut dyn Write, timers: &[Series], late: &TopN) -> io::Result<()> {
     let mut table = Table::new("COUNT, LATE-P99, LATE-MAX, OVERRUNS, CPU, <CALLBACK");
     for series in timers {
         let lateness = series.histograms.get("lateness").cloned().unwrap_or_default();

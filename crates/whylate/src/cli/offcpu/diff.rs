@@ -11,7 +11,7 @@ use whylate_model::folded::{Root, lines, waiting};
 use whylate_model::import::{DEEPEST, Imported, Names, Order};
 use whylate_model::text;
 
-use crate::cli::Senseless;
+use crate::cli::UsageError;
 use crate::files;
 use crate::render::text::offcpu::diff::Difference;
 use crate::render::text::offcpu::file::Form;
@@ -19,9 +19,9 @@ use crate::render::text::offcpu::{svg, write_lines};
 use crate::render::text::table::terminal_columns;
 
 pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result<()> {
-    let difference = Difference::of(&read(before)?, &read(after)?);
+    let difference = Difference::between(&read(before)?, &read(after)?);
     if let Some(path) = output {
-        let form = Form::from_path(path).map_err(Senseless)?;
+        let form = Form::from_path(path).map_err(UsageError)?;
         let cannot = || format!("cannot write {}", path.display());
         let lines = difference.lines();
         match form {
@@ -33,7 +33,7 @@ pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result
             Form::Folded => files::write(path, |out| write_lines(out, &lines)).with_context(cannot)?,
             _ => {
                 return Err(
-                    Senseless(anyhow::anyhow!("write a difference to a file that ends in .svg or .folded")).into()
+                    UsageError(anyhow::anyhow!("write a difference to a file that ends in .svg or .folded")).into()
                 );
             }
         }

@@ -11,7 +11,7 @@ use whylate_model::import::{DEEPEST, Imported, Names, Order};
 use whylate_model::text;
 use whylate_model::units::printable;
 
-use crate::cli::{Senseless, undid};
+use crate::cli::{UsageError, undid};
 use crate::files;
 use crate::render::text::offcpu::file::Form;
 use crate::render::text::offcpu::{svg, write_lines};
@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         write_lines(&mut out, &lines)?;
         return Ok(out.flush()?);
     };
-    let form = Form::from_path(path).map_err(Senseless)?;
+    let form = Form::from_path(path).map_err(UsageError)?;
     let cannot = || format!("cannot write {}", path.display());
     match form {
         Form::Svg => {
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         Form::Folded => files::write(path, |out| write_lines(out, &lines)).with_context(cannot)?,
         _ => {
             let name = printable(&path.to_string_lossy());
-            return Err(Senseless(anyhow::anyhow!("write to a file that ends in .svg or .folded, not {name}")).into());
+            return Err(UsageError(anyhow::anyhow!("write to a file that ends in .svg or .folded, not {name}")).into());
         }
     }
     Ok(())

@@ -26,7 +26,8 @@ struct Line<'a> {
     #[serde(flatten)]
     explained: &'a Explained,
     lost: &'a BTreeMap<String, u64>,
-    weaker: &'a [&'static str],
+    #[serde(rename = "weaker")]
+    limitations: &'a [&'static str],
 }
 
 /// Reads the file, and prints the path of the given thread, or of the one that the trace seems to be about.
@@ -54,12 +55,15 @@ fn show(input: impl BufRead, wanted: Wanted<'_>, json: bool, out: &mut dyn Write
     let Command { name, explained, is_born, end, .. } = &command;
     if json {
         let (is_born, is_whole) = (*is_born, *is_born && *end == End::Exit);
-        write_line(out, &Line { command: name, is_born, is_whole, explained, lost: &lost, weaker: &trace.weaker })?;
+        write_line(
+            out,
+            &Line { command: name, is_born, is_whole, explained, lost: &lost, limitations: &trace.limitations },
+        )?;
         return Ok(());
     }
     writeln!(out, "{}", about(&command))?;
-    for weaker in &trace.weaker {
-        writeln!(out, "note: {weaker}")?;
+    for limitation in &trace.limitations {
+        writeln!(out, "note: {limitation}")?;
     }
     text::write(out, name, explained, &lost, None)?;
     Ok(())
@@ -68,8 +72,8 @@ fn show(input: impl BufRead, wanted: Wanted<'_>, json: bool, out: &mut dyn Write
 /// Renders which thread is explained, why, and for which span.
 fn about(command: &Command) -> String {
     let why = match command.why {
-        WhyThis::Asked(0) => String::new(),
-        WhyThis::Asked(others) => format!(", one of {} threads that match", others + 1),
+        WhyThis::Named(0) => String::new(),
+        WhyThis::Named(others) => format!(", one of {} threads that match", others + 1),
         WhyThis::FirstExec => ", the first thread that executes a program".to_owned(),
         WhyThis::RanLongest => ", the thread that ran longest".to_owned(),
     };

@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use whylate_sources::AttachError;
 use whylate_sources::kernel::credentials::{Credentials, may_change_user, run_as_user};
 
-use crate::cli::Senseless;
+use crate::cli::UsageError;
 
 /// The program that knows users of all sources (nsswitch.conf(5)). libc knows them too, but not in a static program.
 const GETENT: &str = "/usr/bin/getent";
@@ -33,7 +33,7 @@ impl User {
             .and_then(|text| entry(&text, wanted))
             .or_else(|| entry(&fs::read_to_string(PASSWD).ok()?, wanted));
         let mut user = line.ok_or_else(|| {
-            Senseless(anyhow!("no user of this system is named {wanted:?} (name one that `getent passwd` lists)"))
+            UsageError(anyhow!("no user of this system is named {wanted:?} (name one that `getent passwd` lists)"))
         })?;
         if !may_change_user() {
             let remedy = "run as root, or grant CAP_SETUID and CAP_SETGID";

@@ -97,7 +97,7 @@ fn mean_wait_ns(report: &work::Report) -> f64 {
 /// Checks `offcpu`: the weight of the sleepers' stacks is the time that they slept.
 pub(super) fn sleep(_setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     let sleepers = Sleepers::start()?;
-    let options = OffcpuOptions { threads: Threads::of(sleepers.pid()), ..OffcpuOptions::default() };
+    let options = OffcpuOptions { threads: Threads::of_process(sleepers.pid()), ..OffcpuOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
     thread::sleep(SETTLE);
     source.snapshot()?;
@@ -138,7 +138,7 @@ pub(super) fn duty(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
             "an emulated CPU stops at any time, and requests are outstanding meanwhile without being worked at";
         return Err(AttachError::Unsupported(reason.to_owned()));
     }
-    let mut source = SqpollOptions { threads: Threads::of(std::process::id()), ..SqpollOptions::default() }
+    let mut source = SqpollOptions { threads: Threads::of_process(std::process::id()), ..SqpollOptions::default() }
         .start(&Session::of_one())?;
     let plan = LoadPlan {
         duty: DUTY_SHARE,

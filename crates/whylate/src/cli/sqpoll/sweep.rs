@@ -22,7 +22,7 @@ use whylate_sources::inject::file_load::{self, MAX_DEPTH, Plan, Report};
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session, Threads};
 
-use crate::cli::Senseless;
+use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
 use crate::files::create_new;
 use crate::render::json::write_line;
@@ -194,7 +194,7 @@ fn prepare(arguments: &Arguments) -> anyhow::Result<Option<Made<'_>>> {
     }
     if let Some(refusal) = file_load::refusal_to_write(&arguments.filename) {
         if !arguments.destroy_what_is_there {
-            return Err(Senseless(anyhow!("{refusal}: to allow this, use --destroy-what-is-there")).into());
+            return Err(UsageError(anyhow!("{refusal}: to allow this, use --destroy-what-is-there")).into());
         }
         return Ok(None);
     }
@@ -223,10 +223,13 @@ fn measure(
         iopoll: arguments.iopoll,
     };
     let own = std::process::id();
-    let mut source =
-        SqpollOptions { backend: Some("bpf".to_owned()), threads: Threads::of(own), ..SqpollOptions::default() }
-            .start(&Session::of_one())
-            .context("cannot attach sqpoll")?;
+    let mut source = SqpollOptions {
+        backend: Some("bpf".to_owned()),
+        threads: Threads::of_process(own),
+        ..SqpollOptions::default()
+    }
+    .start(&Session::of_one())
+    .context("cannot attach sqpoll")?;
     // Measure from the first request on.
     let started = || source.snapshot().map(|_| ()).map_err(io::Error::other);
     let report = file_load::run(&plan, stop, started);
@@ -298,7 +301,7 @@ pub(super) mod tests {
         let path = directory.path().join("dear");
         fs::write(&path, "dear")?;
         let error = run(&arguments(path.clone())).expect_err("it is there");
-        assert!(error.is::<Senseless>() && error.to_string().contains("--destroy-what-is-there"), "{error:#}");
+        assert!(error.is::<UsageError>() && error.to_string().contains("--destroy-what-is-there"), "{error:#}");
         assert_eq!(fs::read_to_string(&path)?, "dear");
         Ok(())
     }

@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use jiff::tz::TimeZone;
-use whylate_model::{LateEvent, Snapshot, Worst};
+use whylate_model::{LateEvent, Snapshot, TopN};
 
 use super::screen::Screen;
 use super::{Plan, View};
@@ -21,7 +21,7 @@ pub struct Figures<'a> {
     pub screen: Screen,
     zone: TimeZone,
     pub total: Total,
-    pub worst: Worst,
+    pub worst: TopN,
     /// Whether the return to user space is measured.
     pub has_user: bool,
 }
@@ -33,7 +33,7 @@ impl<'a> Figures<'a> {
             screen: Screen::new(),
             zone: TimeZone::system(),
             total: Total::default(),
-            worst: Worst::new(plan.common.worst.map_or(0, usize::from)),
+            worst: TopN::new(plan.common.worst.map_or(0, usize::from)),
             has_user: false,
         }
     }

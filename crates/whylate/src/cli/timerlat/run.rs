@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use whylate_model::blame::Evidence;
 use whylate_model::sources::TIMERLAT;
-use whylate_model::{LateEvent, Snapshot, TimerEvidence, Worst};
+use whylate_model::{LateEvent, Snapshot, TimerEvidence, TopN};
 use whylate_sources::kernel::cpus::Choice;
 use whylate_sources::timerlat::idle::{self, Shallow};
 use whylate_sources::timerlat::{self, AttachedTimerlat, Stop, placement};
@@ -18,7 +18,7 @@ use whylate_sources::{Attached as _, Measuring, Session};
 
 use super::figures::Figures;
 use super::{Arguments, Common, Plan, RECORDED_WORST, actions};
-use crate::cli::{Origin, SUCCESS, Senseless, THRESHOLD_HIT, record};
+use crate::cli::{Origin, SUCCESS, THRESHOLD_HIT, UsageError, record};
 use crate::engine::runner::{Feed, Keep, PendingLate, wait};
 use crate::engine::watch::{Ended, Watch};
 use crate::render::json::JsonLines;
@@ -45,7 +45,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let plan = arguments.plan();
     if plan.common.bpf_action.is_some() {
         let error = anyhow!("--bpf-action is not supported: run a command with --on-threshold shell,command=COMMAND");
-        return Err(Senseless(error).into());
+        return Err(UsageError(error).into());
     }
     if let Origin::Recording(recording) = origin {
         record::refuse(plan.common.output.as_deref())?;
@@ -408,7 +408,7 @@ impl<'a> Measurement<'a> {
         let common = self.plan.common;
         match common.worst.map(usize::from).or_else(|| (!self.explains).then_some(RECORDED_WORST)) {
             Some(limit) => {
-                let mut worst = Worst::new(limit);
+                let mut worst = TopN::new(limit);
                 self.kept.iter().for_each(|event| worst.add(event.clone()));
                 worst.take()
             }

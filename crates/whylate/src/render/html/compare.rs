@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 
-use whylate_model::diff::{Diff, Row, Told};
+use whylate_model::diff::{Diff, Outcome, Row};
 
 use super::markup::{head, name_cell, sentence, text};
 use super::{Report, tables};
@@ -28,7 +28,7 @@ impl Compared {
             let _ = write!(out, "<div><dt>{side}</dt><dd>{}</dd></div>", sentence(&heading(about, zone)));
         }
         out += "</dl>\n";
-        let differing: Vec<&Row> = diff.rows.iter().filter(|row| row.told.differs()).collect();
+        let differing: Vec<&Row> = diff.rows.iter().filter(|row| row.outcome.differs()).collect();
         match differing.is_empty() {
             true => {
                 let said = match diff {
@@ -99,14 +99,14 @@ impl Compared {
 /// Returns a row of the table of differences. Rows without a difference are gray.
 fn row_of(row: &Row, change: fn(&Row) -> String) -> String {
     let source = if row.source.is_empty() { "all" } else { &row.source };
-    let class = match row.told {
-        Told::More => "more-of-it",
-        Told::Less => "less-of-it",
-        Told::NoDifference | Told::TooLittle | Told::Untested => "neutral",
+    let class = match row.outcome {
+        Outcome::More => "more-of-it",
+        Outcome::Less => "less-of-it",
+        Outcome::NoDifference | Outcome::TooLittle | Outcome::Untested => "neutral",
     };
-    let arrow = match row.told {
-        Told::More => "more: ",
-        Told::Less => "less: ",
+    let arrow = match row.outcome {
+        Outcome::More => "more: ",
+        Outcome::Less => "less: ",
         _ => "",
     };
     let cell = |value: String| format!("<td class=\"n\">{}</td>", text(&value));

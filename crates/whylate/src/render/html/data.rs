@@ -13,8 +13,8 @@ use flate2::write::GzEncoder;
 use jiff::tz::TimeZone;
 use serde::Serialize;
 use whylate_model::culprits::Culprit;
-use whylate_model::look::Found;
 use whylate_model::merge::{Merging, PRESENT};
+use whylate_model::overview::SourceSummary;
 use whylate_model::snapshot::Labels;
 use whylate_model::{CauseKind, Histogram, Series, Snapshot};
 
@@ -366,7 +366,7 @@ fn source(report: &Report, index: usize) -> SourceData {
     let has_all = series.len() == whole.series.len();
     let judged = card.judged_share.filter(|_| !has_all).map(|of| by_slots.judged(whole, of.value)).unwrap_or_default();
     let found = report.found.iter().find(|found| found.card.name == card.name);
-    let remark = found.map(Found::remark).filter(|remark| !remark.text.is_empty());
+    let remark = found.map(SourceSummary::remark).filter(|remark| !remark.text.is_empty());
     let grouped = added_up(card, whole).map(|(label, by_label)| {
         let values =
             in_order(&by_label).into_iter().take(GROUPS).map(|of| of.labels.get(label).map_or("", String::as_str));

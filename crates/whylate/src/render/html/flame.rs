@@ -124,7 +124,7 @@ pub fn class(kind: Kind) -> &'static str {
         Kind::Between => "f-between",
         Kind::Kernel => "f-kernel",
         Kind::Waker => "f-waker",
-        Kind::Meanwhile => "f-meanwhile",
+        Kind::WhileWaiting => "f-meanwhile",
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use whylate_model::look::{Headline, Look};
+use whylate_model::overview::{Headline, Overview};
 use whylate_model::units::format_ns;
 use whylate_model::{Card, CauseKind, LateEvent};
 
@@ -100,7 +100,7 @@ pub fn format_span(ns: u64) -> String {
 }
 
 /// Returns the headline.
-pub fn sentence(look: &Look, victim: Option<&Victim>) -> String {
+pub fn sentence(look: &Overview, victim: Option<&Victim>) -> String {
     let (host, span) = (&look.host, format_span(look.duration_ns));
     if let Some(Victim { source, who, events, total_ns, is_part, cause }) = victim {
         let times = if *events == 1 { String::new() } else { format!(" ({events} times)") };
@@ -163,14 +163,14 @@ mod tests {
         assert_eq!(most(&victims), Some(("steady".to_owned(), 6 * VICTIMS as u64, false)));
         victims.add(&OFFCPU, &late("new", &[(CauseKind::Running, "hog", 1_000_000)]));
         let first = victims.first().expect("there are some");
-        let look = Look { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Look::default() };
+        let look = Overview { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Overview::default() };
         let text = sentence(&look, Some(&first));
         assert!(text.starts_with("new (offcpu) waited at least 1.00ms in 60.0s, 100 % of it"), "{text}");
     }
 
     #[test]
     fn headline_names_victim_and_main_cause() {
-        let look = Look { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Look::default() };
+        let look = Overview { host: "web1".to_owned(), duration_ns: 60_000_000_000, ..Overview::default() };
         assert_eq!(sentence(&look, None), "Nothing was late on web1 in 60.0s.");
         let mut victims = Victims::default();
         let disk = (CauseKind::Disk, "nvme0n1 (write by backup:812)", 640_000_000);

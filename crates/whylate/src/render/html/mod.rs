@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
 use whylate_model::folded::Root;
-use whylate_model::look::{Found, Gatherer, Look};
+use whylate_model::overview::{Gatherer, Overview, SourceSummary};
 use whylate_model::recording::{Header, Line, Repeated};
 use whylate_model::sources::named;
 use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
@@ -40,7 +40,7 @@ pub use compare::Compared;
 pub use page::{Made, write};
 pub use read::recorded;
 
-use crate::cli::look::not_recorded;
+use crate::cli::overview::not_recorded;
 use crate::render::text::offcpu::chains::parts_of;
 use crate::store::play::gap_message;
 use headline::{Victim, Victims};
@@ -77,13 +77,13 @@ pub struct ReportBuilder {
 pub struct Report {
     pub header: Header,
     pub cards: Vec<&'static Card>,
-    pub look: Look,
+    pub look: Overview,
     pub slots: Slots,
     /// By slot and source.
     pub merged: Vec<Vec<Option<Snapshot>>>,
     /// By source: merged over all slots, with the threads that wait at the end.
     pub whole: Vec<Option<Snapshot>>,
-    pub found: Vec<Found<'static>>,
+    pub found: Vec<SourceSummary<'static>>,
     pub stacks: Vec<Stacks>,
     pub chains: Vec<Chains>,
     pub culprits: Culprits,
@@ -147,7 +147,7 @@ impl ReportBuilder {
         self.tick_with_repeated(&mut lines, &BTreeMap::new())
     }
 
-    /// Adds a tick like `tick`; the stacks of some snapshots are in `repeated`, by source. Takes late events and stacks
+    /// Adds a tick like `tick`; the stacks of some snapshots are in `repeated`, by source. BackendUse late events and stacks
     /// out of the lines, and leaves the rest so that its memory can be reused.
     fn tick_with_repeated(
         &mut self,
@@ -171,7 +171,7 @@ impl ReportBuilder {
                         has_late = true;
                         self.late(slot, number, event, &mut tick_gatherer);
                     }
-                    found.push(Found::of_part(self.cards[number], snapshot));
+                    found.push(SourceSummary::of_part(self.cards[number], snapshot));
                     let stacks = std::mem::take(&mut snapshot.stacks);
                     let of_source = &mut self.stacks[number];
                     self.last_stacks[number] = match repeated.get(self.cards[number].name) {
@@ -199,7 +199,7 @@ impl ReportBuilder {
             return Ok(());
         }
         // Most ticks have no late event.
-        let look = if has_late { tick_gatherer.finish_with(&found, Vec::new()) } else { Look::default() };
+        let look = if has_late { tick_gatherer.finish_with(&found, Vec::new()) } else { Overview::default() };
         for culprit in &look.culprits {
             for of in &culprit.victims {
                 let delay = Delay { events: of.events, total_ns: of.total_ns, worst_ns: of.worst_ns };
@@ -254,7 +254,7 @@ impl ReportBuilder {
         self.missing.extend(missing);
     }
 
-    /// Takes the stacks of the newest snapshots that came without them from their lines.
+    /// BackendUse the stacks of the newest snapshots that came without them from their lines.
     fn add_last_lines(&mut self, lines: &BTreeMap<String, Vec<u8>>) {
         for (card, last) in self.cards.iter().zip(&mut self.last_stacks).filter(|(_, last)| last.is_none()) {
             if let Some(Ok(Line::Snapshot(snapshot))) = lines.get(card.name).map(|text| Line::parse(text)) {
@@ -304,10 +304,11 @@ impl ReportBuilder {
             whole.push(snapshot);
         }
         let mut unmeasured = self.header.unmeasured.clone();
-        unmeasured.extend(Found::set_aside(&mut found, &self.header.sources));
-        let mut limitations = self.header.weaker.clone();
+        unmeasured.extend(SourceSummary::set_aside(&mut found, &self.header.sources));
+        let mut limitations = self.header.limitations.clone();
         limitations.extend(not_recorded(&self.header.sources));
-        let look = Look { weaker: limitations, lost: self.lost, ..self.gatherer.finish_with(&found, unmeasured) };
+        let look =
+            Overview { limitations: limitations, lost: self.lost, ..self.gatherer.finish_with(&found, unmeasured) };
         let zone = TimeZone::get(&self.header.time_zone).unwrap_or_else(|_| TimeZone::system());
         Ok(Report {
             header: self.header,

@@ -16,7 +16,7 @@ use super::markup::{count, head, name, ns, sentence, text};
 use super::series::Column;
 use super::timeline::Scale;
 use super::{Report, data, flame, headline, series, tables, timeline};
-use crate::render::text::look::shown;
+use crate::render::text::overview::shown;
 use crate::render::text::why::counted;
 
 const STYLE: &str = include_str!("style.css");
@@ -162,7 +162,7 @@ fn facts(report: &Report) -> String {
         let _ = writeln!(out, "<div><dt>{what}</dt><dd>{}</dd></div>", sentence(&value));
     }
     out += "</dl>\n";
-    let limitations = &report.look.weaker;
+    let limitations = &report.look.limitations;
     if !limitations.is_empty() {
         let notes = counted(limitations.len() as u64, "note");
         let _ = write!(out, "<details class=\"help\"><summary>Less precise on that machine: {notes}</summary><ul>");
@@ -258,7 +258,7 @@ fn source_section(report: &Report, number: usize, card: &Card) -> String {
         card.name,
         text(&heading)
     );
-    let figures = report.found.iter().find(|found| found.card.name == card.name).map(super::Found::figures);
+    let figures = report.found.iter().find(|found| found.card.name == card.name).map(super::SourceSummary::figures);
     if let Some(figures) = figures.filter(|figures| !figures.is_empty()) {
         out += &help(
             "Each bar covers durations twice as long as the bar to its left; its height is how many there were. \

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use whylate_model::look::{Found, Look};
+use whylate_model::overview::{Overview, SourceSummary};
 use whylate_model::{Card, Merger, Snapshot};
 
 /// Maximum number of slots: more can hardly be seen on a screen.
@@ -40,7 +40,7 @@ pub struct Slot {
 /// The data of one source.
 #[derive(Debug)]
 pub struct SourceSlot {
-    pub found: Found<'static>,
+    pub found: SourceSummary<'static>,
     merger: Merger,
     /// Number of late events, including unexplained ones of `found`, and the longest.
     pub late: u64,
@@ -55,7 +55,7 @@ pub struct SourceSlot {
 /// The data of one source in one tick.
 pub struct SourceTick<'a> {
     pub number: usize,
-    pub found: Found<'static>,
+    pub found: SourceSummary<'static>,
     /// Without stacks and late events.
     pub snapshot: &'a Snapshot,
 }
@@ -72,7 +72,7 @@ impl Slots {
     pub fn add(
         &mut self,
         sources_in_tick: Vec<SourceTick<'_>>,
-        look: &Look,
+        look: &Overview,
         lost: BTreeMap<String, u64>,
         sources: usize,
     ) -> bool {
@@ -145,7 +145,7 @@ impl Slots {
         (self.ticks, self.ticks_per_slot)
     }
 
-    /// Takes the snapshot of each source in each slot.
+    /// BackendUse the snapshot of each source in each slot.
     pub fn merged(&mut self) -> Vec<Vec<Option<Snapshot>>> {
         let of_slot =
             |slot: &mut Slot| slot.sources.iter_mut().map(|of| of.as_mut().and_then(|of| of.merger.take())).collect();
@@ -180,7 +180,7 @@ impl Slot {
         Slot { start_unix_ns: u64::MAX, end_unix_ns: 0, sources, lost: BTreeMap::new() }
     }
 
-    fn add_source(&mut self, SourceTick { number, found, snapshot }: SourceTick<'_>, look: &Look) {
+    fn add_source(&mut self, SourceTick { number, found, snapshot }: SourceTick<'_>, look: &Overview) {
         // Timestamps in recordings have microseconds.
         let start_unix_ns = snapshot.start_unix_ns / 1_000 * 1_000;
         self.start_unix_ns = self.start_unix_ns.min(start_unix_ns);
@@ -212,7 +212,7 @@ impl Slot {
 
 impl SourceSlot {
     /// Starts with an empty merger.
-    fn new(found: Found<'static>, look: &Look) -> Self {
+    fn new(found: SourceSummary<'static>, look: &Overview) -> Self {
         let headline = look.sources.iter().find(|headline| headline.source == found.card.name);
         let held_up = headline.and_then(|headline| headline.held_up.as_ref());
         let unexplained = found.unexplained();
@@ -239,8 +239,8 @@ impl SourceSlot {
 }
 
 /// Returns the sum over all slots of a source.
-pub fn whole<'a>(card: &Card, slots: impl Iterator<Item = &'a Slot>) -> Option<Found<'static>> {
-    let mut whole: Option<Found<'static>> = None;
+pub fn whole<'a>(card: &Card, slots: impl Iterator<Item = &'a Slot>) -> Option<SourceSummary<'static>> {
+    let mut whole: Option<SourceSummary<'static>> = None;
     for of in slots.flat_map(|slot| &slot.sources).flatten().filter(|of| of.found.card.name == card.name) {
         match &mut whole {
             Some(whole) => whole.add(&of.found),
@@ -273,8 +273,8 @@ mod tests {
 
     fn add(slots: &mut Slots, second: u64, lost: BTreeMap<String, u64>) {
         let mut snapshot = snapshot(second);
-        let found = Found::of_part(&WQ, &mut snapshot);
-        slots.add(vec![SourceTick { number: 0, found, snapshot: &snapshot }], &Look::default(), lost, 1);
+        let found = SourceSummary::of_part(&WQ, &mut snapshot);
+        slots.add(vec![SourceTick { number: 0, found, snapshot: &snapshot }], &Overview::default(), lost, 1);
     }
 
     fn slots(ticks: u64) -> Slots {

@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 use std::fmt::Write as _;
 
-use whylate_model::look::Look;
+use whylate_model::overview::Overview;
 use whylate_model::units::format_ns;
 
 use super::Report;
@@ -12,8 +12,8 @@ use super::event::{self, main_cause};
 use super::listed::ListedEvent;
 use super::markup::{bar, count, head, name_cell, ns, sentence, share, text};
 use super::page::in_zone;
-use crate::render::text::look::{shown, verdict, victims};
 use crate::render::text::moment::moment;
+use crate::render::text::overview::{shown, verdict, victims};
 use crate::render::text::why;
 
 /// Maximum number of culprits and of late events that are shown without scripts.
@@ -23,7 +23,7 @@ const LATE: usize = 50;
 pub const DAY_NS: u64 = 72_000_000_000_000;
 
 /// Returns the table of the verdicts on the sources.
-pub fn sources(look: &Look, id: &str) -> String {
+pub fn sources(look: &Overview, id: &str) -> String {
     let columns = ["<Source", "<Verdict", "Count", "p50", "p99", "Max", "Late from", "Late", "<Of"];
     let mut out = format!("<div class=\"wide\"><table id=\"{id}\">{}<tbody>", head(&columns));
     for row in shown(look) {
@@ -46,7 +46,7 @@ pub fn sources(look: &Look, id: &str) -> String {
 }
 
 /// Returns the table of culprits. The prefix keeps the IDs of two such tables apart.
-pub fn culprits(look: &Look, prefix: &str) -> String {
+pub fn culprits(look: &Overview, prefix: &str) -> String {
     let all_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
     let rest = why::unexplained(&look.unexplained(), all_ns, "event");
     let rest = rest.map_or_else(String::new, |rest| format!("<p class=\"note whole\">{}</p>", sentence(&rest)));

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use whylate_model::diff::{About, Diff, LEAST_BLOCKS, Measure, Row, Test, Told, Unit, What};
+use whylate_model::diff::{About, Diff, MIN_BLOCKS, Measure, Outcome, Row, Test, Unit, What};
 use whylate_model::units::{format_ns, printable};
 
 use super::table::{Table, without_middle};
@@ -95,8 +95,8 @@ pub fn write_test(out: &mut dyn Write, test: &Test) -> io::Result<()> {
         least_change * 100.0,
     )?;
     if test.are_too_few() {
-        let what = format!("each side has to last at least {LEAST_BLOCKS} times the longest snapshot");
-        writeln!(out, "Fewer than {LEAST_BLOCKS} blocks are too few to test: {what}.")?;
+        let what = format!("each side has to last at least {MIN_BLOCKS} times the longest snapshot");
+        writeln!(out, "Fewer than {MIN_BLOCKS} blocks are too few to test: {what}.")?;
     }
     Ok(())
 }
@@ -169,11 +169,11 @@ pub fn value(measure: &Measure, unit: Unit) -> String {
 
 /// Renders the change of a row, or why it has none.
 pub fn change(row: &Row) -> String {
-    match row.told {
-        Told::NoDifference => return "none".to_owned(),
-        Told::TooLittle => return "too little".to_owned(),
-        Told::Untested => return "no test".to_owned(),
-        Told::More | Told::Less => {}
+    match row.outcome {
+        Outcome::NoDifference => return "none".to_owned(),
+        Outcome::TooLittle => return "too little".to_owned(),
+        Outcome::Untested => return "no test".to_owned(),
+        Outcome::More | Outcome::Less => {}
     }
     change_of_burst(row)
 }
@@ -191,16 +191,16 @@ pub fn change_of_burst(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use whylate_model::CauseKind;
-    use whylate_model::look::Unmeasured;
+    use whylate_model::overview::Unmeasured;
 
     use super::*;
 
     fn row(source: &str, what: What, figure: &str, distribution: &str, unit: Unit, values: [(u64, f64); 2]) -> Row {
         let measure = |(count, value)| Measure { count, value: (count > 0).then_some(value), share: None };
-        let told = if values[1].1 > values[0].1 { Told::More } else { Told::Less };
+        let told = if values[1].1 > values[0].1 { Outcome::More } else { Outcome::Less };
         let [before, after] = values.map(measure);
         let (source, figure, distribution) = (source.to_owned(), figure.to_owned(), distribution.to_owned());
-        Row { source, what, figure, distribution, unit, before, after, told, p: Some(1e-6), q: Some(1e-4) }
+        Row { source, what, figure, distribution, unit, before, after, outcome: told, p: Some(1e-6), q: Some(1e-4) }
     }
 
     fn written(diff: &Diff) -> String {
@@ -238,10 +238,10 @@ mod tests {
             row("wq", late, "late", "", Unit::PerHour, [(2, 120.0), (31, 1860.0)]),
             row("wq", series.clone(), "p99", "latency", Unit::Ns, [(1000, 1e6), (1200, 1.4e6)]),
             Row {
-                told: Told::Untested,
+                outcome: Outcome::Untested,
                 ..row("wq", series.clone(), "max", "latency", Unit::Ns, [(1000, 3e6), (1200, 2e6)])
             },
-            Row { told: Told::TooLittle, ..row("wq", series, "p50", "pool", Unit::Ns, [(0, 0.0), (5, 2e3)]) },
+            Row { outcome: Outcome::TooLittle, ..row("wq", series, "p50", "pool", Unit::Ns, [(0, 0.0), (5, 2e3)]) },
             row("irqsoff", What::Total, "rate", "", Unit::PerSecond, [(600, 10.0), (60, 1.0)]),
             row(
                 "offcpu",
@@ -296,7 +296,7 @@ mod tests {
     fn renders_untestable_bursts() {
         let culprit = What::Culprit { kind: CauseKind::Thread, who: "hog".to_owned() };
         let burst = row("", culprit, "delay", "", Unit::NsPerSecond, [(0, 0.0), (100, 37_000_000.0)]);
-        let bursts = vec![Row { told: Told::NoDifference, ..burst }];
+        let bursts = vec![Row { outcome: Outcome::NoDifference, ..burst }];
         insta::assert_snapshot!(written(&Diff { rows: Vec::new(), differ: 0, bursts, ..diff() }));
     }
 }

@@ -156,8 +156,8 @@ fn sources<'a>(sources: impl Iterator<Item = &'a Readiness>, out: &mut impl Writ
             .iter()
             .map(|better| format!("{} ({}): {}", better.backend, word(better.state), better.reasons.join("; ")))
             .collect();
-        if !source.weaker.is_empty() {
-            remarks.push(format!("weaker with {backend}: {}", source.weaker));
+        if !source.limitations.is_empty() {
+            remarks.push(format!("weaker with {backend}: {}", source.limitations));
         }
         if remarks.is_empty() {
             remarks.push("-".to_owned());
@@ -244,7 +244,7 @@ pub(super) mod tests {
                     name: "wq".to_owned(),
                     state: State::Yes,
                     backend: Some("tracepoint".to_owned()),
-                    weaker: "requeue races are counted as lost".to_owned(),
+                    limitations: "requeue races are counted as lost".to_owned(),
                     better: vec![BetterBackend {
                         backend: "fentry".to_owned(),
                         state: State::No,
@@ -255,7 +255,7 @@ pub(super) mod tests {
                     name: "offcpu".to_owned(),
                     state: State::Yes,
                     backend: Some("iterator".to_owned()),
-                    weaker: String::new(),
+                    limitations: String::new(),
                     better: Vec::new(),
                 },
             ],
@@ -263,7 +263,7 @@ pub(super) mod tests {
                 name: "--why".to_owned(),
                 state: State::Yes,
                 backend: Some("no heartbeat".to_owned()),
-                weaker: "interrupts that are off cannot be told".to_owned(),
+                limitations: "interrupts that are off cannot be told".to_owned(),
                 better: vec![BetterBackend {
                     backend: "occupancy".to_owned(),
                     state: State::No,
@@ -274,7 +274,7 @@ pub(super) mod tests {
                 name: "inject work".to_owned(),
                 state: State::Unknown,
                 backend: None,
-                weaker: String::new(),
+                limitations: String::new(),
                 better: vec![BetterBackend {
                     backend: "bpf_wq".to_owned(),
                     state: State::Unknown,

@@ -99,7 +99,7 @@ fn readiness(source: &Readiness) -> Value {
         "name": source.name,
         "state": state(source.state),
         "backend": source.backend,
-        "weaker": source.weaker,
+        "weaker": source.limitations,
         "better": better,
     })
 }

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use whylate_model::CauseKind;
 use whylate_model::path::outline::{Piece, pieces};
 use whylate_model::path::{OTHERS, PathSegment};
-use whylate_model::thread::without_number;
+use whylate_model::thread::strip_tid;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::Stop;
 
@@ -112,7 +112,7 @@ fn wait_of(segment: &PathSegment) -> (String, Option<String>) {
 /// 16 such threads for one lock would be 16 lines deep.
 fn without_repetition(outer: &(String, Option<String>), parts: Vec<OutlinePart>) -> Vec<OutlinePart> {
     let (waiter, via) = outer;
-    if waiter.is_empty() || without_number(waiter) != waiter {
+    if waiter.is_empty() || strip_tid(waiter) != waiter {
         return parts;
     }
     let mut kept: Vec<OutlinePart> = Vec::new();
@@ -277,7 +277,7 @@ pub fn of_name(segment: &PathSegment) -> PathSegment {
         depth: segment.depth,
         is_member: segment.is_member,
     };
-    plain.with_threads(&|called| without_number(called).to_owned())
+    plain.with_threads(&|called| strip_tid(called).to_owned())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use whylate_model::CauseKind;
 use whylate_model::path::command::Explained;
 use whylate_model::path::members::Members;
-use whylate_model::thread::without_number;
+use whylate_model::thread::strip_tid;
 use whylate_model::units::{format_ns, printable};
 
 use crate::render::text::pad::Spaces;
@@ -42,7 +42,7 @@ pub fn write(out: &mut dyn Write, explained: &Explained, members: &Members) -> i
         };
         let (row, named_by) = (rows.entry(process).or_default(), (tid == process, columns.iter().sum()));
         if named_by >= row.named_by {
-            (row.name, row.named_by) = (format!("{}:{process}", without_number(who)), named_by);
+            (row.name, row.named_by) = (format!("{}:{process}", strip_tid(who)), named_by);
         }
         row.threads.insert(tid);
         row.columns.iter_mut().zip(columns).for_each(|(sum, ns)| *sum += ns);
@@ -122,7 +122,7 @@ fn by_thread(explained: &Explained) -> BTreeMap<&str, Columns> {
 #[cfg(test)]
 mod tests {
     use whylate_model::path::PathSegment;
-    use whylate_model::path::history::{Entry, Holder, Slice, Waker};
+    use whylate_model::path::history::{Holder, RunSlice, SwitchIn, Waker};
     use whylate_model::path::members::Births;
 
     use super::*;
@@ -131,12 +131,12 @@ mod tests {
         PathSegment { ns: ms * 1_000_000, kind, who: who.to_owned(), ..PathSegment::default() }
     }
 
-    fn born(at_ns: u64, tid: u32, parent: u32, is_in_parents_process: bool) -> Slice {
-        let entry = Entry::Woken { at_ns, by: Waker::Parent(parent), cpu: 0 };
-        Slice { holder: Holder::Thread(tid), entry, is_in_parents_process, ..Slice::default() }
+    fn born(at_ns: u64, tid: u32, parent: u32, is_in_parents_process: bool) -> RunSlice {
+        let entry = SwitchIn::Woken { at_ns, by: Waker::Parent(parent), cpu: 0 };
+        RunSlice { holder: Holder::Thread(tid), entry, is_in_parents_process, ..RunSlice::default() }
     }
 
-    fn written(path: Vec<PathSegment>, is_folded: bool, births: &[Slice]) -> String {
+    fn written(path: Vec<PathSegment>, is_folded: bool, births: &[RunSlice]) -> String {
         let elapsed_ns = path.iter().map(|segment| segment.ns).sum();
         let explained = Explained { elapsed_ns, path, is_folded, longest: Vec::new() };
         let mut all = Births::default();

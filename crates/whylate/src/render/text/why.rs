@@ -140,7 +140,7 @@ pub fn how(kind: CauseKind, who: &str) -> &'static str {
 }
 
 /// Renders a culprit with its kind, and the number of threads of its name.
-pub fn whom(of: &Culprit) -> String {
+pub fn culprit_label(of: &Culprit) -> String {
     culprit(of.kind, &of.who) + &how_many(of)
 }
 
@@ -180,7 +180,7 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
     let of_cgroup = |of: &Cgroup| culprit.kind == CauseKind::Thread && culprit.who.starts_with(&of.path);
     let name = match &culprit.cgroup {
         Some(of) if of_cgroup(of) => format!("threads of {}", printable(&culprit.who)),
-        _ => whom(culprit),
+        _ => culprit_label(culprit),
     };
     let Some(&Victims { events, subjects, total_ns, worst_ns, .. }) = culprit.victims.first() else { return name };
     if events == 1 {

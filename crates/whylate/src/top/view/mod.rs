@@ -6,7 +6,7 @@ mod event;
 mod frames;
 mod help;
 mod late;
-mod look;
+mod overview;
 mod program;
 mod source;
 
@@ -21,7 +21,7 @@ use super::state::{State, ViewKind};
 /// Builds the panels of a view for a screen of `columns`.
 pub fn panels(state: &State, kind: &ViewKind, columns: usize) -> Vec<Panel> {
     match kind {
-        ViewKind::Overview => look::panels(state, columns),
+        ViewKind::Overview => overview::panels(state, columns),
         ViewKind::Source(name) => named(name).map_or_else(Vec::new, |card| source::panels(state, card, columns)),
         ViewKind::Series(name, labels) => {
             named(name).map_or_else(Vec::new, |card| source::of_series(state, card, labels, columns))

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use whylate_model::culprits::By;
-use whylate_model::look::Gatherer;
+use whylate_model::overview::Gatherer;
 use whylate_model::units::format_ns;
 use whylate_model::wait::WaitClass;
 use whylate_model::{Card, Labels, Snapshot, Stack};
 
-use super::{frames, late, look};
+use super::{frames, late, overview};
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::program_filter::{ProgramFilter, Stacks};
 use crate::top::state::{State, ViewKind};
@@ -29,7 +29,7 @@ pub fn panels(state: &State, program: &ProgramFilter, columns: usize) -> Vec<Pan
     let mut gatherer = Gatherer::of(state.cards(), By::Name);
     late().for_each(|(card, .., event)| gatherer.add_kept(card, event));
     let culprits = gatherer.finish_with(&[], Vec::new()).culprits;
-    panels.push(look::culprits_of(state, &culprits, "Who made it late", ""));
+    panels.push(overview::culprits_of(state, &culprits, "Who made it late", ""));
     panels.push(late::panel(state, |_, event| program.matches(&event.labels)));
     // Only sources that follow wait chains have them.
     let followed = state.cards().into_iter().filter(|card| card.held_up.is_some());

@@ -43,8 +43,8 @@ fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, state: &S
         text += &format!("{}:\n", card.judged.of);
         text += &written(|out| histogram::write(out, figures));
     }
-    for weaker in state.look.weaker.iter().filter(|of| of.source == card.name) {
-        text += &format!("less precise here: {}\n", weaker.reason);
+    for limitation in state.look.limitations.iter().filter(|of| of.source == card.name) {
+        text += &format!("less precise here: {}\n", limitation.reason);
     }
     (card.advice)(snapshot).iter().for_each(|advice| text += &format!("{advice}\n"));
     for (reason, count) in snapshot.lost.iter().filter(|(_, count)| **count > 0) {

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use jiff::tz::TimeZone;
 use whylate_model::irqsoff::{NO_RESCHEDULE_POINT, advice};
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, Worst};
+use whylate_model::{CauseKind, Histogram, LateEvent, Series, Snapshot, TopN};
 
 use crate::render::text::table::Table;
 use crate::render::text::{Output, footer, histogram};
@@ -39,7 +39,7 @@ pub struct Text {
     terminal_columns: Option<usize>,
     console_level: Option<u32>,
     /// The longest sections with interrupts off, and the latest interrupts for other reasons.
-    worst: Option<(Worst, Worst)>,
+    worst: Option<(TopN, TopN)>,
 }
 
 impl Text {
@@ -50,7 +50,7 @@ impl Text {
             zone: TimeZone::system(),
             terminal_columns,
             console_level,
-            worst: shown.worst.map(|count| (Worst::new(count), Worst::new(count))),
+            worst: shown.worst.map(|count| (TopN::new(count), TopN::new(count))),
         }
     }
 

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 
 use whylate_model::folded::{Frame, Kind, Root, WOKEN_BY, labels, line};
 use whylate_model::path::{PathSegment, within};
-use whylate_model::thread::without_number;
+use whylate_model::thread::strip_tid;
 use whylate_model::units::format_ns;
 use whylate_model::{Cause, LateEvent, Snapshot};
 
@@ -170,7 +170,7 @@ fn cause_frames(event: &LateEvent, cause: &Cause) -> Vec<Frame> {
 /// Returns the frames of a waker that waited in turn.
 fn waiter(wait: Option<&PathSegment>) -> Vec<Frame> {
     let Some(wait) = wait else { return vec![Frame::new(Kind::Between, OMITTED)] };
-    let called = without_number(wait.waiter.as_deref().unwrap_or("a thread"));
+    let called = strip_tid(wait.waiter.as_deref().unwrap_or("a thread"));
     let mut frames = vec![Frame::new(Kind::Waker, called)];
     frames.extend(match wait.stop {
         Some(_) => vec![Frame::new(Kind::Waker, &waited(wait))],
@@ -192,7 +192,7 @@ fn ending(segment: &PathSegment, is_anothers: bool) -> Vec<Frame> {
     let (who, clauses) = who_and_what(segment);
     let who = who.filter(|_| is_anothers);
     // Only run-queue waits have several clauses.
-    let kind = if clauses.len() > 1 { Kind::Runnable } else { Kind::Meanwhile };
+    let kind = if clauses.len() > 1 { Kind::Runnable } else { Kind::WhileWaiting };
     let mut frames: Vec<Frame> = who.iter().map(|who| Frame::new(Kind::Waker, who)).collect();
     frames.extend(clauses.iter().map(|clause| Frame::new(kind, clause)));
     frames

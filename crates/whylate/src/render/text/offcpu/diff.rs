@@ -17,7 +17,7 @@ const WHOLE: u128 = 1_000_000;
 
 impl Difference {
     /// Compares folded lines before and after.
-    pub fn of(before: &[String], after: &[String]) -> Self {
+    pub fn between(before: &[String], after: &[String]) -> Self {
         let mut difference = Difference::default();
         for (side, lines) in [before, after].into_iter().enumerate() {
             let parsed: Vec<(&str, u64)> = lines
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn compares_shares_of_runs_of_different_length() {
-        let difference = Difference::of(&lines(&["a;b 10", "a;c 10"]), &lines(&["a;b 3000", "a;d 1000"]));
+        let difference = Difference::between(&lines(&["a;b 10", "a;c 10"]), &lines(&["a;b 3000", "a;d 1000"]));
         assert_eq!(difference.lines(), ["a;b 500000 750000", "a;c 500000 0", "a;d 0 250000"]);
         let mut out = Vec::new();
         difference.table().write(&mut out, None).expect("a vector takes everything");
@@ -81,7 +81,7 @@ mod tests {
     fn omits_unchanged_stacks() {
         let both = lines(&["a;b 10", "a;c 30"]);
         let mut out = Vec::new();
-        Difference::of(&both, &both).table().write(&mut out, None).expect("a vector takes everything");
+        Difference::between(&both, &both).table().write(&mut out, None).expect("a vector takes everything");
         assert_eq!(String::from_utf8(out).expect("text").lines().count(), 1);
     }
 }

@@ -82,7 +82,7 @@ pub mod sample {
         let (user, kernel) = (names("futex unlock work start"), names("wake_up_q futex_wake do_futex"));
         let wakers = [
             Waker { by: WokenBy::Thread, labels, kernel, user },
-            Waker { by: WokenBy::Nobody, ..Waker::default() },
+            Waker { by: WokenBy::NotYet, ..Waker::default() },
             Waker { by: WokenBy::Interrupt, ..Waker::default() },
         ];
         for (stack, waker) in snapshot.stacks.iter_mut().zip(wakers) {

@@ -76,7 +76,7 @@ fn color(name: &str, kind: Kind) -> Color {
         Kind::User => [105 + shade, 170 + shade, 235],
         Kind::Kernel => [60 + shade, 110 + shade, 205],
         Kind::Waker => [70 + shade, 200 + shade, 200 + shade],
-        Kind::Meanwhile => [225, 205 + shade / 4, 130],
+        Kind::WhileWaiting => [225, 205 + shade / 4, 130],
     };
     Color { r, g, b }
 }

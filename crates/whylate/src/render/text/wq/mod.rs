@@ -394,7 +394,7 @@ mod tests {
             ),
         ];
         for cause in items.iter_mut().flat_map(|item| &mut item.causes) {
-            cause.cgroup = Some(Cgroup::of(if cause.who == "c:3" { "/pod2" } else { "/pod1" }));
+            cause.cgroup = Some(Cgroup::new(if cause.who == "c:3" { "/pod2" } else { "/pod1" }));
         }
         let printed = |line: &str| printed_with(line, items.clone());
         let ranked = |text: &str| -> Vec<String> {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The overview of a machine: what each source found, whether it is late, and the culprits over all sources.
 
-mod found;
+mod source_summary;
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-pub use found::Found;
+pub use source_summary::SourceSummary;
 
 use crate::culprits::{By, Culprit, Culprits};
 use crate::late::SLEEPER;
 use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::Card;
 use crate::units::rfc3339;
-use crate::{LateEvent, Snapshot, Worst};
+use crate::{LateEvent, Snapshot, TopN};
 
 /// Maximum number of worst events.
 const MAX_WORST: usize = 5;
@@ -24,7 +24,7 @@ const MAX_WORST_OF_SOURCE: usize = 3;
 
 /// The overview: everything that all sources found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Look {
+pub struct Overview {
     /// Version of this JSON format.
     pub schema: u32,
     /// The machine's host name.
@@ -49,8 +49,8 @@ pub struct Look {
     /// What could not be measured.
     pub unmeasured: Vec<Unmeasured>,
     /// Limitations: what is reported in less detail here than elsewhere.
-    #[serde(default)]
-    pub weaker: Vec<Unmeasured>,
+    #[serde(default, rename = "weaker")]
+    pub limitations: Vec<Unmeasured>,
 }
 
 /// Result of one source.
@@ -171,7 +171,7 @@ pub struct Unmeasured {
     pub reason: String,
 }
 
-impl Look {
+impl Overview {
     /// Returns the late events of all sources that the culprits do not cover.
     pub fn unexplained(&self) -> Unexplained {
         let each = self.sources.iter().map(|headline| headline.unexplained);
@@ -192,7 +192,7 @@ pub struct Gatherer {
     /// Sources of the overview.
     cards: Vec<&'static Card>,
     culprits: Culprits,
-    worst: BTreeMap<String, Option<Worst>>,
+    worst: BTreeMap<String, Option<TopN>>,
     late: BTreeMap<String, LateCounts>,
     held_up: BTreeMap<String, LateCounts>,
     /// Number and total of waits by source, waiter and sleeper.
@@ -228,7 +228,7 @@ impl Gatherer {
     }
 
     /// Counts an event and returns the list of worst events that it may enter; `None` if it does not count.
-    fn count(&mut self, card: &Card, event: &LateEvent) -> Option<&mut Worst> {
+    fn count(&mut self, card: &Card, event: &LateEvent) -> Option<&mut TopN> {
         if !card.judges_late(event, &self.cards) {
             return None;
         }
@@ -250,17 +250,18 @@ impl Gatherer {
         lates.max_ns = lates.max_ns.max(event.latency_ns);
         self.culprits.add(card, event);
         let worst = self.worst.entry(source.to_owned()).or_default();
-        Some(worst.get_or_insert_with(|| Worst::new(MAX_WORST_OF_SOURCE)))
+        Some(worst.get_or_insert_with(|| TopN::new(MAX_WORST_OF_SOURCE)))
     }
 
     /// Returns the overview over the snapshots of all sources that measured.
-    pub fn finish(self, snapshots: &[(&Card, Snapshot)], unmeasured: Vec<Unmeasured>) -> Look {
-        let found: Vec<Found<'_>> = snapshots.iter().map(|(card, snapshot)| Found::of(card, snapshot)).collect();
+    pub fn finish(self, snapshots: &[(&Card, Snapshot)], unmeasured: Vec<Unmeasured>) -> Overview {
+        let found: Vec<SourceSummary<'_>> =
+            snapshots.iter().map(|(card, snapshot)| SourceSummary::new(card, snapshot)).collect();
         self.finish_with(&found, unmeasured)
     }
 
     /// Returns the overview over the results of all sources.
-    pub fn finish_with(mut self, found: &[Found<'_>], unmeasured: Vec<Unmeasured>) -> Look {
+    pub fn finish_with(mut self, found: &[SourceSummary<'_>], unmeasured: Vec<Unmeasured>) -> Overview {
         let mut sources: Vec<Headline> = found
             .iter()
             .map(|found| {
@@ -293,7 +294,7 @@ impl Gatherer {
             .collect();
         worst.sort_by_key(|sighting| Reverse(sighting.event.latency_ns));
         worst.truncate(MAX_WORST);
-        Look {
+        Overview {
             schema: crate::snapshot::SCHEMA,
             host: found.first().map(|found| found.host.clone()).unwrap_or_default(),
             pid_namespace: found.first().and_then(|found| found.pid_namespace),
@@ -303,7 +304,7 @@ impl Gatherer {
             worst,
             culprits: self.culprits.take().culprits,
             unmeasured,
-            weaker: Vec::new(),
+            limitations: Vec::new(),
             lost: BTreeMap::new(),
         }
     }
@@ -419,7 +420,7 @@ mod tests {
         alone.add(&MADE_UP, letter);
         assert_eq!(alone.finish(&[snapshot(&MADE_UP, "days", &[], &[])], Vec::new()).sources[0].late, 1);
         let look = gatherer.finish(&[snapshot(&MADE_UP, "days", &[], &[100, 200])], Vec::new());
-        let restored: Look =
+        let restored: Overview =
             serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
         assert_eq!(
             (&restored.sources, &restored.worst, &restored.culprits),
@@ -490,8 +491,8 @@ mod tests {
             snapshot
         };
         let look = |parts: Vec<Snapshot>| {
-            let mut found: Vec<Found<'_>> =
-                parts.into_iter().map(|mut part| Found::of_part(&OFFCPU, &mut part)).collect();
+            let mut found: Vec<SourceSummary<'_>> =
+                parts.into_iter().map(|mut part| SourceSummary::of_part(&OFFCPU, &mut part)).collect();
             let mut first = found.remove(0);
             found.iter().for_each(|later| first.add(later));
             let look = Gatherer::default().finish_with(&[first], Vec::new());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
-use whylate_model::look::{Gatherer, Look, Unmeasured};
+use whylate_model::overview::{Gatherer, Overview, Unmeasured};
 use whylate_model::recording::{Account, Header, Line, Measured};
 use whylate_model::sources::named;
 use whylate_model::units::format_ns;
@@ -17,13 +17,13 @@ use whylate_sources::kernel::clock;
 
 use crate::cli::arguments::{OwnCpus, Rank, Record};
 use crate::cli::values::duration_ns;
-use crate::cli::{Origin, Senseless, program, record};
+use crate::cli::{Origin, UsageError, program, record};
 use crate::engine::progress::Progress;
 use crate::engine::runner::{Feed, NOW_AND_THEN, next_record, wait};
 use crate::engine::sources::{self, Sources, Wish};
 use crate::engine::watch::{Ended, Watch};
 use crate::render::json::write_line;
-use crate::render::text::look;
+use crate::render::text::overview;
 use crate::render::text::table::terminal_columns;
 use crate::store::about;
 use crate::store::play::{Recording, nothing_in_span};
@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let record_to = arguments.record.output.as_deref();
     if let Some(program) = arguments.of.program(origin)? {
         if record_to.is_some() {
-            return Err(Senseless(anyhow!("a look at one program cannot be recorded: omit -o")).into());
+            return Err(UsageError(anyhow!("a look at one program cannot be recorded: omit -o")).into());
         }
         return program::run(&program, arguments.duration, arguments.json);
     }
@@ -69,7 +69,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         Origin::Recording(recording) => {
             record::refuse(record_to)?;
             if !arguments.own.asked().is_empty() {
-                return Err(Senseless(anyhow!("a recording has the CPUs that were measured: omit -c")).into());
+                return Err(UsageError(anyhow!("a recording has the CPUs that were measured: omit -c")).into());
             }
             Some(recorded(arguments, recording)?)
         }
@@ -80,20 +80,21 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if arguments.json {
         write_line(&mut out, &look)?;
     } else {
-        look::write(&mut out, &look, terminal_columns())?;
+        overview::write(&mut out, &look, terminal_columns())?;
     }
     out.flush()?;
     Ok(())
 }
 
 /// Measures this machine. Returns `None` if interrupted before measuring, or if the output is closed.
-fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
+fn live(arguments: &Arguments) -> anyhow::Result<Option<Overview>> {
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let store = arguments.record.output.as_deref().map(record::file).transpose()?;
     let (progress, wish) =
         (Progress::new("Looking at this machine"), Wish { cpus: arguments.own.asked(), ..Wish::default() });
     progress.show("attaching");
-    let Some(Sources { session, mut looking, mut unmeasured, weaker }) = sources::attach(&watch, &wish, &mut |_| ())?
+    let Some(Sources { session, mut looking, mut unmeasured, limitations }) =
+        sources::attach(&watch, &wish, &mut |_| ())?
     else {
         progress.clear();
         say!("whylate: interrupted before anything was measured");
@@ -103,8 +104,8 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     let began = Instant::now();
     let measured: Vec<Measured> = looking.iter().map(|feed| sources::measured(feed, &wish)).collect();
     let header = || {
-        let (sources, unmeasured, weaker) = (measured.clone(), unmeasured.clone(), weaker.clone());
-        Header { sources, unmeasured, weaker, ..about::this_machine() }
+        let (sources, unmeasured, limitations) = (measured.clone(), unmeasured.clone(), limitations.clone());
+        Header { sources, unmeasured, limitations, ..about::this_machine() }
     };
     let mut recorder = store.map(|store| Recorder::start(store, header())).transpose()?;
     let mut seen = Results {
@@ -144,7 +145,7 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Look>> {
     let mut snapshots: Vec<(&Card, Snapshot)> =
         cards.into_iter().zip(&mut mergers).filter_map(|(card, merger)| Some((card, merger.take()?))).collect();
     set_aside(&mut snapshots, &measured, &mut unmeasured);
-    Ok(Some(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) }))
+    Ok(Some(Overview { limitations, lost, ..gatherer.finish(&snapshots, unmeasured) }))
 }
 
 /// Results so far; vectors have an entry per source, in the order of the feeds.
@@ -217,7 +218,7 @@ fn set_aside(snapshots: &mut Vec<(&'static Card, Snapshot)>, measured: &[Measure
 }
 
 /// Builds the overview from a recording.
-fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look> {
+fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Overview> {
     let mut played = recording.play()?;
     let header = played.header().clone();
     let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
@@ -252,12 +253,12 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Look
     let (mut snapshots, mut unmeasured): (Vec<_>, _) = (merged.collect(), header.unmeasured);
     set_aside(&mut snapshots, &header.sources, &mut unmeasured);
     played.report_missing();
-    let mut weaker = header.weaker;
-    weaker.extend(not_recorded(&header.sources));
+    let mut limitations = header.limitations;
+    limitations.extend(not_recorded(&header.sources));
     if !has_any {
         return Err(nothing_in_span(played.name()));
     }
-    Ok(Look { weaker, lost, ..gatherer.finish(&snapshots, unmeasured) })
+    Ok(Overview { limitations, lost, ..gatherer.finish(&snapshots, unmeasured) })
 }
 
 /// Lists sources of a recording with a threshold above the overview's, so that late events are missing.

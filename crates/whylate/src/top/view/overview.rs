@@ -6,13 +6,13 @@ use std::ops::RangeInclusive;
 
 use whylate_model::Card;
 use whylate_model::culprits::Culprit;
-use whylate_model::look::Headline;
+use whylate_model::overview::Headline;
 use whylate_model::sources::named;
 use whylate_model::thread::by_name;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
-use crate::render::text::look::of_figures;
+use crate::render::text::overview::of_figures;
 use crate::render::text::why;
 use crate::top::history::Tick;
 use crate::top::panel::{Cell, Panel, Row};
@@ -162,7 +162,7 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
                 Cell::Share(share),
                 Cell::Ns(culprit.total_ns),
                 Cell::Ordered(state.glyphs.bar(share, BAR), culprit.total_ns),
-                Cell::Text(why::whom(culprit)),
+                Cell::Text(why::culprit_label(culprit)),
                 Cell::Text(victims.join(", ")),
             ],
             is_late: false,

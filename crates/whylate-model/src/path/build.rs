@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::history::{Blocked, Name, Request, Waker};
 use super::timer::TimerKind;
-use super::{Finding, Hop, Party, Segment};
+use super::{Actor, Finding, Segment, WakeupEdge};
 use crate::late::{Cause, CauseKind};
 use crate::wait::Stop;
 use crate::{Cgroup, thread};
@@ -114,7 +114,7 @@ impl PathSegment {
 
     /// Returns the segment with what the thread waited in.
     pub(super) fn waiting_in(self, via: Option<String>) -> Self {
-        let who = self.timer.map_or(self.who, |of| of.told(via.as_deref()).to_owned());
+        let who = self.timer.map_or(self.who, |of| of.culprit_name(via.as_deref()).to_owned());
         PathSegment { who, via, ..self }
     }
 
@@ -175,7 +175,7 @@ impl Path {
 struct PathPart {
     ns: u64,
     kind: CauseKind,
-    who: Party,
+    who: Actor,
     ready: Option<u32>,
     wait: Option<usize>,
 }
@@ -195,7 +195,7 @@ struct Wait {
 
 /// Builds the path of one wait from findings. Memory is bounded, however long the wait is.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct PathBuilder {
     parts: Vec<PathPart>,
     waits: Vec<Wait>,
     /// Open waits, outermost first, with the numbers of their hops.
@@ -210,12 +210,12 @@ pub struct Found {
     is_folded: bool,
 }
 
-impl Found {
+impl PathBuilder {
     /// Adds a finding.
     pub fn add(&mut self, finding: Finding) {
         match finding {
             Finding::Segment(segment) => self.add_segment(segment),
-            Finding::Hop(hop) => self.add_hop(hop),
+            Finding::WakeupEdge(hop) => self.add_hop(hop),
             Finding::Called { tid, name } => self.name(tid, name),
             Finding::Asleep { hop, name, blocked, .. } => {
                 if let Some(wait) = self.wait_of(hop) {
@@ -240,14 +240,14 @@ impl Found {
     }
 
     /// Returns the parts of the outermost wait without their nesting: kind, actor, runnable thread, and nanoseconds.
-    pub(super) fn flat(&self) -> impl Iterator<Item = (CauseKind, Party, Option<(u32, Name)>, u64)> {
+    pub(super) fn flat(&self) -> impl Iterator<Item = (CauseKind, Actor, Option<(u32, Name)>, u64)> {
         self.parts.iter().map(|part| {
             let name = |tid: u32| self.names.get(&tid).copied().unwrap_or_default();
             let who = match part.who {
                 // What a timer was for is known only from its own wait.
-                Party::Timer(of) if of.is_own() && part.wait != Some(0) => Party::Timer(TimerKind::Other),
+                Actor::Timer(of) if of.is_own() && part.wait != Some(0) => Actor::Timer(TimerKind::Other),
                 // Requests that differ only in time are summed.
-                Party::Disk(request) => Party::Disk(Request { queued_ns: 0, issued_ns: 0, ..request }),
+                Actor::Disk(request) => Actor::Disk(Request { queued_ns: 0, issued_ns: 0, ..request }),
                 who => who,
             };
             (part.kind, who, part.ready.map(|tid| (tid, name(tid))), part.ns)
@@ -259,7 +259,7 @@ impl Found {
         self.open.iter().rev().find(numbered).or_else(|| self.unmet.iter().find(numbered)).map(|&(_, wait)| wait)
     }
 
-    fn add_hop(&mut self, Hop { number, within, tid, woken_ns, by, stop }: Hop) {
+    fn add_hop(&mut self, WakeupEdge { number, within, tid, woken_ns, by, stop }: WakeupEdge) {
         while self.open.last().is_some_and(|&(number, _)| Some(number) != within) {
             self.open.pop();
         }
@@ -274,7 +274,7 @@ impl Found {
 
     fn add_segment(&mut self, segment: Segment) {
         let Segment { from_ns, to_ns, kind, who, ready, hop } = segment;
-        if let Party::Thread { tid, name, cgroup, .. } = who
+        if let Actor::Thread { tid, name, cgroup, .. } = who
             && self.named != Some(tid)
         {
             self.name(tid, name);
@@ -307,7 +307,7 @@ impl Found {
             }
         }
         let of_part = |part: &PathPart| {
-            let submitter = if let Party::Disk(request) = part.who { Some(request.submitter) } else { None };
+            let submitter = if let Actor::Disk(request) = part.who { Some(request.submitter) } else { None };
             [part.ready, submitter.filter(|&tid| tid != 0)]
         };
         let unknown: HashSet<u32> = self.parts.iter().flat_map(of_part).flatten().collect();
@@ -345,7 +345,7 @@ impl Found {
         let stopped = |part: &PathPart| part.wait.and_then(|wait| self.waits[wait].stopped());
         let segments = self.parts.iter().map(|part| match stopped(part) {
             Some(stop) if part.kind == CauseKind::Unknown => {
-                PathPart { kind: CauseKind::Stopped, who: Party::Text(stop.who()), ..*part }
+                PathPart { kind: CauseKind::Stopped, who: Actor::Text(stop.who()), ..*part }
             }
             _ => *part,
         });
@@ -353,12 +353,12 @@ impl Found {
             ns: part.ns,
             kind: part.kind,
             who: match part.who {
-                Party::Thread { tid, name, .. } => thread::called(&name.text(), tid),
-                Party::Program { name, .. } => name.text(),
-                Party::Work(handler) => names.handler(handler),
-                Party::Interrupt(name) => name.text(),
-                Party::Cpu(cpu) => format!("CPU {cpu}"),
-                Party::Disk(request) => {
+                Actor::Thread { tid, name, .. } => thread::called(&name.text(), tid),
+                Actor::Program { name, .. } => name.text(),
+                Actor::Work(handler) => names.handler(handler),
+                Actor::Interrupt(name) => name.text(),
+                Actor::Cpu(cpu) => format!("CPU {cpu}"),
+                Actor::Disk(request) => {
                     let by = match self.names.get(&request.submitter) {
                         Some(_) => format!(" by {}", called(request.submitter)),
                         None if request.submitter == 0 => String::new(),
@@ -366,13 +366,13 @@ impl Found {
                     };
                     format!("{} ({}{by})", names.device(request.device), request.operation.name())
                 }
-                Party::Limit(number) => names.limit(number),
-                Party::Quota(Some(cgroup)) => names.quota(cgroup),
-                Party::Quota(None) => "its cgroup".to_owned(),
-                Party::Timer(of) => of.told(part.wait.and_then(|wait| waits[wait].0.as_deref())).to_owned(),
-                Party::Text(text) => text.to_owned(),
+                Actor::Limit(number) => names.limit(number),
+                Actor::Quota(Some(cgroup)) => names.quota(cgroup),
+                Actor::Quota(None) => "its cgroup".to_owned(),
+                Actor::Timer(of) => of.culprit_name(part.wait.and_then(|wait| waits[wait].0.as_deref())).to_owned(),
+                Actor::Text(text) => text.to_owned(),
             },
-            timer: if let Party::Timer(of) = part.who { Some(of) } else { None },
+            timer: if let Actor::Timer(of) = part.who { Some(of) } else { None },
             ready: part.ready.map(called),
             via: part.wait.and_then(|wait| waits[wait].0.clone()),
             waiter: part.wait.map(|wait| match self.waits[wait] {
@@ -384,7 +384,7 @@ impl Found {
             depth: depth(part.wait),
             is_member: part.who.named().is_some_and(|(_, is_member)| is_member),
             cgroup: match part.who {
-                Party::Thread { cgroup, .. } => cgroup.and_then(|number| names.cgroup(number)),
+                Actor::Thread { cgroup, .. } => cgroup.and_then(|number| names.cgroup(number)),
                 _ => None,
             },
             cgroup_of_waiter: part
@@ -409,7 +409,7 @@ mod tests {
             waiter: Some(waiter.to_owned()),
             via: Some(via.to_owned()),
             timer: kind,
-            cgroup_of_waiter: Some(Cgroup::of("/pod")),
+            cgroup_of_waiter: Some(Cgroup::new("/pod")),
             ..PathSegment::default()
         };
         let others = PathSegment { waiter: None, who: OTHERS.to_owned(), ..sleep(2, None, "", "") };

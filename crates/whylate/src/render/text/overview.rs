@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use jiff::tz::TimeZone;
 use whylate_model::culprits::Culprit;
 use whylate_model::late::cpu_subject;
-use whylate_model::look::{ForSleeper, Headline, HeldUp, LateOf, Look, Sighting, Unmeasured};
+use whylate_model::overview::{ForSleeper, Headline, HeldUp, LateOf, Overview, Sighting, Unmeasured};
 use whylate_model::snapshot::Sleeper;
 use whylate_model::sources::CARDS;
 use whylate_model::units::{format_ns, printable};
@@ -24,11 +24,11 @@ const MAX_CULPRITS: usize = 8;
 /// Culprits below this percentage of the total delay are merged into one line.
 const SMALL_PERCENT: f64 = 0.5;
 
-pub fn write(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>) -> io::Result<()> {
+pub fn write(out: &mut dyn Write, look: &Overview, terminal_columns: Option<usize>) -> io::Result<()> {
     write_in(out, look, terminal_columns, &TimeZone::system())
 }
 
-fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, zone: &TimeZone) -> io::Result<()> {
+fn write_in(out: &mut dyn Write, look: &Overview, terminal_columns: Option<usize>, zone: &TimeZone) -> io::Result<()> {
     writeln!(out, "{} of {}\n", format_ns(look.duration_ns), printable(&look.host))?;
     let rows: Vec<Row<'_>> = look.sources.iter().flat_map(rows_of).collect();
     headlines(&rows).write(out, terminal_columns)?;
@@ -42,7 +42,8 @@ fn write_in(out: &mut dyn Write, look: &Look, terminal_columns: Option<usize>, z
     }
     write_culprits(out, look)?;
     let for_sleepers = write_for_sleepers(out, look)?;
-    for (heading, of) in [("Not measured here", &look.unmeasured), ("Less precise on this machine", &look.weaker)] {
+    for (heading, of) in [("Not measured here", &look.unmeasured), ("Less precise on this machine", &look.limitations)]
+    {
         if !of.is_empty() {
             writeln!(out, "\n{heading} (`whylate doctor` shows what the kernel lacks):")?;
         }
@@ -116,7 +117,7 @@ pub struct Shown<'a> {
 }
 
 /// Returns the rows of all sources, in the order of the screen.
-pub fn shown(look: &Look) -> impl Iterator<Item = Shown<'_>> {
+pub fn shown(look: &Overview) -> impl Iterator<Item = Shown<'_>> {
     look.sources.iter().flat_map(rows_of).map(|row| row.shown())
 }
 
@@ -218,7 +219,7 @@ fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> 
 }
 
 /// Writes the threads that are still in uninterruptible sleep.
-fn write_sleepers(out: &mut dyn Write, look: &Look, source: &Headline, zone: &TimeZone) -> io::Result<()> {
+fn write_sleepers(out: &mut dyn Write, look: &Overview, source: &Headline, zone: &TimeZone) -> io::Result<()> {
     let at = moment(look.start_unix_ns.saturating_add(look.duration_ns), zone);
     for Sleeper { who, process, asleep_ns, waits_in, class } in source.sleepers.iter().take(MAX_SLEEPERS) {
         let (who, asleep) = (printable(who), format_ns(*asleep_ns));
@@ -230,7 +231,7 @@ fn write_sleepers(out: &mut dyn Write, look: &Look, source: &Headline, zone: &Ti
     Ok(())
 }
 
-fn write_culprits(out: &mut dyn Write, look: &Look) -> io::Result<()> {
+fn write_culprits(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
     let culprits = &look.culprits;
     let all_ns: u64 = culprits.iter().map(|culprit| culprit.total_ns).sum();
     let rest = why::unexplained(&look.unexplained(), all_ns, "event");
@@ -274,7 +275,7 @@ pub fn victims(culprit: &Culprit) -> String {
 
 /// Writes long waits for threads that slept on a timer themselves, and returns their number. They do not count as late:
 /// they may be by design.
-fn write_for_sleepers(out: &mut dyn Write, look: &Look) -> io::Result<usize> {
+fn write_for_sleepers(out: &mut dyn Write, look: &Overview) -> io::Result<usize> {
     let held_up = look.sources.iter().filter_map(|source| source.held_up.as_ref());
     let mut written = 0;
     for held_up in held_up.filter(|held_up| !held_up.for_sleepers.is_empty()) {
@@ -307,7 +308,7 @@ mod tests {
 
     use super::*;
 
-    fn screen(look: &Look) -> String {
+    fn screen(look: &Overview) -> String {
         let mut out = Vec::new();
         write_in(&mut out, look, None, &TimeZone::UTC).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
@@ -354,7 +355,7 @@ mod tests {
             }],
             ..LateEvent::default()
         };
-        let look = Look {
+        let look = Overview {
             host: "web1".to_owned(),
             duration_ns: 10_000_000_000,
             sources: vec![headline("timerlat", true), headline("wq", false)],
@@ -365,8 +366,8 @@ mod tests {
                 culprit(CauseKind::Irq, "nvme0q1", 3_000),
             ],
             unmeasured: vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }],
-            weaker: vec![Unmeasured { source: "wq".to_owned(), reason: "no heartbeat".to_owned() }],
-            ..Look::default()
+            limitations: vec![Unmeasured { source: "wq".to_owned(), reason: "no heartbeat".to_owned() }],
+            ..Overview::default()
         };
         insta::assert_snapshot!(screen(&look));
     }
@@ -383,7 +384,7 @@ mod tests {
         };
         let mut wq = headline("wq", true);
         wq.unexplained = Unexplained { events: 40, total_ns: 3_000_000 };
-        let look = Look { sources: vec![wq], culprits: vec![culprit], ..Look::default() };
+        let look = Overview { sources: vec![wq], culprits: vec![culprit], ..Overview::default() };
         let expected = "Who made others late, 1.00ms in all:\n    That is 25.0% of the late time: 40 late events more (3.00ms in all) \
                     came too fast to be explained.\n";
         assert!(screen(&look).contains(expected), "{}", screen(&look));
@@ -395,7 +396,12 @@ mod tests {
         (nothing.count, nothing.lost) = (0, std::collections::BTreeMap::new());
         let unmeasured = vec![Unmeasured { source: "sqpoll".to_owned(), reason: "no thread is there".to_owned() }];
         let sources = vec![nothing, offcpu(0, 0)];
-        insta::assert_snapshot!(screen(&Look { host: "web1".to_owned(), sources, unmeasured, ..Look::default() }));
+        insta::assert_snapshot!(screen(&Overview {
+            host: "web1".to_owned(),
+            sources,
+            unmeasured,
+            ..Overview::default()
+        }));
     }
 
     /// `stuck` threads in uninterruptible sleep for 20 s, and `waits` long run-queue waits.
@@ -453,7 +459,7 @@ mod tests {
             ..LateEvent::default()
         };
         let worst = vec![Sighting { source: "offcpu".to_owned(), event }];
-        insta::assert_snapshot!(screen(&Look { sources: vec![source], worst, ..Look::default() }));
+        insta::assert_snapshot!(screen(&Overview { sources: vec![source], worst, ..Overview::default() }));
     }
 
     #[test]
@@ -467,7 +473,7 @@ mod tests {
             total_ns: ms * 1_000_000,
         };
         held_up.for_sleepers = vec![pair("client:7", 12, 1_800), pair("client:9", 1, 150)];
-        let text = screen(&Look { sources: vec![source], ..Look::default() });
+        let text = screen(&Overview { sources: vec![source], ..Overview::default() });
         let expected = "\nWaits of 100ms or longer for a thread that waited for a timer itself (a sleep or a timeout), maybe by design:
     client:7 waited for peer?[2J:8 12 times, 1.80s in all
     client:9 waited for peer?[2J:8 once, 150ms in all
@@ -487,21 +493,21 @@ None of this counts as late.";
         };
         let sleepers = vec![sleeper("mem-waiter:71", Some("app\x1b[2J:70")), sleeper("alone:80", None)];
         let source = Headline { sleepers, late_figures: 2, ..offcpu(2, 0) };
-        let look = Look { sources: vec![source], duration_ns: 7_000_000_000, ..Look::default() };
+        let look = Overview { sources: vec![source], duration_ns: 7_000_000_000, ..Overview::default() };
         let text = screen(&look);
         let row = text.lines().find(|line| line.contains(" 1.00s ")).expect("a row");
         assert!(row.contains(" 1.00s     2  mem-waiter:71, longest of things that wait"), "{row}");
         let worst = "The worst:\n00:00:07.000000 offcpu 5.21s mem-waiter:71 of app?[2J:70 in mem_cgroup_oom_synchronize \
                      (memory), still in uninterruptible sleep\n00:00:07.000000 offcpu 5.21s alone:80 in ";
         assert!(text.contains(worst), "{text}");
-        let parsed: Look =
+        let parsed: Overview =
             serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
         assert_eq!(parsed.sources[0].sleepers, look.sources[0].sleepers);
     }
 
     #[test]
     fn each_row_has_threshold_and_late_count() {
-        let look = |source| Look { sources: vec![source], ..Look::default() };
+        let look = |source| Overview { sources: vec![source], ..Overview::default() };
         let (waits, both) = (screen(&look(offcpu(0, 69))), screen(&look(offcpu(2, 69))));
         insta::assert_snapshot!(format!("{waits}\n{both}"));
         // A source without figures has no count.

@@ -4,13 +4,13 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use super::super::Party;
+use super::super::Actor;
 use super::super::history::{Name, Waker};
-use super::{Found, MAX_SEGMENTS, OTHERS, PathPart, Wait};
+use super::{MAX_SEGMENTS, OTHERS, PathBuilder, PathPart, Wait};
 use crate::late::CauseKind;
 use crate::wait::Stop;
 
-impl Found {
+impl PathBuilder {
     /// Sums equal parts, and merges waits of one thread for the same waker within the same wait.
     pub(super) fn fold(&mut self, innermost: Option<usize>) {
         self.is_folded = true;
@@ -79,8 +79,8 @@ impl Found {
     fn drop_unused_names(&mut self, latest: Option<PathPart>) {
         let of_part = |part: &PathPart| {
             let who = match part.who {
-                Party::Thread { tid, .. } => Some(tid),
-                Party::Disk(request) => Some(request.submitter),
+                Actor::Thread { tid, .. } => Some(tid),
+                Actor::Disk(request) => Some(request.submitter),
                 _ => None,
             };
             [part.ready, who]
@@ -106,8 +106,8 @@ impl Found {
                 .named()
                 .filter(|&named| indexes.len() < MAX_SEGMENTS / 4 || indexes.contains_key(&(part.kind, Some(named))));
             let sum = *indexes.entry((part.kind, named)).or_insert_with(|| {
-                let program = |(name, is_member)| Party::Program { name, is_member };
-                let who = named.map_or(Party::Text(OTHERS), program);
+                let program = |(name, is_member)| Actor::Program { name, is_member };
+                let who = named.map_or(Actor::Text(OTHERS), program);
                 small.push(PathPart { ns: 0, who, ready: None, wait: None, ..part });
                 small.len() - 1
             });
@@ -138,7 +138,7 @@ impl Wait {
 impl PathPart {
     pub(super) fn is_like(&self, other: &PathPart) -> bool {
         let who = match (self.who, other.who) {
-            (Party::Disk(one), Party::Disk(other)) => {
+            (Actor::Disk(one), Actor::Disk(other)) => {
                 (one.device, one.operation, one.submitter) == (other.device, other.operation, other.submitter)
             }
             (one, other) => one == other,
@@ -147,11 +147,11 @@ impl PathPart {
     }
 }
 
-impl Party {
+impl Actor {
     /// Returns the name and membership, by which threads are merged.
     pub(in super::super) fn named(&self) -> Option<(Name, bool)> {
         match *self {
-            Party::Thread { name, is_member, .. } | Party::Program { name, is_member } => Some((name, is_member)),
+            Actor::Thread { name, is_member, .. } | Actor::Program { name, is_member } => Some((name, is_member)),
             _ => None,
         }
     }
@@ -159,17 +159,17 @@ impl Party {
     /// Returns a hash key, equal for equal actors.
     pub(in super::super) fn key(&self) -> u64 {
         match *self {
-            Party::Thread { tid, .. } => u64::from(tid),
-            Party::Work(handler) => handler,
-            Party::Interrupt(Name(bytes)) | Party::Program { name: Name(bytes), .. } => {
+            Actor::Thread { tid, .. } => u64::from(tid),
+            Actor::Work(handler) => handler,
+            Actor::Interrupt(Name(bytes)) | Actor::Program { name: Name(bytes), .. } => {
                 u64::from_le_bytes(std::array::from_fn(|at| bytes[at]))
             }
-            Party::Cpu(cpu) => u64::from(cpu),
-            Party::Disk(request) => u64::from(request.device),
-            Party::Limit(number) => u64::from(number),
-            Party::Quota(cgroup) => cgroup.unwrap_or(0),
-            Party::Timer(of) => of as u64,
-            Party::Text(text) => text.len() as u64,
+            Actor::Cpu(cpu) => u64::from(cpu),
+            Actor::Disk(request) => u64::from(request.device),
+            Actor::Limit(number) => u64::from(number),
+            Actor::Quota(cgroup) => cgroup.unwrap_or(0),
+            Actor::Timer(of) => of as u64,
+            Actor::Text(text) => text.len() as u64,
         }
     }
 }
@@ -190,23 +190,23 @@ fn ended_by(by: Option<Waker>) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{Finding, Hop, Segment};
+    use super::super::super::{Finding, Segment, WakeupEdge};
     use super::*;
 
     /// As of a build that runs for hours: each process waits once for another process, and once for a CPU.
     #[test]
     fn memory_does_not_grow_with_number_of_threads() {
-        let mut found = Found::default();
+        let mut found = PathBuilder::default();
         let mut now_ns = 1 << 40;
-        let mut add = |found: &mut Found, ns: u64, kind, tid: u32, ready, hop| {
-            let who = Party::Thread { tid, name: Name::of("cc1"), cgroup: None, is_member: true };
+        let mut add = |found: &mut PathBuilder, ns: u64, kind, tid: u32, ready, hop| {
+            let who = Actor::Thread { tid, name: Name::new("cc1"), cgroup: None, is_member: true };
             found.add(Finding::Segment(Segment { from_ns: now_ns - ns, to_ns: now_ns, kind, who, ready, hop }));
             now_ns -= ns;
         };
         for number in 0..20_000_u32 {
             let (tid, waker) = (10 + 2 * number, 11 + 2 * number);
             let by = Some(Waker::Thread(waker));
-            found.add(Finding::Hop(Hop { number, within: None, tid, woken_ns: 0, by, stop: None }));
+            found.add(Finding::WakeupEdge(WakeupEdge { number, within: None, tid, woken_ns: 0, by, stop: None }));
             add(&mut found, 10, CauseKind::Running, waker, None, Some(number));
             add(&mut found, 5, CauseKind::Running, tid, None, None);
             // Earlier parts are longer, so that they are listed one by one.

@@ -12,7 +12,7 @@ use crate::{Histogram, Snapshot};
 
 /// Summary of one source over a span, for the overview.
 #[derive(Clone, Debug)]
-pub struct Found<'a> {
+pub struct SourceSummary<'a> {
     /// The source.
     pub card: &'a Card,
     /// Backend that measured.
@@ -38,11 +38,11 @@ pub struct Found<'a> {
     has_series: bool,
 }
 
-impl<'a> Found<'a> {
+impl<'a> SourceSummary<'a> {
     /// Summarizes the snapshot of a whole span.
-    pub fn of(card: &'a Card, snapshot: &Snapshot) -> Self {
+    pub fn new(card: &'a Card, snapshot: &Snapshot) -> Self {
         let Snapshot { backend, host, lost, .. } = snapshot;
-        Found {
+        SourceSummary {
             card,
             backend: backend.clone(),
             host: host.clone(),
@@ -59,20 +59,20 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// Summarizes the snapshot of a part of the span; [`Found::add`] adds those that follow.
+    /// Summarizes the snapshot of a part of the span; [`SourceSummary::add`] adds those that follow.
     pub fn of_part(card: &'a Card, snapshot: &mut Snapshot) -> Self {
         // Stacks show the waiters at the end, and series what happened.
         let stacks = std::mem::take(&mut snapshot.stacks);
-        let found = Found::of(card, snapshot);
+        let found = SourceSummary::new(card, snapshot);
         let series = std::mem::take(&mut snapshot.series);
         snapshot.stacks = stacks;
         let at_end = (card.figures)(snapshot);
         snapshot.series = series;
-        Found { at_end, ..found }
+        SourceSummary { at_end, ..found }
     }
 
     /// Adds the summary of the next part.
-    pub fn add(&mut self, later: &Found<'_>) {
+    pub fn add(&mut self, later: &SourceSummary<'_>) {
         self.duration_ns = self.duration_ns.saturating_add(later.duration_ns);
         self.figures.merge(&later.figures);
         self.at_end.clone_from(&later.at_end);
@@ -109,7 +109,7 @@ impl<'a> Found<'a> {
 
     /// Removes the sources that had nothing to measure and for which the recording has a reason; returns them with the
     /// reason.
-    pub fn set_aside(all: &mut Vec<Found<'_>>, measured: &[Measured]) -> Vec<Unmeasured> {
+    pub fn set_aside(all: &mut Vec<SourceSummary<'_>>, measured: &[Measured]) -> Vec<Unmeasured> {
         let mut aside = Vec::new();
         all.retain(|of| {
             let measured = measured.iter().find(|measured| measured.source == of.card.name);
@@ -181,7 +181,7 @@ impl<'a> Found<'a> {
     }
 
     pub(super) fn headline(&self, lates: LateCounts, held_up: LateCounts) -> Headline {
-        let Found { card, unexplained, remark, .. } = self;
+        let SourceSummary { card, unexplained, remark, .. } = self;
         let late = lates.count + unexplained.events;
         let figures = self.figures();
         let next = |judged: &Judged| judged.next.replace("{from}", &format_ns(judged.late_from_ns));
