@@ -18,7 +18,7 @@ const SUBJECTS: [(&str, &str); 5] = [
     ("bpftrace", "bpftrace script on `preemptirq:irq_disable` and `irq_enable`"),
     ("ticks", "`whylate irqsoff --backend ticks`"),
 ];
-/// BackendUse a second or two there.
+/// Takes a second or two there.
 const LOAD: &str = "perf bench sched messaging -g 1 -l 100";
 
 /// A minimal script for the question.

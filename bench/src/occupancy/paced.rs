@@ -11,7 +11,7 @@ use clap::Args;
 
 use crate::machine;
 
-/// BackendUse turns on one CPU and prints how many seconds that took.
+/// Takes turns on one CPU and prints how many seconds that took.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[arg(long)]

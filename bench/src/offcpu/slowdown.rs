@@ -47,7 +47,7 @@ fn start(whylate: &Path, which: usize) -> Result<Tool> {
     let command: &[&str] = match which {
         0 => &[&whylate, "offcpu", "--backend", "sample"],
         1 => &[&whylate, "offcpu", "--backend", "trace"],
-        // BackendUse the waker's stack in addition to the wakee's; offcputime has nothing like it.
+        // Takes the waker's stack in addition to the wakee's; offcputime has nothing like it.
         2 => &[&whylate, "offcpu", "--backend", "trace", "--wakers"],
         _ => &["offcputime"],
     };

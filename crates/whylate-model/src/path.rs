@@ -87,6 +87,11 @@ pub enum Finding {
         /// Time of the switch-out (CLOCK_MONOTONIC).
         at_ns: u64,
     },
+    /// The thread did not wait: it lost its CPU there, and has been runnable since.
+    Preempted {
+        /// [`WakeupEdge::number`] of the supposed wait.
+        hop: u32,
+    },
     /// A nested wait started before the wait around it: its start may be found later.
     Unmet {
         /// [`WakeupEdge::number`] of the nested wait.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! OutsideState disturbances, and the sources' measurements of them.
+//! Known disturbances, and the sources' measurements of them.
 
 use serde::{Deserialize, Serialize};
 

@@ -16,12 +16,13 @@ use self::latencies::Latencies;
 use self::ready::Ready;
 use self::waits::OpenWait;
 use super::command::LongWait;
+use super::cursor::NOT_OVER;
 use super::history::{Name, Waker};
 use super::sums::Sums;
 use super::walk::walk_for_sums;
 use super::{Actor, CpuTimeline, Finding, Limits, Names, PathSegment, Query, Segment};
-use crate::Histogram;
 use crate::wait::{Stop, is_sleep};
+use crate::{CauseKind, Histogram};
 
 /// Maximum number of waits listed one by one.
 const MAX_LONGEST: usize = 5;
@@ -180,7 +181,11 @@ impl Gatherer<'_> {
             Finding::NotFollowed => self.budget.not_followed += 1,
             Finding::Asleep { hop, .. } if self.is_earlier(number, hop) => return self.meet(number, hop, finding),
             Finding::Unmet { hop } if self.is_earlier(number, hop) => return,
-            Finding::Asleep { .. } | Finding::Unmet { .. } | Finding::WakeupEdge(_) | Finding::Called { .. } => {}
+            Finding::Asleep { .. }
+            | Finding::Preempted { .. }
+            | Finding::Unmet { .. }
+            | Finding::WakeupEdge(_)
+            | Finding::Called { .. } => {}
         }
         if let Some(open) = &mut self.open[number] {
             open.add(finding);
@@ -255,6 +260,13 @@ impl Gatherer<'_> {
     fn count(&mut self, number: usize, mut open: OpenWait) {
         let ended_by = self.ended_by(number, &open);
         let asked = self.asked[number];
+        // Where the thread runs next comes after the end of the recording.
+        if open.is_preempted && ended_by == EndedBy::NotOver {
+            self.budget.ready.ns += open.ns;
+            self.ready_latencies.add(open.ns);
+            let rest = Actor::Text(NOT_OVER);
+            return self.ready[self.ready_indexes[number]].add(CauseKind::Unknown, rest, asked.tid, open.ns);
+        }
         let known = self.known[number];
         let name = known.map(|known| known.name);
         // If the switch-out precedes the recording, the state found at its start shows what the thread waited in.
@@ -317,7 +329,8 @@ impl Gatherer<'_> {
             _ if is_kernel => "waits of kernel threads",
             Some(_) => "waits outside system calls",
             None if is_outside_calls => "waits outside system calls",
-            None => "waits that began earlier",
+            None if began_earlier => "waits that began earlier",
+            None => "waits with unrecorded start",
         };
         let kind = self.waits.entry((via.unwrap_or_else(|| other.to_owned()), ended_by)).or_default();
         kind.has_via = has_via;

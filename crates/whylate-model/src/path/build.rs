@@ -228,7 +228,7 @@ impl PathBuilder {
                 let wait = self.wait_of(hop).filter(|_| self.unmet.len() < MAX_UNMET);
                 self.unmet.extend(wait.map(|wait| (hop, wait)));
             }
-            Finding::NotFollowed => {}
+            Finding::NotFollowed | Finding::Preempted { .. } => {}
         }
     }
 

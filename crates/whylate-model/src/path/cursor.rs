@@ -21,6 +21,8 @@ const NO_THREAD: u32 = u32::MAX;
 const MAX_UNMET: usize = 64;
 
 pub(super) const NOT_RECORDED: &str = "not recorded";
+/// The wait goes on after the end of the span.
+pub(super) const NOT_OVER: &str = "not over yet";
 pub(super) const OVERWRITTEN: &str = "unknown (its request was overwritten)";
 const NOT_FOLLOWED: &str = "not followed (too many waits)";
 
@@ -266,7 +268,7 @@ impl Cursor {
         if self.is_at_end() {
             match (rewind.cpu_of(self.tid), self.mode) {
                 (Some(cpu), _) => self.mode = Mode::Running { cpu },
-                (None, Mode::Before) => self.lose("not over yet", found),
+                (None, Mode::Before) => self.lose(NOT_OVER, found),
                 _ => {}
             }
         }
@@ -283,12 +285,14 @@ impl Cursor {
         if is_own || is_back || asleep.is_some() || until_ns == self.asked.from_ns {
             self.explain(rewind, until_ns, found);
         }
-        if let (Some(index), Some(change)) = (asleep, change)
-            && let SwitchOut::Blocked(blocked) = change.before.exit
-        {
-            let RunSlice { name, .. } = change.before;
-            // `from_ns` may be later than the switch-out.
-            found(Finding::Asleep { hop: self.frames[index].hop, name, blocked, at_ns: until_ns });
+        if let (Some(index), Some(change)) = (asleep, change) {
+            let (hop, name) = (self.frames[index].hop, change.before.name);
+            match change.before.exit {
+                // `from_ns` may be later than the switch-out.
+                SwitchOut::Blocked(blocked) => found(Finding::Asleep { hop, name, blocked, at_ns: until_ns }),
+                SwitchOut::Preempted => found(Finding::Preempted { hop }),
+                SwitchOut::GoesOn | SwitchOut::Dead => {}
+            }
         }
         match change {
             _ if until_ns == self.asked.from_ns => self.end(asleep, found),
@@ -396,7 +400,7 @@ impl Cursor {
         }
     }
 
-    /// BackendUse the item that is due. Its worker may have been woken for it, just after it was queued.
+    /// Takes the item that is due. Its worker may have been woken for it, just after it was queued.
     fn take_item_due(&mut self) -> Option<Item> {
         let due = self.items.take_due(self.now_ns);
         due.or_else(|| match self.mode {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! OutsideState disturbances of one CPU: number, length and interval are given, and each is measured from inside.
+//! Known disturbances of one CPU: number, length and interval are given, and each is measured from inside.
 //!
 //! A thread on that CPU makes them one after another. The caller's thread stays on the other CPUs, so that it sees a
 //! signal and cuts the current one short even if nothing else can run on the disturbed CPU.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! OutsideState delays on demand: the ground truth that sources are tested against.
+//! Known delays on demand: the ground truth that sources are tested against.
 
 pub mod disturbance;
 pub mod file_load;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! OutsideState work items, queued by BPF (`bpf_wq`): number, time and length are given.
+//! Known work items, queued by BPF (`bpf_wq`): number, time and length are given.
 
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -349,7 +349,7 @@ mod tests {
         (world, Elements { array: map(), key: KEY..COUNT, limit, kernel })
     }
 
-    /// BackendUse the counts since the last call by key, as sources do it.
+    /// Takes the counts since the last call by key, as sources do it.
     fn take(elements: &Elements<Simulated>, taken: &mut BTreeMap<u32, u64>) {
         let mut unused = Vec::new();
         let mut add = |key, count| *taken.entry(key).or_default() += count;

@@ -216,7 +216,7 @@ fn is_program(function: &str) -> bool {
     tag.is_some_and(|tag| tag.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
-/// Parses a line `name size users of-culprit_label state address`.
+/// Parses a line `name size users of-whom state address`.
 fn module(line: &str) -> Option<Module> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next()?.to_owned();

@@ -177,7 +177,7 @@ impl Processes {
         self.by_id.clone()
     }
 
-    /// BackendUse over changed names of just-in-time compiled code.
+    /// Takes over changed names of just-in-time compiled code.
     pub(super) fn read_compiled(&mut self) {
         let all = self.with_compiled_code(|_| true);
         for (id, compiled) in self.perf_maps.changed(all) {

@@ -62,7 +62,7 @@ impl Asleep {
         Ok(asleep)
     }
 
-    /// BackendUse in what a thread did later; not in order of time, as that is so on each CPU alone.
+    /// Takes in what a thread did later; not in order of time, as that is so on each CPU alone.
     pub(super) fn add(&mut self, slice: &RunSlice) {
         let (SwitchIn::Woken { at_ns, .. }, Some(tid)) = (slice.entry, slice.holder.tid()) else { return };
         if at_ns < self.began_ns {

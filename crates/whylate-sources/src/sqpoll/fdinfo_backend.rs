@@ -44,7 +44,7 @@ enum RingRead {
     Ring(RingText),
     /// A ring (by its inode) that reports no submission thread.
     NoThread(Option<u64>),
-    /// OutsideState already, closed or busy.
+    /// Known already, closed or busy.
     Nothing,
 }
 

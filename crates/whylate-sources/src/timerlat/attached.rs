@@ -241,7 +241,7 @@ impl AttachedTimerlat {
         }
     }
 
-    /// BackendUse the late event of the activation that stopped measurement, if it was received before the stop.
+    /// Takes the late event of the activation that stopped measurement, if it was received before the stop.
     fn take_held_hit(&mut self) -> Option<(TimerEvidence, LateEvent)> {
         let index = self.held.iter().position(|(evidence, event)| self.is_hit(event.cpu, evidence.due_ns))?;
         self.held.remove(index)

@@ -179,7 +179,7 @@ impl Tally {
         }
     }
 
-    /// BackendUse everything counted since the last call: a series and the losses. Includes user latencies if `has_user`.
+    /// Takes everything counted since the last call: a series and the losses. Includes user latencies if `has_user`.
     pub(super) fn take(&self, has_user: bool) -> TakenCounts {
         let mut series = Series::default();
         let kinds = if has_user { &Kind::REAL[..] } else { &Kind::REAL[..2] };
@@ -209,7 +209,7 @@ impl Tally {
         Histogram::from_fine_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default()
     }
 
-    /// BackendUse the linear buckets, if they are wanted.
+    /// Takes the linear buckets, if they are wanted.
     fn take_steps(&self, kind: Kind) -> Option<Steps> {
         let mut counts: Vec<u64> = self.steps.iter().map(|step| take(&step[kind as usize])).collect();
         let over = counts.pop()?;

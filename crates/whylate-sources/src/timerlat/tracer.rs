@@ -282,7 +282,7 @@ impl Tracer {
         hits.min_by_key(|hit| hit.at_ns)
     }
 
-    /// BackendUse the counts since the last call, per CPU.
+    /// Takes the counts since the last call, per CPU.
     pub(super) fn take(&mut self) -> Vec<(u32, TakenCounts)> {
         self.cpus.iter().map(|traced| (traced.cpu, traced.tally.take(self.has_user))).collect()
     }

@@ -67,7 +67,7 @@ impl SeriesCounts {
         })
     }
 
-    /// BackendUse everything counted since the last call: series with equal labels are merged, empty ones are omitted.
+    /// Takes everything counted since the last call: series with equal labels are merged, empty ones are omitted.
     pub(super) fn take_series(&mut self, now_ns: u64) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
         let unfinished = self.unfinished.by_series(now_ns);
@@ -241,7 +241,7 @@ impl SeriesCounts {
         buckets
     }
 
-    /// BackendUse the growth of a counter since the last call.
+    /// Takes the growth of a counter since the last call.
     fn take_counter(&mut self, position: Position, value: u64) -> u64 {
         let (array, index, offset) = position;
         match &mut self.seen {

@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
 use rustix::io::{read, write};
 use whylate_model::path::history::{Blocked, SwitchIn, SwitchOut, Waker};
+use whylate_sources::Edges;
 use whylate_sources::kernel::clock::monotonic_ns;
 
 use super::{attach, recorded, stays_of, tid};
@@ -79,20 +80,37 @@ fn naps_beside(
     Ok(Waited { other: Some(other.join().expect("it does not panic")?), ..waited })
 }
 
+/// Rounds of which the rings keep all events.
+const ROUNDS: u64 = 60;
+
 /// Checks that each wait of the thread is there, and that almost all of those in this system call ended as `is_right`
-/// says, or unseen.
+/// says, or unseen. `WHYLATE_ROUNDS` sets the number of waits.
 fn ensure_waits_reported(
     what: &str,
     syscall: i64,
-    naps: impl FnOnce(usize) -> Result<Waited>,
+    naps: impl Fn(usize) -> Result<Waited>,
     is_right: impl Fn(Waker, &Waited) -> bool,
 ) -> Result<()> {
     let mut edges = attach()?;
     // Each CPU's timeline starts with its first switch.
     thread::sleep(SETTLE_TIME);
-    let rounds = amount(60) as usize;
+    let rounds = std::env::var("WHYLATE_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS);
+    for _ in 0..rounds.div_ceil(ROUNDS) {
+        ensure_rounds_reported(&mut edges, what, syscall, &naps, &is_right)?;
+    }
+    Ok(())
+}
+
+fn ensure_rounds_reported(
+    edges: &mut Edges,
+    what: &str,
+    syscall: i64,
+    naps: &impl Fn(usize) -> Result<Waited>,
+    is_right: &impl Fn(Waker, &Waited) -> bool,
+) -> Result<()> {
+    let rounds = amount(ROUNDS) as usize;
     let waited = naps(rounds)?;
-    let stays = stays_of(&recorded(&edges)?, waited.tid);
+    let stays = stays_of(&recorded(edges)?, waited.tid);
     let within = waited.from_ns..waited.to_ns;
     let waits = stays.windows(2).filter_map(|pair| match pair[0].exit {
         SwitchOut::Blocked(Blocked { syscall, .. }) if within.contains(&pair[0].end_ns) => {

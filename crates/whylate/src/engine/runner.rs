@@ -156,7 +156,7 @@ impl<S: Attached + ?Sized> Feed<S> {
         outcome
     }
 
-    /// BackendUse a snapshot since the previous call, with the buffered late events.
+    /// Takes a snapshot since the previous call, with the buffered late events.
     ///
     /// # Errors
     /// When the source fails.
@@ -164,7 +164,7 @@ impl<S: Attached + ?Sized> Feed<S> {
         self.snapshot_for(None)
     }
 
-    /// BackendUse a snapshot since the previous call, with the buffered late events, and records what is not recorded yet.
+    /// Takes a snapshot since the previous call, with the buffered late events, and records what is not recorded yet.
     ///
     /// # Errors
     /// When the source fails.

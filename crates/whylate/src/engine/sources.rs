@@ -233,7 +233,7 @@ impl Recorded {
         }
     }
 
-    /// BackendUse a snapshot of all sources, with the late events since the previous call.
+    /// Takes a snapshot of all sources, with the late events since the previous call.
     ///
     /// # Errors
     /// When all sources have failed.

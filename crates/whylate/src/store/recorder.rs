@@ -92,7 +92,7 @@ impl LateBuffer {
         (self.late.len() as u64 + self.beyond_limit).saturating_sub(self.for_sleepers)
     }
 
-    /// BackendUse the lines of a snapshot with the events added so far.
+    /// Takes the lines of a snapshot with the events added so far.
     pub fn lines(&mut self, snapshot: Snapshot) -> Vec<Line> {
         let end_ns = snapshot.start_unix_ns.saturating_add(snapshot.duration_ns);
         let late = std::mem::take(&mut self.late);
@@ -201,7 +201,7 @@ impl Recorder {
         self.status.bytes.load(Ordering::Relaxed)
     }
 
-    /// BackendUse the reason why nothing is written now.
+    /// Takes the reason why nothing is written now.
     pub fn take_problem(&self) -> Option<String> {
         self.status.problem.lock().ok()?.take()
     }

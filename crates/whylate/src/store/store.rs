@@ -13,7 +13,7 @@ pub use super::directory::{DirectoryStore, Retention};
 pub use super::file::FileStore;
 pub use super::ring::{RingStore, When};
 
-/// BackendUse what a recorder writes: the bytes of each frame as they come, then its index.
+/// Takes what a recorder writes: the bytes of each frame as they come, then its index.
 pub trait Store: Send {
     /// Begins a frame. A new file begins with a frame that has the header.
     fn begin_frame(&mut self, header: &Header) -> io::Result<()>;
@@ -33,7 +33,7 @@ pub trait Store: Send {
     /// Notes a reason to write a file: a late event of this latency, or with `None` the user's request.
     fn trigger(&mut self, _latency_ns: Option<u64>) {}
 
-    /// BackendUse the reason why data that stays in memory was not written.
+    /// Takes the reason why data that stays in memory was not written.
     fn take_problem(&mut self) -> Option<String> {
         None
     }

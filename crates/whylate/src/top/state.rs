@@ -199,7 +199,7 @@ impl State {
         }
     }
 
-    /// BackendUse the header once all sources are attached, or a recording is opened.
+    /// Takes the header once all sources are attached, or a recording is opened.
     pub fn start(&mut self, header: Header) {
         self.header = header;
         self.phase = Phase::Running;

@@ -78,7 +78,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// BackendUse over the terminal.
+    /// Takes over the terminal.
     ///
     /// # Errors
     /// If there is no terminal.
@@ -205,7 +205,7 @@ impl Screen {
         self.resume()
     }
 
-    /// BackendUse over the terminal again after the shell used it.
+    /// Takes over the terminal again after the shell used it.
     ///
     /// # Errors
     /// If the terminal was closed.

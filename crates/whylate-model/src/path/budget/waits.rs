@@ -20,6 +20,8 @@ pub(super) struct OpenWait {
     asleep: Option<(Name, Blocked)>,
     /// Number of the last nested wait.
     pub last_hop: u32,
+    /// The thread was preempted, so it waited for a CPU.
+    pub is_preempted: bool,
     /// Number of nested waits without a known start.
     pub unmet: u32,
     /// Parts, newest first, as long as they are few and there is no nested wait.
@@ -37,6 +39,7 @@ impl OpenWait {
             from_ns: 0,
             asleep: None,
             last_hop: hop.number,
+            is_preempted: false,
             unmet: 0,
             parts: Vec::new(),
             found: None,
@@ -61,6 +64,10 @@ impl OpenWait {
             }
             Finding::Unmet { hop } if hop == self.hop.number => return,
             Finding::Unmet { .. } => self.unmet += 1,
+            Finding::Preempted { hop } => {
+                self.is_preempted |= hop == self.hop.number;
+                return;
+            }
             Finding::NotFollowed => return,
             Finding::Asleep { .. } | Finding::Called { .. } => {}
             Finding::WakeupEdge(hop) => self.last_hop = hop.number,

@@ -178,12 +178,14 @@ impl Cursor {
             self.pass_due(rewind, found);
         }
         let asleep = change.and_then(|change| self.frame_that_begins(&change.before, change.at_ns));
-        if let (Some(index), Some(change)) = (asleep, change)
-            && let SwitchOut::Blocked(blocked) = change.before.exit
-        {
-            let RunSlice { name, .. } = change.before;
-            // `from_ns` may be later than the switch-out.
-            found(Finding::Asleep { hop: self.frames[index].hop, name, blocked, at_ns: until_ns });
+        if let (Some(index), Some(change)) = (asleep, change) {
+            let (hop, name) = (self.frames[index].hop, change.before.name);
+            match change.before.exit {
+                // `from_ns` may be later than the switch-out.
+                SwitchOut::Blocked(blocked) => found(Finding::Asleep { hop, name, blocked, at_ns: until_ns }),
+                SwitchOut::Preempted => found(Finding::Preempted { hop }),
+                SwitchOut::GoesOn | SwitchOut::Dead => {}
+            }
         }
         let is_back = change.is_some_and(|change| self.is_back(&change.before));
         let is_own = change.is_some_and(|change| self.lane() == Some(change.cpu));
@@ -258,7 +260,7 @@ impl Cursor {
         of_mode.max(self.items.due_ns()).map(|at_ns| at_ns.min(self.now_ns))
     }
 
-    /// BackendUse the item that is due. Its worker may have been woken for it, just after it was queued.
+    /// Takes the item that is due. Its worker may have been woken for it, just after it was queued.
     fn take_item_due(&mut self) -> Option<Item> {
         let due = self.items.take_due(self.now_ns);
         due.or_else(|| match self.mode {

@@ -61,7 +61,7 @@ proptest! {
             };
             let now: Vec<Finding> = now.into_iter().filter(|finding| !is_more(finding)).collect();
             // The beginning of a wait was found just before its last part.
-            let is_asleep = |finding: &Finding| matches!(finding, Finding::Asleep { .. });
+            let is_asleep = |finding: &Finding| matches!(finding, Finding::Asleep { .. } | Finding::Preempted { .. });
             let apart = |all: &[Finding]| all.iter().copied().partition::<Vec<Finding>, _>(is_asleep);
             prop_assert_eq!(apart(&now), apart(&before));
             let path = |all: Vec<Finding>| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! BackendUse stacks inside sections with interrupts off, by NMIs, on CPUs whose timer is overdue. Needs x86 with a PMU,
+//! Takes stacks inside sections with interrupts off, by NMIs, on CPUs whose timer is overdue. Needs x86 with a PMU,
 //! whose interrupt is an NMI there.
 
 use std::os::fd::{BorrowedFd, OwnedFd};

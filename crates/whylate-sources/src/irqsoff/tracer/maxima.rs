@@ -164,7 +164,7 @@ impl Files {
         }
     }
 
-    /// BackendUse the maximum, if there is a new one, and longer ones that come while it is read.
+    /// Takes the maximum, if there is a new one, and longer ones that come while it is read.
     fn poll(&mut self, shared: &Shared) -> Result<()> {
         if self.maximum_us()? <= self.floor_us {
             return Ok(());

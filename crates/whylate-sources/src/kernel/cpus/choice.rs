@@ -108,7 +108,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Chooses for this process: the requested CPUs or, if there are none, the usable ones. BackendUse 100 ms if there are
+    /// Chooses for this process: the requested CPUs or, if there are none, the usable ones. Takes 100 ms if there are
     /// real-time threads of other processes; threads that start later change nothing.
     ///
     /// # Errors

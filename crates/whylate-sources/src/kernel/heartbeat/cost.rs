@@ -34,7 +34,7 @@ struct Gap {
 }
 
 /// Returns the CPU time of a timer interrupt in nanoseconds, as seen by a thread that reads the clock all the time;
-/// `None` if it cannot be measured. BackendUse some 10 ms on one of the measured CPUs.
+/// `None` if it cannot be measured. Takes some 10 ms on one of the measured CPUs.
 pub(crate) fn interrupt_ns(measured: &[u32]) -> Option<u64> {
     // The current CPU was free just now.
     let here = u32::try_from(sched_getcpu()).ok().filter(|here| measured.contains(here));

@@ -147,7 +147,7 @@ impl ReportBuilder {
         self.tick_with_repeated(&mut lines, &BTreeMap::new())
     }
 
-    /// Adds a tick like `tick`; the stacks of some snapshots are in `repeated`, by source. BackendUse late events and stacks
+    /// Adds a tick like `tick`; the stacks of some snapshots are in `repeated`, by source. Takes late events and stacks
     /// out of the lines, and leaves the rest so that its memory can be reused.
     fn tick_with_repeated(
         &mut self,
@@ -254,7 +254,7 @@ impl ReportBuilder {
         self.missing.extend(missing);
     }
 
-    /// BackendUse the stacks of the newest snapshots that came without them from their lines.
+    /// Takes the stacks of the newest snapshots that came without them from their lines.
     fn add_last_lines(&mut self, lines: &BTreeMap<String, Vec<u8>>) {
         for (card, last) in self.cards.iter().zip(&mut self.last_stacks).filter(|(_, last)| last.is_none()) {
             if let Some(Ok(Line::Snapshot(snapshot))) = lines.get(card.name).map(|text| Line::parse(text)) {

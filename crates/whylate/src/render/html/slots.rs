@@ -145,7 +145,7 @@ impl Slots {
         (self.ticks, self.ticks_per_slot)
     }
 
-    /// BackendUse the snapshot of each source in each slot.
+    /// Takes the snapshot of each source in each slot.
     pub fn merged(&mut self) -> Vec<Vec<Option<Snapshot>>> {
         let of_slot =
             |slot: &mut Slot| slot.sources.iter_mut().map(|of| of.as_mut().and_then(|of| of.merger.take())).collect();
