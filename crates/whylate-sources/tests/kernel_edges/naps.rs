@@ -26,8 +26,10 @@ use crate::kernel::{amount, file_on_disk, is_emulated};
 const NAP: Duration = Duration::from_millis(1);
 /// After this long, each CPU has switched.
 const SETTLE_TIME: Duration = Duration::from_millis(100);
-/// How long the waker works before it ends a wait.
-const WORK: Duration = Duration::from_millis(3);
+/// How long the waker works before it ends a wait: long enough for the other thread to wait by then.
+fn work_time() -> Duration {
+    Duration::from_millis(if is_emulated() { 30 } else { 3 })
+}
 /// Maximum share of waits that end by another waker than the intended one: others take locks, or send signals.
 const MAX_OTHER_WAKERS: f64 = 0.02;
 
@@ -68,7 +70,7 @@ fn naps_beside(
 ) -> Result<Waited> {
     let other = thread::spawn(move || -> Result<u32> {
         for _ in 0..rounds {
-            let until = Instant::now() + WORK;
+            let until = Instant::now() + work_time();
             while Instant::now() < until {
                 std::hint::spin_loop();
             }
