@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Imports tool outputs as people paste them into reports.
 
-#[path = "pasted/mangle.rs"]
+#[path = "mangle.rs"]
 mod mangle;
 
 use std::collections::BTreeMap;

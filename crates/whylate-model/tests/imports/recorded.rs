@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Compares the walk of recorded traces' waits with a forward oracle.
 
+#[path = "../forward/mod.rs"]
 mod forward;
 
 use whylate_model::path::import::Trace;
@@ -12,9 +13,9 @@ const OFF: f64 = 0.02;
 fn walk_of_recorded_traces_matches_forward_oracle() {
     // `perf sched` records no timers.
     for (name, text, known) in [
-        ("tracefs", include_str!("traces/tracefs.txt"), 0.9),
-        ("perf script", include_str!("traces/perf-script.txt"), 0.9),
-        ("perf sched", include_str!("traces/perf-sched.txt"), 0.0),
+        ("tracefs", include_str!("../traces/tracefs.txt"), 0.9),
+        ("perf script", include_str!("../traces/perf-script.txt"), 0.9),
+        ("perf sched", include_str!("../traces/perf-sched.txt"), 0.0),
     ] {
         let trace = Trace::read(text.as_bytes()).expect("a trace");
         let agreement = forward::compare(trace.history());

@@ -8,8 +8,8 @@ use whylate_model::ftrace::{ImportError, ImportOptions, import};
 use whylate_model::paste::PasteError;
 use whylate_model::{CauseKind, LateEvent, Series, Snapshot};
 
-const LATENCY: &str = include_str!("ftrace/irqsoff-5.4.txt");
-const PIPE: &str = include_str!("ftrace/trace-pipe-5.4.txt");
+const LATENCY: &str = include_str!("../ftrace/irqsoff-5.4.txt");
+const PIPE: &str = include_str!("../ftrace/trace-pipe-5.4.txt");
 const US_NS: u64 = 1_000;
 
 fn read(text: impl Read, late_over_ns: Option<u64>) -> Result<(Snapshot, Vec<LateEvent>), ImportError> {
