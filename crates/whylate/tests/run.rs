@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use chance::in_rounds;
-use lock::lock_machine;
+use lock::{lock_machine, share_machine};
 use loop_disk::Loop;
 use quota::Quota;
 use running::{Running, copied, whylate};
@@ -421,7 +421,7 @@ fn path_of_a_build_matches_its_dependencies() -> Result<()> {
 
 #[test]
 fn returns_exit_status_of_command() -> Result<()> {
-    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     for (command, status, says) in [
         (&["--", "sh", "-c", "exit 7"][..], 7, " took "),
         (&["sh", "-c", "exit 7"], 7, " took "),
@@ -437,7 +437,7 @@ fn returns_exit_status_of_command() -> Result<()> {
 
 #[test]
 fn leaves_standard_streams_to_command() -> Result<()> {
-    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let bytes: Vec<u8> = (0..100_000_u32).flat_map(u32::to_ne_bytes).collect();
     let mut cat =
         whylate(&["run", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -469,7 +469,7 @@ fn signalled(script: &str, send: impl FnOnce(Pid) -> Result<()>) -> Result<(Exit
 
 #[test]
 fn reports_interrupted_command() -> Result<()> {
-    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let interrupt = |pid| Ok(kill_process_group(pid, Signal::INT)?);
     let (status, stderr) = signalled("echo begun; exec sleep 30", interrupt)?;
     ensure!(status.code() == Some(130) && stderr.contains("sh took "), "{status}: {stderr}");
@@ -479,7 +479,7 @@ fn reports_interrupted_command() -> Result<()> {
 /// The command has the terminal to itself: Ctrl-C goes to it, and its reaction is the exit status.
 #[test]
 fn command_owns_the_terminal() -> Result<()> {
-    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let command = "test -t 0 && test -t 1 && test -t 2 && trap 'echo caught; exit 7' INT && echo begun || exit 9; while :; do sleep 0.02; done";
     let line = format!("'{PROGRAM}' run -- sh -c \"{command}\"");
     let Some((status, printed)) = typed(&line, "begun", CTRL_C)? else { return Ok(()) };
@@ -494,7 +494,7 @@ fn command_owns_the_terminal() -> Result<()> {
 /// While it attaches, whylate is the only process to terminate.
 #[test]
 fn signal_before_command_starts_ends_it() -> Result<()> {
-    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     for signal in [Signal::INT, Signal::TERM] {
         let ends_in_time = || -> Result<bool> {
             let mut running = Running::start(&["run", "--", "echo", "ran"])?;
@@ -514,7 +514,7 @@ fn signal_before_command_starts_ends_it() -> Result<()> {
 
 #[test]
 fn forwards_other_signals() -> Result<()> {
-    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let script = "trap 'exit 9' TERM HUP; echo begun; while :; do sleep 0.02; done";
     for signal in [Signal::TERM, Signal::HUP] {
         let (status, stderr) = signalled(script, |pid| Ok(kill_process(pid, signal)?))?;
@@ -525,7 +525,7 @@ fn forwards_other_signals() -> Result<()> {
 
 #[test]
 fn command_inherits_ignored_signals() -> Result<()> {
-    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     // As nohup(1) does, and shells with background jobs.
     let script = format!("trap '' HUP INT; exec '{}' run -- sh -c 'kill -HUP $$; kill -INT $$; exit 5'", PROGRAM);
     let output = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output()?;
@@ -601,7 +601,7 @@ fn does_not_wait_for_background_processes() -> Result<()> {
 
 #[test]
 fn files_contain_the_whole_path() -> Result<()> {
-    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let written = |name: &str| -> Result<(Report, String)> {
         let file = directory.path().join(name);
