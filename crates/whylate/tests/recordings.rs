@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use whylate_model::recording::{Damage, Line, Reader};
 
-use lock::share_machine;
+use lock::{lock_machine, share_machine};
 use running::{Running, whylate};
 
 /// Output of each source and of the overview.
@@ -52,7 +52,7 @@ fn printed(command: &mut Command) -> Result<String> {
 
 #[test]
 fn replay_matches_live_output() -> Result<()> {
-    let Some(_lock) = share_machine() else {
+    let Some(_lock) = lock_machine() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
@@ -157,9 +157,12 @@ fn records_all_sources_and_no_command_lines() -> Result<()> {
     Ok(())
 }
 
-/// Retries until the condition holds, for ten seconds.
+/// Timeout, far above what any step takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Retries until the condition holds.
 fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so()? {
         ensure!(Instant::now() < deadline, "{what}");
         thread::sleep(Duration::from_millis(20));
