@@ -64,7 +64,7 @@ fn explains_a_foreign_trace() -> Result<()> {
     ensure!(output.status.code() == Some(0) && stdout.contains("sh:19025 took 36.8ms:"), "{output:?}");
     let json = output_of(&["run", "--import", trace, "--comm", "sh", "--json"])?;
     let report: serde_json::Value = serde_json::from_slice(&json.stdout)?;
-    let path = report["path"].as_array().context("no path is told")?;
+    let path = report["path"].as_array().context("no path is reported")?;
     let sum: u64 = path.iter().filter_map(|part| part["ns"].as_u64()).sum();
     ensure!(report["elapsed_ns"] == sum && sum > 36_000_000, "the parts add up to {sum}: {}", report["elapsed_ns"]);
     let output = output_of(&["run", "--import", "/dev/zero"])?;

@@ -203,7 +203,7 @@ fn rejects_useless_files_in_one_line() -> Result<()> {
         let output = irqsoff(&["--import", path])?;
         let stderr = text(&output.stderr);
         ensure!(output.status.code() == Some(1) && stderr.lines().count() == 1, "{output:?}");
-        ensure!(stderr.matches(message).count() == 1, "the reason is told once: {stderr}");
+        ensure!(stderr.matches(message).count() == 1, "the reason is printed once: {stderr}");
     }
     Ok(())
 }
