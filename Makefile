@@ -46,6 +46,11 @@ T ?=
 # One kernel of the matrix: `make test-matrix K=6_12_rt`.
 K ?=
 
+.PHONY: unit
+unit: ## the tests that need neither root nor this kernel (T=NAME: one test)
+	@scripts/install-deps browser
+	@scripts/check-tests unit $(T)
+
 .PHONY: test
 test: ## all tests on this kernel (T=NAME: one test); those that need root are skipped without it
 ifneq ($(filter short_% whole_% matrix,$(T)),)

@@ -64,7 +64,7 @@ fn duties(text: &str) -> Result<BTreeMap<String, Duty>> {
     let mut duties: BTreeMap<String, Duty> = BTreeMap::new();
     let mut last = String::new();
     for line in text.lines() {
-        // A failed round is repeated (`in_rounds` in the test's `kernel/chance.rs`).
+        // A failed round is repeated (`in_rounds` in the test's `support/oracles/chance.rs`).
         if let Some(reason) = ["a round fails: ", "not judged, "].iter().find_map(|begin| line.strip_prefix(begin)) {
             let duty = duties.entry(last.clone()).or_default();
             duty.samples.clear();

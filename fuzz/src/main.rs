@@ -5,7 +5,7 @@
 /// Modules of the binary crate, which is not a library.
 #[path = "../../crates/whylate/src/cli/sqpoll/sweep/fio/figures.rs"]
 mod figures;
-#[path = "../../crates/whylate-model/tests/pasted/mangle.rs"]
+#[path = "../../crates/whylate-model/tests/imports/mangle.rs"]
 #[allow(dead_code)]
 mod mangle;
 #[path = "../../crates/whylate/src/render/text/offcpu/svg/graph.rs"]

@@ -2,17 +2,12 @@
 //! Tests of the statistical bounds that decide kernel tests.
 
 #[allow(dead_code)]
-#[path = "kernel/chance.rs"]
+#[path = "support/oracles/chance.rs"]
 mod chance;
 
 use std::collections::BTreeMap;
 
 use chance::{Verdict, by_chance};
-
-/// Stands in for the function of the kernel tests' support.
-fn is_emulated() -> bool {
-    false
-}
 
 #[test]
 fn bound_is_exceeded_once_in_ten_thousand_runs() {

@@ -2,7 +2,7 @@
 //! Compares the source `block` with the kernel's own trace of the test's requests, and with the test's own timing. Runs
 //! as root.
 
-mod kernel;
+mod support;
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -21,12 +21,12 @@ use whylate_sources::block::{BlockOptions, By, disk_of};
 use whylate_sources::inject::disturbance::Kind;
 use whylate_sources::{Session, Source as _};
 
-use kernel::chance::{by_chance, in_rounds};
-use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
-use kernel::trace::Trace;
-use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
-use kernel::{amount, file_on_disk, is_emulated};
+use support::machine::lock::lock_machine;
+use support::machine::real_time::patching;
+use support::oracles::chance::{by_chance, in_rounds};
+use support::oracles::trace::Trace;
+use support::workloads::disturbances::{disturb, is, is_unsupported, while_loaded};
+use support::{amount, file_on_disk, is_emulated};
 
 /// Bytes per read or write; at least the block size of the disk.
 const BLOCK: usize = 4096;
@@ -113,7 +113,7 @@ fn at_device(trace: Trace, operation: char) -> Result<Vec<u64>> {
 
 #[test]
 fn request_counts_and_times_match_trace() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(file) = direct_file()? else { return Ok(()) };
     let disk = disk_of(&file)?;
     for writes in [false, true] {
@@ -200,7 +200,7 @@ impl Drop for Hogs {
 
 #[test]
 fn blames_late_requests_on_concurrent_ones() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     if is_emulated() {
         println!("skipped: an emulated CPU stops at any time, and an emulated disk serves one request after the other");
         return Ok(());
@@ -296,7 +296,7 @@ fn stay_off(cpu: u32) -> Result<()> {
 
 #[test]
 fn blames_thread_that_disables_disk_interrupt() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     if is_emulated() {
         println!("skipped: an emulated CPU stops at any time, also with interrupts on");
         return Ok(());
@@ -404,7 +404,7 @@ impl Drop for Zram {
 
 #[test]
 fn counts_bios_of_bio_device_and_omits_own() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(zram) = Zram::take()? else { return Ok(()) };
     let file = zram.open()?;
     let count = amount(500);

@@ -3,7 +3,7 @@
 //! after a killed one. Each request is counted, or lost for a named reason. Runs as root, where the kernel has
 //! null_blk: in a virtual machine.
 
-mod kernel;
+mod support;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -19,18 +19,18 @@ use whylate_sources::Measuring;
 use whylate_sources::block::{BlockOptions, By};
 use whylate_sources::kernel::clock::monotonic_ns;
 
-use kernel::chance::{Unjudged, in_rounds};
-use kernel::disk_counts::{READS, in_flight, kernel_counts, late_events, reads, totals, wait_for};
-use kernel::disk_counts::{Totals, attach, end, ensure_counts_are_the_kernels, ensure_lost};
-use kernel::null_disk::{BLOCK, Mounted, Null, load_modules};
-use kernel::programs;
-use kernel::turn::turn_to_measure;
+use support::fixtures::null_disk::{BLOCK, Mounted, Null, load_modules};
+use support::machine::lock::lock_machine;
+use support::oracles::bpf_programs;
+use support::oracles::chance::{Unjudged, in_rounds};
+use support::oracles::disk_counts::{READS, in_flight, kernel_counts, late_events, reads, totals, wait_for};
+use support::oracles::disk_counts::{Totals, attach, end, ensure_counts_are_the_kernels, ensure_lost};
 
 const MS: u64 = 1_000_000;
 
 #[test]
 fn errors_are_counted_and_named() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     // 20 blocks, in sectors.
     let Some(null) = Null::with(Duration::from_millis(1), 4, &[("badblocks", "+0-159")])? else { return Ok(()) };
     let mut source = attach(&BlockOptions { late_over_ns: Some(1), ..null.options() })?;
@@ -48,7 +48,7 @@ fn errors_are_counted_and_named() -> Result<()> {
 
 #[test]
 fn removed_device_leaves_no_state() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(null) = Null::make(Duration::from_millis(50), 4)? else { return Ok(()) };
     // Of all disks: a new disk may reuse the number and the memory of a removed one.
     let mut source = attach(&BlockOptions { device: None, late_over_ns: Some(1), ..null.options() })?;
@@ -132,7 +132,7 @@ impl Drop for Scsi {
 
 #[test]
 fn timed_out_request_counts_once_with_its_total_time() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(scsi) = Scsi::make()? else { return Ok(()) };
     let direct = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(Path::new("/dev").join(&scsi.name))?;
     ensure!(reads(&direct, 0..8) == 8, "the disk cannot be read");
@@ -179,7 +179,7 @@ fn timed_out_request_counts_once_with_its_total_time() -> Result<()> {
 
 #[test]
 fn counts_all_requests_of_full_disk() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(mounted) = Mounted::make(32)? else { return Ok(()) };
     let name = &mounted.null.name;
     mounted.sync()?;
@@ -233,7 +233,7 @@ impl Drop for Running {
 
 #[test]
 fn concurrent_instances_agree_and_killed_one_leaves_no_programs() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(null) = Null::make(Duration::from_millis(5), 4)? else { return Ok(()) };
     let file = null.open()?;
     let child = Command::new(std::env::current_exe()?)
@@ -253,7 +253,7 @@ fn concurrent_instances_agree_and_killed_one_leaves_no_programs() -> Result<()> 
         ensure_lost(&snapshot, &[])?;
         assert_eq!(totals(&snapshot, &null.name, "read").requests, 40);
     }
-    let programs = programs::held_by(child.0.id())?;
+    let programs = bpf_programs::held_by(child.0.id())?;
     ensure!(!programs.is_empty(), "it holds no programs");
     thread::scope(|scope| -> Result<()> {
         let reading = scope.spawn(|| reads(&file, 40..120));
@@ -264,7 +264,7 @@ fn concurrent_instances_agree_and_killed_one_leaves_no_programs() -> Result<()> 
         assert_eq!(read, 80);
         Ok(())
     })?;
-    programs::ensure_gone(&programs)?;
+    bpf_programs::ensure_gone(&programs)?;
     let snapshot = end(first, &[])?;
     assert_eq!(totals(&snapshot, &null.name, "read").requests, 80);
     let third = attach(&options)?;
@@ -278,7 +278,7 @@ fn concurrent_instances_agree_and_killed_one_leaves_no_programs() -> Result<()> 
 
 #[test]
 fn requests_in_flight_at_start_count_as_unmatched() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     // Longer than attaching takes; null_blk times requests out after 5 s.
     let Some(null) = Null::make(Duration::from_secs(4), 8)? else { return Ok(()) };
     let file = &null.open()?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The source `block` on a loop device, its partition, and the disk of its backing file. Runs as root.
 
-mod kernel;
+mod support;
 #[path = "kernel_block_loop/traced.rs"]
 mod traced;
 
@@ -13,12 +13,12 @@ use anyhow::{Result, ensure};
 use whylate_model::LateEvent;
 use whylate_sources::block::BlockOptions;
 
-use kernel::chance::{Unjudged, in_rounds};
-use kernel::disk_counts::{attach, ensure_counts_are_the_kernels, kernel_counts, totals};
-use kernel::loop_disk::Loop;
-use kernel::null_disk::{BLOCK, Buffer};
-use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
+use support::fixtures::loop_disk::Loop;
+use support::fixtures::null_disk::{BLOCK, Buffer};
+use support::machine::lock::lock_machine;
+use support::machine::real_time::patching;
+use support::oracles::chance::{Unjudged, in_rounds};
+use support::oracles::disk_counts::{attach, ensure_counts_are_the_kernels, kernel_counts, totals};
 
 /// First sector of the partition.
 const BEGIN: u64 = 2048;
@@ -26,7 +26,7 @@ const READS: u64 = 100;
 
 #[test]
 fn loop_device_time_includes_backing_disk_time() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(made) = Loop::make(8)? else { return Ok(()) };
     let Some(partition) = made.add_partition(BEGIN)? else { return Ok(()) };
     let partition = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(partition)?;

@@ -2,7 +2,7 @@
 //! The source `block` on a device with known service times: the kernel's null_blk, where a timer completes requests.
 //! Runs as root, where that module can be loaded: Debian's kernels in a virtual machine have it.
 
-mod kernel;
+mod support;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,12 +21,12 @@ use whylate_sources::block::BlockOptions;
 use whylate_sources::inject::file_load;
 use whylate_sources::{Session, Source as _};
 
-use kernel::chance::in_rounds;
-use kernel::disk_counts::{ensure_counts_are_the_kernels, ensure_lost, kernel_counts, totals};
-use kernel::is_emulated;
-use kernel::null_disk::{BLOCK, Buffer, Null, SIZE_MIB};
-use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
+use support::fixtures::null_disk::{BLOCK, Buffer, Null, SIZE_MIB};
+use support::is_emulated;
+use support::machine::lock::lock_machine;
+use support::machine::real_time::patching;
+use support::oracles::chance::in_rounds;
+use support::oracles::disk_counts::{ensure_counts_are_the_kernels, ensure_lost, kernel_counts, totals};
 
 const MS: u64 = 1_000_000;
 
@@ -64,7 +64,7 @@ fn near(ns: u64, expected_ns: u64) -> bool {
 
 #[test]
 fn device_and_queue_times_match_service_time() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     for (took_ms, depth, scheduler) in [
         (1, 1, "none"),
         (1, 4, "none"),
@@ -190,7 +190,7 @@ fn first_of_reads(null: &Null, reads: u64, late_ns: u64) -> Result<Vec<LateEvent
 
 #[test]
 fn late_reads_name_process_that_fills_device() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     // An emulated CPU is too slow to explain more than some hundred of a hog's writes a second.
     let depths: &[u32] = if is_emulated() { &[4] } else { &[1, 4] };
     for &depth in depths {
@@ -248,7 +248,7 @@ impl Drop for Limited {
 
 #[test]
 fn io_max_throttling_is_attributed_to_cgroup() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(null) = Null::make(Duration::from_millis(1), 64)? else { return Ok(()) };
     let Some(limited) = Limited::make(&null, 20)? else { return Ok(()) };
     fs::write(limited.0.join("cgroup.procs"), std::process::id().to_string())?;
@@ -377,7 +377,7 @@ impl Blktrace {
 
 #[test]
 fn agrees_with_blktrace() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     for threads in [1, 32] {
         let Some(null) = Null::make(Duration::from_millis(5), 8)? else { return Ok(()) };
         let Some(blktrace) = Blktrace::start(&null)? else { return Ok(()) };
@@ -429,7 +429,7 @@ fn agrees_with_blktrace() -> Result<()> {
 
 #[test]
 fn polled_requests_have_no_completion_phase() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let took = Duration::from_millis(2);
     let Some(null) = Null::with(took, 8, &[("poll_queues", "1")])? else { return Ok(()) };
     let before = kernel_counts(&null.name)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Series of short-lived processes and threads, and of reused PIDs. Runs as root.
 
-mod kernel;
+mod support;
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -10,10 +10,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kernel::file_on_disk;
-use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use support::file_on_disk;
+use support::machine::lock::lock_machine;
+use support::machine::real_time::patching;
 use whylate_model::Snapshot;
 use whylate_sources::block::{BlockOptions, By, disk_of};
 use whylate_sources::{Measuring, Session, Source as _};
@@ -71,7 +71,7 @@ fn reader(name: &str, file: &File, count: usize) -> Result<()> {
 
 #[test]
 fn counts_threads_after_table_was_reused() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(file) = direct_file()? else { return Ok(()) };
     let mut source = start(&file, By::Thread, 128)?;
     for number in 0..400 {
@@ -153,7 +153,7 @@ fn process(
 
 #[test]
 fn reused_pid_and_renamed_process_get_own_series() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(file) = direct_file()? else { return Ok(()) };
     let mut source = start(&file, By::Process, 2048)?;
     let number = process(None, &file, &[(c"first", 20)])?.context("it has any number")?;

@@ -2,7 +2,7 @@
 //! Submitters named by the source `block` where a file system or a driver submits for others, and how it counts flushes,
 //! discards and stacked devices. Runs as root, where the kernel has null_blk: in a virtual machine.
 
-mod kernel;
+mod support;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -16,10 +16,10 @@ use whylate_model::LateEvent;
 use whylate_sources::block::{BlockOptions, By};
 use whylate_sources::kernel::clock::monotonic_ns;
 
-use kernel::disk_counts::{FLUSHES, MERGED_WRITES, attach, end, ensure_counts_are_the_kernels, in_flight};
-use kernel::disk_counts::{kernel_counts, late_events, reads, totals, wait_for};
-use kernel::null_disk::{BLOCK, Buffer, Mounted, Null, SIZE_MIB, load_modules};
-use kernel::turn::turn_to_measure;
+use support::fixtures::null_disk::{BLOCK, Buffer, Mounted, Null, SIZE_MIB, load_modules};
+use support::machine::lock::lock_machine;
+use support::oracles::disk_counts::{FLUSHES, MERGED_WRITES, attach, end, ensure_counts_are_the_kernels, in_flight};
+use support::oracles::disk_counts::{kernel_counts, late_events, reads, totals, wait_for};
 
 const MS: u64 = 1_000_000;
 /// Bytes dirtied per file.
@@ -65,7 +65,7 @@ impl Drop for Dirtier {
 
 #[test]
 fn names_submitter_and_charged_cgroup_not_issuing_worker() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(mounted) = Mounted::make(64)? else { return Ok(()) };
     let Some(dirtier) = Dirtier::make()? else { return Ok(()) };
     let name = &mounted.null.name;
@@ -113,7 +113,7 @@ fn names_submitter_and_charged_cgroup_not_issuing_worker() -> Result<()> {
 
 #[test]
 fn request_starts_with_its_own_bio_despite_merges() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(mounted) = Mounted::make(64)? else { return Ok(()) };
     let name = &mounted.null.name;
     mounted.sync()?;
@@ -148,7 +148,7 @@ fn is_of_journal(who: &str, disk: &str) -> bool {
 
 #[test]
 fn flushes_and_discards_have_own_operations() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     // Without FUA the block layer flushes after the write; not every null_blk can be configured so.
     for fua in [None, Some(("fua", "0"))] {
         let more = [("memory_backed", "1"), ("cache_size", "8"), ("discard", "1")];
@@ -232,7 +232,7 @@ const DELAYED_MS: u64 = 20;
 
 #[test]
 fn mapped_device_time_includes_disk_time() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     for (target, own_ms) in [("linear DISK 0", 0), (&*format!("delay DISK 0 {DELAYED_MS}"), DELAYED_MS)] {
         let Some(null) = Null::make(Duration::from_millis(5), 4)? else { return Ok(()) };
         let Some(mapped) = Mapped::make(&null, target)? else { return Ok(()) };
@@ -303,7 +303,7 @@ fn are_whole(name: &str, null: &Null) -> Result<()> {
 
 #[test]
 fn split_bio_counts_once_until_last_part_completes() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(null) = Null::make(Duration::from_millis(1), 16)? else { return Ok(()) };
     // Stripes of 64 KiB, alternately in both halves of the disk.
     let Some(mapped) = Mapped::make(&null, &format!("striped 2 128 DISK 0 DISK {}", SIZE_MIB * 1024))? else {
@@ -351,7 +351,7 @@ impl Drop for Array {
 
 #[test]
 fn split_parts_of_md_array_do_not_count() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(null) = Null::make(Duration::from_millis(1), 16)? else { return Ok(()) };
     let Some(_array) = Array::make(&null)? else { return Ok(()) };
     are_whole(ARRAY, &null)

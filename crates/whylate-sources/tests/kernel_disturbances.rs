@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Compares injected disturbances with the kernel's own tracepoints on that CPU.
 
-mod kernel;
+mod support;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail, ensure};
 use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{Disturbance, Kind, Plan, Policy, Report, run};
 
-use kernel::chance::in_rounds;
-use kernel::trace::{Trace, TraceLine};
-use kernel::turn::{Turn, turn};
+use support::machine::lock::{MachineLock, lock_machine_to_inject};
+use support::oracles::chance::in_rounds;
+use support::oracles::trace::{Trace, TraceLine};
 
 const MS_NS: u64 = 1_000_000;
 /// Tolerance in microseconds: the trace is rounded to the nearest one, and its clock may differ slightly from the one
@@ -27,8 +27,8 @@ fn plan(kind: Kind, cpu: u32) -> Plan {
 }
 
 /// Waits for this test's turn. Returns `None`, and prints why, if the machine cannot make this disturbance.
-fn turn_for(kind: Kind) -> Option<Turn> {
-    let turn = turn()?;
+fn lock_to_disturb(kind: Kind) -> Option<MachineLock> {
+    let lock = lock_machine_to_inject()?;
     let outcome = run(&Plan { length_ns: 1_000, times: 1, ..plan(kind, 0) }, &AtomicBool::new(false), &mut |_| Ok(()));
     match outcome {
         Err(error @ (AttachError::NotPermitted | AttachError::Unsupported(_))) => {
@@ -36,7 +36,7 @@ fn turn_for(kind: Kind) -> Option<Turn> {
             None
         }
         // Any other error is for the test to find.
-        _ => Some(turn),
+        _ => Some(lock),
     }
 }
 
@@ -71,7 +71,7 @@ fn span_us(one: &Disturbance) -> (u64, u64) {
 
 #[test]
 fn pending_tick_comes_when_interrupts_are_enabled() -> Result<()> {
-    let Some(_turn) = turn_for(Kind::IrqsOff) else { return Ok(()) };
+    let Some(_lock) = lock_to_disturb(Kind::IrqsOff) else { return Ok(()) };
     let plan = plan(Kind::IrqsOff, 1);
     let events = ["irq_vectors", "irq", "sched/sched_switch", "timer"];
     in_rounds(|| {
@@ -93,7 +93,7 @@ fn pending_tick_comes_when_interrupts_are_enabled() -> Result<()> {
 
 #[test]
 fn preemption_off_allows_interrupts_but_no_switches() -> Result<()> {
-    let Some(_turn) = turn_for(Kind::PreemptOff) else { return Ok(()) };
+    let Some(_lock) = lock_to_disturb(Kind::PreemptOff) else { return Ok(()) };
     let plan = plan(Kind::PreemptOff, 1);
     in_rounds(|| {
         let (report, lines) = traced(&plan, &AtomicBool::new(false), &["irq_vectors", "irq", "sched/sched_switch"])?;
@@ -113,7 +113,7 @@ fn preemption_off_allows_interrupts_but_no_switches() -> Result<()> {
 
 #[test]
 fn softirq_disturbance_takes_interrupts() -> Result<()> {
-    let Some(_turn) = turn_for(Kind::Softirq) else { return Ok(()) };
+    let Some(_lock) = lock_to_disturb(Kind::Softirq) else { return Ok(()) };
     let plan = plan(Kind::Softirq, 1);
     // A trace may lack events in the context of threads that the machine hides.
     in_rounds(|| {
@@ -195,7 +195,7 @@ fn value_of<'a>(line: &'a TraceLine, key: &str) -> Option<&'a str> {
 fn fifo_hog_is_preempted_only_by_higher_priority() -> Result<()> {
     const PRIORITY: u8 = 50;
     let kind = Kind::Hog(Policy::Fifo(PRIORITY));
-    let Some(_turn) = turn_for(kind) else { return Ok(()) };
+    let Some(_lock) = lock_to_disturb(kind) else { return Ok(()) };
     let plan = plan(kind, 1);
     in_rounds(|| {
         let (report, lines) = traced(&plan, &AtomicBool::new(false), &["sched/sched_switch"])?;
@@ -221,7 +221,7 @@ fn fifo_hog_is_preempted_only_by_higher_priority() -> Result<()> {
 #[test]
 fn normal_hog_reports_its_cpu_time() -> Result<()> {
     let kind = Kind::Hog(Policy::Normal);
-    let Some(_turn) = turn_for(kind) else { return Ok(()) };
+    let Some(_lock) = lock_to_disturb(kind) else { return Ok(()) };
     let plan = plan(kind, 1);
     in_rounds(|| {
         // Another thread competes for that CPU.
@@ -249,7 +249,7 @@ fn normal_hog_reports_its_cpu_time() -> Result<()> {
 #[test]
 fn stop_cuts_current_disturbance_short() -> Result<()> {
     for kind in [Kind::IrqsOff, Kind::PreemptOff, Kind::Softirq, Kind::Hog(Policy::Fifo(50))] {
-        let Some(_turn) = turn_for(kind) else { continue };
+        let Some(_lock) = lock_to_disturb(kind) else { continue };
         let plan = Plan { length_ns: 50 * MS_NS, times: 100, every_ns: 100 * MS_NS, ..plan(kind, 1) };
         in_rounds(|| {
             let stop = AtomicBool::new(false);
@@ -278,7 +278,7 @@ fn stop_cuts_current_disturbance_short() -> Result<()> {
 #[test]
 fn rejects_second_concurrent_disturbance() -> Result<()> {
     let kind = Kind::Hog(Policy::Fifo(1));
-    let Some(_turn) = turn_for(kind) else { return Ok(()) };
+    let Some(_lock) = lock_to_disturb(kind) else { return Ok(()) };
     let once = |cpu| Plan { length_ns: MS_NS, times: 1, ..plan(kind, cpu) };
     let mut refused = None;
     run(&once(1), &AtomicBool::new(false), &mut |_| {
@@ -294,7 +294,7 @@ fn rejects_second_concurrent_disturbance() -> Result<()> {
 #[test]
 fn caller_keeps_its_affinity_and_callback_error_ends_run() -> Result<()> {
     let kind = Kind::Hog(Policy::Normal);
-    let Some(_turn) = turn_for(kind) else { return Ok(()) };
+    let Some(_lock) = lock_to_disturb(kind) else { return Ok(()) };
     let before = rustix::thread::sched_getaffinity(None)?;
     let mut calls = 0;
     let outcome = run(&plan(kind, 1), &AtomicBool::new(false), &mut |_| {
@@ -310,7 +310,7 @@ fn caller_keeps_its_affinity_and_callback_error_ends_run() -> Result<()> {
 #[test]
 fn rejects_nonexistent_cpu() -> Result<()> {
     for kind in [Kind::IrqsOff, Kind::PreemptOff, Kind::Softirq, Kind::Hog(Policy::Normal)] {
-        let Some(_turn) = turn_for(kind) else { continue };
+        let Some(_lock) = lock_to_disturb(kind) else { continue };
         let outcome = run(&plan(kind, 1_000_000), &AtomicBool::new(false), &mut |_| Ok(()));
         let error = outcome.err().ok_or_else(|| io::Error::other("it ran"))?;
         assert!(error.to_string().starts_with("CPU 1000000 is offline or not ours to use"), "{error}");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Compares injected work items with the kernel's own tracepoints.
 
-mod kernel;
+mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,9 +13,9 @@ use anyhow::{Result, ensure};
 use whylate_sources::inject::Moment;
 use whylate_sources::inject::work::{HANDLER, Plan, Report, run};
 
-use kernel::chance::{in_rounds, waited_for_a_cpu};
-use kernel::trace::{Kind, Trace, times_us};
-use kernel::turn::{plan, turn};
+use support::machine::lock::{lock_machine_to_inject, plan};
+use support::oracles::chance::{in_rounds, waited_for_a_cpu};
+use support::oracles::trace::{Kind, Trace, times_us};
 
 /// Workers of the first CPU, which other threads may preempt.
 const WORKERS: &str = "kworker/0";
@@ -37,7 +37,7 @@ fn assert_within(report: &Report, queued: &[u64], started: &[u64]) {
 
 #[test]
 fn ten_thousand_items_run_ten_thousand_times() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let (report, queued, started) = traced(&plan(10_000), &AtomicBool::new(false))?;
     assert_eq!((report.queued, report.executed, report.complete), (10_000, 10_000, true));
     assert_eq!((queued.len(), started.len()), (10_000, 10_000));
@@ -47,7 +47,7 @@ fn ten_thousand_items_run_ten_thousand_times() -> Result<()> {
 
 #[test]
 fn reused_items_are_not_lost() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     // More items than exist at a time, on a loaded machine.
     let (report, queued, started) = traced(&Plan { load: true, ..plan(50_000) }, &AtomicBool::new(false))?;
     assert_eq!((report.queued, report.executed, report.complete), (50_000, 50_000, true));
@@ -58,7 +58,7 @@ fn reused_items_are_not_lost() -> Result<()> {
 
 #[test]
 fn busy_item_delays_later_ones() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     const BUSY_US: u64 = 5_000;
     let busy = Plan { busy_ns: BUSY_US * 1000, cpu: Some(0), ..plan(20) };
     in_rounds(|| {
@@ -90,7 +90,7 @@ fn busy_item_delays_later_ones() -> Result<()> {
 
 #[test]
 fn stop_ends_soon_and_accounts_for_every_item() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let stop = AtomicBool::new(false);
     let (report, queued, started) = thread::scope(|scope| {
         scope.spawn(|| {
@@ -110,7 +110,7 @@ fn stop_ends_soon_and_accounts_for_every_item() -> Result<()> {
 
 #[test]
 fn rejects_nonexistent_cpu() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let outcome = run(&Plan { cpu: Some(1_000_000), ..plan(1) }, &AtomicBool::new(false));
     let error = outcome.err().ok_or_else(|| io::Error::other("it ran"))?;
     assert!(error.to_string().starts_with("CPU 1000000 is offline or not ours to use"), "{error}");

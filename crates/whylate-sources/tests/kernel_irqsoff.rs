@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Interrupts that are off for a known time, and lateness for other reasons. Runs as root.
 
-mod kernel;
+mod support;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -10,12 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kernel::chance::in_rounds;
-use kernel::disturb::{disturb, is_unsupported, while_loaded};
-use kernel::is_emulated;
-use kernel::late::{TestCpus, common_ns, pin_to};
-use kernel::turn::turn_to_measure;
-use kernel::urgent::{become_fifo_on, patching};
+use support::fixtures::late_work::common_ns;
+use support::is_emulated;
+use support::machine::cpus::{TestCpus, pin_to};
+use support::machine::lock::lock_machine;
+use support::machine::real_time::{become_fifo_on, patching};
+use support::oracles::chance::in_rounds;
+use support::workloads::disturbances::{disturb, is_unsupported, while_loaded};
 use whylate_model::blame::Evidence;
 use whylate_model::blame::{Found, LateTick};
 use whylate_model::{Labels, LateEvent, Series, Snapshot};
@@ -152,7 +153,7 @@ fn windows_are_seen(test_cpus: TestCpus, length_ns: u64, tally: &mut Tally) -> R
 
 #[test]
 fn irqs_off_windows_are_within_bounds() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     if is_emulated() {
@@ -180,7 +181,7 @@ fn irqs_off_windows_are_within_bounds() -> Result<()> {
 /// enabled them.
 #[test]
 fn user_code_is_never_blamed_for_irqs_off() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     pin_to(test_cpus.tool)?;
@@ -231,7 +232,7 @@ fn timed<T>(taken: &mut Duration, act: impl FnOnce() -> T) -> T {
 /// The timers of the backend `ticks`, as `--timers` sees them: each period has an expiry, or is counted as missed.
 #[test]
 fn expiries_and_missed_periods_add_up() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     in_rounds(|| {
@@ -395,7 +396,7 @@ fn unix_less_monotonic_ns() -> u64 {
 
 #[test]
 fn preemption_off_is_reported_while_a_thread_waits() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     for length_ms in [2, 5, 10, 20] {
@@ -409,7 +410,7 @@ fn preemption_off_is_reported_while_a_thread_waits() -> Result<()> {
 
 #[test]
 fn rejects_unsupported_options() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     for refused in [
         IrqsoffOptions { cpus: vec![60_000], ..IrqsoffOptions::default() },
         IrqsoffOptions { period_ns: Some(1), ..IrqsoffOptions::default() },
@@ -425,7 +426,7 @@ fn rejects_unsupported_options() -> Result<()> {
 /// A table of eight culprits is full at once; entries of quiet culprits are reused.
 #[test]
 fn full_culprit_table_reuses_quiet_entries() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     let most = 8;

@@ -2,7 +2,7 @@
 //! Interrupts and preemption that the kernel's own test module disables for a known time, by each backend. Runs as
 //! root, where the module exists.
 
-mod kernel;
+mod support;
 
 use std::fs;
 use std::path::Path;
@@ -11,9 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use kernel::chance::in_rounds;
-use kernel::late::{TestCpus, pin_to};
-use kernel::turn::turn_to_measure;
+use support::machine::cpus::{TestCpus, pin_to};
+use support::machine::lock::lock_machine;
+use support::oracles::chance::in_rounds;
 use whylate_model::LateEvent;
 use whylate_sources::irqsoff::{IrqsoffOptions, What};
 use whylate_sources::kernel::tracefs;
@@ -153,7 +153,7 @@ impl Case {
 }
 
 fn delays_are_reported(backend: &'static str) -> Result<()> {
-    let (Some(()), Some(_turn), Some(test_cpus)) = (module_is_there(), turn_to_measure(), TestCpus::find()) else {
+    let (Some(()), Some(_lock), Some(test_cpus)) = (module_is_there(), lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     for what in [What::Irqs, What::Preemption] {
@@ -172,7 +172,7 @@ fn events_report_each_delay() -> Result<()> {
 
 #[test]
 fn tracer_in_use_is_reported_and_left_alone() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tracefs::find()?;
     let other = directory.join("instances/somebody-else");
     fs::create_dir(&other)?;

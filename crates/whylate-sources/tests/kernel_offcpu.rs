@@ -5,28 +5,28 @@
 mod deadline;
 #[path = "kernel_offcpu/flood.rs"]
 mod flood;
-#[path = "kernel_offcpu/forgotten.rs"]
-mod forgotten;
 #[path = "kernel_offcpu/gdb.rs"]
 mod gdb;
-#[path = "kernel_offcpu/half_asleep.rs"]
-mod half_asleep;
 #[path = "kernel_offcpu/holders.rs"]
 mod holders;
-mod kernel;
-#[path = "kernel_offcpu/moved.rs"]
-mod moved;
-#[path = "kernel_offcpu/named.rs"]
-mod named;
-#[path = "kernel_offcpu/ready.rs"]
-mod ready;
+#[path = "kernel_offcpu/migrated.rs"]
+mod migrated;
+#[path = "kernel_offcpu/preempted_blocking.rs"]
+mod preempted_blocking;
+#[path = "kernel_offcpu/reset_run_times.rs"]
+mod reset_run_times;
 #[path = "kernel_offcpu/roles.rs"]
 mod roles;
-#[path = "kernel_offcpu/shapes.rs"]
-mod shapes;
+#[path = "kernel_offcpu/run_queue.rs"]
+mod run_queue;
+#[path = "kernel_offcpu/seen_stacks.rs"]
+mod seen_stacks;
+#[path = "kernel_offcpu/selected_names.rs"]
+mod selected_names;
 #[allow(dead_code)]
-#[path = "kernel/sleepers.rs"]
+#[path = "support/workloads/sleepers.rs"]
 mod sleepers;
+mod support;
 #[path = "kernel_offcpu/throttled.rs"]
 mod throttled;
 #[path = "kernel_offcpu/wakers.rs"]
@@ -38,11 +38,11 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use kernel::chance::in_rounds;
-use kernel::is_emulated;
-use kernel::turn::turn_to_measure;
-use sleepers::calls::CALLS;
+use sleepers::system_calls::CALLS;
 use sleepers::{EVIL_NAME, PLACES, Sleepers};
+use support::is_emulated;
+use support::machine::lock::{lock_machine, share_machine};
+use support::oracles::chance::in_rounds;
 use whylate_model::{Snapshot, Stack, WaitClass};
 use whylate_sources::kernel::clock::unix_ns;
 use whylate_sources::offcpu::{CallGraph, KernelThreads, OffcpuOptions};
@@ -67,7 +67,7 @@ fn is_at(stack: &Stack, function: &str) -> bool {
 
 #[test]
 fn threads_have_expected_shares_names_and_time() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let of_each = if is_emulated() { 25 } else { 500 };
     let sleepers = Sleepers::start("all", of_each)?;
     in_rounds(|| shares_names_and_time(&sleepers, of_each))
@@ -123,7 +123,7 @@ fn shares_names_and_time(sleepers: &Sleepers, of_each: u64) -> Result<()> {
 /// The object of a wait decides whether it is idle, whatever the system call.
 #[test]
 fn system_call_waits_have_expected_class() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let sleepers = Sleepers::start("calls", 1)?;
     let options =
         OffcpuOptions { threads: Threads::of_process(sleepers.pid()), by_thread: true, ..OffcpuOptions::default() };
@@ -144,7 +144,7 @@ fn system_call_waits_have_expected_class() -> Result<()> {
 
 #[test]
 fn wait_age_counts_from_its_start() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     in_rounds(|| {
         let before_ns = unix_ns();
         let sleepers = Sleepers::start("all", 3)?;
@@ -178,7 +178,7 @@ fn wait_age_counts_from_its_start() -> Result<()> {
 
 #[test]
 fn thread_names_are_reported_verbatim() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let sleepers = Sleepers::start("evil", 1)?;
     let options = OffcpuOptions { threads: Threads::of_process(sleepers.pid()), ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_millis(300))?;
@@ -201,7 +201,7 @@ fn thread_creations() -> Result<u64> {
 
 #[test]
 fn short_lived_threads_are_counted_or_lost() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let sleepers = Sleepers::start("churn", 50)?;
     let options =
         OffcpuOptions { threads: Threads::of_process(sleepers.pid()), rate_hz: 99, ..OffcpuOptions::default() };
@@ -228,7 +228,7 @@ const ROOM: u64 = 40_000;
 
 #[test]
 fn trace_continues_after_tables_are_emptied() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     if is_emulated() {
         println!("skipped: so many births take too long on an emulated CPU");
         return Ok(());
@@ -276,7 +276,7 @@ fn trace_continues_after_tables_are_emptied() -> Result<()> {
 
 #[test]
 fn exited_threads_do_not_count_as_unreadable() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let sleepers = Sleepers::start("churn", 1)?;
     let options = OffcpuOptions {
         threads: Threads::of_process(sleepers.pid()),
@@ -293,7 +293,7 @@ fn exited_threads_do_not_count_as_unreadable() -> Result<()> {
 
 #[test]
 fn truncated_stacks_are_marked() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let sleepers = Sleepers::start("deep", 1)?;
     let options = OffcpuOptions { threads: Threads::of_process(sleepers.pid()), ..OffcpuOptions::default() };
     let snapshot = sampled(&options, Duration::from_millis(300))?;
@@ -341,7 +341,7 @@ fn compared_for() -> Result<u64> {
 
 #[test]
 fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let seconds = compared_for()?;
     let sleepers = Sleepers::start("regular", 1)?;
     let options = OffcpuOptions { threads: Threads::of_process(sleepers.pid()), ..OffcpuOptions::default() };
@@ -380,7 +380,7 @@ fn sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias() -> Result
 
 #[test]
 fn trace_distinguishes_stacks_by_return_addresses() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let sleepers = Sleepers::start("alternating", 1)?;
     let options = OffcpuOptions {
         threads: Threads::of_process(sleepers.pid()),
@@ -411,7 +411,7 @@ fn trace_distinguishes_stacks_by_return_addresses() -> Result<()> {
 
 #[test]
 fn trace_accounts_for_all_time_of_a_thread() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let sleepers = Sleepers::start("regular", 1)?;
     let options = OffcpuOptions {
         threads: Threads::of_process(sleepers.pid()),
@@ -445,7 +445,7 @@ fn trace_accounts_for_all_time_of_a_thread() -> Result<()> {
 
 #[test]
 fn proc_backend_has_same_kernel_frames_as_bpf() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let sleepers = Sleepers::start("all", 2)?;
     let options = OffcpuOptions {
         threads: Threads::of_process(sleepers.pid()),
@@ -473,7 +473,7 @@ fn proc_backend_has_same_kernel_frames_as_bpf() -> Result<()> {
 
 #[test]
 fn execve_by_non_leader_continues_under_leader_tid() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     for backend in ["sample", "trace"] {
         let sleepers = Sleepers::start_with("exec", 1, Some(tempfile::NamedTempFile::new()?))?;
         let options = OffcpuOptions {
@@ -516,7 +516,7 @@ fn execve_by_non_leader_continues_under_leader_tid() -> Result<()> {
 
 #[test]
 fn filters_exclude_other_threads() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let span = Duration::from_millis(300);
     let kernel = sampled(&OffcpuOptions { kernel_threads: KernelThreads::Only, ..OffcpuOptions::default() }, span)?;
     ensure!(
@@ -547,7 +547,7 @@ fn filters_exclude_other_threads() -> Result<()> {
 
 #[test]
 fn line_numbers_and_frame_pointers_on_request() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let sleepers = Sleepers::start("all", 1)?;
     let options = OffcpuOptions { threads: Threads::of_process(sleepers.pid()), ..OffcpuOptions::default() };
     let span = Duration::from_millis(300);

@@ -8,28 +8,28 @@ mod chain;
 mod flush;
 #[path = "kernel_paths/handoff.rs"]
 mod handoff;
-#[path = "kernel_paths/innocent.rs"]
-mod innocent;
-mod kernel;
 #[path = "kernel_paths/peers.rs"]
 mod peers;
-#[path = "kernel_paths/queued.rs"]
-mod queued;
-#[path = "kernel_paths/stolen.rs"]
-mod stolen;
-#[path = "kernel_paths/ways.rs"]
-mod ways;
+#[path = "kernel_paths/queued_work.rs"]
+mod queued_work;
+#[path = "kernel_paths/stolen_lock.rs"]
+mod stolen_lock;
+mod support;
+#[path = "kernel_paths/unrelated_threads.rs"]
+mod unrelated_threads;
+#[path = "kernel_paths/wait_kinds.rs"]
+mod wait_kinds;
 
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use kernel::chance::{by_chance, in_rounds};
-use kernel::late::TestCpus;
-use kernel::turn::{Turn, turn_to_measure};
-use kernel::urgent::patching;
-use kernel::{amount, file_on_disk, is_emulated};
 use peers::{Peers, Played, Round, trial};
+use support::machine::cpus::TestCpus;
+use support::machine::lock::{MachineLock, lock_machine};
+use support::machine::real_time::patching;
+use support::oracles::chance::{by_chance, in_rounds};
+use support::{amount, file_on_disk, is_emulated};
 use whylate_model::path::PathSegment;
 use whylate_model::{CauseKind, LateEvent};
 use whylate_sources::offcpu::OffcpuOptions;
@@ -52,17 +52,17 @@ struct Recording {
 }
 
 /// Returns `None`, and prints why, on an emulator, where the lengths of a wait's parts are not comparable.
-fn turn_for_lengths() -> Option<Turn> {
+fn lock_to_compare_lengths() -> Option<MachineLock> {
     if is_emulated() {
         println!("skipped: an emulated CPU stops at any time");
         return None;
     }
-    turn()
+    lock_two_cpus()
 }
 
 /// Returns `None`, and prints why, where nothing can be compared.
-fn turn() -> Option<Turn> {
-    TestCpus::find().and_then(|_| turn_to_measure())
+fn lock_two_cpus() -> Option<MachineLock> {
+    TestCpus::find().and_then(|_| lock_machine())
 }
 
 fn watched(what: &str, over_ns: u64) -> Result<Recording> {
@@ -163,7 +163,7 @@ fn worked(path: &[PathSegment], tid: u64) -> u64 {
 
 #[test]
 fn path_shows_server_computing_writing_and_waiting() -> Result<()> {
-    let Some(_turn) = turn_for_lengths() else { return Ok(()) };
+    let Some(_lock) = lock_to_compare_lengths() else { return Ok(()) };
     in_rounds(|| watched("chain", LATE_NS)?.ensure_true("chain", off_in_chain))
 }
 
@@ -203,10 +203,10 @@ fn off_in_chain(round: &Round, event: &LateEvent) -> Option<String> {
 
 #[test]
 fn path_names_server_for_each_kind_of_wait() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_two_cpus() else { return Ok(()) };
     in_rounds(|| {
         let watched = watched("ways", LATE_NS)?;
-        for way in ways::WAYS {
+        for way in wait_kinds::WAYS {
             let is_there = watched.rounds.iter().any(|round| round.kind == way);
             // Skips are printed for each way that this machine lacks.
             if is_there || watched.skipped.is_empty() {
@@ -231,7 +231,7 @@ fn off_in_way(round: &Round, event: &LateEvent) -> Option<String> {
 
 #[test]
 fn lock_handoff_is_shared_among_holders() -> Result<()> {
-    let Some(_turn) = turn_for_lengths() else { return Ok(()) };
+    let Some(_lock) = lock_to_compare_lengths() else { return Ok(()) };
     in_rounds(|| watched("handoff", LATE_NS)?.ensure_true("handoff", off_in_handoff))
 }
 
@@ -250,7 +250,7 @@ fn off_in_handoff(round: &Round, event: &LateEvent) -> Option<String> {
 /// A thread that is woken with a lock, but finds it taken, waits twice in a row.
 #[test]
 fn stolen_lock_shows_both_holders() -> Result<()> {
-    let Some(_turn) = turn_for_lengths() else { return Ok(()) };
+    let Some(_lock) = lock_to_compare_lengths() else { return Ok(()) };
     in_rounds(|| watched("stolen", LATE_NS)?.ensure_true("stolen", off_in_theft))
 }
 
@@ -268,8 +268,8 @@ fn off_in_theft(round: &Round, event: &LateEvent) -> Option<String> {
     let near_ns = NEAR_NS + sum(&event.path, is_above);
     let worked_ns = worked(&event.path, holder);
     // It also works until its client sleeps.
-    if worked_ns + near_ns < stolen::HOLDS_NS || worked_ns > held_ns + near_ns {
-        return Some(format!("the holder worked for {worked_ns}, not {} to {held_ns} ns", stolen::HOLDS_NS));
+    if worked_ns + near_ns < stolen_lock::HOLDS_NS || worked_ns > held_ns + near_ns {
+        return Some(format!("the holder worked for {worked_ns}, not {} to {held_ns} ns", stolen_lock::HOLDS_NS));
     }
     let mut off = of_thief.into_iter().filter(|&(_, reported_ns, ns)| reported_ns.abs_diff(ns) > near_ns);
     off.next().map(|(what, reported_ns, ns)| format!("{what} for {reported_ns}, not {ns} ns"))
@@ -278,7 +278,7 @@ fn off_in_theft(round: &Round, event: &LateEvent) -> Option<String> {
 /// The worker of a flushed work item waits for its CPU.
 #[test]
 fn flush_names_thread_that_delays_worker() -> Result<()> {
-    let Some(_turn) = turn_for_lengths() else { return Ok(()) };
+    let Some(_lock) = lock_to_compare_lengths() else { return Ok(()) };
     in_rounds(|| {
         let watched = watched("flush", LATE_NS)?;
         if watched.skipped.is_empty() { watched.ensure_true("flush", off_in_flush) } else { Ok(()) }
@@ -300,7 +300,7 @@ fn off_in_flush(round: &Round, event: &LateEvent) -> Option<String> {
 /// The worker was woken for another item, by another thread.
 #[test]
 fn path_names_queuer_of_work_item() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_two_cpus() else { return Ok(()) };
     in_rounds(|| {
         let watched = watched("queued", LATE_NS)?;
         if watched.skipped.is_empty() { watched.ensure_true("queued", off_in_way) } else { Ok(()) }
@@ -309,11 +309,11 @@ fn path_names_queuer_of_work_item() -> Result<()> {
 
 #[test]
 fn thread_interrupted_by_disk_is_never_blamed() -> Result<()> {
-    let (Some(_turn), Some(_)) = (turn(), file_on_disk()?) else { return Ok(()) };
+    let (Some(_lock), Some(_)) = (lock_two_cpus(), file_on_disk()?) else { return Ok(()) };
     let watched = watched("innocent", 1)?;
     let of_client: Vec<_> = watched.rounds.iter().filter_map(|round| watched.event(round)).collect();
     let is_blamed =
-        |segment: &&PathSegment| segment.kind == CauseKind::Running && segment.who.starts_with(innocent::NAME);
+        |segment: &&PathSegment| segment.kind == CauseKind::Running && segment.who.starts_with(unrelated_threads::NAME);
     let blamed: Vec<_> =
         of_client.iter().filter(|event| event.path.iter().any(|segment| is_blamed(&segment))).collect();
     let with_disk = of_client.iter().filter(|event| event.path.iter().any(|part| part.kind == CauseKind::Disk)).count();

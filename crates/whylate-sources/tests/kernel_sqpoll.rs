@@ -2,7 +2,7 @@
 //! Submission threads under loads of known work, compared with the scheduler's counts. Runs as root.
 #![allow(unsafe_code)]
 
-mod kernel;
+mod support;
 
 use std::fs;
 use std::io::Read as _;
@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use io_uring::IoUring;
-use kernel::chance::in_rounds;
-use kernel::is_emulated;
-use kernel::late::{TestCpus, pin_to};
-use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
+use support::is_emulated;
+use support::machine::cpus::{TestCpus, pin_to};
+use support::machine::lock::lock_machine;
+use support::machine::real_time::patching;
+use support::oracles::chance::in_rounds;
 use whylate_model::sqpoll::{is_part_of, is_thread};
 use whylate_model::{CauseKind, Series, Snapshot};
 use whylate_sources::inject::sqpoll::{Load, MAX_URGENT, Plan, READ_BYTES};
@@ -147,7 +147,7 @@ fn compare_once(source: &mut AttachedSqpoll, load: &Load, duty: f64) -> Result<(
 
 #[test]
 fn working_share_matches_load() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     for way in ways()? {
         // On an emulator a request takes longer than the shortest duties last.
         let duties = if is_emulated() { &[0.37, 0.99][..] } else { &[0.01, 0.1, 0.37, 0.99] };
@@ -184,7 +184,7 @@ fn working_share_matches_load() -> Result<()> {
 
 #[test]
 fn working_share_matches_load_of_sleeping_thread() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let plan = Plan {
         duty: 0.1,
         period: Duration::from_millis(100),
@@ -222,7 +222,7 @@ fn working_share_matches_load_of_sleeping_thread() -> Result<()> {
 
 #[test]
 fn precise_is_refused_while_a_thread_never_sleeps() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let _load = Load::start(&Plan { duty: 0.05, ..Plan::default() })?;
     match precise().start(&Session::of_one()).map(|_| ()) {
         Err(AttachError::Unsupported(reason)) if reason.contains("spins without sleeping") => Ok(()),
@@ -250,7 +250,7 @@ fn with_competitors<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
 
 #[test]
 fn starved_share_matches_schedstat() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let plan = Plan { duty: 0.05, sq_cpu: Some(test_cpus.disturbed), app_cpu: Some(test_cpus.tool), ..Plan::default() };
     for backend in ["bpf", "fdinfo"] {
         let load = Load::start(&plan)?;
@@ -282,7 +282,7 @@ fn starved_share_matches_schedstat() -> Result<()> {
 
 #[test]
 fn run_queue_waits_are_explained() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     if is_emulated() {
         println!("skipped: an emulated CPU is late all the time");
         return Ok(());
@@ -321,7 +321,7 @@ fn run_queue_waits_are_explained() -> Result<()> {
 
 #[test]
 fn rings_with_shared_thread_appear_under_one_thread() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let load = Load::start(&Plan { duty: 0.05, rings: 2, ..Plan::default() })?;
     for backend in ["bpf", "fdinfo"] {
         let mut source = start(&options(backend))?;
@@ -347,7 +347,7 @@ fn rings_with_shared_thread_appear_under_one_thread() -> Result<()> {
 
 #[test]
 fn idle_ring_only_sleeps() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     for backend in ["bpf", "fdinfo"] {
         let mut source = start(&options(backend))?;
         let before = source.snapshot()?;
@@ -381,7 +381,7 @@ fn idle_ring_only_sleeps() -> Result<()> {
 
 #[test]
 fn iopoll_ring_is_marked() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let mut source = start(&options("bpf"))?;
     let ring: IoUring = IoUring::builder().setup_sqpoll(1_000).setup_iopoll().build(8)?;
     thread::sleep(INTERVAL / 10);
@@ -418,7 +418,7 @@ fn registered_and_closed(ring: IoUring) -> Result<()> {
 
 #[test]
 fn registered_ring_without_descriptor_is_seen() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let mut source = start(&options("bpf"))?;
     let (seen, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let snapshot = thread::scope(|scope| {
@@ -448,7 +448,7 @@ fn registered_ring_without_descriptor_is_seen() -> Result<()> {
 
 #[test]
 fn ended_thread_is_reported_until_its_end() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let load = Load::start(&Plan { duty: 0.2, ..Plan::default() })?;
     let tid = load.tid();
     let mut source = start(&options("bpf"))?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Submission threads in a PID namespace, seen from inside and from outside.
 
-mod kernel;
+mod support;
 
 use std::env;
 use std::fs;
@@ -12,9 +12,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use kernel::late::{TestCpus, pin_to};
-use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
+use support::machine::cpus::{TestCpus, pin_to};
+use support::machine::lock::lock_machine;
+use support::machine::real_time::patching;
 use whylate_model::Series;
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::inject::sqpoll::{Load, Plan};
@@ -81,7 +81,7 @@ fn measured_threads(options: &SqpollOptions) -> Result<Vec<(u32, u32, u64)>> {
 
 #[test]
 fn ids_are_those_of_the_observers_namespace() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     // A thread outside of the namespace.
     let _outside = Load::start(&plan())?;
     let Some(mut child) = inside("ids_inside_a_namespace")? else { return Ok(()) };
@@ -161,7 +161,7 @@ fn causes_have_namespace_tids(own: u32) -> Result<()> {
 
 #[test]
 fn namespaced_threads_have_outer_ids_outside() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(mut child) = inside("a_load_in_a_namespace")? else { return Ok(()) };
     let mut lines = BufReader::new(child.stdout.take().context("it has an output")?).lines();
     let inner = lines.find_map(|line| line.ok()?.split_once("inner tid ")?.1.parse::<u32>().ok());

@@ -3,18 +3,18 @@
 //! thread works. An application on an emulated CPU sees completions too late; the tracer's timestamps are the thread's
 //! own.
 
-mod kernel;
+mod support;
 
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use kernel::chance::in_rounds;
-use kernel::functions::{Calls, FunctionTrace};
-use kernel::late::TestCpus;
-use kernel::paced::Paced;
-use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
+use support::machine::cpus::TestCpus;
+use support::machine::lock::lock_machine;
+use support::machine::real_time::patching;
+use support::oracles::chance::in_rounds;
+use support::oracles::function_graph::{Calls, FunctionTrace};
+use support::workloads::paced_ring::Paced;
 use whylate_model::sqpoll::is_thread;
 use whylate_sources::kernel::clock::monotonic_ns;
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
@@ -48,7 +48,7 @@ fn intervals() -> Result<usize> {
 /// difference, neither order can hide an error of the tool.
 #[test]
 fn precise_work_share_matches_function_graph() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let options = SqpollOptions {
         backend: Some("bpf".to_owned()),
         threads: Threads::of_process(std::process::id()),

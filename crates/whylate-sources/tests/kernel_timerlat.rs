@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Timers and the threads that they wake, against a schedule and known disturbances. Runs as root.
 
-mod kernel;
+mod support;
 
 use std::fs;
 use std::ops::Range;
@@ -10,13 +10,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kernel::chance::{Unjudged, by_chance, exactly_unless_emulated, in_rounds};
-use kernel::disturb::{disturb, is, is_unsupported, while_loaded};
-use kernel::late::{TestCpus, blamed_ns, common_ns, pin_to};
-use kernel::session::append;
-use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
-use kernel::{WRONG_BY_CHANCE, is_emulated, wanted_events};
+use support::fixtures::late_work::{blamed_ns, common_ns};
+use support::fixtures::wq_session::append;
+use support::machine::cpus::{TestCpus, pin_to};
+use support::machine::lock::lock_machine;
+use support::machine::real_time::patching;
+use support::oracles::chance::{Unjudged, by_chance, exactly_unless_emulated, in_rounds};
+use support::workloads::disturbances::{disturb, is, is_unsupported, while_loaded};
+use support::{WRONG_BY_CHANCE, is_emulated, wanted_events};
 use whylate_model::blame::Evidence;
 use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot, TimerEvidence};
 use whylate_sources::inject::disturbance::{Kind, Policy as HogPolicy};
@@ -62,7 +63,7 @@ fn of_cpu(snapshot: &Snapshot, cpu: u32) -> &Series {
 
 #[test]
 fn activations_and_missed_periods_add_up() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     for way in ways() {
@@ -170,7 +171,7 @@ fn explained(
 
 /// Checks that late activations are attributed to the disturbance, for each of this kernel's ways.
 fn is_blamed_by_each(kind: Kind, length_ns: u64, is_true: impl Fn(&Cause) -> bool) -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     // An emulated CPU is late by milliseconds at any time, and stops for tens of them now and then.
@@ -238,7 +239,7 @@ fn blames_softirq() -> Result<()> {
 /// Without disturbances an activation can only wait for idle exit, or for the hypervisor.
 #[test]
 fn idle_cpu_is_late_by_idle_exit() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     if is_emulated() {
@@ -332,7 +333,7 @@ fn busy_cpu_has_no_idle_exit(test_cpus: TestCpus) -> Result<()> {
 
 #[test]
 fn threshold_stops_measurement_on_every_cpu() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     // An emulated CPU may stop for milliseconds between the readings that send an activation and stop the measurement.
@@ -381,7 +382,7 @@ fn stops_and_goes_on(test_cpus: TestCpus, way: &TimerlatOptions) -> Result<()> {
 
 #[test]
 fn worst_includes_the_maximum() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else {
         return Ok(());
     };
     // The kind of threads makes no difference.

@@ -3,10 +3,10 @@
 
 #[path = "../../whylate-model/tests/forward/mod.rs"]
 mod forward;
-mod kernel;
+mod support;
 
 #[allow(dead_code)]
-#[path = "kernel/sleepers.rs"]
+#[path = "support/workloads/sleepers.rs"]
 mod sleepers;
 
 use std::ops::Range;
@@ -14,13 +14,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kernel::chance::{by_chance, in_rounds};
-use kernel::is_emulated;
-use kernel::late::{TestCpus, pin_to};
-use kernel::trace::{Trace, TraceLine};
-use kernel::turn::turn_to_measure;
-use kernel::urgent::patching;
 use sleepers::Sleepers;
+use support::is_emulated;
+use support::machine::cpus::{TestCpus, pin_to};
+use support::machine::lock::lock_machine;
+use support::machine::real_time::patching;
+use support::oracles::chance::{by_chance, in_rounds};
+use support::oracles::trace::{Trace, TraceLine};
 use whylate_model::blame::Evidence;
 use whylate_model::path::history::SwitchIn;
 use whylate_model::path::import;
@@ -73,7 +73,7 @@ fn has(line: &TraceLine, word: &str) -> bool {
 
 #[test]
 fn timerlat_activations_are_in_the_trace() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let options = TimerlatOptions {
         backend: Some("bpf".to_owned()),
         cpus: vec![test_cpus.disturbed],
@@ -108,7 +108,7 @@ fn timerlat_activations_are_in_the_trace() -> Result<()> {
 
 #[test]
 fn irqsoff_ticks_match_trace() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let options = IrqsoffOptions {
         backend: Some("ticks".to_owned()),
         cpus: vec![test_cpus.disturbed],
@@ -180,7 +180,7 @@ fn traced(lines: &[TraceLine], tid: u32, span_ns: Range<u64>) -> Traced {
 
 #[test]
 fn off_cpu_time_matches_trace() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let sleepers = Sleepers::start("regular", 1)?;
     let tid = sleepers.thread("regular")?;
     let options = OffcpuOptions {
@@ -219,7 +219,7 @@ fn sleepers_process() -> Result<()> {
 
 #[test]
 fn submission_thread_sleep_matches_trace() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let plan = Plan { duty: 0.1, period: Duration::from_millis(100), idle_ms: 10, ..Plan::default() };
     let options = SqpollOptions {
         backend: Some("bpf".to_owned()),
@@ -273,7 +273,7 @@ const MAX_TRIES: u32 = 8;
 /// A thread waits for another one, which sleeps, and then works for a measured time.
 #[test]
 fn traced_path_shows_sleep_and_work_of_peer() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     if is_emulated() {
         println!("skipped: an emulated CPU stops at any time");
         return Ok(());
@@ -326,7 +326,7 @@ const PIPES: &str = "for number in $(seq 30); do sleep 0.002 | cat; done
 /// All waits of all threads in the trace.
 #[test]
 fn path_walk_matches_forward_oracle_on_a_trace() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let trace = patching(|| Trace::record(&OF_PATHS))?;
     let status = std::process::Command::new("sh").args(["-c", PIPES]).status()?;
     let trace = import::Trace::read(trace.finish_text()?.as_bytes())?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Compares the source `wq` with what was injected, and with the kernel's own trace of the same span.
 
-mod kernel;
+mod support;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +14,15 @@ use whylate_sources::inject::work::{HANDLER, Plan};
 use whylate_sources::wq::{By, WqOptions};
 use whylate_sources::{Attached, Session, Source};
 
-use kernel::chance::{by_chance, in_rounds};
-use kernel::oracle::{Execution, Truth, agree, bucket_of, counts};
-use kernel::session::{append, by_label, inject, injected, session, traced};
-use kernel::trace::Trace;
-use kernel::turn::{plan, turn, turn_to_measure};
-use kernel::urgent::patching;
-use kernel::{amount, is_emulated, largest_or_median, mixed, programs};
+use support::fixtures::wq_session::{append, by_label, inject, injected, session, traced};
+use support::machine::lock::{lock_machine, lock_machine_to_inject, plan};
+use support::machine::real_time::patching;
+use support::oracles::bpf_programs;
+use support::oracles::chance::{by_chance, in_rounds};
+use support::oracles::trace::Trace;
+use support::oracles::work_item_pairs::{Execution, Truth, agree, bucket_of, counts};
+use support::workloads::work_items;
+use support::{amount, is_emulated, largest_or_median};
 
 fn by(by: By) -> WqOptions {
     WqOptions { by, phases: true, ..WqOptions::default() }
@@ -45,14 +47,14 @@ fn ensure_all_are_counted(options: &WqOptions, plan: &Plan) -> Result<()> {
 
 #[test]
 fn counts_each_of_ten_thousand_items_once() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     ensure_all_are_counted(&by(By::Handler), &plan(amount(10_000)))?;
     ensure_all_are_counted(&only_injected(), &plan(amount(10_000)))
 }
 
 #[test]
 fn counts_each_of_fifty_thousand_items_once_under_load() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     ensure_all_are_counted(&by(By::Handler), &Plan { load: true, ..plan(amount(50_000)) })
 }
 
@@ -66,7 +68,7 @@ fn buckets(histogram: &Histogram) -> Vec<(u64, u64)> {
 
 #[test]
 fn item_waits_for_busy_items_before_it() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     const BUSY_NS: u64 = 5_000_000;
     let busy = Plan { busy_ns: BUSY_NS, cpu: Some(1), ..plan(20) };
     in_rounds(|| {
@@ -144,11 +146,11 @@ fn unseen_by_chance() -> f64 {
 
 #[test]
 fn counts_and_maxima_per_handler_match_trace() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let seconds = if std::env::var_os("WHYLATE_THOROUGH").is_some() { 5 } else { 2 };
     in_rounds(|| {
         let trace = Trace::start()?.with_stacks()?;
-        let session = traced(trace, &by(By::Handler), |_, _| mixed::mixed_load(Duration::from_secs(seconds)))?;
+        let session = traced(trace, &by(By::Handler), |_, _| work_items::mixed_load(Duration::from_secs(seconds)))?;
         session.ensure_nothing_hidden()?;
         let executions = session.truth.executions.len() as u64;
         let latency = by_label(&session.snapshot, "handler", "latency");
@@ -212,18 +214,20 @@ fn phases_add_up(snapshot: &Snapshot) -> Result<()> {
 
 #[test]
 fn phases_of_every_series_add_up() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     for key in [By::Handler, By::Nothing, By::Pool] {
         // An item that is counted during the last snapshot is in it with a part of its phases; an emulated CPU may stop
         // right there.
-        in_rounds(|| phases_add_up(&session(&by(key), |_, _| mixed::mixed_load(Duration::from_secs(1)))?.snapshot))?;
+        in_rounds(|| {
+            phases_add_up(&session(&by(key), |_, _| work_items::mixed_load(Duration::from_secs(1)))?.snapshot)
+        })?;
     }
     Ok(())
 }
 
 #[test]
 fn items_beyond_max_active_wait_for_activation() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     in_rounds(|| {
         let session = session(&only_injected(), |_, _| inject(&Plan { busy_ns: 10_000, ..plan(amount(10_000)) }))?;
         let ran = session.truth.of_handler(HANDLER);
@@ -273,7 +277,7 @@ fn late_events(options: &WqOptions, plan: &Plan) -> Result<(Vec<LateEvent>, Vec<
 #[test]
 fn interrupted_thread_is_not_the_queuer() -> Result<()> {
     const BUSY: &str = "wq-interrupted";
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let options = WqOptions { late_over_ns: Some(1), ..WqOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
     let is_over = AtomicBool::new(false);
@@ -308,7 +312,7 @@ fn interrupted_thread_is_not_the_queuer() -> Result<()> {
 
 #[test]
 fn each_item_over_threshold_is_a_late_event() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     in_rounds(|| {
         let options = WqOptions { late_over_ns: Some(1), stacks: true, ..only_injected() };
         let (events, truth) = late_events(&options, &Plan { busy_ns: 2_000_000, ..plan(30) })?;
@@ -343,7 +347,7 @@ fn each_item_over_threshold_is_a_late_event() -> Result<()> {
 
 #[test]
 fn ten_thousand_late_events_are_all_reported_or_counted_as_lost() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     // Without a reader.
     let options = WqOptions { late_over_ns: Some(1), ..only_injected() };
     let session = session(&options, |source, _| {
@@ -362,7 +366,7 @@ fn ten_thousand_late_events_are_all_reported_or_counted_as_lost() -> Result<()> 
 
 #[test]
 fn unknown_handler_is_never_seen() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let options = WqOptions { only: Some("no_such_handler".to_owned()), ..by(By::Handler) };
     let session = session(&options, |_, _| inject(&plan(1_000)))?;
     println!("lost: {:?}", session.snapshot.lost);
@@ -388,7 +392,7 @@ fn assert_rarely_unmatched(stated: u64, most: u64, truth: &Truth) {
 
 #[test]
 fn total_does_not_depend_on_grouping() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     for key in [By::Nothing, By::Handler, By::Workqueue, By::Cpu, By::Pool] {
         let session = session(&by(key), |_, _| inject(&plan(amount(10_000))))?;
         let (least, most) = session.truth.count();
@@ -417,7 +421,7 @@ fn total_does_not_depend_on_grouping() -> Result<()> {
 
 #[test]
 fn concurrent_snapshots_lose_and_double_nothing() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     for (key, phases) in [(By::Handler, true), (By::Nothing, true), (By::Handler, false), (By::Nothing, false)] {
         in_rounds(|| {
             let session = session(&WqOptions { phases, ..by(key) }, |source, so_far| {
@@ -476,23 +480,23 @@ fn concurrent_snapshots_lose_and_double_nothing() -> Result<()> {
 
 #[test]
 fn dropped_source_leaves_no_programs() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
-    let before = programs::held_by(std::process::id())?;
+    let Some(_lock) = lock_machine() else { return Ok(()) };
+    let before = bpf_programs::held_by(std::process::id())?;
     let options = WqOptions { late_over_ns: Some(1), stacks: true, ..by(By::Handler) };
     let mut source = patching(|| options.attach(&Session::of_one()))?;
-    let mut held = programs::held_by(std::process::id())?;
+    let mut held = bpf_programs::held_by(std::process::id())?;
     held.retain(|id| !before.contains(id));
     println!("{} programs", held.len());
     assert!(held.len() >= 4, "{held:?}");
-    mixed::mixed_load(Duration::from_millis(100))?;
+    work_items::mixed_load(Duration::from_millis(100))?;
     source.snapshot().context("no snapshot")?;
     patching(|| drop(source));
-    programs::ensure_gone(&held)
+    bpf_programs::ensure_gone(&held)
 }
 
 #[test]
 fn attach_time_is_printed() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let began = Instant::now();
     let source = patching(|| by(By::Handler).attach(&Session::of_one()))?;
     println!("{} backend attached after {:?}: {:?}", source.backend, began.elapsed(), source.fallback_reason);

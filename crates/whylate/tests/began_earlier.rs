@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Waits are named also if they started before whylate did, or in no system call.
 
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -16,8 +16,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use lock::lock_machine;
 use running::whylate;
-use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
 
@@ -58,7 +58,7 @@ fn ensure_named(path: &Value) -> Result<()> {
 
 #[test]
 fn command_names_wait_that_started_earlier() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let answers = fifo(directory.path())?;
     let _server = server(&answers)?;
@@ -70,7 +70,7 @@ fn command_names_wait_that_started_earlier() -> Result<()> {
 
 #[test]
 fn program_view_names_wait_that_started_earlier() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let answers = fifo(directory.path())?;
     let client = Service(Command::new("cat").arg(&answers).stdout(Stdio::null()).spawn()?);
@@ -104,7 +104,7 @@ fn major_faults(pid: u32) -> Result<u64> {
 
 #[test]
 fn waits_for_pages_of_a_file_are_page_faults_for_a_disk() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
     let path = directory.path().join("cold");
     let mut file = File::create(&path)?;

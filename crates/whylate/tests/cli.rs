@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The program's interface: exit statuses, output streams, and how it ends.
 
-#[path = "../../whylate-sources/tests/kernel/programs.rs"]
-mod programs;
+#[path = "../../whylate-sources/tests/support/oracles/bpf_programs.rs"]
+mod bpf_programs;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
 mod running;
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
 
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Command, Output, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
 use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ use whylate_sources::inject::sqpoll::{Load, Plan as LoadPlan};
 use whylate_sources::inject::work::{HANDLER, Plan, run};
 use whylate_sources::kernel::restore::Restore;
 
-use running::{Running, copied, whylate};
-use turn::{plan, turn, turn_to_measure};
+use lock::{lock_machine, lock_machine_to_inject, plan, share_machine};
+use running::{Running, whylate};
 
 /// Allows only notes on the chosen backend on standard error.
 fn assert_nothing_but_the_backend(stderr: &str) {
@@ -39,114 +39,8 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn fails_if_help_cannot_be_written() -> Result<()> {
-    for argument in ["--help", "--version"] {
-        let output = whylate(&[argument]).stdout(std::fs::File::options().write(true).open("/dev/full")?).output()?;
-        ensure!(output.status.code() == Some(1), "{argument}: {}", output.status);
-        let message = "whylate: cannot write to standard output: No space left on device";
-        ensure!(text(&output.stderr).starts_with(message), "{argument}: {}", text(&output.stderr));
-    }
-    Ok(())
-}
-
-#[test]
-fn rejects_invalid_arguments() -> Result<()> {
-    for arguments in [
-        &["wq", "0"][..],
-        &["wq", "-1"],
-        &["wq", "abc"],
-        &["wq", "1e99"],
-        &["wq", "--by", "cgroup"],
-        &["-p", "1", "--by", "cgroup"],
-        &["offcpu", "--flat", "-o", "/dev/null/x.svg"],
-        &["offcpu", "--why", "5ms", "--wakers", "-o", "/dev/null/x.svg"],
-        &["offcpu", "--why", "5ms", "--lines", "-o", "/dev/null/x.folded"],
-    ] {
-        let output = output_of(arguments)?;
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
-    }
-    Ok(())
-}
-
-#[test]
-fn explains_a_foreign_trace() -> Result<()> {
-    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../whylate-model/tests/traces/tracefs.txt");
-    let output = output_of(&["run", "--import", trace, "--comm", "sh"])?;
-    let stdout = text(&output.stdout);
-    ensure!(output.status.code() == Some(0) && stdout.contains("sh:19025 took 36.8ms:"), "{output:?}");
-    let json = output_of(&["run", "--import", trace, "--comm", "sh", "--json"])?;
-    let report: serde_json::Value = serde_json::from_slice(&json.stdout)?;
-    let path = report["path"].as_array().context("no path is told")?;
-    let sum: u64 = path.iter().filter_map(|part| part["ns"].as_u64()).sum();
-    ensure!(report["elapsed_ns"] == sum && sum > 36_000_000, "the parts add up to {sum}: {}", report["elapsed_ns"]);
-    let output = output_of(&["run", "--import", "/dev/zero"])?;
-    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
-    Ok(())
-}
-
-#[test]
-fn explains_losses_by_source() -> Result<()> {
-    for (arguments, sources) in [
-        (&["timerlat", "hist", "--help-lost"][..], 1),
-        (&["offcpu", "--comm", "wq", "--help-lost"], 1),
-        (&["--help-lost"], 6),
-    ] {
-        let output = output_of(arguments)?;
-        assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""), "{arguments:?}");
-        let printed = text(&output.stdout);
-        let headings: Vec<&str> = printed.lines().skip(1).filter(|line| line.ends_with(':')).collect();
-        assert_eq!(headings.len(), sources, "{printed}");
-        assert!(sources > 1 || headings[0] == format!("{}:", arguments[0]), "{printed}");
-    }
-    Ok(())
-}
-
-#[test]
-fn without_privileges_it_says_so_in_one_line() -> Result<()> {
-    for (arguments, message) in [
-        (&["wq", "1", "1"][..], "whylate: cannot attach wq: "),
-        (&["-d", "1s"], "whylate: cannot attach any source: "),
-        (&["offcpu", "--json", "-d", "1s"], "whylate: cannot attach offcpu: "),
-        (&["irqsoff", "1", "1"], "whylate: cannot attach irqsoff: not permitted"),
-        (&["irqsoff", "1", "1", "--why", "1ms"], "whylate: cannot attach irqsoff: not permitted"),
-        (&["irqsoff", "1", "1", "--timers"], "whylate: cannot attach irqsoff: not permitted"),
-        (&["irqsoff", "1", "1", "--backend", "ticks"], "whylate: cannot attach irqsoff: not permitted"),
-        (&["irqsoff", "1", "1", "--backend", "tracer"], "whylate: cannot attach irqsoff: not permitted"),
-        (&["selftest", "--force"], "whylate: cannot run the self-test: not permitted"),
-        (&["inject", "irqs-off"], "whylate: cannot inject irqs-off: not permitted"),
-        (&["inject", "softirq"], "whylate: cannot inject softirq: not permitted"),
-        (&["inject", "hog"], "whylate: cannot inject hog: not permitted"),
-    ] {
-        let output = output_without_privileges(arguments)?;
-        let stderr = text(&output.stderr);
-        println!("{stderr}");
-        assert_eq!(output.status.code(), Some(3), "{stderr}");
-        assert!(output.stdout.is_empty());
-        assert_eq!(stderr.lines().count(), 1, "{stderr}");
-        assert!(stderr.starts_with(message), "{stderr}");
-    }
-    Ok(())
-}
-
-fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
-    let is_root = rustix::process::geteuid().is_root();
-    // A directory that every user can reach.
-    let reachable = is_root.then(|| copied(env!("CARGO_BIN_EXE_whylate"), "whylate")).transpose()?;
-    let mut command = match &reachable {
-        Some(directory) => {
-            let mut command = Command::new(directory.path().join("whylate"));
-            command.args(arguments).uid(65534).gid(65534).current_dir("/");
-            command
-        }
-        None => whylate(arguments),
-    };
-    Ok(command.stdin(Stdio::null()).output()?)
-}
-
-#[test]
 fn advises_how_to_start_a_submission_thread() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     // The test has no submission thread, whatever else runs on the machine.
     let pid = std::process::id().to_string();
     for backend in ["bpf", "fdinfo"] {
@@ -164,7 +58,7 @@ fn advises_how_to_start_a_submission_thread() -> Result<()> {
 
 #[test]
 fn lists_submission_threads_as_json() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let load = Load::start(&LoadPlan::default())?;
     let pid = std::process::id().to_string();
     let output = output_of(&["sqpoll", "-p", &pid, "--json", "1", "2"])?;
@@ -184,7 +78,7 @@ fn lists_submission_threads_as_json() -> Result<()> {
 
 #[test]
 fn rejects_unknown_backend() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let output = output_of(&["wq", "--backend", "nonsense", "1", "1"])?;
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
@@ -194,7 +88,7 @@ fn rejects_unknown_backend() -> Result<()> {
 
 #[test]
 fn closed_pipe_ends_it_with_success() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let began = Instant::now();
     let mut whylate = Running::start(&["wq", "1", "3"])?;
     let mut lines = BufReader::new(whylate.stdout()?).lines();
@@ -211,7 +105,7 @@ fn closed_pipe_ends_it_with_success() -> Result<()> {
 
 #[test]
 fn names_unknown_handler_at_the_end() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let output = output_of(&["wq", "-w", "no_such_handler", "-d", "1s"])?;
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
@@ -222,7 +116,7 @@ fn names_unknown_handler_at_the_end() -> Result<()> {
 
 #[test]
 fn ctrl_c_prints_results_so_far() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "-w", HANDLER])?;
     let mut stdout = BufReader::new(whylate.stdout()?);
     // The line is printed once it measures.
@@ -240,7 +134,7 @@ fn ctrl_c_prints_results_so_far() -> Result<()> {
 
 #[test]
 fn second_ctrl_c_ends_it_while_output_is_blocked() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "--slower", "1ns"])?;
     let mut stdout = BufReader::new(whylate.stdout()?);
     stdout.read_line(&mut String::new())?;
@@ -259,21 +153,21 @@ fn second_ctrl_c_ends_it_while_output_is_blocked() -> Result<()> {
 
 #[test]
 fn leaves_no_bpf_program_when_killed() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "--table", "--slower", "1s", "--stack"])?;
     let mut stdout = BufReader::new(whylate.stdout()?);
     stdout.read_line(&mut String::new())?;
-    let held = programs::held_by(whylate.pid())?;
+    let held = bpf_programs::held_by(whylate.pid())?;
     assert!(held.len() >= 4, "{held:?}");
     whylate.signal(Signal::KILL)?;
     let (status, _) = whylate.end()?;
     assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
-    programs::ensure_gone(&held)
+    bpf_programs::ensure_gone(&held)
 }
 
 #[test]
 fn json_has_one_snapshot_per_line() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let mut whylate = Running::start(&["wq", "--json", "1", "2", "--slower", "10s"])?;
     let lines: Vec<String> = BufReader::new(whylate.stdout()?).lines().collect::<Result<_, _>>()?;
     let (status, stderr) = whylate.end()?;
@@ -310,7 +204,7 @@ fn read_slowly(arguments: &[&str], items: u64) -> Result<(u64, String)> {
     let mut whylate = Running::start(arguments)?;
     let mut stdout = whylate.stdout()?;
     // All BPF programs are loaded: it measures, or is about to.
-    while programs::held_by(whylate.pid())?.len() < 4 {
+    while bpf_programs::held_by(whylate.pid())?.len() < 4 {
         ensure!(whylate.is_alive()?, "it ended");
         thread::sleep(Duration::from_millis(5));
     }
@@ -347,7 +241,7 @@ fn read_slowly(arguments: &[&str], items: u64) -> Result<(u64, String)> {
 
 #[test]
 fn slow_reader_does_not_grow_memory() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let (peak_kb, rest) = read_slowly(&["wq", "--slower", "1ns"], 100_000)?;
     println!("text: {peak_kb} KB at most; it ends with {:?}", rest.lines().last());
     assert!(peak_kb < 30 * 1024, "{peak_kb} KB");

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate` in restricted environments: in a bare root directory, and in a cgroup.
 
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
 #[path = "running/quota.rs"]
 mod quota;
-#[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
 
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
+use lock::lock_machine;
 use quota::Quota;
 use tempfile::TempDir;
-use turn::turn_to_measure;
 use whylate_model::Snapshot;
 
 /// A process outside, killed on drop.
@@ -66,7 +66,7 @@ fn snapshot_of(output: &Output) -> Result<Snapshot> {
 
 #[test]
 fn symbolizes_outside_code_from_a_chroot() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let (root, sleeping) = (root()?, Sleeping::start()?);
     let pid = sleeping.0.id().to_string();
     let script = format!("mount --rbind /proc $IN/proc; exec chroot $IN /whylate offcpu -p {pid} -d 1s --json");
@@ -86,7 +86,7 @@ fn symbolizes_outside_code_from_a_chroot() -> Result<()> {
 
 #[test]
 fn chroot_in_pid_namespace_shows_inner_pids() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let (root, _sleeping) = (root()?, Sleeping::start()?);
     let script = "mount -t proc proc $IN/proc; sleep 1000 & chroot $IN /whylate offcpu -d 1s --json";
     let output = with_root(root.path(), &["-pf", "--kill-child"], script)?;
@@ -104,7 +104,7 @@ fn chroot_in_pid_namespace_shows_inner_pids() -> Result<()> {
 /// Missing privileges are not the cause.
 #[test]
 fn names_cgroup_without_real_time_budget() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(cgroup) = Quota::make("real-time")? else { return Ok(()) };
     if cgroup.of_real_time().is_none() {
         println!("skipped: real-time threads have their time in every cgroup here");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A culprit has one name in every view.
 
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -18,8 +18,8 @@ use rustix::fs::OFlags;
 use serde_json::Value;
 use whylate_model::overview::Overview;
 
+use lock::lock_machine;
 use running::{Running, whylate};
-use turn::turn_to_measure;
 
 /// The waiter for the lock waits until its holder's sleep is over.
 const HOLDERS: &str = "for i in 1 2 3 4 5 6; do flock $0 sleep 0.3 & sleep 0.05; flock $0 true; wait; done";
@@ -43,7 +43,7 @@ fn sleepers<'a>(all: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Vec<Str
 
 #[test]
 fn sleeping_lock_holder_is_culprit_in_each_view() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     let (recording, page) = (path("a.whylate"), path("a.html"));
@@ -108,7 +108,7 @@ impl Drop for Uninterruptible {
 
 #[test]
 fn names_thread_in_uninterruptible_sleep() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let sleeper = Uninterruptible::start(directory.path())?;
     let who = format!("python3:{}", sleeper.process.id());
@@ -136,7 +136,7 @@ fn names_thread_in_uninterruptible_sleep() -> Result<()> {
 
 #[test]
 fn late_events_have_the_overviews_culprits() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let mut looking = Running::start(&["offcpu", "--why", "100ms", "--worst", "1000", "--json", "-d", "4s"])?;
     let output = looking.stdout()?;

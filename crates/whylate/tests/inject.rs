@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! End-to-end tests of `whylate inject irqs-off`, `preempt-off`, `softirq` and `hog`, and of `block` beside its source.
 
-#[path = "../../whylate-sources/tests/kernel/programs.rs"]
-mod programs;
+#[path = "../../whylate-sources/tests/support/oracles/bpf_programs.rs"]
+mod bpf_programs;
 mod running;
 // Not every test program uses everything.
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -24,8 +24,8 @@ use whylate_model::{CauseKind, LateEvent, Snapshot};
 use whylate_sources::block::{BlockOptions, By};
 use whylate_sources::{AttachError, Measuring, Session, Source as _};
 
+use lock::{hooks, lock_machine, lock_machine_to_inject};
 use running::{Running, whylate};
-use turn::{hooks, turn, turn_to_measure};
 
 const KINDS: [&str; 4] = ["irqs-off", "preempt-off", "softirq", "hog"];
 
@@ -52,37 +52,8 @@ fn is_skipped(kind: &str) -> Result<bool> {
 }
 
 #[test]
-fn rejects_invalid_arguments() -> Result<()> {
-    for kind in KINDS {
-        for arguments in [
-            &["--for", "51ms"][..],
-            &["--for", "0"],
-            &["--for", "999ns"],
-            &["--for", "soon"],
-            &["--times", "0"],
-            &["--times", "10001"],
-            &["--for", "50ms", "--times", "1201"],
-            &["--for", "10ms", "--every", "19ms"],
-            &["--every", "2h"],
-            &["--cpu", "-1"],
-            &["--cpu", "all"],
-            &["--policy", "nonsense"],
-        ] {
-            let output = whylate(&[&["inject", kind][..], arguments].concat()).output()?;
-            assert_eq!(output.status.code(), Some(2), "{kind} {arguments:?}");
-            assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{kind} {arguments:?}");
-        }
-    }
-    for arguments in [&["--priority", "0"][..], &["--priority", "99"], &["--policy", "normal", "--priority", "5"]] {
-        let output = whylate(&[&["inject", "hog"][..], arguments].concat()).output()?;
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-    }
-    Ok(())
-}
-
-#[test]
 fn json_lists_every_disturbance() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     for (kind, in_json) in KINDS.into_iter().zip(["irqs_off", "preempt_off", "softirq", "hog"]) {
         if is_skipped(kind)? {
             continue;
@@ -108,7 +79,7 @@ fn json_lists_every_disturbance() -> Result<()> {
 
 #[test]
 fn ctrl_c_ends_it_and_prints_progress() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     for kind in KINDS {
         if is_skipped(kind)? {
             continue;
@@ -138,7 +109,7 @@ fn work_injection_ends_with_success_on_ctrl_c() -> Result<()> {
     let mut whylate = Running::start(&["inject", "work", "--delay", "1h"])?;
     // Signals are caught before the BPF program is loaded.
     while whylate.is_alive()? {
-        if programs::held_by(whylate.pid()).is_ok_and(|held| !held.is_empty()) {
+        if bpf_programs::held_by(whylate.pid()).is_ok_and(|held| !held.is_empty()) {
             whylate.signal(Signal::INT)?;
             break;
         }
@@ -155,26 +126,26 @@ fn work_injection_ends_with_success_on_ctrl_c() -> Result<()> {
 
 #[test]
 fn leaves_no_bpf_program_when_killed() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     for kind in ["irqs-off", "softirq"] {
         if is_skipped(kind)? {
             continue;
         }
         let mut whylate = Running::start(&["inject", kind, "--for", "50ms", "--every", "100ms", "--times", "1000"])?;
         BufReader::new(whylate.stdout()?).read_line(&mut String::new())?;
-        let held = programs::held_by(whylate.pid())?;
+        let held = bpf_programs::held_by(whylate.pid())?;
         assert!(!held.is_empty());
         whylate.signal(Signal::KILL)?;
         let (status, _) = whylate.end()?;
         assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
-        programs::ensure_gone(&held)?;
+        bpf_programs::ensure_gone(&held)?;
     }
     Ok(())
 }
 
 #[test]
 fn closed_pipe_ends_it_with_success() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let mut whylate = Running::start(&["inject", "hog", "--policy", "normal", "--times", "5000"])?;
     BufReader::new(whylate.stdout()?).read_line(&mut String::new())?;
     let (status, stderr) = whylate.end()?;
@@ -279,7 +250,7 @@ fn ensure_nothing_is_left() -> Result<()> {
 fn throttled_reads_name_their_limit() -> Result<()> {
     const MS_NS: u64 = 1_000_000;
     const READS: usize = 40;
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let options = BlockOptions {
         by: By::Process,
         phases: true,
@@ -338,7 +309,7 @@ fn throttled_reads_name_their_limit() -> Result<()> {
 
 #[test]
 fn counts_reads_on_loop_device() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let options = BlockOptions { by: By::Process, late_over_ns: Some(1), ..BlockOptions::default() };
     let mut source = options.attach(&Session::of_one())?;
     let arguments = ["--loop", "--reads", "200", "--every", "2ms", "--hogs", "1"];
@@ -365,7 +336,7 @@ fn counts_reads_on_loop_device() -> Result<()> {
 
 #[test]
 fn leaves_no_disk_when_killed_and_next_run_removes_cgroup() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine_to_inject() else { return Ok(()) };
     let control = "/sys/fs/cgroup/cgroup.subtree_control";
     let before = fs::read_to_string(control).ok();
     let mut running = Running::start(&["inject", "block", "--loop", "--limit", "20", "--reads", "1000"])?;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! End-to-end tests of `whylate irqsoff`.
 
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::process::Output;
 
@@ -13,8 +13,8 @@ use rustix::process::Signal;
 use whylate_model::Snapshot;
 use whylate_sources::irqsoff::DEFAULT_PERIODS_NS;
 
+use lock::{lock_machine, share_machine};
 use running::{Running, whylate};
-use turn::turn_to_measure;
 
 fn irqsoff(arguments: &[&str]) -> Result<Output> {
     Ok(whylate(&[&["irqsoff"], arguments].concat()).output()?)
@@ -37,7 +37,7 @@ fn snapshots(json: &str) -> Result<Vec<Snapshot>> {
 
 #[test]
 fn rejects_invalid_arguments_with_usage_status() -> Result<()> {
-    let _turn = turn_to_measure();
+    let _lock = lock_machine();
     for arguments in [
         &["--preempt", "--timers"][..],
         &["--preempt", "--timer-test", "1ms"],
@@ -66,7 +66,7 @@ fn rejects_invalid_arguments_with_usage_status() -> Result<()> {
 
 #[test]
 fn missing_cpu_is_no_usage_error() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let output = irqsoff(&["-c", "60000", "-d", "1"])?;
     let stderr = text(&output.stderr);
     ensure!(output.status.code() == Some(3), "{output:?}");
@@ -76,7 +76,7 @@ fn missing_cpu_is_no_usage_error() -> Result<()> {
 
 #[test]
 fn json_has_a_line_per_interval_with_named_culprits() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let asked = ["--json", "1", "2", "--from", "20us", "--slower", "20us", "--period", "1ms"];
     let all = snapshots(&shown(&asked)?)?;
     ensure!(all.len() == 2, "{} lines", all.len());
@@ -118,7 +118,7 @@ const DEAR: &str = "whylate: a timer interrupt costs ";
 
 #[test]
 fn uses_requested_heartbeat_period() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     for (asked, period_ns) in [("1ms", 1e6), ("3ms", 3e6), ("500", 5e5)] {
         let (told_ns, interrupt_ns, remarks) = heartbeats(&["--period", asked])?;
         ensure!((told_ns - period_ns).abs() < 0.5, "{told_ns} ns");
@@ -129,7 +129,7 @@ fn uses_requested_heartbeat_period() -> Result<()> {
 
 #[test]
 fn chosen_period_depends_on_heartbeat_cost() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let (told_ns, interrupt_ns, remarks) = heartbeats(&[])?;
     println!("{told_ns} ns for {interrupt_ns:?} ns each: {remarks:?}");
     let choices = DEFAULT_PERIODS_NS.map(|ns| ns as f64);
@@ -157,7 +157,7 @@ fn cpus() -> Result<usize> {
 
 #[test]
 fn causes_from_cpu_account_add_up() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let all = snapshots(&shown(&["--json", "-d", "2", "--from", "15us", "--why", "15us"])?)?;
     for event in all.iter().flat_map(|snapshot| &snapshot.late) {
         ensure!(!event.causes.is_empty(), "{event:?}");
@@ -168,7 +168,7 @@ fn causes_from_cpu_account_add_up() -> Result<()> {
 
 #[test]
 fn lists_timers_by_function_and_cpu() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let all = snapshots(&shown(&["--timers", "--json", "-d", "2"])?)?;
     let snapshot = all.first().context("no snapshot")?;
     ensure!(snapshot.backend == "timers" && !snapshot.series.is_empty(), "{snapshot:?}");
@@ -184,7 +184,7 @@ fn lists_timers_by_function_and_cpu() -> Result<()> {
 
 #[test]
 fn timer_test_counts_ticks() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let all = snapshots(&shown(&["--timer-test", "10ms", "--json", "-d", "2", "-c", "0"])?)?;
     let snapshot = all.first().context("no snapshot")?;
     let series = snapshot.series.iter().find(|series| series.labels.get("cpu").is_some_and(|cpu| cpu == "0"));
@@ -197,7 +197,7 @@ fn timer_test_counts_ticks() -> Result<()> {
 
 #[test]
 fn signal_prints_results_so_far() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let mut running = Running::start(&["irqsoff"])?;
     let mut out = running.stdout()?;
     let mut first = [0_u8; 8];
@@ -209,64 +209,5 @@ fn signal_prints_results_so_far() -> Result<()> {
     let known = ["whylate: irqsoff uses the ticks backend: ", "whylate: no stack is taken inside sections: ", DEAR];
     let is_quiet = stderr.lines().all(|line| known.iter().any(|known| line.starts_with(known)));
     ensure!(status.success() && is_quiet, "{status}, {stderr}");
-    Ok(())
-}
-
-const CAPTURE: &str = include_str!("../../whylate-model/tests/ftrace/trace-pipe-5.4.txt");
-
-#[test]
-fn rejects_useless_files_in_one_line() -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    for (name, bytes, message) in [
-        ("empty", &b""[..], "no line in it is a latency trace"),
-        ("binary", b"\x7fELF\x02\x01\x01\0\0", "this is not text"),
-        ("garbage", b"\xff\xfe\x1b[2J\n\n=> \n#\n[[[[::::", "no line in it is a latency trace"),
-        ("truncated", b"# tracer: irqsoff\n# irqsoff latency trace v1.1.5 on 5.4\n# ---", "breaks off in its heading"),
-        ("trace.dat", b"\x17\x08\x44tracing6\0\0", "this is a trace.dat"),
-        ("compressed", b"\x1f\x8b\x08\0\0", "decompress it first"),
-        ("other", b"# wakeup latency trace v1.1.5 on 5.4\n# latency: 5 us, #1/1, CPU#0 |\n", "of another tracer"),
-    ] {
-        let path = directory.path().join(name);
-        std::fs::write(&path, bytes)?;
-        let path = path.to_str().context("a path")?;
-        let output = irqsoff(&["--import", path])?;
-        let stderr = text(&output.stderr);
-        ensure!(output.status.code() == Some(1), "{name}: {output:?}");
-        ensure!(stderr.lines().count() == 1 && stderr.contains(message), "{name}: {stderr}");
-        ensure!(stderr.starts_with(&format!("whylate: cannot import {path}: ")), "{name}: {stderr}");
-    }
-    for (path, message) in
-        [("/nonexistent", "No such file or directory"), ("/", "Is a directory"), ("/dev/zero", "this is not text")]
-    {
-        let output = irqsoff(&["--import", path])?;
-        let stderr = text(&output.stderr);
-        ensure!(output.status.code() == Some(1) && stderr.lines().count() == 1, "{output:?}");
-        ensure!(stderr.matches(message).count() == 1, "the reason is told once: {stderr}");
-    }
-    Ok(())
-}
-
-/// Memory in KiB for the program, its libraries, and its buffers.
-const ENOUGH_KIB: u32 = 200 << 10;
-/// Larger than the memory: the rest of the file is a hole. A gigabyte in the full run.
-fn long() -> u64 {
-    if std::env::var_os("WHYLATE_THOROUGH").is_some() { 1 << 30 } else { 256 << 20 }
-}
-
-#[test]
-fn reads_huge_file_in_little_memory() -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    let path = directory.path().join("long");
-    // Zero bytes at the start: not text.
-    std::fs::write(&path, [CAPTURE, &"x".repeat(8_192)].concat())?;
-    std::fs::File::options().write(true).open(&path)?.set_len(long())?;
-    let script = format!("ulimit -v {ENOUGH_KIB}; exec \"$0\" irqsoff --json --import \"$1\"");
-    let mut limited = std::process::Command::new("sh");
-    let output = limited.args(["-c", &script, env!("CARGO_BIN_EXE_whylate")]).arg(&path).output()?;
-    ensure!(output.status.success(), "{output:?}");
-    let all = snapshots(&text(&output.stdout))?;
-    // The hole is a line that ftrace does not write.
-    ensure!(all[0].lost["unreadable"] == 1, "{:?}", all[0].lost);
-    ensure!(all[0].late.iter().any(|event| event.latency_ns == 10_966_000), "{:?}", all[0].late);
     Ok(())
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Excluded CPUs: outside of the affinity mask, outside of the cpuset, or with a real-time thread of another process.
 
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use whylate_model::Snapshot;
 use whylate_model::overview::Overview;
 use whylate_sources::kernel::cpus;
 
+use lock::lock_machine;
 use running::whylate;
-use turn::turn_to_measure;
 
 /// Timeout, far above what attaching takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -81,7 +81,7 @@ fn timers_of(cpu: u32) -> Option<usize> {
 
 #[test]
 fn overview_starts_no_thread_or_timer_outside_its_affinity() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some((own, other)) = two_cpus()? else { return Ok(()) };
     let before = timers_of(other);
     let output = tempfile::NamedTempFile::new()?;
@@ -119,7 +119,7 @@ fn overview_starts_no_thread_or_timer_outside_its_affinity() -> Result<()> {
 
 #[test]
 fn skips_cpu_of_real_time_thread_unless_requested() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some((own, other)) = two_cpus()? else { return Ok(()) };
     let script = ["-f", "1", "sh", "-c", "while :; do sleep 0.01; done"];
     let _realtime = Ended(bound(other, Path::new("chrt"), &script).stderr(Stdio::null()).spawn()?);
@@ -179,7 +179,7 @@ impl Drop for Cpuset {
 
 #[test]
 fn measures_cpus_of_cpuset_and_rejects_others() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some((own, other)) = two_cpus()? else { return Ok(()) };
     let Some(cpuset) = Cpuset::make(own)? else { return Ok(()) };
     let output = cpuset.output(&["timerlat", "top", "--json", "-q", "-d", "300ms"])?;

@@ -2,12 +2,12 @@
 //! The overview (`whylate` without a command) beside disturbances of known cause.
 
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/chance.rs"]
+#[path = "../../whylate-sources/tests/support/oracles/chance.rs"]
 mod chance;
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::io::Read as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,15 +23,10 @@ use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{Kind, Plan, Policy, run};
 
 use chance::{Unjudged, in_rounds};
+use lock::lock_machine;
 use running::{Running, whylate};
-use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
-
-/// Emulated CPUs run only the kernel tests.
-fn is_emulated() -> bool {
-    false
-}
 
 fn look(arguments: &[&str]) -> Result<Overview> {
     let output = whylate(&["--json"]).args(arguments).output()?;
@@ -103,13 +98,13 @@ fn ensure_blamed(look: &Overview, kind: CauseKind, who: &str) -> Result<()> {
 
 #[test]
 fn cpu_hog_is_first_culprit() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     judged(Kind::Hog(Policy::Fifo(98)), &|look| ensure_blamed(look, CauseKind::Thread, "whylate-hog:"))
 }
 
 #[test]
 fn disabled_interrupts_are_one_culprit_of_several_sources() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     judged(Kind::IrqsOff, &interrupts_are_off)
 }
 
@@ -179,7 +174,7 @@ fn beside_alarms<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
 
 #[test]
 fn idle_machine_has_no_culprits() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let cpus = thread::available_parallelism()?.get() as f64;
     let duration = if std::env::var_os("WHYLATE_THOROUGH").is_some() { "60s" } else { "5s" };
     in_rounds(|| {
@@ -206,7 +201,7 @@ fn idle_machine_has_no_culprits() -> Result<()> {
 /// The overview counts over its reported span, however long attaching takes: measured threads wake once per period.
 #[test]
 fn counts_measured_threads_over_the_whole_span() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let cpus = whylate_sources::kernel::cpus::online()?.len() as f64;
     in_rounds(|| {
         let look = look(&["-d", "2s"])?;
@@ -224,7 +219,7 @@ fn counts_measured_threads_over_the_whole_span() -> Result<()> {
 
 #[test]
 fn text_names_each_source() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let output = whylate(&["-d", "1s"]).output()?;
     let text = String::from_utf8(output.stdout)?;
     ensure!(output.status.code() == Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -265,7 +260,7 @@ impl Drop for Large {
 
 #[test]
 fn locks_only_memory_of_measured_threads() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let _large = Large::start()?;
     let mut look = Running::start(&["-d", "3s", "--json"])?;
     let mut most_kb = 0;
@@ -287,7 +282,7 @@ fn locks_only_memory_of_measured_threads() -> Result<()> {
 /// BPF programs use the machine's clocks, whatever offsets a time namespace adds.
 #[test]
 fn time_namespace_does_not_change_results() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let inside = |arguments: &[&str]| {
         let mut unshare = std::process::Command::new("unshare");
         unshare.args(["--time", "--fork", "--monotonic", "100000", "--boottime", "50"]).args(arguments).output()
@@ -310,7 +305,7 @@ fn time_namespace_does_not_change_results() -> Result<()> {
 
 #[test]
 fn signal_during_attach_ends_it() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let mut looking = Running::start(&["-d", "60s"])?;
     looking.wait_until_it_catches(Signal::INT)?;
     looking.signal(Signal::INT)?;

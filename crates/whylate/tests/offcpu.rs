@@ -1,35 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! End-to-end tests of `whylate offcpu`.
 
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::mem::MaybeUninit;
-use std::os::unix::fs::{PermissionsExt, chown, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use lock::{lock_machine, share_machine};
 use running::{Running, whylate};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::mount::{MountFlags, UnmountFlags, unmount};
 use rustix::process::Signal;
 use serde_json::Value;
-use turn::turn_to_measure;
 use whylate_model::{Snapshot, WaitClass};
-
-const PROCSTAT: &str = "\
-  PID    TID COMM             TDNAME           KSTACK
-    0 100000 kernel           swapper          mi_switch sleepq_timedwait _sleep swapper btext
-    0 100023 kernel           firmware taskq   mi_switch sleepq_wait _sleep taskqueue_thread_loop fork_exit fork_trampoline
-";
 
 fn output_of(arguments: &[&str]) -> Result<Output> {
     Ok(whylate(arguments).output()?)
@@ -43,112 +37,8 @@ fn printed(arguments: &[&str]) -> Result<String> {
 }
 
 #[test]
-fn rejects_invalid_arguments() -> Result<()> {
-    for arguments in [
-        &["offcpu", "-F", "0"][..],
-        &["offcpu", "-F", "1000"],
-        &["offcpu", "--state", "X"],
-        &["offcpu", "--max-depth", "128"],
-        &["offcpu", "-o", "graph.png"],
-        &["offcpu", "--why", "5ms", "-o", "chains.pb.gz"],
-        &["offcpu", "--why", "5ms", "-o", "chains.speedscope.json"],
-        &["offcpu", "--blocked", "1s", "-d", "1s"],
-        &["offcpu", "--blocked", "1s", "--wakers"],
-        &["offcpu", "--wakers", "--backend", "sample"],
-        &["offcpu", "--wakers", "--backend", "proc"],
-        &["offcpu", "--blocked", "1s", "--backend", "proc"],
-        &["offcpu", "import"],
-        &["offcpu", "--classes", "/dev/zero", "-d", "1s"],
-    ] {
-        let output = output_of(arguments)?;
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
-    }
-    Ok(())
-}
-
-#[test]
-fn checks_class_file_before_measuring() -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    let file = directory.path().join("waits.txt");
-    fs::write(&file, "# ours\nlock my_lock\nlok my_other_lock\n")?;
-    let name = file.to_str().context("a name in UTF-8")?;
-    let output = output_of(&["offcpu", "--classes", name, "-d", "1h"])?;
-    let stderr = String::from_utf8(output.stderr)?;
-    assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(stderr.starts_with(&format!("whylate: {name}, line 3: \"lok\" is no class of waits (")), "{stderr}");
-    let output = output_of(&["offcpu", "--classes", "/no/such/file"])?;
-    assert_eq!(output.status.code(), Some(1));
-    Ok(())
-}
-
-#[test]
-fn converts_procstat_files_to_folded_stacks_and_graph() -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    let text = directory.path().join("procstat.txt");
-    fs::write(&text, PROCSTAT)?;
-    let text = text.to_str().context("a name in UTF-8")?;
-    assert_eq!(
-        printed(&["offcpu", "import", text, text, "--by", "thread"])?,
-        "kernel;firmware taskq;fork_trampoline;fork_exit;taskqueue_thread_loop;_sleep;sleepq_wait;mi_switch 2\n\
-         kernel;swapper;btext;swapper;_sleep;sleepq_timedwait;mi_switch 2\n"
-    );
-    assert_eq!(
-        printed(&["offcpu", "import", text, "--by", "stack", "--leaf-first"])?,
-        "mi_switch;sleepq_timedwait;_sleep;swapper;btext 1\n\
-         mi_switch;sleepq_wait;_sleep;taskqueue_thread_loop;fork_exit;fork_trampoline 1\n"
-    );
-    let graph = directory.path().join("graph.svg");
-    printed(&["offcpu", "import", text, "-o", graph.to_str().context("a name in UTF-8")?])?;
-    let svg = fs::read_to_string(&graph)?;
-    assert!(svg.contains("taskqueue_thread_loop") && svg.trim_end().ends_with("</svg>"));
-    let output = output_of(&["offcpu", "import", "/proc/version"])?;
-    assert_eq!(output.status.code(), Some(1));
-    Ok(())
-}
-
-#[test]
-fn rejects_undrawable_input_in_one_line() -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    let (input, graph) = (directory.path().join("a.folded"), directory.path().join("a.svg"));
-    let [path, graph] = [&input, &graph].map(|path| path.to_str().unwrap_or_default());
-    for (text, message) in [
-        (format!("d {0}\ne {0}\n", u64::MAX), "the counts add up to more than"),
-        (format!("{}f 1\n", "f;".repeat(2_000_000)), "has more than 4096 frames"),
-    ] {
-        fs::write(&input, text)?;
-        let output = output_of(&["offcpu", "import", path, "-o", graph])?;
-        let stderr = String::from_utf8(output.stderr)?;
-        ensure!(output.status.code() == Some(1) && stderr.lines().count() == 1, "{stderr}");
-        ensure!(stderr.contains(message) && !Path::new(graph).exists(), "{stderr}");
-    }
-    for arguments in [&["offcpu", "import", "/dev/zero"][..], &["offcpu", "--diff", "/dev/zero", path]] {
-        let output = output_of(arguments)?;
-        let stderr = String::from_utf8(output.stderr)?;
-        ensure!(output.status.code() == Some(1) && stderr.contains("/dev/zero: this is not text"), "{stderr}");
-    }
-    Ok(())
-}
-
-#[test]
-fn compares_two_profiles() -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    let file = |name: &str, text: &str| -> Result<String> {
-        let path = directory.path().join(name);
-        fs::write(&path, text)?;
-        Ok(path.to_str().context("a name in UTF-8")?.to_owned())
-    };
-    let (before, after) = (file("a.folded", "p;f 10\np;g 10\n")?, file("b.folded", "p;f 30\np;h 10\n")?);
-    let graph = file("d.svg", "")?;
-    let table = printed(&["offcpu", "--diff", &before, &after, "-o", &graph])?;
-    assert_eq!(table.lines().nth(1).map(str::trim), Some("-50.0%   50.0%   0.0%  p;g"), "{table}");
-    assert!(fs::read_to_string(&graph)?.contains("</svg>"));
-    Ok(())
-}
-
-#[test]
 fn output_files_are_private_to_their_owner() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     for (name, begins) in [
         ("x.svg", &b"<?xml"[..]),
@@ -169,43 +59,9 @@ fn output_files_are_private_to_their_owner() -> Result<()> {
     Ok(())
 }
 
-/// An unprivileged user who owns a directory cannot redirect root's writes to root's files.
-#[test]
-fn writes_nothing_through_links_or_to_foreign_files() -> Result<()> {
-    let directory = tempfile::tempdir()?;
-    let text = directory.path().join("procstat.txt");
-    fs::write(&text, PROCSTAT)?;
-    let text = text.to_str().context("a name in UTF-8")?;
-    let ensure_refused = |path: &Path, kept: &Path, message: &str| -> Result<()> {
-        let name = path.to_str().context("a name in UTF-8")?;
-        let output = output_of(&["offcpu", "import", text, "-o", name])?;
-        let stderr = String::from_utf8(output.stderr)?;
-        ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{}: {stderr}", output.status);
-        ensure!(stderr.contains(message) && stderr.lines().count() == 1, "{stderr}");
-        ensure!(fs::read_to_string(kept)? == "content", "{} has something else", kept.display());
-        Ok(())
-    };
-    let [secret, link] = ["secret.svg", "link.svg"].map(|name| directory.path().join(name));
-    fs::write(&secret, "content")?;
-    symlink(&secret, &link)?;
-    ensure_refused(&link, &secret, "it is a symbolic link (choose another file)")?;
-    ensure!(fs::symlink_metadata(&link)?.is_symlink(), "the link is gone");
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can give files away");
-        return Ok(());
-    }
-    let shared = directory.path().join("shared");
-    fs::create_dir(&shared)?;
-    fs::set_permissions(&shared, Permissions::from_mode(0o1777))?;
-    let theirs = shared.join("theirs.svg");
-    fs::write(&theirs, "content")?;
-    chown(&theirs, Some(65_534), Some(65_534))?;
-    ensure_refused(&theirs, &theirs, "it belongs to another user (choose another file)")
-}
-
 #[test]
 fn folded_stacks_end_with_wakers() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let path = |name: &str| directory.path().join(name).to_string_lossy().into_owned();
     // A process woken by timers again and again, which exits with the test.
@@ -249,7 +105,7 @@ fn with_wakers(path: &dyn Fn(&str) -> String) -> Result<()> {
 
 #[test]
 fn one_snapshot_shows_waits_of_this_test() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let pid = std::process::id().to_string();
     let text = printed(&["offcpu", "--json", "-d", "500ms", "-p", &pid])?;
     let snapshot: Snapshot = serde_json::from_str(&text)?;
@@ -341,7 +197,7 @@ impl Drop for MemoryDisk {
 /// use.
 #[test]
 fn releases_file_system_after_its_programs_exit() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let disk = MemoryDisk::mount()?.context("root may mount a file system")?;
     let program = disk.0.path().join("prog");
     ensure!(Command::new("cp").arg("/bin/sleep").arg(&program).status()?.success(), "cp cannot copy /bin/sleep");
@@ -373,7 +229,7 @@ fn releases_file_system_after_its_programs_exit() -> Result<()> {
 /// The owner of a library could crash whylate by truncating it while it is mapped.
 #[test]
 fn survives_truncated_libraries() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(whole) = c_library()? else {
         println!("skipped: this test has no shared C library (glibc)");
         return Ok(());

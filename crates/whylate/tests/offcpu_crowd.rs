@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate offcpu` of a process with 30,000 threads.
 
-#[path = "../../whylate-sources/tests/kernel/crowd.rs"]
-mod crowd;
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+#[path = "../../whylate-sources/tests/support/workloads/many_threads.rs"]
+mod many_threads;
+mod running;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use crowd::{Crowd, PLACES};
+use lock::lock_machine;
+use many_threads::{Crowd, PLACES};
 use quick_xml::events::Event;
 use running::whylate;
-use turn::turn_to_measure;
 use whylate_model::Snapshot;
 
 /// Returns the number of threads: 30,000 in the full run.
@@ -29,7 +29,7 @@ const SLACK_S: f64 = 0.25;
 
 #[test]
 fn each_format_has_thousands_of_threads() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let wanted = wanted_threads();
     let crowd = match Crowd::start(wanted)? {
         Ok(crowd) => crowd,
@@ -128,5 +128,5 @@ fn svg(text: &str, threads: u64) -> Result<()> {
 /// Entry point of the child process.
 #[test]
 fn crowd_process() -> Result<()> {
-    crowd::run_if_asked()
+    many_threads::run_if_asked()
 }

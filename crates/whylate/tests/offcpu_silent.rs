@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate offcpu` beside processes whose memory and files do not respond.
 
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
 mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/silent_files.rs"]
-mod silent_files;
-#[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/fixtures/unresponsive_fuse.rs"]
+mod unresponsive_fuse;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,10 +16,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use lock::lock_machine;
 use running::Running;
 use rustix::process::Signal;
-use silent_files::{Kind, LENGTH, SLEEPER, SilentFiles, Unanswering};
-use turn::turn_to_measure;
+use unresponsive_fuse::{Kind, LENGTH, SLEEPER, SilentFiles, Unanswering};
 use whylate_model::Snapshot;
 
 const TRIES: u64 = 3;
@@ -27,7 +27,7 @@ const TRIES: u64 = 3;
 /// Entry point of the child process, no test.
 #[test]
 fn unanswering_process() -> Result<()> {
-    silent_files::run_if_asked()
+    unresponsive_fuse::run_if_asked()
 }
 
 /// A process, killed on drop.
@@ -80,7 +80,7 @@ fn end(mut running: Running, silence: Silence) -> Result<String> {
 
 #[test]
 fn skips_unresponsive_memory_and_files() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(silence) = silence()? else { return Ok(()) };
     let answering = Sleeping::start("/bin/sleep".as_ref())?;
     let directory = tempfile::tempdir()?;
@@ -125,7 +125,7 @@ fn ends_in(arguments: &[&str], measuring: Duration) -> Result<Option<Duration>> 
 
 #[test]
 fn signal_ends_it_despite_unresponsive_process() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     // The overview attaches its sources one by one, for some seconds.
     for (arguments, begins_s) in
         [(&["offcpu", "--backend", "sample"][..], 1), (&["offcpu", "--why", "5ms"], 1), (&[], 4)]

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate` in a PID namespace, as in a container: its own threads by the namespace's PIDs, and others as outside.
 
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
 #[path = "running/quota.rs"]
 mod quota;
-#[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
 
 use std::collections::BTreeSet;
 use std::process::{Child, Command, Output, Stdio};
@@ -18,8 +18,8 @@ use whylate_model::selftest::{Selftest, Verdict};
 use whylate_model::{LateEvent, Snapshot};
 use whylate_sources::inject::work::{MAX_ITEMS, Plan, run};
 
+use lock::{lock_machine, plan};
 use quota::Quota;
-use turn::{plan, turn_to_measure};
 
 /// A background process of a shell that always wants the first CPU, and yields to others that do.
 const HOG: &str = "nice -n 19 taskset -c 0 sh -c 'while :; do :; done' & ";
@@ -90,7 +90,7 @@ fn snapshot_of(output: &Output) -> Result<Snapshot> {
 
 #[test]
 fn finds_process_by_namespace_pid_and_waker_outside() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     let script = format!("{HOG} $W offcpu -p $! --why 1ms -d 2s --json");
     let Some(output) = inside(&script)? else { return Ok(()) };
@@ -108,7 +108,7 @@ fn finds_process_by_namespace_pid_and_waker_outside() -> Result<()> {
 
 #[test]
 fn victims_are_threads_of_the_namespace_only() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     let Some(output) = inside(&format!("{HOG} exec $W offcpu --why 1ms -d 2s --json"))? else { return Ok(()) };
     let snapshot = snapshot_of(&output)?;
@@ -122,7 +122,7 @@ fn victims_are_threads_of_the_namespace_only() -> Result<()> {
 
 #[test]
 fn each_source_names_culprit_outside() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     // Queues an item per millisecond during the whole run, to workers that compete with the outsider for the first CPU.
     let items = Plan { at_once: 1, cpu: Some(0), ..plan(MAX_ITEMS) };
@@ -166,7 +166,7 @@ fn culprits_outside(has_no_items: &dyn Fn() -> bool) -> Result<()> {
 
 #[test]
 fn overview_shows_no_host_pids() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let _outsider = Outsider::start()?;
     let Some(output) = inside(&format!("{HOG} exec $W -d 2s --json"))? else { return Ok(()) };
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -181,7 +181,7 @@ fn overview_shows_no_host_pids() -> Result<()> {
 /// As in a container with a limit: a fifth of a CPU.
 #[test]
 fn selftest_passes_in_namespace_with_quota() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let quota = Quota::make("selftest")?;
     if let Some(file) = quota.as_ref().and_then(Quota::of_real_time) {
         // Leaves CPU time to others.
@@ -209,7 +209,7 @@ fn selftest_passes_in_namespace_with_quota() -> Result<()> {
 
 #[test]
 fn ignores_proc_of_another_namespace() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let others = ["-pf", "--kill-child"];
     let Some(output) = inside_with(&others, &format!("{HOG} exec $W offcpu -d 1s --json"))? else { return Ok(()) };
     let snapshot = snapshot_of(&output)?;
@@ -232,7 +232,7 @@ fn ignores_proc_of_another_namespace() -> Result<()> {
 
 #[test]
 fn rejects_host_pid() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let outsider = Outsider::start()?;
     for source in ["offcpu", "sqpoll"] {
         let Some(output) = inside(&format!("exec $W {source} -p {} -d 1s", outsider.0.id()))? else { return Ok(()) };

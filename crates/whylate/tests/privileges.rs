@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Tests each row of the tables of capabilities in `docs/privileges.md`.
 
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -15,10 +15,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lock::{MachineLock, share_machine};
 use running::{copied, whylate};
 use rustix::process::geteuid;
 use tempfile::TempDir;
-use turn::{Turn, turn_to_measure};
 
 const TABLES: &str = include_str!("../../../docs/privileges.md");
 /// Number of concurrent runs of commands that only have to start.
@@ -65,12 +65,12 @@ fn said(setpriv: &[String], program: &Path, command: &str, pid: u32) -> Result<(
 }
 
 /// Returns `None` and prints why if nothing can be tested here.
-fn turn() -> Option<Turn> {
+fn share_as_root() -> Option<MachineLock> {
     if !geteuid().is_root() {
         println!("skipped: needs root");
         return None;
     }
-    turn_to_measure()
+    share_machine()
 }
 
 /// Without the privilege some kernels reveal their addresses all the same, and some not even with it.
@@ -123,7 +123,7 @@ fn some_at_once<T: Sync>(jobs: &[T], run: impl Fn(&T) -> Result<()> + Sync) -> R
 
 /// Tests all rows of one capability.
 fn without(capability: &str) -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = share_as_root() else { return Ok(()) };
     if capability == "CAP_SYSLOG" && !addresses_need_the_privilege()? {
         println!("skipped: this kernel's settings tell the addresses of functions to everybody, or to nobody");
         return Ok(());
@@ -224,7 +224,7 @@ fn doctor_table_and_tests_list_the_same_capabilities() -> Result<()> {
 /// Everything works with the smallest set, and something fails without any one capability of it.
 #[test]
 fn smallest_capability_sets_suffice_and_are_minimal() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = share_as_root() else { return Ok(()) };
     let needs_syslog = addresses_need_the_privilege()?;
     let directory = program()?;
     let program = directory.path().join("whylate");

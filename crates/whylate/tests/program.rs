@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate -p`, `--comm` and `--cgroup`: the overview of one program.
 
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
 #[path = "running/quota.rs"]
 mod quota;
 mod running;
-#[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -15,10 +15,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use lock::lock_machine;
 use quota::Quota;
 use running::whylate;
 use serde::Deserialize;
-use turn::turn_to_measure;
 use whylate_model::CauseKind;
 use whylate_model::path::PathSegment;
 use whylate_model::path::budget::{Budget, Waits};
@@ -86,7 +86,7 @@ impl Drop for Service {
 
 #[test]
 fn reports_what_a_services_helper_does() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(service) = Service::start()? else { return Ok(()) };
     let pid = service.0.id().to_string();
     let looks = thread::scope(|scope| {
@@ -182,7 +182,7 @@ while True:
 
 #[test]
 fn names_tcp_timers_without_a_culprit() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     for (script, who) in [(NAGLE, "TCP's delayed acknowledgement"), (LOSSY, "TCP retransmission")] {
         let Some(client) = Service::play(script)? else { return Ok(()) };
         let output = whylate(&["-p", &client.0.id().to_string(), "-d", "2s", "--json"]).output();
@@ -210,7 +210,7 @@ fn ensure_waits_for_tcp(output: &Output, who: &str) -> Result<()> {
 /// The cgroup has a quota that it does not use up; the helper is in another cgroup.
 #[test]
 fn cgroup_view_matches_its_program() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(quota) = Quota::make("program")? else { return Ok(()) };
     let mut sleeper = Service(Command::new("sh").args(["-c", &format!("{}; exec sleep 30", quota.enter())]).spawn()?);
     while fs::read_to_string(format!("/proc/{}/comm", sleeper.0.id()))?.trim() != "sleep" {
@@ -229,7 +229,7 @@ fn cgroup_view_matches_its_program() -> Result<()> {
 
 #[test]
 fn wait_chains_lead_from_service_to_helper() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(service) = Service::start()? else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("chain.folded");
@@ -262,7 +262,7 @@ fn wait_chains_lead_from_service_to_helper() -> Result<()> {
 /// A sleeping process that a signal stopped.
 #[test]
 fn stopped_process_is_no_voluntary_sleeper() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let stopped = Service(Command::new("sleep").arg("30").spawn()?);
     let pid = stopped.0.id();
     ensure!(Command::new("kill").args(["-STOP", &pid.to_string()]).status()?.success(), "it cannot be stopped");
@@ -286,7 +286,7 @@ fn stopped_process_is_no_voluntary_sleeper() -> Result<()> {
 
 #[test]
 fn reports_missing_program() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let output = whylate(&["--comm", "no-such-program", "-d", "100ms"]).output()?;
     let error = String::from_utf8(output.stderr)?;
     ensure!(output.status.code() == Some(1) && error.contains("no thread of no-such-program"), "{error}");

@@ -2,13 +2,13 @@
 //! PostgreSQL under pgbench: its own wait statistics (`pg_stat_activity`) compared with what whylate reports.
 
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/chance.rs"]
+#[path = "../../whylate-sources/tests/support/oracles/chance.rs"]
 mod chance;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
 mod postgres;
 mod running;
-#[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
 
 use std::process::Stdio;
 
@@ -17,20 +17,15 @@ use serde::Deserialize;
 use whylate_model::path::budget::{Budget, EndedBy, Waits};
 
 use chance::in_rounds;
+use lock::lock_machine;
 use postgres::{Cluster, Waiting};
 use running::whylate;
-use turn::turn_to_measure;
 
 const CLIENTS: u32 = 16;
 /// Tolerance, as a share of the clients' time: both sample, at slightly different times.
 const TOLERANCE: f64 = 0.15;
 const LOOK: &str = "3s";
 const LOOK_S: f64 = 3.0;
-
-/// Emulated CPUs run only the kernel tests.
-fn is_emulated() -> bool {
-    false
-}
 
 #[derive(Debug, Deserialize)]
 struct Profile {
@@ -143,7 +138,7 @@ fn postgres_waits_match_its_own_statistics() -> Result<()> {
         println!("skipped: that is what `make trial` does");
         return Ok(());
     }
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(cluster) = Cluster::start()? else { return Ok(()) };
     // All clients update the one row of pgbench_branches.
     in_rounds(|| {

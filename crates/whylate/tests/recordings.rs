@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Live recordings: they replay what was shown, and stay readable however they end.
 
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -18,8 +18,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use whylate_model::recording::{Damage, Line, Reader};
 
+use lock::{lock_machine, share_machine};
 use running::{Running, whylate};
-use turn::turn_to_measure;
 
 /// Output of each source and of the overview.
 const SHOWN: [&[&str]; 8] = [
@@ -52,7 +52,7 @@ fn printed(command: &mut Command) -> Result<String> {
 
 #[test]
 fn replay_matches_live_output() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else {
+    let Some(_lock) = lock_machine() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
@@ -84,7 +84,7 @@ fn kills() -> u32 {
 
 #[test]
 fn recording_keeps_shown_snapshots_when_killed() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else {
+    let Some(_lock) = share_machine() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
@@ -122,7 +122,7 @@ fn recording_keeps_shown_snapshots_when_killed() -> Result<()> {
 
 #[test]
 fn records_all_sources_and_no_command_lines() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else {
+    let Some(_lock) = share_machine() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
@@ -157,9 +157,12 @@ fn records_all_sources_and_no_command_lines() -> Result<()> {
     Ok(())
 }
 
-/// Retries until the condition holds, for ten seconds.
+/// Timeout, far above what any step takes.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Retries until the condition holds.
 fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so()? {
         ensure!(Instant::now() < deadline, "{what}");
         thread::sleep(Duration::from_millis(20));
@@ -174,7 +177,7 @@ fn snapshots_of(path: &Path) -> usize {
 
 #[test]
 fn killed_overview_keeps_recorded_snapshots() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else {
+    let Some(_lock) = share_machine() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
@@ -190,7 +193,7 @@ fn killed_overview_keeps_recorded_snapshots() -> Result<()> {
 
 #[test]
 fn flight_recorder_writes_history_on_signal() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else {
+    let Some(_lock) = share_machine() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
@@ -221,17 +224,5 @@ fn flight_recorder_writes_history_on_signal() -> Result<()> {
     let spans = lines.iter().filter(|line| matches!(line, Line::Snapshot(_))).filter_map(Line::span_unix_ns);
     let (before, after) = spans.partition::<Vec<_>, _>(|(_, last_ns)| *last_ns < asked_ns);
     ensure!(before.len() >= 2 && !after.is_empty(), "{} before, {} after", before.len(), after.len());
-    Ok(())
-}
-
-/// Recordings of every format version, which must stay readable.
-const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/recordings/schema-1.whylate");
-
-#[test]
-fn recordings_of_each_version_are_read() -> Result<()> {
-    let look = printed(whylate(&["replay", GOLDEN]).env("TZ", "UTC"))?;
-    let table = printed(whylate(&["replay", GOLDEN, "wq", "--table", "--why", "1ms"]).env("TZ", "UTC"))?;
-    let sleeps = printed(whylate(&["replay", GOLDEN, "offcpu", "--flat"]).env("TZ", "UTC"))?;
-    insta::assert_snapshot!(format!("{look}\n{table}\n{sleeps}"));
     Ok(())
 }

@@ -2,21 +2,21 @@
 //! `whylate run` on commands with a known critical path.
 
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/chance.rs"]
+#[path = "../../whylate-sources/tests/support/oracles/chance.rs"]
 mod chance;
 #[path = "run/credentials.rs"]
 mod credentials;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/loop_disk.rs"]
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/support/fixtures/loop_disk.rs"]
 mod loop_disk;
 #[path = "running/quota.rs"]
 mod quota;
 mod running;
 #[path = "running/terminal.rs"]
 mod terminal;
-#[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use chance::in_rounds;
+use lock::{lock_machine, share_machine};
 use loop_disk::Loop;
 use quota::Quota;
 use running::{Running, copied, whylate};
@@ -36,7 +37,6 @@ use rustix::thread::{MembarrierCommand, membarrier};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 use terminal::{CTRL_C, typed};
-use turn::{Turn, turn_to_measure};
 use whylate_model::CauseKind;
 use whylate_model::path::PathSegment;
 use whylate_model::path::command::Explained;
@@ -130,18 +130,9 @@ fn near(reported_ns: u64, ms: u64, off_ms: u64) -> bool {
     reported_ns.abs_diff(ms * MS) <= off_ms * MS
 }
 
-/// Whether the machine is emulated, as the test matrix says.
-fn is_emulated() -> bool {
-    std::env::var_os("WHYLATE_EMULATED").is_some()
-}
-
-fn turn() -> Option<Turn> {
-    turn_to_measure()
-}
-
 #[test]
 fn attributes_sleep_to_timer() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     in_rounds(|| {
         let report = report(&mut run_json(&["sleep", "0.3"]))?;
         let timer_ns = report.timer_ns();
@@ -157,7 +148,7 @@ fn attributes_sleep_to_timer() -> Result<()> {
 
 #[test]
 fn attributes_cpu_time_to_both_ends_of_a_pipe() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let program = std::env::current_exe()?;
     let played = |what| format!("{PLAYED}={what} '{}' --exact played --nocapture --test-threads=1", program.display());
     in_rounds(|| {
@@ -179,7 +170,7 @@ const BARRIERS: &str = "barriers";
 
 #[test]
 fn rcu_grace_period_has_only_its_own_time() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     if thread::available_parallelism()?.get() < 2 || membarrier(MembarrierCommand::Global).is_err() {
         println!("skipped: nobody waits for a grace period here");
         return Ok(());
@@ -243,7 +234,7 @@ fn played() -> Result<()> {
 /// Throttled time matches the cgroup's counter.
 #[test]
 fn attributes_quota_throttling() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(quota) = Quota::make("run")? else { return Ok(()) };
     let program = std::env::current_exe()?;
     let test = "--exact played --nocapture --test-threads=1";
@@ -266,7 +257,7 @@ fn attributes_quota_throttling() -> Result<()> {
 
 #[test]
 fn path_follows_longest_concurrent_child() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     in_rounds(|| {
         let report = shell("sleep 0.1 & sleep 0.25 & sleep 0.05 & wait")?;
         ensure!(near(report.timer_ns(), 250, 2), "{report:?}");
@@ -316,7 +307,7 @@ impl Drop for Strict {
 
 #[test]
 fn names_dirty_page_throttling() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(strict) = Strict::make()? else { return Ok(()) };
     let file = format!("of={}", strict.directory.path().join("file").display());
     let report = report(&mut run_json(&["dd", "if=/dev/zero", &file, "bs=64k", "count=400", "status=none"]))?;
@@ -354,7 +345,7 @@ time.sleep(30)
 
 #[test]
 fn follows_exec_from_non_leader_thread() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
         println!("skipped: there is no python3");
         return Ok(());
@@ -367,7 +358,7 @@ fn follows_exec_from_non_leader_thread() -> Result<()> {
 
 #[test]
 fn distinguishes_timeout_from_sleep() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     if !Command::new("python3").arg("--version").output().is_ok_and(|output| output.status.success()) {
         println!("skipped: there is no python3");
         return Ok(());
@@ -380,7 +371,7 @@ fn distinguishes_timeout_from_sleep() -> Result<()> {
 
 #[test]
 fn path_of_each_workload_matches_its_sleeps() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     in_rounds(|| {
         for (name, script, sleeps) in DESIGNS {
             let directory = tempfile::tempdir()?;
@@ -410,7 +401,7 @@ two:
 
 #[test]
 fn path_of_a_build_matches_its_dependencies() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("Makefile");
     fs::write(&file, MAKEFILE)?;
@@ -430,7 +421,7 @@ fn path_of_a_build_matches_its_dependencies() -> Result<()> {
 
 #[test]
 fn returns_exit_status_of_command() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     for (command, status, says) in [
         (&["--", "sh", "-c", "exit 7"][..], 7, " took "),
         (&["sh", "-c", "exit 7"], 7, " took "),
@@ -446,7 +437,7 @@ fn returns_exit_status_of_command() -> Result<()> {
 
 #[test]
 fn leaves_standard_streams_to_command() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let bytes: Vec<u8> = (0..100_000_u32).flat_map(u32::to_ne_bytes).collect();
     let mut cat =
         whylate(&["run", "cat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
@@ -478,7 +469,7 @@ fn signalled(script: &str, send: impl FnOnce(Pid) -> Result<()>) -> Result<(Exit
 
 #[test]
 fn reports_interrupted_command() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let interrupt = |pid| Ok(kill_process_group(pid, Signal::INT)?);
     let (status, stderr) = signalled("echo begun; exec sleep 30", interrupt)?;
     ensure!(status.code() == Some(130) && stderr.contains("sh took "), "{status}: {stderr}");
@@ -488,7 +479,7 @@ fn reports_interrupted_command() -> Result<()> {
 /// The command has the terminal to itself: Ctrl-C goes to it, and its reaction is the exit status.
 #[test]
 fn command_owns_the_terminal() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let command = "test -t 0 && test -t 1 && test -t 2 && trap 'echo caught; exit 7' INT && echo begun || exit 9; while :; do sleep 0.02; done";
     let line = format!("'{PROGRAM}' run -- sh -c \"{command}\"");
     let Some((status, printed)) = typed(&line, "begun", CTRL_C)? else { return Ok(()) };
@@ -503,7 +494,7 @@ fn command_owns_the_terminal() -> Result<()> {
 /// While it attaches, whylate is the only process to terminate.
 #[test]
 fn signal_before_command_starts_ends_it() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     for signal in [Signal::INT, Signal::TERM] {
         let ends_in_time = || -> Result<bool> {
             let mut running = Running::start(&["run", "--", "echo", "ran"])?;
@@ -522,17 +513,8 @@ fn signal_before_command_starts_ends_it() -> Result<()> {
 }
 
 #[test]
-fn unwritable_output_fails_before_command_runs() -> Result<()> {
-    let output = whylate(&["run", "-o", "/nowhere/x.svg", "--", "echo", "ran"]).output()?;
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
-    ensure!(stderr.starts_with("whylate: cannot write /nowhere/x.svg: "), "{stderr}");
-    Ok(())
-}
-
-#[test]
 fn forwards_other_signals() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let script = "trap 'exit 9' TERM HUP; echo begun; while :; do sleep 0.02; done";
     for signal in [Signal::TERM, Signal::HUP] {
         let (status, stderr) = signalled(script, |pid| Ok(kill_process(pid, signal)?))?;
@@ -543,7 +525,7 @@ fn forwards_other_signals() -> Result<()> {
 
 #[test]
 fn command_inherits_ignored_signals() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     // As nohup(1) does, and shells with background jobs.
     let script = format!("trap '' HUP INT; exec '{}' run -- sh -c 'kill -HUP $$; kill -INT $$; exit 5'", PROGRAM);
     let output = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).output()?;
@@ -555,7 +537,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_whylate");
 
 #[test]
 fn follows_thousands_of_processes() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     // `make trial` runs more.
     let count = if std::env::var_os("WHYLATE_TRIAL").is_some() { 20_000 } else { 5_000 };
     let report = shell(&format!("i=0; while [ $i -lt {count} ]; do (:); i=$((i + 1)); done"))?;
@@ -570,7 +552,7 @@ fn follows_thousands_of_processes() -> Result<()> {
 
 #[test]
 fn lists_processes_on_the_path() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let report = || -> Result<String> {
         let output = whylate(&["run", "--tree", "--", "sh", "-c", "sleep 0.05; sleep 0.06"]).output()?;
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -609,7 +591,7 @@ fn lists_processes_on_the_path() -> Result<()> {
 
 #[test]
 fn does_not_wait_for_background_processes() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     in_rounds(|| {
         let report = shell("setsid sleep 0.5 </dev/null >/dev/null 2>&1 & sleep 0.1")?;
         ensure!(near(report.timer_ns(), 100, 1), "{report:?}");
@@ -619,7 +601,7 @@ fn does_not_wait_for_background_processes() -> Result<()> {
 
 #[test]
 fn files_contain_the_whole_path() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let written = |name: &str| -> Result<(Report, String)> {
         let file = directory.path().join(name);
@@ -645,7 +627,7 @@ fn files_contain_the_whole_path() -> Result<()> {
 
 #[test]
 fn fails_without_privileges_and_runs_nothing() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = copied(PROGRAM, "whylate")?;
     let program = directory.path().join("whylate");
     let mut command = Command::new("setpriv");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate selftest` on this machine.
 
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::process::Output;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +17,12 @@ use whylate_model::selftest::{Selftest, Verdict};
 use whylate_sources::AttachError;
 use whylate_sources::inject::disturbance::{Kind, Plan, Policy, run};
 
+use lock::lock_machine;
 use running::{Running, whylate};
-use turn::turn_to_measure;
 
 #[test]
 fn every_attachable_source_passes() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     // Other programs may have real-time threads.
     let output = whylate(&["selftest", "--json", "--force"]).output()?;
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -57,7 +57,7 @@ fn beside_a_hog(policy: Policy, length_ns: u64, arguments: &[&str]) -> Result<Ou
 
 #[test]
 fn leaves_running_real_time_threads_alone() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let output = beside_a_hog(Policy::Fifo(1), 2_000_000, &["selftest"])?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.code() == Some(3), "{said}");
@@ -67,7 +67,7 @@ fn leaves_running_real_time_threads_alone() -> Result<()> {
 
 #[test]
 fn refuses_to_run_during_an_injection() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let output = beside_a_hog(Policy::Normal, 1_000_000, &["selftest", "--force"])?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{said}");
@@ -77,7 +77,7 @@ fn refuses_to_run_during_an_injection() -> Result<()> {
 
 #[test]
 fn signal_ends_it() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let mut running = Running::start(&["selftest", "--force"])?;
     thread::sleep(Duration::from_secs(2));
     running.signal(Signal::INT)?;

@@ -2,12 +2,12 @@
 //! Services with known causes of slowness, beside ones that are idle by design, as the overview reports them.
 
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/chance.rs"]
+#[path = "../../whylate-sources/tests/support/oracles/chance.rs"]
 mod chance;
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -21,15 +21,10 @@ use whylate_model::overview::Overview;
 use whylate_sources::inject::disturbance::{Kind, Plan, run};
 
 use chance::in_rounds;
+use lock::lock_machine;
 use running::whylate;
-use turn::turn_to_measure;
 
 const MS_NS: u64 = 1_000_000;
-
-/// Emulated CPUs run only the kernel tests.
-fn is_emulated() -> bool {
-    false
-}
 
 /// A kind of service in `services/service.py`.
 struct Slow {
@@ -135,7 +130,7 @@ fn blamed_ns(look: &Overview, (kinds, name): (&[CauseKind], &str)) -> u64 {
 /// Every service's culprit is listed, and idle services are never late.
 #[test]
 fn overview_names_culprits_of_slow_services_and_ignores_idle_ones() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let Some(_services) = Services::start(&["flock", "own", "niced", "worker", "idle"])? else { return Ok(()) };
     let truth: [(&[CauseKind], &str); 4] = [
         (&[Timer], "flock-holder:"),
@@ -174,7 +169,7 @@ struct Trial {
 
 #[test]
 fn explains_each_slow_service() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     // Every other kind; `make trial` runs all.
     for slow in SERVICES.into_iter().step_by(2) {
         in_rounds(|| {
@@ -195,7 +190,7 @@ fn explains_slow_services_in_a_trial() -> Result<()> {
         println!("skipped: that is what `make trial` does");
         return Ok(());
     };
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let (mut explained, mut blamed, mut all, mut silent) = (0, 0, 0, 0);
     for slow in SERVICES {
         let mut of_kind = [0; 2];

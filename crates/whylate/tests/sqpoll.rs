@@ -103,29 +103,3 @@ fn closed_pipe_ends_it_with_success() -> Result<()> {
     ensure!(status.success(), "{status}: {said}");
     Ok(())
 }
-
-#[test]
-fn rejects_invalid_arguments() -> Result<()> {
-    for (arguments, status, word) in [
-        (&["sqpoll", "--backend", "none"][..], 2, "bpf, fdinfo"),
-        (&["sqpoll", "--backend", "fdinfo", "--precise"], 2, "leave --backend fdinfo out"),
-        (&["sqpoll", "1", "0"], 2, "0"),
-        (&["sqpoll", "x"], 2, "x"),
-        (&["sqpoll", "sweep"], 2, "--filename"),
-        (&["sqpoll", "sweep", "--filename", "/no/such/file"], 1, "/no/such/file"),
-        (&["sqpoll", "sweep", "--filename", "/dev/null", "--rw", "write"], 2, "--destroy-what-is-there"),
-    ] {
-        let needs_root = !arguments.contains(&"--backend") && arguments.contains(&"/no/such/file");
-        if needs_root && !is_root() {
-            continue;
-        }
-        let output = whylate(arguments).output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(
-            output.status.code() == Some(status) && said.contains(word),
-            "{arguments:?}: {}: {said}",
-            output.status
-        );
-    }
-    Ok(())
-}

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! End-to-end tests of `whylate timerlat`: each option that changes what is measured, shown or done. They need root.
 
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Output;
 use std::thread;
@@ -20,8 +19,8 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use whylate_model::{Series, Snapshot};
 
+use lock::{lock_machine, share_machine};
 use running::{Running, whylate};
-use turn::turn_to_measure;
 
 /// A threshold that every activation exceeds.
 const ALWAYS: &str = "1";
@@ -70,7 +69,7 @@ fn counts(series: &Series) -> u64 {
 
 #[test]
 fn rejects_unavailable_features_in_one_line() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let mut cases: Vec<(&[&str], i32, &str)> = vec![
         (&["-c", "4095", "-d", "1"], 3, "CPU 4095 is not online"),
         (&["-C=no/such/group", "-d", "1"], 1, "cgroup"),
@@ -103,30 +102,8 @@ fn rejects_unavailable_features_in_one_line() -> Result<()> {
 }
 
 #[test]
-fn without_privileges_it_says_so_in_one_line() -> Result<()> {
-    let mut command = whylate(&["timerlat", "-d", "1"]);
-    if rustix::process::geteuid().is_root() {
-        // A user who may not open it cannot be refused by it.
-        let program = PathBuf::from(command.get_program());
-        if program
-            .ancestors()
-            .any(|directory| fs::metadata(directory).is_ok_and(|data| data.permissions().mode() & 0o1 == 0))
-        {
-            println!("skipped: the program is in a folder of root alone");
-            return Ok(());
-        }
-        command.uid(65_534).gid(65_534);
-    }
-    let output = command.output()?;
-    let stderr = text(&output.stderr);
-    ensure!(output.status.code() == Some(3) && stderr.lines().count() == 1, "{}: {stderr}", output.status);
-    ensure!(stderr.starts_with("whylate: cannot attach timerlat: not permitted"), "{stderr}");
-    Ok(())
-}
-
-#[test]
 fn counts_activations_missed_while_stopped() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let mut running = Running::start(&["timerlat", "hist", "--json", "-d", "4"])?;
     thread::sleep(Duration::from_millis(1_500));
     running.signal(Signal::STOP)?;
@@ -149,7 +126,7 @@ fn counts_activations_missed_while_stopped() -> Result<()> {
 
 #[test]
 fn threshold_ends_it_with_an_explanation() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let trace = directory.path().join("trace.txt");
     let to_trace = format!("-t={}", trace.display());
@@ -176,7 +153,7 @@ fn threshold_ends_it_with_an_explanation() -> Result<()> {
 
 #[test]
 fn performs_actions() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let path = |name: &str| directory.path().join(name);
     let touch = |name: &str| format!("shell,command=touch {}", path(name).display());
@@ -217,7 +194,7 @@ fn taken(arguments: &[&str], status: i32, begins: &str) -> Result<String> {
 
 #[test]
 fn accepts_command_lines_of_rtla() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let hit = "whylate timerlat hit stop tracing";
     let (usual, own) = ("  Saving trace to timerlat_trace.txt", "  Saving trace to custom_filename.txt");
     let (end, fails) = ("shell,command=echo TestOutput", "shell,command=echo -n 1; false");
@@ -268,7 +245,7 @@ fn accepts_command_lines_of_rtla() -> Result<()> {
 
 #[test]
 fn applies_period_unit_and_warm_up() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let json = shown(&["top", "-q", "--json", "-d", "2", "-p", "10ms", "--warm-up", "1", "-c", "0"])?;
     let all = snapshots(&json)?;
     ensure!(all.len() == 1 && all[0].series.len() == 1, "{json}");
@@ -282,7 +259,7 @@ fn applies_period_unit_and_warm_up() -> Result<()> {
 
 #[test]
 fn json_has_a_line_per_second_with_causes_that_add_up() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let all = snapshots(&shown(&["top", "--json", "-d", "3", "-c", "0", "--why", "5"])?)?;
     ensure!(all.len() >= 3, "{} lines", all.len());
     let late: Vec<_> = all.iter().flat_map(|snapshot| &snapshot.late).collect();
@@ -299,7 +276,7 @@ fn json_has_a_line_per_second_with_causes_that_add_up() -> Result<()> {
 
 #[test]
 fn text_has_no_escape_codes_off_a_terminal() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let views: [(&[&str], &str, RangeInclusive<usize>); 5] = [
         (&["top", "-d", "3", "-c", "0"], "Timer Latency  ", 2..=usize::MAX),
         (&["hist", "--live", "-d", "3", "-c", "0"], "# RTLA timerlat histogram", 2..=usize::MAX),
@@ -359,7 +336,7 @@ fn measured_threads(pid: u32) -> Result<Vec<(String, String, String)>> {
 
 #[test]
 fn threads_have_requested_cpus_and_policy() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     // Policy 1 is SCHED_FIFO, 2 SCHED_RR, 0 SCHED_OTHER.
     for (arguments, priority, policy) in [(&[][..], "95", "1"), (&["-P", "r:7"], "7", "2"), (&["-P", "o:5"], "0", "0")]
     {
@@ -382,7 +359,7 @@ fn threads_have_requested_cpus_and_policy() -> Result<()> {
 
 #[test]
 fn applies_idle_states_and_cgroups() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let files = |pid: u32| -> Result<Vec<PathBuf>> {
         fs::read_dir(format!("/proc/{pid}/fd"))?.map(|entry| Ok(fs::read_link(entry?.path())?)).collect()
     };
@@ -411,7 +388,7 @@ fn applies_idle_states_and_cgroups() -> Result<()> {
 
 #[test]
 fn debug_option_logs_steps() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let output = timerlat(&["-D", "-q", "-d", "1", "-p", "2000"])?;
     ensure!(text(&output.stderr).contains("backend bpf") && text(&output.stderr).contains("2000000"), "{output:?}");
     ensure!(timerlat(&["-q", "-d", "1"])?.stderr.is_empty(), "it says too much");

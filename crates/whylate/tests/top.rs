@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate top` in a real terminal: tmux(1) shows what a user would see.
 
-mod running;
 #[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
+mod running;
 
 use std::fs;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
+use lock::share_machine;
 use running::{Running, whylate};
-use turn::turn_to_measure;
 
 /// Timeout, far above what any step takes.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -129,7 +129,7 @@ fn wait_until_gone(pid: u32) -> Result<()> {
 
 #[test]
 fn finds_culprit_and_writes_recording() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else {
+    let Some(_lock) = share_machine() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
@@ -177,7 +177,7 @@ fn finds_culprit_and_writes_recording() -> Result<()> {
 
 #[test]
 fn restores_terminal_after_signals_and_panics() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else {
+    let Some(_lock) = share_machine() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
@@ -214,7 +214,7 @@ fn restores_terminal_after_signals_and_panics() -> Result<()> {
 
 #[test]
 fn closed_terminal_leaves_nothing_behind() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else {
+    let Some(_lock) = share_machine() else {
         println!("skipped: no source measures here");
         return Ok(());
     };
@@ -229,24 +229,6 @@ fn closed_terminal_leaves_nothing_behind() -> Result<()> {
         }
         drop(tmux);
         wait_until_gone(top)?;
-    }
-    Ok(())
-}
-
-#[test]
-fn explains_missing_terminal_or_recording() -> Result<()> {
-    for (arguments, status, message) in [
-        (&["top"][..], 1, "standard output is not a terminal (run `whylate` for text"),
-        (&["top", "/dev/null"], 1, "not a regular file"),
-        (&["top", "/no/such/file"], 1, "cannot read /no/such/file"),
-        (&["top", "--every", "1ns"], 2, "give an interval from 100ms to 1m"),
-        (&["top", "x.whylate", "--every", "1s"], 2, "cannot be used with"),
-    ] {
-        let output = whylate(arguments).output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        if output.status.code() != Some(status) || !said.contains(message) {
-            bail!("{arguments:?}: {:?} {said}", output.status);
-        }
     }
     Ok(())
 }

@@ -14,14 +14,14 @@ mod hostile;
 mod left;
 #[path = "torture/limits.rs"]
 mod limits;
+#[allow(dead_code)]
+#[path = "../../whylate-sources/tests/support/machine/lock.rs"]
+mod lock;
 #[path = "torture/neighbors.rs"]
 mod neighbors;
 #[path = "torture/outputs.rs"]
 mod outputs;
 mod running;
-#[allow(dead_code)]
-#[path = "../../whylate-sources/tests/kernel/turn.rs"]
-mod turn;
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use anyhow::Result;
 
 use chance::Chance;
 use exercise::{Exercise, is_whole, part};
-use turn::turn_to_measure;
+use lock::lock_machine;
 
 /// Each source with each backend available here, and all of them, for a short time.
 const COMMANDS: [&[&str]; 9] = [
@@ -53,7 +53,7 @@ fn put_back(exercise: &mut Exercise) -> Result<()> {
 
 #[test]
 fn leaves_nothing_behind_when_killed_at_any_time() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Exercise::skipped("kill -9", "no source measures here") };
+    let Some(_lock) = lock_machine() else { return Exercise::skipped("kill -9", "no source measures here") };
     let mut exercise = Exercise::begin("kill -9")?;
     let mut chance = Chance(1);
     let all: Vec<&[&str]> = COMMANDS.into_iter().chain([SETTING]).collect();
@@ -69,7 +69,7 @@ fn leaves_nothing_behind_when_killed_at_any_time() -> Result<()> {
 
 #[test]
 fn two_instances_do_not_interfere() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Exercise::skipped("two copies", "no source measures here") };
+    let Some(_lock) = lock_machine() else { return Exercise::skipped("two copies", "no source measures here") };
     let mut exercise = Exercise::begin("two copies")?;
     let mut pairs: Vec<(&[&str], &[&str])> = COMMANDS.iter().map(|&one| (one, one)).collect();
     pairs.insert(1, (COMMANDS[1], COMMANDS[4]));

@@ -27,14 +27,14 @@ const WAITS: &[&str] = &[
     "trace_accounts_for_all_time_of_a_thread",
     "deadline::deadline_budget_is_the_only_cause",
     "flood::late_events_beyond_budget_count_without_causes",
-    "forgotten::thread_migrated_while_blocking_has_correct_age",
+    "reset_run_times::thread_migrated_while_blocking_has_correct_age",
     "gdb::user_frames_match_gdb",
-    "half_asleep::thread_preempted_while_blocking_is_runnable",
+    "preempted_blocking::thread_preempted_while_blocking_is_runnable",
     "holders::waiter_names_lock_holder",
     "holders::flush_waiter_names_worker",
-    "moved::migrated_thread_waits_since_its_wakeup",
-    "ready::thread_preempted_by_sampler_counts_as_running",
-    "ready::run_queue_wait_matches_schedstat",
+    "migrated::migrated_thread_waits_since_its_wakeup",
+    "run_queue::thread_preempted_by_sampler_counts_as_running",
+    "run_queue::run_queue_wait_matches_schedstat",
     "roles::role_does_not_depend_on_thread_name",
     "sampling_agrees_with_tracing_and_a_regular_sleeper_does_not_alias",
     "wait_age_counts_from_its_start",
@@ -80,7 +80,7 @@ pub fn whole(expected: &'static Expected) -> Vec<Part> {
         is_skipped_for(said, if expected.injects { &[] } else { &[NO_WORK] })?;
         wq_agrees(said)
     }));
-    parts.push(Part::tests("kernel_why", &[], move |said| is_skipped_for(said, expected.cannot_disturb)));
+    parts.push(Part::tests("kernel_wq_causes", &[], move |said| is_skipped_for(said, expected.cannot_disturb)));
     parts.push(Part::tests("kernel_timerlat", &[], move |said| timerlat_keeps_its_schedule(said, expected)));
     parts.push(Part::tests("kernel_irqsoff", &[], move |said| irqsoff_blames_no_user_code(said, expected)));
     if expected.has_preemption_events {
@@ -102,7 +102,7 @@ pub fn sqpoll(expected: &'static Expected) -> Vec<Part> {
         parts.push(Part::tests("kernel_sqpoll", &[], move |said| sqpoll_measures_work(said, way)));
         // With samples (6.1), instances have no function_graph tracer; the rest is as with rounds.
         if way == "rounds" {
-            for program in ["kernel_sqpoll_namespace", "kernel_sqpoll_moved", "kernel_sqpoll_precise"] {
+            for program in ["kernel_sqpoll_namespace", "kernel_sqpoll_migrated", "kernel_sqpoll_precise"] {
                 parts.push(Part::tests(program, &[], |said| is_skipped_for(said, &[])));
             }
         }
@@ -130,7 +130,7 @@ pub fn disks(expected: &'static Expected) -> Vec<Part> {
 pub fn waits(expected: &'static Expected) -> Vec<Part> {
     vec![
         Part::tests("kernel_offcpu", WAITS, offcpu_tests_pass),
-        Part::tests("kernel_edges", &[], move |said| wakers_are_compared(said, expected)),
+        Part::tests("kernel_wakeup_edges", &[], move |said| wakers_are_compared(said, expected)),
         Part::tests("kernel_paths", &[], move |said| waits_are_followed(said, expected)),
         Part::shell("run and -p", COMMANDS, move |said| a_command_is_explained(said, expected)),
         Part::shell("offcpu --why", CROWDED, waits_for_a_cpu_are_explained),

@@ -44,7 +44,7 @@ use crate::kernel::heartbeat::{self, Heartbeats};
 use crate::kernel::mapped::MappedArray;
 use crate::kernel::percpu::{PerCpu, PreemptCount};
 use crate::kernel::pid_namespace;
-use crate::kernel::symbols::{address_of, addresses_of};
+use crate::kernel::symbols::{ReadOnce, address_of, addresses_of};
 use crate::source::session::Session;
 use crate::source::{AttachError, Need};
 
@@ -282,6 +282,7 @@ impl AccountState {
         let of_context = if wakeups == Wakeups::OfAll { preempt_count.limitation() } else { None };
         let unseen: Vec<&str> = [cpus::unseen_interrupts(), of_context].into_iter().flatten().collect();
         let unseen = (!unseen.is_empty()).then(|| unseen.join("; "));
+        let read_once = ReadOnce::begin();
         let (heartbeats, limitation) = match of {
             Timers::HeartbeatsOfSource { .. } => (None, of_context.map(str::to_owned)),
             Timers::Ticks => (None, unseen),
@@ -334,6 +335,7 @@ impl AccountState {
             let known = addresses_of(TimerKind::FUNCTIONS.map(|(function, _)| function));
             settings.known_timers.iter_mut().zip(known).for_each(|(to, address)| *to = address);
         }
+        drop(read_once);
         open.maps.account_by_cpu.set_max_entries(cpus)?;
         let interval_bits = match wakeups {
             Wakeups::OfWorkers => occupancy_limits::INTERVAL_BITS.0,

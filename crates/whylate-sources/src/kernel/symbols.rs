@@ -19,8 +19,11 @@ use crate::kernel::loaded_code::{Listed, LoadedCode};
 /// Parses /proc/kallsyms, in its order. Addresses are 0 if the kernel hides them.
 fn symbols_of(kallsyms: &str) -> impl Iterator<Item = (u64, &str)> {
     kallsyms.lines().filter_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        Some((u64::from_str_radix(words.next()?, 16).ok()?, words.nth(1)?))
+        // `ADDRESS TYPE NAME`, and a tab before the name of a module.
+        let (address, rest) = line.split_once(' ')?;
+        let (_, name) = rest.split_once(' ')?;
+        let name = name.split_once('\t').map_or(name, |(name, _)| name);
+        Some((u64::from_str_radix(address, 16).ok()?, name))
     })
 }
 
@@ -690,7 +693,7 @@ mod tests {
 
     #[test]
     fn finds_kernel_text() {
-        let kallsyms = "ffffffff81000000 T _stext\nffffffff82000000 T _etext\nffffffffc0000000 t x [ext4]\n";
+        let kallsyms = "ffffffff81000000 T _stext\nffffffff82000000 T _etext\nffffffffc0000000 t x\t[ext4]\n";
         assert_eq!(fixed_in(kallsyms), Some(0xffff_ffff_8100_0000..0xffff_ffff_8200_0000));
         assert_eq!(fixed_in("0000000000000000 T _stext\n0000000000000000 T _etext\n"), None);
         assert_eq!(fixed_in("ffffffff81000000 T _text\n"), Some(0..0));

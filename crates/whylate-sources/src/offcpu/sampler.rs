@@ -138,6 +138,7 @@ impl Sampler {
             open.maps.wait_by_thread.set_max_entries(1)?;
         }
         if traces {
+            let _read_once = symbols::ReadOnce::begin();
             for (index, code) in symbols::code_of(OWN_CODE).into_iter().flatten().enumerate() {
                 (settings.own_code_begin[index], settings.own_code_end[index]) = (code.start, code.end);
             }

@@ -9,12 +9,12 @@ use anyhow::{Context as _, Result, ensure};
 use whylate_model::{Histogram, LateEvent, Snapshot};
 use whylate_sources::block::BlockOptions;
 
-use crate::kernel::blk_tracer::{BlkTracer, Traced};
-use crate::kernel::chance::{Unjudged, by_chance, in_rounds};
-use crate::kernel::disk_counts::attach;
-use crate::kernel::loop_disk::Loop;
-use crate::kernel::turn::turn_to_measure;
-use crate::kernel::urgent::patching;
+use crate::support::fixtures::loop_disk::Loop;
+use crate::support::machine::lock::lock_machine;
+use crate::support::machine::real_time::patching;
+use crate::support::oracles::blk_tracer::{BlkTracer, Traced};
+use crate::support::oracles::chance::{Unjudged, by_chance, in_rounds};
+use crate::support::oracles::disk_counts::attach;
 
 const DISK_MIB: usize = 16;
 /// Maximum distance of the means in nanoseconds, or 1/1,000 if that is more: the two timestamps of an event are taken
@@ -134,7 +134,7 @@ fn apart_ns(ns: u64) -> u64 {
 
 #[test]
 fn fio_requests_match_blktrace() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     // Not the machine's own disk, as the load of others may overflow the trace.
     let Some(disk) = Loop::make(DISK_MIB)? else { return Ok(()) };
     for (depth, count) in [(1, 1_000), (32, 2_000), (256, 3_000)] {

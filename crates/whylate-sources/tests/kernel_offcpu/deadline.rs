@@ -12,9 +12,9 @@ use whylate_sources::kernel::clock;
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
 
-use crate::kernel::chance::{Unjudged, in_rounds};
-use crate::kernel::is_emulated;
-use crate::kernel::turn::turn_to_measure;
+use crate::support::is_emulated;
+use crate::support::machine::lock::lock_machine;
+use crate::support::oracles::chance::{Unjudged, in_rounds};
 
 const KIND: &str = "WHYLATE_DEADLINE";
 /// CPU time per period that the thread may use, and the part that it uses before it yields the rest.
@@ -131,7 +131,7 @@ fn check(kind: &str) -> Result<Option<()>> {
 
 #[test]
 fn deadline_budget_is_the_only_cause() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     for kind in ["yields", "spins"] {
         in_rounds(|| check(kind).map(drop))?;
     }

@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result, ensure};
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Attached, Measuring, Session, Source as _, Threads};
 
-use crate::kernel::chance::in_rounds;
-use crate::kernel::late::TestCpus;
-use crate::kernel::ping_pong;
-use crate::kernel::turn::turn_to_measure;
+use crate::support::machine::cpus::TestCpus;
+use crate::support::machine::lock::lock_machine;
+use crate::support::oracles::chance::in_rounds;
+use crate::support::workloads::ping_pong;
 
 const FLOODS: &str = "WHYLATE_FLOODS";
 const COUNTED: &str = "switches: ";
@@ -70,7 +70,7 @@ fn flood(test_cpus: TestCpus) -> Result<()> {
 
 #[test]
 fn late_events_beyond_budget_count_without_causes() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     if crate::is_emulated() {
         println!("skipped: an emulated CPU is too slow for a flood");
         return Ok(());
@@ -101,7 +101,7 @@ fn flood_unread(test_cpus: TestCpus) -> Result<()> {
 
 #[test]
 fn late_events_without_room_cost_no_budget() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     if crate::is_emulated() {
         println!("skipped: an emulated CPU is too slow for a flood");
         return Ok(());

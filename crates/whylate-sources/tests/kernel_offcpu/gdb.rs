@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 use whylate_sources::Threads;
 use whylate_sources::offcpu::OffcpuOptions;
 
-use crate::kernel::is_emulated;
-use crate::kernel::turn::turn_to_measure;
 use crate::sampled;
 use crate::sleepers::Sleepers;
+use crate::support::is_emulated;
+use crate::support::machine::lock::share_machine;
 
 /// Prints each thread's TID and frames on a line, without inlined ones, by the names of the symbol table.
 const GDB: &str = "
@@ -47,7 +47,7 @@ fn normalized(name: &str) -> String {
 
 #[test]
 fn user_frames_match_gdb() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     // Some 4,000 threads in the seven functions in which a debugger can stop them.
     let of_each = if is_emulated() { 3 } else { 572 };
     let sleepers = Sleepers::start("stoppable", of_each)?;

@@ -11,12 +11,12 @@ use whylate_model::holders::{Chain, End, Lock};
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
 
-use crate::kernel::turn::turn_to_measure;
 use crate::sleepers::Sleepers;
+use crate::support::machine::lock::share_machine;
 
 #[test]
 fn waiter_names_lock_holder() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     let directory = tempfile::tempdir()?;
     let sleepers = Sleepers::start_with("held", 1, Some(NamedTempFile::new_in(&directory)?))?;
     for backend in ["sample", "trace"] {
@@ -31,7 +31,7 @@ const MAX_SNAPSHOTS: u32 = 1_000;
 
 #[test]
 fn flush_waiter_names_worker() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = share_machine() else { return Ok(()) };
     if !fs::exists("/proc/sys/fs/inotify")? {
         println!("skipped: this kernel has no inotify");
         return Ok(());

@@ -15,11 +15,11 @@ use whylate_model::LateEvent;
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _};
 
-use crate::kernel::chance::in_rounds;
-use crate::kernel::is_emulated;
-use crate::kernel::late::{TestCpus, pin_to};
-use crate::kernel::turn::turn_to_measure;
-use crate::kernel::urgent::become_fifo_on;
+use crate::support::is_emulated;
+use crate::support::machine::cpus::{TestCpus, pin_to};
+use crate::support::machine::lock::lock_machine;
+use crate::support::machine::real_time::become_fifo_on;
+use crate::support::oracles::chance::in_rounds;
 
 const LATE_NS: u64 = 3_000_000;
 const PRETENDS: &str = "WHYLATE_PRETENDS";
@@ -116,7 +116,7 @@ fn beside_a_hog(test_cpus: TestCpus, file: &Path) -> Result<Vec<LateEvent>> {
 
 #[test]
 fn role_does_not_depend_on_thread_name() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     if is_emulated() {
         println!("skipped: what writes back has no disk here");
         return Ok(());

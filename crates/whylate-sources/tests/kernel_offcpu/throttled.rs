@@ -13,9 +13,9 @@ use whylate_model::{CauseKind, LateEvent, thread};
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
 
-use crate::kernel::chance::{Unjudged, in_rounds};
-use crate::kernel::late::TestCpus;
-use crate::kernel::turn::turn_to_measure;
+use crate::support::machine::cpus::TestCpus;
+use crate::support::machine::lock::lock_machine;
+use crate::support::oracles::chance::{Unjudged, in_rounds};
 
 /// The process's quota per 100 ms: it is throttled in most periods, even on a shared CPU.
 const QUOTA_US: u32 = 5_000;
@@ -117,7 +117,7 @@ impl Drop for Spinner {
 
 #[test]
 fn throttled_wait_is_attributed_to_quota_on_busy_cpu() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
@@ -176,7 +176,7 @@ fn sleeping_process() {
 
 #[test]
 fn wakeup_in_throttled_cgroup_waits_for_quota() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
@@ -218,7 +218,7 @@ const OF_OTHERS: f64 = 0.4;
 /// Up to 6.17 throttling applies to a cgroup's queue, with all threads that wait in it.
 #[test]
 fn queued_threads_are_throttled_with_their_cgroup() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
@@ -271,7 +271,7 @@ const REAL_TIME_US: [u32; 2] = [20_000, 100_000];
 
 #[test]
 fn real_time_limit_is_attributed() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
@@ -327,7 +327,7 @@ fn idle_s(cpu: u32) -> Result<f64> {
 
 #[test]
 fn throttled_waits_blame_no_other_thread() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());
@@ -376,7 +376,7 @@ fn throttled_waits_blame_no_other_thread() -> Result<()> {
 
 #[test]
 fn culprits_and_victims_have_their_cgroups() -> Result<()> {
-    let (Some(_turn), Some(test_cpus)) = (turn_to_measure(), TestCpus::find()) else { return Ok(()) };
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
     let Some(cgroup) = Cgroup::make()? else {
         println!("skipped: no cgroup may have a quota of CPU time here");
         return Ok(());

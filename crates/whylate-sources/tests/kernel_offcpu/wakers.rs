@@ -10,12 +10,12 @@ use whylate_model::{Snapshot, Stack, WokenBy};
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
 
-use crate::kernel::chance::in_rounds;
-use crate::kernel::is_emulated;
-use crate::kernel::turn::turn_to_measure;
 use crate::lost;
 use crate::sleepers::Sleepers;
-use crate::sleepers::woken::Waited;
+use crate::sleepers::wakers::Waited;
+use crate::support::is_emulated;
+use crate::support::machine::lock::lock_machine;
+use crate::support::oracles::chance::in_rounds;
 
 /// Returns the shares of a thread's blocked time by waker: a known frame of the waker's stack, or else the waker's
 /// name. Run-queue waits have no waker.
@@ -41,7 +41,7 @@ const WAKING: [&str; 2] = ["wake_after_long", "wake_soon"];
 
 #[test]
 fn blocked_wait_has_wakers_stack() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let sleepers = Sleepers::start_with("woken", 1, Some(tempfile::NamedTempFile::new()?))?;
     let file = sleepers.file().context("there is no file")?;
     let options =

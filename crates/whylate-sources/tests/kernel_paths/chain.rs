@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::Result;
 use whylate_sources::kernel::clock::monotonic_ns;
 
-use crate::kernel::late::pin_to;
-use crate::kernel::urgent::become_fifo_on;
 use crate::peers::{burn, cpu_ns, cpus, report_round, rounds, tid};
+use crate::support::machine::cpus::pin_to;
+use crate::support::machine::real_time::become_fifo_on;
 
 const COMPUTES_NS: u64 = 8_000_000;
 const KEPT_NS: u64 = 12_000_000;

@@ -9,9 +9,9 @@ use std::thread;
 use anyhow::{Result, ensure};
 use whylate_sources::kernel::clock::monotonic_ns;
 
-use crate::kernel::late::pin_to;
-use crate::kernel::urgent::become_fifo_on;
 use crate::peers::{BURNT_NS, PAUSE, cpus, report_round, rounds, skip, tid};
+use crate::support::machine::cpus::pin_to;
+use crate::support::machine::real_time::become_fifo_on;
 
 const PRIORITY: i32 = 10;
 const PAGE: usize = 4096;

@@ -11,8 +11,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use whylate_sources::kernel::clock::monotonic_ns;
 
-use crate::kernel::late::pin_to;
 use crate::peers::{burn, cpu_ns, cpus, report_round, rounds, tid, until_asleep};
+use crate::support::machine::cpus::pin_to;
 
 /// CPU time of each holder with the lock.
 const HOLDS_NS: [u64; 4] = [3_000_000, 6_000_000, 9_000_000, 12_000_000];

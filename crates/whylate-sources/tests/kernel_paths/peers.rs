@@ -13,7 +13,7 @@ use rustix::thread::{CpuSet, gettid, sched_getaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use whylate_sources::kernel::clock::monotonic_ns;
 
-use crate::kernel::late::pin_to;
+use crate::support::machine::cpus::pin_to;
 
 const WHAT: &str = "WHYLATE_PEERS";
 const READY: &str = "peers are there";
@@ -127,12 +127,12 @@ pub fn run_if_asked() -> Result<()> {
     std::io::stdin().read_line(&mut String::new())?;
     let outcome = match what.as_str() {
         "chain" => crate::chain::play(),
-        "ways" => crate::ways::play(),
+        "ways" => crate::wait_kinds::play(),
         "handoff" => crate::handoff::play(),
-        "stolen" => crate::stolen::play(),
+        "stolen" => crate::stolen_lock::play(),
         "flush" => crate::flush::play(),
-        "queued" => crate::queued::play(),
-        "innocent" => crate::innocent::play(),
+        "queued" => crate::queued_work::play(),
+        "innocent" => crate::unrelated_threads::play(),
         other => bail!("nothing plays {other}"),
     };
     if outcome.is_ok() {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 
 use super::running::copied;
-use super::{PROGRAM, status_of, turn};
+use super::{PROGRAM, lock_machine, status_of};
 
 /// A shell script that prints the capabilities and users of its process, and the kernel objects among its descriptors.
 const CREDENTIALS: &str = "grep -E '^(Uid|Gid|Groups|Cap(Inh|Prm|Eff|Amb)):' /proc/self/status; \
@@ -40,7 +40,7 @@ const ALL_SETS: [&str; 4] = ["CapInh", "CapPrm", "CapEff", "CapAmb"];
 /// A user may run whylate with ambient, inheritable or file capabilities.
 #[test]
 fn command_of_privileged_user_has_no_capabilities() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = copied(PROGRAM, "whylate")?;
     let program = directory.path().join("whylate");
     let ids = ["--reuid=65534", "--regid=65534", "--clear-groups"];
@@ -78,7 +78,7 @@ fn command_of_privileged_user_has_no_capabilities() -> Result<()> {
 /// The shell of `timerlat --on-end` is a command of the user, too.
 #[test]
 fn shell_of_action_has_no_capabilities() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     let directory = copied(PROGRAM, "whylate")?;
     let written = tempfile::NamedTempFile::new()?;
     fs::set_permissions(written.path(), fs::Permissions::from_mode(0o666))?;
@@ -98,7 +98,7 @@ fn shell_of_action_has_no_capabilities() -> Result<()> {
 
 #[test]
 fn command_runs_as_given_user() -> Result<()> {
-    let Some(_turn) = turn() else { return Ok(()) };
+    let Some(_lock) = lock_machine() else { return Ok(()) };
     for name in ["nobody", "65534"] {
         // A remaining group of root would let the command read root's files.
         let mut run = Command::new("setpriv");

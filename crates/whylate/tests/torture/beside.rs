@@ -13,7 +13,7 @@ use anyhow::Result;
 
 use crate::COMMANDS;
 use crate::exercise::{Exercise, is_whole, part};
-use crate::turn::turn_to_measure;
+use crate::lock::lock_machine;
 
 /// Minimum rate of threads per second.
 const MIN_THREADS_PER_S: f64 = 5_000.0;
@@ -48,7 +48,7 @@ pub fn short_lived_thread() {
 
 #[test]
 fn survives_thread_churn() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Exercise::skipped("births", "no source measures here") };
+    let Some(_lock) = lock_machine() else { return Exercise::skipped("births", "no source measures here") };
     let mut exercise = Exercise::begin("births")?;
     let parents = 2 * thread::available_parallelism()?.get();
     let rate = beside(&mut exercise, part(&COMMANDS, 1), parents, |_| short_lived_thread())?;
@@ -76,7 +76,7 @@ fn hierarchy(controller: &str) -> Option<&'static str> {
 #[test]
 fn removed_cgroups_are_named_or_unknown() -> Result<()> {
     const NAME: &str = "cgroups";
-    let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
+    let Some(_lock) = lock_machine() else { return Exercise::skipped(NAME, "no source measures here") };
     let Some(directory) = hierarchy("cpu") else { return Exercise::skipped(NAME, "no cgroup can be made here") };
     let mut exercise = Exercise::begin(NAME)?;
     let made = format!("{directory}/whylate-torture-{}", std::process::id());
@@ -99,7 +99,7 @@ fn survives_fork_bomb_in_cgroup() -> Result<()> {
     if !is_whole() {
         return Exercise::skipped(NAME, "only make torture does it");
     }
-    let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
+    let Some(_lock) = lock_machine() else { return Exercise::skipped(NAME, "no source measures here") };
     let Some(directory) = hierarchy("pids") else { return Exercise::skipped(NAME, "processes cannot be limited here") };
     let mut exercise = Exercise::begin(NAME)?;
     let made = format!("{directory}/whylate-bomb-{}", std::process::id());

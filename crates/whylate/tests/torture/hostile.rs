@@ -16,8 +16,8 @@ use anyhow::{Context as _, Result, ensure};
 use crate::COMMANDS;
 use crate::beside::beside;
 use crate::exercise::{Exercise, is_whole, part};
+use crate::lock::lock_machine;
 use crate::running::copied;
-use crate::turn::turn_to_measure;
 
 const NAMES: [&[u8]; 6] =
     [b"\x1b[2J\x1b[H", b"a\nb\nc", b"a;b c\"d\\", b"\xff\xfe\xc0", b"\x9b31m\x07", b"\xc2\x9b2J\xe2\x80\xae"];
@@ -152,7 +152,7 @@ fn look_at_it(exercise: &mut Exercise, hostile: &Hostile) -> Result<()> {
 #[test]
 fn escapes_hostile_names_in_all_outputs() -> Result<()> {
     const NAME: &str = "renames";
-    let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
+    let Some(_lock) = lock_machine() else { return Exercise::skipped(NAME, "no source measures here") };
     let mut exercise = Exercise::begin(NAME)?;
     let hostile = Hostile::start(&exercise)?;
     // A thread of the test changes its own name a thousand times a second too.

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Resource, Rlimit, prlimit};
 
 use crate::beside::short_lived_thread;
 use crate::exercise::{Exercise, part, wait_until_it_measures};
-use crate::turn::turn_to_measure;
+use crate::lock::lock_machine;
 use crate::{COMMANDS, put_back};
 
 /// 64 MB in kilobytes: below what the program needs with its libraries and what it reads of the kernel.
@@ -20,7 +20,7 @@ const LEFT_BYTES: u64 = 64 << 20;
 
 #[test]
 fn scarce_resources_are_reported() -> Result<()> {
-    let Some(_turn) = turn_to_measure() else { return Exercise::skipped("limits", "no source measures here") };
+    let Some(_lock) = lock_machine() else { return Exercise::skipped("limits", "no source measures here") };
     let mut exercise = Exercise::begin("limits")?;
     for command in part(&COMMANDS, 1) {
         // In parallel: most of the time is waiting.
@@ -44,7 +44,7 @@ fn scarce_resources_are_reported() -> Result<()> {
 #[test]
 fn low_address_space_is_survived_or_reported() -> Result<()> {
     const NAME: &str = "64 MB left";
-    let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
+    let Some(_lock) = lock_machine() else { return Exercise::skipped(NAME, "no source measures here") };
     let mut exercise = Exercise::begin(NAME)?;
     let (mut went_on, mut said_so) = (0, 0);
     for command in part(&COMMANDS, 1) {

@@ -18,8 +18,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::exercise::{Exercise, is_whole};
+use crate::lock::lock_machine;
 use crate::running::whylate;
-use crate::turn::turn_to_measure;
 
 /// UID of `nobody`, who has no privileges.
 const USER: &str = "65534";
@@ -441,7 +441,7 @@ fn stays_within_bounds_beside_hostile_neighbors() -> Result<()> {
         ("unmounting", unmounting),
         ("identities", identities),
     ];
-    let Some(_turn) = turn_to_measure() else {
+    let Some(_lock) = lock_machine() else {
         return rows.iter().try_for_each(|(name, _)| Exercise::skipped(name, "no source measures here"));
     };
     let neighbors = Neighbors::compile()?;

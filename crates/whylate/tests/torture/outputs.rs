@@ -17,8 +17,8 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use crate::COMMANDS;
 use crate::exercise::{Exercise, is_whole, part};
+use crate::lock::lock_machine;
 use crate::running::whylate;
-use crate::turn::turn_to_measure;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Failure {
@@ -103,7 +103,7 @@ fn failing(failure: Failure) -> Result<OwnedFd> {
 #[test]
 fn failing_outputs_end_it_cleanly() -> Result<()> {
     const NAME: &str = "outputs";
-    let Some(_turn) = turn_to_measure() else { return Exercise::skipped(NAME, "no source measures here") };
+    let Some(_lock) = lock_machine() else { return Exercise::skipped(NAME, "no source measures here") };
     let mut exercise = Exercise::begin(NAME)?;
     let stacks = [exercise.directory().join("stacks.txt"), exercise.directory().join("stacks.folded")];
     fs::write(&stacks[0], "[<0>] do_nanosleep+0x1/0x2\n[<0>] __x64_sys_nanosleep+0x1/0x2\n\n")?;

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! All sources at once, on one account of the CPUs, with disturbances of known cause and length. Runs as root.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, Scope};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use support::fixtures::late_work::{blamed_ns, common_ns};
+use support::machine::cpus::{TestCpus, pin_to};
+use support::machine::lock::lock_machine;
+use support::oracles::chance::{by_chance, in_rounds};
+use support::workloads::disturbances::{disturb, is, is_unsupported};
+use support::{WRONG_BY_CHANCE, is_emulated, wanted_events};
+use whylate_model::blame::Evidence;
+use whylate_model::sources::{IRQSOFF, TIMERLAT};
+use whylate_model::{Cause, CauseKind, LateEvent};
+use whylate_sources::inject::disturbance::{Kind, Policy};
+use whylate_sources::inject::sqpoll::{Load, Plan};
+use whylate_sources::irqsoff::IrqsoffOptions;
+use whylate_sources::timerlat::TimerlatOptions;
+use whylate_sources::{CommonOptions, Measuring, Session, sources};
+
+/// Length of a disturbance, and the threshold: most of that length.
+const LENGTH_NS: u64 = 8_000_000;
+const LATE_NS: u64 = 5_000_000;
+/// Disturbances per round.
+const TIMES: u64 = 60;
+const DEADLINE: Duration = Duration::from_secs(300);
+/// Reading it queues a work item on each CPU.
+const MAKES_ITEMS: &str = "/proc/sys/vm/stat_refresh";
+
+type Sources = Vec<(&'static str, Measuring)>;
+
+/// Attaches every source, to explain what is late on the disturbed CPU.
+fn attach(test_cpus: TestCpus, session: &Session) -> Result<Sources> {
+    let mut every = sources();
+    for source in &mut every {
+        // Not as coarse as an overview on a machine with expensive timers, and only where it is disturbed.
+        if source.info().card.name == IRQSOFF.name {
+            *source = Box::new(IrqsoffOptions { period_ns: Some(1_000_000), ..IrqsoffOptions::default() });
+        } else if source.info().card.name == TIMERLAT.name {
+            let (backend, cpus) = (Some("bpf".to_owned()), vec![test_cpus.disturbed]);
+            *source = Box::new(TimerlatOptions { backend, cpus, ..TimerlatOptions::default() });
+        }
+    }
+    let mut attached = Sources::new();
+    for mut source in every {
+        source.ask(CommonOptions { explain_over_ns: Some(LATE_NS), keep_evidence: true, ..CommonOptions::default() });
+        attached.push((source.info().card.name, source.attach(session)?));
+    }
+    session.begin()?;
+    Ok(attached)
+}
+
+/// Has work items, and a thread that naps all the time, wait on the disturbed CPU until it is over.
+fn wait_there<'scope>(scope: &'scope Scope<'scope, '_>, cpu: u32, over: &'scope AtomicBool) {
+    scope.spawn(|| {
+        // It shares its CPU with the observer, and each disturbance has to find a waiting item.
+        let _ = rustix::process::setpriority_process(None, -15);
+        while !over.load(Ordering::Relaxed) {
+            // A machine without it has no waiting items, which the test notices.
+            let _ = std::fs::read(MAKES_ITEMS);
+            thread::sleep(Duration::from_micros(300));
+        }
+    });
+    let sleeper = thread::Builder::new().name("test-sleeper".to_owned());
+    let sleeper = sleeper.spawn_scoped(scope, move || {
+        pin_to(cpu).expect("a thread may be pinned");
+        while !over.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_micros(300));
+        }
+    });
+    sleeper.expect("there is room for a thread");
+}
+
+/// Ends the waiting threads, also after a failure.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn span(event: &LateEvent) -> Range<u64> {
+    match event.evidence.as_deref() {
+        Some(Evidence::Work(of)) => of.queued_ns..of.started_ns,
+        Some(Evidence::Timer(of)) => of.due_ns..of.thread_ns,
+        Some(Evidence::Tick(of)) => of.due_ns..of.came_ns,
+        Some(Evidence::Runnable(of)) => of.runnable_ns..of.running_ns,
+        Some(Evidence::Request(of)) => of.submitted_ns..of.completed_ns,
+        None => panic!("the evidence was asked for"),
+    }
+}
+
+fn is_because(event: &LateEvent, made: &[Range<u64>]) -> bool {
+    let common: u64 = made.iter().map(|made| common_ns(made, &span(event))).sum();
+    common * 20 >= event.latency_ns * 11
+}
+
+/// Returns whether each source has somewhat more events than are needed.
+fn has_enough(late: &BTreeMap<&'static str, Vec<LateEvent>>, made: &[Range<u64>], touched: &[&str]) -> bool {
+    let seen = |name: &&str| late.get(name).map_or(0, |all| all.iter().filter(|event| is_because(event, made)).count());
+    touched.iter().all(|name| seen(name) >= wanted_events() * 11 / 10)
+}
+
+/// Returns, by source, what was late on the disturbed CPU mostly by a disturbance, once each of `touched` has enough.
+fn late_because(
+    kind: Kind,
+    test_cpus: TestCpus,
+    touched: &[&'static str],
+) -> Result<BTreeMap<&'static str, Vec<LateEvent>>> {
+    pin_to(test_cpus.tool)?;
+    let session = Session::of_several();
+    let mut sources = attach(test_cpus, &session)?;
+    // The submission thread spins, which is a load for all that wait there.
+    let load =
+        Load::start(&Plan { sq_cpu: Some(test_cpus.disturbed), app_cpu: Some(test_cpus.tool), ..Plan::default() })?;
+    let over = AtomicBool::new(false);
+    let mut late: BTreeMap<&'static str, Vec<LateEvent>> = BTreeMap::new();
+    let mut made = Vec::new();
+    let outcome = thread::scope(|scope| {
+        let _ended = Ended(&over);
+        wait_there(scope, test_cpus.disturbed, &over);
+        let began = Instant::now();
+        let mut outcome = Ok(());
+        while outcome.is_ok() && !has_enough(&late, &made, touched) && began.elapsed() < DEADLINE {
+            let round = scope.spawn(|| disturb(kind, test_cpus.disturbed, LENGTH_NS, TIMES, 3 * LENGTH_NS));
+            while !round.is_finished() {
+                drain(&mut sources, test_cpus, &mut late)?;
+                thread::sleep(Duration::from_millis(50));
+            }
+            drain(&mut sources, test_cpus, &mut late)?;
+            outcome = round.join().expect("disturbing does not panic").map(|round| made.extend(round));
+        }
+        outcome
+    });
+    drop(load);
+    outcome?;
+    let lost: BTreeMap<_, _> = session.take_lost();
+    println!("{} disturbances; the account has lost {lost:?}", made.len());
+    for (name, source) in &mut sources {
+        let (all, mine) = (late[name].len(), late[name].iter().filter(|event| is_because(event, &made)).count());
+        println!("{name}: {mine} of {all} late events are because of them; lost {:?}", source.snapshot()?.lost);
+    }
+    late.values_mut().for_each(|events| events.retain(|event| is_because(event, &made)));
+    Ok(late)
+}
+
+fn drain(sources: &mut Sources, test_cpus: TestCpus, late: &mut BTreeMap<&'static str, Vec<LateEvent>>) -> Result<()> {
+    for (name, source) in sources {
+        let events = late.entry(name).or_default();
+        source.drain_late(Duration::ZERO, &mut |event| {
+            if event.cpu == test_cpus.disturbed {
+                assert!(!event.subject.is_empty(), "{name} does not say what was late");
+                events.push(event);
+            }
+        })?;
+    }
+    Ok(())
+}
+
+/// Checks that each of these sources has enough events, names the cause in almost all, and that all use the same name.
+fn is_blamed_by(kind: Kind, touched: &[&'static str], is_true: impl Fn(&Cause) -> bool) -> Result<()> {
+    let (Some(_lock), Some(test_cpus)) = (lock_machine(), TestCpus::find()) else { return Ok(()) };
+    if is_emulated() {
+        println!("skipped: an emulated CPU has other causes too, and each source has a test of its own there");
+        return Ok(());
+    }
+    in_rounds(|| {
+        let late = match late_because(kind, test_cpus, touched) {
+            Err(error) if is_unsupported(&error) => return Ok(()),
+            late => late?,
+        };
+        let mut names = BTreeSet::new();
+        for &name in touched {
+            let events = late.get(name).with_context(|| format!("{name} has seen nothing"))?;
+            for event in events {
+                let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
+                ensure!(sum == event.latency_ns, "the causes add up to {sum}: {event:?}");
+            }
+            let (right, wrong): (Vec<_>, Vec<_>) =
+                events.iter().partition(|event| event.causes.first().is_some_and(&is_true));
+            let total_ns: u64 = events.iter().map(|event| event.latency_ns).sum();
+            let unknown_ns: u64 = events.iter().map(|event| blamed_ns(event, &[CauseKind::Unknown], "")).sum();
+            println!(
+                "{name}: {} of {} name the true cause; unknown: {unknown_ns} of {total_ns} ns",
+                right.len(),
+                events.len()
+            );
+            for event in wrong.iter().take(3) {
+                println!("another cause: {:?} of {:?}", event.causes, event.labels);
+            }
+            ensure!(events.len() >= wanted_events(), "{name}: only {} late events", events.len());
+            ensure!(wrong.len() <= by_chance(events.len(), WRONG_BY_CHANCE), "{name}: too few are right");
+            ensure!(unknown_ns * 100 <= total_ns * 5, "{name}: too much is unknown");
+            names
+                .extend(right.iter().map(|event| event.causes[0].who.split(':').next().unwrap_or_default().to_owned()));
+        }
+        ensure!(names.len() == 1, "one disturbance has several names: {names:?}");
+        Ok(())
+    })
+}
+
+#[test]
+fn each_source_blames_interrupts_off() -> Result<()> {
+    let touched = ["irqsoff", "wq", "sqpoll", "timerlat"];
+    is_blamed_by(Kind::IrqsOff, &touched, |cause| is(cause, CauseKind::IrqsOff, "whylate-irqsoff:"))
+}
+
+#[test]
+fn each_source_blames_thread_of_higher_priority() -> Result<()> {
+    let touched = ["wq", "offcpu", "sqpoll", "timerlat"];
+    is_blamed_by(Kind::Hog(Policy::Fifo(98)), &touched, |cause| is(cause, CauseKind::Thread, "whylate-hog:"))
+}
+
+#[test]
+fn each_source_blames_softirq() -> Result<()> {
+    let touched = ["wq", "offcpu", "timerlat"];
+    is_blamed_by(Kind::Softirq, &touched, |cause| is(cause, CauseKind::Softirq, "hrtimer"))
+}

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The machine that all tests share: exclusive use, CPUs, priorities, and what the kernel supports.
+
+pub mod cpus;
+pub mod emulator;
+pub mod lock;
+pub mod real_time;

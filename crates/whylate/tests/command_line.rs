@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The command line where nothing is measured: arguments, exit statuses, output files, and files that are read. Needs no
+//! root.
+
+#[path = "command_line/import.rs"]
+mod import;
+#[path = "command_line/recordings.rs"]
+mod recordings;
+mod running;
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use running::{copied, whylate};
+
+const KINDS: [&str; 4] = ["irqs-off", "preempt-off", "softirq", "hog"];
+
+fn output_of(arguments: &[&str]) -> Result<Output> {
+    Ok(whylate(arguments).output()?)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn fails_if_help_cannot_be_written() -> Result<()> {
+    for argument in ["--help", "--version"] {
+        let output = whylate(&[argument]).stdout(std::fs::File::options().write(true).open("/dev/full")?).output()?;
+        ensure!(output.status.code() == Some(1), "{argument}: {}", output.status);
+        let message = "whylate: cannot write to standard output: No space left on device";
+        ensure!(text(&output.stderr).starts_with(message), "{argument}: {}", text(&output.stderr));
+    }
+    Ok(())
+}
+
+#[test]
+fn rejects_invalid_arguments() -> Result<()> {
+    for arguments in [
+        &["wq", "0"][..],
+        &["wq", "-1"],
+        &["wq", "abc"],
+        &["wq", "1e99"],
+        &["wq", "--by", "cgroup"],
+        &["-p", "1", "--by", "cgroup"],
+        &["offcpu", "--flat", "-o", "/dev/null/x.svg"],
+        &["offcpu", "--why", "5ms", "--wakers", "-o", "/dev/null/x.svg"],
+        &["offcpu", "--why", "5ms", "--lines", "-o", "/dev/null/x.folded"],
+    ] {
+        let output = output_of(arguments)?;
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{arguments:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn explains_a_foreign_trace() -> Result<()> {
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../whylate-model/tests/traces/tracefs.txt");
+    let output = output_of(&["run", "--import", trace, "--comm", "sh"])?;
+    let stdout = text(&output.stdout);
+    ensure!(output.status.code() == Some(0) && stdout.contains("sh:19025 took 36.8ms:"), "{output:?}");
+    let json = output_of(&["run", "--import", trace, "--comm", "sh", "--json"])?;
+    let report: serde_json::Value = serde_json::from_slice(&json.stdout)?;
+    let path = report["path"].as_array().context("no path is reported")?;
+    let sum: u64 = path.iter().filter_map(|part| part["ns"].as_u64()).sum();
+    ensure!(report["elapsed_ns"] == sum && sum > 36_000_000, "the parts add up to {sum}: {}", report["elapsed_ns"]);
+    let output = output_of(&["run", "--import", "/dev/zero"])?;
+    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
+    Ok(())
+}
+
+#[test]
+fn explains_losses_by_source() -> Result<()> {
+    for (arguments, sources) in [
+        (&["timerlat", "hist", "--help-lost"][..], 1),
+        (&["offcpu", "--comm", "wq", "--help-lost"], 1),
+        (&["--help-lost"], 6),
+    ] {
+        let output = output_of(arguments)?;
+        assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""), "{arguments:?}");
+        let printed = text(&output.stdout);
+        let headings: Vec<&str> = printed.lines().skip(1).filter(|line| line.ends_with(':')).collect();
+        assert_eq!(headings.len(), sources, "{printed}");
+        assert!(sources > 1 || headings[0] == format!("{}:", arguments[0]), "{printed}");
+    }
+    Ok(())
+}
+
+#[test]
+fn without_privileges_it_says_so_in_one_line() -> Result<()> {
+    for (arguments, message) in [
+        (&["wq", "1", "1"][..], "whylate: cannot attach wq: "),
+        (&["-d", "1s"], "whylate: cannot attach any source: "),
+        (&["offcpu", "--json", "-d", "1s"], "whylate: cannot attach offcpu: "),
+        (&["timerlat", "-d", "1"], "whylate: cannot attach timerlat: not permitted"),
+        (&["irqsoff", "1", "1"], "whylate: cannot attach irqsoff: not permitted"),
+        (&["irqsoff", "1", "1", "--why", "1ms"], "whylate: cannot attach irqsoff: not permitted"),
+        (&["irqsoff", "1", "1", "--timers"], "whylate: cannot attach irqsoff: not permitted"),
+        (&["irqsoff", "1", "1", "--backend", "ticks"], "whylate: cannot attach irqsoff: not permitted"),
+        (&["irqsoff", "1", "1", "--backend", "tracer"], "whylate: cannot attach irqsoff: not permitted"),
+        (&["selftest", "--force"], "whylate: cannot run the self-test: not permitted"),
+        (&["inject", "irqs-off"], "whylate: cannot inject irqs-off: not permitted"),
+        (&["inject", "softirq"], "whylate: cannot inject softirq: not permitted"),
+        (&["inject", "hog"], "whylate: cannot inject hog: not permitted"),
+    ] {
+        let output = output_without_privileges(arguments)?;
+        let stderr = text(&output.stderr);
+        println!("{stderr}");
+        assert_eq!(output.status.code(), Some(3), "{stderr}");
+        assert!(output.stdout.is_empty());
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(stderr.starts_with(message), "{stderr}");
+    }
+    Ok(())
+}
+
+fn output_without_privileges(arguments: &[&str]) -> Result<Output> {
+    let is_root = rustix::process::geteuid().is_root();
+    // A directory that every user can reach.
+    let reachable = is_root.then(|| copied(env!("CARGO_BIN_EXE_whylate"), "whylate")).transpose()?;
+    let mut command = match &reachable {
+        Some(directory) => {
+            let mut command = Command::new(directory.path().join("whylate"));
+            command.args(arguments).uid(65534).gid(65534).current_dir("/");
+            command
+        }
+        None => whylate(arguments),
+    };
+    Ok(command.stdin(Stdio::null()).output()?)
+}
+
+#[test]
+fn unwritable_output_fails_before_command_runs() -> Result<()> {
+    let output = whylate(&["run", "-o", "/nowhere/x.svg", "--", "echo", "ran"]).output()?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{output:?}");
+    ensure!(stderr.starts_with("whylate: cannot write /nowhere/x.svg: "), "{stderr}");
+    Ok(())
+}
+
+#[test]
+fn top_explains_missing_terminal_or_recording() -> Result<()> {
+    for (arguments, status, message) in [
+        (&["top"][..], 1, "standard output is not a terminal (run `whylate` for text"),
+        (&["top", "/dev/null"], 1, "not a regular file"),
+        (&["top", "/no/such/file"], 1, "cannot read /no/such/file"),
+        (&["top", "--every", "1ns"], 2, "give an interval from 100ms to 1m"),
+        (&["top", "x.whylate", "--every", "1s"], 2, "cannot be used with"),
+    ] {
+        let output = whylate(arguments).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.code() != Some(status) || !said.contains(message) {
+            bail!("{arguments:?}: {:?} {said}", output.status);
+        }
+    }
+    Ok(())
+}
+#[test]
+fn inject_rejects_invalid_arguments() -> Result<()> {
+    for kind in KINDS {
+        for arguments in [
+            &["--for", "51ms"][..],
+            &["--for", "0"],
+            &["--for", "999ns"],
+            &["--for", "soon"],
+            &["--times", "0"],
+            &["--times", "10001"],
+            &["--for", "50ms", "--times", "1201"],
+            &["--for", "10ms", "--every", "19ms"],
+            &["--every", "2h"],
+            &["--cpu", "-1"],
+            &["--cpu", "all"],
+            &["--policy", "nonsense"],
+        ] {
+            let output = whylate(&[&["inject", kind][..], arguments].concat()).output()?;
+            assert_eq!(output.status.code(), Some(2), "{kind} {arguments:?}");
+            assert!(output.stdout.is_empty() && !output.stderr.is_empty(), "{kind} {arguments:?}");
+        }
+    }
+    for arguments in [&["--priority", "0"][..], &["--priority", "99"], &["--policy", "normal", "--priority", "5"]] {
+        let output = whylate(&[&["inject", "hog"][..], arguments].concat()).output()?;
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn sqpoll_rejects_invalid_arguments() -> Result<()> {
+    for (arguments, status, word) in [
+        (&["sqpoll", "--backend", "none"][..], 2, "bpf, fdinfo"),
+        (&["sqpoll", "--backend", "fdinfo", "--precise"], 2, "leave --backend fdinfo out"),
+        (&["sqpoll", "1", "0"], 2, "0"),
+        (&["sqpoll", "x"], 2, "x"),
+        (&["sqpoll", "sweep"], 2, "--filename"),
+        (&["sqpoll", "sweep", "--filename", "/no/such/file"], 1, "/no/such/file"),
+        (&["sqpoll", "sweep", "--filename", "/dev/null", "--rw", "write"], 2, "--destroy-what-is-there"),
+    ] {
+        let needs_root = !arguments.contains(&"--backend") && arguments.contains(&"/no/such/file");
+        if needs_root && !rustix::process::geteuid().is_root() {
+            continue;
+        }
+        let output = whylate(arguments).output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(
+            output.status.code() == Some(status) && said.contains(word),
+            "{arguments:?}: {}: {said}",
+            output.status
+        );
+    }
+    Ok(())
+}
