@@ -20,7 +20,7 @@ const MAX_VICTIMS: usize = 1_000;
 /// Row label for culprits beyond the maximum number.
 pub const BEYOND: &str = "those beyond the first 10,000";
 
-/// How delays are aggregated.
+/// Aggregation of delays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
     /// By thread, work item, interrupt and so on.
@@ -91,7 +91,7 @@ pub struct Ranking {
     pub latency_ns: u64,
     /// Culprits, sorted by delay, largest first. Unknown time has an entry for each reason, and [`BEYOND`].
     pub culprits: Vec<Culprit>,
-    /// All unknown time.
+    /// Time of unknown cause.
     pub unknown: Victims,
     /// Late events that the ranking does not cover.
     pub unexplained: Unexplained,

@@ -39,7 +39,7 @@ fn look(arguments: &[&str]) -> Result<Overview> {
     serde_json::from_slice(&output.stdout).context("it printed no look")
 }
 
-/// BackendUse an overview while the first CPU is disturbed; `None` if the kernel lacks this disturbance.
+/// Takes an overview while the first CPU is disturbed; `None` if the kernel lacks this disturbance.
 fn look_beside(kind: Kind, length_ns: u64) -> Result<Option<Overview>> {
     let plan = Plan { kind, length_ns, times: 20, every_ns: 5 * length_ns, cpu: Some(0) };
     let over = AtomicBool::new(false);

@@ -215,7 +215,7 @@ fn explains_slow_services_in_a_trial() -> Result<()> {
     Ok(())
 }
 
-/// BackendUse both overviews at once.
+/// Takes both overviews at once.
 fn trial(slow: &Slow, duration: &str) -> Result<Option<Trial>> {
     let Some(_services) = Services::start(&[slow.kind])? else { return Ok(None) };
     let over = AtomicBool::new(false);

@@ -38,7 +38,7 @@ pub struct PathSegment {
     /// The runnable thread, if the segment shows the actor on the CPU that it waited for.
     #[serde(rename = "for", default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<String>,
-    /// What the waiter waited in: a system call, or what its stack shows.
+    /// System call that the waiter waited in, or the wait that its stack shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<String>,
     /// The waiter.
@@ -72,7 +72,7 @@ pub trait Names {
     fn handler(&mut self, number: u64) -> String;
     /// Returns the name of a block device.
     fn device(&mut self, device: u32) -> String;
-    /// Returns the name of a thread that was not met on the walk, if it can still be looked up.
+    /// Returns the name of a thread that the walk did not reach, if it can still be looked up.
     fn thread(&mut self, tid: u32) -> Option<Name>;
     /// Returns the name of a limit on a thread.
     fn limit(&mut self, number: u32) -> String;

@@ -37,13 +37,13 @@ impl Items {
         self.0.iter().map(|item| item.queued.at_ns).max()
     }
 
-    /// BackendUse the item that was queued at `now_ns` or later, with those at greater depth.
+    /// Takes the item that was queued at `now_ns` or later, with those at greater depth.
     pub fn take_due(&mut self, now_ns: u64) -> Option<Item> {
         let due = self.0.iter().position(|item| item.queued.at_ns >= now_ns)?;
         self.take(due)
     }
 
-    /// BackendUse the item at this depth, if its queuer also woke the worker.
+    /// Takes the item at this depth, if its queuer also woke the worker.
     pub fn take_woken_for(&mut self, depth: usize, woken: Woken) -> Option<Item> {
         let is_it = |item: &Item| item.depth == depth && (item.queued.by, item.queued.cpu) == (woken.by, woken.cpu);
         let index = self.0.iter().position(is_it)?;

@@ -15,7 +15,7 @@ const MIN_PASSED_OF_CPU: usize = 1 << 10;
 /// State of one CPU at the current time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct CpuState {
-    /// RunSlice at the current time.
+    /// Current run slice of the CPU.
     pub slice: RunSlice,
     /// Time since which interrupts are known to be off, until the slice ends.
     pub irqs_off_ns: u64,
@@ -26,9 +26,9 @@ pub(super) struct CpuState {
 pub(super) struct Change {
     pub at_ns: u64,
     pub cpu: usize,
-    /// RunSlice from then on.
+    /// Run slice from then on.
     pub after: RunSlice,
-    /// RunSlice until then.
+    /// Run slice until then.
     pub before: RunSlice,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Rewind<'a> {
         self.changes.peek().map(|&(at_ns, _)| at_ns)
     }
 
-    /// BackendUse the next change backwards. The lanes still show the state after it.
+    /// Takes the next change backwards. The lanes still show the state after it.
     pub fn next(&mut self) -> Option<Change> {
         let (at_ns, Reverse(cpu)) = self.changes.pop()?;
         let before = self.before(cpu, at_ns);

@@ -6,7 +6,7 @@
 pub struct Reason {
     /// Name in JSON; its meaning depends on the source.
     pub name: &'static str,
-    /// What happened, in one line.
+    /// Meaning, in one line.
     pub meaning: &'static str,
 }
 
@@ -35,7 +35,7 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "moves_overwritten",
-        "in whose run queue a thread was before it was moved was overwritten; that time counts for its last CPU (--why, run)",
+        "the record of a thread's run queue before its migration was overwritten; that time counts for its last CPU (--why, run)",
     ),
     reason(
         "queuers_overwritten",

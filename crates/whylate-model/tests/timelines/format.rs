@@ -69,7 +69,7 @@ impl<'a> Words<'a> {
         self.words.next().unwrap_or_else(|| panic!("a word is missing at the end of: {}", self.line))
     }
 
-    /// BackendUse the next word if it is this one.
+    /// Takes the next word if it is this one.
     fn takes(&mut self, word: &str) -> bool {
         self.words.next_if(|next| *next == word).is_some()
     }

@@ -39,7 +39,7 @@ impl ClockSource {
 /// A set of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList {
-    /// In the kernel's format, `0-3,8`; empty for none.
+    /// CPUs in the kernel's list format, `0-3,8`; empty for none.
     pub list: String,
     /// Number of CPUs; `None` if the list is invalid.
     pub count: Option<u64>,

@@ -67,9 +67,9 @@ impl Privileges {
 pub struct Privilege {
     /// Name, as in `capabilities(7)`.
     pub name: &'static str,
-    /// Whether it is effective.
+    /// Whether the capability is effective.
     pub state: State,
-    /// Its purpose in whylate.
+    /// Purpose of the capability in whylate.
     pub purpose: &'static str,
 }
 

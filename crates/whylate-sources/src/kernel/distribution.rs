@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! BackendUse histograms out of memory in which BPF programs of several CPUs count (`bpf/distribution.bpf.h`).
+//! Takes histograms out of memory in which BPF programs of several CPUs count (`bpf/distribution.bpf.h`).
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -60,7 +60,7 @@ impl Distributions {
         Distributions { pages, offsets, owed_ns: HashMap::new() }
     }
 
-    /// BackendUse everything counted since the last call.
+    /// Takes everything counted since the last call.
     pub(crate) fn take(&mut self, owners: &MappedArray, id: usize) -> Histogram {
         let (buckets, sum_ns) = self.read(owners, id);
         let counts: Vec<(u32, u64)> = buckets.iter().map(|&(bucket, _, count)| (bucket, count)).collect();
@@ -85,7 +85,7 @@ impl Distributions {
         histogram
     }
 
-    /// BackendUse the rest of a distribution in which no program counts any more, and frees its pages.
+    /// Takes the rest of a distribution in which no program counts any more, and frees its pages.
     pub(crate) fn release(&mut self, owners: &MappedArray, id: usize) -> Histogram {
         let rest = self.take(owners, id);
         self.owed_ns.remove(&id);

@@ -80,7 +80,7 @@ impl Elements {
     /// Opens the hash map.
     ///
     /// # Errors
-    /// When the kernel refuses another descriptor.
+    /// Fails if the kernel refuses another descriptor.
     pub fn new(
         array: MappedArray,
         key: Range<usize>,
@@ -178,7 +178,7 @@ mod tests {
         programs: RefCell<Vec<(u32, Step)>>,
         counted: RefCell<BTreeMap<u32, u64>>,
         lost: Cell<u64>,
-        /// No program starts any more.
+        /// Whether no further program starts.
         are_last: Cell<bool>,
         random: Cell<u64>,
     }
@@ -349,7 +349,7 @@ mod tests {
         (world, Elements { array: map(), key: KEY..COUNT, limit, kernel })
     }
 
-    /// BackendUse the counts since the last call by key, as sources do it.
+    /// Takes the counts since the last call by key, as sources do it.
     fn take(elements: &Elements<Simulated>, taken: &mut BTreeMap<u32, u64>) {
         let mut unused = Vec::new();
         let mut add = |key, count| *taken.entry(key).or_default() += count;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Processes whose first thread has exited: the others go on, but `/proc/PID` then shows a thread without memory, files
-//! and root. `/proc` shows these under the TID of each other thread.
+//! Processes without their first thread, which has exited: the others go on, but `/proc/PID` then shows a thread
+//! without memory, files and root. `/proc` shows these under the TID of each other thread.
 
 use std::fs;
 
@@ -34,7 +34,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A process whose first thread has exited, while another one sleeps. Killed when dropped.
+    /// A process in which the first thread has exited and another one sleeps. Killed when dropped.
     pub(crate) struct Headless(pub(crate) u32);
 
     impl Headless {

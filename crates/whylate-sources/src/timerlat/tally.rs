@@ -22,13 +22,13 @@ pub struct StepWidth {
 /// Kinds of latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// From the timer's expiry to its handler.
+    /// Time from the timer's expiry to its handler.
     Irq,
-    /// From the timer's expiry to the switch-in of the thread.
+    /// Time from the timer's expiry to the switch-in of the thread.
     Thread,
-    /// From the timer's expiry to the thread's return to user space.
+    /// Time from the timer's expiry to the thread's return to user space.
     User,
-    /// From the expiry of a period that the thread missed to when the thread was ready again.
+    /// Time from the expiry of a missed period until the thread was ready again.
     Missed,
 }
 
@@ -179,7 +179,7 @@ impl Tally {
         }
     }
 
-    /// BackendUse everything counted since the last call: a series and the losses. Includes user latencies if `has_user`.
+    /// Takes everything counted since the last call: a series and the losses. Includes user latencies if `has_user`.
     pub(super) fn take(&self, has_user: bool) -> TakenCounts {
         let mut series = Series::default();
         let kinds = if has_user { &Kind::REAL[..] } else { &Kind::REAL[..2] };
@@ -209,7 +209,7 @@ impl Tally {
         Histogram::from_fine_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default()
     }
 
-    /// BackendUse the linear buckets, if they are wanted.
+    /// Takes the linear buckets, if they are wanted.
     fn take_steps(&self, kind: Kind) -> Option<Steps> {
         let mut counts: Vec<u64> = self.steps.iter().map(|step| take(&step[kind as usize])).collect();
         let over = counts.pop()?;
@@ -220,7 +220,7 @@ impl Tally {
 /// Counts of one CPU in a span of time.
 #[derive(Debug, Default)]
 pub(super) struct TakenCounts {
-    /// Without labels.
+    /// Series without labels.
     pub series: Series,
     pub unseen: u64,
     pub armed_late: u64,

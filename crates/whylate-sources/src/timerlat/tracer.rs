@@ -113,7 +113,7 @@ impl Tracer {
         }
         if let Some(other) = other_user(&directory) {
             return Err(AttachError::Unsupported(format!(
-                "{} uses the timerlat tracer, whose settings are the same for all: end that first",
+                "{} uses the timerlat tracer, and its settings are shared by all users: end that first",
                 other.display()
             )));
         }
@@ -282,7 +282,7 @@ impl Tracer {
         hits.min_by_key(|hit| hit.at_ns)
     }
 
-    /// BackendUse the counts since the last call, per CPU.
+    /// Takes the counts since the last call, per CPU.
     pub(super) fn take(&mut self) -> Vec<(u32, TakenCounts)> {
         self.cpus.iter().map(|traced| (traced.cpu, traced.tally.take(self.has_user))).collect()
     }

@@ -121,7 +121,7 @@ impl Workload {
         }
     }
 
-    /// BackendUse the counts since the last call, per CPU.
+    /// Takes the counts since the last call, per CPU.
     pub(super) fn take(&mut self) -> Vec<(u32, TakenCounts)> {
         match self {
             Workload::Own { measured, .. } => {

@@ -56,7 +56,7 @@ impl Verdict {
         Verdict { by_chance, log_ratio: 0.0 }
     }
 
-    /// BackendUse in a round's outcome. Returns the verdict, or `None` if more rounds are needed.
+    /// Takes in a round's outcome. Returns the verdict, or `None` if more rounds are needed.
     pub fn after(&mut self, passed: bool) -> Option<bool> {
         let ratio = if passed { (1.0 - BY_DEFECT) / (1.0 - self.by_chance) } else { BY_DEFECT / self.by_chance };
         self.log_ratio += ratio.ln();

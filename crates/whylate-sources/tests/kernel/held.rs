@@ -85,7 +85,7 @@ pub fn start(file: &Path) -> Result<()> {
     })
 }
 
-/// BackendUse a PI futex, which stores its holder's TID.
+/// Takes a PI futex, which stores its holder's TID.
 #[inline(never)]
 fn lock(word: &AtomicU32) {
     // SAFETY: the word is there as long as the process.

@@ -33,9 +33,9 @@ pub struct Event {
     pub cpu: u32,
     pub item: u64,
     pub handler: String,
-    /// OutsideState for `Queue` only.
+    /// Known for `Queue` only.
     pub workqueue: String,
-    /// Queued by mod_delayed_work(), which dequeues the item first. OutsideState if stacks are recorded.
+    /// Queued by mod_delayed_work(), which dequeues the item first. Known if stacks are recorded.
     pub moved: bool,
 }
 

@@ -44,7 +44,7 @@ type Tick = Vec<Line>;
 struct Status {
     bytes: AtomicU64,
     files: Mutex<Vec<PathBuf>>,
-    /// Why nothing is written now.
+    /// Reason why nothing is written now.
     problem: Mutex<Option<String>>,
     /// Whether a file was requested.
     is_requested: AtomicBool,
@@ -87,12 +87,12 @@ impl LateBuffer {
         }
     }
 
-    /// Number of late events, with those beyond the limit and without waits for sleeping threads.
+    /// Returns the number of late events, with those beyond the limit and without waits for sleeping threads.
     pub fn count(&self) -> u64 {
         (self.late.len() as u64 + self.beyond_limit).saturating_sub(self.for_sleepers)
     }
 
-    /// BackendUse the lines of a snapshot with the events added so far.
+    /// Takes the lines of a snapshot with the events added so far.
     pub fn lines(&mut self, snapshot: Snapshot) -> Vec<Line> {
         let end_ns = snapshot.start_unix_ns.saturating_add(snapshot.duration_ns);
         let late = std::mem::take(&mut self.late);
@@ -125,7 +125,7 @@ impl Recorder {
     /// Begins the recording and starts its thread.
     ///
     /// # Errors
-    /// When the store cannot be written to.
+    /// Fails if the store cannot be written to.
     pub fn start(mut store: Box<dyn Store>, header: Header) -> anyhow::Result<Self> {
         let (sender, receiver) = sync_channel(QUEUED_TICKS);
         let status = Arc::new(Status::default());
@@ -191,7 +191,7 @@ impl Recorder {
         (count > 0).then_some(Line::Gap(Gap { start_unix_ns, duration_ns, reason, count }))
     }
 
-    /// Requests a file of what is kept in memory.
+    /// Requests a file of the frames kept in memory.
     pub fn request_file(&self) {
         self.status.is_requested.store(true, Ordering::Relaxed);
     }
@@ -201,7 +201,7 @@ impl Recorder {
         self.status.bytes.load(Ordering::Relaxed)
     }
 
-    /// BackendUse the reason why nothing is written now.
+    /// Takes the reason why nothing is written now.
     pub fn take_problem(&self) -> Option<String> {
         self.status.problem.lock().ok()?.take()
     }
@@ -209,7 +209,7 @@ impl Recorder {
     /// Ends the recording.
     ///
     /// # Errors
-    /// When something could not be written and no `take_problem` has returned the reason.
+    /// Fails if something could not be written and no `take_problem` has returned the reason.
     pub fn end(self) -> anyhow::Result<()> {
         self.finish().map(|_| ())
     }
@@ -217,7 +217,7 @@ impl Recorder {
     /// Ends the recording and returns the paths of its files.
     ///
     /// # Errors
-    /// As for `end`.
+    /// Fails as `end` does.
     pub fn finish(mut self) -> anyhow::Result<Vec<PathBuf>> {
         self.stop()?;
         let files = self.status.files.lock().map(|files| files.clone()).unwrap_or_default();

@@ -35,7 +35,7 @@ const OTHERS_THREADS: [&str; 2] = ["kworker/", "psimon"];
 pub struct Leftovers(BTreeMap<&'static str, BTreeSet<String>>);
 
 impl Leftovers {
-    /// BackendUse the current state. `directory` is where the commands run, in addition to the shared directories.
+    /// Takes the current state. `directory` is where the commands run, in addition to the shared directories.
     pub fn now(directory: &Path) -> Self {
         let programs = ProgInfoIter::default().map(|info| format!("{} {}", info.id, info.name.to_string_lossy()));
         let maps = MapInfoIter::default().map(|info| format!("{} {}", info.id, info.name.to_string_lossy()));

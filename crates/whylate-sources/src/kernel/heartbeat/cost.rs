@@ -34,7 +34,7 @@ struct Gap {
 }
 
 /// Returns the CPU time of a timer interrupt in nanoseconds, as seen by a thread that reads the clock all the time;
-/// `None` if it cannot be measured. BackendUse some 10 ms on one of the measured CPUs.
+/// `None` if it cannot be measured. Takes some 10 ms on one of the measured CPUs.
 pub(crate) fn interrupt_ns(measured: &[u32]) -> Option<u64> {
     // The current CPU was free just now.
     let here = u32::try_from(sched_getcpu()).ok().filter(|here| measured.contains(here));
@@ -155,7 +155,7 @@ mod tests {
             return;
         }
         let Some(ns) = interrupt_ns(&crate::kernel::cpus::usable().expect("the kernel lists its CPUs")) else {
-            println!("skipped: the cost of an interrupt cannot be told here");
+            println!("skipped: the cost of an interrupt cannot be measured here");
             return;
         };
         println!("an interrupt takes {ns} ns");

@@ -61,12 +61,12 @@ pub struct ReportBuilder {
     listed: ListedEvents,
     victims: Victims,
     culprits: Culprits,
-    /// By source, as all fields that follow.
+    /// Stacks by source; the fields that follow are by source too.
     stacks: Vec<Stacks>,
     chains: Vec<Chains>,
     /// Stacks of the newest snapshot. `None` if its line has them, which the reader keeps.
     last_stacks: Vec<Option<Vec<Stack>>>,
-    /// Events lost by what the sources share, by reason: in total, and since the last tick.
+    /// Events lost by shared parts of the sources, by reason: in total, and since the last tick.
     lost: BTreeMap<String, u64>,
     lost_since: BTreeMap<String, u64>,
     raw: Raw,
@@ -79,9 +79,9 @@ pub struct Report {
     pub cards: Vec<&'static Card>,
     pub look: Overview,
     pub slots: Slots,
-    /// By slot and source.
+    /// Snapshots by slot and source.
     pub merged: Vec<Vec<Option<Snapshot>>>,
-    /// By source: merged over all slots, with the threads that wait at the end.
+    /// Snapshots by source, merged over all slots, with the threads that wait at the end.
     pub whole: Vec<Option<Snapshot>>,
     pub found: Vec<SourceSummary<'static>>,
     pub stacks: Vec<Stacks>,
@@ -118,12 +118,12 @@ impl ReportBuilder {
     /// Starts a report of a recording with this header.
     ///
     /// # Errors
-    /// When memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn new(header: Header) -> anyhow::Result<Self> {
         let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
         Ok(ReportBuilder {
             slots: Slots::default(),
-            gatherer: Gatherer::of(cards.clone(), By::Culprit),
+            gatherer: Gatherer::for_cards(cards.clone(), By::Culprit),
             listed: ListedEvents::default(),
             victims: Victims::default(),
             culprits: Culprits::default(),
@@ -142,12 +142,12 @@ impl ReportBuilder {
     /// Adds a tick. No source may have two snapshots in it.
     ///
     /// # Errors
-    /// When memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn tick(&mut self, mut lines: Vec<Line>) -> anyhow::Result<()> {
         self.tick_with_repeated(&mut lines, &BTreeMap::new())
     }
 
-    /// Adds a tick like `tick`; the stacks of some snapshots are in `repeated`, by source. BackendUse late events and stacks
+    /// Adds a tick like `tick`; the stacks of some snapshots are in `repeated`, by source. Takes late events and stacks
     /// out of the lines, and leaves the rest so that its memory can be reused.
     fn tick_with_repeated(
         &mut self,
@@ -159,7 +159,7 @@ impl ReportBuilder {
         // The account is read after the snapshots, when the next ones have started. A replay counts it with the next
         // ones.
         let lost = std::mem::take(&mut self.lost_since);
-        let mut tick_gatherer = Gatherer::of(self.cards.clone(), By::Culprit);
+        let mut tick_gatherer = Gatherer::for_cards(self.cards.clone(), By::Culprit);
         let (mut found, mut snapshots, mut has_late) = (Vec::new(), Vec::new(), false);
         for line in lines {
             match line {
@@ -254,7 +254,7 @@ impl ReportBuilder {
         self.missing.extend(missing);
     }
 
-    /// BackendUse the stacks of the newest snapshots that came without them from their lines.
+    /// Takes the stacks of the newest snapshots that came without them from their lines.
     fn add_last_lines(&mut self, lines: &BTreeMap<String, Vec<u8>>) {
         for (card, last) in self.cards.iter().zip(&mut self.last_stacks).filter(|(_, last)| last.is_none()) {
             if let Some(Ok(Line::Snapshot(snapshot))) = lines.get(card.name).map(|text| Line::parse(text)) {
@@ -271,7 +271,7 @@ impl ReportBuilder {
     /// Finishes the report.
     ///
     /// # Errors
-    /// When memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn finish(mut self) -> anyhow::Result<Report> {
         while self.slots.coarsen_if_too_many() {
             self.coarsen();

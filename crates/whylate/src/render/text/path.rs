@@ -23,7 +23,7 @@ pub const MAX_DEPTH: usize = 12;
 struct OutlinePart {
     ns: u64,
     text: String,
-    /// For a wait: the waiter, and what it waited in.
+    /// Waiter and what it waited in, if the line is a wait.
     wait: Option<(String, Option<String>)>,
     within: Vec<OutlinePart>,
 }
@@ -239,7 +239,7 @@ pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
 /// Renders who stopped a thread, or what let it continue.
 fn stopped(segment: &PathSegment, who: &str) -> String {
     match segment.stop {
-        Some(stop) if who == stop.who() => "by whom is not known".to_owned(),
+        Some(stop) if who == stop.who() => "which process did it is not known".to_owned(),
         Some(Stop::Signal) => format!("until {who} let it go on"),
         Some(Stop::Freezer) => format!("until {who} thawed it"),
         Some(Stop::Tracer) | None => format!("by {who}"),
@@ -337,7 +337,7 @@ mod tests {
         };
         for (stop, who, expected) in [
             (Stop::Signal, "bash:9", "napper:7 was stopped by a signal: until bash:9 let it go on"),
-            (Stop::Signal, "signal", "napper:7 was stopped by a signal: by whom is not known"),
+            (Stop::Signal, "signal", "napper:7 was stopped by a signal: which process did it is not known"),
             (Stop::Tracer, "gdb:9", "napper:7 was stopped by a tracer: by gdb:9"),
             (Stop::Freezer, "runc:9", "napper:7 was frozen: until runc:9 thawed it"),
         ] {
