@@ -82,8 +82,8 @@ impl RequestNames {
         }
     }
 
-    /// Returns what may have delayed the allocation of the request; empty if only others that had all requests may
-    /// have.
+    /// Returns the causes that may have delayed the allocation of the request; empty if only processes that had all
+    /// requests may have.
     pub fn held_back_by(&mut self, facts: &request_facts) -> String {
         let device = self.device(facts.device);
         if is_throttled_writeback(facts) && self.has_writeback_limit(&device) {

@@ -23,9 +23,9 @@ pub struct Kernel {
 /// Clock source of timestamps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClockSource {
-    /// The current one.
+    /// Current clock source.
     pub current: Option<String>,
-    /// Available ones, best first.
+    /// Available clock sources, best first.
     pub available: Vec<String>,
 }
 

@@ -119,7 +119,7 @@ fn probe_heartbeat(measured: &[u32]) -> Fact {
     }
 }
 
-/// Probes everything. Takes some 20 ms, and 100 ms more if there are real-time threads.
+/// Probes all features. Takes some 20 ms, and 100 ms more if there are real-time threads.
 pub fn probe() -> Capabilities {
     let privileges = privileges::probe();
     let facts = KernelFacts::new(&privileges);

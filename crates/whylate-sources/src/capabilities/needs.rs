@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Chooses the backend that each source would use, and says what the better ones lack.
+//! Chooses the backend that each source would use, and names the missing needs of better ones.
 
 use std::cell::OnceCell;
 use std::fs;

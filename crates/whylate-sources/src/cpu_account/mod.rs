@@ -483,7 +483,7 @@ pub(crate) fn disable_missing_tracepoints(open: &mut OpenObject) -> Result<(), A
     Ok(())
 }
 
-/// Maps what the programs write, and sets the ring size in each account.
+/// Maps the memory that the programs write, and sets the ring size in each account.
 fn rings_of(skeleton: &OccupancySkel<'_>, cpus: u32, interval_bits: u32) -> std::io::Result<Rings> {
     let maps = &skeleton.maps;
     let map = |map: &libbpf_rs::MapMut<'_>, bytes| MappedArray::new(map, map.max_entries() as usize, bytes);

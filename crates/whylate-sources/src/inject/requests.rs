@@ -40,7 +40,7 @@ const ALIGNED: usize = 4096;
 const READ_BYTES: usize = ALIGNED;
 /// Size of each write: large, so that it takes a disk long.
 const WRITE_BYTES: usize = 512 << 10;
-/// Number of blocks of the file that are read; writes go behind them.
+/// Number of blocks of the file that are read; writes go to blocks beyond these.
 const READ_BLOCKS: u64 = 1024;
 /// Number of write slots of each writing thread.
 const WRITES: u64 = 2;

@@ -105,7 +105,7 @@ pub static INFO: SourceInfo = SourceInfo {
     ],
 };
 
-/// Subject that a section disables: interrupts or preemption.
+/// Kind of a section: interrupts or preemption disabled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum What {
     /// Interrupts.

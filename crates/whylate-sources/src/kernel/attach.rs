@@ -96,7 +96,7 @@ impl std::ops::AddAssign for ProgramStatistics {
     }
 }
 
-/// Reports what a source's programs have done since the last report.
+/// Reports the activity of a source's programs since the last report.
 #[derive(Debug, Default)]
 pub struct Meter {
     reported: ProgramStatistics,
@@ -149,7 +149,7 @@ pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> anyhow::Result<()> {
     ring.consume().context("cannot read late events")
 }
 
-/// Returns what an iterator program writes for one process.
+/// Returns the output of an iterator program for one process.
 ///
 /// # Errors
 /// Fails if the process has exited, or the kernel refuses.

@@ -177,7 +177,7 @@ impl Signs {
         self.cpus_have("flags", "hypervisor")
     }
 
-    /// Returns the hypervisor's name, if anything but the CPU shows one.
+    /// Returns the hypervisor's name, if evidence other than the CPU shows one.
     pub(crate) fn name(&self) -> Option<&str> {
         let is_of_ec2 = self.firmware.contains("Amazon EC2") && !self.firmware.contains(".metal");
         let is_virtual = is_of_ec2 || VIRTUAL_FIRMWARE.iter().any(|name| self.firmware.contains(name));

@@ -16,8 +16,8 @@ fn is_exited(stat: &[u8]) -> bool {
     matches!(end.and_then(|end| stat.get(end + 2)), Some(b'Z' | b'X'))
 }
 
-/// Returns the TID under which `/proc` shows what the threads of a process share: its PID, or the TID of another thread
-/// once the first one has exited.
+/// Returns the TID under which `/proc` shows the shared state of a process's threads: its PID, or the TID of another
+/// thread once the first one has exited.
 pub(crate) fn shown_as(process: u32) -> u32 {
     if !has_exited(process) {
         return process;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The attached source with its sampling thread, and snapshots of what was collected.
+//! The attached source with its sampling thread, and snapshots of the collected data.
 
 use std::collections::HashMap;
 use std::thread;

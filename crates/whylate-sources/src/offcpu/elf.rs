@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reads what an ELF file says of its code: how to unwind each of its functions, and where their symbols are.
+//! Reads an ELF file's information about its code: how to unwind each of its functions, and where their symbols are.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};

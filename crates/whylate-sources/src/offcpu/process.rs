@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Address spaces of processes: which file each executable mapping is of, cached so that it is known after the process
+//! Address spaces of processes: the file of each executable mapping, cached so that it is known after the process
 //! exits.
 
 use std::collections::{BTreeMap, HashMap};
@@ -188,7 +188,7 @@ impl Processes {
         }
     }
 
-    /// Returns the counts of what could not be read since the last call, by reason.
+    /// Returns the numbers of failed reads since the last call, by reason.
     pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
         [
             ("unread", std::mem::take(&mut self.unresponsive_count)),

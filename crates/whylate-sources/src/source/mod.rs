@@ -14,13 +14,13 @@ use crate::source::session::Session;
 
 /// A source with its own options, which attaches to the kernel and yields snapshots from then on.
 pub trait Source {
-    /// Returns what the source measures and needs.
+    /// Returns the description of the source: its measurements and needs.
     fn info(&self) -> &'static SourceInfo;
 
     /// Sets the options common to all sources.
     fn ask(&mut self, asked: CommonOptions);
 
-    /// Returns what a backend needs for the requested measurement.
+    /// Returns the needs of a backend for the requested measurement.
     fn needs(&self, backend: &'static BackendInfo) -> &'static [Need] {
         backend.needs
     }
@@ -44,7 +44,7 @@ pub enum BackendUse {
     Automatic,
     /// Only if the backend is named.
     Named,
-    /// Never, as it cannot do what is requested; says what to do instead.
+    /// Never, as the backend does not support the request; names an alternative.
     Never(&'static str),
 }
 

@@ -131,7 +131,7 @@ impl Counter {
         overdue(self.next_due_ns.max(from_ns + self.period_ns), until_ns, self.period_ns)
     }
 
-    /// Takes what was counted since the last call.
+    /// Takes the counts since the last call.
     pub(super) fn take(&mut self) -> TakenCounts {
         self.tally.absorb(self.rest.swap());
         self.tally.take(true)

@@ -38,7 +38,7 @@ const IN_FLIGHT_POLL: Duration = Duration::from_micros(200);
 pub struct AttachedTimerlat {
     /// Dropped first, so that it ends while the programs still run.
     workload: Workload,
-    /// `None` with the tracer unless causes are wanted, so that no program affects what it measures.
+    /// `None` with the tracer unless causes are wanted, so that no program affects its measurements.
     programs: Option<Programs>,
     stopped: Arc<StopState>,
     /// Minimum latencies of the worst activations, if only those are wanted.

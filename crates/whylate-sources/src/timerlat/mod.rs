@@ -95,7 +95,7 @@ pub struct TimerlatOptions {
     pub backend: Option<String>,
     /// Measured threads. All but user threads need the tracer.
     pub threads: Threads,
-    /// Records what can be saved later: with the tracer its trace events, otherwise the latest activations.
+    /// Records data that can be saved later: with the tracer its trace events, otherwise the latest activations.
     pub record: Option<Record>,
     /// Period of the activations.
     pub period_ns: u64,

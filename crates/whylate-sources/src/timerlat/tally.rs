@@ -179,7 +179,7 @@ impl Tally {
         }
     }
 
-    /// Takes everything counted since the last call: a series and the losses. Includes user latencies if `has_user`.
+    /// Takes all counts since the last call: a series and the losses. Includes user latencies if `has_user`.
     pub(super) fn take(&self, has_user: bool) -> TakenCounts {
         let mut series = Series::default();
         let kinds = if has_user { &Kind::REAL[..] } else { &Kind::REAL[..2] };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The attached BPF programs and what they have counted.
+//! The attached BPF programs and their counts.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

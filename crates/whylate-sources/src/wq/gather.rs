@@ -67,7 +67,7 @@ impl SeriesCounts {
         })
     }
 
-    /// Takes everything counted since the last call: series with equal labels are merged, empty ones are omitted.
+    /// Takes all counts since the last call: series with equal labels are merged, empty ones are omitted.
     pub(super) fn take_series(&mut self, now_ns: u64) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
         let unfinished = self.unfinished.by_series(now_ns);

@@ -58,7 +58,7 @@ const OMITTABLE: [OmittableList; 3] = [
     ("series", |of| of.series.len(), |of, count| of.series.truncate(count)),
 ];
 
-/// Returns a line's text, and gaps that count what is omitted from it.
+/// Returns a line's text, and gaps that count the items omitted from it.
 ///
 /// # Errors
 /// Fails if memory is exhausted.

@@ -31,7 +31,7 @@ pub struct Span {
     pub to: Option<Given>,
 }
 
-/// A recording file, and which span of it is replayed.
+/// A recording file, and the span to replay.
 #[derive(Clone, Debug)]
 pub struct Recording {
     pub path: PathBuf,
@@ -239,7 +239,7 @@ impl Played {
         }
     }
 
-    /// Reports on standard error what is missing of the span.
+    /// Reports the missing parts of the span on standard error.
     pub fn report_missing(&self) {
         self.missing().iter().for_each(|missing| say!("whylate: {missing}"));
     }

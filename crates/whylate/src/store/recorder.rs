@@ -19,7 +19,7 @@ use whylate_sources::kernel::clock;
 use super::store::Store;
 use super::{about, frames};
 
-/// Maximum duration of a frame, and of what a power failure can lose.
+/// Maximum duration of a frame, which a power failure can lose.
 const MAX_FRAME: Duration = Duration::from_secs(10);
 /// Maximum number of ticks that wait for the disk. Beyond it only the number of snapshots is recorded.
 const QUEUED_TICKS: usize = 64;

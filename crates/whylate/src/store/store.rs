@@ -13,7 +13,7 @@ pub use super::directory::{DirectoryStore, Retention};
 pub use super::file::FileStore;
 pub use super::ring::{RingStore, When};
 
-/// Takes what a recorder writes: the bytes of each frame as they come, then its index.
+/// Receives the output of a recorder: the bytes of each frame as they come, then its index.
 pub trait Store: Send {
     /// Begins a frame. A new file begins with a frame that has the header.
     fn begin_frame(&mut self, header: &Header) -> io::Result<()>;

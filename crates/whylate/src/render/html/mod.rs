@@ -239,7 +239,7 @@ impl ReportBuilder {
         self.chains.iter_mut().for_each(Chains::coarsen);
     }
 
-    /// Returns whether the embedded recording has only a part of what was read.
+    /// Returns whether the embedded recording has only a part of the data.
     pub fn is_thinned(&self) -> bool {
         self.raw.is_thinned()
     }

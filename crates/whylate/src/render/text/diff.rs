@@ -131,7 +131,7 @@ pub fn figure(row: &Row) -> String {
     }
 }
 
-/// Renders what a row is about: a culprit, late events, a series or a stack.
+/// Renders the subject of a row: a culprit, late events, a series or a stack.
 pub fn what(what: &What) -> String {
     match what {
         What::Culprit { kind, who } => why::culprit(*kind, who),

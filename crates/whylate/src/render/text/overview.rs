@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders the overview: what was late on this machine, the culprits, and the commands to run next.
+//! Renders the overview: late events on this machine, the culprits, and the commands to run next.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -121,7 +121,7 @@ pub fn shown(look: &Overview) -> impl Iterator<Item = RenderedRow<'_>> {
     look.sources.iter().flat_map(rows_of).map(|row| row.shown())
 }
 
-/// Describes what a source's figures are about: its remark, or what it measures with the longest sleeper first.
+/// Describes the subject of a source's figures: its remark, or what it measures with the longest sleeper first.
 pub fn of_figures(source: &Headline) -> Cow<'_, str> {
     match source.sleepers.first() {
         _ if !source.remark.is_empty() => source.remark.as_str().into(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders a path as an outline: what ended a wait, what that actor did, and what it waited for in turn.
+//! Renders a path as an outline: the waker of a wait, its activity, and its own waits in turn.
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -23,7 +23,7 @@ pub const MAX_DEPTH: usize = 12;
 struct OutlinePart {
     ns: u64,
     text: String,
-    /// Waiter and what it waited in, if the line is a wait.
+    /// Waiter and its system call, if the line is a wait.
     wait: Option<(String, Option<String>)>,
     within: Vec<OutlinePart>,
 }
@@ -251,7 +251,7 @@ pub fn stop_of(path: &[PathSegment]) -> Option<Stop> {
     path.iter().find(|segment| segment.depth == 1)?.stop
 }
 
-/// Renders what the waiter waited in, or how it was stopped; follows the waiter's name.
+/// Renders the wait of the waiter, or its stop; follows the waiter's name.
 pub fn waited(segment: &PathSegment) -> String {
     match (segment.stop, &segment.via) {
         (Some(stop), _) => format!("was {}", stop.words()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders the time budget of a program, and what it waited for.
+//! Renders the time budget of a program, and its waits.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -114,8 +114,8 @@ fn write_kind(
     path::write_wait(out, &with_priorities(&waits.path, priority), 4)
 }
 
-/// Renders what a group of waits was in, and what ended them. The system call alone is not enough: a server waits for
-/// clients and for its own threads in the same one.
+/// Renders the system call of a group of waits, and the event that ended them. The system call alone is not enough: a
+/// server waits for clients and for its own threads in the same one.
 fn kind(waits: &Waits) -> String {
     let ended_by = match waits.ended_by {
         None => "",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders what the elapsed time of a command was spent on.
+//! Renders the path of a command: how its elapsed time was spent.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

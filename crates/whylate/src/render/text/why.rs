@@ -94,7 +94,7 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::
     Ok(())
 }
 
-/// Returns which share of the late time has causes. `None` if all of it has.
+/// Returns the share of the late time that has causes; `None` if all of it has.
 pub fn unexplained(unexplained: &Unexplained, explained_ns: u64, event: &str) -> Option<String> {
     let percent = unexplained.explained_percent(explained_ns)?;
     let (more, ns) = (counted(unexplained.events, &format!("late {event}")), format_ns(unexplained.total_ns));

@@ -224,7 +224,7 @@ fn write_chain(out: &mut dyn Write, chain: &Chain, waiters: &[String]) -> io::Re
     }
 }
 
-/// Renders a lock, its holder, and what the holder does.
+/// Renders a lock, its holder, and the holder's activity.
 fn what(link: &Link) -> String {
     let (who, does) = (printable(&link.holder.who), does(&link.holder, link.lock));
     match link.lock {

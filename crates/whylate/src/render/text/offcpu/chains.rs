@@ -113,7 +113,7 @@ impl Chains {
         out.flush()
     }
 
-    /// Renders what the graph covers, and what it lacks.
+    /// Renders the coverage of the graph, and what is missing from it.
     fn summary(&self, snapshot: &Snapshot) -> String {
         let (over, (all, all_ns), (added, added_ns)) = (format_ns(self.over_ns), self.explained, self.added);
         let (waits, all_took, took) = (why::counted(all, "wait"), format_ns(all_ns), format_ns(added_ns));

@@ -22,7 +22,7 @@ pub struct HistogramOptions {
     pub with_zeros: bool,
 }
 
-/// Writes the histogram of everything so far.
+/// Writes the histogram of all activations so far.
 pub fn write(out: &mut dyn Write, total: &Total, shown: &HistogramOptions) -> io::Result<()> {
     let cpus: Vec<_> = total.cpus.iter().filter(|(_, of_cpu)| of_cpu.count() > 0).collect();
     if !shown.without_header {
