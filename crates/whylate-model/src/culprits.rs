@@ -190,7 +190,7 @@ impl Culprits {
         self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(unexplained.total_ns);
     }
 
-    /// Returns the ranking of everything added since the previous call.
+    /// Returns the ranking of all delays added since the previous call.
     pub fn take(&mut self) -> Ranking {
         let taken = std::mem::replace(self, Culprits::by(self.by));
         let by_name =

@@ -141,7 +141,7 @@ pub struct Row {
 /// Figure of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measure {
-    /// Number of events, values or samples that it is based on.
+    /// Number of events, values or samples that the figure is based on.
     pub count: u64,
     /// The figure; `None` if it is based on nothing.
     pub value: Option<f64>,

@@ -22,7 +22,7 @@ const MAX_WORST: usize = 5;
 /// Maximum number of worst events of one source, so that one source cannot hide the others.
 const MAX_WORST_OF_SOURCE: usize = 3;
 
-/// The overview: everything that all sources found.
+/// The overview: the results of all sources.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Overview {
     /// Version of this JSON format.

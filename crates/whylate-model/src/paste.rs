@@ -236,7 +236,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         self.taken
     }
 
-    /// Returns descriptions of what was undone.
+    /// Returns descriptions of the alterations that were undone.
     pub fn undone(&self) -> Vec<String> {
         // Indentation matters to no format.
         let layers = self.layers.iter().filter(|(layer, _)| !matches!(layer, Layer::Prefix(Prefix::Indent(_))));

@@ -45,7 +45,7 @@ use timer::TimerKind;
 use crate::CauseKind;
 use crate::wait::Stop;
 
-/// A query: what a thread did, or waited for, in a span of time.
+/// A query: the activity of a thread, or its wait, in a span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
     /// TID as shown.
@@ -163,7 +163,7 @@ pub enum Actor {
     Limit(u32),
     /// CPU quota of the cgroup, or of an ancestor of it; the ID is as in [`history::RunSlice::cgroup`].
     Quota(Option<u64>),
-    /// A timer, named by what the thread waited in.
+    /// A timer, named by the system call that the thread waited in.
     Timer(TimerKind),
     /// Fixed text.
     Text(&'static str),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Classifies what a thread off its CPU waits for, from its state, system call and stack.
+//! Classifies the wait of a thread off its CPU, from its state, system call and stack.
 
 mod calls;
 mod classes;
@@ -270,7 +270,7 @@ fn core_dump_frame<'a>(seen: &WaitEvidence<'a>) -> Option<&'a str> {
     ["coredump_task_exit", "do_exit"].iter().any(|name| innermost.starts_with(name)).then_some(innermost.as_str())
 }
 
-/// Classifies waits for submitted requests by what these are.
+/// Classifies waits for submitted requests by the kind of the requests.
 fn classify_submitted(seen: &WaitEvidence<'_>) -> Option<Wait> {
     let frame = |names: &[&str]| seen.kernel.iter().find(|frame| names.contains(&frame.as_str()));
     let is_aio = frame(&["read_events"]);

@@ -74,7 +74,7 @@ pub struct OtherRequests {
     /// Path of the cgroup that they are charged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// Issue and completion time of each; completion is later than any timestamp if the request is still in flight.
+    /// Issue and completion time of each request; completion is later than any timestamp if still in flight.
     pub at_device_ns: Vec<(u64, u64)>,
 }
 

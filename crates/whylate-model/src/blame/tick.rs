@@ -32,7 +32,7 @@ pub enum Reason {
     Steal,
     /// Possible steal time covers nearly all of the delay, but may be from before the timer was due.
     PerhapsSteal,
-    /// Handlers of other interrupts ran for most of it; names the one that ran longest.
+    /// Handlers of other interrupts ran for most of the delay; names the one that ran longest.
     Handler(String),
 }
 

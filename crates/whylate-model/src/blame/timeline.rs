@@ -60,7 +60,7 @@ impl<'a> Timeline<'a> {
         Timeline { cpu: occupancy.cpu, pieces, merged: occupancy.merged.as_ref() }
     }
 
-    /// Walks a span in order of time and reports what is known of each part.
+    /// Walks a span in order of time and reports the known facts about each part.
     pub fn each(&self, span: Span, mut seen: impl FnMut(Span, Coverage<'_, 'a>)) {
         let mut now_ns = span.from_ns;
         let first = self.pieces.partition_point(|piece| piece.span.to_ns <= span.from_ns);

@@ -99,7 +99,7 @@ fn is_whole(event: &str, text: &str) -> bool {
     has_end(event, text) && is_readable(event, text) && !lacks_offset()
 }
 
-/// Returns whether an event has all fields that are used of it, as far as its text shows.
+/// Returns whether an event has all the fields that are used, as far as its text shows.
 pub(crate) fn has_end(event: &str, text: &str) -> bool {
     let Some((_, last)) = LAST_FIELDS.iter().find(|(name, _)| *name == event) else {
         return match event {

@@ -119,7 +119,7 @@ impl<'a> TraceLine<'a> {
         })
     }
 
-    /// Returns what a line lacks that otherwise looks like an event.
+    /// Returns the missing part of a line that otherwise looks like an event.
     pub fn lacks(line: &'a str) -> Option<Lacks> {
         if Self::parse_with(line, whole_number).is_some_and(|line| line.is_credible()) {
             return Some(Lacks::Point);

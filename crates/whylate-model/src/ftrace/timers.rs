@@ -67,7 +67,7 @@ impl Timers {
         }
     }
 
-    /// Handles what a function prints about its timer: `… delta: 9656, …` in microseconds, then `8 overruns`.
+    /// Handles a function's message about its timer: `… delta: 9656, …` in microseconds, then `8 overruns`.
     pub(super) fn printed<'a>(&mut self, line: &TraceLine<'a>) -> Option<LateTimer<'a>> {
         let key = || (line.cpu, line.event.into());
         if line.text.contains("expires")

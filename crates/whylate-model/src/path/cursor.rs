@@ -111,7 +111,7 @@ pub(super) struct Woken {
 #[derive(Debug)]
 pub(super) struct Cursor {
     asked: Query,
-    /// Start of what has been explained.
+    /// Start of the explained time.
     now_ns: u64,
     mode: Mode,
     /// TID of the thread that is followed.

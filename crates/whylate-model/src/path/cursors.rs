@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Indexes walks by what can change them, so that the cost of a change does not depend on the number of walks.
+//! Indexes walks by the events that can change them, so that a change's cost does not depend on the number of walks.
 
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 

@@ -101,10 +101,10 @@ struct Cpu {
     softirq: Option<u8>,
     /// Kind of the latest timer that ran in the current interrupt, and in the current softirq.
     timers: [Option<TimerKind>; 2],
-    /// The kernel's own timer that sent what the network softirq receives.
+    /// The kernel's own timer that sent the packets that the network softirq receives.
     sending_timer: Option<TimerKind>,
     done: Option<Request>,
-    /// TID of the sender of what the network softirq receives.
+    /// TID of the sender of the packets that the network softirq receives.
     sender: Option<u32>,
 }
 

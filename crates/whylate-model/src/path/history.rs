@@ -194,7 +194,7 @@ pub struct Blocked {
 }
 
 impl Blocked {
-    /// Returns what the thread waits in outside of system calls, if known.
+    /// Returns the wait outside of system calls, if known.
     pub fn outside_calls(&self) -> Option<String> {
         let is_for_page = self.is_uninterruptible && self.in_iowait && !self.is_kernel && self.syscall.is_none();
         is_for_page.then(|| "page fault".to_owned())

@@ -149,7 +149,7 @@ impl<R: Read + Seek> Reader<R> {
         std::mem::take(&mut self.repeated_lines)
     }
 
-    /// Returns what could not be read so far.
+    /// Returns the damage found so far.
     pub fn damage(&self) -> Damage {
         self.damage
     }

@@ -80,7 +80,7 @@ pub struct JudgedShare {
     pub late_from: f64,
     /// Name of the series.
     pub of: &'static str,
-    /// Name of those above the threshold.
+    /// Name of series above the threshold.
     pub late: &'static str,
 }
 
@@ -122,7 +122,7 @@ impl Card {
         }
     }
 
-    /// Returns the threshold of its late events.
+    /// Returns the threshold of the source's late events.
     pub fn events(&self) -> &Judged {
         self.events.as_ref().unwrap_or(&self.judged)
     }

@@ -87,7 +87,7 @@ const WITHIN: &str = "
     timer_settime64 timerfd_gettime64 timerfd_settime64 utimensat_time64 sched_rr_get_interval_time64
 ";
 
-/// Returns what a thread that sleeps in this call waits for; `None` for an unknown call.
+/// Returns the wait of a thread that sleeps in this call; `None` for an unknown call.
 pub fn of_syscall(name: &str) -> Option<CallWaits> {
     let is_in = |names: &str| names.split_ascii_whitespace().any(|known| known == name);
     let class = WAITS_FOR.iter().find(|(_, names)| is_in(names)).map(|&(class, _)| CallWaits::For(class));

@@ -85,7 +85,7 @@ impl Since {
 #[derive(Debug)]
 struct Cursor {
     asked: Query,
-    /// Start of what has been explained.
+    /// Start of the explained time.
     now_ns: u64,
     mode: Mode,
     /// TID of the thread that is followed.
