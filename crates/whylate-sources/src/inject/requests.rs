@@ -57,7 +57,7 @@ struct Large([u8; WRITE_BYTES]);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// Directory of the file, which has no name and ends with the process.
-    pub directory: PathBuf,
+    pub folder: PathBuf,
     /// Number of blocks to read, one after another.
     pub reads: u64,
     /// Minimum interval from the start of one read to the start of the next.
@@ -194,7 +194,7 @@ fn sleep_until(due_ns: u64, stop: &AtomicBool) -> bool {
 }
 
 /// Finds a directory on a disk among the usual ones.
-pub fn directory_on_disk() -> Option<PathBuf> {
+pub fn folder_on_disk() -> Option<PathBuf> {
     ["/var/tmp", "/tmp", "."].map(PathBuf::from).into_iter().find(|directory| open(directory).is_ok_and(|_| true))
 }
 
@@ -217,7 +217,7 @@ fn open(directory: &Path) -> anyhow::Result<(File, String)> {
 /// loop device or a limit, or a request fails.
 pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     plan.check()?;
-    let (file, disk) = open(&plan.directory).map_err(|error| AttachError::Unsupported(format!("{error:#}")))?;
+    let (file, disk) = open(&plan.folder).map_err(|error| AttachError::Unsupported(format!("{error:#}")))?;
     let failed = |error: io::Error| anyhow!(error).context("cannot read or write the file");
     let (file, disk) = if plan.is_loop {
         // A disk does not grow by writes behind its end.
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn rejects_plans_out_of_limits() {
         let plan = Plan {
-            directory: "/".into(),
+            folder: "/".into(),
             reads: 100,
             every: Duration::from_millis(10),
             hogs: 8,

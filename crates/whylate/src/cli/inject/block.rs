@@ -11,7 +11,7 @@ use clap::Args;
 use serde::Serialize;
 use whylate_model::sources::BLOCK;
 use whylate_model::units::{format_ns, printable};
-use whylate_sources::inject::requests::{self, Plan, Report, directory_on_disk};
+use whylate_sources::inject::requests::{self, Plan, Report, folder_on_disk};
 
 use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
@@ -80,15 +80,15 @@ struct EndRecord<'a> {
 }
 
 pub fn run(arguments: &Arguments, stop: &AtomicBool) -> anyhow::Result<()> {
-    let directory = match arguments.folder.clone().or_else(directory_on_disk) {
-        Some(directory) => directory,
+    let folder = match arguments.folder.clone().or_else(folder_on_disk) {
+        Some(folder) => folder,
         None => bail!(
-            "none of /var/tmp, /tmp and the current directory is on a disk with direct I/O: choose one that is with --folder"
+            "none of /var/tmp, /tmp and the current folder is on a disk with direct I/O: choose one that is with --folder"
         ),
     };
     let every = Duration::from_nanos(arguments.every_ns);
     let Arguments { reads, hogs, is_loop, reads_a_second, .. } = *arguments;
-    let plan = Plan { directory, reads, every, hogs, is_loop, reads_a_second };
+    let plan = Plan { folder, reads, every, hogs, is_loop, reads_a_second };
     plan.check().map_err(UsageError)?;
     let report = requests::run(&plan, stop).context("cannot inject block")?;
     let mut out = io::stdout().lock();

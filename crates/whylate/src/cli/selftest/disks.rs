@@ -7,7 +7,7 @@ use whylate_model::selftest::{Check, Unit};
 use whylate_model::sources::BLOCK;
 use whylate_model::{CauseKind, Histogram, LateEvent};
 use whylate_sources::block::{BlockOptions, By};
-use whylate_sources::inject::requests::{self, HOG, Plan, Report, directory_on_disk};
+use whylate_sources::inject::requests::{self, HOG, Plan, Report, folder_on_disk};
 use whylate_sources::{AttachError, Session, Source as _};
 
 use super::Setup;
@@ -26,8 +26,8 @@ pub(super) fn reads(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
                 .to_owned(),
         )
     };
-    let directory = directory_on_disk().ok_or_else(none)?;
-    let plan = Plan { directory, reads: COUNT, every: EVERY, ..Plan::default() };
+    let folder = folder_on_disk().ok_or_else(none)?;
+    let plan = Plan { folder, reads: COUNT, every: EVERY, ..Plan::default() };
     let (backend, latency, report) = measured(&plan, setup)?;
     let own_ns = report.made.iter().map(|read| read.took_ns).sum::<u64>() as f64 / report.made.len().max(1) as f64;
     let (right, late) = explained(&Plan { hogs: HOGS, ..plan }, setup)?;
