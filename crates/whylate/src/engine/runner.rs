@@ -164,7 +164,7 @@ impl<S: Attached + ?Sized> Feed<S> {
         self.snapshot_for(None)
     }
 
-    /// Takes a snapshot since the previous call, with the buffered late events, and records those not recorded yet.
+    /// Takes a snapshot since the previous call, with the buffered late events, and records what is not recorded yet.
     ///
     /// # Errors
     /// Fails if the source fails.
