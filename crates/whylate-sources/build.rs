@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Compiles every `*.bpf.c` below `src` and generates its skeleton in a folder of the same name; there is no other list.
+//! Compiles every `*.bpf.c` below `src` and generates its skeleton in a directory of the same name.
 
 use std::env;
 use std::error::Error;
@@ -16,9 +16,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-env-changed=CLANG");
     for program in bpf_programs(Path::new("src"))? {
         let name = program.file_name().and_then(|n| n.to_str()).ok_or("a BPF source has no readable name")?;
-        let folder = out.join(program.parent().and_then(Path::file_name).ok_or("a BPF source is in no folder")?);
-        fs::create_dir_all(&folder)?;
-        let skeleton = folder.join(name.replace(".bpf.c", ".skel.rs"));
+        let directory = out.join(program.parent().and_then(Path::file_name).ok_or("a BPF source is in no directory")?);
+        fs::create_dir_all(&directory)?;
+        let skeleton = directory.join(name.replace(".bpf.c", ".skel.rs"));
         SkeletonBuilder::new()
             .source(&program)
             // v3 has the atomic compare-and-exchange and fetch instructions (kernel 5.12).
@@ -29,9 +29,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn bpf_programs(folder: &Path) -> Result<Vec<PathBuf>, Box<dyn Error>> {
+fn bpf_programs(directory: &Path) -> Result<Vec<PathBuf>, Box<dyn Error>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
+    for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         if path.is_dir() {
             found.append(&mut bpf_programs(&path)?);

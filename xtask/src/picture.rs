@@ -20,7 +20,7 @@ const STYLE: &str = "\
 /// Draw a terminal's screen as an SVG: reads what `tmux capture-pane -e -p` prints
 #[derive(Debug, Args)]
 pub struct Arguments {
-    /// What the picture shows, for whoever cannot see it
+    /// Description of the picture, for readers who cannot see it
     #[arg(long)]
     title: String,
 }

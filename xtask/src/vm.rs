@@ -46,7 +46,7 @@ const MEBIBYTE: u64 = 1 << 20;
 pub struct Arguments {
     /// One of `cargo xtask kernels`, or the path of a kernel image
     kernel: String,
-    /// A program, file or folder that is to be there, at the same path, with the libraries it needs
+    /// A program, file or directory that is to be there, at the same path, with the libraries it needs
     #[arg(long, value_name = "PATH")]
     with: Vec<OsString>,
     /// Leave out the tools to compare with: it starts sooner
@@ -55,14 +55,14 @@ pub struct Arguments {
     /// Leave out whylate, and do not build it
     #[arg(long)]
     no_whylate: bool,
-    /// Seconds until it is given up
+    /// Seconds after which it fails
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     timeout: u64,
     /// Memory; by default as much as what is in it needs
     #[arg(long, value_name = "MEBIBYTES")]
     memory: Option<u64>,
-    /// Give it an empty disk, of so many mebibytes: /dev/nvme0n1, where the kernel has its driver built in. It does 100
-    /// requests a second
+    /// Give it an empty disk of this size in mebibytes: /dev/nvme0n1, where the kernel has its driver built in. It
+    /// serves 100 requests a second
     #[arg(long, value_name = "MEBIBYTES")]
     disk: Option<u64>,
     /// Write the kernel's messages there

@@ -20,7 +20,7 @@ const MAX_VICTIMS: usize = 1_000;
 /// Row label for culprits beyond the maximum number.
 pub const BEYOND: &str = "those beyond the first 10,000";
 
-/// How delays are aggregated.
+/// Aggregation of delays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
     /// By thread, work item, interrupt and so on.
@@ -91,7 +91,7 @@ pub struct Ranking {
     pub latency_ns: u64,
     /// Culprits, sorted by delay, largest first. Unknown time has an entry for each reason, and [`BEYOND`].
     pub culprits: Vec<Culprit>,
-    /// All unknown time.
+    /// Time of unknown cause.
     pub unknown: Victims,
     /// Late events that the ranking does not cover.
     pub unexplained: Unexplained,
@@ -190,7 +190,7 @@ impl Culprits {
         self.unexplained.total_ns = self.unexplained.total_ns.saturating_add(unexplained.total_ns);
     }
 
-    /// Returns the ranking of everything added since the previous call.
+    /// Returns the ranking of all delays added since the previous call.
     pub fn take(&mut self) -> Ranking {
         let taken = std::mem::replace(self, Culprits::by(self.by));
         let by_name =

@@ -57,7 +57,7 @@ pub struct Diff {
     pub differ: u64,
     /// Number of further rows with too few values for a test.
     pub too_little: u64,
-    /// What one side alone has, or what cannot be compared, with reasons.
+    /// Sources and quantities that only one side has or that cannot be compared, with reasons.
     pub not_compared: Vec<Unmeasured>,
     /// Late events and culprits that only one side has, or ten times as many of them, and that are too rare or too
     /// bursty for the test.
@@ -113,7 +113,7 @@ pub struct Row {
     /// Name of the source; empty if the row covers all sources.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub source: String,
-    /// What the row is about.
+    /// Subject of the row.
     #[serde(flatten)]
     pub what: What,
     /// Name of the figure.
@@ -141,7 +141,7 @@ pub struct Row {
 /// Figure of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Measure {
-    /// Number of events, values or samples that it is based on.
+    /// Number of events, values or samples that the figure is based on.
     pub count: u64,
     /// The figure; `None` if it is based on nothing.
     pub value: Option<f64>,
@@ -175,7 +175,7 @@ pub enum Outcome {
     More,
     /// The value has decreased.
     Less,
-    /// Chance alone would do as much, or the change is too small.
+    /// The change is within chance, or too small.
     NoDifference,
     /// There are too few values.
     TooLittle,

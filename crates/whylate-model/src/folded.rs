@@ -89,7 +89,7 @@ pub fn frames(stack: &Stack, root: Root) -> Vec<Frame> {
     frames
 }
 
-/// Returns what a runnable thread waits for: a CPU, or its cgroup's next quota period.
+/// Returns the wait of a runnable thread: for a CPU, or its cgroup's next quota period.
 pub fn runnable(stack: &Stack) -> Option<WaitClass> {
     let class = stack.wait.as_ref()?.class;
     matches!(class, WaitClass::Cpu | WaitClass::Throttled).then_some(class)

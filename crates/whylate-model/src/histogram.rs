@@ -321,7 +321,7 @@ struct Printed {
     /// Grouping power of the layout; omitted if 3.
     #[serde(default = "usual_power", skip_serializing_if = "is_usual")]
     grouping_power: u8,
-    /// Without it a reader could restore the sum only to within `count` nanoseconds.
+    /// Exact sum; from the mean, a reader could restore it only to within `count` nanoseconds.
     sum_ns: u64,
     buckets: Vec<(u64, u64)>,
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum number of links of a chain; a longer one is marked as cut.
 pub const MAX_LINKS: usize = 32;
 
-/// What a thread waits for that another thread holds.
+/// Lock or work item that a thread waits for and another thread holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Lock {
@@ -29,7 +29,7 @@ pub enum Lock {
 }
 
 impl Lock {
-    /// Returns whether the named thread certainly holds it.
+    /// Returns whether the named thread certainly holds the lock.
     pub fn is_certain(self) -> bool {
         !matches!(self, Lock::RwsemReaders | Lock::Semaphore)
     }
@@ -44,10 +44,10 @@ pub struct Holder {
     pub state: String,
     /// Time since it left its CPU; 0 if it is running.
     pub off_cpu_ns: u64,
-    /// System call that it is in.
+    /// System call that the holder is in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub syscall: Option<String>,
-    /// Work item that it runs.
+    /// Work item that the holder runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub handler: Option<String>,
 }
@@ -66,14 +66,14 @@ pub struct Link {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum End {
-    /// At a thread that waits for no known holder.
+    /// A thread that waits for no known holder.
     #[default]
     Free,
-    /// At a thread that is earlier in the chain or is the waiter: a deadlock.
+    /// A thread that is earlier in the chain or is the waiter: a deadlock.
     Cycle,
-    /// At such a thread, but one holder may have released its lock.
+    /// A thread that is earlier in the chain, but one holder may have released its lock.
     PerhapsCycle,
-    /// At the maximum length.
+    /// The maximum length was reached.
     Cut,
 }
 
@@ -103,7 +103,7 @@ impl Chain {
 /// A waiter or holder, all as of one time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Thread {
-    /// What the thread is doing.
+    /// Current activity of the thread.
     pub now: Holder,
     /// The lock that it waits for, and the key of the holder.
     pub waits: Option<(Lock, u64)>,

@@ -16,7 +16,7 @@ use crate::name::{CUT, bounded};
 use crate::paste::{ELLIPSES, Form, Lines, PasteError, Piece};
 use crate::text;
 
-/// Why a text could not be imported.
+/// Reason why a text could not be imported.
 #[derive(Debug, Error)]
 pub enum ImportError {
     /// The alterations of its lines cannot be undone.
@@ -47,7 +47,7 @@ pub const DEEPEST: usize = 4 << 10;
 /// Labels at the start of a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Names {
-    /// None.
+    /// No names.
     Nothing,
     /// Name of the process.
     #[default]
@@ -88,7 +88,7 @@ impl Imported {
     /// Parses a text in any of the formats.
     ///
     /// # Errors
-    /// If the text is in none of them, all its stacks are too long, or its counts too large.
+    /// Fails if the text is in none of them, all its stacks are too long, or its counts too large.
     pub fn read(text: &str, names: Names) -> Result<Self, ImportError> {
         let mut imported = Imported::default();
         // The text may include what surrounded it where it was copied.
@@ -113,7 +113,7 @@ impl Imported {
     /// Adds the stacks of another file, of a later sample.
     ///
     /// # Errors
-    /// If the counts of both together are too large.
+    /// Fails if the counts of both together are too large.
     pub fn merge(&mut self, other: Imported) -> Result<(), ImportError> {
         for (stack, count) in other.stacks {
             self.add(stack, count)?;

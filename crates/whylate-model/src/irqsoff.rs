@@ -5,4 +5,4 @@ mod advice;
 mod kept;
 
 pub use advice::advice;
-pub use kept::{Kept, NO_RESCHEDULE_POINT};
+pub use kept::{LateReschedule, NO_RESCHEDULE_POINT};

@@ -11,12 +11,12 @@ use crate::snapshot::Labels;
 /// A wait longer than the user's threshold.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LateEvent {
-    /// What was late: `ext4_end_io_rsv_work`, `CPU 3`, `postgres:4711`.
+    /// Subject of the event: `ext4_end_io_rsv_work`, `CPU 3`, `postgres:4711`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub subject: String,
     /// Labels of the waiter, e.g. `handler` and `workqueue`, and of its requester.
     pub labels: Labels,
-    /// When the wait ended, in nanoseconds since 1970 (UTC).
+    /// End of the wait, in nanoseconds since 1970 (UTC).
     #[serde(rename = "at", with = "crate::units::rfc3339")]
     pub at_unix_ns: u64,
     /// End of the wait on CLOCK_MONOTONIC of the measuring machine, which cannot be set; not in JSON, where it has no

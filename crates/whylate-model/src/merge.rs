@@ -8,7 +8,7 @@ use crate::snapshot::{Labels, Series, Snapshot};
 use crate::sources::{Card, named};
 use crate::stack::Stack;
 
-/// How a figure is merged when two spans are.
+/// Rule by which a figure is merged when two spans are merged.
 #[derive(Clone, Copy, Debug)]
 pub enum Merging {
     /// A counter: both are added.

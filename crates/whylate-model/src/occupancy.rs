@@ -20,16 +20,16 @@ pub struct Occupancy {
 /// Uninterrupted time of one occupant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interval {
-    /// Start.
+    /// Start of the interval.
     pub start_ns: u64,
-    /// Start of the next one.
+    /// End of the interval, and start of the next one.
     pub end_ns: u64,
-    /// What occupied the CPU.
+    /// Occupant of the CPU.
     pub occupant: Occupant,
     /// Time taken from the occupant.
     #[serde(flatten)]
     pub taken: Taken,
-    /// For an interrupt: its delay before `start_ns`. Interrupts were disabled on the CPU for at least this time.
+    /// Delay of an interrupt before `start_ns`. Interrupts were disabled on the CPU for at least this time.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub late_ns: u64,
     /// Kernel stack at the late interrupt, innermost frame first: the code that enabled interrupts again.
@@ -78,16 +78,16 @@ pub struct Merged {
 /// One occupant's share of a span.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MergedPart {
-    /// What occupied the CPU.
+    /// Occupant of the CPU.
     pub occupant: Occupant,
-    /// Its total time in nanoseconds.
+    /// Total time in nanoseconds.
     pub ns: u64,
     /// Time taken from the occupant.
     #[serde(flatten)]
     pub taken: Taken,
 }
 
-/// What occupied a CPU.
+/// Occupant of a CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Occupant {

@@ -22,7 +22,7 @@ const MAX_WORST: usize = 5;
 /// Maximum number of worst events of one source, so that one source cannot hide the others.
 const MAX_WORST_OF_SOURCE: usize = 3;
 
-/// The overview: everything that all sources found.
+/// The overview: the results of all sources.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Overview {
     /// Version of this JSON format.
@@ -43,10 +43,10 @@ pub struct Overview {
     pub worst: Vec<Sighting>,
     /// Culprits, by the delay that they caused.
     pub culprits: Vec<Culprit>,
-    /// What the CPU trace that explains late events has lost, by reason.
+    /// Events lost by the CPU trace that explains late events, by reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub lost: BTreeMap<String, u64>,
-    /// What could not be measured.
+    /// Sources that could not be measured.
     pub unmeasured: Vec<Unmeasured>,
     /// Limitations: what is reported in less detail here than elsewhere.
     #[serde(default, rename = "weaker")]
@@ -60,7 +60,7 @@ pub struct Headline {
     pub source: String,
     /// Backend that measured.
     pub backend: String,
-    /// What the figures measure.
+    /// Subject of the figures.
     pub of: String,
     /// Number of measured values.
     pub count: u64,
@@ -80,7 +80,7 @@ pub struct Headline {
     /// Threads that are still in uninterruptible sleep and over the threshold, longest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sleepers: Vec<Sleeper>,
-    /// What `late` and `late_ns` count, if this differs from what the figures measure.
+    /// Subject of `late` and `late_ns`, if it differs from that of the figures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_of: Option<LateOf>,
     /// Total time of these late events and those of [`Headline::held_up`].
@@ -107,7 +107,7 @@ pub struct Headline {
 /// Events that a source judges besides its figures: only late ones are seen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LateOf {
-    /// What the events are.
+    /// Subject of the events.
     pub of: String,
     /// Threshold in nanoseconds from which an event is late.
     pub late_from_ns: u64,
@@ -121,7 +121,7 @@ pub struct LateOf {
 /// Waits for others that were late.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldUp {
-    /// What the waits are.
+    /// Subject of the waits.
     pub of: String,
     /// Threshold in nanoseconds from which a wait is late.
     pub late_from_ns: u64,
@@ -209,7 +209,7 @@ struct LateCounts {
 
 impl Gatherer {
     /// Creates a collector for an overview with these sources; culprits are aggregated by `by`.
-    pub fn of(cards: Vec<&'static Card>, by: By) -> Self {
+    pub fn for_cards(cards: Vec<&'static Card>, by: By) -> Self {
         Gatherer { cards, culprits: Culprits::by(by), ..Gatherer::default() }
     }
 
@@ -401,14 +401,14 @@ mod tests {
             )
         };
         static ALSO_MADE_UP: Card = Card {
-            tells: |event| event.labels.contains_key("registered"),
+            also_reports: |event| event.labels.contains_key("registered"),
             ..Card::new(
                 "courier",
                 Judged { of: "parcels", late_from_ns: 1, next: "whylate courier {from}" },
                 |snapshot| snapshot.total("days"),
             )
         };
-        let mut gatherer = Gatherer::of(vec![&MADE_UP, &ALSO_MADE_UP], By::Culprit);
+        let mut gatherer = Gatherer::for_cards(vec![&MADE_UP, &ALSO_MADE_UP], By::Culprit);
         let mut letter =
             LateEvent { subject: "to Ann".to_owned(), ..late(8_000, &[(CauseKind::Thread, "fog:1", 8_000)]) };
         gatherer.add(&MADE_UP, letter.clone());
@@ -416,12 +416,12 @@ mod tests {
         letter.labels.insert("registered".to_owned(), "yes".to_owned());
         gatherer.add(&MADE_UP, letter.clone());
         // No other source reports it, so it counts.
-        let mut alone = Gatherer::of(vec![&MADE_UP], By::Culprit);
+        let mut alone = Gatherer::for_cards(vec![&MADE_UP], By::Culprit);
         alone.add(&MADE_UP, letter);
         assert_eq!(alone.finish(&[snapshot(&MADE_UP, "days", &[], &[])], Vec::new()).sources[0].late, 1);
         let look = gatherer.finish(&[snapshot(&MADE_UP, "days", &[], &[100, 200])], Vec::new());
         let restored: Overview =
-            serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
+            serde_json::from_str(&serde_json::to_string(&look).expect("an overview serializes")).expect("and parses");
         assert_eq!(
             (&restored.sources, &restored.worst, &restored.culprits),
             (&look.sources, &look.worst, &look.culprits)
@@ -442,7 +442,7 @@ mod tests {
             }
         };
         let counted = |cards: &[&'static Card]| {
-            let mut gatherer = Gatherer::of(cards.to_vec(), By::Culprit);
+            let mut gatherer = Gatherer::for_cards(cards.to_vec(), By::Culprit);
             gatherer.add(&OFFCPU, wait("kworker/0:0", &[]));
             gatherer.add(&OFFCPU, wait("iou-sqp-7", &[]));
             gatherer.add(&OFFCPU, wait("kworker/0:1", &[("role", "worker"), ("handler", "vmstat_update")]));
@@ -528,7 +528,7 @@ mod tests {
             labels: [(SLEEPER.to_owned(), sleeper.to_owned())].into(),
             ..late(ms * 1_000_000, &[])
         };
-        let mut gatherer = Gatherer::of(vec![&OFFCPU], By::default());
+        let mut gatherer = Gatherer::for_cards(vec![&OFFCPU], By::default());
         for (who, sleeper, ms) in [("a:1", "x:7", 150), ("a:1", "x:7", 250), ("b:2", "x:7", 100), ("b:2", "y:8", 500)] {
             gatherer.add(&OFFCPU, wait(who, sleeper, ms));
         }

@@ -29,7 +29,7 @@ const MAX_LAYERS: usize = 6;
 /// Marks in place of the omitted rest of a line.
 pub(crate) const ELLIPSES: [&str; 2] = ["\u{2026}", "..."];
 
-/// How a format classifies a line.
+/// Class of a line in a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// A complete record.
@@ -170,7 +170,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
     /// Examines the head of a file. The rest of lines longer than `longest` bytes is dropped.
     ///
     /// # Errors
-    /// If the file cannot be read, is binary, or its alterations are ambiguous.
+    /// Fails if the file cannot be read, is binary, or its alterations are ambiguous.
     pub fn new(mut input: R, form: F, longest: usize) -> Result<Self, PasteError> {
         let mut head = Vec::new();
         loop {
@@ -236,7 +236,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
         self.taken
     }
 
-    /// Returns descriptions of what was undone.
+    /// Returns descriptions of the alterations that were undone.
     pub fn undone(&self) -> Vec<String> {
         // Indentation matters to no format.
         let layers = self.layers.iter().filter(|(layer, _)| !matches!(layer, Layer::Prefix(Prefix::Indent(_))));
@@ -248,7 +248,7 @@ impl<R: BufRead, F: Form> Lines<R, F> {
     /// Returns the next line in `line`; false at the end.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Fails if the file cannot be read.
     pub fn next(&mut self, line: &mut String) -> io::Result<bool> {
         let mut is_any = true;
         loop {

@@ -4,8 +4,8 @@
 //! A [`CpuTimeline`] is a per-CPU scheduling timeline, read backwards: run slices with their switch-in and switch-out.
 //! [`walk()`] goes back through it and follows one thread at a time. While the thread is on a CPU, it is charged
 //! itself. While it is runnable, the actor on its CPU is charged. Where it was woken, a *hop* (wakeup edge) leads to
-//! the waker, until the walk reaches the switch-out with which the wait began. [`PathBuilder`] collects the findings of one
-//! wait as a [`Path`], in order of time and as text; its segments add up to the wait. [`command`] does so for the
+//! the waker, until the walk reaches the switch-out with which the wait began. [`PathBuilder`] collects the findings of
+//! one wait as a [`Path`], in order of time and as text; its segments add up to the wait. [`command`] does so for the
 //! threads of a whole command, which [`members`] knows.
 //!
 //! Timelines are built from [`events`], kept compressed ([`packed`]), or read from other tools' traces ([`import`]).
@@ -45,7 +45,7 @@ use timer::TimerKind;
 use crate::CauseKind;
 use crate::wait::Stop;
 
-/// A query: what a thread did, or waited for, in a span of time.
+/// A query: the activity of a thread, or its wait, in a span of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
     /// TID as shown.
@@ -57,7 +57,7 @@ pub struct Query {
     /// Explains only the thread's last wait, back to its switch-out, which need not be recorded; `from_ns` is a lower
     /// bound.
     pub is_wait: bool,
-    /// Explains a command: if a thread of the command woke the thread, the walk goes on with the waker and does not
+    /// Explains a command: if a thread of the command woke the thread, the walk continues with the waker and does not
     /// return. Otherwise the walk returns to each waiting thread at its switch-out.
     pub is_command: bool,
 }
@@ -82,7 +82,7 @@ pub enum Finding {
         hop: u32,
         /// The thread's name at the switch-out.
         name: Name,
-        /// What the thread waits in.
+        /// Wait of the thread.
         blocked: Blocked,
         /// Time of the switch-out (CLOCK_MONOTONIC).
         at_ns: u64,
@@ -168,7 +168,7 @@ pub enum Actor {
     Limit(u32),
     /// CPU quota of the cgroup, or of an ancestor of it; the ID is as in [`history::RunSlice::cgroup`].
     Quota(Option<u64>),
-    /// A timer, named by what the thread waited in.
+    /// A timer, named by the system call that the thread waited in.
     Timer(TimerKind),
     /// Fixed text.
     Text(&'static str),
@@ -178,12 +178,12 @@ pub enum Actor {
 pub trait Limits {
     /// Returns the time until which a thread that was switched in at `running_ns` was not allowed to run, and the ID of
     /// the limit, which [`Names`] resolves.
-    fn of(&self, tid: u32, running_ns: u64) -> Option<(u64, u32)>;
+    fn next_allowed(&self, tid: u32, running_ns: u64) -> Option<(u64, u32)>;
 }
 
 /// No limits.
 impl Limits for () {
-    fn of(&self, _tid: u32, _running_ns: u64) -> Option<(u64, u32)> {
+    fn next_allowed(&self, _tid: u32, _running_ns: u64) -> Option<(u64, u32)> {
         None
     }
 }

@@ -15,7 +15,7 @@ mod repeats;
 pub use frame::{Frame, INDEX_BYTES, Index};
 pub use line::{Account, Clock, End, FORMAT, Gap, Header, Line, Measured};
 pub use reader::{Damage, MAX_LINE_BYTES, ReadError, Reader};
-pub use repeats::{Place, Repeated, Repeating, Repeats};
+pub use repeats::{CachedStack, Repeated, Repeating, Repeats};
 
 #[cfg(test)]
 mod tests;

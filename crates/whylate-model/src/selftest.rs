@@ -33,7 +33,7 @@ pub enum Verdict {
     Skip,
 }
 
-/// How often the true cause was named first.
+/// Score of one true cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Score {
     /// The true cause, as the source names it.
@@ -76,7 +76,7 @@ pub struct Check {
     pub verdict: Verdict,
     /// Number of tries, as other programs may disturb the machine too.
     pub tries: u32,
-    /// Why it was skipped; empty otherwise.
+    /// Reason why the trial was skipped; empty otherwise.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }

@@ -85,7 +85,7 @@ pub struct Sleeper {
     /// Innermost kernel function on its stack, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits_in: Option<String>,
-    /// What the thread waits for.
+    /// Class of the wait.
     pub class: WaitClass,
 }
 

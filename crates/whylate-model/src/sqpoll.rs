@@ -12,7 +12,7 @@ pub use verdict::verdicts;
 /// Identity of a submission thread: TIDs are reused, so it includes the creation time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SqThread {
-    /// PID of its process.
+    /// PID of the thread's process.
     pub pid: u32,
     /// TID of the thread.
     pub tid: u32,
@@ -23,7 +23,7 @@ pub struct SqThread {
 /// Counters of one thread, as of `at_ns`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// When they were read (CLOCK_MONOTONIC).
+    /// Time at which the counters were read (CLOCK_MONOTONIC).
     pub at_ns: u64,
     /// Time on a CPU.
     pub running_ns: u64,
@@ -31,9 +31,9 @@ pub struct Counters {
     pub working_ns: Option<u64>,
     /// Time runnable without a CPU.
     pub starved_ns: u64,
-    /// Requests taken from its rings, if counted.
+    /// Requests taken from the thread's rings, if counted.
     pub sqes: Option<u64>,
-    /// Number of wakeups from its sleep, if counted.
+    /// Number of wakeups, if counted.
     pub wakeups: Option<u64>,
     /// Time without a CPU, by the thread that it waited behind.
     pub behind_ns: BTreeMap<String, u64>,
@@ -134,7 +134,7 @@ pub fn is_thread(series: &Series) -> bool {
     !series.labels.contains_key("ring") && !series.labels.contains_key("by")
 }
 
-/// Returns whether a series is about a part of what `whole` is about.
+/// Returns whether a series is about a part of the thread that `whole` is about.
 pub fn is_part_of(part: &Series, whole: &Series) -> bool {
     !is_thread(part) && whole.labels.iter().all(|(name, value)| part.labels.get(name) == Some(value))
 }

@@ -20,7 +20,7 @@ pub struct Stack {
     pub state: String,
     /// Number of samples.
     pub samples: u64,
-    /// Time that it stands for, in nanoseconds.
+    /// Time that the stack stands for, in nanoseconds.
     pub weight_ns: u64,
     /// Number of separate waits in the samples, if known.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -72,13 +72,13 @@ impl Stack {
 pub struct Waker {
     /// Kind of the waker.
     pub by: WokenBy,
-    /// Of a thread: its `process`, `pid` and `thread`, and `tid` if threads are distinguished.
+    /// For a thread, its `process`, `pid` and `thread`, and `tid` if threads are distinguished.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
-    /// Its kernel frames at the wakeup, innermost first.
+    /// Kernel frames of the waker at the wakeup, innermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kernel: Vec<String>,
-    /// Its user frames, innermost first.
+    /// User frames of the waker, innermost first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub user: Vec<String>,
 }
@@ -87,7 +87,7 @@ pub struct Waker {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WokenBy {
-    /// None yet: the wait is in progress, or was at the end of the span.
+    /// No waker yet: the wait is in progress, or was at the end of the span.
     #[default]
     #[serde(rename = "nobody")]
     NotYet,

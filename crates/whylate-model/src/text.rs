@@ -22,7 +22,7 @@ pub(crate) fn is_binary(start: &[u8]) -> bool {
 /// Reads a text file to its end.
 ///
 /// # Errors
-/// If the file cannot be read, is binary, or is too long.
+/// Fails if the file cannot be read, is binary, or is too long.
 pub fn read(mut input: impl Read) -> io::Result<String> {
     let mut bytes = Vec::new();
     input.by_ref().take(BINARY_CHECK_BYTES as u64).read_to_end(&mut bytes)?;

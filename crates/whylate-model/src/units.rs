@@ -17,7 +17,7 @@ pub enum DurationError {
 /// Parses `10s`, `5m`, `1.33ms`, `200us`, `800ns`, `1h` or `2d`; a bare number is in `bare_unit_ns`.
 ///
 /// # Errors
-/// If the text is no such duration; negative ones are malformed.
+/// Fails if the text is no such duration; negative ones are malformed.
 pub fn parse_duration_ns(text: &str, bare_unit_ns: u64) -> Result<u64, DurationError> {
     let text = text.trim();
     let unit_at = text.find(|c: char| c.is_ascii_alphabetic() || c == 'µ').unwrap_or(text.len());
@@ -108,7 +108,7 @@ pub mod rfc3339 {
     /// Serializes for `#[serde(with = …)]`.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// Fails if the serializer does.
     pub fn serialize<S: Serializer>(unix_ns: &u64, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&format(*unix_ns))
     }
@@ -116,7 +116,7 @@ pub mod rfc3339 {
     /// Deserializes for `#[serde(with = …)]`.
     ///
     /// # Errors
-    /// If the text is not an RFC 3339 timestamp after 1970.
+    /// Fails if the text is not an RFC 3339 timestamp after 1970.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
         let text = String::deserialize(deserializer)?;
         let stamp: Timestamp = text.parse().map_err(serde::de::Error::custom)?;

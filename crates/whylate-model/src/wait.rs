@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Classifies what a thread off its CPU waits for, from its state, system call and stack.
+//! Classifies the wait of a thread off its CPU, from its state, system call and stack.
 
 mod calls;
 mod classes;
@@ -76,7 +76,7 @@ impl State {
 /// Submitted requests that a thread waits for (libaio, io_uring).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InFlight {
-    /// Not known.
+    /// Unknown.
     #[default]
     Unknown,
     /// Requests completed by an event: of sockets, pipes, timers.
@@ -113,7 +113,7 @@ pub enum WaitClass {
     Timer,
     /// A CPU that another thread occupies.
     Cpu,
-    /// Its cgroup's next quota period.
+    /// The next quota period of the thread's cgroup.
     Throttled,
     /// The end of a stop: by a signal, a tracer, a freezer; a child that uses its memory (vfork), a core dump.
     Stopped,
@@ -149,7 +149,7 @@ impl WaitClass {
     }
 }
 
-/// What a thread waits for, and the rule that says so.
+/// Class of a wait, and the rule that determines it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
     /// Class of the wait.
@@ -165,15 +165,15 @@ pub struct WaitEvidence<'a> {
     pub state: State,
     /// Whether the kernel counts the wait as I/O wait.
     pub in_iowait: bool,
-    /// Whether it is a kernel thread.
+    /// Whether the thread is a kernel thread.
     pub is_kernel: bool,
-    /// System call that it is in, if any.
+    /// System call that the thread is in, if any.
     pub syscall: Option<&'a str>,
     /// Kernel frames, innermost first.
     pub kernel: &'a [String],
     /// User frames, innermost first.
     pub user: &'a [String],
-    /// Requests that it has submitted.
+    /// Requests that the thread has submitted.
     pub in_flight: InFlight,
 }
 
@@ -181,8 +181,8 @@ pub struct WaitEvidence<'a> {
 pub fn classify(seen: &WaitEvidence<'_>, own: &Classes) -> Wait {
     let wait = |class, rule: &str| Wait { class, rule: rule.to_owned() };
     match seen.state {
-        State::OnCpu => return wait(WaitClass::OnCpu, "it has a CPU"),
-        State::Ready => return wait(WaitClass::Cpu, "could run, and another thread has the CPU"),
+        State::OnCpu => return wait(WaitClass::OnCpu, "runs on a CPU"),
+        State::Ready => return wait(WaitClass::Cpu, "could run, but another thread occupies the CPU"),
         State::Throttled => {
             return wait(WaitClass::Throttled, "could run, and its cgroup has used up its share of the CPUs");
         }
@@ -270,7 +270,7 @@ fn core_dump_frame<'a>(seen: &WaitEvidence<'a>) -> Option<&'a str> {
     ["coredump_task_exit", "do_exit"].iter().any(|name| innermost.starts_with(name)).then_some(innermost.as_str())
 }
 
-/// Classifies waits for submitted requests by what these are.
+/// Classifies waits for submitted requests by the kind of the requests.
 fn classify_submitted(seen: &WaitEvidence<'_>) -> Option<Wait> {
     let frame = |names: &[&str]| seen.kernel.iter().find(|frame| names.contains(&frame.as_str()));
     let is_aio = frame(&["read_events"]);

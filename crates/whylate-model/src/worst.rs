@@ -10,7 +10,7 @@ use crate::LateEvent;
 #[derive(Debug)]
 pub struct TopN {
     limit: usize,
-    /// By latency and sequence number: the first entry is the next one to drop.
+    /// Events by latency and sequence number; the first entry is the next one to drop.
     events: BTreeMap<(u64, Reverse<u64>), LateEvent>,
     added: u64,
 }

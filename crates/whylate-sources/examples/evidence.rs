@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Prints what the causes of late events are told from, a JSON object a line: `evidence THRESHOLD_US SECONDS [SOURCE]`.
+//! Prints the evidence for the causes of late events, a JSON object a line: `evidence THRESHOLD_US SECONDS [SOURCE]`.
 //! For new golden files.
 
 use std::time::{Duration, Instant};

@@ -33,7 +33,7 @@ pub(crate) fn with_names<T>(read: impl FnOnce(&mut Windows, &mut KernelSymbols) 
 /// Parses a program or library: its headers, its symbols, and the unwinding of some functions.
 ///
 /// # Panics
-/// When there is no memory for a file.
+/// Panics if there is no memory for a file.
 pub fn elf(bytes: &[u8]) {
     let file = File::from(memfd_create("fuzzed", MemfdFlags::CLOEXEC).expect("there is memory"));
     file.write_all_at(bytes, 0).expect("there is memory");
@@ -43,7 +43,7 @@ pub fn elf(bytes: &[u8]) {
 /// Demangles a symbol.
 ///
 /// # Panics
-/// When the name is longer than the limit.
+/// Panics if the name is longer than the limit.
 pub fn demangle(symbol: &str) {
     for begins in ["", "_Z", "_R", "_ZN"] {
         let name = crate::kernel::demangle::demangled(&format!("{begins}{symbol}")).into_owned();
@@ -59,7 +59,7 @@ pub fn ring_page(bytes: &[u8]) {
 /// Parses small files of /proc and /sys, of a few lines each.
 ///
 /// # Panics
-/// When a list of CPUs does not survive a round trip.
+/// Panics if a list of CPUs does not survive a round trip.
 pub fn small_files(text: &str) {
     if let Some(cpus) = cpus::numbers(text) {
         let ascending: Vec<u32> = BTreeSet::from_iter(cpus).into_iter().collect();

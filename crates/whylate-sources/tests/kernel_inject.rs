@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use whylate_sources::inject::Moment;
+use whylate_sources::inject::Timestamp;
 use whylate_sources::inject::work::{HANDLER, Plan, Report, run};
 
 use support::machine::lock::{lock_machine_to_inject, plan};
@@ -29,7 +29,7 @@ fn traced(plan: &Plan, stop: &AtomicBool) -> Result<(Report, Vec<u64>, Vec<u64>)
 
 /// Checks that no event is outside of the report's times. The trace is rounded to the nearest microsecond.
 fn assert_within(report: &Report, queued: &[u64], started: &[u64]) {
-    let stated_us = |time: Option<Moment>| time.map_or(0, |time| time.monotonic_ns / 1000);
+    let stated_us = |time: Option<Timestamp>| time.map_or(0, |time| time.monotonic_ns / 1000);
     assert!(queued.iter().all(|&us| us >= stated_us(report.first_queue)), "an item was queued earlier than reported");
     assert!(queued.iter().all(|&us| us <= stated_us(report.last_queue) + 1), "an item was queued later than reported");
     assert!(started.iter().all(|&us| us <= stated_us(report.last_end) + 1), "an item started later than reported");

@@ -79,7 +79,7 @@ fn activations_and_missed_periods_add_up() -> Result<()> {
 fn measures_its_schedule(test_cpus: TestCpus, period_ns: u64, way: &TimerlatOptions) -> Result<()> {
     let cpus = vec![test_cpus.tool, test_cpus.disturbed];
     let mut source = start(&TimerlatOptions { period_ns, cpus, ..way.clone() })?;
-    println!("latency until it runs: {}", source.tells_ran());
+    println!("latency until it runs: {}", source.sees_own_code());
     let mut snapshots = Vec::new();
     for _ in 0..3 {
         thread::sleep(Duration::from_secs(1));

@@ -18,7 +18,7 @@ const MODE: u32 = 0o600;
 /// Creates a file, or truncates one of the user's own. Refuses files of other users and links.
 ///
 /// # Errors
-/// When the file belongs to another user, is a symbolic link or has further hard links, or the file system refuses.
+/// Fails if the file belongs to another user, is a symbolic link or has further hard links, or the file system refuses.
 pub fn create(path: &Path) -> io::Result<File> {
     let file = open(path)?;
     if file.metadata()?.is_file() {
@@ -30,7 +30,7 @@ pub fn create(path: &Path) -> io::Result<File> {
 /// Creates a file, or opens one of the user's own without truncating it.
 ///
 /// # Errors
-/// As for `create`.
+/// Fails as `create` does.
 pub fn open(path: &Path) -> io::Result<File> {
     match create_new(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open_own(path),
@@ -41,7 +41,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Writes a whole file, or nothing.
 ///
 /// # Errors
-/// Those of `create`, of the file system, and of `write`.
+/// Fails if `create`, `write` or the file system does.
 pub fn write<T, E: From<io::Error>>(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<T, E>) -> Result<T, E> {
     let mut file = PendingFile::new(path)?;
     let written = write(&mut file)?;
@@ -57,14 +57,14 @@ pub struct PendingFile {
     location: Location,
 }
 
-/// Where the data is until `end`.
+/// Location of the data until `end`.
 #[derive(Debug)]
 enum Location {
-    /// In a file without a name (`O_TMPFILE`), which vanishes with its writer, however that ends.
+    /// A file without a name (`O_TMPFILE`), which vanishes with its writer, however that ends.
     Unnamed,
-    /// In a temporary file, where the file system does not support `O_TMPFILE` (NFS, FUSE, overlayfs before 6.3).
+    /// A temporary file, where the file system does not support `O_TMPFILE` (NFS, FUSE, overlayfs before 6.3).
     Named(PathBuf),
-    /// In the final file: a device, a FIFO, or a file in a directory where no other can be created.
+    /// The final file: a device, a FIFO, or a file in a directory where no other can be created.
     Itself,
 }
 
@@ -72,7 +72,7 @@ impl PendingFile {
     /// Starts a file that `create` could create.
     ///
     /// # Errors
-    /// As for `create`.
+    /// Fails as `create` does.
     pub fn new(path: &Path) -> io::Result<Self> {
         let path = path.to_owned();
         // Fails early if the file may not be written.
@@ -103,7 +103,7 @@ impl PendingFile {
     /// Completes the file.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Fails if the file system does.
     pub fn end(mut self) -> io::Result<()> {
         self.out.flush()?;
         if matches!(self.location, Location::Unnamed) {
@@ -165,7 +165,7 @@ impl Drop for PendingFile {
 /// Checks early whether a file can be created later.
 ///
 /// # Errors
-/// As for `create`.
+/// Fails as `create` does.
 pub fn try_to_create(path: &Path) -> io::Result<()> {
     let existed = fs::symlink_metadata(path).is_ok();
     let file = open(path)?;
@@ -194,7 +194,7 @@ fn open_own(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().write(true).custom_flags(flags).open(path);
     let file = file.map_err(|error| match error.raw_os_error() {
         Some(code) if code == rustix::io::Errno::LOOP.raw_os_error() => refused("is a symbolic link"),
-        Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() => refused("is a FIFO that nobody reads"),
+        Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() => refused("is a FIFO without a reader"),
         _ => error,
     })?;
     let about = file.metadata()?;
@@ -215,7 +215,7 @@ fn open_own(path: &Path) -> io::Result<File> {
 /// Creates a file that does not exist yet.
 ///
 /// # Errors
-/// When the file exists, or the file system refuses.
+/// Fails if the file exists, or the file system refuses.
 pub fn create_new(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)
 }
@@ -312,7 +312,7 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("a");
         let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo");
-        let refused = create(&path).expect_err("nobody reads").to_string();
-        assert!(made.success() && refused.contains("nobody reads"), "{refused}");
+        let refused = create(&path).expect_err("no reader").to_string();
+        assert!(made.success() && refused.contains("without a reader"), "{refused}");
     }
 }

@@ -42,7 +42,7 @@ fn root() -> Result<TempDir> {
     let needed = String::from_utf8(needed.stdout)?;
     for file in needed.split_whitespace().filter(|word| word.starts_with('/')) {
         let copy = root.path().join(file.trim_start_matches('/'));
-        fs::create_dir_all(copy.parent().context("it is in no folder")?)?;
+        fs::create_dir_all(copy.parent().context("it is in no directory")?)?;
         fs::copy(file, copy)?;
     }
     for directory in ["proc", "sys", "dev"] {

@@ -244,7 +244,10 @@ fn wait_chains_lead_from_service_to_helper() -> Result<()> {
         lines.map(|(_, ns)| Ok(ns.parse::<u64>()?)).sum()
     };
     let total = format_ns(ns_of(&|_| true)?);
-    ensure!(text.contains(&format!(" took {total} in all.")), "{total} in all is not what stands here: {text}{folded}");
+    ensure!(
+        text.contains(&format!(" took {total} in total.")),
+        "{total} in total is not what stands here: {text}{folded}"
+    );
     ensure!(ns_of(&|frames| frames.starts_with("whylate-service;"))? == ns_of(&|_| true)?, "{folded}");
     // Each wait, printed or not, is 20 ms of the helper's sleep and 10 ms of its CPU time.
     let is_read = |line: &&str| line.contains(" waited ") && !line.starts_with(' ') && !line.contains(" for CPU ");

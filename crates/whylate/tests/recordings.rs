@@ -204,7 +204,7 @@ fn flight_recorder_writes_history_on_signal() -> Result<()> {
     let options = ["--ring", "1m", "--after", "300ms", "--every", "100ms", "--sources", "wq", "-o"];
     let mut recorder = Running::start(&[&["record"][..], &options, &[&format!("{name}/")]].concat())?;
     recorder.wait_until_it_catches(Signal::USR1)?;
-    until("there is no folder", || Ok(kept.exists()))?;
+    until("there is no directory", || Ok(kept.exists()))?;
     thread::sleep(Duration::from_millis(2_500));
     let files = || -> Result<Vec<PathBuf>> {
         let all = fs::read_dir(&kept)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;

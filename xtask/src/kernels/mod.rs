@@ -132,7 +132,7 @@ fn cache() -> Result<PathBuf> {
         .or_else(|| Some(set("XDG_CACHE_HOME")?.join("whylate/kernels")))
         .or_else(|| Some(set("HOME")?.join(".cache/whylate/kernels")))
         .map(|directory| std::path::absolute(&directory).unwrap_or(directory))
-        .with_context(|| format!("nobody says where to keep kernels: set {CACHE_VARIABLE}"))
+        .with_context(|| format!("no directory to keep kernels in: set {CACHE_VARIABLE}"))
 }
 
 fn is_there(kernel: &Kernel, directory: &Path) -> bool {

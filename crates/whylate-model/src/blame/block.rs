@@ -26,29 +26,29 @@ use crate::{Cause, CauseKind, Occupancy};
 pub struct RequestEvidence {
     /// Name of the device.
     pub device: String,
-    /// When the request was submitted to the block layer.
+    /// Time of submission to the block layer.
     pub submitted_ns: u64,
-    /// When cgroup limits released the request; 0 if they did not throttle it.
+    /// Time at which cgroup limits released the request; 0 if they did not throttle it.
     #[serde(default)]
     pub let_go_ns: u64,
-    /// The cgroup limits that throttled it.
+    /// Cgroup limits that throttled the request.
     #[serde(default)]
     pub limit: String,
     /// Path of the throttled cgroup: the one with the limits, or a descendant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limited_cgroup: Option<String>,
-    /// When a request structure was allocated.
+    /// Time at which a request structure was allocated.
     pub made_ns: u64,
-    /// When it was issued to the device.
+    /// Time at which the request was issued to the device.
     pub issued_ns: u64,
-    /// When the completion interrupt started, or raised the softirq that completes the request.
+    /// Start of the completion interrupt, or the time at which it raised the softirq that completes the request.
     pub told_ns: u64,
-    /// Whether the softirq completes it.
+    /// Whether the softirq completes the request.
     #[serde(default)]
     pub is_told_by_softirq: bool,
-    /// When it completed.
+    /// Time of completion.
     pub completed_ns: u64,
-    /// What throttled the request before the queue; empty if it waited for a free request (all were in use).
+    /// Cause that held the request back before the queue; empty if it waited for a free request (all were in use).
     pub held_back_by: String,
     /// Other requests at the device in this time.
     pub others: Vec<OtherRequests>,
@@ -74,7 +74,7 @@ pub struct OtherRequests {
     /// Path of the cgroup that they are charged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
-    /// Issue and completion time of each; completion is later than any timestamp if the request is still in flight.
+    /// Issue and completion time of each request; completion is later than any timestamp if still in flight.
     pub at_device_ns: Vec<(u64, u64)>,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What an interrupt interrupted, derived from the kernel stack inside its handler.
+//! Code that an interrupt interrupted, derived from the kernel stack inside its handler.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Interrupted<'a> {

@@ -13,19 +13,19 @@ use crate::{Cause, CauseKind, Occupancy};
 /// Evidence of a run-queue wait. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunnableEvidence {
-    /// When the thread became runnable.
+    /// Time at which the thread became runnable.
     pub runnable_ns: u64,
-    /// When it was switched in.
+    /// Time of the switch-in.
     pub running_ns: u64,
     /// TID of the thread.
     pub tid: u32,
-    /// When it was migrated to this CPU during the wait, and the CPU that it came from.
+    /// Time of the migration to this CPU during the wait, and the CPU that the thread came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<(u64, u32)>,
-    /// When it was throttled, in order.
+    /// Spans in which the thread was throttled, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub throttled: Vec<Throttled>,
-    /// What may keep the thread from an idle CPU, as causes name it.
+    /// Restriction that may keep the thread from an idle CPU, as causes name it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_from_idle: Option<String>,
     /// Account of the CPU.
@@ -38,11 +38,11 @@ pub struct RunnableEvidence {
 /// A time in which a thread was throttled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Throttled {
-    /// Start.
+    /// Start of the throttled time.
     pub from_ns: u64,
-    /// End.
+    /// End of the throttled time.
     pub until_ns: u64,
-    /// What throttled it, as causes name it: `cgroup /a/b`, `deadline of NAME:tid`.
+    /// Limit that throttled the thread, as causes name it: `cgroup /a/b`, `deadline of NAME:tid`.
     pub by: String,
 }
 

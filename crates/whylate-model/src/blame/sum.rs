@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::{Cause, CauseKind, Cgroup};
 
-/// What a span of time is blamed on: the kind of delay and the culprit.
+/// Blame for a span of time: the kind of delay and the culprit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Blame {
     pub kind: CauseKind,

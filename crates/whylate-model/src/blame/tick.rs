@@ -8,7 +8,7 @@ use super::window::{NOT_RECORDED, PERHAPS_STOLEN};
 use super::{TimerEvidence, timer_causes};
 use crate::{Cause, CauseKind, Labels, Occupancy};
 
-/// What an interrupt interrupted.
+/// Code that an interrupt interrupted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Found {
@@ -21,31 +21,31 @@ pub enum Found {
     User,
 }
 
-/// What made an interrupt late, where that is known without its stack.
+/// Reason of a late interrupt, where it is known without its stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// Not known.
+    /// Unknown.
     #[default]
     Unknown,
     /// Steal time covers most of the delay.
     Steal,
     /// Possible steal time covers nearly all of the delay, but may be from before the timer was due.
     PerhapsSteal,
-    /// Handlers of other interrupts ran for most of it; names the one that ran longest.
+    /// Handlers of other interrupts ran for most of the delay; names the one that ran longest.
     Handler(String),
 }
 
 /// Evidence of a late interrupt. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LateTick {
-    /// When its timer was due.
+    /// Due time of its timer.
     pub due_ns: u64,
-    /// When its handler started.
+    /// Start of its handler.
     pub came_ns: u64,
-    /// What it interrupted.
+    /// Interrupted code.
     pub found: Found,
-    /// What is known about the reason.
+    /// Reason, as far as known.
     pub reason: Reason,
     /// Kernel stack at the interrupt, innermost frame first, including the interrupt's own frames.
     pub stack: Vec<String>,
@@ -85,14 +85,14 @@ fn is_zero(ns: &u64) -> bool {
     *ns == 0
 }
 
-/// What made interrupts late: the kind and the code.
+/// Cause of late interrupts: the kind and the code.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Keeper {
     /// Kind of the delay.
     pub kind: CauseKind,
     /// Function that enabled interrupts again.
     pub function: Option<String>,
-    /// Caller of that function.
+    /// Caller of the function that enabled interrupts again.
     pub caller: Option<String>,
     /// Interrupt handler.
     pub handler: Option<String>,

@@ -6,10 +6,10 @@ use super::window::Span;
 use crate::occupancy::{Merged, Taken};
 use crate::{Interval, Occupancy, Occupant};
 
-/// Gap in the account between an interrupt and the next pending one: exit from the first, entry of the second.
+/// Maximum gap in the account between an interrupt and the next pending one: exit from the first, entry of the second.
 const MAX_GAP_NS: u64 = 20_000;
 
-/// Such a gap before a device's interrupt, which a hypervisor may have to inject after a timer's.
+/// Maximum gap before a device's interrupt, which a hypervisor may have to inject after a timer's.
 const MAX_DEVICE_GAP_NS: u64 = 100_000;
 
 /// The intervals of an account, sorted and made disjoint even if the account is inconsistent.
@@ -60,7 +60,7 @@ impl<'a> Timeline<'a> {
         Timeline { cpu: occupancy.cpu, pieces, merged: occupancy.merged.as_ref() }
     }
 
-    /// Walks a span in order of time and reports what is known of each part.
+    /// Walks a span in order of time and reports the known facts about each part.
     pub fn each(&self, span: Span, mut seen: impl FnMut(Span, Coverage<'_, 'a>)) {
         let mut now_ns = span.from_ns;
         let first = self.pieces.partition_point(|piece| piece.span.to_ns <= span.from_ns);

@@ -10,13 +10,13 @@ use crate::{Cause, CauseKind, Interval, Occupancy, Occupant, thread};
 /// Evidence of a late activation. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimerEvidence {
-    /// When the timer was due.
+    /// Due time of the timer.
     pub due_ns: u64,
-    /// When its function was called, in the timer's interrupt.
+    /// Time at which the timer's function was called, in its interrupt.
     pub irq_ns: u64,
-    /// When the thread that it woke was switched in.
+    /// Switch-in of the thread that the timer woke.
     pub thread_ns: u64,
-    /// TID of that thread.
+    /// TID of the woken thread.
     pub tid: u32,
     /// Account of the CPU. The interval of the timer's interrupt states its delay.
     pub occupancy: Occupancy,

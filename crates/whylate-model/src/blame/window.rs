@@ -35,7 +35,7 @@ impl Span {
     }
 }
 
-/// How a part of a window is explained.
+/// Rule by which a part of a window is explained.
 #[derive(Clone, Debug)]
 pub(super) enum Rule<'a> {
     /// One cause.

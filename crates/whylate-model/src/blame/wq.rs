@@ -17,22 +17,22 @@ const WAKEUP_NOT_SEEN: &str = "the worker's wakeup was not seen";
 /// Evidence of a late work item. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkEvidence {
-    /// When it was queued.
+    /// Time at which the item was queued.
     pub queued_ns: u64,
-    /// When `max_active` allowed it to become active; equal to `queued_ns` if at once.
+    /// Time at which `max_active` allowed the item to become active; equal to `queued_ns` if at once.
     pub activated_ns: u64,
-    /// When a worker started it.
+    /// Time at which a worker started the item.
     pub started_ns: u64,
-    /// Name of its workqueue.
+    /// Name of the item's workqueue.
     pub workqueue: String,
-    /// Kind of the worker pool that it waited in.
+    /// Kind of the worker pool that the item waited in.
     pub pool: PoolClass,
-    /// TID of the worker that ran it; 0 for a softirq.
+    /// TID of the worker that ran the item; 0 for a softirq.
     pub worker_tid: u32,
     /// Whether that worker was the workqueue's rescuer.
     #[serde(default)]
     pub by_rescuer: bool,
-    /// When the worker's thread was created.
+    /// Time at which the worker's thread was created.
     #[serde(default)]
     pub worker_created_ns: u64,
     /// The worker's last wakeup; `None` if none was seen since tracing started, and for a softirq.
@@ -58,7 +58,7 @@ pub enum PoolClass {
     Normal,
     /// A CPU's own pool for workqueues with `WQ_HIGHPRI`.
     Highpri,
-    /// Not bound to one CPU.
+    /// A pool that is not bound to one CPU.
     Unbound,
     /// Runs in a softirq (`WQ_BH`).
     Softirq,
@@ -67,9 +67,9 @@ pub enum PoolClass {
 /// A worker's wakeup and migration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wakeup {
-    /// When it was last woken: it has not slept since.
+    /// Time of the last wakeup; the worker has not slept since.
     pub woken_ns: u64,
-    /// When it was last migrated to this CPU since the wakeup, and the CPU that it came from.
+    /// Time of the last migration to this CPU since the wakeup, and the CPU that the worker came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved: Option<(u64, u32)>,
 }
@@ -77,11 +77,11 @@ pub struct Wakeup {
 /// An item that another one waited for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldSlot {
-    /// Name of its function.
+    /// Name of the item's function.
     pub handler: String,
-    /// When a worker started it.
+    /// Time at which a worker started the item.
     pub started_ns: u64,
-    /// When it ended.
+    /// Time at which the item ended.
     pub ended_ns: u64,
 }
 

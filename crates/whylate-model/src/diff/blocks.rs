@@ -44,7 +44,7 @@ impl Lengths {
     }
 }
 
-/// Returns the length of a block for two sides with such snapshots.
+/// Returns the length of a block for two sides with snapshots of these lengths.
 pub fn block_ns(sides: [&Lengths; 2]) -> u64 {
     let [before, after] = sides.map(Lengths::covered_ns);
     let usual_ns = sides.map(Lengths::usual_ns).into_iter().max().unwrap_or(0);
@@ -114,7 +114,7 @@ pub struct Comparison {
     late_from: Vec<Option<LateThresholds>>,
     block_ns: u64,
     keys: Keys,
-    /// Before and after, by index of the card.
+    /// Blocks of the sides before and after, by index of the card.
     sides: [Vec<SourceBlocks>; 2],
     not_compared: Vec<Unmeasured>,
 }

@@ -10,7 +10,7 @@ use crate::sources::Judged;
 use crate::thread::alike;
 use crate::{Cause, CauseKind};
 
-/// What a row is about.
+/// Subject of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(tag = "what", rename_all = "snake_case")]
 pub enum What {
@@ -23,7 +23,7 @@ pub enum What {
     },
     /// Late events.
     Late {
-        /// What was late, such as `work items`.
+        /// Name of the late events, such as `work items`.
         late: String,
     },
     /// A series.
@@ -84,7 +84,7 @@ pub(super) struct Key {
     pub of: Quantity,
 }
 
-/// Which quantity of a series.
+/// Quantity of a series.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Quantity {
     /// Number of events and their total time.

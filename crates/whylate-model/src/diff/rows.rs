@@ -39,7 +39,7 @@ struct Side<'a> {
     covered_ns: Vec<f64>,
     waiting_ns: Vec<f64>,
     delayed_per_s: f64,
-    /// By block number, the sources with causes that have it: (card index, block index).
+    /// Blocks of sources with causes, by block number: (card index, block index).
     cells: BTreeMap<u64, Vec<(usize, usize)>>,
     /// A block with less snapshot time is discarded.
     least_ns: u64,

@@ -212,7 +212,7 @@ fn reports_burst_that_the_test_cannot_find() {
     let diff = compare(&before, &after);
     let is_hog = |what: &What| matches!(what, What::Culprit { who, .. } if who.starts_with("hog"));
     assert!(!diff.rows.iter().any(|row| row.outcome.differs() && is_hog(&row.what)), "the test has found it");
-    let burst = diff.bursts.iter().find(|row| is_hog(&row.what)).expect("it is told");
+    let burst = diff.bursts.iter().find(|row| is_hog(&row.what)).expect("a row for it");
     assert_eq!((burst.before.count, burst.after.count), (0, 100));
     // No burst if both sides have it or if neither has events.
     assert!(compare(&before, &before).bursts.is_empty());

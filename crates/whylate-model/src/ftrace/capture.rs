@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use super::line::{Gap, Line};
-use super::place::Place;
+use super::line::{Gap, TraceLine};
+use super::place::SectionFunctions;
 use super::series::{AllSeries, SeriesIndex};
 use super::timers::Timers;
 use super::{LateSink, section_event};
@@ -56,7 +56,7 @@ impl Interner {
 struct OpenSection {
     since_ns: u64,
     disabled_by: Name,
-    /// Handler of an interrupt that was called in it.
+    /// Handler of an interrupt that was called in the section.
     handler: Option<Name>,
 }
 
@@ -102,7 +102,7 @@ struct Key {
 pub(super) struct LateTimer<'a> {
     /// Name of the timer's function.
     pub function: &'a str,
-    /// When it was called.
+    /// Time of the call, in nanoseconds.
     pub at_ns: u64,
     pub lateness_ns: u64,
     /// Number of missed periods.
@@ -165,7 +165,7 @@ impl Capture {
     }
 
     /// Adds the next event.
-    pub(super) fn add(&mut self, line: &Line<'_>, lates: &mut LateSink<'_>) {
+    pub(super) fn add(&mut self, line: &TraceLine<'_>, lates: &mut LateSink<'_>) {
         let (first_ns, last_ns) = self.span_ns.unwrap_or((line.time_ns, line.time_ns));
         self.span_ns = Some((first_ns.min(line.time_ns), last_ns.max(line.time_ns)));
         if self.cpus.len() >= MAX_CPUS && !self.cpus.contains_key(&line.cpu) {
@@ -188,7 +188,7 @@ impl Capture {
     }
 
     /// Counts a late timer once: an equal line with an equal timestamp is the same event.
-    fn count_timer_once(&mut self, line: &Line<'_>, timer: &LateTimer<'_>, lates: &mut LateSink<'_>) {
+    fn count_timer_once(&mut self, line: &TraceLine<'_>, timer: &LateTimer<'_>, lates: &mut LateSink<'_>) {
         if timer.missed == 0 {
             return self.timer(line, timer, lates);
         }
@@ -215,12 +215,12 @@ impl Capture {
     /// Counts an overrun message that was held back in case of a repetition.
     pub(super) fn flush(&mut self, lates: &mut LateSink<'_>) {
         let Some(Overruns { comm, tid, cpu, time_ns, function, missed }) = self.pending_overruns.take() else { return };
-        let line = Line { comm: &comm, tid, cpu, flags: "", time_ns, event: &function, text: "", is_cut: false };
+        let line = TraceLine { comm: &comm, tid, cpu, flags: "", time_ns, event: &function, text: "", is_cut: false };
         let timer = LateTimer { function: &function, at_ns: time_ns, lateness_ns: 0, missed };
         self.timer(&line, &timer, lates);
     }
 
-    fn disable(&mut self, line: &Line<'_>) {
+    fn disable(&mut self, line: &TraceLine<'_>) {
         self.has_any = true;
         let disabled_by = self.names.number(function(line.field("caller").unwrap_or_default()));
         let cpu = self.cpus.entry(line.cpu).or_default();
@@ -230,7 +230,7 @@ impl Capture {
         }
     }
 
-    fn enable(&mut self, line: &Line<'_>, lates: &mut LateSink<'_>) {
+    fn enable(&mut self, line: &TraceLine<'_>, lates: &mut LateSink<'_>) {
         self.has_any = true;
         let is_irqs = line.event == "irq_enable";
         let cpu = self.cpus.entry(line.cpu).or_default();
@@ -245,7 +245,7 @@ impl Capture {
         self.section(line, key, open.since_ns, lates);
     }
 
-    fn handler_begins(&mut self, line: &Line<'_>) {
+    fn handler_begins(&mut self, line: &TraceLine<'_>) {
         self.has_any = true;
         let handler = self.names.number(name_of_handler(line.text));
         let cpu = self.cpus.entry(line.cpu).or_default();
@@ -256,7 +256,7 @@ impl Capture {
     }
 
     /// Counts a handler as a section of its own if no event shows how long interrupts were disabled.
-    fn handler_ends(&mut self, line: &Line<'_>, lates: &mut LateSink<'_>) {
+    fn handler_ends(&mut self, line: &TraceLine<'_>, lates: &mut LateSink<'_>) {
         let Some((handler, since_ns)) = self.cpus.entry(line.cpu).or_default().handler.take() else { return };
         let empty = self.names.number("");
         if since_ns <= line.time_ns {
@@ -265,7 +265,7 @@ impl Capture {
         }
     }
 
-    fn section(&mut self, line: &Line<'_>, key: Key, start_ns: u64, lates: &mut LateSink<'_>) {
+    fn section(&mut self, line: &TraceLine<'_>, key: Key, start_ns: u64, lates: &mut LateSink<'_>) {
         let length_ns = line.time_ns - start_ns;
         let (names, all) = (&self.names, &mut self.series);
         let series = *self.known.entry(key).or_insert_with(|| all.index(place_of(names, key).labels()));
@@ -285,7 +285,7 @@ impl Capture {
         }
     }
 
-    fn timer(&mut self, line: &Line<'_>, timer: &LateTimer<'_>, lates: &mut LateSink<'_>) {
+    fn timer(&mut self, line: &TraceLine<'_>, timer: &LateTimer<'_>, lates: &mut LateSink<'_>) {
         let mut labels = Labels::from([("callback".to_owned(), timer.function.to_owned())]);
         labels.insert("cpu".to_owned(), line.cpu.to_string());
         match self.series.index(labels.clone()) {
@@ -313,7 +313,7 @@ impl Capture {
 
     /// Returns the causes of a late timer, which add up to the lateness, and the series of the section with the largest
     /// part.
-    fn causes(&self, line: &Line<'_>, timer: &LateTimer<'_>) -> (Vec<Cause>, Option<SeriesIndex>) {
+    fn causes(&self, line: &TraceLine<'_>, timer: &LateTimer<'_>) -> (Vec<Cause>, Option<SeriesIndex>) {
         let due_ns = timer.at_ns.saturating_sub(timer.lateness_ns);
         let cpu = self.cpus.get(&line.cpu);
         let mut left_ns = timer.lateness_ns;
@@ -368,8 +368,8 @@ impl Capture {
     }
 }
 
-fn place_of(names: &Interner, key: Key) -> Place<'_> {
-    Place {
+fn place_of(names: &Interner, key: Key) -> SectionFunctions<'_> {
+    SectionFunctions {
         is_preemption: key.is_preemption,
         enabled_by: names.get(key.enabled_by),
         caller: names.get(key.caller),
@@ -379,7 +379,7 @@ fn place_of(names: &Interner, key: Key) -> Place<'_> {
 }
 
 /// Returns the two frames of the event; those at the end of a handler are not the cause.
-fn stack_of(place: &Place<'_>) -> Vec<String> {
+fn stack_of(place: &SectionFunctions<'_>) -> Vec<String> {
     let frames = if place.kind() == CauseKind::Irq { [""; 2] } else { [place.enabled_by, place.caller] };
     frames.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }

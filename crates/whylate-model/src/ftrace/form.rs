@@ -2,7 +2,7 @@
 //! Classifies lines as events, and detects events that are cut off.
 
 use super::latency;
-use super::line::{Gap, Lacks, Line};
+use super::line::{Gap, Lacks, TraceLine};
 use crate::paste::{Form, Piece};
 use crate::path::import::is_readable;
 use crate::text::function;
@@ -28,8 +28,8 @@ const LAST_FIELDS: [(&str, &str); 11] = [
 
 impl Form for Events {
     fn piece(&self, line: &str) -> Piece {
-        let of_perf = Line::parse_perf(line);
-        if let Some(event) = of_perf.or_else(|| Line::parse(line)) {
+        let of_perf = TraceLine::parse_perf(line);
+        if let Some(event) = of_perf.or_else(|| TraceLine::parse(line)) {
             // A group and the start of an event name.
             let is_group = of_perf.is_some() && !event.text.is_empty() && !event.text.contains([' ', ':', '=']);
             return match event.is_credible() {
@@ -52,19 +52,19 @@ impl Form for Events {
             return Piece::Own;
         }
         // Timestamps without a point and events without a CPU are refused with a reason, so they count as events too.
-        match Line::lacks(line) {
+        match TraceLine::lacks(line) {
             Some(Lacks::Point | Lacks::Cpu) => Piece::Whole,
-            None if Line::begins(line) => Piece::Begins,
+            None if TraceLine::begins(line) => Piece::Begins,
             None => Piece::Other,
         }
     }
 
     fn subject<'a>(&self, line: &'a str) -> Option<&'a str> {
-        Line::parse_perf(line).or_else(|| Line::parse(line)).map(|event| event.comm)
+        TraceLine::parse_perf(line).or_else(|| TraceLine::parse(line)).map(|event| event.comm)
     }
 
     fn lacks_end(&self, line: &str) -> bool {
-        let event = Line::parse_perf(line).or_else(|| Line::parse(line));
+        let event = TraceLine::parse_perf(line).or_else(|| TraceLine::parse(line));
         event.is_none_or(|event| !has_end(event.event, event.text))
     }
 
@@ -73,7 +73,7 @@ impl Form for Events {
     }
 
     fn has_open_end(&self, line: &str, is_at_edge: bool) -> bool {
-        let Some(event) = Line::parse_perf(line).or_else(|| Line::parse(line)) else {
+        let Some(event) = TraceLine::parse_perf(line).or_else(|| TraceLine::parse(line)) else {
             return is_at_edge && latency::is_part(line);
         };
         let last = event.text.rsplit([' ', '=']).next().unwrap_or_default();
@@ -99,7 +99,7 @@ fn is_whole(event: &str, text: &str) -> bool {
     has_end(event, text) && is_readable(event, text) && !lacks_offset()
 }
 
-/// Returns whether an event has all fields that are used of it, as far as its text shows.
+/// Returns whether an event has all the fields that are used, as far as its text shows.
 pub(crate) fn has_end(event: &str, text: &str) -> bool {
     let Some((_, last)) = LAST_FIELDS.iter().find(|(name, _)| *name == event) else {
         return match event {

@@ -4,7 +4,7 @@
 //! no `#`, and records have the caller in parentheses.
 
 use super::line::number;
-use super::place::Place;
+use super::place::SectionFunctions;
 use crate::text::function;
 use crate::{Labels, LateEvent};
 
@@ -31,17 +31,17 @@ pub struct LatencyTrace {
     pub latency_ns: u64,
     /// CPU of the section.
     pub cpu: u32,
-    /// Name of the thread at its end.
+    /// Name of the thread at the section's end.
     pub comm: String,
     /// TID of the thread.
     pub tid: u32,
-    /// Caller of the function that started it.
+    /// Caller of the function that started the section.
     pub started_at: String,
-    /// Caller of the function that ended it.
+    /// Caller of the function that ended the section.
     pub ended_at: String,
-    /// Function that started it, if its record is present.
+    /// Function that started the section, if its record is present.
     pub disabled_by: Option<String>,
-    /// Function that ended it, if its record is present.
+    /// Function that ended the section, if its record is present.
     pub enabled_by: Option<String>,
     /// Whether interrupts were disabled when the ending function was called, if its record is present.
     ended_with_irqs_off: Option<bool>,
@@ -75,14 +75,14 @@ impl LatencyTrace {
     }
 
     /// Returns the functions that start and end the section.
-    pub fn place(&self) -> Place<'_> {
+    pub fn place(&self) -> SectionFunctions<'_> {
         let is_preemption = match self.tracer.as_str() {
             "preemptoff" => true,
             "preemptirqsoff" => self.ended_with_irqs_off == Some(false),
             _ => false,
         };
         let disabled_by = self.disabled_by.as_deref().unwrap_or(&self.started_at);
-        Place { is_preemption, enabled_by: self.function(), caller: self.caller(), disabled_by, handler: "" }
+        SectionFunctions { is_preemption, enabled_by: self.function(), caller: self.caller(), disabled_by, handler: "" }
     }
 
     /// Returns the function that ended the section, as far as it is known: `vprintk_emit` if a function that it called
@@ -140,14 +140,14 @@ pub struct LatencyReader {
     in_stack: bool,
 }
 
-/// How the reader classified a line.
+/// Class of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineClass {
     /// A part of a latency trace.
     Part,
     /// The heading of another tracer's latency trace.
     AnotherTracer,
-    /// Something else.
+    /// Any other line.
     Other,
 }
 

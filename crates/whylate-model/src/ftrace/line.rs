@@ -4,7 +4,7 @@
 
 /// An event as ftrace prints it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line<'a> {
+pub struct TraceLine<'a> {
     /// Name of the thread; `<...>` if the kernel had lost it.
     pub comm: &'a str,
     /// TID of the thread.
@@ -40,7 +40,7 @@ pub enum Lacks {
     Point,
 }
 
-impl<'a> Line<'a> {
+impl<'a> TraceLine<'a> {
     /// Parses a line; `None` if it is not an event.
     pub fn parse(line: &'a str) -> Option<Self> {
         Self::parse_with(line, seconds)
@@ -62,7 +62,7 @@ impl<'a> Line<'a> {
         let Some((event, text)) = of_group.text.split_once(':').filter(|(event, _)| is_name(event)) else {
             return Some(of_group);
         };
-        Some(Line { event, text: text.trim(), ..of_group })
+        Some(TraceLine { event, text: text.trim(), ..of_group })
     }
 
     fn with_cpu_at(line: &'a str, at: usize, thread: ReadThread, stamp: ReadStamp) -> Option<Self> {
@@ -79,7 +79,7 @@ impl<'a> Line<'a> {
             }
         };
         let (event, text) = event(after)?;
-        Some(Line { comm, tid, cpu, flags, time_ns, event, text, is_cut: false })
+        Some(TraceLine { comm, tid, cpu, flags, time_ns, event, text, is_cut: false })
     }
 
     /// Parses `comm-tid 0d..2 100.000000: event: text`, and `comm-tid 0d..2 43817391us+: event: text`.
@@ -106,7 +106,7 @@ impl<'a> Line<'a> {
                 }
             };
             let (event, text) = event(after)?;
-            Some(Line {
+            Some(TraceLine {
                 comm,
                 tid,
                 cpu: number(cpu)?,
@@ -119,7 +119,7 @@ impl<'a> Line<'a> {
         })
     }
 
-    /// Returns what a line lacks that otherwise looks like an event.
+    /// Returns the missing part of a line that otherwise looks like an event.
     pub fn lacks(line: &'a str) -> Option<Lacks> {
         if Self::parse_with(line, whole_number).is_some_and(|line| line.is_credible()) {
             return Some(Lacks::Point);
@@ -276,7 +276,7 @@ mod tests {
 
     #[test]
     fn parses_lines_with_and_without_flags_and_pids() {
-        let expected = Line {
+        let expected = TraceLine {
             comm: "a b [1] c",
             tid: 6462,
             cpu: 6,
@@ -293,7 +293,7 @@ mod tests {
             "(-----) [006] d..1 14372.732649:",
         ] {
             let line = format!("   a b [1] c-6462    {head} irq_disable: {}", expected.text);
-            let read = Line::parse(&line).map(|line| Line { flags: "d..1", ..line });
+            let read = TraceLine::parse(&line).map(|line| TraceLine { flags: "d..1", ..line });
             assert_eq!(read, Some(expected), "{line}");
         }
         assert_eq!(expected.field("parent").map(function), Some("vprintk_emit"));
@@ -302,7 +302,7 @@ mod tests {
 
     #[test]
     fn parses_perf_line() {
-        let expected = Line {
+        let expected = TraceLine {
             comm: "a b [1] c",
             tid: 13,
             cpu: 1,
@@ -314,11 +314,11 @@ mod tests {
         };
         for head in ["13 [001]  1789.134152:  sched:", "12/13 [001] 1789.134152000: sched:"] {
             let line = format!("   a b [1] c    {head}sched_waking: comm=x pid=18");
-            assert_eq!(Line::parse_perf(&line), Some(expected), "{line}");
+            assert_eq!(TraceLine::parse_perf(&line), Some(expected), "{line}");
         }
-        let gone = Line::parse_perf(":-1    -1 [001] 1.500000: sched:sched_switch: a").expect("a line");
+        let gone = TraceLine::parse_perf(":-1    -1 [001] 1.500000: sched:sched_switch: a").expect("a line");
         assert_eq!((gone.tid, gone.event, gone.text), (GONE, "sched_switch", "a"));
-        assert_eq!(Line::parse_perf("sh-1 [000] d..1 1.500000: event: text"), None);
+        assert_eq!(TraceLine::parse_perf("sh-1 [000] d..1 1.500000: event: text"), None);
     }
 
     #[test]
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn parses_latency_format() {
-        let expected = Line {
+        let expected = TraceLine {
             comm: "my task(",
             tid: 88,
             cpu: 12,
@@ -353,12 +353,12 @@ mod tests {
         };
         for stamp in ["100.040010:", "100040010us : ", "100040010us!: ", "100040010us+:"] {
             let line = format!(" my task(-88     12dNh2.   {stamp} sched_wakeup:         job:10 [120] CPU:000");
-            assert_eq!(Line::parse(&line), Some(expected), "{line}");
+            assert_eq!(TraceLine::parse(&line), Some(expected), "{line}");
         }
-        let short = Line::parse("  sh-1  0....1  5.000000: a: b").expect("a line");
+        let short = TraceLine::parse("  sh-1  0....1  5.000000: a: b").expect("a line");
         assert_eq!((short.comm, short.cpu, short.flags, short.is_cut), ("sh", 0, "....1", false));
         for line in ["sh-1 0d..2", "sh-1 0q..2 5.000000: a: b", "sh-1 0d.2 5.00: a: b", "x 0d..2 5.000000: a: b"] {
-            assert_eq!(Line::parse(line), None, "{line}");
+            assert_eq!(TraceLine::parse(line), None, "{line}");
         }
     }
 
@@ -375,7 +375,7 @@ mod tests {
             ("12 12.500000: a: time", None),
             ("", None),
         ] {
-            assert_eq!(Line::lacks(line), lacks, "{line}");
+            assert_eq!(TraceLine::lacks(line), lacks, "{line}");
         }
     }
 
@@ -392,7 +392,7 @@ mod tests {
             "sh-1 [000] d..1 99999999999999999999.500000: event: text",
             "sh-1 [000] d..1 1.500000: no name: text",
         ] {
-            assert_eq!(Line::parse(line), None, "{line}");
+            assert_eq!(TraceLine::parse(line), None, "{line}");
         }
     }
 }

@@ -19,8 +19,8 @@ use thiserror::Error;
 pub(crate) use self::form::{Events, has_end};
 pub use self::latency::LatencyTrace;
 pub(crate) use self::line::LONGEST_COMM;
-pub use self::line::{GONE, Gap, Lacks, Line};
-pub use self::place::Place;
+pub use self::line::{GONE, Gap, Lacks, TraceLine};
+pub use self::place::SectionFunctions;
 
 use self::capture::Capture;
 use self::latency::{LatencyReader, LineClass};
@@ -41,7 +41,7 @@ pub(crate) const COMPRESSED: [&[u8]; 3] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\
 pub struct ImportOptions {
     /// Report each section at least this long, and each timer at least this late.
     pub late_over_ns: Option<u64>,
-    /// Without a threshold, report this many of the longest at the end.
+    /// Number of longest sections to report at the end if there is no threshold.
     pub worst: usize,
 }
 
@@ -85,7 +85,7 @@ pub enum ImportError {
 }
 
 /// Advice on events without a CPU.
-pub(crate) const NO_CPU: &str = "its events have no CPU number, so whose CPU each was is not known: record with \
+pub(crate) const NO_CPU: &str = "its events have no CPU number, so the CPU of each is not known: record with \
     perf record -a or -C, and print with perf script -F +cpu";
 /// Advice on timestamps without a decimal point.
 pub(crate) const NO_POINT: &str = "its stamps have no decimal point, so their unit is not known: record with another \
@@ -98,7 +98,7 @@ pub(crate) const NO_POINT: &str = "its stamps have no decimal point, so their un
 /// Timestamps are of the trace clock, which starts at boot: as wall-clock times they are in 1970.
 ///
 /// # Errors
-/// If the file cannot be read, or has no events of interrupts.
+/// Fails if the file cannot be read, or has no events of interrupts.
 pub fn import(
     mut input: impl BufRead,
     host: &str,
@@ -177,7 +177,7 @@ impl ImportState {
             LineClass::Part => self.has_broken_heading = true,
             LineClass::AnotherTracer => self.has_another_tracer = true,
             LineClass::Other => {
-                if let Some(line) = Line::parse(line).filter(Line::is_credible) {
+                if let Some(line) = TraceLine::parse(line).filter(TraceLine::is_credible) {
                     self.events += 1;
                     match has_end(line.event, line.text) {
                         true => self.capture.add(&line, lates),
@@ -186,7 +186,7 @@ impl ImportState {
                 } else if !self.capture.gap(line) && !is_blank(line) {
                     self.unreadable += 1;
                     self.has_broken_heading |= latency::is_part(line) || latency::is_cut(line);
-                    match Line::lacks(line) {
+                    match TraceLine::lacks(line) {
                         Some(Lacks::Cpu) => self.without_cpu += 1,
                         Some(Lacks::Point) => self.without_point += 1,
                         None => {}
@@ -266,7 +266,7 @@ pub(crate) fn is_heading(line: &str) -> bool {
 /// Returns the late event of a section that ended at `at_unix_ns`, in a thread (`name:tid`). Its only cause is the
 /// section itself.
 pub fn section_event(
-    place: &Place<'_>,
+    place: &SectionFunctions<'_>,
     thread: &str,
     at_unix_ns: u64,
     latency_ns: u64,

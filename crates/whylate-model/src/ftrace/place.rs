@@ -32,12 +32,12 @@ const LEAVING: [&str; 8] = [
 
 /// Functions that start and end a section; names are empty if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place<'a> {
+pub struct SectionFunctions<'a> {
     /// Whether preemption was disabled, not interrupts.
     pub is_preemption: bool,
     /// Function that ended the section.
     pub enabled_by: &'a str,
-    /// Caller of that function.
+    /// Caller of the function that ended the section.
     pub caller: &'a str,
     /// Function that started the section.
     pub disabled_by: &'a str,
@@ -49,13 +49,13 @@ fn starts_with_any(name: &str, starts: &[&str]) -> bool {
     starts.iter().any(|start| name.starts_with(start))
 }
 
-impl<'a> Place<'a> {
+impl<'a> SectionFunctions<'a> {
     /// Returns the kind of the section: interrupts or preemption disabled, or an interrupt.
     pub fn kind(&self) -> CauseKind {
         let is_entry = starts_with_any(self.disabled_by, &ENTRIES);
         let leaves = || starts_with_any(self.enabled_by, &LEAVING) || starts_with_any(self.enabled_by, &ENTRIES);
         match self {
-            Place { is_preemption: true, .. } => CauseKind::PreemptOff,
+            SectionFunctions { is_preemption: true, .. } => CauseKind::PreemptOff,
             // Page faults and other exceptions enter the same way, but enable interrupts soon.
             _ if !self.handler.is_empty() || is_entry && leaves() => CauseKind::Irq,
             _ => CauseKind::IrqsOff,
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn distinguishes_handlers_from_irqs_off_sections() {
         let classify = |disabled_by, enabled_by, caller| {
-            let place = Place { disabled_by, enabled_by, caller, ..Place::default() };
+            let place = SectionFunctions { disabled_by, enabled_by, caller, ..SectionFunctions::default() };
             (place.kind(), place.handler())
         };
         let timer = classify("irqentry_enter", "irqentry_exit", "sysvec_apic_timer_interrupt");
@@ -117,7 +117,7 @@ mod tests {
             classify("_raw_spin_lock_irqsave", "_raw_spin_unlock_irqrestore", "console_unlock").0,
             CauseKind::IrqsOff
         );
-        let place = Place { handler: "arch_timer", enabled_by: "a", ..Place::default() };
+        let place = SectionFunctions { handler: "arch_timer", enabled_by: "a", ..SectionFunctions::default() };
         assert_eq!(
             (place.kind(), place.handler(), place.who("sh:1")),
             (CauseKind::Irq, "arch_timer", "arch_timer".to_owned())
@@ -126,7 +126,8 @@ mod tests {
 
     #[test]
     fn omits_labels_without_values() {
-        let place = Place { is_preemption: true, enabled_by: "a", handler: "h", ..Place::default() };
+        let place =
+            SectionFunctions { is_preemption: true, enabled_by: "a", handler: "h", ..SectionFunctions::default() };
         let labels: Vec<_> = place.labels().into_iter().collect();
         assert_eq!(
             labels,

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 use super::capture::LateTimer;
-use super::line::{Line, number};
+use super::line::{TraceLine, number};
 use crate::text::function;
 
 /// Maximum number of timers with a known due time; those of sleeping threads come and go.
@@ -25,13 +25,13 @@ struct Timer {
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     by_address: HashMap<u64, Timer>,
-    /// By CPU and function: time and value of the printed lateness.
+    /// Time and value of the printed lateness, by CPU and function.
     printed_lateness: HashMap<(u32, Box<str>), (u64, u64)>,
 }
 
 impl Timers {
     /// Handles one of the kernel's events; returns the timer if it was called and its due time is known.
-    pub(super) fn event<'a>(&mut self, line: &Line<'a>) -> Option<LateTimer<'a>> {
+    pub(super) fn event<'a>(&mut self, line: &TraceLine<'a>) -> Option<LateTimer<'a>> {
         let address = line.field("hrtimer")?;
         let address = u64::from_str_radix(address.trim_start_matches("0x"), 16).ok()?;
         match line.event {
@@ -67,8 +67,8 @@ impl Timers {
         }
     }
 
-    /// Handles what a function prints about its timer: `… delta: 9656, …` in microseconds, then `8 overruns`.
-    pub(super) fn printed<'a>(&mut self, line: &Line<'a>) -> Option<LateTimer<'a>> {
+    /// Handles a function's message about its timer: `… delta: 9656, …` in microseconds, then `8 overruns`.
+    pub(super) fn printed<'a>(&mut self, line: &TraceLine<'a>) -> Option<LateTimer<'a>> {
         let key = || (line.cpu, line.event.into());
         if line.text.contains("expires")
             && let Some(late_us) = line.text.split_once("delta: ").and_then(|(_, rest)| {

@@ -96,7 +96,7 @@ fn steal(snapshot: &Snapshot) -> Option<String> {
     let longest_ns = of_kind(snapshot, "steal").map(|(_, length)| length.max_ns()).max()?;
     (longest_ns >= MIN_ADVISED_NS).then(|| {
         format!(
-            "the hypervisor had the CPU for {}: no setting in here helps; give this machine processors of its own",
+            "the hypervisor ran for {} in place of this machine: no setting in here helps; give this machine processors of its own",
             format_ns(longest_ns)
         )
     })
@@ -108,8 +108,8 @@ fn machine(snapshot: &Snapshot) -> Option<String> {
     let longest_ns = of_machine.map(|(_, length)| length.max_ns()).max()?;
     (longest_ns >= MIN_ADVISED_NS).then(|| {
         format!(
-            "user code ran, and an interrupt was late by {}: the firmware (SMI) or a hypervisor that does not \
-             tell had the CPU; the hwlat tracer tells more",
+            "user code ran, and an interrupt was late by {}: the firmware (SMI) or a hypervisor that \
+             reports no steal time took the CPU; the hwlat tracer shows more",
             format_ns(longest_ns)
         )
     })

@@ -28,9 +28,9 @@ const PREEMPT_FUNCTIONS: [&str; 5] = [
     "arm64_preempt_schedule_irq",
 ];
 
-/// Evidence of such a delay.
+/// Evidence of a late reschedule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct LateReschedule {
     /// The thread as `name:tid`.
     pub thread: String,
     /// The CPU.
@@ -45,7 +45,7 @@ pub struct Kept {
     pub at_end: Vec<String>,
 }
 
-impl Kept {
+impl LateReschedule {
     /// Returns the late event. Its labels other than `task` identify the culprit.
     pub fn event(&self, at_unix_ns: u64) -> LateEvent {
         let (is_preempted, ended_by) = scheduler_entry(&self.at_end);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     fn labels_of(inside: &str, at_end: &str) -> (String, String, String) {
-        let kept = Kept {
+        let kept = LateReschedule {
             thread: "sh:7".to_owned(),
             cpu: 1,
             length_ns: 5_000_000,

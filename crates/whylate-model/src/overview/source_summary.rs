@@ -121,7 +121,7 @@ impl<'a> SourceSummary<'a> {
         aside
     }
 
-    /// Returns an upper bound of its memory in bytes.
+    /// Returns an upper bound of the summary's memory in bytes.
     pub fn heap_bytes(&self) -> usize {
         // Each text is an allocation of its own, and a map has nodes with room for eleven entries.
         let text = |text: &String| if text.is_empty() { 0 } else { text.len() + 32 };

@@ -9,7 +9,7 @@ use super::{Form, Piece};
 /// Maximum number of lines of a record.
 const MAX_LINES: usize = 64;
 
-/// How the lines of a file were wrapped.
+/// Way in which the lines of a file were wrapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wrap {
     /// Length of the longest line, in characters.
@@ -17,7 +17,7 @@ pub(super) struct Wrap {
     joins: Joins,
 }
 
-/// How lines are joined.
+/// Way in which lines are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Joins {
     /// With a space between words.

@@ -53,7 +53,7 @@ pub struct Budget {
     pub not_followed: u64,
 }
 
-/// What ended a wait.
+/// Kind of event that ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndedBy {
@@ -88,16 +88,16 @@ pub struct OutsideState {
     pub is_kernel: bool,
     /// Why the thread is stopped at the end of the span.
     pub stop: Option<Stop>,
-    /// TID and name of its tracer at the end of the span.
+    /// TID and name of the thread's tracer at the end of the span.
     pub tracer: Option<(u32, Name)>,
 }
 
 /// Waits of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Waits {
-    /// What the threads waited in.
+    /// System call, or other kind of wait, that the threads waited in.
     pub via: String,
-    /// What ended these waits; `None` for waits for a CPU.
+    /// Kind of event that ended these waits; `None` for waits for a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended_by: Option<EndedBy>,
     /// Total time in nanoseconds.

@@ -38,7 +38,7 @@ pub struct PathSegment {
     /// The runnable thread, if the segment shows the actor on the CPU that it waited for.
     #[serde(rename = "for", default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<String>,
-    /// What the waiter waited in: a system call, or what its stack shows.
+    /// System call that the waiter waited in, or the wait that its stack shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<String>,
     /// The waiter.
@@ -55,7 +55,7 @@ pub struct PathSegment {
     /// The thread that the time is attributed to belongs to the command of the path.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_member: bool,
-    /// The timer, if it is named by what the waiter waited in.
+    /// The timer, if it is named by the system call that the waiter waited in.
     #[serde(skip)]
     pub timer: Option<TimerKind>,
     /// Cgroup of the thread that the time is attributed to, for the causes made from the segment.
@@ -72,7 +72,7 @@ pub trait Names {
     fn handler(&mut self, number: u64) -> String;
     /// Returns the name of a block device.
     fn device(&mut self, device: u32) -> String;
-    /// Returns the name of a thread that was not met on the walk, if it can still be looked up.
+    /// Returns the name of a thread that the walk did not reach, if it can still be looked up.
     fn thread(&mut self, tid: u32) -> Option<Name>;
     /// Returns the name of a limit on a thread.
     fn limit(&mut self, number: u32) -> String;
@@ -80,7 +80,7 @@ pub trait Names {
     fn quota(&mut self, cgroup: u64) -> String;
     /// Returns a cgroup, if known.
     fn cgroup(&mut self, number: u64) -> Option<Cgroup>;
-    /// Returns what a thread that was woken at `woken_ns` waited in, and its stack if known.
+    /// Returns the system call in which a thread waited that was woken at `woken_ns`, and its stack if known.
     fn waits_in(&mut self, tid: u32, woken_ns: u64, blocked: &Blocked) -> (Option<String>, Vec<String>);
 }
 
@@ -112,7 +112,7 @@ impl PathSegment {
         PathSegment { who, ready: named(self.ready), waiter: named(self.waiter), ..self }
     }
 
-    /// Returns the segment with what the thread waited in.
+    /// Returns the segment with the system call that the thread waited in.
     pub(super) fn waiting_in(self, via: Option<String>) -> Self {
         let who = self.timer.map_or(self.who, |of| of.culprit_name(via.as_deref()).to_owned());
         PathSegment { who, via, ..self }
@@ -189,7 +189,7 @@ struct Wait {
     by: Option<Waker>,
     /// Why the thread was stopped when it was woken, if it was.
     stop: Option<Stop>,
-    /// The thread's name and what it waited in, once the beginning is found.
+    /// Name of the thread and its wait, once the beginning is found.
     asleep: Option<(Name, Blocked)>,
 }
 

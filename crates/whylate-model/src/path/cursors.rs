@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Indexes walks by what can change them, so that the cost of a change does not depend on the number of walks.
+//! Indexes walks by the events that can change them, so that a change's cost does not depend on the number of walks.
 
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
@@ -37,7 +37,7 @@ pub(super) struct Cursors {
     running: Vec<Vec<u32>>,
     /// Numbers of the cursors that wait for a CPU; they take in its changes at the end of the wait.
     ready: Vec<Vec<u32>>,
-    /// Times at which cursors have something to do without a context switch; may have stale entries.
+    /// Times at which cursors are due without a context switch; may have stale entries.
     due: BinaryHeap<(u64, u32)>,
     /// Cursors that the next change concerns, whatever it is.
     next: Vec<u32>,
@@ -138,7 +138,7 @@ impl Cursors {
         self.count += 1;
     }
 
-    /// Visits the cursors that a change concerns, or that have something to do before it. Without a change, at the
+    /// Visits the cursors that a change concerns, or that are due before it. Without a change, at the
     /// start of the timeline, visits all.
     pub fn visit(
         &mut self,
@@ -209,7 +209,7 @@ impl Cursors {
         }
     }
 
-    /// Returns the cursors that have something to do, in the order in which they were added.
+    /// Returns the cursors that are due, in the order in which they were added.
     fn concerned(&mut self, reached_ns: u64, change: Option<&Change>, is_full: bool) -> Vec<u32> {
         let mut concerned = std::mem::take(&mut self.visited);
         concerned.clear();

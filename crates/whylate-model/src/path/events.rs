@@ -16,7 +16,7 @@ pub enum Event {
         from: u32,
         /// Name of the thread switched out.
         from_name: Name,
-        /// How the thread is switched out.
+        /// Kind of the switch-out.
         exit: SwitchOut,
         /// TID switched in.
         to: u32,
@@ -101,14 +101,14 @@ struct Cpu {
     softirq: Option<u8>,
     /// Kind of the latest timer that ran in the current interrupt, and in the current softirq.
     timers: [Option<TimerKind>; 2],
-    /// The kernel's own timer that sent what the network softirq receives.
+    /// The kernel's own timer that sent the packets that the network softirq receives.
     sending_timer: Option<TimerKind>,
     done: Option<Request>,
-    /// TID of the sender of what the network softirq receives.
+    /// TID of the sender of the packets that the network softirq receives.
     sender: Option<u32>,
 }
 
-/// How a thread became runnable.
+/// Way in which a thread became runnable.
 #[derive(Clone, Copy, Debug)]
 struct Ready {
     entry: SwitchIn,
@@ -129,7 +129,7 @@ pub struct Builder {
     cpus: Vec<Cpu>,
     ready: HashMap<u32, Ready>,
     requests: HashMap<(u32, u64), Request>,
-    /// How items were queued, by their addresses.
+    /// Queuing of items, by their addresses.
     queued: HashMap<u64, SwitchIn>,
     /// Work item handlers of workers that were switched out within an item, by TID.
     interrupted: HashMap<u32, u64>,
@@ -186,7 +186,7 @@ impl Builder {
                 self.ready.remove(&tid);
                 let state = &mut self.cpus[cpu];
                 let before = std::mem::replace(&mut state.tid, tid);
-                // A walk back goes on with the old TID.
+                // A walk back continues with the old TID.
                 state.entry = SwitchIn::Woken { at_ns, by: Waker::Parent(before), cpu: cpu as u32 };
             }
             Event::Irq(name) => {

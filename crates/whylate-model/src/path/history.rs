@@ -27,7 +27,7 @@ impl Name {
 /// The actor on a CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Holder {
-    /// It was not recorded.
+    /// The actor was not recorded.
     #[default]
     Unrecorded,
     /// The CPU is idle.
@@ -60,7 +60,7 @@ impl Holder {
     }
 }
 
-/// How a run slice began (switch-in).
+/// Start of a run slice (switch-in).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SwitchIn {
     /// The same thread continues after an interrupt. Also used for interrupt slices.
@@ -102,7 +102,7 @@ pub struct Move {
     pub from_cpu: u32,
 }
 
-/// What ended a wait, or queued a work item.
+/// Waker that ended a wait, or queuer of a work item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waker {
     /// A thread, by its TID.
@@ -164,7 +164,7 @@ impl Operation {
     }
 }
 
-/// How a run slice ended (switch-out).
+/// End of a run slice (switch-out).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SwitchOut {
     /// An interrupt came in and the thread continues. Also used for interrupt slices.
@@ -178,7 +178,7 @@ pub enum SwitchOut {
     Dead,
 }
 
-/// What a thread waits in, as far as this is known without its stack.
+/// Wait of a thread, as far as known without its stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Blocked {
     /// Number of the system call.
@@ -194,7 +194,7 @@ pub struct Blocked {
 }
 
 impl Blocked {
-    /// Returns what the thread waits in outside of system calls, if known.
+    /// Returns the wait outside of system calls, if known.
     pub fn outside_calls(&self) -> Option<String> {
         let is_for_page = self.is_uninterruptible && self.in_iowait && !self.is_kernel && self.syscall.is_none();
         is_for_page.then(|| "page fault".to_owned())

@@ -23,7 +23,8 @@ use super::events::{Builder, Event};
 use super::history::{Name, Recorded, SwitchOut, Waker};
 use super::timer::TimerKind;
 use crate::ftrace::{
-    COMPRESSED, Events, GONE, Gap, LONGEST, Lacks, Line, NO_CPU, NO_POINT, TRACE_DAT, has_end, is_blank, is_heading,
+    COMPRESSED, Events, GONE, Gap, LONGEST, Lacks, NO_CPU, NO_POINT, TRACE_DAT, TraceLine, has_end, is_blank,
+    is_heading,
 };
 use crate::paste::{Lines, PasteError};
 
@@ -36,7 +37,7 @@ const EVENTS: u64 = 8 << 20;
 const WITHOUT_EVENT: u64 = 64 << 20;
 /// Maximum number of work item functions. No kernel has more.
 const HANDLERS: usize = 64 << 10;
-/// What the kernel prints for a thread without a cached `comm`.
+/// Name that the kernel prints for a thread without a cached `comm`.
 const FORGOTTEN: &str = "<...>";
 
 /// Why a file cannot be imported.
@@ -64,7 +65,7 @@ pub enum ImportError {
     #[error("{NO_POINT}")]
     NoPoint,
     /// No event shows which thread was on a CPU.
-    #[error("no event in it tells who had a CPU: record sched_switch and sched_waking, and interrupts too")]
+    #[error("no event in it shows which thread ran: record sched_switch and sched_waking, and interrupts too")]
     NoSwitches,
     /// No line is an event.
     #[error("no line in it is an event: give the text output of trace_pipe, `trace-cmd report` or `perf script`")]
@@ -178,7 +179,9 @@ impl Trace {
 impl Reader {
     fn line(&mut self, text: &str) {
         // In a line of perf a space precedes the TID, in one of ftrace a dash.
-        if let Some(line) = Line::parse_perf(text).or_else(|| Line::parse(text)).filter(Line::is_credible) {
+        if let Some(line) =
+            TraceLine::parse_perf(text).or_else(|| TraceLine::parse(text)).filter(TraceLine::is_credible)
+        {
             self.event(&line);
         } else if let Some(gap) = Gap::parse(text) {
             self.lose("events", gap.lost);
@@ -187,7 +190,7 @@ impl Reader {
             }
         } else if !is_blank(text) && !is_heading(text) {
             self.lose("unreadable", 1);
-            match Line::lacks(text) {
+            match TraceLine::lacks(text) {
                 Some(Lacks::Cpu) => self.without_cpu += 1,
                 Some(Lacks::Point) => self.without_point += 1,
                 None => {}
@@ -200,7 +203,7 @@ impl Reader {
         *lost = lost.saturating_add(more);
     }
 
-    fn event(&mut self, line: &Line<'_>) {
+    fn event(&mut self, line: &TraceLine<'_>) {
         self.events += 1;
         let cpu = line.cpu as usize;
         if cpu >= CPUS {
@@ -267,7 +270,7 @@ impl Reader {
         self.end_ns
     }
 
-    fn take(&mut self, cpu: usize, line: &Line<'_>, parsed: TraceEvent<'_>) {
+    fn take(&mut self, cpu: usize, line: &TraceLine<'_>, parsed: TraceEvent<'_>) {
         self.kinds.flags |= !line.flags.is_empty();
         let event = match parsed {
             TraceEvent::Switch { from, from_name, exit, to, to_name } => {
@@ -330,12 +333,12 @@ impl Reader {
         self.add(cpu, event);
     }
 
-    fn waking(&self, cpu: usize, line: &Line<'_>, tid: u32) -> Event {
+    fn waking(&self, cpu: usize, line: &TraceLine<'_>, tid: u32) -> Event {
         self.context(cpu, line).map_or(Event::Waking(tid), |by| Event::WakingBy(tid, by))
     }
 
     /// Returns the context in which a thread is woken, from the line's flags if it has any.
-    fn context(&self, cpu: usize, line: &Line<'_>) -> Option<Waker> {
+    fn context(&self, cpu: usize, line: &TraceLine<'_>) -> Option<Waker> {
         if let Some(timer) = self.timers[cpu] {
             return Some(Waker::Timer(timer));
         }

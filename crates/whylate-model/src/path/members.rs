@@ -81,7 +81,7 @@ impl Births {
 /// Threads of a command.
 #[derive(Clone, Debug, Default)]
 pub struct Members {
-    /// For each TID, the times from which it was a member's or another thread's.
+    /// Times from which each TID belonged to a member or to another thread.
     lives: HashMap<u32, Vec<(u64, bool)>>,
     /// Process of each thread, by the TID of its first thread; the last one if the TID was reused.
     processes: HashMap<u32, u32>,

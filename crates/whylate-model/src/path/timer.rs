@@ -14,7 +14,7 @@ pub enum TimerKind {
     Wakeup,
     /// TCP delays an acknowledgment, to send it with data.
     TcpDelayedAck,
-    /// TCP retransmits what was not acknowledged.
+    /// TCP retransmits unacknowledged data.
     TcpRetransmission,
     /// TCP probes whether its peer is alive.
     TcpKeepalive,

@@ -94,7 +94,7 @@ impl Frame {
     /// Creates an empty frame.
     ///
     /// # Errors
-    /// If memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn new() -> io::Result<Frame> {
         Ok(Frame { encoder: Encoder::new(Vec::new(), LEVEL)?, crc: crc32fast::Hasher::new(), index: Index::default() })
     }
@@ -102,7 +102,7 @@ impl Frame {
     /// Adds a line, which ends with a newline, and the span of time that it covers.
     ///
     /// # Errors
-    /// If memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn add(&mut self, line: &[u8], span_unix_ns: Option<(u64, u64)>) -> io::Result<()> {
         self.encoder.write_all(line)?;
         if let Some((first_ns, last_ns)) = span_unix_ns {
@@ -122,7 +122,7 @@ impl Frame {
     /// Returns the bytes that make all lines so far readable.
     ///
     /// # Errors
-    /// If memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn flush(&mut self) -> io::Result<Vec<u8>> {
         self.encoder.flush()?;
         Ok(self.take())
@@ -131,7 +131,7 @@ impl Frame {
     /// Returns the last bytes, and the index for the start of the frame.
     ///
     /// # Errors
-    /// If memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn finish(mut self) -> io::Result<(Vec<u8>, Index)> {
         self.encoder.do_finish()?;
         let rest = self.take();

@@ -32,7 +32,7 @@ pub enum Line {
     Other,
 }
 
-/// What is recorded, on which machine, and how.
+/// Description of the recording: its contents, machine and backends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// [`FORMAT`].
@@ -87,7 +87,7 @@ pub struct Measured {
     /// Threshold of recorded late events; `None` if none are recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_from_ns: Option<u64>,
-    /// Why there was nothing to measure at the start, if so.
+    /// Reason why there was nothing to measure at the start, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nothing: Option<String>,
 }
@@ -95,7 +95,7 @@ pub struct Measured {
 /// Events that the shared CPU account has lost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
-    /// When the counters were read.
+    /// Time at which the counters were read.
     #[serde(rename = "at", with = "rfc3339")]
     pub at_unix_ns: u64,
     /// Lost events by reason.
@@ -168,7 +168,7 @@ impl Line {
     /// Parses a line. Unknown fields are ignored.
     ///
     /// # Errors
-    /// If the text is not JSON, or not a line of a recording.
+    /// Fails if the text is not JSON, or not a line of a recording.
     pub fn parse(text: &[u8]) -> Result<Line, serde_json::Error> {
         // Whylate writes the kind of a line first.
         if !text.starts_with(b"{\"line\"") && text.starts_with(b"{\"schema\"") {

@@ -55,7 +55,7 @@ impl SeriesPool {
 /// Parses a line as [`Line::parse`] does, except for `lost` reasons with a count of 0.
 ///
 /// # Errors
-/// Like [`Line::parse`].
+/// Fails as [`Line::parse`] does.
 pub(super) fn parse(line: &[u8], pool: &mut SeriesPool) -> Result<Line, serde_json::Error> {
     parse_fast(line, pool).map_or_else(|| Line::parse(line), Ok)
 }

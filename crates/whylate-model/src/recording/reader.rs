@@ -41,7 +41,7 @@ pub enum ReadError {
     /// A later version has written it.
     #[error("whylate {} wrote it in a newer format (use that version, or a newer one)", printable(.whylate))]
     Newer {
-        /// That version.
+        /// Version that wrote the file.
         whylate: String,
     },
     /// The system cannot read the file.
@@ -77,7 +77,7 @@ pub struct Reader<R> {
     damage: Damage,
     repeats: Option<Repeats>,
     repeated: Option<Vec<Repeated>>,
-    /// By source, the line of the last snapshot returned with repeated stacks.
+    /// Line of the last snapshot returned with repeated stacks, by source.
     repeated_lines: BTreeMap<String, Vec<u8>>,
 }
 
@@ -85,7 +85,7 @@ impl<R: Read + Seek> Reader<R> {
     /// Opens a recording and reads its header.
     ///
     /// # Errors
-    /// If the file is no recording, or one of a later version.
+    /// Fails if the file is no recording, or one of a later version.
     pub fn new(mut input: R) -> Result<Self, ReadError> {
         let bytes = input.seek(SeekFrom::End(0))?;
         let mut reader = Reader {
@@ -149,7 +149,7 @@ impl<R: Read + Seek> Reader<R> {
         std::mem::take(&mut self.repeated_lines)
     }
 
-    /// Returns what could not be read so far.
+    /// Returns the damage found so far.
     pub fn damage(&self) -> Damage {
         self.damage
     }
@@ -157,7 +157,7 @@ impl<R: Read + Seek> Reader<R> {
     /// Returns the next line; `None` at the end.
     ///
     /// # Errors
-    /// If the system cannot read the file. Damaged parts are skipped and counted.
+    /// Fails if the system cannot read the file. Damaged parts are skipped and counted.
     pub fn next_line(&mut self) -> Result<Option<Line>, ReadError> {
         // If the caller skips a snapshot, it skips its stacks.
         self.repeated = None;

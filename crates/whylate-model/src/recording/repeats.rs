@@ -20,7 +20,7 @@ use crate::{Histogram, Snapshot, Stack};
 /// Maximum number of cached stacks, and maximum size of their text; the cache is then cleared.
 const MAX_STACKS: usize = 10_000;
 const MAX_TEXT_BYTES: usize = 64 << 20;
-/// How far to search around a stack's index in the previous snapshot, as some stacks may be gone.
+/// Search range around a stack's index in the previous snapshot, as some stacks may be gone.
 const SEARCH_RANGE: usize = 8;
 /// Maximum length of a cached stack, far above that of the deepest stack; serde parses snapshots with longer ones.
 const MAX_STACK_BYTES: usize = 1 << 20;
@@ -38,7 +38,7 @@ static BEGIN_FIGURES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(S
 
 /// A cached stack.
 #[derive(Debug)]
-pub struct Place {
+pub struct CachedStack {
     /// Unique number, counted from 0.
     pub number: usize,
     /// The stack without its figures.
@@ -55,17 +55,17 @@ pub struct Place {
 /// Cached stacks of one source.
 #[derive(Default)]
 struct SourceStacks {
-    /// By the text before the figures.
-    by_head: HashMap<Arc<[u8]>, Vec<Arc<Place>>>,
+    /// Stacks by the text before the figures.
+    by_head: HashMap<Arc<[u8]>, Vec<Arc<CachedStack>>>,
     /// The stacks of the last snapshot, in order.
-    last: Vec<Arc<Place>>,
+    last: Vec<Arc<CachedStack>>,
 }
 
 /// Figures of a cached stack in one snapshot.
 #[derive(Clone, Debug)]
 pub struct Repeated {
     /// The stack.
-    pub place: Arc<Place>,
+    pub place: Arc<CachedStack>,
     /// Samples, as in [`Stack`].
     pub samples: u64,
     /// Weight in nanoseconds, as in [`Stack`].
@@ -102,7 +102,7 @@ impl Repeats {
     /// Parses any line as [`Line::parse`] does, but may omit `lost` reasons with a count of 0.
     ///
     /// # Errors
-    /// Like [`Line::parse`].
+    /// Fails as [`Line::parse`] does.
     pub fn parse(&mut self, line: &[u8]) -> Result<Line, serde_json::Error> {
         parse(line, &mut self.pool)
     }
@@ -166,7 +166,7 @@ impl Repeats {
         expected: &mut usize,
     ) -> Option<(Repeated, Option<&'a [u8]>, usize)> {
         let cached = self.by_source.get(source)?;
-        let of_place = |place: &Arc<Place>| {
+        let of_place = |place: &Arc<CachedStack>| {
             let figures = text.strip_prefix(&*place.head)?;
             let Figures { samples, weight_ns, waits, age, length } = place.figures_in(figures)?;
             let repeated = Repeated { place: Arc::clone(place), samples, weight_ns, waits };
@@ -196,7 +196,7 @@ impl Repeats {
         figures.number_after(SAMPLES)?;
         figures.number_after(WEIGHT)?;
         let behind = without.len() - figures.0.len();
-        let place = Place {
+        let place = CachedStack {
             number: self.next,
             has_age: (self.asks_for_age)(source, &place),
             head: without[..head].into(),
@@ -233,7 +233,7 @@ struct Figures<'a> {
     length: usize,
 }
 
-impl Place {
+impl CachedStack {
     /// Parses the figures at the start of `text`, if the text after them is that of this stack.
     fn figures_in<'a>(&self, text: &'a [u8]) -> Option<Figures<'a>> {
         let mut rest = Cursor(text);
@@ -363,7 +363,7 @@ mod tests {
             assert!(repeats.read(&named(format!("{number}{}", "f".repeat(700_000)))).is_some());
             assert!(repeats.bytes < MAX_TEXT_BYTES + MAX_STACK_BYTES, "{number}");
         }
-        assert!(repeats.known < 100, "it has begun anew");
+        assert!(repeats.known < 100, "it has restarted");
     }
 
     #[test]

@@ -12,11 +12,11 @@ pub static BLOCK: Card = Card {
         reason("held_full", "the table of bios held back by cgroup limits was full"),
         reason("in_progress_full", "the table of requests in progress was full"),
         reason("own", "requests of whylate itself, which are left out"),
-        reason("reused", "a request started in the memory of one whose end was not seen"),
+        reason("reused", "a request started in the memory of one that was not seen to end"),
         reason("series_full", "more processes, threads or cgroups submitted at once than the table of series holds"),
         reason(
             "unmatched",
-            "a request completed whose start was not seen, mostly because it was in progress when measuring began",
+            "a request completed but was not seen to start, mostly because it was in progress when measuring started",
         ),
         reason(
             "unseen_others",

@@ -6,7 +6,7 @@
 pub struct Reason {
     /// Name in JSON; its meaning depends on the source.
     pub name: &'static str,
-    /// What happened, in one line.
+    /// Meaning, in one line.
     pub meaning: &'static str,
 }
 
@@ -25,7 +25,7 @@ pub const SHARED_LOST: &[Reason] = &[
         "a CPU did more than could be read in time; on paths, that time is `not recorded` (--why, run)",
     ),
     reason("late_events", "late events came faster than they were read, or were too many for one line of JSON"),
-    reason("merged_full", "the span has more series or stacks than are told apart; the others are missing (replay)"),
+    reason("merged_full", "the span has more series or stacks than are distinguished; the others are missing (replay)"),
     reason("nested", "a BPF program was skipped because it was already running on that CPU"),
     reason("occupancy_nested", "an event interrupted the accounting of its CPU, and is missing from it (--why)"),
     reason("occupancy_stacks", "the stack that a late interrupt found could not be stored (--why)"),
@@ -35,7 +35,7 @@ pub const SHARED_LOST: &[Reason] = &[
     ),
     reason(
         "moves_overwritten",
-        "in whose run queue a thread was before it was moved was overwritten; that time counts for its last CPU (--why, run)",
+        "the record of a thread's run queue before its migration was overwritten; that time counts for its last CPU (--why, run)",
     ),
     reason(
         "queuers_overwritten",

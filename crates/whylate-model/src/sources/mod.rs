@@ -43,27 +43,27 @@ pub struct Card {
     pub advice: fn(&Snapshot) -> Vec<String>,
     /// Returns whether this source reports another source's late event as well; if both are selected, it counts only
     /// here.
-    pub tells: fn(&LateEvent) -> bool,
+    pub also_reports: fn(&LateEvent) -> bool,
     /// Returns how a value of its series is merged when two spans are merged.
     pub merging: fn(&str) -> Merging,
     /// Values that are shares of time, in the order of a stacked bar; the rest of the time has no name.
     pub shares: &'static [&'static str],
-    /// Share of time with a threshold, beside latencies.
+    /// Share of time with a threshold, in addition to latencies.
     pub judged_share: Option<JudgedShare>,
     /// Meaning of its stacks; empty if it has none.
     pub stacks: &'static str,
     /// Label by which its series are grouped first, if there are many of one thing.
     pub grouped_by: Option<&'static str>,
-    /// What the overview omits, and the command that measures it.
+    /// Measurements that the overview omits, and the commands that make them.
     pub beyond_a_look: &'static [(&'static str, &'static str)],
-    /// Reasons for lost events, beside [`SHARED_LOST`], sorted by name.
+    /// Reasons for lost events, in addition to [`SHARED_LOST`], sorted by name.
     pub lost: &'static [Reason],
 }
 
 /// A latency with one threshold.
 #[derive(Clone, Copy, Debug)]
 pub struct Judged {
-    /// What has the latency, and until when; empty if only late events are recorded.
+    /// Subject of the latency, and its end; empty if only late events are recorded.
     pub of: &'static str,
     /// Threshold in nanoseconds: a longer latency is noticed by users, on machines with or without a real-time setup.
     pub late_from_ns: u64,
@@ -80,7 +80,7 @@ pub struct JudgedShare {
     pub late_from: f64,
     /// Name of the series.
     pub of: &'static str,
-    /// Name of those above the threshold.
+    /// Name of series above the threshold.
     pub late: &'static str,
 }
 
@@ -111,7 +111,7 @@ impl Card {
             held_up: None,
             remark: |_| Remark { text: String::new(), is_late: false },
             advice: |_| Vec::new(),
-            tells: |_| false,
+            also_reports: |_| false,
             merging: sum_all,
             shares: &[],
             judged_share: None,
@@ -122,7 +122,7 @@ impl Card {
         }
     }
 
-    /// Returns the threshold of its late events.
+    /// Returns the threshold of the source's late events.
     pub fn events(&self) -> &Judged {
         self.events.as_ref().unwrap_or(&self.judged)
     }
@@ -134,7 +134,7 @@ impl Card {
 
     /// Returns whether this source counts the late event, and none of the sources `beside` it reports it as well.
     pub fn counts(&self, event: &LateEvent, beside: &[&Card]) -> bool {
-        !beside.iter().any(|other| other.name != self.name && (other.tells)(event))
+        !beside.iter().any(|other| other.name != self.name && (other.also_reports)(event))
     }
 
     /// Returns whether the event is above the threshold and counts for this source.

@@ -6,8 +6,8 @@ use super::{Card, Judged};
 use crate::merge::Merging;
 use crate::{Histogram, Snapshot};
 
-/// Stacks of sleeping threads, and run-queue waits. 20 ms is a normal run-queue wait beside five other threads. Users
-/// notice threads that are held up for more than 100 ms.
+/// Stacks of sleeping threads, and run-queue waits. 20 ms is a normal run-queue wait with five other runnable threads.
+/// Users notice threads that are held up for more than 100 ms.
 pub static OFFCPU: Card = Card {
     stacks: "where threads wait",
     events: Some(Judged {
@@ -61,7 +61,7 @@ pub static OFFCPU: Card = Card {
     ..Card::new(
         "offcpu",
         Judged {
-            of: "threads in uninterruptible sleep at the end, since they fell asleep",
+            of: "threads in uninterruptible sleep at the end, since they blocked",
             // The awaited event is long overdue.
             late_from_ns: 1_000_000_000,
             next: "whylate offcpu --blocked {from}",

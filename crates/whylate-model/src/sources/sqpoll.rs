@@ -19,7 +19,7 @@ pub static SQPOLL: Card = Card {
     judged_share: Some(STARVED),
     // If work is indistinguishable from spinning, `running` is both.
     shares: &["working", "spinning", "running", "sleeping", "starved"],
-    tells: |event| event.labels.get(ROLE).is_some_and(|role| role == SUBMISSION_THREAD),
+    also_reports: |event| event.labels.get(ROLE).is_some_and(|role| role == SUBMISSION_THREAD),
     merging: |name| match name {
         "working" | "spinning" | "running" | "sleeping" | "starved" | "sqes_per_s" | "wakeups_per_s" | PRESENT => {
             Merging::OverPresence

@@ -10,7 +10,9 @@ use crate::merge::Merging;
 pub static WQ: Card = Card {
     // A worker without an item that waits for a CPU is about to start one, which waits at least as long. A worker with
     // an item does not count: its item has started.
-    tells: |event| event.labels.get(ROLE).is_some_and(|role| role == WORKER) && !event.labels.contains_key("handler"),
+    also_reports: |event| {
+        event.labels.get(ROLE).is_some_and(|role| role == WORKER) && !event.labels.contains_key("handler")
+    },
     // These are items that had not started or ended at the end of the span.
     merging: |_| Merging::Latest,
     lost: &[
@@ -23,7 +25,7 @@ pub static WQ: Card = Card {
         reason("reused", "the item's memory was freed and used for another item"),
         reason("running_full", "the table of running items was full"),
         reason("series_full", "the table of series was full"),
-        reason("stacks", "the stack of whoever queued an item could not be kept"),
+        reason("stacks", "the stack of an item's queuer could not be kept"),
         reason(
             "unmatched",
             "an item started that was not seen being queued, mostly because it was queued before measuring began",

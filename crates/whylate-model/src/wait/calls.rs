@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a thread waits for in each system call, if its stack is not known.
+//! Classes of waits by system call, for threads without a known stack.
 
 use super::WaitClass;
 
-/// What a thread that sleeps in a system call waits for.
+/// Wait of a thread that sleeps in a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallWaits {
-    /// The purpose of the call is such a wait.
+    /// The call exists to wait for this.
     For(WaitClass),
-    /// It depends on the call's arguments: a file, a command, flags.
+    /// Depends on the call's arguments: a file, a command, flags.
     Depends,
     /// The call waits for nothing by itself, but may sleep for locks, memory and disks in the kernel.
     Within,
@@ -43,7 +43,7 @@ const WAITS_FOR: &[(WaitClass, &str)] = &[
     (WaitClass::Stopped, "vfork clone clone3"),
 ];
 
-/// Calls where it depends on the arguments.
+/// Calls with a wait that depends on the arguments.
 const DEPENDING: &str = "
     read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 ioctl open openat openat2 creat
     open_by_handle_at close close_range dup2 dup3 sendfile splice copy_file_range io_uring_enter
@@ -87,7 +87,7 @@ const WITHIN: &str = "
     timer_settime64 timerfd_gettime64 timerfd_settime64 utimensat_time64 sched_rr_get_interval_time64
 ";
 
-/// Returns what a thread that sleeps in this call waits for; `None` for an unknown call.
+/// Returns the wait of a thread that sleeps in this call; `None` for an unknown call.
 pub fn of_syscall(name: &str) -> Option<CallWaits> {
     let is_in = |names: &str| names.split_ascii_whitespace().any(|known| known == name);
     let class = WAITS_FOR.iter().find(|(_, names)| is_in(names)).map(|&(class, _)| CallWaits::For(class));

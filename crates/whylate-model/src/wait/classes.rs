@@ -41,7 +41,7 @@ impl Classes {
     /// start with `#` are skipped.
     ///
     /// # Errors
-    /// If a line is not a rule.
+    /// Fails if a line is not a rule.
     pub fn parse(text: &str) -> Result<Self, ClassesError> {
         let mut rules = Vec::new();
         for (number, line) in (1..).zip(text.lines()) {
@@ -123,7 +123,7 @@ const PROGRAM_FUNCTIONS: &[(WaitClass, &[&str], &str)] = &[
     (WaitClass::Network, &["__res_context_send", "__libc_res_nsend", "__libc_res_nquery"], "waits for a name server"),
 ];
 
-/// Returns the class by a program's own function, if one of these frames is such, with the rule and the frame.
+/// Returns the class by a program's own function, if one of these frames is one, with the rule and the frame.
 pub(super) fn program_rule(user: &[String]) -> Option<(WaitClass, &'static str, &str)> {
     user.iter().find_map(|frame| {
         let (class, _, why) =

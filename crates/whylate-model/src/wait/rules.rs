@@ -151,7 +151,7 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
             "std::sys::sync::thread_parking",
         ],
         WaitClass::Idle,
-        "waits for another thread to tell it of work (condition variable)",
+        "waits for another thread to signal work (condition variable)",
     ),
     (
         Kernel,
@@ -302,7 +302,7 @@ pub(super) const BY_FRAME: &[ByFrame] = &[
     ),
     (Kernel, &["__flush_work", "__flush_workqueue", "__cancel_work"], WaitClass::Other, "waits for a work item"),
     (Kernel, &["eventfd_write"], WaitClass::Other, "waits until its eventfd is read"),
-    (Kernel, &["seccomp_do_user_notification"], WaitClass::Other, "waits for whoever supervises its system calls"),
+    (Kernel, &["seccomp_do_user_notification"], WaitClass::Other, "waits for the supervisor of its system calls"),
     (Kernel, &["copy_process", "do_exit", "do_group_exit"], WaitClass::Other, "waits for a process to begin or end"),
     (
         Kernel,

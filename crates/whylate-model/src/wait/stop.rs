@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What keeps a thread stopped, whatever it was doing.
+//! Kinds of stops, which keep a thread stopped whatever it was doing.
 
 use serde::{Deserialize, Serialize};
 
-/// What stopped a thread: it neither waits for what it was doing nor sleeps voluntarily.
+/// Kind of a stop. A stopped thread neither waits for what it was doing nor sleeps voluntarily.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stop {

@@ -159,7 +159,7 @@ fn accepts_non_breaking_spaces() {
 
 #[test]
 fn errors_state_their_reason() {
-    let error = |bytes: &[u8]| read(bytes, None).expect_err("it tells nothing").to_string();
+    let error = |bytes: &[u8]| read(bytes, None).expect_err("it has no events").to_string();
     assert!(error(b"").starts_with("no line in it is a latency trace"));
     assert!(error(b"\xff\xfe garbage \x80\n\n").starts_with("no line in it is a latency trace"));
     assert!(error(b"\x17\x08\x44tracing6").starts_with("this is a trace.dat"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The attached BPF programs and what they have counted.
+//! The attached BPF programs and their counts.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -37,7 +37,7 @@ const MIN_DONE_PER_CPU: u32 = 1 << 9;
 /// Time that explaining late events may take per call, while the caller waits for the events.
 const BUDGET: Duration = Duration::from_millis(50);
 
-/// Number of occupancy intervals of a CPU before a completion interrupt that are searched for one that kept interrupts off.
+/// Number of a CPU's occupancy intervals before a completion interrupt that are searched for one with interrupts off.
 const INTERVALS_BEFORE_SIGNAL: usize = 16;
 /// Maximum number of occupancy intervals from the completion interrupt to the completion.
 const MAX_INTERVALS_UNTIL_DONE: usize = 1_024;
@@ -80,7 +80,7 @@ pub(super) struct AttachedBlock {
 
 impl AttachedBlock {
     pub(super) fn new(options: &BlockOptions, session: &Session, backend: &'static str) -> Result<Self, AttachError> {
-        let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         let done_by_cpu = (MAX_DONE / cpus).max(MIN_DONE_PER_CPU).next_power_of_two();
         let load = || Account::load(session, Timers::Heartbeats, Wakeups::ForLater);
         let mut account = options.explain_over_ns.map(|_| load()).transpose()?;

@@ -67,7 +67,7 @@ impl SeriesCounts {
         Ok(SeriesCounts { by, elements, kinds: kinds.into(), taken: BTreeMap::new() })
     }
 
-    /// Takes everything counted since the last call, without series that counted nothing.
+    /// Takes all counts since the last call, without series that counted nothing.
     pub fn take(&mut self, names: &mut RequestNames) -> Vec<Series> {
         self.read(names);
         std::mem::take(&mut self.taken).into_values().collect()

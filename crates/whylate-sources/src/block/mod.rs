@@ -85,7 +85,7 @@ pub struct BlockOptions {
     pub backend: Option<String>,
     /// Measures only requests of this device, by its name in `/dev`.
     pub device: Option<String>,
-    /// How series are aggregated, beside device and operation.
+    /// Aggregation of series, in addition to device and operation.
     pub by: By,
     /// Reports a late event for each latency of at least this, in ns.
     pub late_over_ns: Option<u64>,
@@ -101,7 +101,7 @@ pub struct BlockOptions {
     pub most_series: Option<u32>,
 }
 
-/// How series are aggregated, beside device and operation.
+/// Aggregation of series, in addition to device and operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
     /// By device and operation only.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! RequestNames of devices, cgroups, operations, flags and errors of requests.
+//! Names of devices, cgroups, operations, flags and errors of requests.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -57,12 +57,12 @@ impl RequestNames {
         &mut self.symbols
     }
 
-    /// RequestNames the submitting thread; a kworker by its work function, as its comm says nothing.
+    /// Names the submitting thread; a kworker by its work function, as its comm says nothing.
     pub fn submitter(&mut self, facts: &request_facts) -> String {
         self.owner_name(facts, facts.tid)
     }
 
-    /// RequestNames the submitting process; a kworker by its work function.
+    /// Names the submitting process; a kworker by its work function.
     pub fn process_of(&mut self, facts: &request_facts) -> String {
         self.owner_name(facts, facts.pid)
     }
@@ -82,8 +82,8 @@ impl RequestNames {
         }
     }
 
-    /// Returns what may have delayed the allocation of the request; empty if only others that had all requests may
-    /// have.
+    /// Returns the causes that may have delayed the allocation of the request; empty if only processes that had all
+    /// requests may have.
     pub fn held_back_by(&mut self, facts: &request_facts) -> String {
         let device = self.device(facts.device);
         if is_throttled_writeback(facts) && self.has_writeback_limit(&device) {

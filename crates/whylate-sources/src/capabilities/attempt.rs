@@ -10,14 +10,14 @@ use libbpf_rs::{Error, MapHandle, MapType, ProgramType, Result, libbpf_sys};
 /// `BPF_F_SLEEPABLE`.
 const SLEEPABLE: u32 = 1 << 4;
 
-/// How to load a program.
+/// Way of loading a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attempt {
-    /// With only its type.
+    /// Loads with only the type.
     Plain,
-    /// As a sleepable program.
+    /// Loads as a sleepable program.
     Sleepable,
-    /// For this type ID of the kernel's BTF.
+    /// Loads for this type ID of the kernel's BTF.
     At { type_id: u32, attach_type: u32 },
 }
 

@@ -19,7 +19,7 @@ const TRACEPOINT_PREFIX: &str = "btf_trace_";
 /// BTF of the running kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Btf {
-    /// Whether it exists and is readable.
+    /// Whether BTF exists and is readable.
     pub fact: Fact,
     /// Path of the file.
     pub path: &'static str,
@@ -220,9 +220,7 @@ pub(super) fn fentry(refusal: &Fact, names: Option<&KernelNames>) -> Fact {
             judge(load_program(ProgramType::Tracing, attempt), refusal, remedy)
         }
         // Not every compiler emits its name.
-        Some(_) => {
-            Fact::unknown(format!("BTF does not list register_ftrace_direct, so this cannot be told ({remedy})"))
-        }
+        Some(_) => Fact::unknown(format!("BTF does not list register_ftrace_direct, so this is unknown ({remedy})")),
         None => Fact::no(remedy),
     }
 }
@@ -289,7 +287,7 @@ mod tests {
         assert!(!names.have_tracepoint("u64"));
     }
 
-    /// From 6.7 on, some kernels have a structure of that name.
+    /// Since 6.7, some kernels have a structure of that name.
     #[test]
     fn structure_does_not_hide_function_of_same_name() {
         let Ok(names) = quietly(read_names) else {

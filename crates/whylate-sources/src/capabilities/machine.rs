@@ -23,9 +23,9 @@ pub struct Kernel {
 /// Clock source of timestamps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClockSource {
-    /// The current one.
+    /// Current clock source.
     pub current: Option<String>,
-    /// Available ones, best first.
+    /// Available clock sources, best first.
     pub available: Vec<String>,
 }
 
@@ -39,7 +39,7 @@ impl ClockSource {
 /// A set of CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CpuList {
-    /// In the kernel's format, `0-3,8`; empty for none.
+    /// CPUs in the kernel's list format, `0-3,8`; empty for none.
     pub list: String,
     /// Number of CPUs; `None` if the list is invalid.
     pub count: Option<u64>,

@@ -29,18 +29,18 @@ use crate::sources;
 /// Whether a feature exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It exists.
+    /// The feature exists.
     Yes,
-    /// It does not exist.
+    /// The feature does not exist.
     No,
-    /// This process cannot determine it.
+    /// This process cannot determine whether the feature exists.
     Unknown,
 }
 
 /// Whether a feature exists, with details as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// Whether it exists.
+    /// Whether the feature exists.
     pub state: State,
     /// `Yes`: details, possibly empty. `No`: how to get it. `Unknown`: why, and how to find out.
     pub detail: String,
@@ -57,7 +57,7 @@ impl Fact {
         Self { state: State::No, detail: detail.into() }
     }
 
-    /// It is unknown; `detail` says why.
+    /// Whether the feature exists is unknown; `detail` says why.
     pub fn unknown(detail: impl Into<String>) -> Self {
         Self { state: State::Unknown, detail: detail.into() }
     }
@@ -93,7 +93,7 @@ pub struct Capabilities {
     pub hypervisor: Fact,
     /// The backend that each source would use.
     pub sources: Vec<Readiness>,
-    /// How `--why` would find occupants of CPUs.
+    /// Backend with which `--why` would find occupants of CPUs.
     pub causes: Readiness,
     /// Whether known delays can be injected.
     pub injections: Vec<Readiness>,
@@ -102,7 +102,7 @@ pub struct Capabilities {
 /// State of tracefs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tracefs {
-    /// `Yes` if it is mounted and readable.
+    /// `Yes` if tracefs is mounted and readable.
     pub fact: Fact,
     /// Mount point, readable or not.
     pub path: Option<String>,
@@ -119,7 +119,7 @@ fn probe_heartbeat(measured: &[u32]) -> Fact {
     }
 }
 
-/// Probes everything. Takes some 20 ms, and 100 ms more if there are real-time threads.
+/// Probes all features. Takes some 20 ms, and 100 ms more if there are real-time threads.
 pub fn probe() -> Capabilities {
     let privileges = privileges::probe();
     let facts = KernelFacts::new(&privileges);
@@ -197,7 +197,7 @@ mod tests {
         let found = probe();
         assert_eq!(found.sources.len(), CARDS.len());
         for (_, _, fact) in found.bpf.each() {
-            assert!(fact.is_yes() || !fact.detail.is_empty(), "a bare no or unknown helps nobody: {fact:?}");
+            assert!(fact.is_yes() || !fact.detail.is_empty(), "a bare no or unknown has no reason: {fact:?}");
         }
     }
 

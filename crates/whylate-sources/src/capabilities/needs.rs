@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Chooses the backend that each source would use, and says what the better ones lack.
+//! Chooses the backend that each source would use, and names the missing needs of better ones.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -11,14 +11,14 @@ use crate::cpu_account;
 use crate::kernel::pid_namespace;
 use crate::source::{BackendUse, Need, Source};
 
-/// How a source would measure here.
+/// Backend with which a source would measure here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Readiness {
     /// Name of the source, or of the injected delay.
     pub name: String,
     /// `Yes`: it works. `No`: the kernel lacks something for every backend. `Unknown`: it may work.
     pub state: State,
-    /// The backend it would use, if it works.
+    /// Backend that the source would use, if one works.
     pub backend: Option<String>,
     /// Limitation compared with the best backend; empty for the best.
     pub limitations: String,
@@ -33,7 +33,7 @@ pub struct BetterBackend {
     pub backend: String,
     /// `No`: the kernel lacks something. `Unknown`: it may work.
     pub state: State,
-    /// What is missing and what to enable, or why it is unknown; without duplicates.
+    /// Missing features and how to enable them, or why they are unknown; without duplicates.
     pub reasons: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ impl KernelFacts {
             Need::RareTracepoint(name, where_it_is) => self.tracepoint(name, where_it_is),
             Need::Function(name) => self.function(name),
             Need::Since { version, function } => match self.names() {
-                None => Fact::unknown(format!("Linux {version}: cannot tell without BTF")),
+                None => Fact::unknown(format!("Linux {version}: unknown without BTF")),
                 Some(names) if names.have_function(function) => Fact::yes(""),
                 Some(_) => Fact::no(format!("this kernel is older than Linux {version} (boot {version} or later)")),
             },
@@ -115,7 +115,7 @@ impl KernelFacts {
             Need::Proc => pid_namespace::lacks_proc().map_or_else(|| Fact::yes(""), Fact::no),
             Need::KernelsNumbers => {
                 let reason =
-                    "the kernel's tracers tell threads by the host's numbers, which are others' in this PID namespace";
+                    "the kernel's tracers show the host's TIDs, which belong to other threads in this PID namespace";
                 Fact::no(format!("{reason} (run in the host's, such as with --pid=host)"))
             }
             Need::Tracer(name) => self.tracer(name),
@@ -128,7 +128,7 @@ impl KernelFacts {
             (Some(names), _) => names.have_tracepoint(name),
             (None, Some(tracefs)) => Path::new(tracefs).join("events").join(group).join(name).is_dir(),
             (None, None) => {
-                return Fact::unknown(format!("tracepoint {group_and_name}: cannot tell without BTF or tracefs"));
+                return Fact::unknown(format!("tracepoint {group_and_name}: unknown without BTF or tracefs"));
             }
         };
         if is_there {
@@ -140,7 +140,7 @@ impl KernelFacts {
 
     fn tracer(&self, name: &str) -> Fact {
         let Some(tracefs) = self.tracing_directory() else {
-            return Fact::unknown(format!("tracer {name}: cannot tell without tracefs"));
+            return Fact::unknown(format!("tracer {name}: unknown without tracefs"));
         };
         match fs::read_to_string(Path::new(tracefs).join("available_tracers")) {
             Ok(tracers) if tracers.split_whitespace().any(|tracer| tracer == name) => Fact::yes(""),
@@ -154,7 +154,7 @@ impl KernelFacts {
 
     fn function(&self, name: &str) -> Fact {
         let Some(names) = self.names() else {
-            return Fact::unknown(format!("function {name}: cannot tell without BTF"));
+            return Fact::unknown(format!("function {name}: unknown without BTF"));
         };
         if !names.have_function(name) {
             return Fact::no(format!(
@@ -208,7 +208,7 @@ pub(super) fn injections(bpf: &Bpf) -> Vec<Readiness> {
     ready.to_vec()
 }
 
-/// Chooses the first backend whose needs are all met. Candidates are name, limitation, and needs; best first.
+/// Chooses the first backend with all needs met. Candidates are name, limitation, and needs; best first.
 fn choose<'a>(name: &str, candidates: impl IntoIterator<Item = (&'a str, &'a str, Vec<Fact>)>) -> Readiness {
     let mut better: Vec<BetterBackend> = Vec::new();
     for (backend, limitations, facts) in candidates {
@@ -231,7 +231,7 @@ fn choose<'a>(name: &str, candidates: impl IntoIterator<Item = (&'a str, &'a str
     Readiness { name: name.to_owned(), state, backend: None, limitations: String::new(), better }
 }
 
-/// Returns `No` if one state is, else `Unknown` if one is.
+/// Returns `No` if any state is `No`, else `Unknown` if any is `Unknown`.
 fn worst(states: impl Iterator<Item = State>) -> State {
     states.fold(State::Yes, |worst, state| match (worst, state) {
         (State::No, _) | (_, State::No) => State::No,
@@ -350,8 +350,8 @@ mod tests {
 
     #[test]
     fn uses_tracefs_for_tracepoints_without_btf() {
-        let tracefs = tempfile::tempdir().expect("a folder");
-        std::fs::create_dir_all(tracefs.path().join("events/workqueue/workqueue_queue_work")).expect("a folder");
+        let tracefs = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir_all(tracefs.path().join("events/workqueue/workqueue_queue_work")).expect("a directory");
         let mut evidence = facts(Fact::no("boot another"), None, tracefs.path().to_str(), Fact::yes(""));
         assert!(evidence.judge(Need::Tracepoint("workqueue:workqueue_queue_work")).is_yes());
         assert_eq!(evidence.judge(Need::Tracepoint("workqueue:other")).state, State::No);

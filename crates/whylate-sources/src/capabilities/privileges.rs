@@ -35,7 +35,7 @@ pub struct Privileges {
 }
 
 impl Privileges {
-    /// Returns what it means if the kernel refuses a BPF program or map with EPERM or EACCES.
+    /// Returns the meaning of EPERM or EACCES, with which the kernel refuses a BPF program or map.
     pub(super) fn refusal(&self) -> Fact {
         if self.in_first_user_namespace == Some(false) {
             return Fact::unknown("not permitted in a user namespace (run as root outside of it)");
@@ -67,9 +67,9 @@ impl Privileges {
 pub struct Privilege {
     /// Name, as in `capabilities(7)`.
     pub name: &'static str,
-    /// Whether it is effective.
+    /// Whether the capability is effective.
     pub state: State,
-    /// Its purpose in whylate.
+    /// Purpose of the capability in whylate.
     pub purpose: &'static str,
 }
 

@@ -18,7 +18,7 @@ impl Edges {
     /// each CPU would slow a command by some percent in a virtual machine.
     ///
     /// # Errors
-    /// When the kernel refuses a BPF program.
+    /// Fails if the kernel refuses a BPF program.
     pub fn attach(session: &Session) -> Result<Self, AttachError> {
         let mut account = Account::load(session, Timers::Ticks, Wakeups::OfAll)?;
         account.attach()?;

@@ -103,7 +103,7 @@ static __always_inline bool is_astray(const struct account *account, const struc
 int fill_entry_of_current(struct account *account, u32 cpu);
 
 /*
- * Returns when a thread whose switch-in was not seen took the CPU, at least 1 ns ago: from the scheduler's clock, read just now if the
+ * Returns when a thread without a recorded switch-in took the CPU, at least 1 ns ago: from the scheduler's clock, read just now if the
  * thread is leaving; otherwise that clock lags CLOCK_MONOTONIC as it did at the last switch.
  */
 static __always_inline u64 unseen_switch_in_ns(const struct account *account, struct task_struct *task, u64 now_ns, bool is_leaving)
@@ -176,7 +176,7 @@ __noinline int change_tid(struct account *account, u32 cpu, u64 now_ns)
 	return 0;
 }
 
-/* Ends the current interval of a CPU whose thread keeps running. */
+/* Ends the current interval of a CPU that keeps its thread. */
 static __always_inline void end_interval_of_thread(struct account *account, u32 cpu)
 {
 	struct task_struct *task = bpf_get_current_task_btf();

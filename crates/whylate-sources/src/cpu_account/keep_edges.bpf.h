@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Wakeup edges: who woke whom, in which context, and how each thread was switched in and out. A wakeup costs some 100 ns, 20 ns of which
+ * Wakeup edges: waker and wakee, in which context, and how each thread was switched in and out. A wakeup costs some 100 ns, 20 ns of which
  * read the clock. A switch costs 20 ns for the thread's switch-in and its system call.
  */
 #pragma once
@@ -70,7 +70,7 @@ static __always_inline u32 interrupts_of(struct account *account)
 }
 
 /*
- * Tests for an interrupt whose start the account has not seen: one without a tracepoint, or one that came in during a program of the
+ * Tests for an interrupt that the account has not seen start: one without a tracepoint, or one that came in during a program of the
  * account. It may have interrupted a softirq.
  */
 static __always_inline bool in_unseen_interrupt(struct account *account)
@@ -407,7 +407,7 @@ static __always_inline void fill_entry(struct account *account, u32 cpu, struct 
 	}
 }
 
-/* Like fill_entry() for a thread whose switch-in was not seen. A later wakeup belongs to its next wait. */
+/* Like fill_entry() for a thread without a recorded switch-in. A later wakeup belongs to its next wait. */
 static __always_inline void fill_unseen_entry(struct account *account, u32 cpu, struct task_struct *task, u32 switches)
 {
 	fill_entry(account, cpu, task, switches, false);
@@ -516,7 +516,7 @@ static __always_inline struct account *timer_begins(u64 function)
 {
 	struct account *account = account_of(bpf_get_smp_processor_id());
 
-	/* A timer that interrupts a program of the account runs in an interrupt whose start was not recorded. */
+	/* A timer that interrupts a program of the account runs in an interrupt without a recorded start. */
 	if (account)
 		account->timers[is_in_irq(account) || account->is_busy] = function;
 	return account;

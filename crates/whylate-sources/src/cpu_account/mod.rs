@@ -67,7 +67,7 @@ pub(crate) const NEEDS: &[Need] = &[
 /// Kernel functions of a CPU's tick (kernel/time/tick-sched.c): the second since 6.9, the first before.
 const TICK_FUNCTIONS: [&str; 2] = ["tick_sched_timer", "tick_nohz_handler"];
 /// Limitation without a heartbeat timer on each CPU.
-pub(crate) const WITHOUT_HEARTBEAT: &str = "interrupts that are off cannot be told from running threads";
+pub(crate) const WITHOUT_HEARTBEAT: &str = "disabled interrupts cannot be distinguished from running threads";
 
 /// Minimum timer lateness, in nanoseconds, that counts as disabled interrupts where the source's own threads are
 /// measured.
@@ -82,7 +82,7 @@ pub(crate) const WAKEUP_FUNCTION: &str = "hrtimer_wakeup";
 /// Kernel function of the timerlat tracer's timers (kernel/trace/trace_osnoise.c).
 pub(crate) const TRACER_FUNCTION: &str = "timerlat_irq";
 
-/// Timers whose lateness reveals disabled interrupts.
+/// Timers that reveal disabled interrupts by their lateness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timers {
     /// Only the CPUs' own ticks.
@@ -123,7 +123,7 @@ const SUBMIT_PROGRAM: &str = "on_block_io_start";
 /// Record the submitter before 6.5, which lacks `block_io_start`.
 const OLD_SUBMIT_PROGRAMS: [&str; 2] = ["on_block_rq_insert", "on_block_getrq"];
 
-/// Threads whose wakeups, and migrations while waiting for a CPU, are recorded.
+/// Threads for which wakeups, and migrations while waiting for a CPU, are recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wakeups {
     /// Workqueue workers only.
@@ -276,7 +276,7 @@ impl Account {
 impl AccountState {
     /// Loads the programs. With `is_shared`, they serve every kind of source: timers of measured threads count too.
     fn load(choice: &Rc<Choice>, of: Timers, wakeups: Wakeups, is_shared: bool) -> Result<Self, AttachError> {
-        let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         // Wakers are known only if programs can distinguish interrupts from threads.
         let preempt_count = PreemptCount::here();
         let of_context = if wakeups == Wakeups::OfAll { preempt_count.limitation() } else { None };
@@ -485,7 +485,7 @@ pub(crate) fn disable_missing_tracepoints(open: &mut OpenObject) -> Result<(), A
     Ok(())
 }
 
-/// Maps what the programs write, and sets the ring size in each account.
+/// Maps the memory that the programs write, and sets the ring size in each account.
 fn rings_of(skeleton: &OccupancySkel<'_>, cpus: u32, interval_bits: u32) -> std::io::Result<Rings> {
     let maps = &skeleton.maps;
     let map = |map: &libbpf_rs::MapMut<'_>, bytes| MappedArray::new(map, map.max_entries() as usize, bytes);

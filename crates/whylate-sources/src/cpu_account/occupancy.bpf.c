@@ -59,7 +59,7 @@ const volatile u32 own_process = 0;
 /* Function of the timerlat tracer's timers. 0: they do not count. */
 const volatile u64 tracer_function = 0;
 
-/* Minimum off-CPU time of threads whose switch-in calls the program that explains waits. 0: there is none. */
+/* Minimum off-CPU time after which a thread's switch-in calls the program that explains waits. 0: there is none. */
 u64 explain_waits_over_ns = 0;
 
 /* Stacks of the latest late interrupts, overwritten oldest first. */
@@ -74,7 +74,7 @@ struct {
 /* Number of stacks of late interrupts so far. */
 u32 late_stacks = 0;
 
-/* A thread leaves the CPU whose switch-in was not seen. Its switch-out is counted already. */
+/* A thread without a recorded switch-in leaves the CPU. Its switch-out is counted already. */
 static __always_inline void find_leaving(struct account *account, u32 cpu, struct task_struct *task, u64 now_ns)
 {
 	end_unseen(account, cpu, unseen_switch_in_ns(account, task, now_ns, true));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Recent intervals of a CPU, for sources whose BPF programs copy no windows.
+//! Recent intervals of a CPU, for sources with BPF programs that copy no windows.
 
 use std::ops::Range;
 

@@ -121,7 +121,7 @@ impl Rings {
         self.interval_bits - occupancy_limits::INTERVALS_A_REQUEST_BITS.0
     }
 
-    /// Does what `describe` in `bpf/occupancy.bpf.h` does.
+    /// Reimplements `describe` of `bpf/occupancy.bpf.h`.
     fn describe(&self, of: &account) -> interval {
         let mut to = interval { start_ns: of.since_ns, entry: of.entry, ..interval::default() };
         if of.in_irq != 0 {

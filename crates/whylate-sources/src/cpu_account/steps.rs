@@ -51,7 +51,7 @@ impl Account {
     /// Registers `program`, which the account calls from now on while it is attached.
     ///
     /// # Errors
-    /// When a program is already registered for this step, or the kernel refuses it.
+    /// Fails if a program is already registered for this step, or the kernel refuses it.
     pub(crate) fn call(&self, step: Step, program: BorrowedFd<'_>) -> Result<StepGuard, AttachError> {
         let mut state = self.state.borrow_mut();
         if state.steps.iter().any(|other| std::mem::discriminant(other) == std::mem::discriminant(&step)) {

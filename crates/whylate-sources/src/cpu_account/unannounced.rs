@@ -159,7 +159,7 @@ fn unseen_on(account: &Account, cpu: u32, has_softirqs: bool) -> usize {
             "{name}, with softirqs {has_softirqs}: {} waits ended, {not_seen} by an unseen waker, {by_any} by a thread",
             entries.len()
         );
-        assert_eq!(by_busy, 0, "{name}: the busy thread wakes nobody");
+        assert_eq!(by_busy, 0, "{name}: the busy thread wakes no thread");
         // A kernel thread may complete requests for others.
         assert!(by_any * 50 <= entries.len(), "{name}: {by_any} of {} waits are ended by threads", entries.len());
         // On a disk with one queue, requests complete in softirqs, which have tracepoints.

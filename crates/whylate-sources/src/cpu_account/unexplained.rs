@@ -21,7 +21,7 @@ impl Account {
     /// Maps `map`, the counters of the source's programs.
     ///
     /// # Errors
-    /// When the map cannot be mapped.
+    /// Fails if the map cannot be mapped.
     pub(crate) fn watch_unexplained(&mut self, map: BorrowedFd<'_>) -> anyhow::Result<()> {
         let counts = MappedArray::new(map, 1, size_of::<unexplained>());
         self.unexplained = Some(Unexplained { counts: counts.context("cannot map the counts of late events")? });

@@ -17,7 +17,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use whylate_model::units::format_ns;
 
 use super::threads::{self, Away};
-use super::{Moment, hog, off, softirq};
+use super::{Timestamp, hog, off, softirq};
 use crate::AttachError;
 use crate::kernel::clock::monotonic_ns;
 
@@ -92,7 +92,7 @@ impl Plan {
     /// Checks the limits.
     ///
     /// # Errors
-    /// When it asks for nothing, or for a load that the machine would suffer from.
+    /// Fails if the plan is empty, or would overload the machine.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.length_ns < MIN_LENGTH_NS || self.length_ns > MAX_LENGTH_NS {
             return Err(anyhow!(
@@ -132,13 +132,13 @@ impl Plan {
 /// A disturbance, as measured from inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disturbance {
-    /// When it started.
-    pub start: Moment,
-    /// Its length by `CLOCK_MONOTONIC`: as planned or a little more, or less if it was cut short.
+    /// Start of the disturbance.
+    pub start: Timestamp,
+    /// Length by `CLOCK_MONOTONIC`: as planned or a little more, or less if it was cut short.
     pub length_ns: u64,
     /// The disturbed CPU.
     pub cpu: u32,
-    /// On-CPU time of a hog's thread within it; the rest went to other threads or to a hypervisor.
+    /// On-CPU time of a hog's thread within the disturbance; the rest went to other threads or to a hypervisor.
     pub on_cpu_ns: Option<u64>,
 }
 
@@ -181,7 +181,7 @@ impl Stop<'_> {
 /// Times of one disturbance on `CLOCK_MONOTONIC`.
 #[derive(Clone, Copy)]
 pub(super) struct Made {
-    /// 0 if it was stopped before it started, or ran on the wrong CPU.
+    /// Start; 0 if the disturbance was stopped before it started, or ran on the wrong CPU.
     pub(super) start_ns: u64,
     pub(super) end_ns: u64,
     pub(super) cpu: u32,
@@ -193,7 +193,7 @@ pub(super) trait Maker {
     /// Makes a disturbance, `lead_ns` from now.
     fn make(&mut self, stop: Stop<'_>) -> Result<Made, AttachError>;
 
-    /// How long before the due time `make` has to be called.
+    /// Returns the time, in nanoseconds, by which `make` has to be called before the due time.
     fn lead_ns(&self) -> u64 {
         0
     }
@@ -216,7 +216,7 @@ enum Message {
 /// The calling thread is kept away from the disturbed CPU until this returns.
 ///
 /// # Errors
-/// When the plan is invalid, the kernel or the caller's privileges do not allow it, or `each` fails.
+/// Fails if the plan is invalid, the kernel or the caller's privileges do not allow it, or `each` fails.
 pub fn run(
     plan: &Plan,
     stop: &AtomicBool,
@@ -255,7 +255,7 @@ pub fn run(
                 }
                 Ok(Message::Made(one)) => {
                     let one = Disturbance {
-                        start: Moment::at(one.start_ns),
+                        start: Timestamp::at(one.start_ns),
                         length_ns: one.end_ns - one.start_ns,
                         cpu: one.cpu,
                         on_cpu_ns: one.on_cpu_ns,
@@ -334,7 +334,7 @@ fn run_there(
 /// Checks that no other process disturbs a CPU now.
 ///
 /// # Errors
-/// When one does, or it cannot be determined.
+/// Fails if another process does, or if this cannot be determined.
 pub fn is_alone() -> anyhow::Result<()> {
     acquire_lock().map(drop)
 }
@@ -344,7 +344,7 @@ fn acquire_lock() -> anyhow::Result<UnixDatagram> {
     let name = SocketAddr::from_abstract_name(LOCK_NAME)?;
     UnixDatagram::bind_addr(&name).map_err(|error| match error.kind() {
         io::ErrorKind::AddrInUse => anyhow!("another whylate inject disturbs a CPU already: wait for it, or stop it"),
-        _ => anyhow!(error).context("cannot tell whether another whylate inject disturbs a CPU"),
+        _ => anyhow!(error).context("cannot find out whether another whylate inject disturbs a CPU"),
     })
 }
 

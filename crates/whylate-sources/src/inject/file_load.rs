@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A load of reads or writes of one file through a ring with a submission thread, with a given queue depth.
 //!
-//! Does what fio does with `sqthread_poll=1`, so that the thread's load is the same: the file is registered, each
+//! Reproduces fio's load with `sqthread_poll=1`, so that the thread's load is the same: the file is registered, each
 //! completion is answered by a request before the next is reaped, and the application polls without a pause.
 #![allow(unsafe_code)]
 
@@ -36,13 +36,13 @@ const AT_ONCE: usize = 1 << 16;
 pub struct Plan {
     /// The file or block device.
     pub path: PathBuf,
-    /// Write to it instead of reading from it.
+    /// Write to the file instead of reading it.
     pub writes: bool,
     /// Size of each request in bytes; a multiple of 4,096.
     pub block_bytes: u32,
     /// Number of requests in flight.
     pub depth: u32,
-    /// How long to run.
+    /// Duration of the run.
     pub runtime: Duration,
     /// `sq_thread_idle`.
     pub idle_ms: u32,
@@ -55,7 +55,7 @@ pub struct Plan {
 /// Result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// How long it took, in nanoseconds.
+    /// Duration of the run, in nanoseconds.
     pub duration_ns: u64,
     /// Number of completed requests.
     pub requests: u64,
@@ -76,7 +76,7 @@ pub fn refusal_to_write(path: &Path) -> Option<String> {
 /// Submits requests sequentially from the start of the file to its end, and from the start again.
 ///
 /// # Errors
-/// When the file cannot be used so, or a request fails.
+/// Fails if the file cannot be used so, or a request fails.
 pub fn run(plan: &Plan, stop: &AtomicBool, started: impl FnOnce() -> io::Result<()>) -> io::Result<Report> {
     let block = plan.block_bytes as usize;
     if block == 0 || !block.is_multiple_of(ALIGNED) || !(1..=MAX_DEPTH).contains(&plan.depth) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A cgroup whose threads may read a disk at a limited rate; the kernel throttles the rest.
+//! A cgroup that limits the rate at which its threads read a disk; the kernel throttles the rest.
 
 use std::fs;
 use std::io;
@@ -19,7 +19,7 @@ pub(super) struct Limit {
     pub path: String,
     /// Files to write to for moving back: of the previous cgroup, and of the root if that one is gone.
     before: [PathBuf; 2],
-    /// Removes the cgroup, which is empty then.
+    /// Removes the cgroup, which is empty by then.
     _restore: Restore,
 }
 

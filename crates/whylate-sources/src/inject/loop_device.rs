@@ -22,7 +22,7 @@ const AUTOCLEAR: u32 = 4;
 /// `LO_FLAGS_DIRECT_IO`: bypasses the page cache. The kernel clears it if the file has no direct I/O.
 const DIRECT_IO: u32 = 16;
 
-/// How often another process may take the free device first.
+/// Maximum number of attempts, as another process may take the free device first.
 const TRIES: u32 = 16;
 
 /// `struct loop_info64`

@@ -21,14 +21,14 @@ use crate::kernel::clock::unix_ns_of;
 
 /// A timestamp on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct Timestamp {
     /// `CLOCK_MONOTONIC`, the clock of BPF and of the `mono` trace clock.
     pub monotonic_ns: u64,
     /// Wall clock, since 1970.
     pub unix_ns: u64,
 }
 
-impl Moment {
+impl Timestamp {
     fn at(monotonic_ns: u64) -> Self {
         Self { monotonic_ns, unix_ns: unix_ns_of(monotonic_ns) }
     }

@@ -16,7 +16,7 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/inject/off.skel.rs"));
 }
 
-/// What is disabled.
+/// Interrupts or preemption.
 #[derive(Clone, Copy)]
 pub(super) enum What {
     Interrupts,
@@ -26,7 +26,7 @@ pub(super) enum What {
 pub(super) struct Off {
     skel: skel::OffSkel<'static>,
     what: What,
-    /// On a busy CPU a normal thread would start late.
+    /// Real-time priority: on a busy CPU a normal thread would start late.
     _urgent: Urgent,
 }
 

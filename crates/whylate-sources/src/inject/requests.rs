@@ -15,7 +15,7 @@ use anyhow::{Context as _, anyhow, bail};
 use whylate_model::units::format_ns;
 
 use super::limit::Limit;
-use super::{Moment, loop_device};
+use super::{Timestamp, loop_device};
 use crate::AttachError;
 use crate::block::disk_of;
 use crate::kernel::clock::monotonic_ns;
@@ -40,7 +40,7 @@ const ALIGNED: usize = 4096;
 const READ_BYTES: usize = ALIGNED;
 /// Size of each write: large, so that it takes a disk long.
 const WRITE_BYTES: usize = 512 << 10;
-/// Number of blocks of the file that are read; writes go behind them.
+/// Number of blocks of the file that are read; writes go to blocks beyond these.
 const READ_BLOCKS: u64 = 1024;
 /// Number of write slots of each writing thread.
 const WRITES: u64 = 2;
@@ -64,7 +64,7 @@ pub struct Plan {
     pub every: Duration,
     /// Number of threads that write concurrently.
     pub hogs: u32,
-    /// Make the file a loop device, and read and write that.
+    /// Back a loop device by the file, and read and write the device.
     pub is_loop: bool,
     /// Limit of reads per second, set by a cgroup that the reader enters.
     pub reads_a_second: Option<u32>,
@@ -74,7 +74,7 @@ impl Plan {
     /// Checks the limits.
     ///
     /// # Errors
-    /// When it asks for nothing, or for a load that the machine would suffer from.
+    /// Fails if the plan is empty, or would overload the machine.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.reads == 0 || self.reads > MAX_READS {
             bail!("ask for 1 to {MAX_READS} reads");
@@ -96,8 +96,8 @@ impl Plan {
 /// A read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// When the system call started.
-    pub start: Moment,
+    /// Start of the system call.
+    pub start: Timestamp,
     /// Duration of the system call by `CLOCK_MONOTONIC`: the request, the system call, and waiting for a CPU.
     pub took_ns: u64,
 }
@@ -153,7 +153,7 @@ impl Hogs {
         Ok(all)
     }
 
-    /// Waits until all of them write, or one has failed.
+    /// Waits until all threads write, or one has failed.
     fn wait_until_writing(&self, stop: &AtomicBool) {
         let until_ns = monotonic_ns() + START_TIMEOUT_NS;
         while self.writes.load(Ordering::Relaxed) < 2 * self.threads.len() as u64
@@ -213,8 +213,8 @@ fn open(directory: &Path) -> anyhow::Result<(File, String)> {
 /// Reads and writes concurrently, until done or `stop` is set.
 ///
 /// # Errors
-/// When the plan is invalid, the directory is on no disk, the machine or the caller's privileges do not allow a loop
-/// device or a limit, or a request fails.
+/// Fails if the plan is invalid, the directory is on no disk, the machine or the caller's privileges do not allow a
+/// loop device or a limit, or a request fails.
 pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     plan.check()?;
     let (file, disk) = open(&plan.folder).map_err(|error| AttachError::Unsupported(format!("{error:#}")))?;
@@ -246,7 +246,7 @@ pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
         let at = number * 769 % READ_BLOCKS * READ_BYTES as u64;
         file.read_exact_at(&mut block.0, at).map_err(failed)?;
         let took_ns = monotonic_ns() - began_ns;
-        made.push(Read { start: Moment::at(began_ns), took_ns });
+        made.push(Read { start: Timestamp::at(began_ns), took_ns });
         let due_ns = began_ns + plan.every.as_nanos() as u64;
         if number + 1 == plan.reads || monotonic_ns() >= until_ns || !sleep_until(due_ns.min(until_ns), stop) {
             break;

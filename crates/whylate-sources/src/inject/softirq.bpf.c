@@ -56,6 +56,6 @@ int start_timer(void *context)
 		return 1;
 	if (!bpf_timer_start(&slot->timer, lead_ns, BPF_F_TIMER_CPU_PIN))
 		return 0;
-	/* Before 6.7 there is no such flag, and a timer stays on a CPU that is not idle: it is busy with this program. */
+	/* Before 6.7 there is no such flag, and a timer is not migrated from a CPU that is not idle: this one is busy with this program. */
 	return bpf_timer_start(&slot->timer, lead_ns, 0) != 0;
 }

@@ -31,7 +31,7 @@ pub(super) struct Softirq {
     skel: skel::SoftirqSkel<'static>,
     length_ns: u64,
     started: u64,
-    /// On a busy CPU a normal thread would start the timer late.
+    /// Real-time priority: on a busy CPU a normal thread would start the timer late.
     _urgent: Urgent,
 }
 

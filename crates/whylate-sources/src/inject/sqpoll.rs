@@ -77,9 +77,9 @@ impl Default for Plan {
 /// Work done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
-    /// When this was read (CLOCK_MONOTONIC).
+    /// Time of the reading (CLOCK_MONOTONIC).
     pub at_ns: u64,
-    /// How long requests were outstanding while their thread did not wait for a CPU.
+    /// Time for which requests were outstanding while their thread did not wait for a CPU.
     pub busy_ns: u64,
     /// Part of `busy_ns` that may have been after the last completion, as the application did not poll.
     pub uncertain_ns: u64,
@@ -112,7 +112,7 @@ impl Load {
     /// Creates the rings and starts the load.
     ///
     /// # Errors
-    /// When the kernel refuses a ring, as it does where io_uring is disabled (`kernel.io_uring_disabled`).
+    /// Fails if the kernel refuses a ring, as it does where io_uring is disabled (`kernel.io_uring_disabled`).
     pub fn start(plan: &Plan) -> io::Result<Load> {
         if !(0.0..=1.0).contains(&plan.duty) || plan.period.is_zero() || !(1..=MAX_RINGS).contains(&plan.rings) {
             return Err(io::Error::other(
@@ -150,7 +150,7 @@ impl Load {
     /// Returns the work done so far.
     ///
     /// # Errors
-    /// When the load has failed.
+    /// Fails if the load has failed.
     pub fn done(&self) -> io::Result<Done> {
         let mut state = lock(&self.state);
         if let Some(error) = state.error.take() {

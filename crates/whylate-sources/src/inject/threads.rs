@@ -46,7 +46,7 @@ pub(super) fn current_cpu() -> anyhow::Result<u32> {
 
 /// Pins the calling thread to this CPU. Returns it, and the others that the thread could run on.
 pub(super) fn move_to(cpu: u32) -> anyhow::Result<(u32, Vec<u32>)> {
-    let cpus = usable_cpus().context("cannot tell which CPUs there are")?;
+    let cpus = usable_cpus().context("cannot list the CPUs")?;
     if !cpus.contains(&cpu) {
         let list = cpus.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
         return Err(anyhow!("CPU {cpu} is offline or not ours to use: choose one of {list}"));

@@ -13,7 +13,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
 use super::reserve::Reserve;
 use super::threads::{self, Load, Urgent};
-use super::{Moment, call, read_shared};
+use super::{Timestamp, call, read_shared};
 use crate::AttachError;
 use crate::kernel::attach::{require_btf, silence_libbpf};
 
@@ -54,9 +54,9 @@ pub struct Plan {
     pub items: u64,
     /// Number of items that may be pending at a time; the rest follow in batches, a millisecond apart.
     pub at_once: u64,
-    /// How long to wait before queueing.
+    /// Delay before the first item is queued.
     pub delay: Duration,
-    /// How long each item keeps its worker's CPU busy, in nanoseconds.
+    /// Time for which each item keeps its worker's CPU busy, in nanoseconds.
     pub busy_ns: u64,
     /// The CPU to queue on; `None` is the current one.
     pub cpu: Option<u32>,
@@ -68,7 +68,7 @@ impl Plan {
     /// Checks the limits.
     ///
     /// # Errors
-    /// When it asks for nothing, or for a load that the machine would suffer from.
+    /// Fails if the plan is empty, or would overload the machine.
     pub fn check(&self) -> anyhow::Result<()> {
         if self.items == 0 || self.items > MAX_ITEMS {
             return Err(anyhow!("ask for 1 to {MAX_ITEMS} items"));
@@ -97,7 +97,7 @@ impl Plan {
         self.items.min(self.at_once)
     }
 
-    /// Time limit of the items, many times what they should take.
+    /// Time limit of the items, many times their expected duration.
     fn timeout(&self) -> Duration {
         let busy = Duration::from_nanos(self.items.saturating_mul(self.busy_ns));
         let batches = self.items.div_ceil(self.at_once.max(1));
@@ -115,7 +115,7 @@ pub struct Report {
     pub queued: u64,
     /// Number of items executed.
     pub executed: u64,
-    /// The CPU they were queued on.
+    /// CPU that the items were queued on.
     pub cpu: u32,
     /// Maximum number of items that were pending at a time.
     pub at_once: u64,
@@ -123,14 +123,14 @@ pub struct Report {
     pub busy_total_ns: u64,
     /// Longest run time of a handler, as it measured it.
     pub busy_max_ns: u64,
-    /// Just before the first item was queued; `None` if none was.
-    pub first_queue: Option<Moment>,
-    /// Just after the last item was queued.
-    pub last_queue: Option<Moment>,
-    /// When the first handler started.
-    pub first_start: Option<Moment>,
-    /// When the last handler ended.
-    pub last_end: Option<Moment>,
+    /// Time just before the first item was queued; `None` if none was.
+    pub first_queue: Option<Timestamp>,
+    /// Time just after the last item was queued.
+    pub last_queue: Option<Timestamp>,
+    /// Start of the first handler.
+    pub first_start: Option<Timestamp>,
+    /// End of the last handler.
+    pub last_end: Option<Timestamp>,
     /// Whether all were queued and have run, and none was cut short.
     pub complete: bool,
 }
@@ -138,7 +138,7 @@ pub struct Report {
 /// Queues the items and waits until they have run. `stop` ends it early and cuts pending ones short.
 ///
 /// # Errors
-/// When the plan is invalid, or the kernel or the caller's privileges do not allow it.
+/// Fails if the plan is invalid, or the kernel or the caller's privileges do not allow it.
 pub fn run(plan: &Plan, stop: &AtomicBool) -> Result<Report, AttachError> {
     plan.check()?;
     // The caller's CPU, not that of the thread below.
@@ -264,7 +264,7 @@ impl Work<'_> {
     fn report(&self, cpu: u32, complete: bool) -> Result<Report, AttachError> {
         let account = self.account()?;
         // The clock was far from 0 when the first item was queued: 0 is "never".
-        let timestamp = |monotonic_ns: u64| (monotonic_ns > 0).then(|| Moment::at(monotonic_ns));
+        let timestamp = |monotonic_ns: u64| (monotonic_ns > 0).then(|| Timestamp::at(monotonic_ns));
         Ok(Report {
             queued: account.queued,
             executed: account.executed,

@@ -132,7 +132,7 @@ fn event_of(late: &late_section, names: &PlaceNames, what: What, symbols: &mut K
 
 impl Attached for AttachedEvents {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        let online = cpus::online().context("cannot list the online CPUs")?;
         let measured = self.cpus.iter().filter(|cpu| online.contains(cpu)).count();
         let mut snapshot = self.span.end(EVENTS);
         snapshot.series = self.series((snapshot.duration_ns as f64 * measured as f64).max(1.0));

@@ -44,7 +44,7 @@ const NEED_RESCHED: &str = "need_resched";
 
 /// Kernels on which the length of sections without preemption can be measured.
 const PREEMPTION_KERNELS: &str = "boot Linux 6.17 to 6.19, or a kernel with CONFIG_PREEMPT_TRACER=y";
-/// What `events` needs to measure preemption.
+/// Needs of `events` for preemption.
 const PREEMPT_EVENTS: [Need; 6] = [
     Need::Btf,
     Need::TpBtfPrograms,
@@ -73,7 +73,7 @@ pub static INFO: SourceInfo = SourceInfo {
         BackendInfo {
             name: TRACER,
             needs: &[Need::Tracer("irqsoff"), Need::KernelsNumbers],
-            limitations: "of each 2 ms (30 ms where a trace is late) it tells the longest section alone, and none during which another CPU ended a long one",
+            limitations: "of each 2 ms (30 ms where a trace is late), only the longest section is reported, and none during which another CPU ended a long one",
         },
         BackendInfo {
             name: TICKS,
@@ -105,7 +105,7 @@ pub static INFO: SourceInfo = SourceInfo {
     ],
 };
 
-/// What a section disables.
+/// Kind of a section: interrupts or preemption disabled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum What {
     /// Interrupts.
@@ -120,7 +120,7 @@ pub enum What {
 pub struct IrqsoffOptions {
     /// Name of the backend to use; `None` uses the best that works.
     pub backend: Option<String>,
-    /// What the measured sections disable.
+    /// Whether the measured sections disable interrupts or preemption.
     pub what: What,
     /// `tracer` also records each function called in a section, which makes sections longer.
     pub functions: bool,
@@ -137,7 +137,7 @@ pub struct IrqsoffOptions {
     pub explain_over_ns: Option<u64>,
     /// Emit late events that include this many of the longest sections since the last snapshot.
     pub worst: Option<usize>,
-    /// With `ticks`, count all ticks of each CPU: their lateness, and the periods that they missed.
+    /// Count all ticks of each CPU (backend `ticks`): their lateness, and the periods that they missed.
     pub timer_test: bool,
     /// Measure every hrtimer instead, by its function.
     pub timers: bool,

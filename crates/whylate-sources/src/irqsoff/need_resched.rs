@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
-use whylate_model::irqsoff::Kept;
+use whylate_model::irqsoff::LateReschedule;
 use whylate_model::thread::called;
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
@@ -38,7 +38,7 @@ mod skel {
 /// Reasons for lost events and their names in the output. `need_resched.bpf.c` describes them.
 const LOST: [(mark_lost, &str); 2] =
     [(mark_lost::MARK_UNKNOWN_BIT, "unmatched"), (mark_lost::MARK_RECORDS, "late_events")];
-/// How often a real-time thread preempts this one to learn which flag marks it, and its sleep before each time.
+/// Number of times that a real-time thread preempts this one to learn the flag's bit, and its sleep before each.
 const PREEMPTIONS: (u32, Duration) = (5, Duration::from_millis(1));
 /// Time limit for learning the flag.
 const LEARNING_TIMEOUT: Duration = Duration::from_millis(50);
@@ -81,7 +81,7 @@ impl AttachedMarks {
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.own_namespace = pid_namespace::as_setting();
         settings.from_ns = options.from_ns;
-        let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let entries = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         open.maps.mark_by_cpu.set_max_entries(entries)?;
         let mut skeleton = open.load()?;
         let marks = MappedArray::new(skeleton.maps.mark_by_cpu.as_fd(), entries as usize, size_of::<mark>())
@@ -194,7 +194,7 @@ fn learn_flag(skeleton: &mut skel::NeedReschedSkel<'_>) -> anyhow::Result<()> {
 fn event_of(record: &kept, symbols: &mut KernelSymbols) -> LateEvent {
     let inside = stack_of(&record.inside, symbols);
     let at_end = stack_of(&record.at_end, symbols);
-    let kept = Kept {
+    let kept = LateReschedule {
         thread: called(&attach::text(&record.comm), record.tid),
         cpu: record.cpu,
         length_ns: record.end_ns.saturating_sub(record.since_ns),
@@ -247,8 +247,7 @@ impl Attached for AttachedMarks {
 
     fn limitations(&self) -> Option<&str> {
         Some(
-            "preemption that is off is told from when a thread had to wait because of it, and not where none did; what a hypervisor or a \
-             handler took meanwhile is part of it",
+            "disabled preemption counts only while it keeps a thread waiting; what a hypervisor or a handler took in that time is part of it",
         )
     }
 }

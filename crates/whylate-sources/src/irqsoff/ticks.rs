@@ -73,7 +73,7 @@ impl AttachedTicks {
         let period = Period::new(options.period_ns, &wanted);
         let programs = Programs::attach(options, session, period.ns, &sampler)?;
         let heartbeats = Heartbeats::start(&wanted, period.ns).map_err(refused_heartbeat)?;
-        for (cpu, id) in heartbeats.ids().context("cannot tell the timers of CPUs apart")? {
+        for (cpu, id) in heartbeats.ids().context("cannot distinguish the timers of CPUs")? {
             programs.watch(cpu, id);
         }
         let floors = options.worst.map(Floors::new);
@@ -143,7 +143,7 @@ impl AttachedTicks {
         if still.is_empty() {
             return Ok(());
         }
-        let online = cpus::online().context("cannot tell which CPUs are online")?;
+        let online = cpus::online().context("cannot list the online CPUs")?;
         for cpu in still {
             if online.contains(&cpu) {
                 let id = self.heartbeats.restart(cpu, self.period.ns);

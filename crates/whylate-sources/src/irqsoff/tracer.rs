@@ -21,7 +21,7 @@ use crate::kernel::tracefs::instance::Instance;
 use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 
-/// Only one instance can have one of these at a time.
+/// Tracers of which only one can be in use, in one instance, at a time.
 const TRACERS: [&str; 3] = ["irqsoff", "preemptoff", "preemptirqsoff"];
 /// Ring buffer size for sections of four records and a stack.
 const BUFFER_KB: &str = "64";
@@ -29,11 +29,11 @@ const BUFFER_KB: &str = "64";
 const BUFFER_WITH_FUNCTIONS_KB: &str = "8192";
 /// Poll period of the maximum, which takes microseconds. Only the longest section of a period is reported.
 const POLL_PERIOD: Duration = Duration::from_millis(2);
-/// How long to wait for late events at a time.
+/// Maximum wait for late events at a time.
 const WAIT: Duration = Duration::from_millis(20);
 /// The kernel drops a section during which it noted one of another CPU (trace_irqsoff.c, max_sequence). Before 6.16,
 /// CPUs outside tracing_cpumask noted none; since then only their records are left out (tracing_set_cpumask).
-const WEAKER: &str = "of each 2 ms the tracer tells the longest section alone, and none during which another CPU (before Linux 6.16: another \
+const LIMITATION: &str = "of each 2 ms, the tracer reports only the longest section, and none during which another CPU (before Linux 6.16: another \
                       one of -c) ended one of --from or longer: choose CPUs, or raise --from to what matters";
 
 pub(super) struct AttachedTracer {
@@ -117,7 +117,7 @@ impl Attached for AttachedTracer {
     }
 
     fn limitations(&self) -> Option<&str> {
-        Some(WEAKER)
+        Some(LIMITATION)
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn finds_instance_that_uses_tracer() {
-        let directory = tempfile::tempdir().expect("a folder");
+        let directory = tempfile::tempdir().expect("a directory");
         let other = directory.path().join("instances/other");
         fs::create_dir_all(&other).expect("made");
         fs::write(directory.path().join("current_tracer"), "nop\n").expect("written");

@@ -8,7 +8,7 @@ use crate::source::AttachError;
 
 /// Returns the requested CPUs, which must be online, or all online CPUs if none is requested.
 pub(super) fn wanted_cpus(asked: &[u32]) -> Result<Vec<u32>, AttachError> {
-    let online = cpus::online().context("cannot tell which CPUs are online")?;
+    let online = cpus::online().context("cannot list the online CPUs")?;
     if let Some(cpu) = asked.iter().find(|cpu| !online.contains(cpu)) {
         return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
     }

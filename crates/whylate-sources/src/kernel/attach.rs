@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Helpers of all sources that load BPF programs.
+//! Functions shared by all sources that load BPF programs.
 #![allow(unsafe_code)]
 
 use std::io::Read as _;
@@ -38,7 +38,7 @@ pub fn silence_libbpf() {
 /// Fails early, with the reason, if no source with BPF programs can work.
 ///
 /// # Errors
-/// When the kernel has no BTF.
+/// Fails if the kernel has no BTF.
 pub fn require_btf() -> Result<(), AttachError> {
     if Path::new(KERNEL_BTF).exists() {
         Ok(())
@@ -50,7 +50,7 @@ pub fn require_btf() -> Result<(), AttachError> {
 /// Tests whether the kernel's BTF has a function of this name.
 ///
 /// # Errors
-/// When BTF cannot be read.
+/// Fails if BTF cannot be read.
 pub fn kernel_has_function(name: &str) -> Result<bool, AttachError> {
     let types = libbpf_rs::Btf::from_vmlinux()?;
     Ok(types.type_by_name::<libbpf_rs::btf::types::Func<'_>>(name).is_some())
@@ -96,7 +96,7 @@ impl std::ops::AddAssign for ProgramStatistics {
     }
 }
 
-/// Reports what a source's programs have done since the last report.
+/// Reports the activity of a source's programs since the last report.
 #[derive(Debug, Default)]
 pub struct Meter {
     reported: ProgramStatistics,
@@ -135,7 +135,7 @@ const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
 /// Consumes all records of the ring buffer, waiting at most `wait` for the first one.
 ///
 /// # Errors
-/// When the kernel refuses; a signal only ends the wait.
+/// Fails if the kernel refuses; a signal only ends the wait.
 pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> anyhow::Result<()> {
     // The kernel notifies of records a while after it has written them: on PREEMPT_RT by a thread (irq_work), which
     // others may preempt. The records can be read anyway.
@@ -149,10 +149,10 @@ pub fn poll(ring: &RingBuffer<'_>, wait: Duration) -> anyhow::Result<()> {
     ring.consume().context("cannot read late events")
 }
 
-/// Returns what an iterator program writes for one process.
+/// Returns the output of an iterator program for one process.
 ///
 /// # Errors
-/// When the process has exited, or the kernel refuses.
+/// Fails if the process has exited, or the kernel refuses.
 pub fn iterate_over_process(program: BorrowedFd<'_>, pid: u32) -> std::io::Result<Vec<u8>> {
     // SAFETY: the union and the structures are made of integers and of nullable pointers, so zero is a value of them.
     let mut about: bpf_iter_link_info = unsafe { std::mem::zeroed() };

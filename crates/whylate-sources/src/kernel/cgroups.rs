@@ -39,7 +39,7 @@ pub(crate) fn is_unknown(name: &str) -> bool {
     name.starts_with(UNKNOWN_PREFIX)
 }
 
-/// The cgroup v1 controller whose hierarchy identifies containers.
+/// The cgroup v1 controller with the hierarchy that identifies containers.
 const CPU: &str = "cpu";
 /// The cgroup v1 controller of block I/O.
 const BLKIO: &str = "blkio";
@@ -56,7 +56,7 @@ pub struct Cgroups {
     paths: Paths,
 }
 
-/// How cgroups are found.
+/// Way in which cgroups are found.
 #[derive(Debug)]
 enum Opened {
     /// There is no hierarchy.
@@ -208,7 +208,7 @@ pub(crate) fn own_path(hierarchy: &Hierarchy) -> std::io::Result<String> {
 /// Returns the ID of a cgroup by its path, within the hierarchy or on the file system.
 ///
 /// # Errors
-/// When there is no such cgroup.
+/// Fails if there is no such cgroup.
 pub fn id_of(path: &str) -> std::io::Result<u64> {
     let inside = mounted().map(|root| root.join(path.trim_start_matches('/')));
     let found = inside.into_iter().find_map(|path| fs::metadata(path).ok());

@@ -13,7 +13,7 @@ use crate::kernel::percpu::PreemptCount;
 /// Returns the highest possible CPU number; there may be gaps below it.
 ///
 /// # Errors
-/// When the kernel's list cannot be read.
+/// Fails if the kernel's list cannot be read.
 pub fn highest_possible() -> io::Result<u32> {
     read("possible")?.into_iter().max().ok_or_else(|| io::Error::other("the kernel names no CPU"))
 }
@@ -21,7 +21,7 @@ pub fn highest_possible() -> io::Result<u32> {
 /// Returns the online CPUs.
 ///
 /// # Errors
-/// When the kernel's list cannot be read.
+/// Fails if the kernel's list cannot be read.
 pub fn online() -> io::Result<Vec<u32>> {
     read("online")
 }
@@ -30,7 +30,7 @@ pub fn online() -> io::Result<Vec<u32>> {
 /// count it.
 ///
 /// # Errors
-/// When the kernel's counters cannot be read.
+/// Fails if the kernel's counters cannot be read.
 pub fn stolen_ns(cpu: u32) -> io::Result<u64> {
     Ok(stolen_ticks(&std::fs::read_to_string("/proc/stat")?, cpu).unwrap_or(0).saturating_mul(stolen_tick_ns()))
 }
@@ -50,7 +50,7 @@ fn stolen_ticks(stat: &str, cpu: u32) -> Option<u64> {
 /// Returns online CPUs that this process may use, and that are not isolated (`isolcpus`, `nohz_full`, cpusets).
 ///
 /// # Errors
-/// When the kernel does not list them.
+/// Fails if the kernel does not list them.
 pub fn usable() -> io::Result<Vec<u32>> {
     Ok(Rules::here()?.usable(&online()?))
 }
@@ -104,7 +104,7 @@ fn unseen_interrupts_of(device: &str, has_preempt_count: bool) -> Option<&'stati
     device.starts_with("Hyper-V").then_some(if has_preempt_count { WITH_COUNT } else { WITHOUT })
 }
 
-/// What the kernel runs on.
+/// Kind of machine that the kernel runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
     /// Bare metal.
@@ -115,7 +115,7 @@ pub enum Machine {
     Emulated,
 }
 
-/// What shows the kind of a machine.
+/// Evidence of the kind of a machine.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Signs {
     /// `/proc/cpuinfo`; `None` where it cannot be read.
@@ -142,7 +142,7 @@ const VIRTUAL_FIRMWARE: [&str; 9] = [
 ];
 
 impl Signs {
-    /// Reads the signs of this machine.
+    /// Reads the evidence on this machine.
     pub(crate) fn here() -> Self {
         let read = |path: &str| {
             let text = String::from_utf8_lossy(&std::fs::read(path).ok()?).into_owned();
@@ -177,7 +177,7 @@ impl Signs {
         self.cpus_have("flags", "hypervisor")
     }
 
-    /// Returns the hypervisor's name, if anything but the CPU shows one.
+    /// Returns the hypervisor's name, if evidence other than the CPU shows one.
     pub(crate) fn name(&self) -> Option<&str> {
         let is_of_ec2 = self.firmware.contains("Amazon EC2") && !self.firmware.contains(".metal");
         let is_virtual = is_of_ec2 || VIRTUAL_FIRMWARE.iter().any(|name| self.firmware.contains(name));

@@ -35,7 +35,7 @@ pub fn may_change_user() -> bool {
 /// has its own sets.
 ///
 /// # Errors
-/// When the kernel refuses it.
+/// Fails if the kernel refuses it.
 pub fn keep_capabilities() -> io::Result<()> {
     let sets = capabilities(None)?;
     // The ambient set is a subset of the inheritable one: it is cleared with it.

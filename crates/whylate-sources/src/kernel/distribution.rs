@@ -60,7 +60,7 @@ impl Distributions {
         Distributions { pages, offsets, owed_ns: HashMap::new() }
     }
 
-    /// Takes everything counted since the last call.
+    /// Takes all counts since the last call.
     pub(crate) fn take(&mut self, owners: &MappedArray, id: usize) -> Histogram {
         let (buckets, sum_ns) = self.read(owners, id);
         let counts: Vec<(u32, u64)> = buckets.iter().map(|&(bucket, _, count)| (bucket, count)).collect();

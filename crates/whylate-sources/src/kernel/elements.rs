@@ -80,7 +80,7 @@ impl Elements {
     /// Opens the hash map.
     ///
     /// # Errors
-    /// When the kernel refuses another descriptor.
+    /// Fails if the kernel refuses another descriptor.
     pub fn new(
         array: MappedArray,
         key: Range<usize>,
@@ -178,7 +178,7 @@ mod tests {
         programs: RefCell<Vec<(u32, Step)>>,
         counted: RefCell<BTreeMap<u32, u64>>,
         lost: Cell<u64>,
-        /// No program starts any more.
+        /// Whether no further program starts.
         are_last: Cell<bool>,
         random: Cell<u64>,
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Processes whose first thread has exited: the others go on, but `/proc/PID` then shows a thread without memory, files
-//! and root. `/proc` shows these under the TID of each other thread.
+//! Processes without their first thread, which has exited: the others go on, but `/proc/PID` then shows a thread
+//! without memory, files and root. `/proc` shows these under the TID of each other thread.
 
 use std::fs;
 
@@ -16,8 +16,8 @@ fn is_exited(stat: &[u8]) -> bool {
     matches!(end.and_then(|end| stat.get(end + 2)), Some(b'Z' | b'X'))
 }
 
-/// Returns the TID under which `/proc` shows what the threads of a process share: its PID, or the TID of another thread
-/// once the first one has exited.
+/// Returns the TID under which `/proc` shows the shared state of a process's threads: its PID, or the TID of another
+/// thread once the first one has exited.
 pub(crate) fn shown_as(process: u32) -> u32 {
     if !has_exited(process) {
         return process;
@@ -34,7 +34,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A process whose first thread has exited, while another one sleeps. Killed when dropped.
+    /// A process in which the first thread has exited and another one sleeps. Killed when dropped.
     pub(crate) struct Headless(pub(crate) u32);
 
     impl Headless {

@@ -50,11 +50,11 @@ pub(crate) struct Heartbeats {
 struct CpuTimer {
     cpu: u32,
     event: OwnedFd,
-    /// Polls until it restarts; 0 while it runs.
+    /// Polls until the timer restarts; 0 while it runs.
     paused_polls: u32,
     /// Number of the CPU's intervals at the last poll.
     seen: u32,
-    /// Count of the event at the last check whether it is alive.
+    /// Count of the event at the last liveness check.
     counted: u64,
 }
 
@@ -139,7 +139,7 @@ impl CpuTimer {
         Ok(CpuTimer { cpu, event, paused_polls: 0, seen: 0, counted: 0 })
     }
 
-    /// Tests whether it has counted since the last check; the event of an offline CPU does not.
+    /// Tests whether the event has counted since the last check; the event of an offline CPU does not.
     fn is_alive(&mut self) -> bool {
         let Ok(counted) = perf_event::count(&self.event) else { return false };
         std::mem::replace(&mut self.counted, counted) != counted

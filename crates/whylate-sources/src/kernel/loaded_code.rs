@@ -40,7 +40,7 @@ pub(crate) struct Listed {
 }
 
 impl Listed {
-    /// Lists what is loaded now, with the functions of programs that are not `known`.
+    /// Lists the code that is loaded now, with the functions of programs that are not `known`.
     pub(crate) fn now(known: &BTreeSet<u32>) -> Self {
         // A kernel without modules has no such file.
         let modules = fs::read_to_string("/proc/modules").unwrap_or_default();
@@ -60,7 +60,7 @@ enum Key {
 struct Piece {
     key: Key,
     range: Range<u64>,
-    /// First epoch in which it was seen.
+    /// First epoch in which the code was seen.
     epoch: u64,
 }
 
@@ -68,9 +68,9 @@ struct Piece {
 #[derive(Debug)]
 pub(crate) struct Former<Names> {
     piece: Piece,
-    /// When it was found unloaded: it may have run until shortly before.
+    /// Time at which the code was found unloaded; it may have run until shortly before.
     gone_ns: u64,
-    /// Symbols that were read while it was loaded.
+    /// Symbols that were read while the code was loaded.
     pub names: Option<Names>,
 }
 
@@ -84,7 +84,7 @@ impl<Names> Former<Names> {
 /// Loaded code, as far as the kernel lists it to this process.
 #[derive(Debug)]
 pub(crate) struct LoadedCode<Names> {
-    /// Number of changes of what is loaded.
+    /// Number of changes of the loaded code.
     epoch: u64,
     /// Sorted by address, as `programs` is.
     modules: Vec<Piece>,
@@ -216,7 +216,7 @@ fn is_program(function: &str) -> bool {
     tag.is_some_and(|tag| tag.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
-/// Parses a line `name size users of-whom state address`.
+/// Parses a line `name size users dependents state address`.
 fn module(line: &str) -> Option<Module> {
     let mut words = line.split_ascii_whitespace();
     let name = words.next()?.to_owned();

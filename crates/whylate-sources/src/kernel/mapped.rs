@@ -34,7 +34,7 @@ impl MappedArray {
     /// Maps `entries` elements of `element_bytes` each.
     ///
     /// # Errors
-    /// When the kernel refuses, e.g. because the map is smaller or not mmapable.
+    /// Fails if the kernel refuses, e.g. because the map is smaller or not mmapable.
     pub fn new(map: impl AsFd, entries: usize, element_bytes: usize) -> io::Result<Self> {
         let stride = element_bytes.next_multiple_of(8);
         let bytes =
@@ -54,7 +54,7 @@ impl MappedArray {
     /// Returns the 64-bit counter at `offset` bytes into element `index`.
     ///
     /// # Panics
-    /// When the counter is outside of the element or not aligned.
+    /// Panics if the counter is outside of the element or not aligned.
     pub fn u64_at(&self, index: usize, offset: usize) -> &AtomicU64 {
         let at = self.position::<AtomicU64>(index, offset);
         // SAFETY: within the mapping and aligned, as `position` checks; all access is atomic.
@@ -64,7 +64,7 @@ impl MappedArray {
     /// Returns the 32-bit number at `offset` bytes into element `index`.
     ///
     /// # Panics
-    /// When the number is outside of the element or not aligned.
+    /// Panics if the number is outside of the element or not aligned.
     pub fn u32_at(&self, index: usize, offset: usize) -> &AtomicU32 {
         let at = self.position::<AtomicU32>(index, offset);
         // SAFETY: within the mapping and aligned, as `position` checks; all access is atomic.
@@ -74,7 +74,7 @@ impl MappedArray {
     /// Returns the 16-bit number at `offset` bytes into element `index`.
     ///
     /// # Panics
-    /// When the number is outside of the element or not aligned.
+    /// Panics if the number is outside of the element or not aligned.
     pub fn u16_at(&self, index: usize, offset: usize) -> &AtomicU16 {
         let at = self.position::<AtomicU16>(index, offset);
         // SAFETY: within the mapping and aligned, as `position` checks; all access is atomic.
@@ -84,7 +84,7 @@ impl MappedArray {
     /// Returns the byte at `offset` bytes into element `index`.
     ///
     /// # Panics
-    /// When the byte is outside of the element.
+    /// Panics if the byte is outside of the element.
     pub fn u8_at(&self, index: usize, offset: usize) -> &AtomicU8 {
         let at = self.position::<AtomicU8>(index, offset);
         // SAFETY: within the mapping, as `position` checks; all access is atomic.
@@ -94,7 +94,7 @@ impl MappedArray {
     /// Copies an element, which may be torn.
     ///
     /// # Panics
-    /// When there is no such element.
+    /// Panics if there is no such element.
     pub fn copy<T: PlainData>(&self, index: usize) -> Option<T> {
         const { assert!(size_of::<T>() <= MAX_COPIED_BYTES, "it is too large to be copied") };
         let mut bytes = [0; MAX_COPIED_BYTES];
@@ -108,7 +108,7 @@ impl MappedArray {
     fn position<T>(&self, index: usize, offset: usize) -> *mut u8 {
         assert!(index < self.entries && offset + size_of::<T>() <= self.stride, "outside the BPF array");
         assert!(offset.is_multiple_of(align_of::<T>()), "not aligned in the BPF array");
-        // SAFETY: the assertions keep the address within the mapping, whose base is aligned to a page.
+        // SAFETY: the assertions keep the address within the mapping; its base is aligned to a page.
         unsafe { self.memory.as_ptr().add(index * self.stride + offset) }
     }
 }

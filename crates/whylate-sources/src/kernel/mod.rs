@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What every source needs of the kernel: BPF programs and maps, tracefs, symbols, cgroups, CPUs, clocks, and settings that are
-//! put back.
+//! Kernel access that every source needs: BPF programs and maps, tracefs, symbols, cgroups, CPUs, clocks, and
+//! settings that are restored.
 
 pub mod attach;
 pub mod cgroups;

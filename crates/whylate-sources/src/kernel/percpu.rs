@@ -34,15 +34,15 @@ impl PerCpu {
 /// Location of a CPU's preemption count, which shows whether an interrupt runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PreemptCount {
-    /// In the current thread: every architecture but x86.
+    /// A field of the current thread: every architecture but x86.
     InThread,
-    /// In a per-CPU variable, at this distance from the CPU's `runqueues`, in bytes.
+    /// A per-CPU variable, at this distance from the CPU's `runqueues`, in bytes.
     BesideRunQueue(i64),
-    /// BTF does not show it.
+    /// BTF does not show the location.
     Unknown,
 }
 
-/// From 6.2 to 6.14 it is in `pcpu_hot`.
+/// Per-CPU variables with the preemption count: the second from 6.2 to 6.14.
 const PREEMPT_COUNTS: [&str; 2] = ["__preempt_count", "pcpu_hot"];
 
 impl PreemptCount {

@@ -13,7 +13,7 @@ use libbpf_rs::libbpf_sys::{
 /// `_IO('$', 0)` and `_IO('$', 1)` of include/uapi/linux/perf_event.h.
 pub(crate) const PERF_EVENT_IOC_ENABLE: libc::Ioctl = 0x2400;
 pub(crate) const PERF_EVENT_IOC_DISABLE: libc::Ioctl = 0x2401;
-/// `_IOR('$', 7, __u64 *)`, whose size is that of a pointer.
+/// `_IOR('$', 7, __u64 *)`; the size is that of a pointer.
 const PERF_EVENT_IOC_ID: libc::Ioctl = 0x8000_2407 | ((size_of::<*const u64>() as libc::Ioctl) << 16);
 /// `_IOW('$', 8, __u32)`.
 const PERF_EVENT_IOC_SET_BPF: libc::Ioctl = 0x4004_2408;

@@ -16,7 +16,7 @@ const PF_KTHREAD: u64 = 0x0020_0000;
 /// `SCHED_FIFO`, `SCHED_RR` and `SCHED_DEADLINE` (sched(7)).
 const POLICIES: [(u64, &str); 3] = [(1, "fifo"), (2, "rr"), (6, "deadline")];
 
-/// How long threads are watched to learn which CPUs they use.
+/// Time for which threads are watched to learn which CPUs they use.
 const WATCHED: Duration = Duration::from_millis(100);
 /// A thread that may use any CPU counts if it runs for at least 1/`MIN_SHARE_DIVISOR` of that time.
 const MIN_SHARE_DIVISOR: u32 = 100;
@@ -29,23 +29,23 @@ const OWN: &str = "whylate-";
 /// A real-time thread that has run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RealtimeThread {
-    /// Its name and TID.
+    /// Name and TID of the thread.
     pub name: String,
-    /// Its policy, as chrt(1) names it.
+    /// Scheduling policy, as chrt(1) names it.
     pub policy: &'static str,
     /// CPU time while watched, in nanoseconds.
     pub ran_ns: u64,
     /// CPUs of the thread at the start and the end of the watch.
     pub cpus: Vec<u32>,
-    /// CPUs that it may use; empty if unreadable.
+    /// CPUs that the thread may use; empty if unreadable.
     pub allowed: Vec<u32>,
 }
 
-/// Returns the threads of other processes that run within `during`, which it waits for; kernel threads do not count.
+/// Waits for `during` and returns the threads of other processes that ran in that time; kernel threads do not count.
 ///
 /// # Errors
-/// When `/proc` cannot be read.
-pub fn at_work(during: Duration) -> std::io::Result<Vec<RealtimeThread>> {
+/// Fails if `/proc` cannot be read.
+pub fn active_threads(during: Duration) -> std::io::Result<Vec<RealtimeThread>> {
     ran_since(&all()?, during)
 }
 
@@ -108,7 +108,7 @@ fn measures(thread: &str) -> bool {
 /// A thread at one read, with its total CPU time.
 struct ThreadState {
     thread: RealtimeThread,
-    /// Whether it is runnable: on a CPU without a tick the kernel updates its CPU time only now and then.
+    /// Whether the thread is runnable: on a CPU without a tick the kernel updates its CPU time only now and then.
     is_runnable: bool,
 }
 

@@ -29,7 +29,7 @@ use crate::kernel::tracefs::{self, instance};
 const RECORDS: &str = "/run/whylate";
 /// Only files below these are kernel settings.
 const SETTINGS: [&str; 2] = ["/sys", "/proc/sys"];
-/// How long to wait for the journal's lock: a stopped process keeps it.
+/// Maximum wait for the journal's lock: a stopped process keeps it.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(5);
 
@@ -49,7 +49,7 @@ impl Default for Restore {
 }
 
 impl Restore {
-    /// Uses a journal elsewhere, for settings beside it.
+    /// Uses a journal in another directory, for settings next to it.
     #[cfg(test)]
     pub(crate) fn recorded_in(records: &Path) -> Self {
         Restore {
@@ -62,7 +62,7 @@ impl Restore {
     /// Reads a setting, without the trailing newline.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// Fails if the setting cannot be read.
     pub fn read(path: &Path) -> anyhow::Result<String> {
         setting::read(path)
     }
@@ -71,7 +71,7 @@ impl Restore {
     /// the same value ends before.
     ///
     /// # Errors
-    /// When it cannot be written, or recorded in the journal.
+    /// Fails if the setting cannot be written, or recorded in the journal.
     pub fn set(&mut self, path: &Path, value: &str) -> anyhow::Result<()> {
         self.set_all(&[(Setting::line(path), value)])
     }
@@ -79,7 +79,7 @@ impl Restore {
     /// Sets several files of one line to the same value.
     ///
     /// # Errors
-    /// When one cannot be written, or recorded in the journal.
+    /// Fails if a file cannot be written, or recorded in the journal.
     pub fn set_each(&mut self, paths: &[PathBuf], value: &str) -> anyhow::Result<()> {
         let wanted: Vec<_> = paths.iter().map(|path| (Setting::line(path), value)).collect();
         self.set_all(&wanted)
@@ -88,7 +88,7 @@ impl Restore {
     /// Changes one of several settings that a file lists by name, each prefixed with `NO_` if off.
     ///
     /// # Errors
-    /// When the file does not list it, or it cannot be written or recorded in the journal.
+    /// Fails if the file does not list it, or it cannot be written or recorded in the journal.
     pub fn set_flag(&mut self, path: &Path, name: &str, is_on: bool) -> anyhow::Result<()> {
         self.set_all(&[(Setting::flag(path, name), of_word(is_on))])
     }
@@ -96,7 +96,7 @@ impl Restore {
     /// Enables a controller in a cgroup.subtree_control.
     ///
     /// # Errors
-    /// When it cannot be written, or recorded in the journal.
+    /// Fails if the setting cannot be written, or recorded in the journal.
     pub fn enable_controller(&mut self, path: &Path, name: &str) -> anyhow::Result<()> {
         self.set_all(&[(Setting::controller(path, name), of_word(true))])
     }
@@ -141,7 +141,7 @@ impl Restore {
     /// Creates a directory that is removed at the end, and is empty by then, such as a cgroup.
     ///
     /// # Errors
-    /// When it exists already, or cannot be created or recorded in the journal.
+    /// Fails if the directory exists already, or cannot be created or recorded in the journal.
     pub fn make_directory(&mut self, path: &Path) -> anyhow::Result<()> {
         let mut locked = Locked::new(&self.records)?;
         locked.undo(None, &self.places)?;
@@ -255,7 +255,7 @@ impl Drop for Locked {
     }
 }
 
-/// What was restored or removed after exited processes.
+/// Numbers of settings restored and directories removed after exited processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PutBack {
     /// Number of settings restored.

@@ -67,14 +67,14 @@ fn kallsyms() -> std::io::Result<Arc<String>> {
 /// Returns the address of a kernel function.
 ///
 /// # Errors
-/// When the kernel does not show it, as without CAP_SYSLOG; contains the remedy.
+/// Fails if the kernel does not show it, as without CAP_SYSLOG; contains the remedy.
 pub fn address_of(function: &str) -> std::io::Result<u64> {
     let kallsyms = kallsyms()?;
     let found = symbols_of(&kallsyms).find(|&(_, name)| name == function);
     match found {
         Some((address, _)) if address != 0 => Ok(address),
         _ => Err(std::io::Error::other(format!(
-            "/proc/kallsyms does not tell where {function} is ({})",
+            "/proc/kallsyms does not show where {function} is ({})",
             to_see_addresses()
         ))),
     }
@@ -150,7 +150,7 @@ trait Kernel {
     fn fixed(&self) -> Option<Range<u64>>;
     /// Reads the current symbols.
     fn symbols(&self) -> Rc<Find>;
-    /// Lists what is loaded, with the functions of programs that are not `known`.
+    /// Lists the loaded code, with the functions of programs that are not `known`.
     fn loaded(&self, known: &BTreeSet<u32>) -> Listed;
     fn now_ns(&self) -> u64;
 }
@@ -492,7 +492,7 @@ pub(crate) mod fuzzing {
     /// Finds code in the text of /proc/kallsyms.
     ///
     /// # Panics
-    /// When code ends before it starts.
+    /// Panics if code ends before it starts.
     pub fn kallsyms(text: &str) {
         let [one, other] = super::code_in(text, ["schedule", "a"]);
         assert!([one, other].into_iter().flatten().all(|code| code.start < code.end));

@@ -16,13 +16,13 @@ const MAGIC: u64 = 0x7472_6163;
 /// Usual mount point, and the automatic one below debugfs.
 const USUAL: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
-/// Why tracefs is missing.
+/// Reason why tracefs is missing.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum NoTracefs {
-    /// The kernel has it, but it is not mounted, or something is mounted over it.
+    /// The kernel has tracefs, but it is not mounted, or something is mounted over it.
     #[error("not mounted here (run as root: mount -t tracefs tracefs /sys/kernel/tracing)")]
     NotMounted,
-    /// The kernel does not have it.
+    /// The kernel does not have tracefs.
     #[error("not in this kernel (boot one with CONFIG_FTRACE=y)")]
     NotBuilt,
 }
@@ -30,7 +30,7 @@ pub enum NoTracefs {
 /// Returns the directory in which tracefs is mounted.
 ///
 /// # Errors
-/// When no mount is visible to this process.
+/// Fails if no mount is visible to this process.
 pub fn find() -> Result<PathBuf, NoTracefs> {
     let mounts = fs::read("/proc/self/mounts").unwrap_or_default();
     let usual = USUAL.iter().map(PathBuf::from);

@@ -18,7 +18,7 @@ const MAX_CALL_BYTES: usize = 64 << 10;
 /// kernel does so whenever the next bucket does not fit.
 ///
 /// # Errors
-/// When the kernel refuses, or has no memory.
+/// Fails if the kernel refuses, or has no memory.
 pub(crate) fn each_entry(map: &impl MapCore, each: impl FnMut(&[u8], &[u8])) -> io::Result<()> {
     let room = MAX_CALL_BYTES / (map.key_size() + map.value_size()).max(1) as usize;
     each_with_room(map, room.max(1), each)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The attached source with its sampling thread, and snapshots of what was collected.
+//! The attached source with its sampling thread, and snapshots of the collected data.
 
 use std::collections::HashMap;
 use std::thread;
@@ -96,7 +96,7 @@ impl AttachedOffcpu {
     }
 }
 
-/// Returns the threads whose uninterruptible sleep is over the limit, the longest first.
+/// Returns the threads in uninterruptible sleep for longer than the limit, the longest first.
 fn uninterruptible(interval: &SampledInterval, stacks: &[Stack]) -> Vec<Sleeper> {
     let is_of = |(_, thread): &&(usize, thread_now)| thread.state == thread_state::STATE_UNINTERRUPTIBLE.0;
     let asleep_ns = |thread: &thread_now| rounded_age_ns(interval.ended_ns.saturating_sub(thread.since_ns));

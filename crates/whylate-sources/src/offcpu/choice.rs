@@ -24,11 +24,11 @@ pub struct Choice {
     pub threads: u64,
     /// Context switches of all CPUs per second.
     pub switches_per_second: f64,
-    /// How often threads are sampled.
+    /// Sampling rate, or the CPU budget that sets it.
     pub often: Often,
 }
 
-/// How often threads are sampled.
+/// Sampling rate, or the CPU budget that sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Often {
     /// Walks per second.
@@ -47,8 +47,8 @@ impl Choice {
         thread::sleep(COUNT_TIME);
         let switches_per_second = (switches()? - before) as f64 / began.elapsed().as_secs_f64();
         let load = fs::read_to_string("/proc/loadavg")?;
-        let threads = threads_of(&load)
-            .ok_or_else(|| io::Error::other("/proc/loadavg does not tell how many threads there are"))?;
+        let threads =
+            threads_of(&load).ok_or_else(|| io::Error::other("/proc/loadavg does not show the number of threads"))?;
         Ok(Choice { threads, switches_per_second, often })
     }
 
@@ -114,7 +114,7 @@ pub(super) fn threads_of(load: &str) -> Option<u64> {
 fn switches() -> io::Result<u64> {
     let text = fs::read_to_string("/proc/stat")?;
     let count = text.lines().find_map(|line| line.strip_prefix("ctxt ")).and_then(|count| count.trim().parse().ok());
-    count.ok_or_else(|| io::Error::other("/proc/stat does not tell how many switches there were"))
+    count.ok_or_else(|| io::Error::other("/proc/stat does not show the number of context switches"))
 }
 
 #[cfg(test)]

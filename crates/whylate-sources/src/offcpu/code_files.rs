@@ -22,7 +22,7 @@ const IN_USE: Duration = Duration::from_secs(3);
 const UNUSED: Duration = Duration::from_secs(10);
 /// Symbols are looked up within this time of a snapshot.
 const NAMED_WITHIN: Duration = Duration::from_secs(3);
-/// From this number of files on, those that no process maps any more are removed.
+/// Number of files from which files that no process maps any more are removed.
 const MIN_FILES_BEFORE_CLEANUP: usize = 1024;
 
 /// An executable file.
@@ -94,7 +94,7 @@ impl CodeFiles {
         }
     }
 
-    /// Opens the file of a mapping; `None` if it is no ELF file.
+    /// Opens the file of a mapping; `None` if it is not an ELF file.
     ///
     /// # Errors
     /// Fails if the file cannot be read, or the cache has no room for it.

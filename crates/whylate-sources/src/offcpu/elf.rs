@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reads what an ELF file says of its code: how to unwind each of its functions, and where their symbols are.
+//! Reads an ELF file's information about its code: how to unwind each of its functions, and where their symbols are.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -45,7 +45,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 type Bytes<'a> = EndianSlice<'a, LittleEndian>;
 type Header = object::elf::FileHeader64<Endianness>;
 
-/// What was read of an executable file. The file is neither mapped nor kept open: its owner may truncate it at any
+/// Data read of an executable file. The file is neither mapped nor kept open: its owner may truncate it at any
 /// time.
 pub(super) struct Elf {
     /// Length of the file, in bytes.
@@ -67,7 +67,7 @@ struct Compressed {
     bytes: Vec<u8>,
 }
 
-/// How functions of the file are unwound.
+/// Unwind information of a file.
 enum Unwind {
     /// No unwind information, as in Go programs, which keep frame pointers.
     ByFramePointers,
@@ -89,7 +89,7 @@ fn read(file: &File, offset: u64, bytes: u64, max: u64) -> Option<Vec<u8>> {
 }
 
 impl Elf {
-    /// Reads what unwinding and symbolization need of a file, and its lines if `lines`; `None` if it is no ELF file.
+    /// Reads a file's parts for unwinding and symbolization, and its lines if `lines`; `None` if it is not an ELF file.
     ///
     /// # Errors
     /// Fails if the file cannot be read, or is malformed.
@@ -271,7 +271,7 @@ impl Elf {
     }
 }
 
-/// Where the symbols of a file are.
+/// Location of a file's symbols.
 pub(super) enum SymbolSource {
     DebugFile(PathBuf),
     Copy(File),

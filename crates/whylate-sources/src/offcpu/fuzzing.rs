@@ -43,7 +43,7 @@ pub fn maps(text: &str) {
 /// A perf map (/tmp/perf-PID.map), as just-in-time compilers write it.
 ///
 /// # Panics
-/// If an address does not have the name of the last line that covers it.
+/// Panics if an address does not have the name of the last line that covers it.
 pub fn perf_map(bytes: &[u8]) {
     perf_map::check(bytes);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which threads the blocked threads wait for, from the owner fields of the kernel's locks.
+//! Holders that blocked threads wait for, from the owner fields of the kernel's locks.
 
 use std::collections::HashMap;
 
@@ -36,10 +36,10 @@ impl RecordedOwners {
         match self {
             RecordedOwners::All => None,
             RecordedOwners::Mutexes => Some(
-                "this kernel does not tell who holds its semaphores (rwsems included): use Linux 6.17 or later with CONFIG_DETECT_HUNG_TASK_BLOCKER to see their holders",
+                "this kernel does not record who holds its semaphores (rwsems included): use Linux 6.17 or later with CONFIG_DETECT_HUNG_TASK_BLOCKER to see their holders",
             ),
             RecordedOwners::Neither => Some(
-                "this kernel does not tell who holds its mutexes and semaphores, only holders of PI futexes and rt_mutexes, and workers: use Linux 6.17 or later with CONFIG_DETECT_HUNG_TASK_BLOCKER to see the others",
+                "this kernel does not record who holds its mutexes and semaphores, only holders of PI futexes and rt_mutexes, and workers: use Linux 6.17 or later with CONFIG_DETECT_HUNG_TASK_BLOCKER to see the others",
             ),
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where blocked and runnable threads wait, and for how long (off-CPU time by stack).
+//! Off-CPU time by stack: where blocked and runnable threads wait, and for how long.
 //!
 //! A BPF program walks over all threads at a fixed rate. A thread that has not run since the last walk only adds time
 //! to its stack; for other threads the kernel and user stack are captured, deduplicated in the kernel, and symbolized
@@ -106,13 +106,14 @@ pub enum KernelThreads {
     Only,
 }
 
-/// How user stacks are unwound.
+/// Method of unwinding user stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CallGraph {
-    /// By the unwind information of the code (`.eh_frame`); by frame pointers where there is none, as in a JIT's code.
+    /// Unwinds by the code's unwind information (`.eh_frame`); by frame pointers where it is missing, as in JIT code.
     #[default]
     Rules,
-    /// By unwind information for the innermost function, which often keeps no frame pointer, then by frame pointers.
+    /// Unwinds the innermost function, which often keeps no frame pointer, by unwind information, the rest by frame
+    /// pointers.
     FramePointers,
 }
 
@@ -125,7 +126,7 @@ pub struct OffcpuOptions {
     pub rate_hz: u32,
     /// CPU time that walks may take, in millionths of one CPU. Replaces `rate_hz` if set.
     pub budget_ppm: Option<u32>,
-    /// Which threads are selected.
+    /// Selected threads.
     pub threads: Threads,
     /// States that count, in the letters of ps(1), and F for frozen; empty for all.
     pub states: String,
@@ -133,7 +134,7 @@ pub struct OffcpuOptions {
     pub kernel_threads: KernelThreads,
     /// Whether user stacks are captured too.
     pub user_stacks: bool,
-    /// How user stacks are unwound.
+    /// Method of unwinding user stacks.
     pub call_graph: CallGraph,
     /// Resolves file and line of each user frame, and inlined functions, from debug information.
     pub lines: bool,
@@ -141,7 +142,7 @@ pub struct OffcpuOptions {
     pub wakers: bool,
     /// Keeps threads of one name apart, by TID.
     pub by_thread: bool,
-    /// With `by_thread`: the chain of lock holders of each thread that waits at the end of a snapshot interval.
+    /// Adds the chain of lock holders of each thread that waits at the end of a snapshot interval; needs `by_thread`.
     pub holders: bool,
     /// Maximum number of frames of each stack; the innermost ones are kept.
     pub max_depth: u32,
@@ -149,7 +150,7 @@ pub struct OffcpuOptions {
     pub classes: Classes,
     /// Reports a late event with its causes for each run-queue wait of at least this, in ns.
     pub explain_over_ns: Option<u64>,
-    /// With `explain_over_ns`: reports blocked waits of at least this, in ns, each with the path along its wakers.
+    /// Reports blocked waits of at least this, in ns, each with the path along its wakers; needs `explain_over_ns`.
     pub explain_sleeps_over_ns: Option<u64>,
     /// Also explains waits of threads that are idle by design.
     pub idle: bool,
@@ -217,7 +218,7 @@ impl Source for OffcpuOptions {
         match backend {
             SAMPLE | PROC if self.wakers => BackendUse::Never(WAKERS_NEED_TRACE),
             PROC if self.holders => BackendUse::Never(
-                "the proc backend knows neither how long threads have waited nor for whom: leave --blocked out, or use the sample backend, which loads BPF programs",
+                "the proc backend knows neither how long threads have waited nor who holds what they wait for: leave --blocked out, or use the sample backend, which loads BPF programs",
             ),
             PROC if self.threads.cgroup.is_some() => {
                 BackendUse::Never("the proc backend cannot select threads by cgroup: leave --cgroup out")

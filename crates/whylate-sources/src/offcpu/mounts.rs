@@ -33,7 +33,7 @@ const LOCAL_FILE_SYSTEMS: [&str; 22] = [
     "zfs",
 ];
 
-/// An unprivileged user may mount overlayfs in a user namespace, with layers on FUSE.
+/// Overlayfs, which an unprivileged user may mount in a user namespace, with layers on FUSE.
 const OVERLAY: &str = "overlay";
 
 /// Maximum bytes read of mountinfo.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Symbolizes and labels stacks, and classifies what they wait for.
+//! Symbolizes and labels stacks, and classifies their waits.
 //!
 //! Most stacks of a snapshot were in the previous one, as threads block where they blocked a second ago. They keep
 //! their symbols for as long as their mappings and the kernel's symbols do not change.

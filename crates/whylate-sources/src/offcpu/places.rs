@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where time was spent, read from the BPF tables. A place is the aggregation key of time: process, state, stacks, ….
+//! Aggregated time by place, read from the BPF tables. A place is the aggregation key of time: process, state,
+//! stacks, ….
 
 use std::collections::{HashMap, HashSet};
 use std::mem::offset_of;
@@ -36,10 +37,10 @@ pub(super) struct PlaceDelta {
     pub(super) sum: Sum,
 }
 
-/// What ended a wait.
+/// Waker of a thread, or another event that ended its wait.
 #[derive(Clone, Copy)]
 pub(super) enum Woken {
-    /// Something other than a known thread.
+    /// A waker other than a known thread.
     By(WokenBy),
     /// A thread, by the place at which it woke others.
     Thread(place_key),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Address spaces of processes: which file each executable mapping is of, cached so that it is known after the process
+//! Address spaces of processes: the file of each executable mapping, cached so that it is known after the process
 //! exits.
 
 use std::collections::{BTreeMap, HashMap};
@@ -36,7 +36,7 @@ pub(super) struct Process {
     deferred_in: u64,
     /// Earliest time of the next reading of the mappings.
     next_reading: Option<Instant>,
-    /// Whether something else is mapped where there was a file.
+    /// Whether the address range of a file has another mapping now.
     is_stale: bool,
     /// Real UID of the process.
     user: u32,
@@ -46,14 +46,14 @@ pub(super) struct Process {
 #[derive(Clone)]
 pub(super) enum Code {
     File(Arc<CodeFile>),
-    /// The file is no ELF file.
+    /// The file is not an ELF file.
     Other,
     /// The file could not be read.
     Failed(Retry),
 }
 
 impl Process {
-    /// Counts its files that could not be read since the last call.
+    /// Counts the process's files that could not be read since the last call.
     pub(super) fn take_unread(&self) -> u64 {
         let failures = self.code.values().map(|code| match code {
             Code::File(file) => u64::from(file.take_failure()),
@@ -62,7 +62,7 @@ impl Process {
         failures.sum()
     }
 
-    /// Drops the symbols of its files, which are looked up again on demand.
+    /// Drops the symbols of the process's files, which are looked up again on demand.
     pub(super) fn forget_names(&self) {
         for code in self.code.values() {
             if let Code::File(file) = code {
@@ -113,7 +113,7 @@ const KEPT_AFTER_DROPPING: usize = 12 << 20;
 /// Minimum interval between retries, which scan the table of rules.
 const BETWEEN_RETRIES: Duration = Duration::from_millis(100);
 
-/// What an address belongs to.
+/// Code that an address belongs to.
 enum AtAddress {
     Code(Arc<CodeFile>, u64),
     /// Memory without an ELF file, such as that of a just-in-time compiler.
@@ -188,7 +188,7 @@ impl Processes {
         }
     }
 
-    /// Returns the counts of what could not be read since the last call, by reason.
+    /// Returns the numbers of failed reads since the last call, by reason.
     pub(super) fn take_lost(&mut self) -> [(&'static str, u64); 3] {
         [
             ("unread", std::mem::take(&mut self.unresponsive_count)),

@@ -21,7 +21,7 @@ const BP_OFFSET: usize = std::mem::offset_of!(unwind_rule, bp_offset);
 /// `base` of a slot that is free, or has a pending rule.
 const UNANSWERED: [rule_base; 3] = [rule_base::RULE_NONE, rule_base::RULE_ASKED, rule_base::RULE_CLAIMED];
 
-/// How to unwind from a frame to its caller.
+/// Rule for unwinding from a frame to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) base: rule_base,

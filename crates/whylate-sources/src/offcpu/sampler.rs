@@ -471,7 +471,7 @@ fn records_for(threads: u32) -> u32 {
     threads.saturating_mul(4).clamp(min, max).next_power_of_two()
 }
 
-/// Runs an iterator over all threads, and passes on what it writes.
+/// Runs an iterator over all threads, and passes on its output.
 pub(crate) fn iterate(link: &Link, mut each: impl FnMut(&[u8])) -> anyhow::Result<()> {
     let mut iterator = Iter::new(link).context("cannot walk over the threads")?;
     let mut buffer = vec![0; 32 << 10];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which io_uring requests a thread waits for.
+//! Kinds of io_uring requests that a thread waits for.
 
 use std::collections::HashMap;
 use std::fs;

@@ -34,12 +34,12 @@ pub(super) enum NoAnswer {
     Stalled,
     /// The worker is blocked or busy; its state cannot be read.
     #[error(
-        "the walk over all threads does not finish, and without /proc whylate cannot tell why: mount it (mount -t proc proc /proc)"
+        "the walk over all threads does not finish, and without /proc whylate cannot find out why: mount it (mount -t proc proc /proc)"
     )]
     Unknown,
 }
 
-/// Path of the status file of a thread: its TID differs in /proc of another PID namespace. `None` if /proc is not mounted.
+/// Path of a thread's status file: its TID differs in /proc of another PID namespace. `None` if /proc is not mounted.
 type StatusPath = Option<PathBuf>;
 
 fn own_status_path() -> StatusPath {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! In which system calls threads were asleep already as the recording began.
+//! System calls in which threads were already asleep when the recording started.
 
 use std::collections::HashMap;
 
@@ -19,16 +19,16 @@ mod skel {
     include!(concat!(env!("OUT_DIR"), "/paths/asleep.skel.rs"));
 }
 
-/// So many threads are kept.
+/// Maximum number of threads.
 const THREADS: usize = 1 << 16;
 
-/// The calls, by thread and the moment at which its sleep ended.
+/// System calls by thread and the time at which its sleep ended.
 pub(super) type Calls = HashMap<(u32, u64), i32>;
 
 /// Threads that were asleep.
 #[derive(Debug, Default)]
 pub(super) struct Asleep {
-    /// When it was looked at them.
+    /// Start and end of the walk over the threads, in nanoseconds.
     began_ns: u64,
     ended_ns: u64,
     threads: HashMap<u32, Thread>,
@@ -37,12 +37,12 @@ pub(super) struct Asleep {
 #[derive(Clone, Copy, Debug)]
 struct Thread {
     syscall: i32,
-    /// When it was woken first since then.
+    /// Time of the first wakeup since then.
     woken_ns: Option<u64>,
 }
 
 impl Asleep {
-    /// Those that are now.
+    /// Returns the threads that are asleep now.
     pub(super) fn now() -> anyhow::Result<Self> {
         let mut open = AsleepSkelBuilder::default().open(attach::open_object())?;
         let settings = open.maps.rodata_data.as_deref_mut().context("the BPF object has no settings")?;
@@ -62,7 +62,7 @@ impl Asleep {
         Ok(asleep)
     }
 
-    /// Takes in what a thread did later; not in order of time, as that is so on each CPU alone.
+    /// Adds a later run slice of a thread. Slices are in order of time only within each CPU.
     pub(super) fn add(&mut self, slice: &RunSlice) {
         let (SwitchIn::Woken { at_ns, .. }, Some(tid)) = (slice.entry, slice.holder.tid()) else { return };
         if at_ns < self.began_ns {
@@ -77,7 +77,7 @@ impl Asleep {
         }
     }
 
-    /// The calls of those that have been woken.
+    /// Returns the system calls of the threads that have been woken.
     pub(super) fn calls(self) -> Calls {
         let woken = |(tid, thread): (u32, Thread)| Some(((tid, thread.woken_ns?), thread.syscall));
         self.threads.into_iter().filter_map(woken).collect()

@@ -25,7 +25,7 @@ pub struct PathNames {
     cgroups: Cgroups,
     /// Whether `/proc` has the TIDs of the timeline.
     has_proc: Option<bool>,
-    /// Of waits that had begun before anything was recorded.
+    /// System calls of waits that started before recording did.
     earlier: Calls,
 }
 
@@ -40,7 +40,7 @@ impl PathNames {
         }
     }
 
-    /// Adds what threads waited in before anything was recorded.
+    /// Adds the system calls that threads waited in before anything was recorded.
     pub(super) fn knows(&mut self, earlier: Calls) {
         self.earlier = earlier;
     }

@@ -24,17 +24,17 @@ pub enum Program {
 /// A thread of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// PID of its process.
+    /// PID of the thread's process.
     pub process: u32,
-    /// Name of its process.
+    /// Name of the thread's process.
     pub name: String,
     /// Name of the thread.
     pub thread_name: String,
-    /// The system call that it waits in, if it does and that is readable.
+    /// System call that the thread waits in, if it does and the call is readable.
     pub waits_in: Option<String>,
-    /// It waits outside of system calls.
+    /// The thread waits outside of system calls.
     pub is_outside_calls: bool,
-    /// It is a thread of the kernel, and never in a system call, whatever its file says.
+    /// The thread is a kernel thread, and never in a system call, whatever its file says.
     pub is_kernel: bool,
 }
 
@@ -42,12 +42,12 @@ impl Program {
     /// Returns the program's threads now, by TID.
     ///
     /// # Errors
-    /// When `/proc` cannot be read, or belongs to another PID namespace.
+    /// Fails if `/proc` cannot be read, or belongs to another PID namespace.
     pub fn threads(&self) -> std::io::Result<BTreeMap<u32, Member>> {
         self.threads_but(&BTreeMap::new())
     }
 
-    /// Returns the program's threads now except `known` ones, whose files are not read again.
+    /// Returns the program's current threads without `known` ones, to avoid reading their files again.
     ///
     /// # Errors
     /// See [`Program::threads`].
@@ -132,7 +132,7 @@ pub fn is_within(cgroup: &str, wanted: &str) -> bool {
     wanted != Path::new("/") && Path::new(cgroup).starts_with(wanted)
 }
 
-/// Whether a thread is one of the kernel, or one that works in the kernel for a process, by its file `stat`.
+/// Tests whether a thread is a kernel thread, or works in the kernel for a process, by its file `stat`.
 fn is_of_kernel(stat: &str) -> bool {
     // PF_KTHREAD, PF_USER_WORKER and PF_IO_WORKER (include/linux/sched.h).
     const OF_KERNEL: u64 = 0x20_0000 | 0x4000 | 0x10;

@@ -25,7 +25,7 @@ use crate::source::session::Session;
 const MEMORY_BYTES: usize = 64 << 20;
 /// Space to leave free on the file system, or a twentieth of a smaller one.
 const RESERVED_BYTES: u64 = 1 << 30;
-/// How much the file grows between checks of the free space.
+/// Growth of the file between checks of the free space, in bytes.
 const FILE_STEP_BYTES: u64 = 4 << 20;
 /// Events more recent than this may not be in the ring yet.
 const SETTLED_NS: u64 = 2_000_000;
@@ -69,14 +69,14 @@ impl Recorder {
     /// Starts recording.
     ///
     /// # Errors
-    /// When the kernel refuses a BPF program.
+    /// Fails if the kernel refuses a BPF program.
     pub fn start() -> Result<Self, AttachError> {
         silence_libbpf();
         let _once = ReadOnce::begin();
         let session = Session::of_one();
         let edges = Edges::attach(&session)?;
         let stream = edges.stream().context("the account keeps no wakeups")?;
-        let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         let file = DIRECTORIES.iter().find_map(|directory| unnamed_file(Path::new(directory)).ok());
         let past = Packed::new(cpus as usize, MEMORY_BYTES, file);
         let symbols = session.symbols();

@@ -9,7 +9,7 @@ use whylate_model::wait::Stop;
 
 use crate::kernel::cgroups;
 
-/// What keeps a thread stopped.
+/// Stop of a thread, and the tracer that keeps it stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stopped {
     /// Kind of the stop.
@@ -27,7 +27,7 @@ pub struct StoppedThreads {
 
 impl StoppedThreads {
     /// Returns what keeps a thread of a process stopped; `None` for one that is not.
-    pub fn of(&mut self, process: u32, tid: u32) -> Option<Stopped> {
+    pub fn why_stopped(&mut self, process: u32, tid: u32) -> Option<Stopped> {
         let stat = fs::read_to_string(format!("/proc/{process}/task/{tid}/stat")).ok()?;
         // The name may contain a closing parenthesis.
         match stat.rsplit_once(") ")?.1.chars().next()? {
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn running_thread_is_not_stopped_and_has_no_tracer() {
         let own = std::process::id();
-        assert_eq!(StoppedThreads::default().of(own, own), None);
+        assert_eq!(StoppedThreads::default().why_stopped(own, own), None);
         assert_eq!(tracer_of(u32::MAX), None);
     }
 }

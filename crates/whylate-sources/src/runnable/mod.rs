@@ -38,7 +38,7 @@ mod skel {
 
 /// Maximum number of intervals that are read of the CPU that a thread was migrated from.
 const MAX_INTERVALS_BEFORE: usize = 1024;
-/// How long after a migration a late interrupt may show that interrupts were off until it.
+/// Maximum time from a migration to a late interrupt that shows that interrupts were off until it.
 const LATE_INTERRUPT_NS: u64 = 1_000_000;
 /// Ring buffer size for late waits with their windows, in bytes.
 const LATE_BYTES: u32 = 4 << 20;

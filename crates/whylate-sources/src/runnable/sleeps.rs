@@ -28,7 +28,7 @@ const CLOCK_SLACK_NS: u64 = 10_000_000;
 /// Explaining waits that are mostly innocent may take at most 1/50 of wall time.
 const REST_FACTOR: u64 = 50;
 
-/// How long after its tracepoint a switch may be written to the ring; long if the vCPU is preempted in between.
+/// Maximum time from a switch's tracepoint to its record in the ring; long as the vCPU may be preempted in between.
 const SETTLED_NS: u64 = 20_000_000;
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -71,7 +71,7 @@ pub(super) struct BlockedWaits {
     over_ns: u64,
     idle: bool,
     held_up_alone: bool,
-    /// Nothing is explained until then.
+    /// Time until which no wait is explained.
     rests_until_ns: u64,
     symbols: KernelSymbols,
     names: PathNames,
@@ -293,7 +293,7 @@ struct ThrottleLimits(HashMap<u32, Vec<(u64, u64, u32)>>);
 const SWITCH_IN_TOLERANCE_NS: u64 = 1_000_000;
 
 impl Limits for ThrottleLimits {
-    fn of(&self, tid: u32, running_ns: u64) -> Option<(u64, u32)> {
+    fn next_allowed(&self, tid: u32, running_ns: u64) -> Option<(u64, u32)> {
         let is_this = |&&(seen_ns, ..): &&(u64, u64, u32)| running_ns.abs_diff(seen_ns) < SWITCH_IN_TOLERANCE_NS;
         self.0.get(&tid)?.iter().find(is_this).map(|&(_, until_ns, by)| (until_ns, by))
     }

@@ -14,13 +14,13 @@ use crate::source::session::Session;
 
 /// A source with its own options, which attaches to the kernel and yields snapshots from then on.
 pub trait Source {
-    /// Returns what it measures and what it needs.
+    /// Returns the description of the source: its measurements and needs.
     fn info(&self) -> &'static SourceInfo;
 
     /// Sets the options common to all sources.
     fn ask(&mut self, asked: CommonOptions);
 
-    /// Returns what a backend needs for the requested measurement.
+    /// Returns the needs of a backend for the requested measurement.
     fn needs(&self, backend: &'static BackendInfo) -> &'static [Need] {
         backend.needs
     }
@@ -33,18 +33,18 @@ pub trait Source {
     /// Starts measuring.
     ///
     /// # Errors
-    /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
+    /// Fails if the kernel or the caller's privileges do not allow it; nothing stays attached then.
     fn attach(&self, session: &Session) -> Result<Measuring, AttachError>;
 }
 
-/// When a source uses a backend.
+/// Condition under which a source uses a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendUse {
-    /// Automatically, if it works and no better one does.
+    /// Automatically, if the backend works and no better one does.
     Automatic,
-    /// Only if it is named.
+    /// Only if the backend is named.
     Named,
-    /// Never, as it cannot do what is requested; says what to do instead.
+    /// Never, as the backend does not support the request; names an alternative.
     Never(&'static str),
 }
 
@@ -52,7 +52,7 @@ pub enum BackendUse {
 pub struct Measuring<A: Attached + ?Sized = dyn Attached> {
     /// The backend in use, as `--backend` takes it.
     pub backend: &'static str,
-    /// Why a better one is not in use; `None` if this is the best.
+    /// Reason why no better backend is in use; `None` if this is the best.
     pub fallback_reason: Option<String>,
     /// The attached source.
     pub attached: Box<A>,
@@ -76,7 +76,7 @@ impl<A: Attached + ?Sized> DerefMut for Measuring<A> {
 /// The kernel is checked first for what a backend needs, as by `doctor`.
 ///
 /// # Errors
-/// The error of the last backend, or when the named one is unknown or cannot do what is requested.
+/// Fails with the error of the last backend, or if the named one is unknown or cannot do what is requested.
 pub(crate) fn first_that_works<A: Attached + ?Sized>(
     source: &dyn Source,
     wanted: Option<&str>,
@@ -132,13 +132,13 @@ pub trait Attached {
     /// Returns everything seen since the previous call, or since attaching. The caller drives the cadence.
     ///
     /// # Errors
-    /// When the kernel refuses to return the data.
+    /// Fails if the kernel refuses to return the data.
     fn snapshot(&mut self) -> anyhow::Result<Snapshot>;
 
     /// Passes the late events that have come in to `each`, waiting at most `wait` for the first one.
     ///
     /// # Errors
-    /// When the kernel refuses to return the data.
+    /// Fails if the kernel refuses to return the data.
     fn drain_late(&mut self, wait: std::time::Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()>;
 
     /// Whether tables of the programs may fill between two snapshots: `drain_late` is called several times a second
@@ -147,22 +147,22 @@ pub trait Attached {
         false
     }
 
-    /// Why there was nothing at all to measure, if so.
+    /// Returns why there was nothing at all to measure, if so.
     fn sees_nothing(&self) -> Option<&str> {
         None
     }
 
-    /// Limitation of the requested measurement on this kernel, if any.
+    /// Returns the limitation of the requested measurement on this kernel, if any.
     fn limitations(&self) -> Option<&str> {
         None
     }
 
-    /// CPUs that were excluded from measuring with threads or timers of this process, and how to measure them, if any.
+    /// Returns the CPUs excluded from measuring with threads or timers of this process, and how to measure these.
     fn left_out(&self) -> Option<&str> {
         None
     }
 
-    /// What was chosen for this machine and makes values coarser, and how to change it, if anything.
+    /// Returns the choice made for this machine that makes values coarser, and how to change it, if any.
     fn chosen(&self) -> Option<&str> {
         None
     }
@@ -182,13 +182,13 @@ pub struct SourceInfo {
 pub struct BackendInfo {
     /// Name, as `--backend` takes it.
     pub name: &'static str,
-    /// What it needs of the kernel.
+    /// Kernel features that the backend needs.
     pub needs: &'static [Need],
     /// Limitation compared with the best backend; empty for the best.
     pub limitations: &'static str,
 }
 
-/// Something a backend needs of the kernel.
+/// A kernel feature that a backend needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// BTF of the running kernel in `/sys/kernel/btf/vmlinux`.
@@ -199,7 +199,7 @@ pub enum Need {
     Tracepoint(&'static str),
     /// A tracepoint that few kernels have, and which kernels do.
     RareTracepoint(&'static str, &'static str),
-    /// A kernel function in BTF at whose entry programs can run (`fentry`).
+    /// A kernel function in BTF that can run programs at its entry (`fentry`).
     Function(&'static str),
     /// This kernel version or later. Distributions backport, so the version is recognized by a function that came with
     /// it.
@@ -272,10 +272,10 @@ pub enum AttachError {
     /// The caller lacks a privilege.
     #[error("not permitted (run as root, or grant CAP_BPF and CAP_PERFMON)")]
     NotPermitted,
-    /// The kernel lacks something.
+    /// The kernel lacks a feature.
     #[error("{0}")]
     Unsupported(String),
-    /// What was requested contradicts itself, or is invalid on any kernel.
+    /// The request contradicts itself, or is invalid on any kernel.
     #[error("{0}")]
     Contradiction(String),
     /// The source has no backend of this name.

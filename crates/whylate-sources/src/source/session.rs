@@ -70,7 +70,7 @@ impl Session {
     /// of the session. All sources get the same answer, which is determined before the first thread or timer starts.
     ///
     /// # Errors
-    /// When a requested CPU cannot be used, or the kernel does not list its CPUs.
+    /// Fails if a requested CPU cannot be used, or the kernel does not list its CPUs.
     pub fn cpus(&self, asked: &[u32]) -> Result<Rc<Choice>, AttachError> {
         let known = self.cpus.borrow().clone();
         match known {
@@ -102,7 +102,7 @@ impl Session {
     /// Starts the account, once all sources are attached.
     ///
     /// # Errors
-    /// When the kernel refuses a BPF program.
+    /// Fails if the kernel refuses a BPF program.
     pub fn begin(&self) -> Result<(), AttachError> {
         *self.kernel.borrow_mut() = None;
         *self.read_once.borrow_mut() = None;

@@ -34,9 +34,9 @@ pub(super) struct BpfBackend {
     ticks_a_second: Option<u64>,
     /// Threads that exited unseen.
     unseen: u64,
-    /// Processes whose rings could not be read.
+    /// Processes with rings that could not be read.
     unread: u64,
-    /// Process names of the threads at the last read, in case they exit.
+    /// Process names of the threads at the last read, for threads that exit later.
     processes: BTreeMap<u32, String>,
     cgroups: Cgroups,
 }
@@ -184,7 +184,7 @@ fn ended(thread: &sq_thread, process: String, cgroups: &mut Cgroups) -> ThreadSt
     ThreadState { process, zero_ns: thread.known_since_ns, counters, has_ended: true, ..ThreadState::default() }
 }
 
-/// Run delay since the thread is known, without the part that it slept.
+/// Returns the run delay since the thread became known, without the part in which it slept.
 fn starved_ns(thread: &sq_thread, run_delay_ns: u64) -> u64 {
     run_delay_ns.saturating_sub(thread.first_run_delay_ns).saturating_sub(thread.slept_delay_ns)
 }

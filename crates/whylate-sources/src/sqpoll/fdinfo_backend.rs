@@ -30,7 +30,7 @@ pub(super) struct FdinfoBackend {
     pid: Option<u32>,
     /// Rings that stayed busy at every read, or reported no thread while a thread is left without a ring.
     busy: u64,
-    /// Processes whose descriptors may not be read, since the last report.
+    /// Processes with descriptors that whylate may not read, since the last report.
     denied: HashSet<u32>,
     /// Rings, by process and inode, that have never reported a submission thread: they most probably have none.
     without: HashSet<(u32, u64)>,
@@ -44,7 +44,7 @@ enum RingRead {
     Ring(RingText),
     /// A ring (by its inode) that reports no submission thread.
     NoThread(Option<u64>),
-    /// Known already, closed or busy.
+    /// Already known, closed or busy.
     Nothing,
 }
 
@@ -72,10 +72,10 @@ impl FdinfoBackend {
     pub(super) fn limitations(&self) -> Option<&str> {
         match self.has_work_times {
             Some(false) => {
-                Some("this kernel does not count work before Linux 6.9: only whether a thread has a CPU is told")
+                Some("this kernel does not count work before Linux 6.9: only whether a thread is on a CPU is reported")
             }
             _ if self.is_of_process => Some(
-                "this kernel counts the system time of a whole process as its thread's work (Linux 6.9 to 6.17): only whether a thread has a CPU is told",
+                "this kernel counts the system time of a whole process as its thread's work (Linux 6.9 to 6.17): only whether a thread is on a CPU is reported",
             ),
             _ => Some(super::INFO.backends.last()?.limitations),
         }

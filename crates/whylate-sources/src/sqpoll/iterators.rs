@@ -32,7 +32,7 @@ pub(super) struct Records {
     pub ended: Vec<sq_thread>,
     /// Number of threads that exited unseen.
     pub unseen: u64,
-    /// Number of processes whose rings could not be read.
+    /// Number of processes with rings that could not be read.
     pub unread: u64,
 }
 

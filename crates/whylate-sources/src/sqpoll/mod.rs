@@ -67,7 +67,7 @@ pub static INFO: SourceInfo = SourceInfo {
 pub struct SqpollOptions {
     /// Name of the backend to use; `None` uses the best that works.
     pub backend: Option<String>,
-    /// Which threads to measure; they can only be selected by process.
+    /// Threads to measure; they can only be selected by process.
     pub threads: Threads,
     /// Detect work by the entry and exit of the functions that do it.
     pub precise: bool,
@@ -83,7 +83,7 @@ impl SqpollOptions {
     /// Starts measuring.
     ///
     /// # Errors
-    /// When the kernel or the caller's privileges do not allow it; nothing stays attached then.
+    /// Fails if the kernel or the caller's privileges do not allow it; nothing stays attached then.
     pub fn start(&self, session: &Session) -> Result<Measuring<AttachedSqpoll>, AttachError> {
         first_that_works(self, self.backend.as_deref(), session, |backend| {
             Ok(Box::new(AttachedSqpoll::new(self, session, backend)?))

@@ -34,7 +34,7 @@ const POLL: &str = "io_do_iopoll";
 /// Function in which rounds end since 6.9.
 const ROUND: &str = "tctx_task_work_run";
 
-/// How work is distinguished from spinning.
+/// Way in which work is distinguished from spinning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// Tracepoints at the end of each round and at each request (6.9).
@@ -52,7 +52,7 @@ pub(super) struct Programs {
     _called: Vec<StepGuard>,
     /// The iterator over all threads.
     pub threads: Link,
-    /// If causes are requested.
+    /// Records of waits; present if causes are requested.
     records: Option<Records>,
     pub account: Option<Account>,
     pub lost: MappedArray,
@@ -109,9 +109,7 @@ impl Programs {
             account.share_with(open.open_object_mut())?;
             open.maps.runnable_waits.set_max_entries(LATE_BYTES)?;
         } else {
-            open.maps
-                .account_by_cpu
-                .set_max_entries(cpus::highest_possible().context("cannot tell which CPUs there are")? + 1)?;
+            open.maps.account_by_cpu.set_max_entries(cpus::highest_possible().context("cannot list the CPUs")? + 1)?;
         }
         let skeleton = open.load()?;
         if let Some(account) = &mut account {

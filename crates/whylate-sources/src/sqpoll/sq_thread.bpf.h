@@ -30,7 +30,7 @@ enum sq_lost {
 	SQ_LOST_SAMPLES,
 	/* An unseen end of work, which counts as longer until other work starts. */
 	SQ_LOST_EXITS,
-	/* A long wait whose start was not seen. */
+	/* A long wait without a recorded start. */
 	SQ_LOST_WAKEUPS,
 	SQ_LOST_REASONS,
 };

@@ -9,16 +9,16 @@ use whylate_model::sqpoll::{Counters, SqThread, Usage, labels};
 /// State of a thread at one read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ThreadState {
-    /// Name of its process.
+    /// Name of the thread's process.
     pub process: String,
     /// The CPU on which it runs or ran last.
     pub cpu: Option<u32>,
-    /// How long it spins before it sleeps, in milliseconds.
+    /// Time for which the thread spins before it sleeps, in milliseconds.
     pub idle_ms: Option<u64>,
-    /// When its counters were 0 (CLOCK_MONOTONIC).
+    /// Time at which the counters were 0 (CLOCK_MONOTONIC).
     pub zero_ns: u64,
     pub counters: Counters,
-    /// Whether it has exited since; this is its final state then.
+    /// Whether the thread has exited since; this is its final state then.
     pub has_ended: bool,
     pub rings: Vec<RingState>,
 }

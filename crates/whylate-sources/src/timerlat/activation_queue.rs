@@ -42,7 +42,7 @@ pub(super) struct Counter {
     period_ns: u64,
     rest: Arc<Tallies>,
     tally: Tally,
-    /// When the thread is due after the last counted activation; 0: unknown.
+    /// Due time of the activation after the last counted one; 0: unknown.
     next_due_ns: u64,
     missed: Missed,
     pub latest: Latest,
@@ -131,7 +131,7 @@ impl Counter {
         overdue(self.next_due_ns.max(from_ns + self.period_ns), until_ns, self.period_ns)
     }
 
-    /// Takes what was counted since the last call.
+    /// Takes the counts since the last call.
     pub(super) fn take(&mut self) -> TakenCounts {
         self.tally.absorb(self.rest.swap());
         self.tally.take(true)

@@ -31,14 +31,14 @@ use crate::source::{AttachError, Attached};
 const MAX_HELD: usize = 16;
 /// Maximum time that a snapshot waits for activations due before it.
 const IN_FLIGHT_TIMEOUT: Duration = Duration::from_millis(200);
-/// Poll interval of that wait.
+/// Poll interval while a snapshot waits for activations.
 const IN_FLIGHT_POLL: Duration = Duration::from_micros(200);
 
 /// The attached source. Dropping it stops the measured threads.
 pub struct AttachedTimerlat {
-    /// First, so that it ends while the programs still run.
+    /// Dropped first, so that it ends while the programs still run.
     workload: Workload,
-    /// `None` with the tracer unless causes are wanted, so that no program affects what it measures.
+    /// `None` with the tracer unless causes are wanted, so that no program affects its measurements.
     programs: Option<Programs>,
     stopped: Arc<StopState>,
     /// Minimum latencies of the worst activations, if only those are wanted.
@@ -136,7 +136,7 @@ fn limitation_of(account: Option<&Account>, cpus: &[u32]) -> Option<String> {
     let without_tick = cpus::numbers(&read("/sys/devices/system/cpu/nohz_full")).unwrap_or_default();
     if moves && cpus.iter().any(|cpu| without_tick.contains(cpu)) {
         // Timers of threads are not pinned (get_nohz_timer_target() in kernel/sched/core.c).
-        let limitation = "other CPUs may serve the timers of nohz_full CPUs, whose activations are unseen then (set kernel.timer_migration=0)";
+        let limitation = "other CPUs may serve the timers of nohz_full CPUs; activations there are unseen then (set kernel.timer_migration=0)";
         return Some(limitation.to_owned());
     }
     account.and_then(Account::limitations).map(str::to_owned)
@@ -288,7 +288,7 @@ impl AttachedTimerlat {
     }
 
     /// Returns whether thread latency ends when the thread runs its own code, not already at the switch-in.
-    pub fn tells_ran(&self) -> bool {
+    pub fn sees_own_code(&self) -> bool {
         self.programs.as_ref().is_none_or(|programs| self.has_tracer() || programs.sees_ran())
     }
 

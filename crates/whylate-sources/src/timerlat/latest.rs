@@ -13,7 +13,7 @@ pub(super) const MAX_KEPT: usize = 1_000;
 pub struct Activated {
     /// CPU of the thread.
     pub cpu: u32,
-    /// When its timer was due, in nanoseconds since 1970 (UTC).
+    /// Due time of the timer, in nanoseconds since 1970 (UTC).
     pub due_unix_ns: u64,
     /// Latencies of the interrupt and of the thread; `None` if the interrupt or the switch-in was not seen.
     pub irq_and_thread_ns: Option<(u64, u64)>,

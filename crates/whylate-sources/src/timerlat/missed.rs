@@ -24,7 +24,7 @@ pub(super) fn overdue(next_due_ns: u64, until_ns: u64, period_ns: u64) -> u64 {
 pub(super) struct Missed {
     next_due_ns: u64,
     left: u64,
-    /// When the thread was ready again, which was late for all of them.
+    /// Time at which the thread was ready again, after all missed due times.
     ready_ns: u64,
 }
 

@@ -74,7 +74,7 @@ pub static INFO: SourceInfo = SourceInfo {
     ],
 };
 
-/// Which threads are measured.
+/// Measured threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Threads {
     /// User threads if the kernel or BPF can measure them, otherwise kernel threads.
@@ -93,9 +93,9 @@ pub enum Threads {
 pub struct TimerlatOptions {
     /// Name of the backend to use; `None` prefers the tracer.
     pub backend: Option<String>,
-    /// Which threads are measured. All but user threads need the tracer.
+    /// Measured threads. All but user threads need the tracer.
     pub threads: Threads,
-    /// Records what can be saved later: with the tracer its trace events, otherwise the latest activations.
+    /// Records data that can be saved later: with the tracer its trace events, otherwise the latest activations.
     pub record: Option<Record>,
     /// Period of the activations.
     pub period_ns: u64,

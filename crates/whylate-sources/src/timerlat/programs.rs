@@ -49,14 +49,14 @@ impl Programs {
         settings.own_namespace = pid_namespace::as_setting();
         settings.of_tracer = of_tracer;
         settings.timer_function = match of_tracer {
-            true => address_of(TRACER_FUNCTION).context("cannot tell the tracer's timers from others")?,
+            true => address_of(TRACER_FUNCTION).context("cannot distinguish the tracer's timers from others")?,
             // Without it, timers are matched by expiry only.
             false => address_of(WAKEUP_FUNCTION).unwrap_or(0),
         };
         settings.with_events = options.explains();
         settings.with_stacks = options.stacks;
         settings.is_called_by_account = account.is_some();
-        let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let entries = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         open.maps.activation_by_cpu.set_max_entries(entries)?;
         if let Some(account) = &account {
             account.share_with(open.open_object_mut())?;

@@ -22,13 +22,13 @@ pub struct StepWidth {
 /// Kinds of latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// From the timer's expiry to its handler.
+    /// Time from the timer's expiry to its handler.
     Irq,
-    /// From the timer's expiry to the switch-in of the thread.
+    /// Time from the timer's expiry to the switch-in of the thread.
     Thread,
-    /// From the timer's expiry to the thread's return to user space.
+    /// Time from the timer's expiry to the thread's return to user space.
     User,
-    /// From the expiry of a period that the thread missed to when the thread was ready again.
+    /// Time from the expiry of a missed period until the thread was ready again.
     Missed,
 }
 
@@ -179,7 +179,7 @@ impl Tally {
         }
     }
 
-    /// Takes everything counted since the last call: a series and the losses. Includes user latencies if `has_user`.
+    /// Takes all counts since the last call: a series and the losses. Includes user latencies if `has_user`.
     pub(super) fn take(&self, has_user: bool) -> TakenCounts {
         let mut series = Series::default();
         let kinds = if has_user { &Kind::REAL[..] } else { &Kind::REAL[..2] };
@@ -220,7 +220,7 @@ impl Tally {
 /// Counts of one CPU in a span of time.
 #[derive(Debug, Default)]
 pub(super) struct TakenCounts {
-    /// Without labels.
+    /// Series without labels.
     pub series: Series,
     pub unseen: u64,
     pub armed_late: u64,

@@ -52,7 +52,7 @@ pub(super) struct Measured {
 pub(super) struct ThreadConfig {
     pub cpu: u32,
     pub period_ns: u64,
-    /// Its activations are due at a multiple of the period from this; `None` for any phase.
+    /// Phase of the activations: they are due at multiples of the period from this time; `None` for any phase.
     pub due_with_ns: Option<u64>,
     pub policy: Policy,
     pub map: Arc<MappedArray>,
@@ -68,9 +68,9 @@ pub(super) struct ThreadConfig {
 /// Latencies at which measurement stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stop {
-    /// Of the interrupt.
+    /// Latency of the interrupt.
     pub irq_ns: Option<u64>,
-    /// Of the thread, and of its return to user space.
+    /// Latency of the thread, and of its return to user space.
     pub thread_ns: Option<u64>,
 }
 
@@ -94,9 +94,9 @@ pub(super) struct StopState {
     is_over: AtomicBool,
     /// Activations due before this do not count.
     from_ns: AtomicU64,
-    /// When measurement stopped, on CLOCK_MONOTONIC.
+    /// Time at which measurement stopped, on CLOCK_MONOTONIC.
     at_ns: AtomicU64,
-    /// When the activation that stopped it was due.
+    /// Due time of the activation that stopped measurement.
     due_ns: AtomicU64,
     tasks: Option<Tasks>,
     tasks_then: Mutex<Vec<(u32, String)>>,

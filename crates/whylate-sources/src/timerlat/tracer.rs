@@ -113,7 +113,7 @@ impl Tracer {
         }
         if let Some(other) = other_user(&directory) {
             return Err(AttachError::Unsupported(format!(
-                "{} uses the timerlat tracer, whose settings are the same for all: end that first",
+                "{} uses the timerlat tracer, and its settings are shared by all users: end that first",
                 other.display()
             )));
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The attached BPF programs and what they have counted.
+//! The attached BPF programs and their counts.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -151,7 +151,7 @@ fn configure(open: &mut OpenWqSkel<'_>, options: &WqOptions, backend: &str) -> R
 
     // Allocates memory only for what is configured.
     if per_cpu(options) {
-        let cpus = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let cpus = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         open.maps.series_by_id.set_max_entries(cpus)?;
         open.maps.series_index.set_max_entries(1)?;
         let pages = gather::PAGES_OF_ONE_SERIES * cpus;

@@ -22,7 +22,7 @@ use crate::source::AttachError;
 
 const KINDS: usize = distribution_kind::DISTRIBUTION_KINDS.0 as usize;
 const PAGE_BUCKETS: usize = size_of::<bucket_page>() / size_of::<u64>();
-/// Without the last element of the array, which is padding.
+/// Number of pages of a distribution, without the last element of the array, which is padding.
 const DISTRIBUTION_PAGES: usize = whylate_model::histogram::BUCKETS / PAGE_BUCKETS;
 
 /// Pages for every bucket of every distribution of one series, and page 0, which stands for none.
@@ -38,7 +38,7 @@ pub(super) struct SeriesCounts {
     /// Last values of the counters, by position. `Some` for series per CPU: only the owning CPU may write their
     /// counters.
     seen: Option<HashMap<Position, u64>>,
-    /// By series and kind: excess of a sum over its counts in ns. The missing count arrives later, and is taken then.
+    /// Excess of a sum over its counts in ns, by series and kind. The missing count arrives later, and is taken then.
     excess_ns: HashMap<(usize, u32), i64>,
     phases: bool,
     index: MappedArray,
@@ -67,7 +67,7 @@ impl SeriesCounts {
         })
     }
 
-    /// Takes everything counted since the last call: series with equal labels are merged, empty ones are omitted.
+    /// Takes all counts since the last call: series with equal labels are merged, empty ones are omitted.
     pub(super) fn take_series(&mut self, now_ns: u64) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
         let unfinished = self.unfinished.by_series(now_ns);

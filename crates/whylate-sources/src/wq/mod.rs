@@ -26,7 +26,8 @@ mod skel {
 const FENTRY: &str = "fentry";
 const TRACEPOINT: &str = "tracepoint";
 
-/// Before, a worker that finds the item running elsewhere also enters process_one_work(), and leaves it to that worker.
+/// Kernel version from which process_one_work() is entered only by the worker that runs the item. Before, a worker that
+/// finds the item running elsewhere enters it too, and leaves the item to that worker.
 const OWN_WORKER_ONLY: Need = Need::Since { version: "6.6", function: "wq_affn_dfl_set" };
 
 static INFO: SourceInfo = SourceInfo {
@@ -73,7 +74,7 @@ pub struct WqOptions {
     pub backend: Option<String>,
     /// Measures only items of this handler.
     pub only: Option<String>,
-    /// How series are aggregated.
+    /// Aggregation of series.
     pub by: By,
     /// Measures every phase and the run time, not only the latency.
     pub phases: bool,
@@ -87,7 +88,7 @@ pub struct WqOptions {
     pub keep_evidence: bool,
 }
 
-/// How series are aggregated.
+/// Aggregation of series.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
     /// One series for all items.

@@ -76,7 +76,7 @@ fn check_chains(sleepers: &Sleepers, backend: &str) -> Result<()> {
     let knows = |what: &str| {
         source
             .limitations()
-            .is_none_or(|limitation| !limitation.contains(&format!("does not tell who holds its {what}")))
+            .is_none_or(|limitation| !limitation.contains(&format!("does not record who holds its {what}")))
     };
     let knows_mutexes = knows("mutexes");
     let knows_rwsems = knows_mutexes && knows("semaphores");

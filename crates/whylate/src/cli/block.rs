@@ -11,10 +11,10 @@ use crate::cli::values::duration_ns;
 use crate::cli::{Origin, UsageError};
 use crate::engine::runner::{Keep, Lates, Query, Stream, drive};
 use crate::render::text::block::shape::{Key, Shape};
-use crate::render::text::block::{Shown, Text};
+use crate::render::text::block::{BlockText, BlockTextOptions};
 use crate::render::text::table::terminal_columns;
 
-/// How long I/O requests take, and whose requests they wait behind
+/// How long I/O requests take, and which requests they wait behind
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -53,8 +53,8 @@ pub struct Arguments {
 
 impl Arguments {
     /// Returns what is printed.
-    pub(crate) fn shown(&self) -> Shown<'_> {
-        Shown {
+    pub(crate) fn shown(&self) -> BlockTextOptions<'_> {
+        BlockTextOptions {
             shape: &self.shape,
             explain: self.explain,
             has_slower: self.slower.is_some(),
@@ -104,7 +104,7 @@ impl Arguments {
 /// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
-/// When the source cannot attach, or the output cannot be written.
+/// Fails if the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if arguments.disks().count() > 1 {
         return Err(UsageError(anyhow!("more than one disk is given: name one, or none to measure all of them")).into());
@@ -120,7 +120,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         only: &|labels| disk.is_none_or(|disk| labels.get("device").is_some_and(|device| device == disk)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
-    let mut text = Text::new(arguments.shown(), terminal_columns());
+    let mut text = BlockText::new(arguments.shown(), terminal_columns());
     let mut has_any = false;
     drive(stream, &query, &mut text, &mut |snapshot| {
         has_any |= !snapshot.series.is_empty();

@@ -98,7 +98,7 @@ impl Arguments {
 /// Compares the two sides, and prints the differences.
 ///
 /// # Errors
-/// When a file is not a recording, or has no snapshots within its span.
+/// Fails if a file is not a recording, or has no snapshots within its span.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut found = compare(&arguments.sides()?, true)?;
     if !arguments.all {
@@ -117,7 +117,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// standard error.
 ///
 /// # Errors
-/// As for `run`.
+/// Fails as `run` does.
 pub fn compare(sides: &[Recording; 2], reports_missing: bool) -> anyhow::Result<Diff> {
     // The length of blocks depends on the lengths of both sides, so each is read twice.
     let measured = [measure(&sides[0], reports_missing)?, measure(&sides[1], reports_missing)?];
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[derive(Debug, clap::Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         arguments: Arguments,
     }
@@ -212,7 +212,7 @@ mod tests {
     fn sides_follow_from_options() {
         let sides = |line: &str| {
             let words = std::iter::once("diff").chain(line.split(' '));
-            let arguments = Line::try_parse_from(words).map_err(anyhow::Error::from)?.arguments;
+            let arguments = CommandLine::try_parse_from(words).map_err(anyhow::Error::from)?.arguments;
             arguments.sides().map(|sides| sides.map(|side| side.path.to_string_lossy().into_owned()))
         };
         for (line, names) in [

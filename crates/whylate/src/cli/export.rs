@@ -24,9 +24,9 @@ examples:
     whylate export web1.whylate --from 10:00 --to 10:05 --perfetto late.perfetto-trace
                                               # five minutes
     whylate export web1.whylate --parquet web1
-                                              # tables in a folder: web1/late.parquet, ...
+                                              # tables in a directory: web1/late.parquet, ...
     duckdb -c \"FROM 'web1/causes.parquet'\"
-    whylate export web1.whylate --csv web1    # the same for spreadsheets")]
+    whylate export web1.whylate --csv web1    # as CSV, for spreadsheets")]
 pub struct Arguments {
     /// A recording
     #[arg(value_name = "FILE")]
@@ -40,18 +40,18 @@ pub struct Arguments {
     /// Write a Perfetto trace of late events, their causes, and counters
     #[arg(long, value_name = "OUT")]
     perfetto: Option<PathBuf>,
-    /// Write Parquet tables into this folder
-    #[arg(long, value_name = "FOLDER")]
+    /// Write Parquet tables into this directory
+    #[arg(long, value_name = "DIRECTORY")]
     parquet: Option<PathBuf>,
-    /// Write the same tables as CSV into this folder
-    #[arg(long, value_name = "FOLDER")]
+    /// Write the same tables as CSV into this directory
+    #[arg(long, value_name = "DIRECTORY")]
     csv: Option<PathBuf>,
 }
 
 /// Exports the recording.
 ///
 /// # Errors
-/// When the file is not a recording, has no snapshots within the span, or an output cannot be written.
+/// Fails if the file is not a recording, has no snapshots within the span, or an output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
     let recording = Recording { path: arguments.file.clone(), span, speed: None };

@@ -21,7 +21,7 @@ pub struct Arguments {
     #[arg(value_enum)]
     what: What,
 
-    /// Folder to write to; it is made if it is not there
+    /// Directory to write to; created if it does not exist
     #[arg(long = "to", value_name = "DIR")]
     directory: PathBuf,
 }
@@ -36,7 +36,7 @@ enum What {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let directory = &arguments.directory;
-    fs::create_dir_all(directory).with_context(|| format!("cannot make the folder {}", directory.display()))?;
+    fs::create_dir_all(directory).with_context(|| format!("cannot create the directory {}", directory.display()))?;
     match arguments.what {
         What::Man => clap_mangen::generate_to(documented_command(), directory)
             .and_then(|()| fs::write(directory.join(RECORDING_PAGE.0), RECORDING_PAGE.1))
@@ -89,11 +89,11 @@ mod tests {
     use super::*;
 
     fn generate(what: What) -> (tempfile::TempDir, BTreeSet<String>) {
-        let parent = tempfile::tempdir().expect("a temporary folder");
+        let parent = tempfile::tempdir().expect("a temporary directory");
         let directory = parent.path().join("made/on/demand");
         run(&Arguments { what, directory: directory.clone() }).expect("the files are written");
         let names = fs::read_dir(directory)
-            .expect("the folder is there")
+            .expect("the directory is there")
             .map(|file| file.expect("a file").file_name().to_string_lossy().into_owned())
             .collect();
         (parent, names)
@@ -122,7 +122,8 @@ mod tests {
 
     #[test]
     fn error_names_directory() {
-        let error = run(&Arguments { what: What::Man, directory: "/dev/null/man".into() }).expect_err("not a folder");
-        assert!(format!("{error:#}").starts_with("cannot make the folder /dev/null/man: "), "{error:#}");
+        let error =
+            run(&Arguments { what: What::Man, directory: "/dev/null/man".into() }).expect_err("not a directory");
+        assert!(format!("{error:#}").starts_with("cannot create the directory /dev/null/man: "), "{error:#}");
     }
 }

@@ -27,8 +27,8 @@ enum What {
     Work(work::Arguments),
     /// Turns the interrupts of one CPU off for a known time.
     ///
-    /// A BPF program does it (`bpf_local_irq_save`, Linux 6.14 and later), in a thread whose name is whylate-irqsoff.
-    /// Meanwhile the CPU takes no interrupt and runs nothing else: no timer fires there, and no thread is woken.
+    /// A BPF program does it (`bpf_local_irq_save`, Linux 6.14 and later), in a thread named whylate-irqsoff.
+    /// In that time the CPU takes no interrupt and runs nothing else: no timer fires there, and no thread is woken.
     /// Another CPU that needs an answer from it, to flush a TLB for instance, waits as well.
     ///
     /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
@@ -40,8 +40,8 @@ examples:
     IrqsOff(disturbance::Common),
     /// Turns preemption off on one CPU for a known time.
     ///
-    /// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread whose name is whylate-preempt.
-    /// Interrupts are still served, but no other thread gets the CPU, however urgent. In a non-preemptible kernel, all
+    /// A BPF program does it (`bpf_preempt_disable`, Linux 6.10 and later), in a thread named whylate-preempt.
+    /// Interrupts are still served, but no other thread is switched in, however urgent. In a non-preemptible kernel, all
     /// kernel code behaves like this anyway.
     ///
     /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.

@@ -13,7 +13,7 @@ use crate::cli::arguments::{Explain, Record, Schedule};
 use crate::cli::values::{Cpus, duration_ns, period};
 use crate::engine::runner::{Keep, Lates, Query, Stream, drive};
 use crate::render::text::Output;
-use crate::render::text::irqsoff::{Shown, Text, timers};
+use crate::render::text::irqsoff::{IrqsoffText, IrqsoffTextOptions, timers};
 use crate::render::text::table::terminal_columns;
 
 /// Who disables interrupts or preemption, and for how long
@@ -25,13 +25,13 @@ examples:
     whylate irqsoff --histogram # a histogram of lengths per culprit
     whylate irqsoff --slower 5ms
                                 # a line each time that interrupts are off for 5 ms or longer, as it happens
-    whylate irqsoff --why 5ms   # and what had the CPU meanwhile
+    whylate irqsoff --why 5ms   # and what ran on the CPU in that time
     whylate irqsoff --timers 1  # how late every hrtimer is, by its function and CPU, each second
     whylate irqsoff --timer-test 1.33ms
                                 # a periodic timer per CPU: the periods it misses, and what made it miss them
     whylate irqsoff --preempt   # who keeps a CPU that another thread waits for
     whylate irqsoff -c 3 --period 100us
-                                # one CPU, whose timer is due each 100 us
+                                # one CPU, with a timer due each 100 us
     whylate irqsoff --import trace.txt
                                 # what ftrace has written elsewhere: a latency trace of irqsoff, or a capture of trace_pipe")]
 #[command(
@@ -87,8 +87,8 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    pub(crate) fn shown(&self) -> Shown {
-        Shown {
+    pub(crate) fn shown(&self) -> IrqsoffTextOptions {
+        IrqsoffTextOptions {
             histogram: self.histogram,
             timer_test: self.timer_test,
             preempt: self.preempt,
@@ -139,14 +139,14 @@ impl Arguments {
 /// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
-/// When the source cannot attach, or the output cannot be written.
+/// Fails if the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if let Some(file) = &arguments.import {
         return import::run(arguments, file);
     }
     let mut text: Box<dyn Output> = match arguments.timers {
-        true => Box::new(timers::Text::new(arguments.histogram, terminal_columns())),
-        false => Box::new(Text::new(arguments.shown(), terminal_columns(), console_level())),
+        true => Box::new(timers::TimerText::new(arguments.histogram, terminal_columns())),
+        false => Box::new(IrqsoffText::new(arguments.shown(), terminal_columns(), console_level())),
     };
     // Preemption-off sections are only counted when late events are drained.
     let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;

@@ -77,7 +77,7 @@ pub fn usage_status() -> u8 {
     if is_timerlat { FAILURE } else { USAGE }
 }
 
-/// Where snapshots come from.
+/// Origin of snapshots.
 #[derive(Clone, Debug)]
 pub enum Origin {
     /// This machine, now.
@@ -132,7 +132,7 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         Command::Block(arguments) => block::run(&arguments, origin).map(|()| SUCCESS),
         Command::Top(arguments) => top::run(&arguments, origin).map(|()| SUCCESS),
         _ if !origin.is_live() => {
-            Err(UsageError(anyhow!("that command cannot be replayed (name a source, or none for the look)")).into())
+            Err(UsageError(anyhow!("that command cannot be replayed (name a source, or none for the overview)")).into())
         }
         Command::Record(arguments) => record::run(&arguments).map(|()| SUCCESS),
         Command::Replay(arguments) => replay::run(&arguments),
@@ -174,7 +174,7 @@ fn prints_numbers(command: Option<&Command>) -> bool {
 /// Checks that a process exists, and returns its PID.
 ///
 /// # Errors
-/// When it does not exist, e.g. because a PID of another PID namespace is given.
+/// Fails if the process does not exist, e.g. because a PID of another PID namespace is given.
 fn present(pid: Option<u32>) -> anyhow::Result<Option<u32>> {
     let Some(wanted) = pid else { return Ok(None) };
     let known = i32::try_from(wanted).ok().and_then(Pid::from_raw).map(test_kill_process);

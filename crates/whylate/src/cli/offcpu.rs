@@ -48,8 +48,8 @@ use crate::store::{Recorder, about};
     after_help = "\
 examples:
     whylate offcpu -d 10s                 # a tree of where threads wait, widest first
-    whylate offcpu -d 10s -o sleep.svg    # the same as a flame graph
-    whylate offcpu -d 10s -p 1234 --flat  # a row for each place where process 1234 waits
+    whylate offcpu -d 10s -o sleep.svg    # as a flame graph
+    whylate offcpu -d 10s -p 1234 --flat  # a row for each call site at which process 1234 waits
     whylate offcpu --blocked 10s          # threads that have waited for 10 s or longer by now
     whylate offcpu --state D --kernel-threads no -d 1m
                                           # what keeps processes in uninterruptible sleep
@@ -77,7 +77,7 @@ pub struct Arguments {
     /// a recording
     ///
     /// With --why, .svg and .folded have the chains of the explained waits: where each thread waited, who ended that
-    /// wait, where that one waited in turn, and what was done meanwhile, as wide as the first one's wait; .json has
+    /// wait, where that one waited in turn, and what was done in that time, as wide as the first one's wait; .json has
     /// the longest waits; the other formats cannot hold explained waits.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -157,7 +157,7 @@ pub struct Arguments {
 }
 
 /// Help text of `--why`.
-const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms): who had the CPU that was waited for, or who ended the wait and what they did meanwhile; its causes add up to it";
+const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms): what ran on the CPU that was waited for, or which thread ended the wait and what it did in that time; its causes add up to it";
 /// Help text of `--worst`.
 const WORST_WAITS: &str = "With --why: print and draw only the N longest waits [default: print 10, draw all]";
 /// Default number of longest waits that are shown.
@@ -250,7 +250,7 @@ impl Arguments {
         let cgroup = match &self.cgroup {
             Some(path) => Some(cgroups::id_of(path).with_context(|| {
                 format!(
-                    "cannot find the cgroup {} (name a folder of cgroup v2, or of the controller cpu of v1)",
+                    "cannot find the cgroup {} (name a directory of cgroup v2, or of the controller cpu of v1)",
                     printable(path)
                 )
             })?),
@@ -368,7 +368,7 @@ impl Gathering {
 /// Samples until interrupted or the duration is over, or reads a recording; prints or writes the result.
 ///
 /// # Errors
-/// When the source cannot attach, the recording cannot be read, or the output cannot be written.
+/// Fails if the source cannot attach, the recording cannot be read, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if let Some(Sub::Import(arguments)) = &arguments.command {
         return import::run(arguments);
@@ -413,7 +413,7 @@ fn live(
         }
     } else if options.backend.as_deref() == Some("auto") {
         let often = options.budget_ppm.map_or(Often::RateHz(options.rate_hz), Often::BudgetPpm);
-        let choice = Choice::look(often).context("cannot tell which backend is cheaper")?;
+        let choice = Choice::look(often).context("cannot find out which backend is cheaper")?;
         say!("whylate: offcpu uses {choice}");
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }

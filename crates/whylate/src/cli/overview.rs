@@ -56,12 +56,12 @@ pub struct Arguments {
 /// Measures (or reads a recording), and prints the overview.
 ///
 /// # Errors
-/// When no source can attach, a source fails, or the output cannot be written.
+/// Fails if no source can attach, a source fails, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let record_to = arguments.record.output.as_deref();
     if let Some(program) = arguments.of.program(origin)? {
         if record_to.is_some() {
-            return Err(UsageError(anyhow!("a look at one program cannot be recorded: omit -o")).into());
+            return Err(UsageError(anyhow!("the overview of one program cannot be recorded: omit -o")).into());
         }
         return program::run(&program, arguments.duration, arguments.json);
     }
@@ -109,7 +109,7 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Overview>> {
     };
     let mut recorder = store.map(|store| Recorder::start(store, header())).transpose()?;
     let mut seen = Results {
-        gatherer: Gatherer::of(looking.iter().map(|feed| feed.card).collect(), arguments.rank.into()),
+        gatherer: Gatherer::for_cards(looking.iter().map(|feed| feed.card).collect(), arguments.rank.into()),
         gathered: recorder.iter().flat_map(|_| looking.iter().map(|_| LateBuffer::default())).collect(),
         mergers: looking.iter().map(|_| Merger::default()).collect(),
         lost: BTreeMap::new(),
@@ -222,7 +222,7 @@ fn recorded(arguments: &Arguments, recording: &Recording) -> anyhow::Result<Over
     let mut played = recording.play()?;
     let header = played.header().clone();
     let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
-    let mut gatherer = Gatherer::of(cards.clone(), arguments.rank.into());
+    let mut gatherer = Gatherer::for_cards(cards.clone(), arguments.rank.into());
     let mut mergers: Vec<Merger> = cards.iter().map(|_| Merger::default()).collect();
     // Threads that still sleep are those in the last snapshot.
     let mut last_stacks: Vec<Vec<Stack>> = cards.iter().map(|_| Vec::new()).collect();

@@ -76,7 +76,7 @@ pub fn parse_words(words: &[OsString]) -> Result<Cli, clap::Error> {
 /// Prints help or a usage error. Escapes words of the command line that are not printable.
 ///
 /// # Errors
-/// When the output cannot be written.
+/// Fails if the output cannot be written.
 pub fn print(error: &clap::Error) -> io::Result<()> {
     let is_safe = |word: OsString| word.to_string_lossy().chars().all(is_printable);
     if error.use_stderr() && !std::env::args_os().all(is_safe) {

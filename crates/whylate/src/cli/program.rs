@@ -29,13 +29,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 #[group(multiple = false)]
 pub struct Of {
-    /// Look at one program: what this process does with its time, and whom it waits for
+    /// Overview of one program: what this process does with its time, and what it waits for
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
     pid: Option<u32>,
-    /// The same for all processes of this name
+    /// Show all processes of this name
     #[arg(long, value_name = "NAME")]
     comm: Option<String>,
-    /// The same for all processes in this cgroup or below; a path as in /proc/PID/cgroup
+    /// Show all processes in this cgroup or below; a path as in /proc/PID/cgroup
     #[arg(long, value_name = "PATH")]
     cgroup: Option<String>,
 }
@@ -44,7 +44,7 @@ impl Of {
     /// Returns the program given on the command line, if any.
     ///
     /// # Errors
-    /// When the process does not exist, or for a recording.
+    /// Fails if the process does not exist, or for a recording.
     pub fn program(&self, origin: &Origin) -> anyhow::Result<Option<Program>> {
         if !origin.is_live() && (self.pid.is_some() || self.comm.is_some() || self.cgroup.is_some()) {
             return Err(UsageError(anyhow!("a recording cannot show one program this way (run `whylate top FILE -p PID`, or replay a command such as `offcpu -p PID`)")).into());
@@ -55,7 +55,7 @@ impl Of {
     /// Returns the program given on the command line, if any.
     ///
     /// # Errors
-    /// When the process does not exist.
+    /// Fails if the process does not exist.
     pub fn present(&self) -> anyhow::Result<Option<Program>> {
         super::present(self.pid)?;
         Ok(self.recorded())
@@ -73,7 +73,7 @@ impl Of {
 /// Measures for `duration_ns`, and prints one screen.
 ///
 /// # Errors
-/// When nothing can be recorded, there is no such program, or the output cannot be written.
+/// Fails if nothing can be recorded, there is no such program, or the output cannot be written.
 pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()> {
     ensure_there(program, program.is_running().context("cannot read /proc")?)?;
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
@@ -180,7 +180,7 @@ fn ensure_there(program: &Program, is_there: bool) -> anyhow::Result<()> {
 
 /// Returns what is known of a thread at the end of the measurement.
 fn known(tid: u32, member: &Member, stopped: &mut StoppedThreads) -> OutsideState {
-    let stopped = stopped.of(member.process, tid);
+    let stopped = stopped.why_stopped(member.process, tid);
     OutsideState {
         name: Name::new(&member.thread_name),
         waits_in: member.waits_in.clone(),

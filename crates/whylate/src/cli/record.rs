@@ -46,8 +46,8 @@ examples:
     whylate record --ring 15m --on-late 100ms   # a file of the last 15 minutes whenever something is that late
     whylate replay web1.whylate                 # what was recorded")]
 pub struct Arguments {
-    /// File to write (.whylate), or a folder, which gets a new file each day [default: a file named after host and time; with --ring, the folder whylate-recordings]
-    #[arg(short, long, value_name = "FILE|FOLDER/")]
+    /// File to write (.whylate), or a directory, which gets a new file each day [default: a file named after host and time; with --ring, the directory whylate-recordings]
+    #[arg(short, long, value_name = "FILE|DIRECTORY/")]
     output: Option<PathBuf>,
     /// End after this time (e.g. 10m, 1h)
     #[arg(short, long, value_name = "DURATION", value_parser = duration_ns)]
@@ -57,16 +57,16 @@ pub struct Arguments {
     sources: Vec<String>,
     #[command(flatten)]
     own: OwnCpus,
-    /// Explain each latency this long or longer [default: each source's own limit, as in the look]
+    /// Explain each latency this long or longer [default: each source's own limit, as in the overview]
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     why: Option<u64>,
     /// Interval between snapshots, from 100ms to 1h
     #[arg(long, value_name = "INTERVAL", value_parser = every, default_value = "1s")]
     every: u64,
-    /// With a folder: remove recordings older than this
+    /// With a directory: remove recordings older than this
     #[arg(long, value_name = "AGE", value_parser = duration_ns)]
     keep: Option<u64>,
-    /// With a folder: remove the oldest recordings when all together are larger than this, e.g. 2G
+    /// With a directory: remove the oldest recordings when all together are larger than this, e.g. 2G
     #[arg(long, value_name = "SIZE", value_parser = max_size)]
     max_size: Option<u64>,
     /// Pause while the file system has less free space than this
@@ -108,7 +108,7 @@ pub fn is_recording(path: &Path) -> bool {
 /// Creates the file that a command records to while it prints.
 ///
 /// # Errors
-/// When it cannot be created, or has another extension.
+/// Fails if the file cannot be created, or has another extension.
 pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
     let name = printable(&path.to_string_lossy());
     if !is_recording(path) {
@@ -121,7 +121,7 @@ pub fn file(path: &Path) -> anyhow::Result<Box<dyn Store>> {
 /// Refuses to record a replay.
 ///
 /// # Errors
-/// When a file to record to is given.
+/// Fails if a file to record to is given.
 pub fn refuse(record_to: Option<&Path>) -> anyhow::Result<()> {
     match record_to {
         None => Ok(()),
@@ -151,7 +151,7 @@ impl Arguments {
             return Ok((Box::new(RingStore::new(when, store)), name));
         }
         if self.keep.is_some() || self.max_size.is_some() || self.ring.is_some() {
-            let what = "--keep, --max-size and --ring need a folder: give one with -o, e.g. -o recordings/";
+            let what = "--keep, --max-size and --ring need a directory: give one with -o, e.g. -o recordings/";
             return Err(UsageError(anyhow!(what)).into());
         }
         let path = match given {
@@ -159,7 +159,7 @@ impl Arguments {
             None => default_name(host)?,
         };
         if !is_recording(&path) {
-            let what = format!("name a file that ends in .{EXTENSION}, or a folder that ends in /");
+            let what = format!("name a file that ends in .{EXTENSION}, or a directory that ends in /");
             return Err(UsageError(anyhow!(what)).into());
         }
         let name = named(&path);
@@ -180,7 +180,7 @@ pub fn default_name(host: &str) -> anyhow::Result<PathBuf> {
 /// Records until a signal or the end of the duration.
 ///
 /// # Errors
-/// When no source can attach, or the recording cannot be started.
+/// Fails if no source can attach, or the recording cannot be started.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let watch = Watch::of_signals().context("cannot watch for Ctrl-C")?;
     let is_asked = Arc::new(AtomicBool::new(false));
@@ -222,7 +222,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
             }
             Ok(false)
         })?;
-        let tick = recorded.moment()?;
+        let tick = recorded.tick()?;
         late += tick.late;
         lost += tick.lost;
         recorder.tick(tick.lines);

@@ -12,18 +12,18 @@ use crate::store::Span;
 use crate::store::play::Recording;
 use crate::store::times::{Given, given};
 
-/// Show a recording as if it were live, as the look or any other command
+/// Show a recording as if it were live, as the overview or any other command
 ///
 /// Times are in this system's time zone unless they name another one (TZ=UTC shows all in UTC).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate replay web1.whylate               # the look over all of it
+    whylate replay web1.whylate               # the overview of all of it
     whylate replay web1.whylate --from 10:00 --to 10:05
                                               # over five minutes
     whylate replay web1.whylate wq --table 60 # a table each minute
     whylate replay web1.whylate --at '2026-11-26 03:12' block --why 20ms
-                                              # of one moment
+                                              # of one instant
     whylate replay web1.whylate offcpu -o sleep.svg
                                               # a flame graph")]
 pub struct Arguments {
@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Replay at N times the original speed [default: as fast as it can be read]
     #[arg(long, value_name = "N", value_parser = speed)]
     speed: Option<f64>,
-    /// The command whose output is shown, with its options; none for the look
+    /// The command to show output of, with its options; none for the overview
     #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
@@ -55,7 +55,7 @@ fn speed(text: &str) -> Result<f64, String> {
 /// Shows the recording by the given command. Returns the exit status.
 ///
 /// # Errors
-/// When the file is not a recording, or has no data for the command.
+/// Fails if the file is not a recording, or has no data for the command.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let cli = match parser::parse_words(&arguments.command) {
         Ok(cli) => cli,

@@ -90,7 +90,8 @@ impl Arguments {
 /// Writes the report.
 ///
 /// # Errors
-/// When nothing can be measured, a recording cannot be read or has nothing of its span, or the file cannot be written.
+/// Fails if nothing can be measured, a recording cannot be read or has nothing of its span, or the file cannot be
+/// written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let given = arguments.output()?;
     let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
@@ -206,7 +207,7 @@ fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
         let due = started.checked_add(EVERY.saturating_mul(number));
         let until = due.into_iter().chain(end).min();
         let ended = wait(&watch, until, NOW_AND_THEN, &mut || recorded.take_late().map(|()| false))?;
-        let tick = recorded.moment()?;
+        let tick = recorded.tick()?;
         for problem in &tick.problems {
             show("");
             say!("whylate: {problem}");

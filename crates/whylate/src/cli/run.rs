@@ -111,7 +111,7 @@ struct Ended {
 /// Runs the command, and returns its exit status.
 ///
 /// # Errors
-/// When recording fails, or the report cannot be written.
+/// Fails if recording fails, or the report cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if let Some(file) = &arguments.import {
         import::run(file, arguments.pid, arguments.comm.as_deref(), arguments.json)?;

@@ -33,7 +33,7 @@ use crate::render::text::table::terminal_columns;
 const TRIES: u32 = 3;
 /// Maximum number of tries on an emulated CPU, which stops whenever the host runs something else.
 const EMULATED_TRIES: u32 = 5;
-/// How long to watch for running real-time threads.
+/// Time for which running real-time threads are watched for.
 const WATCHED: Duration = Duration::from_millis(500);
 /// Exit status if a check failed.
 const FAILED: u8 = 1;
@@ -45,7 +45,7 @@ const FAILED: u8 = 1;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate selftest         # disturb the last CPU for some 20 s in all
+    whylate selftest         # disturb the last CPU for some 20 s in total
     whylate selftest --cpu 2 # disturb CPU 2
 
 Exit status: 0 if everything that can be checked here is right, 1 if something is wrong, 3 if nothing can be checked, \
@@ -106,7 +106,7 @@ const CHECKS: [(&Card, &str, Try); 8] = [
 /// Runs the checks, prints the result and returns the exit status.
 ///
 /// # Errors
-/// When refused, when no check can run, or when the output cannot be written.
+/// Fails if the run is refused, no check can run, or the output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     if arguments.is_subject() {
         return sleepers::be().map(|()| SUCCESS);
@@ -114,7 +114,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
     let (stop, by) = stop_at_signal()?;
     let setup = setup(arguments, &stop)?;
     if !arguments.force {
-        refuse(&realtime::at_work(WATCHED).context("cannot tell whether real-time threads are at work")?)?;
+        refuse(&realtime::active_threads(WATCHED).context("cannot find out whether real-time threads are active")?)?;
     }
     if let Err(error @ AttachError::NotPermitted) = WqOptions::default().attach(&Session::of_one()) {
         return Err(anyhow!(error).context("cannot run the self-test"));
@@ -151,8 +151,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
 }
 
 fn setup<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Setup<'a>> {
-    let online = cpus::online().context("cannot tell which CPUs there are")?;
-    let usable: Vec<u32> = cpus::usable().context("cannot tell which CPUs may be used")?;
+    let online = cpus::online().context("cannot list the CPUs")?;
+    let usable: Vec<u32> = cpus::usable().context("cannot list the usable CPUs")?;
     let cpu = arguments.cpu.or_else(|| usable.last().or(online.last()).copied()).context("there is no CPU")?;
     if !online.contains(&cpu) {
         bail!("CPU {cpu} is offline or not there: choose one of {}", cpus::list(&online));
@@ -167,7 +167,7 @@ fn setup<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Setu
 fn refuse(at_work: &[RealtimeThread]) -> Result<(), AttachError> {
     let Some(busiest) = at_work.iter().max_by_key(|thread| thread.ran_ns) else { return Ok(()) };
     Err(AttachError::Unsupported(format!(
-        "{} real-time thread{} at work here, above all {} ({}), and would be disturbed: stop them first, or use --force",
+        "{} real-time thread{} active here, above all {} ({}), and would be disturbed: stop them first, or use --force",
         at_work.len(),
         if at_work.len() == 1 { " is" } else { "s are" },
         busiest.name,
@@ -230,7 +230,7 @@ mod tests {
             allowed: vec![0],
         };
         let said = refuse(&[thread("jackd:7", 5), thread("rt:8", 9)]).map_err(|error| error.to_string());
-        let expected = "2 real-time threads are at work here, above all rt:8 (fifo), and would be disturbed: stop them first, or use --force";
+        let expected = "2 real-time threads are active here, above all rt:8 (fifo), and would be disturbed: stop them first, or use --force";
         assert_eq!(said, Err(expected.to_owned()));
     }
 }

@@ -10,7 +10,7 @@ use whylate_sources::sqpoll::SqpollOptions;
 use crate::cli::arguments::{Explain, Rank, Record, Schedule, WAITS};
 use crate::cli::{Origin, present};
 use crate::engine::runner::{Keep, Lates, Query, Stream, drive};
-use crate::render::text::sqpoll::Text;
+use crate::render::text::sqpoll::SqpollText;
 use crate::render::text::table::terminal_columns;
 
 /// Advice on how to get a submission thread.
@@ -28,7 +28,7 @@ examples:
     whylate sqpoll           # a row per submission thread at Ctrl-C, and what to change
     whylate sqpoll 1 10      # each second, ten times
     whylate sqpoll -p 1234 1 # of one process
-    whylate sqpoll --why 1ms # and who had the CPU each time that one waited 1 ms or longer for it
+    whylate sqpoll --why 1ms # and what ran on the CPU each time that one waited 1 ms or longer for it
     whylate sqpoll sweep --filename F
                              # how busy one is at different numbers of requests in flight")]
 pub struct Arguments {
@@ -62,7 +62,7 @@ enum What {
 /// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
-/// When the source cannot attach, or the output cannot be written.
+/// Fails if the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if let Some(What::Sweep(arguments)) = &arguments.what {
         return sweep::run(arguments);
@@ -94,7 +94,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    let mut text = Text::new(arguments.explain.why.is_some(), arguments.explain.worst.is_some(), terminal_columns())
-        .by(arguments.rank.into());
+    let mut text =
+        SqpollText::new(arguments.explain.why.is_some(), arguments.explain.worst.is_some(), terminal_columns())
+            .by(arguments.rank.into());
     drive(stream, &query, &mut text, &mut |_| ())
 }

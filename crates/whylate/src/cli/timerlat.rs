@@ -18,7 +18,7 @@ use self::values::{Action, TRACE_FILE};
 use crate::cli::values::{Cpus, duration_ns, period, us};
 use crate::render::text::timerlat::Unit;
 use crate::render::text::timerlat::analysis::StackFormat;
-use crate::render::text::timerlat::hist::Shown;
+use crate::render::text::timerlat::hist::HistogramOptions;
 
 pub use run::run;
 
@@ -29,7 +29,7 @@ pub use run::run;
     after_help = "\
 examples:
     whylate timerlat                          # a table, refreshed each second, until Ctrl-C
-    whylate timerlat top -a 40 -c 1-23 -q     # stop at 40 us on CPUs 1 to 23, and tell why
+    whylate timerlat top -a 40 -c 1-23 -q     # stop at 40 us on CPUs 1 to 23, and show why
     whylate timerlat hist -d 1m --percentiles # a one-minute histogram, with percentiles to p99.9999
     whylate timerlat top --worst 5 -d 10s     # the 5 worst activations of 10 seconds, with their causes
     whylate timerlat top --why 200us          # each activation over 200 us with its causes, as it happens"
@@ -52,7 +52,7 @@ enum Mode {
 #[command(after_help = "\
 examples:
     whylate timerlat top -d 10s -q   # measure for 10 s, then print the table
-    whylate timerlat top -a 40 -c 1  # stop at 40 us on CPU 1, and tell why")]
+    whylate timerlat top -a 40 -c 1  # stop at 40 us on CPU 1, and show why")]
 struct Top {
     #[command(flatten)]
     common: Common,
@@ -106,7 +106,7 @@ struct Common {
     /// Print only a summary at the end, as hist does anyway
     #[arg(short, long)]
     quiet: bool,
-    /// Automatic: the same as -i, -T and -s with this latency, and -t (us)
+    /// Automatic: sets -i, -T and -s to this latency, and -t (us)
     #[arg(short, long, value_name = "LATENCY", value_parser = us)]
     auto: Option<u64>,
     /// Time from one activation to the next, 100 us to 1 s (us)
@@ -168,7 +168,7 @@ struct Common {
     /// Run in this cgroup; without a name, in the caller's
     #[arg(short = 'C', long, value_name = "CGROUP", num_args = 0..=1, default_missing_value = "")]
     cgroup: Option<String>,
-    /// With a threshold: print which thread had each CPU when it was hit
+    /// With a threshold: print which thread ran on each CPU when it was hit
     #[arg(long, alias = "dump-task")]
     dump_tasks: bool,
     /// Do not analyze why a threshold was hit
@@ -220,7 +220,7 @@ enum View {
     /// The table, live or only at the end.
     Top { is_live: bool },
     /// The histogram.
-    Hist { shown: Shown, is_live: bool },
+    Hist { shown: HistogramOptions, is_live: bool },
     /// Only the analysis.
     Analysis,
 }
@@ -256,7 +256,7 @@ impl Top {
 impl Hist {
     fn plan(&self) -> Plan<'_> {
         let unit = self.common.unit();
-        let shown = Shown {
+        let shown = HistogramOptions {
             unit,
             kinds: [!self.no_irq, !self.no_thread, true],
             without_header: self.no_header,
@@ -354,14 +354,14 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         arguments: Arguments,
     }
 
     fn with<T>(words: &[&str], look: impl FnOnce(&Plan<'_>) -> T) -> T {
-        let line =
-            Line::try_parse_from([&["timerlat"], words].concat()).unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        let line = CommandLine::try_parse_from([&["timerlat"], words].concat())
+            .unwrap_or_else(|error| panic!("{words:?}: {error}"));
         look(&line.arguments.plan())
     }
 
@@ -370,7 +370,7 @@ mod tests {
     }
 
     fn is_refused(words: &[&str]) -> bool {
-        Line::try_parse_from([&["timerlat"], words].concat()).is_err()
+        CommandLine::try_parse_from([&["timerlat"], words].concat()).is_err()
     }
 
     #[test]

@@ -91,7 +91,7 @@ fn history(text: &str) -> Result<u64, String> {
 /// Shows the screen until the user quits.
 ///
 /// # Errors
-/// When there is no terminal, nothing can be measured, or the recording cannot be read.
+/// Fails if there is no terminal, nothing can be measured, or the recording cannot be read.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let recording = match (origin, &arguments.file) {
         (Origin::Recording(recording), _) => Some(recording.clone()),
@@ -191,7 +191,7 @@ fn show(screen: &mut Screen, state: &mut State, feed: &mut Feed, missing: &mut V
 /// Processes messages of the feed. Returns whether there may be more.
 ///
 /// # Errors
-/// When the feed has failed before the first snapshot; later errors are shown on the screen.
+/// Fails if the feed has failed before the first snapshot; later errors are shown on the screen.
 fn take(state: &mut State, feed: &mut Feed, missing: &mut Vec<String>) -> anyhow::Result<bool> {
     for _ in 0..AT_ONCE {
         match feed.take() {

@@ -11,7 +11,7 @@ use whylate_sources::timerlat::PERIODS_NS;
 /// Parses the name of a source.
 ///
 /// # Errors
-/// Lists the names of all sources if the name is unknown.
+/// Fails if the name is unknown; lists the names of all sources.
 pub fn source(text: &str) -> Result<String, String> {
     let known = || CARDS.map(|card| card.name).join(", ");
     named(text).map(|card| card.name.to_owned()).ok_or_else(|| format!("choose from: {}", known()))

@@ -13,7 +13,7 @@ use crate::cli::{Origin, UsageError};
 use crate::engine::runner::{Keep, Lates, Query, Stream, drive};
 use crate::render::text::table::terminal_columns;
 use crate::render::text::wq::shape::{Key, Shape};
-use crate::render::text::wq::{Shown, Text};
+use crate::render::text::wq::{WqText, WqTextOptions};
 
 /// How long work items wait for a worker, and how long they run
 #[derive(Debug, Args)]
@@ -54,8 +54,8 @@ pub struct Arguments {
 
 impl Arguments {
     /// Returns what is printed.
-    pub(crate) fn shown(&self) -> Shown<'_> {
-        Shown {
+    pub(crate) fn shown(&self) -> WqTextOptions<'_> {
+        WqTextOptions {
             shape: &self.shape,
             handler: self.work.as_deref(),
             explain: self.explain,
@@ -105,7 +105,7 @@ impl Arguments {
 /// Measures or replays; prints at each interval, and at the end.
 ///
 /// # Errors
-/// When the source cannot attach, or the output cannot be written.
+/// Fails if the source cannot attach, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if arguments.shape.ranked_by() == culprits::By::Cgroup && arguments.explain.why.is_none() {
         return Err(UsageError(anyhow::anyhow!("--by cgroup ranks culprits: give --why with it")).into());
@@ -119,7 +119,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         only: &|labels| arguments.work.as_ref().is_none_or(|work| labels.get("handler") == Some(work)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
-    let mut text = Text::new(arguments.shown(), terminal_columns());
+    let mut text = WqText::new(arguments.shown(), terminal_columns());
     let mut seen_any = false;
     drive(stream, &query, &mut text, &mut |snapshot| {
         seen_any |= !snapshot.total("latency").is_empty();

@@ -20,7 +20,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Creates the line; `label` says what the command does.
+    /// Creates the line; `label` describes the activity of the command.
     pub fn new(label: impl Into<String>) -> Self {
         Progress { label: label.into(), is_terminal: io::stderr().is_terminal(), has_text: Cell::new(false) }
     }

@@ -27,10 +27,10 @@ const RECORD_EVERY: Duration = Duration::from_secs(1);
 /// Maximum number of late events of a snapshot, which bounds memory. Others are counted as lost.
 const MAX_LATE_EVENTS: usize = 4_000;
 
-/// Which late events a snapshot carries.
+/// Late events that a snapshot carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// None: late events are printed as they arrive.
+    /// No late events: they are printed as they arrive.
     Nothing,
     All,
     /// The N worst late events with causes, and all late events without causes.
@@ -107,7 +107,7 @@ impl Feed {
     /// Attaches one source on its own, and prints its limitations on this machine to standard error.
     ///
     /// # Errors
-    /// When it cannot attach.
+    /// Fails if the source cannot attach.
     pub fn attach(source: &dyn Source, keep: Keep) -> anyhow::Result<Self> {
         let card = source.info().card;
         let attached = source.attach(&Session::of_one()).with_context(|| format!("cannot attach {}", card.name))?;
@@ -138,7 +138,7 @@ impl<S: Attached + ?Sized> Feed<S> {
     /// Drains the late events that have arrived. Buffers those that `each` returns for the next snapshot.
     ///
     /// # Errors
-    /// When the source or `each` fails; `each` is not called again after an error.
+    /// Fails if the source or `each` fails; `each` is not called again after an error.
     pub fn take_late(
         &mut self,
         each: &mut dyn FnMut(LateEvent) -> anyhow::Result<Option<LateEvent>>,
@@ -159,7 +159,7 @@ impl<S: Attached + ?Sized> Feed<S> {
     /// Takes a snapshot since the previous call, with the buffered late events.
     ///
     /// # Errors
-    /// When the source fails.
+    /// Fails if the source fails.
     pub fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         self.snapshot_for(None)
     }
@@ -167,7 +167,7 @@ impl<S: Attached + ?Sized> Feed<S> {
     /// Takes a snapshot since the previous call, with the buffered late events, and records what is not recorded yet.
     ///
     /// # Errors
-    /// When the source fails.
+    /// Fails if the source fails.
     pub fn snapshot_for(&mut self, recorder: Option<&mut Recorder>) -> anyhow::Result<Snapshot> {
         self.record(recorder)?;
         let mut snapshot = self.recorded.take().context("nothing was measured")?;
@@ -178,7 +178,7 @@ impl<S: Attached + ?Sized> Feed<S> {
     /// Records a snapshot since the previous call, and adds it to the next one that is returned.
     ///
     /// # Errors
-    /// When the source fails.
+    /// Fails if the source fails.
     pub fn record(&mut self, recorder: Option<&mut Recorder>) -> anyhow::Result<()> {
         let snapshot = self.source.snapshot()?;
         if let Some(recorder) = recorder {
@@ -207,7 +207,7 @@ pub fn next_record(recorder: Option<&Recorder>, shown: Option<Instant>) -> Optio
 /// Waits until a time, a signal or a closed output. Calls `round` once every `every`; ends when it returns true.
 ///
 /// # Errors
-/// When poll(2) or `round` fails.
+/// Fails if poll(2) or `round` fails.
 pub fn wait(
     watch: &Watch,
     until: Option<Instant>,
@@ -223,7 +223,7 @@ pub fn wait(
     }
 }
 
-/// What a command measures and prints.
+/// Selection of what a command measures and prints.
 pub struct Query<'a> {
     /// The source, for a live run; for a replay, only its card is used.
     pub source: &'a dyn Source,
@@ -263,7 +263,7 @@ impl Lates {
     }
 }
 
-/// Where snapshots come from: an attached source, or a recording.
+/// Origin of snapshots: an attached source, or a recording.
 pub enum Stream {
     Live { feed: Box<Feed>, watch: Watch, recorder: Option<Recorder> },
     Recorded(Box<Played>),
@@ -273,7 +273,7 @@ impl Stream {
     /// Attaches the source and creates the file to record to, if any, or opens the recording.
     ///
     /// # Errors
-    /// When it cannot attach, or the recording cannot be read or written.
+    /// Fails if the source cannot attach, or the recording cannot be read or written.
     pub fn open(origin: &Origin, query: &Query<'_>, record_to: Option<&Path>) -> anyhow::Result<Self> {
         let card = query.source.info().card;
         let recording = match origin {
@@ -318,7 +318,7 @@ impl Stream {
 /// with each snapshot before it is printed.
 ///
 /// # Errors
-/// When the source fails, the recording cannot be read, or the output cannot be written.
+/// Fails if the source fails, the recording cannot be read, or the output cannot be written.
 pub fn drive(
     stream: Stream,
     query: &Query<'_>,

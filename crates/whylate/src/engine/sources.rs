@@ -24,14 +24,14 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Names the CPUs that a source leaves out which measures with threads or timers of its own.
+    /// Returns the CPUs left out by a source that measures with threads or timers of its own.
     pub fn left_out(&self) -> Option<String> {
         let attached = self.looking.iter().map(|feed| &feed.source.attached);
         attached.filter_map(|attached| attached.left_out()).next().map(str::to_owned)
     }
 }
 
-/// Which sources to attach, and what they report.
+/// Sources to attach, and their reports.
 #[derive(Clone, Debug, Default)]
 pub struct Wish {
     /// Names of the sources to attach; empty for all.
@@ -73,7 +73,7 @@ pub enum Attaching<'a> {
 /// source. Returns `None` if interrupted: on a busy machine, attaching may take long.
 ///
 /// # Errors
-/// When none can attach.
+/// Fails if no source can attach.
 pub fn attach(
     watch: &Watch,
     wish: &Wish,
@@ -139,7 +139,7 @@ pub fn attach(
 /// (CLOCK_MONOTONIC, nanoseconds).
 ///
 /// # Errors
-/// When a source fails.
+/// Fails if a source fails.
 pub fn begin(session: &Session, looking: &mut [Feed]) -> anyhow::Result<Vec<u64>> {
     // Drains what came in while attaching, so that the resetting snapshot below is quick.
     for feed in &mut *looking {
@@ -171,7 +171,7 @@ struct SourceState {
 
 /// Snapshots of all sources since the previous tick, as lines of a recording.
 #[derive(Debug, Default)]
-pub struct Moment {
+pub struct Tick {
     pub lines: Vec<Line>,
     /// Numbers of late events and of lost events in `lines`.
     pub late: u64,
@@ -184,7 +184,7 @@ impl Recorded {
     /// Resets all sources, and returns them with the header of a recording.
     ///
     /// # Errors
-    /// When a source fails.
+    /// Fails if a source fails.
     pub fn begin(sources: Sources, wish: &Wish) -> anyhow::Result<(Self, Header)> {
         let Sources { session, mut looking, unmeasured, limitations } = sources;
         let begins = begin(&session, &mut looking)?;
@@ -203,7 +203,7 @@ impl Recorded {
     /// Buffers late events that have arrived since each source was reset.
     ///
     /// # Errors
-    /// When all sources have failed.
+    /// Fails if all sources have failed.
     pub fn take_late(&mut self) -> anyhow::Result<()> {
         for SourceState { feed, began_ns, gathered, failed } in &mut self.sources {
             let outcome = feed.take_late(&mut |event| {
@@ -236,9 +236,9 @@ impl Recorded {
     /// Takes a snapshot of all sources, with the late events since the previous call.
     ///
     /// # Errors
-    /// When all sources have failed.
-    pub fn moment(&mut self) -> anyhow::Result<Moment> {
-        let mut tick = Moment::default();
+    /// Fails if all sources have failed.
+    pub fn tick(&mut self) -> anyhow::Result<Tick> {
+        let mut tick = Tick::default();
         for SourceState { feed, gathered, failed, .. } in &mut self.sources {
             match feed.snapshot() {
                 Ok(snapshot) => {
@@ -309,11 +309,11 @@ mod tests {
         let sources = vec![failing_source(&WQ, 1), failing_source(&TIMERLAT, 2)];
         let mut recorded = Recorded { session: Session::of_several(), sources, problems: Vec::new() };
         recorded.take_late().expect("both are there");
-        let tick = recorded.moment().expect("both are there");
+        let tick = recorded.tick().expect("both are there");
         assert_eq!((tick.lines.len(), tick.late, tick.problems.len()), (2, 2, 0));
-        let tick = recorded.moment().expect("one is there");
+        let tick = recorded.tick().expect("one is there");
         assert_eq!(tick.problems, ["wq has failed, and the others go on: its map is gone"]);
         assert_eq!(tick.lines.len(), 1);
-        assert!(recorded.moment().is_err(), "nothing measures any more");
+        assert!(recorded.tick().is_err(), "nothing measures any more");
     }
 }

@@ -12,7 +12,7 @@ use anyhow::Context as _;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-/// Why a wait ended.
+/// Reason why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The time was reached.
@@ -34,7 +34,7 @@ impl Watch {
     /// Starts watching.
     ///
     /// # Errors
-    /// When the system has no descriptors left.
+    /// Fails if the system has no descriptors left.
     pub fn new() -> io::Result<Self> {
         let (signals, sender) = UnixStream::pair()?;
         signals.set_nonblocking(true)?;
@@ -51,7 +51,7 @@ impl Watch {
     /// Starts watching for signals only, not for a closed standard output.
     ///
     /// # Errors
-    /// When the system has no descriptors left.
+    /// Fails if the system has no descriptors left.
     pub fn of_signals() -> io::Result<Self> {
         Ok(Watch { reads_output: false, ..Self::new()? })
     }
@@ -64,7 +64,7 @@ impl Watch {
     /// Waits until a time, or forever.
     ///
     /// # Errors
-    /// When poll(2) fails.
+    /// Fails if poll(2) fails.
     pub fn until(&self, until: Option<Instant>) -> io::Result<Ended> {
         let stdout = io::stdout();
         loop {
@@ -102,7 +102,7 @@ fn heard() -> impl Iterator<Item = i32> {
 /// once.
 ///
 /// # Errors
-/// When a signal handler cannot be installed.
+/// Fails if a signal handler cannot be installed.
 pub fn stop_at_signal() -> anyhow::Result<(Arc<AtomicBool>, Arc<AtomicUsize>)> {
     let (stop, by) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     for signal in heard() {

@@ -26,7 +26,7 @@ const DAY_NS: u64 = 86_400_000_000_000;
 const FILES_PER_LIMIT: u64 = 8;
 /// Format of the timestamp, in UTC, at the beginning of a file name.
 const NAME_FORMAT: &str = "%Y-%m-%dT%H%M%S";
-/// How far ahead the clock may have been when a file was changed. The age of a file from a later time is unknown.
+/// Maximum clock error when a file was changed. The age of a file from a later time is unknown.
 const CLOCK_ERROR: Duration = Duration::from_secs(24 * 60 * 60);
 /// Lock file that keeps two processes from recording to one directory.
 const LOCK: &str = ".lock";
@@ -60,7 +60,7 @@ impl DirectoryStore {
     /// Opens the directory. Creates it, accessible by its owner only, if it does not exist.
     ///
     /// # Errors
-    /// When the directory cannot be created or has another owner, or another process records there.
+    /// Fails if the directory cannot be created or has another owner, or another process records there.
     pub fn open(directory: &Path, retention: Retention) -> io::Result<Self> {
         match DirBuilder::new().mode(0o700).create(directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -68,11 +68,11 @@ impl DirectoryStore {
         }
         let about = fs::metadata(directory)?;
         if about.uid() != geteuid().as_raw() {
-            return Err(io::Error::other("it belongs to another user (choose another folder)"));
+            return Err(io::Error::other("it belongs to another user (choose another directory)"));
         }
         let lock = crate::files::create(&directory.join(LOCK))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Err(io::Error::other("another whylate is recording to it (choose another folder)"));
+            return Err(io::Error::other("another whylate is recording to it (choose another directory)"));
         }
         let directory = directory.to_owned();
         Ok(DirectoryStore { directory, lock, retention, file: None, started_ns: 0, made: Vec::new(), written: 0 })

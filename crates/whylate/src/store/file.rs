@@ -33,7 +33,7 @@ impl FileStore {
     /// empties. Recording pauses while its file system has less than `min_free` bytes free.
     ///
     /// # Errors
-    /// When the file cannot be created, or another process has locked it.
+    /// Fails if the file cannot be created, or another process has locked it.
     pub fn create(path: &Path, min_free: u64) -> io::Result<Self> {
         let existed = fs::symlink_metadata(path).is_ok();
         Self::with_file(files::open(path)?, path, min_free, existed)
@@ -42,7 +42,7 @@ impl FileStore {
     /// Creates a new file.
     ///
     /// # Errors
-    /// When the file exists or cannot be created.
+    /// Fails if the file exists or cannot be created.
     pub fn create_new(path: &Path, min_free: u64) -> io::Result<Self> {
         Self::with_file(files::create_new(path)?, path, min_free, false)
     }

@@ -8,7 +8,7 @@ use whylate_model::recording::{Frame, Gap, Index, Line, MAX_LINE_BYTES};
 
 use crate::render::json::write_line;
 
-/// Maximum number of ticks in a frame, and of those that damage to a frame loses.
+/// Maximum number of ticks in a frame, which damage to the frame loses.
 pub const MAX_TICKS: u32 = 16;
 /// A frame is ended once its lines have this size, in bytes.
 pub const MAX_BYTES: usize = 8 << 20;
@@ -21,7 +21,7 @@ const LINE_CAPACITY: usize = 16 << 10;
 /// Adds the lines of a tick to a frame. Returns their size in bytes.
 ///
 /// # Errors
-/// When memory is exhausted.
+/// Fails if memory is exhausted.
 pub fn add(frame: &mut Frame, lines: &[Line]) -> io::Result<usize> {
     let mut bytes = 0;
     for line in lines {
@@ -40,7 +40,7 @@ pub fn add(frame: &mut Frame, lines: &[Line]) -> io::Result<usize> {
 /// Packs lines into a frame.
 ///
 /// # Errors
-/// When memory is exhausted.
+/// Fails if memory is exhausted.
 pub fn pack(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
     let mut frame = Frame::new()?;
     add(&mut frame, lines)?;
@@ -51,17 +51,17 @@ pub fn pack(lines: &[Line]) -> io::Result<(Index, Vec<u8>)> {
 /// A list of a snapshot that a line may omit in part: the reason in its gap, the list's length, and its truncation.
 type OmittableList = (&'static str, fn(&Snapshot) -> usize, fn(&mut Snapshot, usize));
 
-/// In the order of omission. Stacks are sorted by weight.
+/// Lists in the order of omission. Stacks are sorted by weight.
 const OMITTABLE: [OmittableList; 3] = [
     ("late_events", |of| of.late.len(), |of, count| of.late.truncate(count)),
     ("stacks", |of| of.stacks.len(), |of, count| of.stacks.truncate(count)),
     ("series", |of| of.series.len(), |of, count| of.series.truncate(count)),
 ];
 
-/// Returns a line's text, and gaps that count what is omitted from it.
+/// Returns a line's text, and gaps that count the items omitted from it.
 ///
 /// # Errors
-/// When memory is exhausted.
+/// Fails if memory is exhausted.
 fn within_limit(line: &Line, max_bytes: usize) -> io::Result<(Vec<u8>, Vec<Line>)> {
     let mut text = Vec::with_capacity(LINE_CAPACITY);
     write_line(&mut text, line)?;

@@ -19,7 +19,7 @@ impl<W: Write> Packer<W> {
     /// Begins a recording with a frame of these lines, the header first.
     ///
     /// # Errors
-    /// When the writer fails, or memory is exhausted.
+    /// Fails if the writer fails, or memory is exhausted.
     pub fn begin(out: W, head: &[Line]) -> io::Result<Self> {
         let mut packer = Packer { out, frame: Frame::new()?, ticks: 0, bytes: 0 };
         let (index, bytes) = frames::pack(head)?;
@@ -30,7 +30,7 @@ impl<W: Write> Packer<W> {
     /// Adds the lines of a tick.
     ///
     /// # Errors
-    /// When the writer fails, or memory is exhausted.
+    /// Fails if the writer fails, or memory is exhausted.
     pub fn tick(&mut self, lines: &[Line]) -> io::Result<()> {
         self.bytes += frames::add(&mut self.frame, lines)?;
         self.ticks += 1;
@@ -45,7 +45,7 @@ impl<W: Write> Packer<W> {
     /// Ends the recording, at this time.
     ///
     /// # Errors
-    /// When the writer fails, or memory is exhausted.
+    /// Fails if the writer fails, or memory is exhausted.
     pub fn end(mut self, at_unix_ns: u64) -> io::Result<W> {
         self.end_frame()?;
         let (index, bytes) = frames::pack(&[Line::End(End { at_unix_ns })])?;

@@ -31,7 +31,7 @@ pub struct Span {
     pub to: Option<Given>,
 }
 
-/// A recording file, and which span of it is replayed.
+/// A recording file, and the span to replay.
 #[derive(Clone, Debug)]
 pub struct Recording {
     pub path: PathBuf,
@@ -61,7 +61,7 @@ impl Recording {
     /// Opens the recording and resolves its span.
     ///
     /// # Errors
-    /// When the file is not a recording, or its span is out of range or ends before it begins.
+    /// Fails if the file is not a recording, or its span is out of range or ends before it begins.
     pub fn play(&self) -> anyhow::Result<Played> {
         let played = self.play_with_clocks()?;
         Ok(Played { reader: played.reader.within(played.from_ns, played.to_ns), ..played })
@@ -71,7 +71,7 @@ impl Recording {
     /// are read as well.
     ///
     /// # Errors
-    /// As for `play`.
+    /// Fails as `play` does.
     pub fn play_with_clocks(&self) -> anyhow::Result<Played> {
         let name = printable(&self.path.to_string_lossy());
         let reader = open(&self.path)?;
@@ -106,7 +106,7 @@ impl Recording {
     }
 }
 
-/// What every command ends with, and so with status 1, when the span of a recording has nothing to show. The name is
+/// Returns the error of every command, with status 1, for a span of a recording that has nothing to show. The name is
 /// printable.
 pub fn nothing_in_span(name: &str) -> anyhow::Error {
     anyhow!("{name} has no snapshots in that span (choose one within the recording)")
@@ -144,7 +144,7 @@ impl Played {
     /// Returns the next snapshot or account of the span. Gaps before it are collected for `missing`.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// Fails if the file cannot be read.
     pub fn next_line(&mut self) -> anyhow::Result<Option<Line>> {
         while let Some(line) = self.next_of_any_kind()? {
             if matches!(line, Line::Snapshot(_) | Line::Account(_)) {
@@ -157,7 +157,7 @@ impl Played {
     /// Returns the next line of the span of any kind, or any clock reading before its end. Gaps are collected as well.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// Fails if the file cannot be read.
     pub fn next_of_any_kind(&mut self) -> anyhow::Result<Option<Line>> {
         while let Some(line) = self.reader.next_line().with_context(|| format!("cannot read {}", self.name))? {
             let Some((first_ns, last_ns)) = line.span_unix_ns() else { continue };
@@ -182,7 +182,7 @@ impl Played {
         Ok(None)
     }
 
-    /// Returns the reader, for what it offers beside lines.
+    /// Returns the reader, for its features other than lines.
     pub fn reader(&mut self) -> &mut Reader<File> {
         &mut self.reader
     }
@@ -190,7 +190,7 @@ impl Played {
     /// Returns the next snapshot of a source, after sleeping as `pace` does.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// Fails if the file cannot be read.
     pub fn next_snapshot(&mut self, source: &str) -> anyhow::Result<Option<Snapshot>> {
         while let Some(line) = self.next_line()? {
             if let Line::Snapshot(snapshot) = line
@@ -227,7 +227,7 @@ impl Played {
     /// Returns the minimum latency of the recorded late events of a source.
     ///
     /// # Errors
-    /// When the source was not recorded.
+    /// Fails if the source was not recorded.
     pub fn late_from_ns(&self, source: &str) -> anyhow::Result<Option<u64>> {
         let sources = &self.header().sources;
         match sources.iter().find(|measured| measured.source == source) {
@@ -239,7 +239,7 @@ impl Played {
         }
     }
 
-    /// Reports on standard error what is missing of the span.
+    /// Reports the missing parts of the span on standard error.
     pub fn report_missing(&self) {
         self.missing().iter().for_each(|missing| say!("whylate: {missing}"));
     }

@@ -19,7 +19,7 @@ use whylate_sources::kernel::clock;
 use super::store::Store;
 use super::{about, frames};
 
-/// Maximum duration of a frame, and of what a power failure can lose.
+/// Maximum duration of a frame, which a power failure can lose.
 const MAX_FRAME: Duration = Duration::from_secs(10);
 /// Maximum number of ticks that wait for the disk. Beyond it only the number of snapshots is recorded.
 const QUEUED_TICKS: usize = 64;
@@ -44,7 +44,7 @@ type Tick = Vec<Line>;
 struct Status {
     bytes: AtomicU64,
     files: Mutex<Vec<PathBuf>>,
-    /// Why nothing is written now.
+    /// Reason why nothing is written now.
     problem: Mutex<Option<String>>,
     /// Whether a file was requested.
     is_requested: AtomicBool,
@@ -87,7 +87,7 @@ impl LateBuffer {
         }
     }
 
-    /// Number of late events, with those beyond the limit and without waits for sleeping threads.
+    /// Returns the number of late events, with those beyond the limit and without waits for sleeping threads.
     pub fn count(&self) -> u64 {
         (self.late.len() as u64 + self.beyond_limit).saturating_sub(self.for_sleepers)
     }
@@ -125,7 +125,7 @@ impl Recorder {
     /// Begins the recording and starts its thread.
     ///
     /// # Errors
-    /// When the store cannot be written to.
+    /// Fails if the store cannot be written to.
     pub fn start(mut store: Box<dyn Store>, header: Header) -> anyhow::Result<Self> {
         let (sender, receiver) = sync_channel(QUEUED_TICKS);
         let status = Arc::new(Status::default());
@@ -191,7 +191,7 @@ impl Recorder {
         (count > 0).then_some(Line::Gap(Gap { start_unix_ns, duration_ns, reason, count }))
     }
 
-    /// Requests a file of what is kept in memory.
+    /// Requests a file of the frames kept in memory.
     pub fn request_file(&self) {
         self.status.is_requested.store(true, Ordering::Relaxed);
     }
@@ -209,7 +209,7 @@ impl Recorder {
     /// Ends the recording.
     ///
     /// # Errors
-    /// When something could not be written and no `take_problem` has returned the reason.
+    /// Fails if something could not be written and no `take_problem` has returned the reason.
     pub fn end(self) -> anyhow::Result<()> {
         self.finish().map(|_| ())
     }
@@ -217,7 +217,7 @@ impl Recorder {
     /// Ends the recording and returns the paths of its files.
     ///
     /// # Errors
-    /// As for `end`.
+    /// Fails as `end` does.
     pub fn finish(mut self) -> anyhow::Result<Vec<PathBuf>> {
         self.stop()?;
         let files = self.status.files.lock().map(|files| files.clone()).unwrap_or_default();

@@ -19,7 +19,7 @@ const MAX_BYTES: usize = 64 << 20;
 const MAX_AFTER: u64 = 10;
 const HOUR_NS: u64 = 3_600_000_000_000;
 
-/// When a file is written, and what it covers.
+/// Condition for writing a file, and the span that it covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct When {
     /// Time that the file covers before the trigger.
@@ -46,7 +46,7 @@ pub struct RingStore {
     writes_until_ns: Option<u64>,
     /// Start times of the files of the last hour.
     started_ns: VecDeque<u64>,
-    /// Why something was not written, until `take_problem`.
+    /// Reason why something was not written, until `take_problem`.
     problem: Option<String>,
 }
 

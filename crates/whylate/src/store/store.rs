@@ -13,7 +13,7 @@ pub use super::directory::{DirectoryStore, Retention};
 pub use super::file::FileStore;
 pub use super::ring::{RingStore, When};
 
-/// Takes what a recorder writes: the bytes of each frame as they come, then its index.
+/// Receives the output of a recorder: the bytes of each frame as they come, then its index.
 pub trait Store: Send {
     /// Begins a frame. A new file begins with a frame that has the header.
     fn begin_frame(&mut self, header: &Header) -> io::Result<()>;
@@ -43,7 +43,7 @@ pub trait Store: Send {
         false
     }
 
-    /// Whether there is enough space to write. Recording pauses otherwise.
+    /// Returns whether there is enough space to write. Recording pauses otherwise.
     fn has_room(&self) -> io::Result<bool> {
         Ok(true)
     }
@@ -51,14 +51,14 @@ pub trait Store: Send {
     /// Bytes written.
     fn bytes(&self) -> u64;
 
-    /// Paths of the files that were created.
+    /// Returns the paths of the files that were created.
     fn files(&self) -> Vec<PathBuf>;
 }
 
 /// Returns a frame of the header and one reading of all clocks.
 ///
 /// # Errors
-/// When memory is exhausted.
+/// Fails if memory is exhausted.
 pub fn head(header: &Header) -> io::Result<(Index, Vec<u8>)> {
     frames::pack(&[Line::Header(header.clone()), Line::Clock(about::now())])
 }
@@ -66,7 +66,7 @@ pub fn head(header: &Header) -> io::Result<(Index, Vec<u8>)> {
 /// Returns the frame that ends a recording.
 ///
 /// # Errors
-/// When memory is exhausted.
+/// Fails if memory is exhausted.
 pub fn tail() -> io::Result<(Index, Vec<u8>)> {
     frames::pack(&[Line::End(End { at_unix_ns: clock::unix_ns() })])
 }

@@ -22,7 +22,7 @@ pub enum Given {
 /// Parses a time, in the system's time zone unless the text has an offset.
 ///
 /// # Errors
-/// When the text is not a time.
+/// Fails if the text is not a time.
 pub fn given(text: &str) -> Result<Given, String> {
     parse(text.trim(), &Zoned::now()).ok_or_else(|| EXPECTED.to_owned())
 }

@@ -10,7 +10,7 @@ use whylate_model::units::printable;
 
 use super::panel::{Body, Choice, Panel, Row, heights};
 use super::state::{Mode, Phase, State, ViewKind};
-use crate::render::text::moment::moment;
+use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::why::counted;
 
 /// Minimum width of a name column when the screen is too narrow.
@@ -91,7 +91,7 @@ fn header(state: &State, columns: usize) -> Line<'static> {
     let host = if state.header.host.is_empty() { "this machine".to_owned() } else { printable(&state.header.host) };
     let at = state
         .shown_unix_ns()
-        .map_or_else(String::new, |ns| moment(ns, &state.zone).split('.').next().unwrap_or_default().to_owned());
+        .map_or_else(String::new, |ns| time_of_day(ns, &state.zone).split('.').next().unwrap_or_default().to_owned());
     let window = match state.window.is_empty() {
         true => String::new(),
         false => format!("last {}", short(state.window_ns() / 1_000_000_000)),

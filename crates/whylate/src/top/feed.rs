@@ -31,7 +31,7 @@ const REPLAY_QUEUE: usize = 4;
 const MAX_LINES: usize = 100;
 /// Gap reason, also in recordings, of ticks that the screen was too slow for.
 pub const SLOW_SCREEN: &str = "slow_screen";
-/// The first tick comes early.
+/// Interval before the first tick, which comes early.
 const FIRST_TICK: Duration = Duration::from_millis(500);
 
 /// Panic message, kept because printing it would overwrite the screen.
@@ -134,7 +134,7 @@ impl Feed {
     /// Starts measuring, with a tick per `every`.
     ///
     /// # Errors
-    /// If no thread or descriptor is available.
+    /// Fails if no thread or descriptor is available.
     pub fn live(wish: Wish, every: Duration) -> anyhow::Result<Self> {
         Self::start("whylate-measure", LIVE_QUEUE, move |sender, stop| measure(sender, stop, &wish, every))
     }
@@ -142,7 +142,7 @@ impl Feed {
     /// Starts reading a recording.
     ///
     /// # Errors
-    /// If no thread or descriptor is available.
+    /// Fails if no thread or descriptor is available.
     pub fn recorded(recording: Recording) -> anyhow::Result<Self> {
         Self::start("whylate-replay", REPLAY_QUEUE, move |sender, stop| replay(sender, &stop, &recording))
     }
@@ -233,7 +233,7 @@ fn measure(sender: &mut Sender, stop: UnixStream, wish: &Wish, every: Duration) 
         if ended != Ended::Time {
             return Ok(());
         }
-        let tick = recorded.moment()?;
+        let tick = recorded.tick()?;
         sender.send_tick(tick.lines, cost.since());
         panic_if_asked("feed");
         problems.extend(tick.problems);

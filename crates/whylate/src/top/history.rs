@@ -43,7 +43,7 @@ pub struct Tick {
     gaps: Vec<Gap>,
     clock: Option<Clock>,
     packed: Vec<(&'static Card, Box<[u8]>)>,
-    /// Sources program stacks name processes.
+    /// Sources with stacks that name processes.
     with_programs: Vec<&'static Card>,
     bytes: usize,
 }
@@ -140,7 +140,7 @@ fn bytes_of(blocks: &Blocks) -> usize {
 #[derive(Debug)]
 pub struct History {
     ticks: VecDeque<Tick>,
-    /// Cache of merged blocks program ticks are still in the history.
+    /// Cache of merged blocks with ticks still in the history.
     blocks: RefCell<Blocks>,
     bytes: usize,
     max_bytes: usize,
@@ -156,7 +156,7 @@ impl History {
     /// Appends a tick and evicts the oldest ones beyond the byte limit.
     ///
     /// # Errors
-    /// If compressing or serializing a snapshot fails.
+    /// Fails if compressing or serializing a snapshot fails.
     pub fn add(&mut self, lines: Vec<Line>) -> io::Result<()> {
         let mut tick = Tick {
             number: self.next,

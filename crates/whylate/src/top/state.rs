@@ -62,7 +62,7 @@ pub enum Mode {
 pub enum Phase {
     Attaching(String),
     Running,
-    /// No more ticks come; `State::problem` says why if that is a failure.
+    /// No more ticks arrive; `State::problem` gives the reason after a failure.
     Ended,
 }
 
@@ -141,7 +141,7 @@ pub struct State {
     pub typing: Option<String>,
     /// Message in the footer, until the next key.
     pub said: String,
-    /// Why the feed failed; empty if it did not.
+    /// Error of the feed; empty if it did not fail.
     pub problem: String,
     /// Snapshots dropped because the screen was too slow.
     pub missed: u64,
@@ -213,7 +213,7 @@ impl State {
         self.is_early = true;
     }
 
-    /// Returns whether a tick of all sources is there.
+    /// Returns whether a tick of all sources has arrived.
     pub fn has_started(&self) -> bool {
         self.history.newest().is_some() && !self.is_early
     }
@@ -505,7 +505,7 @@ impl State {
     fn refresh(&mut self) {
         let Some(newest) = self.at.or(self.history.newest()) else { return self.show() };
         self.window = self.history.window(newest, self.window_ns());
-        let mut gatherer = Gatherer::of(self.cards(), By::Name);
+        let mut gatherer = Gatherer::for_cards(self.cards(), By::Name);
         let mut found: Vec<SourceSummary<'static>> = Vec::new();
         let mut lost: BTreeMap<String, u64> = BTreeMap::new();
         for tick in self.shown() {

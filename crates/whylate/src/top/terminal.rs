@@ -32,7 +32,7 @@ use super::feed::PANIC;
 use super::keys::{Key, Keys};
 use super::state::State;
 
-/// How long the start of an escape sequence waits for the rest.
+/// Time for which the start of an escape sequence waits for the rest.
 const REST_OF_KEY: Duration = Duration::from_millis(50);
 
 /// Input terminal, its saved settings, and the output terminal; `None` when nothing has to be restored.
@@ -81,10 +81,10 @@ impl Screen {
     /// Takes over the terminal.
     ///
     /// # Errors
-    /// If there is no terminal.
+    /// Fails if there is no terminal.
     pub fn open() -> anyhow::Result<Self> {
         let ends = [SIGINT, SIGTERM, SIGHUP];
-        // Whoever cannot write, as its terminal takes nothing, does not hear the first one. It finds the flag unset.
+        // A writer blocked by its terminal does not see the first signal; it finds the flag unset.
         for signal in ends {
             let is_second = Arc::new(AtomicBool::new(false));
             signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&is_second))
@@ -104,7 +104,7 @@ impl Screen {
     /// Returns the size in columns and rows.
     ///
     /// # Errors
-    /// If the terminal was closed.
+    /// Fails if the terminal was closed.
     pub fn size(&self) -> io::Result<(usize, usize)> {
         let size = rustix::termios::tcgetwinsize(&self.input)?;
         Ok((usize::from(size.ws_col), usize::from(size.ws_row)))
@@ -113,7 +113,7 @@ impl Screen {
     /// Draws what changed since the last frame.
     ///
     /// # Errors
-    /// If the terminal was closed.
+    /// Fails if the terminal was closed.
     pub fn draw(&mut self, state: &State) -> io::Result<()> {
         queue!(self.terminal.backend_mut(), BeginSynchronizedUpdate)?;
         self.terminal.draw(|frame| draw(frame, state))?;
@@ -124,7 +124,7 @@ impl Screen {
     /// Forces a full redraw of the next frame.
     ///
     /// # Errors
-    /// If the terminal was closed.
+    /// Fails if the terminal was closed.
     pub fn forget(&mut self) -> io::Result<()> {
         // `Terminal::clear` would ask the terminal for its cursor position and wait for the answer.
         let size = self.terminal.size()?;
@@ -134,7 +134,7 @@ impl Screen {
     /// Waits for the next event.
     ///
     /// # Errors
-    /// If poll(2) fails.
+    /// Fails if poll(2) fails.
     pub fn next(&mut self, fed: Option<&UnixStream>, until: Option<Instant>) -> io::Result<Event> {
         loop {
             let next = until.into_iter().chain(self.rest_of_key).min();
@@ -197,7 +197,7 @@ impl Screen {
     /// Returns the terminal to the shell until this process is continued.
     ///
     /// # Errors
-    /// If the terminal was closed.
+    /// Fails if the terminal was closed.
     pub fn suspend(&mut self) -> anyhow::Result<()> {
         restore();
         // Stops the whole process group, as the terminal does: a shell script that runs whylate is stopped too.
@@ -208,7 +208,7 @@ impl Screen {
     /// Takes over the terminal again after the shell used it.
     ///
     /// # Errors
-    /// If the terminal was closed.
+    /// Fails if the terminal was closed.
     pub fn resume(&mut self) -> anyhow::Result<()> {
         show_on(&self.input, &output()?)?;
         self.forget().context("cannot draw")

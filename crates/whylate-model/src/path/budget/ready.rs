@@ -27,7 +27,7 @@ pub(super) struct Ready {
     /// Name of the threads, if they are many.
     shared: Option<Name>,
     parts: Vec<Part>,
-    /// Names of the thread, and of those in its parts.
+    /// Names of the thread, and of the threads in its parts.
     names: Vec<(u32, Name)>,
     /// TID of the thread that was named last.
     named: Option<u32>,

@@ -16,7 +16,7 @@ pub(super) struct OpenWait {
     pub hop: WakeupEdge,
     pub ns: u64,
     pub from_ns: u64,
-    /// The thread's name and what it waited in, from its switch-out.
+    /// Name of the thread and its wait, from its switch-out.
     asleep: Option<(Name, Blocked)>,
     /// Number of the last nested wait.
     pub last_hop: u32,
@@ -113,7 +113,7 @@ impl OpenWait {
         self.found.is_none().then_some(&self.parts)
     }
 
-    /// Returns what the thread waited in, if the switch-out was recorded.
+    /// Returns the thread's wait, if the switch-out was recorded.
     pub fn blocked(&self) -> Option<Blocked> {
         self.asleep.map(|(_, blocked)| blocked)
     }
@@ -139,7 +139,7 @@ impl OpenWait {
         }
     }
 
-    /// Returns what the thread waited in, as text.
+    /// Returns the thread's wait as text.
     pub fn waits_in(&self, names: &mut dyn Names) -> Option<String> {
         let blocked = self.blocked().unwrap_or_default();
         names.waits_in(self.hop.tid, self.hop.woken_ns, &blocked).0.or_else(|| blocked.outside_calls())
@@ -152,7 +152,7 @@ impl OpenWait {
         parts.map(|(kind, who, ready, ns)| (WaitPart { waiter, kind, who, ready: ready.map(called) }, ns)).collect()
     }
 
-    /// Returns the path of the wait. `waits_in` replaces what the thread waited in, if given.
+    /// Returns the path of the wait. `waits_in` replaces the thread's wait, if given.
     pub fn path(
         mut self,
         name: Option<Name>,

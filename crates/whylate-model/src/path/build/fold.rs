@@ -193,7 +193,7 @@ mod tests {
     use super::super::super::{Finding, Segment, WakeupEdge};
     use super::*;
 
-    /// As of a build that runs for hours: each process waits once for another process, and once for a CPU.
+    /// A build that runs for hours: each process waits once for another process, and once for a CPU.
     #[test]
     fn memory_does_not_grow_with_number_of_threads() {
         let mut found = PathBuilder::default();

@@ -26,15 +26,15 @@ pub enum Wanted<'a> {
 /// Why a thread was selected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyThis {
-    /// It was requested; the field is the number of other matching threads.
+    /// The thread was requested; the field is the number of other matching threads.
     Named(usize),
-    /// It is the first thread that executed a program.
+    /// The thread is the first that executed a program.
     FirstExec,
-    /// It ran longest.
+    /// The thread ran longest.
     RanLongest,
 }
 
-/// How a path ends.
+/// End of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// The thread exits.
@@ -46,7 +46,7 @@ pub enum End {
 /// The path of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Command {
-    /// Label of its first thread.
+    /// Label of the command's first thread.
     pub name: String,
     /// Why this thread was selected.
     pub why: WhyThis,
@@ -56,7 +56,7 @@ pub struct Command {
     pub is_born: bool,
     /// End of the path.
     pub to_ns: u64,
-    /// How the path ends.
+    /// End of the path.
     pub end: End,
     /// The elapsed time, explained.
     pub explained: Explained,

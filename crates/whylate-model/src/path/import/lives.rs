@@ -15,13 +15,13 @@ pub struct Life {
     pub tid: u32,
     /// Names of the thread, in order of time.
     pub names: Vec<Name>,
-    /// Time of its creation.
+    /// Time of creation.
     pub born_ns: Option<u64>,
-    /// Time of its exit.
+    /// Time of exit.
     pub died_ns: Option<u64>,
-    /// Time at which it first executed a program.
+    /// Time at which the thread first executed a program.
     pub exec_ns: Option<u64>,
-    /// Time of its first mention.
+    /// Time of the first mention in the trace.
     pub first_ns: u64,
     /// Total time on a CPU, interrupts included.
     pub ran_ns: u64,

@@ -269,7 +269,7 @@ fn counts_unreadable_lines() {
     assert!(error(b"hello").starts_with("no line in it is an event"));
     assert!(error(b"").starts_with("no line in it is an event"));
     assert!(
-        error(b"sh-1 [000] d..1 1.000000: sched_stat_runtime: a").starts_with("no event in it tells who had a CPU")
+        error(b"sh-1 [000] d..1 1.000000: sched_stat_runtime: a").starts_with("no event in it shows which thread ran")
     );
     assert!(error(b"PERFILE2").contains("perf script"));
     assert!(error(b"\x17\x08\x44tracing").contains("trace-cmd report"));

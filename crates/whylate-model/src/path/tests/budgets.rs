@@ -71,7 +71,7 @@ fn names_waits_outside_calls_that_began_earlier() {
     assert_eq!(via(OutsideState::default()), ["waits that began earlier"]);
 }
 
-/// As of page faults on a fast disk: each wait takes 40 us.
+/// Page faults on a fast disk: each wait takes 40 us.
 #[test]
 fn short_disk_waits_are_attributed_to_disk() {
     const US: u64 = 1_000;
@@ -106,7 +106,7 @@ fn short_disk_waits_are_attributed_to_disk() {
     assert_eq!((part.kind, part.who.as_str(), part.ns), (CauseKind::Disk, "disk8 (read by t1:1)", waits.ns));
 }
 
-/// As of page faults served by a thread that waits itself: each wait takes 30 us.
+/// Page faults served by a thread that waits itself: each wait takes 30 us.
 #[test]
 fn short_nested_waits_keep_parts_by_actor() {
     const US: u64 = 1_000;

@@ -4,7 +4,7 @@
 //!
 //! The walk goes strictly back in time, so it needs no cycle detection. It follows one thread at a time: while the
 //! thread is on a CPU, it is charged itself; while it is runnable, the actor on its CPU is charged; where it was woken,
-//! the walk goes on with the waker, until it reaches the switch-out of the waiter.
+//! the walk continues with the waker, until it reaches the switch-out of the waiter.
 
 use super::super::cursor::{DEEPEST, Woken, resumed_by};
 use super::super::history::{Holder, Move, Request, RunSlice, SwitchIn, SwitchOut, Waker};
@@ -28,7 +28,7 @@ struct Frame {
     hop: u32,
 }
 
-/// What a walk is following.
+/// Actor that a walk is following.
 #[derive(Clone, Copy, Debug)]
 enum Mode {
     /// The walk has not started.
@@ -58,7 +58,7 @@ enum Mode {
     Done,
 }
 
-/// Since when a thread has been runnable.
+/// Start of a thread's run-queue wait.
 #[derive(Clone, Copy, Debug)]
 enum Since {
     Woken(Woken),
@@ -85,7 +85,7 @@ impl Since {
 #[derive(Debug)]
 struct Cursor {
     asked: Query,
-    /// Start of what has been explained.
+    /// Start of the explained time.
     now_ns: u64,
     mode: Mode,
     /// TID of the thread that is followed.
@@ -296,13 +296,13 @@ impl Cursor {
         self.frames.iter().position(|frame| frame.tid == tid).filter(|_| before.end_ns == at_ns)
     }
 
-    /// Loses the thread until it is met again; the reason is `why`.
+    /// Stops tracking the thread until the walk reaches it again; the reason is `why`.
     fn lose(&mut self, why: &'static str, found: &mut dyn FnMut(Finding)) {
         self.push(Woken { at_ns: self.now_ns, ..Woken::default() }, self.tid, found);
         self.mode = unknown(why);
     }
 
-    /// Opens a wait of the followed thread for the one that is followed next, until `tid` is met.
+    /// Opens a wait of the followed thread for the one that is followed next, until the walk reaches `tid`.
     fn push(&mut self, woken: Woken, tid: u32, found: &mut dyn FnMut(Finding)) {
         let (number, within) = (self.hops, self.frames.last().map(|frame| frame.hop));
         let Woken { at_ns: woken_ns, by, stop, .. } = woken;
@@ -327,7 +327,7 @@ impl Cursor {
         let ready = |since: Since| {
             let quota =
                 || (throttled_ns > 0).then(|| (since.at_ns().saturating_add(throttled_ns), Actor::Quota(cgroup)));
-            let limit = limits.of(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Actor::Limit(by)));
+            let limit = limits.next_allowed(self.tid, change.at_ns).map(|(until_ns, by)| (until_ns, Actor::Limit(by)));
             let is_within = |moved: &Move| since.at_ns() < moved.at_ns && moved.at_ns < change.at_ns;
             let moved = change.after.moved.filter(is_within);
             Mode::Ready { cpu: change.cpu, since, moved, limit: limit.or_else(quota) }
@@ -350,7 +350,7 @@ impl Cursor {
         };
     }
 
-    /// Goes on with the waker of the thread.
+    /// Continues with the waker of the thread.
     fn follow(&mut self, rewind: &Rewind<'_>, woken: Woken, found: &mut dyn FnMut(Finding)) {
         let waker = waker_of(rewind, woken);
         if let Ok((tid, cpu)) = waker {
@@ -377,7 +377,7 @@ impl Cursor {
         }
     }
 
-    /// Goes on with the queuer of an item, whatever the worker did before.
+    /// Continues with the queuer of an item, whatever the worker did before.
     fn follow_queuer(&mut self, rewind: &Rewind<'_>, item: Item, found: &mut dyn FnMut(Finding)) {
         self.frames.truncate(item.depth);
         let queuer = waker_of(rewind, item.queued);
@@ -399,7 +399,7 @@ impl Cursor {
         };
     }
 
-    /// Goes on with the submitter of a request.
+    /// Continues with the submitter of a request.
     fn follow_submitter(&mut self, rewind: &Rewind<'_>, request: Request) {
         let waits_itself = self.frames.iter().any(|frame| frame.tid == request.submitter);
         self.mode = match rewind.cpu_of(request.submitter) {
@@ -451,8 +451,8 @@ fn unknown(why: &'static str) -> Mode {
     Mode::Leaf { kind: CauseKind::Unknown, who: Actor::Text(why) }
 }
 
-/// Returns the waker and its CPU, or the mode in which the walk goes on.
-#[expect(clippy::result_large_err, reason = "where the walk goes on is no error")]
+/// Returns the waker and its CPU, or the mode in which the walk continues.
+#[expect(clippy::result_large_err, reason = "the mode of the walk is not an error")]
 fn waker_of(rewind: &Rewind<'_>, woken: Woken) -> Result<(u32, usize), Mode> {
     let waking_cpu = woken.cpu as usize;
     let there = rewind.lanes.get(waking_cpu).map(|lane| lane.slice).unwrap_or_default();

@@ -141,7 +141,7 @@ fn worker_asleep_in_item_is_not_woken_for_next_item() {
     timer(&mut program, 4, Event::Queued(9, None));
     program.waits(5, 3);
     timer(&mut program, 6, Event::Waking(3));
-    // As in an ordered workqueue, the item goes on before the next one starts.
+    // As in an ordered workqueue, the item continues before the next one starts.
     program.0.preempted(6, 2, 3).at(8, 2, Event::Work(Some(9), 90));
     let expected = [
         segment(2, Timer, "timer", 2),

@@ -14,7 +14,7 @@ use super::*;
 struct SomeLimits;
 
 impl Limits for SomeLimits {
-    fn of(&self, tid: u32, running_ns: u64) -> Option<(u64, u32)> {
+    fn next_allowed(&self, tid: u32, running_ns: u64) -> Option<(u64, u32)> {
         running_ns.is_multiple_of(5).then(|| (running_ns.saturating_sub(u64::from(tid) * 7), tid))
     }
 }

@@ -13,7 +13,7 @@ use libbpf_rs::btf::types::Typedef;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Btf, Link};
 use whylate_model::Histogram;
-use whylate_model::ftrace::Place;
+use whylate_model::ftrace::SectionFunctions;
 
 pub(super) use self::skel::types::late_section;
 use self::skel::types::{bucket_page, distribution, place, place_key, section, section_limits, section_lost};
@@ -58,8 +58,8 @@ pub(super) struct PlaceNames {
 }
 
 impl PlaceNames {
-    pub(super) fn place(&self, what: What) -> Place<'_> {
-        Place {
+    pub(super) fn place(&self, what: What) -> SectionFunctions<'_> {
+        SectionFunctions {
             is_preemption: what == What::Preemption,
             enabled_by: &self.enabled_by,
             caller: &self.caller,
@@ -102,7 +102,7 @@ impl Programs {
         let settings = open.maps.rodata_data.as_mut().context("the BPF object has no settings")?;
         settings.own_namespace = pid_namespace::as_setting();
         settings.page_limit = PAGES;
-        let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let entries = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         open.maps.section_by_cpu.set_max_entries(entries)?;
         open.maps.bucket_pages.set_max_entries(PAGES)?;
         let skeleton = open.load()?;

@@ -131,7 +131,7 @@ pub(super) fn inside_of(frames: &[u64], symbols: &mut KernelSymbols) -> Vec<Stri
     frames.iter().map(|&address| symbols.name(address).to_owned()).collect()
 }
 
-/// Decodes what the interrupt came in on.
+/// Decodes the code that the interrupt interrupted.
 pub(super) fn found(key: &culprit_key) -> Found {
     match tick_found(key.found.into()) {
         tick_found::FOUND_USER => Found::User,

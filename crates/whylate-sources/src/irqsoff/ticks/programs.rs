@@ -50,7 +50,7 @@ const PAGES: u32 = 8 * tick_limits::MAX_CULPRITS.0;
 pub(super) struct Programs {
     _links: Vec<Link>,
     records: Records,
-    /// If causes are requested.
+    /// Account of the CPU; present if causes are requested.
     account: Option<Account>,
     ticks: MappedArray,
     culprits: Elements,
@@ -102,7 +102,7 @@ impl Programs {
             if !attach::may_load_programs() {
                 return AttachError::NotPermitted;
             }
-            AttachError::Unsupported(format!("cannot tell timers apart: {error}"))
+            AttachError::Unsupported(format!("cannot distinguish timers: {error}"))
         })?;
         settings.period_ns = period_ns;
         settings.from_ns = options.from_ns;
@@ -116,7 +116,7 @@ impl Programs {
         let variables = PerCpu::new()?;
         settings.steal_time_distance = variables.distance("hrtimer_bases", "steal_time").unwrap_or(0);
         settings.irq_registers_distance = variables.distance("hrtimer_bases", "__irq_regs").unwrap_or(0);
-        let entries = cpus::highest_possible().context("cannot tell which CPUs there are")? + 1;
+        let entries = cpus::highest_possible().context("cannot list the CPUs")? + 1;
         open.maps.tick_by_cpu.set_max_entries(entries)?;
         open.maps.inside_by_cpu.set_max_entries(entries)?;
         open.maps.bucket_pages.set_max_entries(PAGES)?;
@@ -198,7 +198,7 @@ impl Programs {
         self.skeleton.progs.on_kernel_cycles.as_fd()
     }
 
-    /// Due time of the tick whose section was last sampled on the CPU; 0 if none was.
+    /// Due time of the tick with the last sampled section on the CPU; 0 if none was.
     #[cfg(test)]
     pub(super) fn inside_due_ns(&self, cpu: u32) -> u64 {
         self.inside_record(cpu).map_or(0, |record| record.due_ns)

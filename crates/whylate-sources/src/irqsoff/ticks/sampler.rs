@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Takes stacks inside sections with interrupts off, by NMIs, on CPUs whose timer is overdue. Needs x86 with a PMU,
-//! whose interrupt is an NMI there.
+//! Takes stacks inside sections with interrupts off, by NMIs, on CPUs with an overdue timer. Needs x86 with a PMU,
+//! which interrupts by NMI there.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -166,7 +166,7 @@ mod tests {
                 wait_for(2_000, || source.programs.inside_due_ns(cpu) != before.0);
                 let (due_ns, stack) = source.programs.inside(cpu, &mut source.symbols);
                 println!("before: {before:?}, overdue: {stack:?}");
-                assert!(due_ns > before.0, "nobody has looked");
+                assert!(due_ns > before.0, "no probe has run");
                 if stack.iter().any(|frame| frame.contains("read_zero") || frame == "vfs_read") {
                     return Some((due_ns, stack));
                 }

@@ -29,7 +29,7 @@ const MAX_QUEUED: usize = 100_000;
 #[derive(Clone, Debug)]
 pub(super) struct Maximum {
     pub trace: LatencyTrace,
-    /// When it was read (CLOCK_MONOTONIC), some milliseconds after its end.
+    /// Time at which the maximum was read (CLOCK_MONOTONIC), some milliseconds after the section's end.
     pub at_ns: u64,
 }
 

@@ -18,7 +18,7 @@ struct Handle {
     id: [u8; 8],
 }
 
-/// A mounted hierarchy, whose cgroups can be opened by their IDs.
+/// A mounted hierarchy. Its cgroups can be opened by ID.
 #[derive(Debug)]
 pub(super) struct ByHandle {
     mount: File,

@@ -17,7 +17,7 @@ use crate::source::AttachError;
 /// Why a CPU is excluded if none is requested.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// Not in this process's affinity (taskset) or cpuset.
+    /// The CPU is not in this process's affinity mask (taskset) or cpuset.
     NotAllowed,
     /// `isolcpus=`.
     Isolated,
@@ -112,7 +112,7 @@ impl Choice {
     /// real-time threads of other processes; threads that start later change nothing.
     ///
     /// # Errors
-    /// When a requested CPU is offline or outside of the cpuset, or the kernel does not list its CPUs.
+    /// Fails if a requested CPU is offline or outside of the cpuset, or the kernel does not list its CPUs.
     pub fn here(asked: &[u32]) -> Result<Self, AttachError> {
         let online = online().context("cannot read which CPUs are online")?;
         let mut rules = Rules::here().context("cannot read which CPUs this process may use")?;
@@ -140,7 +140,7 @@ impl Choice {
     /// Returns the measured CPUs, at least one.
     ///
     /// # Errors
-    /// When each CPU is excluded.
+    /// Fails if each CPU is excluded.
     pub(crate) fn at_least_one(&self) -> Result<&[u32], AttachError> {
         match self.remark() {
             Some(remark) if self.measured.is_empty() => Err(AttachError::Unsupported(remark)),

@@ -32,7 +32,7 @@ pub(crate) fn demangled(symbol: &str) -> Cow<'_, str> {
     symbol.strip_prefix("_Z").and_then(cpp).map_or(Cow::Borrowed(symbol), Cow::Owned)
 }
 
-/// Demangles what follows `_Z`.
+/// Demangles the text after `_Z`.
 fn cpp(mangled: &str) -> Option<String> {
     let (nodes, whole, suffix) = parser::parse(mangled)?;
     printer::print(&nodes, whole, suffix)

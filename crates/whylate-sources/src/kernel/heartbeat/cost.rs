@@ -155,7 +155,7 @@ mod tests {
             return;
         }
         let Some(ns) = interrupt_ns(&crate::kernel::cpus::usable().expect("the kernel lists its CPUs")) else {
-            println!("skipped: the cost of an interrupt cannot be told here");
+            println!("skipped: the cost of an interrupt cannot be measured here");
             return;
         };
         println!("an interrupt takes {ns} ns");

@@ -43,7 +43,7 @@ pub(crate) fn as_setting() -> u32 {
 /// Translates a PID of this namespace to the initial one; [`NO_PID`] if there is no such process.
 ///
 /// # Errors
-/// When the kernel does not let programs iterate over processes.
+/// Fails if the kernel does not let programs iterate over processes.
 pub(crate) fn kernels_number(pid: u32) -> Result<u32, AttachError> {
     if own().is_none() {
         return Ok(pid);

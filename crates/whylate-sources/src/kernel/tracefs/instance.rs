@@ -23,7 +23,7 @@ impl Instance {
     /// Creates an instance. `ending` is appended to its name, to distinguish it from others of this process.
     ///
     /// # Errors
-    /// When the caller lacks the privilege, or the kernel has no instances.
+    /// Fails if the caller lacks the privilege, or the kernel has no instances.
     pub fn new(tracefs: &Path, ending: &str) -> Result<Self> {
         for number in 0..1_000 {
             let name = format!("{PREFIX}{}.{number}{ending}", std::process::id());
@@ -44,24 +44,24 @@ impl Instance {
         bail!("too many whylate instances in {}/instances: end other runs of whylate", tracefs.display())
     }
 
-    /// Returns the path of one of its files.
+    /// Returns the path of one of the instance's files.
     pub fn path(&self, file: &str) -> PathBuf {
         self.directory.join(file)
     }
 
-    /// Writes to one of its files.
+    /// Writes to one of the instance's files.
     ///
     /// # Errors
-    /// When the kernel refuses it; contains the file's name.
+    /// Fails if the kernel refuses it; contains the file's name.
     pub fn write(&self, file: &str, text: &str) -> Result<()> {
         let path = self.path(file);
         fs::write(&path, text).with_context(|| format!("cannot write {text} to {}", path.display()))
     }
 
-    /// Reads one of its files.
+    /// Reads one of the instance's files.
     ///
     /// # Errors
-    /// When the kernel refuses it; contains the file's name.
+    /// Fails if the kernel refuses it; contains the file's name.
     pub fn read(&self, file: &str) -> Result<String> {
         let path = self.path(file);
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn removes_only_unlocked_instances() {
-        let directory = tempfile::tempdir().expect("a folder");
+        let directory = tempfile::tempdir().expect("a directory");
         let instances = directory.path().join("instances");
         for name in ["whylate-1.0", "another"] {
             fs::create_dir_all(instances.join(name)).expect("made");

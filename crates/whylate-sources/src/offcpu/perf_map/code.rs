@@ -228,7 +228,7 @@ fn parse(line: &[u8]) -> Option<(u64, u64, &[u8])> {
 /// Checks the names at some addresses against a search of the lines, for a perf map that is read in two parts.
 ///
 /// # Panics
-/// If a name is not that of the last line for its address.
+/// Panics if a name is not that of the last line for its address.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(in crate::offcpu) fn check(text: &[u8]) {
     let whole_lines = text.iter().take(text.len() / 2).rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);

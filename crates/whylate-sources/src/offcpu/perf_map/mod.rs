@@ -36,7 +36,7 @@ struct Request {
 
 #[derive(Default)]
 struct Results {
-    /// Names that changed since they were last taken, by process id.
+    /// Names that changed since the last call that took them, by process ID.
     changed: HashMap<u32, Arc<CompiledCode>>,
     /// Processes with a perf map that is not read to its end.
     unfinished: HashSet<u32>,

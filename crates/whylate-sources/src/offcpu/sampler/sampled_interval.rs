@@ -29,7 +29,7 @@ pub(in crate::offcpu) struct SampledInterval {
     pub(in crate::offcpu) threads: Vec<(usize, thread_now)>,
     /// Waiters and lock holders, if they are wanted.
     pub(in crate::offcpu) holders: Vec<holder_now>,
-    /// With `holders`: a series for each disk with requests in flight, if sysfs shows them.
+    /// A series for each disk with requests in flight, if sysfs shows them and `holders` is set.
     pub(in crate::offcpu) disks: Option<Vec<Series>>,
     pub(in crate::offcpu) lost: Vec<(&'static str, u64)>,
     pub(in crate::offcpu) statistics: ProgramStatistics,
@@ -38,7 +38,7 @@ pub(in crate::offcpu) struct SampledInterval {
 }
 
 impl Sampler {
-    /// Does a last walk, and returns what was collected since the previous call.
+    /// Does a last walk, and returns the data collected since the previous call.
     pub(in crate::offcpu) fn collect(&mut self) -> anyhow::Result<SampledInterval> {
         let ended_ns = clock::monotonic_ns();
         self.walk()?;

@@ -24,7 +24,7 @@ const STEPS: [&str; 4] = [
     "close what a reader does not need",
     "open the tracer's file for a reader: another program reads it",
 ];
-/// In place of a step's index: the reader is reading.
+/// Stands in for a step's index: the reader is reading.
 const READS: u8 = u8::MAX;
 /// Descriptor of the pipe to the parent, in the reader.
 const REPORT: RawFd = 3;

@@ -36,14 +36,14 @@ impl TraceEvent {
     }
 }
 
-/// What to record.
+/// Contents of the recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
     /// Events in addition to the tracer's own.
     pub events: Vec<TraceEvent>,
     /// Size of each CPU's buffer in KiB; `None` for the kernel's default.
     pub buffer_kb: Option<u32>,
-    /// Without the tracer: number of worst activations of each CPU that get a late event, unless causes are wanted.
+    /// Number of worst activations of each CPU that get a late event without the tracer, unless causes are wanted.
     pub worst: Option<usize>,
 }
 

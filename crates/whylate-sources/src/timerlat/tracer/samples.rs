@@ -90,9 +90,9 @@ pub(super) struct Rules {
 pub(super) struct Activations {
     /// The activation in progress.
     current: Option<InProgress>,
-    /// When the last complete activation was due; 0: unknown.
+    /// Due time of the last complete activation; 0: unknown.
     due_ns: u64,
-    /// When its thread was ready.
+    /// Time at which its thread was ready.
     ready_ns: u64,
     /// Number of periods after it that are known to be missed.
     skipped: u64,
@@ -107,7 +107,7 @@ struct InProgress {
     irq_ns: u64,
     thread_ns: Option<u64>,
     ready_ns: u64,
-    /// Whether it counts.
+    /// Whether the activation counts.
     counts: bool,
 }
 

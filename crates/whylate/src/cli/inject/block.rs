@@ -22,9 +22,9 @@ use crate::render::json::write_line;
 /// It reads an unnamed temporary file with direct I/O, so each read is one disk request. With --hogs,
 /// threads named whylate-hog keep the disk busy with 512 KiB writes.
 ///
-/// With --loop, the file becomes a loop device for as long as this runs, to which nobody else sends requests. With
-/// --limit, the reading thread (with cgroup v2, the whole process) is in a cgroup /whylate-inject-PID whose reads the
-/// kernel throttles (io.max, or blkio.throttle with cgroup v1). Both need root.
+/// With --loop, the file becomes a loop device for as long as this runs, and no other process sends it requests. With
+/// --limit, the reading thread (with cgroup v2, the whole process) is in a cgroup /whylate-inject-PID; the kernel
+/// throttles its reads (io.max, or blkio.throttle with cgroup v1). Both need root.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
@@ -34,13 +34,13 @@ examples:
   whylate inject block --loop --limit 20        the same on a loop device, for `whylate block -d loop0` beside it
   whylate inject block --folder /srv --json     on the disk that holds /srv, for a program to compare")]
 pub struct Arguments {
-    /// How many blocks of 4 KiB to read.
+    /// Number of blocks of 4 KiB to read.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=requests::MAX_READS))]
     reads: u64,
     /// Time from the start of one read to the start of the next.
     #[arg(long = "every", value_name = "DURATION", default_value = "10ms", value_parser = duration_ns)]
     every_ns: u64,
-    /// Number of threads that write meanwhile.
+    /// Number of threads that write at the same time.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=i64::from(requests::MAX_HOGS)))]
     hogs: u32,
     /// Read from a temporary loop device backed by the file, not from the disk that has the file.
@@ -49,8 +49,8 @@ pub struct Arguments {
     /// Throttle to this many reads a second, by a cgroup of its own.
     #[arg(long = "limit", value_name = "IOPS", value_parser = clap::value_parser!(u32).range(1..))]
     reads_a_second: Option<u32>,
-    /// Folder for the file (default: the first of /var/tmp, /tmp and the current one that is on a disk).
-    #[arg(long, value_name = "FOLDER")]
+    /// Directory for the file (default: the first of /var/tmp, /tmp and the current one that is on a disk).
+    #[arg(long, value_name = "DIRECTORY")]
     folder: Option<PathBuf>,
     /// Print one JSON object per read, and one at the end.
     #[arg(long)]
@@ -135,7 +135,7 @@ fn write_text(out: &mut dyn Write, report: &Report) -> io::Result<()> {
     let all_ns: u64 = made.iter().map(|read| read.took_ns).sum();
     writeln!(
         out,
-        "thread {tid} read {} blocks from {}{}: {} on average, {} at most; {writes} writes meanwhile",
+        "thread {tid} read {} blocks from {}{}: {} on average, {} at most; {writes} concurrent writes",
         made.len(),
         printable(disk),
         cgroup.iter().map(|path| format!(" in cgroup {path}")).collect::<String>(),

@@ -19,13 +19,13 @@ use crate::render::json::write_line;
 /// The middle of the real-time priorities, which is also that of threaded interrupts.
 const DEFAULT_PRIORITY: u8 = 50;
 
-/// What all disturbances have in common.
+/// Options that all disturbances have in common.
 #[derive(Debug, Args)]
 pub struct Common {
-    /// How long each disturbance is, 50ms at most.
+    /// Length of each disturbance, 50ms at most.
     #[arg(long = "for", value_name = "DURATION", default_value = "10ms", value_parser = length_ns)]
     length_ns: u64,
-    /// How many.
+    /// Number of disturbances.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=MAX_TIMES))]
     times: u64,
     /// From the start of one to the start of the next, at least twice as long as one is.
@@ -59,7 +59,7 @@ pub struct HogArguments {
     /// The scheduling policy of the thread.
     #[arg(long, value_enum, default_value_t = Policy::Fifo)]
     policy: Policy,
-    /// Its real-time priority, 1 to 98 (default: 50).
+    /// Real-time priority of the thread, 1 to 98 (default: 50).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(MAX_PRIORITY)))]
     priority: Option<u8>,
 }
@@ -241,7 +241,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use whylate_sources::inject::Moment;
+    use whylate_sources::inject::Timestamp;
 
     use super::*;
 
@@ -253,7 +253,7 @@ mod tests {
     }
 
     fn one(length_ns: u64, on_cpu_ns: Option<u64>) -> Disturbance {
-        let start = Moment { monotonic_ns: SECOND_NS, unix_ns: 1_795_252_440 * SECOND_NS };
+        let start = Timestamp { monotonic_ns: SECOND_NS, unix_ns: 1_795_252_440 * SECOND_NS };
         Disturbance { start, length_ns, cpu: 1, on_cpu_ns }
     }
 

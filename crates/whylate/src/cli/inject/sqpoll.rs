@@ -18,7 +18,7 @@ use crate::render::json::write_line;
 /// Poll interval for signals.
 const POLLED_EVERY: Duration = Duration::from_millis(20);
 
-/// Keeps an io_uring submission thread at work for a known share of the time.
+/// Keeps an io_uring submission thread busy for a known share of the time.
 ///
 /// Requests read random bytes, which the thread makes itself. The share of work is the time in which requests are
 /// outstanding, as the application sees it, less what the thread waited for a CPU.
@@ -32,7 +32,7 @@ pub struct Arguments {
     /// Percent of the time in which the thread has work.
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = duty)]
     duty: f64,
-    /// How long.
+    /// Duration of the load.
     #[arg(long = "for", value_name = "DURATION", default_value = "10s", value_parser = duration_ns)]
     length_ns: u64,
     /// From the start of one batch of requests to the start of the next.

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde::Serialize;
 use whylate_model::units::{format_ns, rfc3339};
-use whylate_sources::inject::{Moment, work};
+use whylate_sources::inject::{Timestamp, work};
 
 use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
@@ -30,7 +30,7 @@ examples:
   whylate inject work --items 20 --busy 5ms --cpu 1    these wait 0, 5, 10 ... 95 ms
   whylate inject work --items 100 --json               for a program to compare")]
 pub struct Arguments {
-    /// How many items to run.
+    /// Number of items to run.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=work::MAX_ITEMS))]
     items: u64,
     /// At most this many wait at the same time; the rest follow in batches, a millisecond apart.
@@ -45,7 +45,7 @@ pub struct Arguments {
     /// Queue on this CPU, and not on the current one.
     #[arg(long, value_name = "N")]
     cpu: Option<u32>,
-    /// Meanwhile keep every CPU busy with a thread of normal priority.
+    /// Also keep every CPU busy with a thread of normal priority.
     #[arg(long)]
     load: bool,
     /// Print one JSON object on one line.
@@ -105,13 +105,13 @@ fn work_text(plan: &work::Plan, report: &work::Report) -> String {
     }
     let cut_short = if report.complete || report.executed < plan.items { "" } else { ", the last ones cut short" };
     text += &format!(
-        "\nran {}{cut_short}, kept the CPU busy for {} in all, {} at most\n",
+        "\nran {}{cut_short}, kept the CPU busy for {} in total, {} at most\n",
         report.executed,
         format_ns(report.busy_total_ns),
         format_ns(report.busy_max_ns)
     );
     if let (Some(first), Some(last)) = (report.first_queue, report.last_queue) {
-        let after_first = |timestamp: Moment| format_ns(timestamp.monotonic_ns.saturating_sub(first.monotonic_ns));
+        let after_first = |timestamp: Timestamp| format_ns(timestamp.monotonic_ns.saturating_sub(first.monotonic_ns));
         text += &format!("first queued {}, last queued {} after it", rfc3339::format(first.unix_ns), after_first(last));
         if let Some(end) = report.last_end {
             text += &format!(", last ended {} after it", after_first(end));
@@ -144,8 +144,8 @@ struct WorkRecord {
 
 impl WorkRecord {
     fn new(plan: &work::Plan, report: &work::Report) -> Self {
-        let wall = |timestamp: Option<Moment>| timestamp.map(|timestamp| rfc3339::format(timestamp.unix_ns));
-        let monotonic_ns = |timestamp: Option<Moment>| timestamp.map(|timestamp| timestamp.monotonic_ns);
+        let wall = |timestamp: Option<Timestamp>| timestamp.map(|timestamp| rfc3339::format(timestamp.unix_ns));
+        let monotonic_ns = |timestamp: Option<Timestamp>| timestamp.map(|timestamp| timestamp.monotonic_ns);
         Self {
             handler: work::HANDLER,
             items: plan.items,
@@ -174,8 +174,8 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
-    fn timestamp(after_ns: u64) -> Option<Moment> {
-        Some(Moment { monotonic_ns: SECOND_NS + after_ns, unix_ns: 1_795_252_440 * SECOND_NS + after_ns })
+    fn timestamp(after_ns: u64) -> Option<Timestamp> {
+        Some(Timestamp { monotonic_ns: SECOND_NS + after_ns, unix_ns: 1_795_252_440 * SECOND_NS + after_ns })
     }
 
     fn plan() -> work::Plan {
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(
             work_text(&plan(), &report()),
             "queued 20 items of bpf_wq_work on CPU 1, each busy for 5.00ms, 20 of them waiting at once\n\
-             ran 20, kept the CPU busy for 100ms in all, 5.00ms at most\n\
+             ran 20, kept the CPU busy for 100ms in total, 5.00ms at most\n\
              first queued 2026-11-21T09:14:00.000000Z, last queued 3.64us after it, last ended 100ms after it\n"
         );
         let nothing = work::Report { queued: 0, executed: 0, first_queue: None, last_queue: None, ..report() };

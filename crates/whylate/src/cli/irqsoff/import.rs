@@ -15,7 +15,7 @@ use super::Arguments;
 use crate::cli::undid;
 use crate::engine::runner::PendingLate;
 use crate::render::json::JsonLines;
-use crate::render::text::irqsoff::Text;
+use crate::render::text::irqsoff::IrqsoffText;
 use crate::render::text::table::{Table, terminal_columns};
 use crate::render::text::{Output, why};
 
@@ -25,7 +25,7 @@ const WORST_IN_JSON: usize = 20;
 /// Reads the file, and prints the result.
 ///
 /// # Errors
-/// When the file cannot be read or has no known trace, or the output cannot be written.
+/// Fails if the file cannot be read or has no known trace, or the output cannot be written.
 pub fn run(arguments: &Arguments, file: &Path) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let named = || format!("cannot import {}", file.display());
@@ -46,7 +46,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
     let mut output: Box<dyn Output> = if arguments.schedule.json {
         Box::new(JsonLines)
     } else {
-        Box::new(Text::new(arguments.shown(), terminal_columns(), None).in_utc())
+        Box::new(IrqsoffText::new(arguments.shown(), terminal_columns(), None).in_utc())
     };
     output.begin(out)?;
     let (mut kept, mut written) = (PendingLate::new(arguments.keep()), Ok(()));
@@ -107,7 +107,7 @@ fn write_timer(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         missed => format!(", and missed {missed} periods"),
     };
     let late = format_ns(event.latency_ns);
-    let at = crate::render::text::moment::moment(event.at_unix_ns, &TimeZone::UTC);
+    let at = crate::render::text::time_of_day::time_of_day(event.at_unix_ns, &TimeZone::UTC);
     writeln!(out, "\n{at} the timer {} on CPU {} was late by {late}{missed}:", label("callback"), event.cpu)?;
     why::write_causes(out, event)
 }
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         arguments: Arguments,
     }
@@ -129,7 +129,7 @@ mod tests {
 
     fn printed(line: &str, text: &str) -> String {
         let words = ["irqsoff", "--import", "x"].into_iter().chain(line.split_whitespace());
-        let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
+        let arguments = CommandLine::try_parse_from(words).expect("a valid command line").arguments;
         let mut out = Vec::new();
         show(&arguments, text.as_bytes(), &mut out).expect("a trace");
         String::from_utf8(out).expect("text")
@@ -156,7 +156,7 @@ mod tests {
     fn rejects_measurement_options_with_import() {
         for line in ["1", "-d 5s", "--backend ticks", "-c 0"] {
             let words = ["irqsoff", "--import", "x"].into_iter().chain(line.split_whitespace());
-            assert!(Line::try_parse_from(words).is_err(), "{line}");
+            assert!(CommandLine::try_parse_from(words).is_err(), "{line}");
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::render::text::run as text;
 
 /// Output of `--json`.
 #[derive(Serialize)]
-struct Line<'a> {
+struct ExplainedLine<'a> {
     command: &'a str,
     /// Whether the trace has the creation of the thread, and (`is_whole`) also its exit.
     is_born: bool,
@@ -33,7 +33,7 @@ struct Line<'a> {
 /// Reads the file, and prints the path of the given thread, or of the one that the trace seems to be about.
 ///
 /// # Errors
-/// When the file cannot be read, has no context switches, or does not have the thread.
+/// Fails if the file cannot be read, has no context switches, or does not have the thread.
 pub fn run(file: &Path, pid: Option<u32>, comm: Option<&str>, json: bool) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let named = || format!("cannot import {}", file.display());
@@ -57,7 +57,14 @@ fn show(input: impl BufRead, wanted: Wanted<'_>, json: bool, out: &mut dyn Write
         let (is_born, is_whole) = (*is_born, *is_born && *end == End::Exit);
         write_line(
             out,
-            &Line { command: name, is_born, is_whole, explained, lost: &lost, limitations: &trace.limitations },
+            &ExplainedLine {
+                command: name,
+                is_born,
+                is_whole,
+                explained,
+                lost: &lost,
+                limitations: &trace.limitations,
+            },
         )?;
         return Ok(());
     }
@@ -81,7 +88,7 @@ fn about(command: &Command) -> String {
     let to = match &command.end {
         End::Exit => "its exit".to_owned(),
         End::StillThere(last) => {
-            format!("the last moment that {} had a CPU (the trace ends before the exit)", printable(last))
+            format!("the last time that {} was on a CPU (the trace ends before the exit)", printable(last))
         }
     };
     format!("{}{why}, from {from} to {to}:", printable(&command.name))

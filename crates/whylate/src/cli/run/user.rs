@@ -27,7 +27,7 @@ impl User {
     /// Finds a user by name or number.
     ///
     /// # Errors
-    /// When there is no such user, or this process may not change its user.
+    /// Fails if there is no such user, or this process may not change its user.
     pub fn find(wanted: &str) -> anyhow::Result<User> {
         let line = getent("passwd", wanted)
             .and_then(|text| entry(&text, wanted))

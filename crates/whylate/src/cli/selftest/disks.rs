@@ -22,7 +22,7 @@ const HOGS: u32 = 16;
 pub(super) fn reads(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     let none = || {
         AttachError::Unsupported(
-            "none of /var/tmp, /tmp and the current folder is on a disk with direct I/O: run it from a folder that is"
+            "none of /var/tmp, /tmp and the current directory is on a disk with direct I/O: run it from a directory that is"
                 .to_owned(),
         )
     };

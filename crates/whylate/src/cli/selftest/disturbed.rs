@@ -153,7 +153,7 @@ fn while_disturbed(source: &mut dyn Attached, setup: &Setup<'_>, kind: Kind) -> 
     // Not a multiple of the period, so that disturbances start at varying phases of it.
     let every_ns = 3 * setup.length_ns + 137_000;
     let plan = Plan { kind, length_ns: setup.length_ns, times: TIMES, every_ns, cpu: Some(setup.cpu) };
-    let stolen = || cpus::stolen_ns(setup.cpu).context("cannot tell what a hypervisor has had");
+    let stolen = || cpus::stolen_ns(setup.cpu).context("cannot read the steal time");
     let (mut events, stolen_before_ns) = (Vec::new(), stolen()?);
     let report = thread::scope(|scope| {
         let disturbing = scope.spawn(|| disturbance::run(&plan, setup.stop, &mut |_| Ok(())));

@@ -11,7 +11,7 @@ use whylate_model::CauseKind;
 use whylate_model::selftest::{Check, Unit};
 use whylate_model::sources::{OFFCPU, SQPOLL, WQ};
 use whylate_model::sqpoll::is_thread;
-use whylate_sources::inject::Moment;
+use whylate_sources::inject::Timestamp;
 use whylate_sources::inject::sqpoll::{Load, Plan as LoadPlan};
 use whylate_sources::inject::work::{self, HANDLER, Plan as WorkPlan};
 use whylate_sources::offcpu::{DEFAULT_HZ, OffcpuOptions};
@@ -88,7 +88,7 @@ pub(super) fn work(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
 /// Returns the mean wait of items that are queued together and run one by one, by the start of the first and the end of
 /// the last.
 fn mean_wait_ns(report: &work::Report) -> f64 {
-    let at = |timestamp: Option<Moment>| timestamp.map_or(0.0, |timestamp| timestamp.monotonic_ns as f64);
+    let at = |timestamp: Option<Timestamp>| timestamp.map_or(0.0, |timestamp| timestamp.monotonic_ns as f64);
     let (first_start, executed) = (at(report.first_start), report.executed.max(1) as f64);
     let each_ns = (at(report.last_end) - first_start) / executed;
     first_start - (at(report.first_queue) + at(report.last_queue)) / 2.0 + each_ns * (executed - 1.0) / 2.0
@@ -135,7 +135,7 @@ pub(super) fn duty(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     }
     if setup.is_emulated {
         let reason =
-            "an emulated CPU stops at any time, and requests are outstanding meanwhile without being worked at";
+            "an emulated CPU stops at any time, and requests stay outstanding in that time without being processed";
         return Err(AttachError::Unsupported(reason.to_owned()));
     }
     let mut source = SqpollOptions { threads: Threads::of_process(std::process::id()), ..SqpollOptions::default() }
@@ -170,7 +170,7 @@ pub(super) fn duty(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
         Some(&working) => working,
         // The fields of fdinfo depend on the kernel.
         None if source.backend == "fdinfo" => {
-            let reason = "without BPF, this kernel does not tell work from spinning";
+            let reason = "without BPF, this kernel does not distinguish work from spinning";
             return Err(AttachError::Unsupported(reason.to_owned()));
         }
         None => 0.0,

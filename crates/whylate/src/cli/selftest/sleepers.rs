@@ -23,7 +23,7 @@ pub(super) struct Sleepers(Child);
 impl Sleepers {
     /// Starts the process, and waits until all threads are started.
     pub(super) fn start() -> Result<Self> {
-        let program = std::env::current_exe().context("cannot tell where this program is")?;
+        let program = std::env::current_exe().context("cannot find this program's executable")?;
         let mut command = Command::new(program);
         command.args(["selftest", "--sleepers"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut sleepers = Sleepers(command.spawn().context("cannot start a process that sleeps")?);
@@ -47,7 +47,7 @@ impl Drop for Sleepers {
 /// Runs as the process of sleeping threads, until standard input is closed.
 ///
 /// # Errors
-/// When a thread cannot be started.
+/// Fails if a thread cannot be started.
 pub(super) fn be() -> Result<()> {
     let (sender, receiver) = mpsc::channel::<()>();
     for _ in 0..SLEEPERS {

@@ -57,10 +57,10 @@ pub struct Arguments {
     /// Read or write.
     #[arg(long, value_enum, default_value_t = Direction::Read)]
     rw: Direction,
-    /// How long each number of requests is tried.
+    /// Duration of the trial of each number of requests.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration_ns)]
     runtime: u64,
-    /// How long the thread spins before it sleeps, in milliseconds.
+    /// Time for which the thread spins before it sleeps, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 1_000)]
     sq_thread_idle: u32,
     /// Keep the submission thread on this CPU.

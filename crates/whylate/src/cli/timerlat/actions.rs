@@ -18,7 +18,7 @@ pub type Save<'a> = dyn FnMut(&Path, &mut dyn Write) -> anyhow::Result<()> + 'a;
 /// Performs actions in order, up to the first that fails; `save` saves traces. Returns whether to continue measuring.
 ///
 /// # Errors
-/// That of the action that failed, or of the writer.
+/// Fails if an action or the writer does.
 pub fn perform(actions: &[Action], out: &mut dyn Write, save: &mut Save<'_>) -> anyhow::Result<bool> {
     let mut goes_on = false;
     for action in actions {
@@ -37,7 +37,7 @@ pub fn perform(actions: &[Action], out: &mut dyn Write, save: &mut Save<'_>) -> 
 /// Writes a file that only its owner can read.
 ///
 /// # Errors
-/// When the file cannot be written.
+/// Fails if the file cannot be written.
 pub fn save<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>) -> anyhow::Result<T> {
     files::write(path, write).map_err(|error| error.context(format!("cannot save to {}", path.display())))
 }
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn actions_stop_at_first_failure() {
-        let directory = tempfile::tempdir().expect("a folder");
+        let directory = tempfile::tempdir().expect("a directory");
         let shell = |command: &str| Action::Shell(format!("cd {} && {command}", directory.path().display()));
         let (out, nothing) = (&mut io::sink(), &mut |_: &Path, _: &mut dyn Write| Ok(()));
         assert!(!perform(&[shell("touch a,b")], out, nothing).expect("performed"));
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn trace_file_is_private_and_refuses_links() {
-        let directory = tempfile::tempdir().expect("a folder");
+        let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("trace.txt");
         let write = |out: &mut dyn Write| Ok(out.write_all(b"late")?);
         perform(&[Action::Trace(path.clone())], &mut io::sink(), &mut |path, _| save(path, write)).expect("saved");

@@ -80,13 +80,13 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         events: Events,
     }
 
     fn parse(words: &[&str]) -> Result<Vec<TraceEvent>, Error> {
-        Line::try_parse_from([&["timerlat"], words].concat()).map(|line| line.events.0)
+        CommandLine::try_parse_from([&["timerlat"], words].concat()).map(|line| line.events.0)
     }
 
     fn named(system: &str, name: Option<&str>) -> TraceEvent {

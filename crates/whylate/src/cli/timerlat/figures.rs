@@ -11,7 +11,7 @@ use super::{Plan, View};
 use crate::render::json::JsonLines;
 use crate::render::text::Output as _;
 use crate::render::text::footer;
-use crate::render::text::timerlat::hist::{self, Shown};
+use crate::render::text::timerlat::hist::{self, HistogramOptions};
 use crate::render::text::timerlat::total::Total;
 use crate::render::text::timerlat::{late, percentiles, top};
 
@@ -70,7 +70,11 @@ impl<'a> Figures<'a> {
             View::Top { .. } => top::write(&mut text, &self.total, unit, has_user)?,
             View::Hist { shown, .. } => {
                 let [irq, thread, user] = shown.kinds;
-                hist::write(&mut text, &self.total, &Shown { kinds: [irq, thread, user && has_user], ..*shown })?;
+                hist::write(
+                    &mut text,
+                    &self.total,
+                    &HistogramOptions { kinds: [irq, thread, user && has_user], ..*shown },
+                )?;
             }
             View::Analysis => {}
         }

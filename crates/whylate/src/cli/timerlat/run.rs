@@ -40,7 +40,7 @@ const MAX_PENDING: usize = 1_000;
 /// Measures until the duration is over, a threshold is hit, or Ctrl-C. Returns the exit status.
 ///
 /// # Errors
-/// When the kernel or the caller's privileges do not allow it, or the output cannot be written.
+/// Fails if the kernel or the caller's privileges do not allow it, or the output cannot be written.
 pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let plan = arguments.plan();
     if plan.common.bpf_action.is_some() {
@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     }
     if plan.common.debug {
         let source = &measurement.feed.source;
-        let end = if source.tells_ran() { "runs" } else { "has the CPU" };
+        let end = if source.sees_own_code() { "runs" } else { "is switched in" };
         say!("whylate: backend {}, a thread's latency ends when it {end}, {options:?}", source.backend);
     }
     let mut out = io::BufWriter::new(io::stdout().lock());
@@ -166,7 +166,7 @@ impl Surroundings {
     }
 }
 
-/// Why a wait ended.
+/// Reason why a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Refresh,

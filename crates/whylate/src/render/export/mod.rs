@@ -25,13 +25,13 @@ pub trait Export {
     /// Writes a line.
     ///
     /// # Errors
-    /// When the line cannot be written.
+    /// Fails if the line cannot be written.
     fn line(&mut self, line: &Line) -> anyhow::Result<()>;
 
     /// Finishes the export after the last line.
     ///
     /// # Errors
-    /// When the remaining data cannot be written.
+    /// Fails if the remaining data cannot be written.
     fn end(self: Box<Self>) -> anyhow::Result<()>;
 }
 
@@ -44,7 +44,7 @@ impl Destination {
     /// Prepares an export of a recording.
     ///
     /// # Errors
-    /// When the recording does not exist.
+    /// Fails if the recording does not exist.
     pub fn for_recording(recording: &Path) -> io::Result<Self> {
         let about = fs::metadata(recording)?;
         Ok(Destination { recording: (about.dev(), about.ino()) })
@@ -53,7 +53,7 @@ impl Destination {
     /// Creates an output file.
     ///
     /// # Errors
-    /// When the file cannot be created, or is the recording.
+    /// Fails if the file cannot be created, or is the recording.
     pub fn begin(&self, path: &Path) -> anyhow::Result<PendingFile> {
         let name = printable(&path.to_string_lossy());
         if fs::metadata(path).is_ok_and(|about| (about.dev(), about.ino()) == self.recording) {
@@ -65,7 +65,7 @@ impl Destination {
     /// Starts a Perfetto trace, for ui.perfetto.dev.
     ///
     /// # Errors
-    /// When the file cannot be created.
+    /// Fails if the file cannot be created.
     pub fn perfetto(&self, path: &Path, header: &Header) -> anyhow::Result<Box<dyn Export>> {
         Ok(Box::new(perfetto::Trace::begin(self.begin(path)?, header)?))
     }
@@ -73,7 +73,7 @@ impl Destination {
     /// Starts a directory of CSV files.
     ///
     /// # Errors
-    /// When the files cannot be created.
+    /// Fails if the files cannot be created.
     pub fn csv(&self, directory: &Path) -> anyhow::Result<Box<dyn Export>> {
         let files = self.tables(directory, "csv")?;
         Ok(Box::new(TableExport::new(Box::new(csv::Files::begin(files)?))))
@@ -82,7 +82,7 @@ impl Destination {
     /// Starts a directory of Parquet files.
     ///
     /// # Errors
-    /// When the files cannot be created, or without the `parquet` feature.
+    /// Fails if the files cannot be created, or without the `parquet` feature.
     pub fn parquet(&self, directory: &Path) -> anyhow::Result<Box<dyn Export>> {
         Ok(Box::new(TableExport::new(self.parquet_sink(directory)?)))
     }
@@ -115,6 +115,6 @@ fn open_directory(directory: &Path) -> io::Result<()> {
     // In a directory of another user, files could be replaced while they are written.
     match fs::metadata(directory)?.uid() == geteuid().as_raw() {
         true => Ok(()),
-        false => Err(io::Error::other("it belongs to another user (choose another folder)")),
+        false => Err(io::Error::other("it belongs to another user (choose another directory)")),
     }
 }

@@ -38,7 +38,7 @@ pub enum Cell<'a> {
     Count(Option<u64>),
     Number(Option<f64>),
     Flag(Option<bool>),
-    /// In nanoseconds since 1970.
+    /// A timestamp in nanoseconds since 1970.
     Stamp(Option<u64>),
 }
 
@@ -77,11 +77,11 @@ pub enum Table {
 /// Writes rows as they come.
 pub trait Sink {
     /// # Errors
-    /// When the row cannot be written.
+    /// Fails if the row cannot be written.
     fn add(&mut self, table: Table, row: Row<'_>) -> anyhow::Result<()>;
 
     /// # Errors
-    /// When the remaining rows cannot be written.
+    /// Fails if the remaining rows cannot be written.
     fn end(self: Box<Self>) -> anyhow::Result<()>;
 }
 

@@ -62,7 +62,7 @@ struct Data<'a> {
     /// Whether timestamps need a date.
     has_dates: bool,
     command: &'a str,
-    /// By slot: start and end, their positions in the pictures, and the span for replay.
+    /// Start and end of each slot, their positions in the pictures, and the span for replay.
     slots: Vec<(u64, u64, u64, u64, String, String)>,
     lost: Vec<BTreeMap<String, u64>>,
     sources: Vec<SourceData>,
@@ -93,7 +93,7 @@ struct SourceData {
     has_all: bool,
     /// Whether the buckets of series are coarser, so that percentiles have larger bounds.
     is_coarse: bool,
-    /// If series are missing, the value of all series by which the source is judged.
+    /// Value of all series by which the source is judged, if series are missing.
     judged: Vec<SeriesData>,
     /// The remark on the whole span, and whether it means late.
     remark: Option<(String, bool)>,
@@ -141,7 +141,7 @@ fn is_zero(count: &u64) -> bool {
 #[derive(Serialize)]
 struct SeriesData {
     labels: Labels,
-    /// By slot: distributions, and values.
+    /// Distributions and values by slot.
     slots: Vec<(u32, Distributions, BTreeMap<String, f64>)>,
 }
 
@@ -151,9 +151,9 @@ struct CulpritData {
     rank: usize,
     word: &'static str,
     who: String,
-    told: String,
+    name: String,
     cgroup: Option<String>,
-    /// By source: slot, number of events, total and maximum delay in nanoseconds.
+    /// Delays by source: slot, number of events, total and maximum delay in nanoseconds.
     by: Vec<(String, Vec<SlotDelay>)>,
 }
 
@@ -221,7 +221,7 @@ fn buckets(of: &Histogram) -> Vec<u64> {
 /// Returns the script element with the data: JSON, compressed if it is large.
 ///
 /// # Errors
-/// When memory is exhausted.
+/// Fails if memory is exhausted.
 pub fn block(report: &Report, command: &str) -> io::Result<String> {
     let json = escaped(&serde_json::to_string(&data(report, command))?);
     if json.len() <= MAX_PLAIN_BYTES {
@@ -485,7 +485,7 @@ fn culprit_data(report: &Report, culprit: &Culprit, rank: usize) -> CulpritData 
         rank,
         word: how(culprit.kind, &culprit.who),
         who: name(&culprit.who),
-        told: name(&in_words(culprit.kind, &culprit.who)),
+        name: name(&in_words(culprit.kind, &culprit.who)),
         cgroup: culprit.cgroup.as_ref().filter(|of| of.path != "/").map(|of| name(&of.path)),
         by: by.collect(),
     }

@@ -162,7 +162,7 @@ pub fn write(event: &LateEvent) -> String {
 
 fn picture(parts: &[TimePart], whole_ns: u64) -> String {
     let mut out = format!(
-        "<svg class=\"path\" viewBox=\"0 0 {WIDTH} 10\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"The parts of its time; the list below tells each in words\">"
+        "<svg class=\"path\" viewBox=\"0 0 {WIDTH} 10\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"The parts of its time; the list below names each\">"
     );
     let (mut at, whole) = (0_u64, u128::from(whole_ns.max(1)));
     for part in parts {

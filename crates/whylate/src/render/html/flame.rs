@@ -70,7 +70,7 @@ pub fn graphs(report: &Report, number: usize) -> Vec<Graph> {
         is_idle: false,
         slots: slots.to_vec(),
     });
-    let title = "Chains of late waits: who waited where, who ended that, and what was done meanwhile".to_owned();
+    let title = "Chains of late waits: waiter, wait, waker, and what the waker did in that time".to_owned();
     let chains = Graph { title, rows: merge_smallest(chains.collect()), beyond_ns: report.chains[number].beyond_ns() };
     [stacks, chains].into_iter().filter(|graph| !graph.rows.is_empty()).collect()
 }
@@ -124,7 +124,7 @@ pub fn class(kind: Kind) -> &'static str {
         Kind::Between => "f-between",
         Kind::Kernel => "f-kernel",
         Kind::Waker => "f-waker",
-        Kind::WhileWaiting => "f-meanwhile",
+        Kind::WhileWaiting => "f-concurrent",
     }
 }
 

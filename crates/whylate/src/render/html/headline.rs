@@ -36,7 +36,7 @@ pub struct Victim {
     pub who: String,
     pub events: u64,
     pub total_ns: u64,
-    /// Whether it may have waited longer, as part of its waits may have been forgotten.
+    /// Whether the victim may have waited longer, as some of its waits may have been dropped.
     pub is_part: bool,
     /// The main cause with its time in nanoseconds, if one is known.
     pub cause: Option<(CauseKind, String, u64)>,
@@ -185,8 +185,8 @@ mod tests {
         );
         let mut waited_for_a_sleeper = Victims::default();
         waited_for_a_sleeper.add(&OFFCPU, &late("fz-writer:5780", &[(CauseKind::Timer, "sleep:5823", 50)]));
-        let told = sentence(&look, waited_for_a_sleeper.first().as_ref());
-        assert!(told.ends_with("100 % of it due to sleep:5823 sleeping."), "{told}");
+        let text = sentence(&look, waited_for_a_sleeper.first().as_ref());
+        assert!(text.ends_with("100 % of it due to sleep:5823 sleeping."), "{text}");
         let mut one = Victims::default();
         one.add(&WQ, &late("vmstat_update", &[]));
         assert_eq!(sentence(&look, one.first().as_ref()), "vmstat_update (wq) waited 0ns in 60.0s.");

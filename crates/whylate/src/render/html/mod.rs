@@ -61,12 +61,12 @@ pub struct ReportBuilder {
     listed: ListedEvents,
     victims: Victims,
     culprits: Culprits,
-    /// By source, as all fields that follow.
+    /// Stacks by source; the fields that follow are by source too.
     stacks: Vec<Stacks>,
     chains: Vec<Chains>,
     /// Stacks of the newest snapshot. `None` if its line has them, which the reader keeps.
     last_stacks: Vec<Option<Vec<Stack>>>,
-    /// Events lost by what the sources share, by reason: in total, and since the last tick.
+    /// Events lost by shared parts of the sources, by reason: in total, and since the last tick.
     lost: BTreeMap<String, u64>,
     lost_since: BTreeMap<String, u64>,
     raw: Raw,
@@ -79,9 +79,9 @@ pub struct Report {
     pub cards: Vec<&'static Card>,
     pub look: Overview,
     pub slots: Slots,
-    /// By slot and source.
+    /// Snapshots by slot and source.
     pub merged: Vec<Vec<Option<Snapshot>>>,
-    /// By source: merged over all slots, with the threads that wait at the end.
+    /// Snapshots by source, merged over all slots, with the threads that wait at the end.
     pub whole: Vec<Option<Snapshot>>,
     pub found: Vec<SourceSummary<'static>>,
     pub stacks: Vec<Stacks>,
@@ -118,12 +118,12 @@ impl ReportBuilder {
     /// Starts a report of a recording with this header.
     ///
     /// # Errors
-    /// When memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn new(header: Header) -> anyhow::Result<Self> {
         let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
         Ok(ReportBuilder {
             slots: Slots::default(),
-            gatherer: Gatherer::of(cards.clone(), By::Culprit),
+            gatherer: Gatherer::for_cards(cards.clone(), By::Culprit),
             listed: ListedEvents::default(),
             victims: Victims::default(),
             culprits: Culprits::default(),
@@ -142,7 +142,7 @@ impl ReportBuilder {
     /// Adds a tick. No source may have two snapshots in it.
     ///
     /// # Errors
-    /// When memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn tick(&mut self, mut lines: Vec<Line>) -> anyhow::Result<()> {
         self.tick_with_repeated(&mut lines, &BTreeMap::new())
     }
@@ -159,7 +159,7 @@ impl ReportBuilder {
         // The account is read after the snapshots, when the next ones have started. A replay counts it with the next
         // ones.
         let lost = std::mem::take(&mut self.lost_since);
-        let mut tick_gatherer = Gatherer::of(self.cards.clone(), By::Culprit);
+        let mut tick_gatherer = Gatherer::for_cards(self.cards.clone(), By::Culprit);
         let (mut found, mut snapshots, mut has_late) = (Vec::new(), Vec::new(), false);
         for line in lines {
             match line {
@@ -239,7 +239,7 @@ impl ReportBuilder {
         self.chains.iter_mut().for_each(Chains::coarsen);
     }
 
-    /// Returns whether the embedded recording has only a part of what was read.
+    /// Returns whether the embedded recording has only a part of the data.
     pub fn is_thinned(&self) -> bool {
         self.raw.is_thinned()
     }
@@ -271,7 +271,7 @@ impl ReportBuilder {
     /// Finishes the report.
     ///
     /// # Errors
-    /// When memory is exhausted.
+    /// Fails if memory is exhausted.
     pub fn finish(mut self) -> anyhow::Result<Report> {
         while self.slots.coarsen_if_too_many() {
             self.coarsen();

@@ -31,7 +31,7 @@ const SCRIPT: &str = concat!(
     "})();\n",
 );
 
-/// How the page was made.
+/// Command that made the page.
 #[derive(Clone, Debug, Default)]
 pub struct Made {
     /// The command line.
@@ -47,7 +47,7 @@ pub struct Made {
 /// Writes the page.
 ///
 /// # Errors
-/// Those of the writer.
+/// Fails if the writer does.
 pub fn write(out: &mut dyn Write, report: &Report, compared: Option<&Compared>, made: &Made) -> io::Result<()> {
     let headline = headline::sentence(&report.look, report.victim.as_ref());
     let scale = match compared {
@@ -122,7 +122,7 @@ fn facts(report: &Report) -> String {
     facts.push((
         "Time",
         format!(
-            "{} to {}{zone}; in UTC {} to {}; {} in all",
+            "{} to {}{zone}; in UTC {} to {}; {} in total",
             in_zone(report, from_ns, "%Y-%m-%d %H:%M:%S"),
             in_zone(report, to_ns, ends),
             utc(from_ns),
@@ -195,7 +195,7 @@ const SELECTION: &str = "<div id=\"selection\" hidden>
 <button type=\"button\" id=\"all\">Whole span</button>
 <output id=\"span\"></output></p>
 <p class=\"note\" id=\"under\"></p>
-<p class=\"note\">The same as text: <code id=\"command\"></code></p>
+<p class=\"note\">As text: <code id=\"command\"></code></p>
 </div>
 ";
 
@@ -281,7 +281,7 @@ fn source_section(report: &Report, number: usize, card: &Card) -> String {
     if !graphs.is_empty() {
         out += &help(
             "Each box is a function or a name, as wide as the time that was spent in it and in what it called; the root, on top, is all of it. \
-             Below a thread's own frames there may be its waker and what was done meanwhile. \
+             Below a thread's own frames there may be its waker and what the waker did in that time. \
              Click a box to zoom in; search for the share of time in matching frames.",
         );
     }

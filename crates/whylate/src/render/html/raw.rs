@@ -28,7 +28,7 @@ pub struct Raw {
 #[derive(Debug, Default)]
 pub struct Embedded {
     pub bytes: Vec<u8>,
-    /// Whether it has all lines.
+    /// Whether the embedded recording has all lines.
     pub is_whole: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct Thinned<'a> {
     pub slots: &'a Slots,
     pub cards: &'a [&'static Card],
     pub merged: &'a [Vec<Option<Snapshot>>],
-    /// By source, as `last_stacks`.
+    /// Stacks by source, like `last_stacks`.
     pub stacks: &'a [Stacks],
     pub last_stacks: &'a [Vec<Stack>],
     pub late: &'a [ListedEvent],

@@ -34,7 +34,7 @@ enum Message {
 /// Makes a report of a recording.
 ///
 /// # Errors
-/// When the file is not a recording, or has no snapshot in its span.
+/// Fails if the file is not a recording, or has no snapshot in its span.
 pub fn recorded(recording: &Recording) -> anyhow::Result<Report> {
     let (sender, receiver) = sync_channel(BATCHES_AHEAD);
     let (used_sender, used) = channel();

@@ -98,7 +98,7 @@ pub struct Stacks {
     known: HashMap<u64, Vec<u32>>,
     /// Stacks without their sums.
     stacks: Vec<Stack>,
-    /// Total size of their names.
+    /// Total size of the names.
     bytes: usize,
     /// Row of each stack that the reader of a recording has numbered. `None` for stacks beyond the limit.
     by_number: HashMap<usize, Option<u32>>,

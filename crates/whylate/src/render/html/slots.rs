@@ -28,12 +28,12 @@ pub struct Slots {
 /// The data of all sources in a few consecutive ticks.
 #[derive(Debug)]
 pub struct Slot {
-    /// Start of its first snapshot and end of its last one, in whole microseconds as in recordings.
+    /// Start of the first snapshot and end of the last one, in whole microseconds as in recordings.
     pub start_unix_ns: u64,
     pub end_unix_ns: u64,
-    /// By source.
+    /// Data by source.
     pub sources: Vec<Option<SourceSlot>>,
-    /// Events lost by what the sources share, by reason.
+    /// Events lost by shared parts of the sources, by reason.
     pub lost: BTreeMap<String, u64>,
 }
 
@@ -56,7 +56,7 @@ pub struct SourceSlot {
 pub struct SourceTick<'a> {
     pub number: usize,
     pub found: SourceSummary<'static>,
-    /// Without stacks and late events.
+    /// Snapshot without stacks and late events.
     pub snapshot: &'a Snapshot,
 }
 

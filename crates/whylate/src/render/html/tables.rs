@@ -12,14 +12,14 @@ use super::event::{self, main_cause};
 use super::listed::ListedEvent;
 use super::markup::{bar, count, head, name_cell, ns, sentence, share, text};
 use super::page::in_zone;
-use crate::render::text::moment::moment;
 use crate::render::text::overview::{shown, verdict, victims};
+use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::why;
 
 /// Maximum number of culprits and of late events that are shown without scripts.
 const CULPRITS: usize = 30;
 const LATE: usize = 50;
-/// From this duration on, times of day repeat or nearly do: timestamps get a date.
+/// Duration from which timestamps get a date, as times of day repeat or nearly do.
 pub const DAY_NS: u64 = 72_000_000_000_000;
 
 /// Returns the table of the verdicts on the sources.
@@ -51,12 +51,12 @@ pub fn culprits(look: &Overview, prefix: &str) -> String {
     let rest = why::unexplained(&look.unexplained(), all_ns, "event");
     let rest = rest.map_or_else(String::new, |rest| format!("<p class=\"note whole\">{}</p>", sentence(&rest)));
     if look.culprits.is_empty() {
-        return format!("<p>Nobody is known to have made anything late.</p>{rest}");
+        return format!("<p>No culprit is known.</p>{rest}");
     }
     let mut out = format!(
-        "<p>They caused <b id=\"{prefix}delay\" data-v=\"{all_ns}\">{}</b> of delay in all.</p>{rest}<div class=\"wide\"><table id=\"{prefix}culprits\">{}<tbody>",
+        "<p>They caused <b id=\"{prefix}delay\" data-v=\"{all_ns}\">{}</b> of delay in total.</p>{rest}<div class=\"wide\"><table id=\"{prefix}culprits\">{}<tbody>",
         format_ns(all_ns),
-        head(&["Share", "Delay", "<Bar", "<How", "<Who", "<Whom it delayed"])
+        head(&["Share", "Delay", "<Bar", "<How", "<Who", "<Victims"])
     );
     for (number, culprit) in look.culprits.iter().take(CULPRITS).enumerate() {
         let part = culprit.total_ns as f64 / all_ns.max(1) as f64;
@@ -131,7 +131,7 @@ fn late_row(late: &ListedEvent, report: &Report) -> String {
 
 /// Formats a time of day, with the date in a long recording.
 fn at(unix_ns: u64, report: &Report) -> String {
-    let time = moment(unix_ns, &report.zone);
+    let time = time_of_day(unix_ns, &report.zone);
     match report.look.duration_ns < DAY_NS {
         true => time,
         false => format!("{} {time}", in_zone(report, unix_ns, "%m-%d")),

@@ -34,7 +34,7 @@ pub const COLORED: usize = 6;
 /// Scales that two runs share, so that they can be compared.
 #[derive(Debug, Default)]
 pub struct Scale {
-    /// By source: the lowest and the highest power of two, and the maximum values per second of a cell.
+    /// Scale of each source: the lowest and the highest power of two, and the maximum values per second of a cell.
     sources: BTreeMap<&'static str, (u32, u32, f64)>,
     /// The maximum delay per second, of all culprits together.
     max_delay: f64,
@@ -224,7 +224,7 @@ pub fn about(culprit: &Culprit, all_ns: u64) -> String {
 fn stack(report: &Report, scale: &Scale, axis: &Axis) -> String {
     let all_ns: u64 = report.look.culprits.iter().map(|culprit| culprit.total_ns).sum();
     if all_ns == 0 {
-        return "<div class=\"plot\"><h3>culprits</h3><p class=\"what\">Nobody is known to have made anything late.</p></div>\n".to_owned();
+        return "<div class=\"plot\"><h3>culprits</h3><p class=\"what\">No culprit is known.</p></div>\n".to_owned();
     }
     let delays = delays(report);
     let mut paths = vec![String::new(); COLORED + 1];

@@ -131,7 +131,7 @@ pub fn figure(row: &Row) -> String {
     }
 }
 
-/// Renders what a row is about: a culprit, late events, a series or a stack.
+/// Renders the subject of a row: a culprit, late events, a series or a stack.
 pub fn what(what: &What) -> String {
     match what {
         What::Culprit { kind, who } => why::culprit(*kind, who),
@@ -197,10 +197,10 @@ mod tests {
 
     fn row(source: &str, what: What, figure: &str, distribution: &str, unit: Unit, values: [(u64, f64); 2]) -> Row {
         let measure = |(count, value)| Measure { count, value: (count > 0).then_some(value), share: None };
-        let told = if values[1].1 > values[0].1 { Outcome::More } else { Outcome::Less };
+        let outcome = if values[1].1 > values[0].1 { Outcome::More } else { Outcome::Less };
         let [before, after] = values.map(measure);
         let (source, figure, distribution) = (source.to_owned(), figure.to_owned(), distribution.to_owned());
-        Row { source, what, figure, distribution, unit, before, after, outcome: told, p: Some(1e-6), q: Some(1e-4) }
+        Row { source, what, figure, distribution, unit, before, after, outcome, p: Some(1e-6), q: Some(1e-4) }
     }
 
     fn written(diff: &Diff) -> String {

@@ -157,7 +157,7 @@ fn sources<'a>(sources: impl Iterator<Item = &'a Readiness>, out: &mut impl Writ
             .map(|better| format!("{} ({}): {}", better.backend, word(better.state), better.reasons.join("; ")))
             .collect();
         if !source.limitations.is_empty() {
-            remarks.push(format!("weaker with {backend}: {}", source.limitations));
+            remarks.push(format!("limitations of {backend}: {}", source.limitations));
         }
         if remarks.is_empty() {
             remarks.push("-".to_owned());
@@ -263,7 +263,7 @@ pub(super) mod tests {
                 name: "--why".to_owned(),
                 state: State::Yes,
                 backend: Some("no heartbeat".to_owned()),
-                limitations: "interrupts that are off cannot be told".to_owned(),
+                limitations: "disabled interrupts cannot be distinguished".to_owned(),
                 better: vec![BetterBackend {
                     backend: "occupancy".to_owned(),
                     state: State::No,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders the overview: what was late on this machine, the culprits, and the commands to run next.
+//! Renders the overview: late events on this machine, the culprits, and the commands to run next.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -12,8 +12,8 @@ use whylate_model::snapshot::Sleeper;
 use whylate_model::sources::CARDS;
 use whylate_model::units::{format_ns, printable};
 
-use super::moment::moment;
 use super::table::Table;
+use super::time_of_day::time_of_day;
 use super::why;
 use super::{footer, path};
 
@@ -78,11 +78,11 @@ struct Row<'a> {
     is_late: bool,
 }
 
-/// Which threshold of a source a row is about.
+/// Threshold of a source that a row is about.
 #[derive(Clone, Copy)]
 enum Of<'a> {
     Figures,
-    /// Late events, if they are about something else than the figures.
+    /// Late events, if they do not concern the figures.
     Events(&'a LateOf),
     HeldUp(&'a HeldUp),
 }
@@ -102,7 +102,7 @@ fn rows_of(source: &Headline) -> impl Iterator<Item = Row<'_>> {
 
 /// A row as it is rendered. Unknown figures are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shown<'a> {
+pub struct RenderedRow<'a> {
     pub source: &'a str,
     pub is_late: bool,
     pub count: Option<u64>,
@@ -117,11 +117,11 @@ pub struct Shown<'a> {
 }
 
 /// Returns the rows of all sources, in the order of the screen.
-pub fn shown(look: &Overview) -> impl Iterator<Item = Shown<'_>> {
+pub fn shown(look: &Overview) -> impl Iterator<Item = RenderedRow<'_>> {
     look.sources.iter().flat_map(rows_of).map(|row| row.shown())
 }
 
-/// Describes what a source's figures are about: its remark, or what it measures with the longest sleeper first.
+/// Describes the subject of a source's figures: its remark, or what it measures with the longest sleeper first.
 pub fn of_figures(source: &Headline) -> Cow<'_, str> {
     match source.sleepers.first() {
         _ if !source.remark.is_empty() => source.remark.as_str().into(),
@@ -136,10 +136,10 @@ pub fn verdict(is_late: bool) -> &'static str {
 }
 
 impl<'a> Row<'a> {
-    fn shown(&self) -> Shown<'a> {
+    fn shown(&self) -> RenderedRow<'a> {
         let Row { source, of, is_late } = *self;
         let figure = |ns| (source.count > 0).then_some(ns);
-        let events = |max_ns, late_from_ns, late: u64, of: &'a str, next: &'a str| Shown {
+        let events = |max_ns, late_from_ns, late: u64, of: &'a str, next: &'a str| RenderedRow {
             source: &source.source,
             is_late,
             count: None,
@@ -152,7 +152,7 @@ impl<'a> Row<'a> {
             next,
         };
         match of {
-            Of::Figures => Shown {
+            Of::Figures => RenderedRow {
                 source: &source.source,
                 is_late,
                 // A source without figures only counts late events.
@@ -184,7 +184,7 @@ fn headlines(rows: &[Row<'_>]) -> Table {
     let mut table = Table::new("<SOURCE, <VERDICT, COUNT, P50, P99, MAX, LATE FROM, LATE, <OF");
     let count = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
     let ns = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), format_ns);
-    for Shown { source, is_late, count: counted, p50_ns, p99_ns, max_ns, late_from_ns, late, of, .. } in
+    for RenderedRow { source, is_late, count: counted, p50_ns, p99_ns, max_ns, late_from_ns, late, of, .. } in
         rows.iter().map(Row::shown)
     {
         table.row(vec![
@@ -208,7 +208,7 @@ fn lost(source: &Headline) -> impl Iterator<Item = String> {
 
 fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> io::Result<()> {
     let event = &sighting.event;
-    let (at, latency) = (moment(event.at_unix_ns, zone), format_ns(event.latency_ns));
+    let (at, latency) = (time_of_day(event.at_unix_ns, zone), format_ns(event.latency_ns));
     let place = if event.subject == cpu_subject(event.cpu) { String::new() } else { format!(", CPU {}", event.cpu) };
     let waited_in = event.labels.get("waited_in").filter(|_| !event.path.is_empty());
     let is_stopped = path::stop_of(&event.path).is_some();
@@ -220,7 +220,7 @@ fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> 
 
 /// Writes the threads that are still in uninterruptible sleep.
 fn write_sleepers(out: &mut dyn Write, look: &Overview, source: &Headline, zone: &TimeZone) -> io::Result<()> {
-    let at = moment(look.start_unix_ns.saturating_add(look.duration_ns), zone);
+    let at = time_of_day(look.start_unix_ns.saturating_add(look.duration_ns), zone);
     for Sleeper { who, process, asleep_ns, waits_in, class } in source.sleepers.iter().take(MAX_SLEEPERS) {
         let (who, asleep) = (printable(who), format_ns(*asleep_ns));
         let of = process.as_deref().map_or_else(String::new, |of| format!(" of {}", printable(of)));
@@ -239,7 +239,7 @@ fn write_culprits(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
         return rest.map_or(Ok(()), |rest| writeln!(out, "\n{rest}"));
     }
     let percent = |ns: u64| ns as f64 * 100.0 / all_ns as f64;
-    writeln!(out, "\nWho made others late, {} in all:", format_ns(all_ns))?;
+    writeln!(out, "\nWho made others late, {} in total:", format_ns(all_ns))?;
     rest.map_or(Ok(()), |rest| writeln!(out, "    {rest}"))?;
     let is_shown = |culprit: &&Culprit| percent(culprit.total_ns) >= SMALL_PERCENT;
     let shown = culprits.iter().take(MAX_CULPRITS).take_while(is_shown).count();
@@ -288,7 +288,7 @@ fn write_for_sleepers(out: &mut dyn Write, look: &Overview) -> io::Result<usize>
             let times = if *waits == 1 { "once".to_owned() } else { format!("{waits} times") };
             writeln!(
                 out,
-                "    {} waited for {} {times}, {} in all",
+                "    {} waited for {} {times}, {} in total",
                 printable(who),
                 printable(sleeper),
                 format_ns(*total_ns)
@@ -385,7 +385,7 @@ mod tests {
         let mut wq = headline("wq", true);
         wq.unexplained = Unexplained { events: 40, total_ns: 3_000_000 };
         let look = Overview { sources: vec![wq], culprits: vec![culprit], ..Overview::default() };
-        let expected = "Who made others late, 1.00ms in all:\n    That is 25.0% of the late time: 40 late events more (3.00ms in all) \
+        let expected = "Who made others late, 1.00ms in total:\n    That is 25.0% of the late time: 40 late events more (3.00ms in total) \
                     came too fast to be explained.\n";
         assert!(screen(&look).contains(expected), "{}", screen(&look));
     }
@@ -475,8 +475,8 @@ mod tests {
         held_up.for_sleepers = vec![pair("client:7", 12, 1_800), pair("client:9", 1, 150)];
         let text = screen(&Overview { sources: vec![source], ..Overview::default() });
         let expected = "\nWaits of 100ms or longer for a thread that waited for a timer itself (a sleep or a timeout), maybe by design:
-    client:7 waited for peer?[2J:8 12 times, 1.80s in all
-    client:9 waited for peer?[2J:8 once, 150ms in all
+    client:7 waited for peer?[2J:8 12 times, 1.80s in total
+    client:9 waited for peer?[2J:8 once, 150ms in total
 
 None of this counts as late.";
         assert!(text.contains(expected), "{text}");
@@ -501,7 +501,7 @@ None of this counts as late.";
                      (memory), still in uninterruptible sleep\n00:00:07.000000 offcpu 5.21s alone:80 in ";
         assert!(text.contains(worst), "{text}");
         let parsed: Overview =
-            serde_json::from_str(&serde_json::to_string(&look).expect("a look serialises")).expect("and parses");
+            serde_json::from_str(&serde_json::to_string(&look).expect("an overview serializes")).expect("and parses");
         assert_eq!(parsed.sources[0].sleepers, look.sources[0].sleepers);
     }
 

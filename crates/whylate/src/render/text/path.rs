@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders a path as an outline: what ended a wait, what that actor did, and what it waited for in turn.
+//! Renders a path as an outline: the waker of a wait, its activity, and its own waits in turn.
 
 use std::cmp::Reverse;
 use std::io::{self, Write};
@@ -23,7 +23,7 @@ pub const MAX_DEPTH: usize = 12;
 struct OutlinePart {
     ns: u64,
     text: String,
-    /// For a wait: the waiter, and what it waited in.
+    /// Waiter and its system call, if the line is a wait.
     wait: Option<(String, Option<String>)>,
     within: Vec<OutlinePart>,
 }
@@ -239,7 +239,7 @@ pub fn who_and_what(segment: &PathSegment) -> (Option<String>, Vec<String>) {
 /// Renders who stopped a thread, or what let it continue.
 fn stopped(segment: &PathSegment, who: &str) -> String {
     match segment.stop {
-        Some(stop) if who == stop.who() => "by whom is not known".to_owned(),
+        Some(stop) if who == stop.who() => "which process did it is not known".to_owned(),
         Some(Stop::Signal) => format!("until {who} let it go on"),
         Some(Stop::Freezer) => format!("until {who} thawed it"),
         Some(Stop::Tracer) | None => format!("by {who}"),
@@ -251,7 +251,7 @@ pub fn stop_of(path: &[PathSegment]) -> Option<Stop> {
     path.iter().find(|segment| segment.depth == 1)?.stop
 }
 
-/// Renders what the waiter waited in, or how it was stopped; follows the waiter's name.
+/// Renders the wait of the waiter, or its stop; follows the waiter's name.
 pub fn waited(segment: &PathSegment) -> String {
     match (segment.stop, &segment.via) {
         (Some(stop), _) => format!("was {}", stop.words()),
@@ -337,7 +337,7 @@ mod tests {
         };
         for (stop, who, expected) in [
             (Stop::Signal, "bash:9", "napper:7 was stopped by a signal: until bash:9 let it go on"),
-            (Stop::Signal, "signal", "napper:7 was stopped by a signal: by whom is not known"),
+            (Stop::Signal, "signal", "napper:7 was stopped by a signal: which process did it is not known"),
             (Stop::Tracer, "gdb:9", "napper:7 was stopped by a tracer: by gdb:9"),
             (Stop::Freezer, "runc:9", "napper:7 was frozen: until runc:9 thawed it"),
         ] {

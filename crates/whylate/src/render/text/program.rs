@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders the time budget of a program, and what it waited for.
+//! Renders the time budget of a program, and its waits.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -22,14 +22,14 @@ const MAX_LONGEST: usize = 3;
 pub struct ProgramReport {
     /// Name of the program.
     pub name: String,
-    /// Number of its processes.
+    /// Number of the program's processes.
     pub processes: u64,
     /// Measured time, in nanoseconds.
     pub span_ns: u64,
-    /// Time budget of its threads.
+    /// Time budget of the program's threads.
     #[serde(flatten)]
     pub budget: Budget,
-    /// Throttled time of its cgroups and their ancestors (CPU quota), over all CPUs, in nanoseconds.
+    /// Throttled time of the program's cgroups and their ancestors (CPU quota), over all CPUs, in nanoseconds.
     pub throttled: BTreeMap<String, u64>,
     /// Lost events, by reason.
     pub lost: BTreeMap<String, u64>,
@@ -45,7 +45,7 @@ pub fn write(
     let percent = |ns: u64| ns as f64 * 100.0 / budget.total_ns.max(1) as f64;
     let mut shares = vec![format!("on CPU {:.1}%", percent(budget.on_cpu_ns))];
     if budget.own_sleep_ns > 0 {
-        shares.push(format!("sleeping by choice {:.1}%", percent(budget.own_sleep_ns)));
+        shares.push(format!("sleeping voluntarily {:.1}%", percent(budget.own_sleep_ns)));
     }
     if budget.ready.ns > 0 {
         shares.push(format!("waiting for a CPU {:.1}%", percent(budget.ready.ns)));
@@ -114,8 +114,8 @@ fn write_kind(
     path::write_wait(out, &with_priorities(&waits.path, priority), 4)
 }
 
-/// Renders what a group of waits was in, and what ended them. The system call alone is not enough: a server waits for
-/// clients and for its own threads in the same one.
+/// Renders the system call of a group of waits, and the event that ended them. The system call alone is not enough: a
+/// server waits for clients and for its own threads in the same one.
 fn kind(waits: &Waits) -> String {
     let ended_by = match waits.ended_by {
         None => "",

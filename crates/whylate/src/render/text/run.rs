@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders what the elapsed time of a command was spent on.
+//! Renders the path of a command: how its elapsed time was spent.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ use crate::render::json::write_line;
 /// Maximum number of outside culprits that are shown.
 const MAX_OUTSIDERS: usize = 10;
 // How an outside culprit delayed the command.
-const HAD_CPU: &str = "had its CPU";
+const OCCUPIED_CPU: &str = "occupied its CPU";
 const IRQS_OFF: &str = "had interrupts off on its CPU";
 const THROTTLED: &str = "throttled it";
 const WAITED_FOR: &str = "worked while the command waited for it";
@@ -44,7 +44,7 @@ impl Form {
     /// Chooses the format by the file's extension.
     ///
     /// # Errors
-    /// When the extension is unknown.
+    /// Fails if the extension is unknown.
     pub fn from_path(path: &Path) -> anyhow::Result<Self> {
         let name = path.to_string_lossy();
         let forms = [(".svg", Form::Svg), (".folded", Form::Folded), (".json", Form::Json)];
@@ -56,7 +56,7 @@ impl Form {
 /// Writes the path in a format.
 ///
 /// # Errors
-/// Those of the writer.
+/// Fails if the writer does.
 pub fn write_file(out: &mut dyn Write, form: Form, explained: &Explained) -> io::Result<()> {
     match form {
         Form::Json => write_line(out, &events(&explained.path))?,
@@ -156,7 +156,7 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     let is_lost = |segment: &PathSegment| explained.is_folded && segment.who == whylate_model::path::OTHERS;
     let how = |segment: &PathSegment| match segment.kind {
         _ if segment.is_member || is_lost(segment) => None,
-        CauseKind::Thread | CauseKind::Work if segment.is_ready() => Some(HAD_CPU),
+        CauseKind::Thread | CauseKind::Work if segment.is_ready() => Some(OCCUPIED_CPU),
         CauseKind::IrqsOff if segment.is_ready() => Some(IRQS_OFF),
         CauseKind::Throttled if segment.is_ready() => Some(THROTTLED),
         CauseKind::Running | CauseKind::Work => Some(WAITED_FOR),
@@ -220,7 +220,7 @@ mod tests {
         insta::assert_snapshot!(String::from_utf8(out).expect("text"), @r"
         Others delayed it by 66.0ms (59.5% of the elapsed time):
            36.0%   40.0ms  server:9 worked while the command waited for it
-           18.0%   20.0ms  rustc:7 had its CPU
+           18.0%   20.0ms  rustc:7 occupied its CPU
             2.7%   3.00ms  cgroup /a throttled it
             1.8%   2.00ms  dd:8 had interrupts off on its CPU
             0.9%   1.00ms  work item vmstat_update worked while the command waited for it

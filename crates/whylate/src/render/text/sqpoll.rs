@@ -19,7 +19,7 @@ const COLUMNS: &str = "<PROCESS, PID, TID, CPU, IDLE, RINGS, WORK%, SPIN%, SLEEP
 
 /// Text output: a row per thread, and a row per ring of a thread with several rings.
 #[derive(Debug)]
-pub struct Text {
+pub struct SqpollText {
     explains: bool,
     zone: TimeZone,
     terminal_columns: Option<usize>,
@@ -29,10 +29,10 @@ pub struct Text {
     is_first: bool,
 }
 
-impl Text {
+impl SqpollText {
     /// Creates the output. `explains`: the run has late events; `only_worst`: print only those of snapshots.
     pub fn new(explains: bool, only_worst: bool, terminal_columns: Option<usize>) -> Self {
-        Text {
+        SqpollText {
             explains,
             zone: TimeZone::system(),
             terminal_columns,
@@ -44,11 +44,11 @@ impl Text {
 
     /// Sets how culprits are grouped.
     pub fn by(self, by: By) -> Self {
-        Text { culprits: Culprits::by(by), ..self }
+        SqpollText { culprits: Culprits::by(by), ..self }
     }
 }
 
-impl Output for Text {
+impl Output for SqpollText {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "Watching io_uring submission threads ... Hit Ctrl-C to end.")
     }
@@ -189,7 +189,7 @@ mod tests {
         snapshot
     }
 
-    fn written(output: &mut Text, snapshot: Snapshot) -> String {
+    fn written(output: &mut SqpollText, snapshot: Snapshot) -> String {
         let mut out = Vec::new();
         output.snapshot(&mut out, snapshot).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_row_per_thread_and_per_ring_of_several() {
-        insta::assert_snapshot!(written(&mut Text::new(false, false, None), snapshot()));
+        insta::assert_snapshot!(written(&mut SqpollText::new(false, false, None), snapshot()));
     }
 
     #[test]
@@ -205,12 +205,12 @@ mod tests {
         let mut none = snapshot();
         none.series.clear();
         none.lost.clear();
-        assert_eq!(written(&mut Text::new(false, false, None), none), "no submission thread in 1.00s\n");
+        assert_eq!(written(&mut SqpollText::new(false, false, None), none), "no submission thread in 1.00s\n");
     }
 
     #[test]
     fn waits_are_explained_as_they_come_and_ranked_at_the_end() {
-        let mut output = Text { zone: TimeZone::UTC, ..Text::new(true, false, None) };
+        let mut output = SqpollText { zone: TimeZone::UTC, ..SqpollText::new(true, false, None) };
         let labels = [("process", "app"), ("pid", "77"), ("tid", "78")];
         let event = LateEvent {
             subject: "iou-sqp-77:78".to_owned(),
@@ -231,7 +231,7 @@ mod tests {
     }
     #[test]
     fn worst_waits_are_printed_with_table() {
-        let mut output = Text::new(true, true, None);
+        let mut output = SqpollText::new(true, true, None);
         let waits = [9_000_000, 4_000_000, 2_000_000].map(|latency_ns| {
             let causes = vec![Cause::new(CauseKind::Thread, "stress:9", latency_ns)];
             LateEvent { latency_ns, causes, ..LateEvent::default() }

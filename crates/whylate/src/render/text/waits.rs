@@ -10,12 +10,12 @@ use whylate_model::sources::OFFCPU;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, LateEvent, Snapshot};
 
-use super::moment::moment;
+use super::time_of_day::time_of_day;
 use super::{path, why};
 
 /// Writes one wait with its causes.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
-    let time = moment(event.at_unix_ns, zone);
+    let time = time_of_day(event.at_unix_ns, zone);
     let latency = format_ns(event.latency_ns);
     let class = || event.labels.get("waited").map(|class| format!(" ({})", printable(class)));
     let waited_in = event.labels.get("waited_in").map(|via| format!(" in {}", printable(via)));

@@ -55,7 +55,7 @@ pub struct Late {
     lasted: &'static str,
     /// One event, late or not, e.g. `item`.
     event: &'static str,
-    /// What events are grouped by, e.g. `handler`.
+    /// Grouping of events, e.g. `handler`.
     of: &'static str,
 }
 
@@ -66,7 +66,7 @@ pub const WAITS: Late = Late { late: "long wait", lasted: "took", event: "wait",
 /// Writes a line per culprit, largest total delay first, then the unknown rest.
 pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::Result<()> {
     let waited = format_ns(ranking.latency_ns);
-    let total = format!("{} {} {waited} in all.", counted(ranking.events, late.late), late.lasted);
+    let total = format!("{} {} {waited} in total.", counted(ranking.events, late.late), late.lasted);
     match unexplained(&ranking.unexplained, ranking.latency_ns, late.event) {
         // No event was explained.
         Some(rest) if ranking.events == 0 => return writeln!(out, "{rest}"),
@@ -84,24 +84,26 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::
     if others_ns > 0 {
         let more = if beyond_ns > 0 { "more than " } else { "" };
         let others = counted(known().skip(CULPRITS).count() as u64, "other");
-        line(others_ns, format!("{more}{others}: {} in all", format_ns(others_ns)))?;
+        line(others_ns, format!("{more}{others}: {} in total", format_ns(others_ns)))?;
     }
     let unknown = &ranking.unknown;
     if unknown.events > 0 {
         let items = counted(unknown.events, late.event);
-        line(unknown.total_ns, format!("unknown: {items}, {} in all", format_ns(unknown.total_ns)))?;
+        line(unknown.total_ns, format!("unknown: {items}, {} in total", format_ns(unknown.total_ns)))?;
     }
     Ok(())
 }
 
-/// Returns which share of the late time has causes. `None` if all of it has.
+/// Returns the share of the late time that has causes; `None` if all of it has.
 pub fn unexplained(unexplained: &Unexplained, explained_ns: u64, event: &str) -> Option<String> {
     let percent = unexplained.explained_percent(explained_ns)?;
     let (more, ns) = (counted(unexplained.events, &format!("late {event}")), format_ns(unexplained.total_ns));
     Some(match explained_ns {
-        0 => format!("{more} ({ns} in all) came too fast to be explained."),
+        0 => format!("{more} ({ns} in total) came too fast to be explained."),
         _ => {
-            format!("That is {percent:.1}% of the late time: {more} more ({ns} in all) came too fast to be explained.")
+            format!(
+                "That is {percent:.1}% of the late time: {more} more ({ns} in total) came too fast to be explained."
+            )
         }
     })
 }
@@ -134,7 +136,7 @@ pub fn word(kind: CauseKind) -> &'static str {
     }
 }
 
-/// Returns the name of a kind of cause beside the culprit's name; `sleep`, not `timer`, for a thread that slept.
+/// Returns the name of a kind of cause, shown with the culprit's name; `sleep`, not `timer`, for a thread that slept.
 pub fn how(kind: CauseKind, who: &str) -> &'static str {
     if kind == CauseKind::Timer && !TimerKind::is_mechanism(who) { "sleep" } else { word(kind) }
 }
@@ -166,7 +168,7 @@ pub fn culprit(kind: CauseKind, who: &str) -> String {
         CauseKind::Interrupt => format!("{word} {who}"),
         CauseKind::Outside => format!("a thread {who}"),
         CauseKind::Stopped => format!("{word} by {who}"),
-        CauseKind::Running => format!("thread {who} at work"),
+        CauseKind::Running => format!("thread {who} running"),
         CauseKind::Timer if TimerKind::is_mechanism(&who) => who,
         CauseKind::Timer => format!("{who} sleeping"),
         CauseKind::Network if who == word => word.to_owned(),
@@ -187,7 +189,7 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
         return format!("{name} delayed 1 {} by {}", late.event, format_ns(total_ns));
     }
     format!(
-        "{name} delayed {} of {} by {} in all, worst {}",
+        "{name} delayed {} of {} by {} in total, worst {}",
         counted(events, late.event),
         counted(subjects, late.of),
         format_ns(total_ns),
@@ -260,14 +262,14 @@ mod tests {
         let text = ranked(&one, 15_000);
         assert!(
             text.starts_with(
-                "1 late item waited 5.00us in all. That is 25.0% of the late time: 3 late items more (15.0us in all) \
+                "1 late item waited 5.00us in total. That is 25.0% of the late time: 3 late items more (15.0us in total) \
                  came too fast to be explained.\nWho caused it:\n    100.0%"
             ),
             "{text}"
         );
         // Rounding does not turn nearly all into 100 %.
         assert!(ranked(&one, 1).contains("That is 99.9% of"));
-        assert_eq!(ranked(&[], 15_000), "3 late items (15.0us in all) came too fast to be explained.\n");
+        assert_eq!(ranked(&[], 15_000), "3 late items (15.0us in total) came too fast to be explained.\n");
     }
 
     #[test]

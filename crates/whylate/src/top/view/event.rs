@@ -85,7 +85,7 @@ fn bars(glyphs: Glyphs, parts: Vec<(u64, String)>, total_ns: u64, columns: usize
         );
     }
     if small.0 > 0 {
-        text += &format!("and {}, {} in all\n", why::counted(small.0, "smaller part"), format_ns(small.1));
+        text += &format!("and {}, {} in total\n", why::counted(small.0, "smaller part"), format_ns(small.1));
     }
     text
 }

@@ -94,12 +94,12 @@ fn outline(zoom: &Zoom<'_>, node: &Node) -> Panel {
     let time = format_ns(node.all.weight_ns);
     match zoom.shown {
         Stacks::Chains(_) => {
-            let title = format!("Wakeup chains of late waits, {time} in all");
+            let title = format!("Wakeup chains of late waits, {time} in total");
             Panel::table("chains", title, "SHARE, TIME, <BAR, <FRAME", rows, "nothing was late")
         }
         _ => {
             let title = format!("Where threads wait, {time} of thread time");
-            Panel::table("outline", title, "SHARE, TIME, <BAR, <FRAME", rows, "nobody waited")
+            Panel::table("outline", title, "SHARE, TIME, <BAR, <FRAME", rows, "no thread waited")
         }
     }
 }

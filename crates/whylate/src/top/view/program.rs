@@ -26,7 +26,7 @@ pub fn panels(state: &State, program: &ProgramFilter, columns: usize) -> Vec<Pan
     let late = || late::events(state).filter(|(.., event)| program.matches(&event.labels));
     let seen = own().map(|stack| &stack.labels).chain(late().map(|(.., event)| &event.labels)).next();
     let mut panels = vec![time(state, program, seen, own())];
-    let mut gatherer = Gatherer::of(state.cards(), By::Name);
+    let mut gatherer = Gatherer::for_cards(state.cards(), By::Name);
     late().for_each(|(card, .., event)| gatherer.add_kept(card, event));
     let culprits = gatherer.finish_with(&[], Vec::new()).culprits;
     panels.push(overview::culprits_of(state, &culprits, "Who made it late", ""));

@@ -62,7 +62,7 @@ impl Trace {
     /// Starts a trace.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn begin(out: PendingFile, header: &Header) -> io::Result<Self> {
         // Flow IDs differ between recordings, so that their traces can be merged.
         let flows = hash(&["flows", &header.host, &header.boot_id, &header.start_unix_ns.to_string()]) << 24;

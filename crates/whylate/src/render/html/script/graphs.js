@@ -122,7 +122,7 @@ class Flame {
     const isWordCharacter = (text, at) => at >= 0 && at < text.length && /[A-Za-z0-9_]/.test(text[at]);
     const namesCulprit = ([name, kind]) => {
       if (name === who) return true;
-      const at = name.indexOf(who), isText = ["f-label", "f-waker", "f-meanwhile"].includes(kind);
+      const at = name.indexOf(who), isText = ["f-label", "f-waker", "f-concurrent"].includes(kind);
       return isText && at >= 0 && !isWordCharacter(name, at - 1) && !isWordCharacter(name, at + who.length);
     };
     const has = new Set(frames.map((frame, at) => (namesCulprit(frame) ? at : -1)));
@@ -177,7 +177,7 @@ class Flame {
     this.svg.setAttribute("role", "group");
     const matched = (node) => (isHit(node) ? node.ns : [...node.children.values()].reduce((sum, child) => sum + matched(child), 0));
     const isEmpty = root.ns === 0 && state.culprit >= 0;
-    this.matchedOutput.textContent = isEmpty ? "No stack here names " + data.culprits[state.culprit].told + "."
+    this.matchedOutput.textContent = isEmpty ? "No stack here names " + data.culprits[state.culprit].name + "."
       : query === "" ? "" : "Matched: " + percent(root.ns > 0 ? matched(root) / root.ns : 0);
   }
 

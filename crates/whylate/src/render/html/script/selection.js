@@ -65,10 +65,10 @@ function describeSlot(svg, slot) {
     texts.push(source.name + ": " + pluralize(of.count, "value") + (of.count > 0 ? ", p99 " + formatNs(quantile(of, 0.99)) + ", max " + formatNs(of.max) : "") +
       ", " + ((cell.late || 0) + (cell.held || 0)) + " late");
   } else if (!source) {
-    const culprits = data.culprits.map((culprit) => [culprit.told, culprit.by.reduce((sum, [, delays]) =>
+    const culprits = data.culprits.map((culprit) => [culprit.name, culprit.by.reduce((sum, [, delays]) =>
       delays.reduce((sum, of) => (of[0] === slot ? sum + of[2] : sum), sum), 0)]).filter(([, ns]) => ns > 0);
     culprits.sort((a, b) => b[1] - a[1]);
-    texts.push(culprits.slice(0, 3).map(([who, ns]) => who + " " + formatNs(ns)).join(", ") || "nobody");
+    texts.push(culprits.slice(0, 3).map(([who, ns]) => who + " " + formatNs(ns)).join(", ") || "none");
   }
   byId("under").textContent = texts.join("  ");
 }

@@ -130,7 +130,7 @@ function lateTable() {
   });
   const beyond = fill(table, "late", rows, state.showsAll ? undefined : MAX_ROWS);
   const texts = [state.culprit >= 0
-    ? "Only events that " + data.culprits[state.culprit].told + " had a part in: " + all.length + "."
+    ? "Only events that " + data.culprits[state.culprit].name + " had a part in: " + all.length + "."
     : pluralize(all.length, "late event") + " can be opened here."];
   if (beyond.length > 0) texts.push("The first " + rows.length + " are shown.");
   const note = byId("how-many");
@@ -188,5 +188,5 @@ function pathPicture(late) {
     paths.push(path);
   }
   return picture("svg", { class: "path", viewBox: "0 0 " + WIDTH + " 10", preserveAspectRatio: "none", role: "img",
-    "aria-label": "The parts of its time; the list below tells each in words" }, paths);
+    "aria-label": "The parts of its time; the list below names each" }, paths);
 }

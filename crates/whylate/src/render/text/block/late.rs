@@ -7,7 +7,7 @@ use jiff::tz::TimeZone;
 use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
 
-use crate::render::text::moment::moment;
+use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::why;
 
 pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
@@ -26,7 +26,7 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
     writeln!(
         out,
         "{:<15} {:<8} {:<7} {:<6} {:>8} {:>9} {:>8} {:>8} {:>10}  {:>8} {:>12}  {}{error}",
-        moment(event.at_unix_ns, zone),
+        time_of_day(event.at_unix_ns, zone),
         label("device"),
         label("operation"),
         label("flags"),

@@ -27,28 +27,28 @@ const PHASES: [(&str, &str); 5] = [
 ];
 
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a> {
-    /// What is printed of all requests.
+pub struct BlockTextOptions<'a> {
+    /// Output about all requests: histograms or a table.
     pub shape: &'a Shape,
-    /// Which late requests are explained.
+    /// Late requests that are explained.
     pub explain: Explain,
     /// Late requests that are not explained have a line too.
     pub has_slower: bool,
-    /// Only late requests and their culprits are printed.
+    /// Prints only late requests and their culprits.
     pub lines_only: bool,
 }
 
-pub struct Text<'a> {
-    shown: Shown<'a>,
+pub struct BlockText<'a> {
+    shown: BlockTextOptions<'a>,
     zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
 }
 
-impl<'a> Text<'a> {
+impl<'a> BlockText<'a> {
     /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
-    pub fn new(shown: Shown<'a>, terminal_columns: Option<usize>) -> Self {
-        Text { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
+    pub fn new(shown: BlockTextOptions<'a>, terminal_columns: Option<usize>) -> Self {
+        BlockText { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
     }
 
     /// Writes the worst late events, if only those are printed, and the ranking of culprits.
@@ -71,7 +71,7 @@ impl<'a> Text<'a> {
     }
 }
 
-impl Output for Text<'_> {
+impl Output for BlockText<'_> {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "Tracing I/O request latency ... Hit Ctrl-C to end.")?;
         // With --worst, the longest are printed below a heading of their own.
@@ -250,12 +250,12 @@ mod tests {
         snapshot
     }
 
-    fn text<'a>(shape: &'a Shape, explain: Explain, lines_only: bool) -> Text<'a> {
-        let shown = Shown { shape, explain, has_slower: false, lines_only };
-        Text { zone: TimeZone::UTC, ..Text::new(shown, None) }
+    fn text<'a>(shape: &'a Shape, explain: Explain, lines_only: bool) -> BlockText<'a> {
+        let shown = BlockTextOptions { shape, explain, has_slower: false, lines_only };
+        BlockText { zone: TimeZone::UTC, ..BlockText::new(shown, None) }
     }
 
-    fn written(output: &mut Text<'_>, snapshot: Snapshot) -> String {
+    fn written(output: &mut BlockText<'_>, snapshot: Snapshot) -> String {
         let mut out = Vec::new();
         output.snapshot(&mut out, snapshot).expect("a vector takes everything");
         String::from_utf8(out).expect("text")

@@ -28,7 +28,7 @@ impl Shape {
     }
 }
 
-/// What series are told apart by.
+/// Key by which series are distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Key {
     #[value(alias = "disk")]

@@ -8,7 +8,7 @@ use whylate_model::irqsoff::NO_RESCHEDULE_POINT;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Labels, LateEvent};
 
-use crate::render::text::moment::moment;
+use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::why;
 
 pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
@@ -20,7 +20,7 @@ fn write_line(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Re
     writeln!(
         out,
         "{:<15} {:>3} {:>8} {:>8}  {:<14} {:<24} {}{}",
-        moment(event.at_unix_ns, zone),
+        time_of_day(event.at_unix_ns, zone),
         event.cpu,
         format_ns(event.latency_ns),
         event.at_most_ns.map_or_else(|| "-".to_owned(), format_ns),
@@ -75,7 +75,7 @@ pub fn who(labels: &Labels) -> String {
         (None, _, None) => match label("kind") {
             Some("steal") => "the hypervisor".to_owned(),
             Some("idle_exit") => "an idle state".to_owned(),
-            Some("unknown") => "user code ran: firmware, or a hypervisor that does not tell".to_owned(),
+            Some("unknown") => "user code ran: firmware, or a hypervisor that reports no steal time".to_owned(),
             _ => "unknown".to_owned(),
         },
     }

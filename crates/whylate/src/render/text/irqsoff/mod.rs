@@ -16,7 +16,7 @@ use crate::render::text::table::Table;
 use crate::render::text::{Output, footer, histogram};
 
 #[derive(Clone, Copy, Debug)]
-pub struct Shown {
+pub struct IrqsoffTextOptions {
     /// Print histograms of lengths too.
     pub histogram: bool,
     /// Period of the tested timers, in nanoseconds, with `--timer-test`.
@@ -33,8 +33,8 @@ pub struct Shown {
     pub from_ns: u64,
 }
 
-pub struct Text {
-    shown: Shown,
+pub struct IrqsoffText {
+    shown: IrqsoffTextOptions,
     zone: TimeZone,
     terminal_columns: Option<usize>,
     console_level: Option<u32>,
@@ -42,10 +42,10 @@ pub struct Text {
     worst: Option<(TopN, TopN)>,
 }
 
-impl Text {
+impl IrqsoffText {
     /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
-    pub fn new(shown: Shown, terminal_columns: Option<usize>, console_level: Option<u32>) -> Self {
-        Text {
+    pub fn new(shown: IrqsoffTextOptions, terminal_columns: Option<usize>, console_level: Option<u32>) -> Self {
+        IrqsoffText {
             shown,
             zone: TimeZone::system(),
             terminal_columns,
@@ -56,7 +56,7 @@ impl Text {
 
     /// Prints timestamps in UTC: in a trace, they start at the boot of the traced machine.
     pub fn in_utc(self) -> Self {
-        Text { zone: TimeZone::UTC, ..self }
+        IrqsoffText { zone: TimeZone::UTC, ..self }
     }
 
     /// Writes the longest sections, and returns their events.
@@ -79,7 +79,7 @@ impl Text {
     }
 }
 
-impl Output for Text {
+impl Output for IrqsoffText {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
         let what = if self.shown.preempt { "preemption that is" } else { "interrupts that are" };
         match self.shown.timer_test {
@@ -201,7 +201,7 @@ mod tests {
     use crate::render::json::JsonLines;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         arguments: Arguments,
     }
@@ -275,12 +275,12 @@ mod tests {
 
     fn printed(line: &str) -> String {
         let words = std::iter::once("irqsoff").chain(line.split_whitespace());
-        let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
+        let arguments = CommandLine::try_parse_from(words).expect("a valid command line").arguments;
         let mut out = Vec::new();
         let mut output: Box<dyn Output> = if arguments.schedule.json {
             Box::new(JsonLines)
         } else {
-            Box::new(Text { zone: TimeZone::UTC, ..Text::new(arguments.shown(), None, Some(7)) })
+            Box::new(IrqsoffText { zone: TimeZone::UTC, ..IrqsoffText::new(arguments.shown(), None, Some(7)) })
         };
         output.begin(&mut out).expect("a vector takes everything");
         let (mut kept, mut snapshot) = (PendingLate::new(arguments.keep()), snapshot());
@@ -337,7 +337,7 @@ mod tests {
             "--from -1",
         ] {
             let words = std::iter::once("irqsoff").chain(line.split_whitespace());
-            assert!(Line::try_parse_from(words).is_err(), "{line}");
+            assert!(CommandLine::try_parse_from(words).is_err(), "{line}");
         }
     }
 }

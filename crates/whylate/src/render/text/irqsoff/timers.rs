@@ -11,19 +11,19 @@ use crate::render::text::table::Table;
 use crate::render::text::{Output, footer, histogram};
 
 #[derive(Debug)]
-pub struct Text {
+pub struct TimerText {
     with_histograms: bool,
     terminal_columns: Option<usize>,
 }
 
-impl Text {
+impl TimerText {
     /// Creates the output. Tables fit the terminal, if there is one.
     pub fn new(with_histograms: bool, terminal_columns: Option<usize>) -> Self {
-        Text { with_histograms, terminal_columns }
+        TimerText { with_histograms, terminal_columns }
     }
 }
 
-impl Output for Text {
+impl Output for TimerText {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "Tracing every hrtimer ... Hit Ctrl-C to end.")
     }
@@ -99,7 +99,7 @@ mod tests {
             series("tcp_pace_kick", "soft", &[8_000], &[("overruns", 0.0)]),
         ];
         let mut out = Vec::new();
-        let mut text = Text::new(false, None);
+        let mut text = TimerText::new(false, None);
         text.begin(&mut out).expect("a vector takes everything");
         text.snapshot(&mut out, snapshot).expect("a vector takes everything");
         insta::assert_snapshot!(String::from_utf8(out).expect("text"));

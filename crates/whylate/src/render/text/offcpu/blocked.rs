@@ -184,12 +184,12 @@ fn write_holders<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stac
     if chains.is_empty() {
         return writeln!(
             out,
-            "\nWhom they wait for is not known: none waits for a lock whose holder this kernel records, or for a work item that runs"
+            "\nThe holders are not known: no thread waits for a lock with a holder that this kernel records, or for a work item that runs"
         );
     }
     // Chains with most waiters come first.
     chains.sort_by_key(|(_, waiters)| std::cmp::Reverse(waiters.len()));
-    writeln!(out, "\nWhom they wait for, as far as the kernel tells:\n")?;
+    writeln!(out, "\nHolders, as far as the kernel records them:\n")?;
     for (chain, waiters) in &chains {
         write_chain(out, chain, waiters)?;
     }
@@ -218,13 +218,13 @@ fn write_chain(out: &mut dyn Write, chain: &Chain, waiters: &[String]) -> io::Re
         End::Free => Ok(()),
         End::Cycle => writeln!(out, "{indent}cycle: {cycle}"),
         End::PerhapsCycle => {
-            writeln!(out, "{indent}cycle, unless one of them has let go meanwhile: {cycle}")
+            writeln!(out, "{indent}cycle, unless one of them has released its lock since: {cycle}")
         }
         End::Cut => writeln!(out, "{indent}.."),
     }
 }
 
-/// Renders a lock, its holder, and what the holder does.
+/// Renders a lock, its holder, and the holder's activity.
 fn what(link: &Link) -> String {
     let (who, does) = (printable(&link.holder.who), does(&link.holder, link.lock));
     match link.lock {
@@ -368,14 +368,14 @@ mod tests {
         assert!(
             written(&snapshot, 1).contains("\na:1, b:2 write to a file system that is frozen, and wait until it is")
         );
-        assert!(written(&snapshot, 1).contains("Whom they wait for is not known"));
+        assert!(written(&snapshot, 1).contains("The holders are not known"));
         for stack in &mut snapshot.stacks {
             stack.kernel = vec!["do_signal_stop".to_owned()];
             stack.state = "T".to_owned();
             stack.wait.as_mut().expect("it waits").class = WaitClass::Stopped;
         }
         let text = written(&snapshot, 1);
-        assert!(!text.contains("frozen") && !text.contains("Whom they wait for"), "{text}");
+        assert!(!text.contains("frozen") && !text.contains("Holders,"), "{text}");
     }
 
     #[test]

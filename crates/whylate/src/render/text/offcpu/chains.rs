@@ -91,7 +91,7 @@ impl Chains {
     /// Writes the chains in a format.
     ///
     /// # Errors
-    /// Those of the writer, and when there is nothing to draw.
+    /// Fails if the writer does, or if there is nothing to draw.
     pub fn write(&self, out: &mut dyn Write, form: Form, snapshot: &Snapshot) -> io::Result<()> {
         if form == Form::Svg {
             let chains: Vec<(Vec<Frame>, u64)> = self.frames().collect();
@@ -113,13 +113,13 @@ impl Chains {
         out.flush()
     }
 
-    /// Renders what the graph covers, and what it lacks.
+    /// Renders the coverage of the graph, and what is missing from it.
     fn summary(&self, snapshot: &Snapshot) -> String {
         let (over, (all, all_ns), (added, added_ns)) = (format_ns(self.over_ns), self.explained, self.added);
         let (waits, all_took, took) = (why::counted(all, "wait"), format_ns(all_ns), format_ns(added_ns));
         let total = match added < all {
             true => format!("The {added} longest of {waits} of {over} or longer took {took} of {all_took}."),
-            false => format!("{waits} of {over} or longer took {took} in all."),
+            false => format!("{waits} of {over} or longer took {took} in total."),
         };
         let mut sentences = vec![total];
         sentences.extend(why::unexplained(&snapshot.unexplained, all_ns, "wait"));
@@ -341,13 +341,12 @@ mod tests {
         let second = late(Vec::new(), vec![Cause::new(Thread, "worker 5:9", 126_577)]);
         let all = chains_of(Root::Process, &[request(), second.clone()]);
         let mut snapshot = empty();
-        assert_eq!(all.summary(&snapshot), "2 waits of 5.00ms or longer took 1.00ms in all.");
+        assert_eq!(all.summary(&snapshot), "2 waits of 5.00ms or longer took 1.00ms in total.");
         assert_eq!(all.gaps(&snapshot), None);
         snapshot.unexplained = whylate_model::snapshot::Unexplained { events: 3, total_ns: 1_000_000 };
         snapshot.lost.insert("unseen_sleeps".to_owned(), 4);
-        let rest =
-            "That is 50.0% of the late time: 3 late waits more (1.00ms in all) came too fast to be explained. 4 lost.";
-        assert_eq!(all.gaps(&snapshot), Some(format!("2 waits of 5.00ms or longer took 1.00ms in all. {rest}")));
+        let rest = "That is 50.0% of the late time: 3 late waits more (1.00ms in total) came too fast to be explained. 4 lost.";
+        assert_eq!(all.gaps(&snapshot), Some(format!("2 waits of 5.00ms or longer took 1.00ms in total. {rest}")));
         let svg = written(&all, Form::Svg, &snapshot);
         assert!(svg.contains(rest) && svg.contains("behind worker_5 (126,577 ns") && svg.contains("all (1,000,000 ns"));
         let mut worst = Chains::new(5_000_000, Root::Process);

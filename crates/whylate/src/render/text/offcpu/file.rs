@@ -28,7 +28,7 @@ impl Form {
     /// Chooses the format by the file's extension.
     ///
     /// # Errors
-    /// When the extension is unknown.
+    /// Fails if the extension is unknown.
     pub fn from_path(path: &Path) -> anyhow::Result<Self> {
         let name = path.to_string_lossy();
         let forms = [
@@ -46,7 +46,7 @@ impl Form {
     /// Chooses the format for explained waits by the file's extension.
     ///
     /// # Errors
-    /// When the format cannot hold explained waits.
+    /// Fails if the format cannot hold explained waits.
     pub fn from_path_explained(path: &Path) -> anyhow::Result<Self> {
         match Form::from_path(path) {
             Ok(form @ (Form::Svg | Form::Folded | Form::Json)) => Ok(form),
@@ -61,7 +61,7 @@ impl Form {
 /// Writes a snapshot in a format.
 ///
 /// # Errors
-/// Those of the writer.
+/// Fails if the writer does.
 pub fn write(out: &mut dyn Write, form: Form, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {
     match form {
         Form::Svg => svg::write(out, snapshot, root, hide_idle)?,

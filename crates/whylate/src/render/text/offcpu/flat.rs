@@ -11,7 +11,7 @@ use super::blocked::{UNINTERRUPTIBLE, is_blocked, is_idle};
 use super::{on_cpu, percent, sets_idle_kernel_threads_apart};
 use crate::render::text::table::Table;
 
-/// What stacks are grouped by.
+/// Grouping of stacks.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     /// Sorts idle kernel threads last.

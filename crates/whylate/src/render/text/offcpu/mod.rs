@@ -31,7 +31,7 @@ fn rate(snapshot: &Snapshot) -> String {
     }
 }
 
-/// Renders what was measured: `2.00s at 9 Hz, 92 threads, 180s off CPU, 2.10s on CPU`.
+/// Renders the extent of the measurement: `2.00s at 9 Hz, 92 threads, 180s off CPU, 2.10s on CPU`.
 pub fn summary(snapshot: &Snapshot, hide_idle: bool) -> String {
     let off_ns: u64 = waiting(snapshot, hide_idle).map(|stack| stack.weight_ns).sum();
     let on_ns: u64 = on_cpu(snapshot).map(|stack| stack.weight_ns).sum();

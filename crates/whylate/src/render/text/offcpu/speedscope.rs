@@ -74,7 +74,7 @@ mod tests {
             for list in ["samples", "weights"] {
                 assert!(profile[list].is_array(), "{list}");
             }
-            assert_eq!(profile.as_object().map(serde_json::Map::len), Some(7), "it has members that nobody reads");
+            assert_eq!(profile.as_object().map(serde_json::Map::len), Some(7), "it has unknown members");
         }
     }
 

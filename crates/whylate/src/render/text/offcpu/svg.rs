@@ -18,7 +18,7 @@ use super::summary;
 /// Writes the flame graph of a snapshot: kernel frames are darker than those of programs.
 ///
 /// # Errors
-/// Those of the writer, and when nothing waits.
+/// Fails if the writer does, or if nothing waits.
 pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bool) -> io::Result<()> {
     let mut colors = colors_of(waiting(snapshot, hide_idle).flat_map(|stack| frames(stack, root)));
     let mut options = options("Off-CPU time");
@@ -30,7 +30,7 @@ pub fn write(out: &mut dyn Write, snapshot: &Snapshot, root: Root, hide_idle: bo
 /// Writes the flame graph of frames with their nanoseconds, in the same colors.
 ///
 /// # Errors
-/// Those of the writer, and when there are none.
+/// Fails if the writer does, or if there are none.
 pub fn write_frames(out: &mut dyn Write, title: &str, subtitle: &str, stacks: &[(Vec<Frame>, u64)]) -> io::Result<()> {
     let mut colors = colors_of(stacks.iter().flat_map(|(frames, _)| frames.iter().cloned()));
     let mut options = options(title);

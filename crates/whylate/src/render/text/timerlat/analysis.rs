@@ -18,15 +18,15 @@ const NAMES: usize = 23;
 /// Minimum idle exit latency that is printed, in nanoseconds.
 const IDLE_NS: u64 = 10_000;
 
-/// What is shown of the functions of a stack that have no known name.
+/// Rendering of functions without a known name in a stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum StackFormat {
-    /// The stack ends before the first one.
+    /// The stack ends before the first unknown function.
     #[default]
     Truncate,
-    /// They are left out.
+    /// Unknown functions are left out.
     Skip,
-    /// Their addresses.
+    /// Addresses of unknown functions.
     Full,
 }
 

@@ -11,9 +11,9 @@ use super::{Unit, stamp};
 const NAMES: [&str; 3] = ["IRQ", "Thr", "Usr"];
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Shown {
+pub struct HistogramOptions {
     pub unit: Unit,
-    /// Which columns to show: latency of the interrupt, of the thread, of the return to user space.
+    /// Columns to show: latency of the interrupt, of the thread, of the return to user space.
     pub kinds: [bool; 3],
     pub without_header: bool,
     pub without_index: bool,
@@ -22,8 +22,8 @@ pub struct Shown {
     pub with_zeros: bool,
 }
 
-/// Writes the histogram of everything so far.
-pub fn write(out: &mut dyn Write, total: &Total, shown: &Shown) -> io::Result<()> {
+/// Writes the histogram of all activations so far.
+pub fn write(out: &mut dyn Write, total: &Total, shown: &HistogramOptions) -> io::Result<()> {
     let cpus: Vec<_> = total.cpus.iter().filter(|(_, of_cpu)| of_cpu.count() > 0).collect();
     if !shown.without_header {
         let long = if shown.unit == Unit::Nanoseconds { "nanoseconds" } else { "microseconds" };
@@ -61,20 +61,20 @@ struct Column<'a> {
     latencies: &'a Histogram,
 }
 
-fn kinds(shown: &Shown) -> impl Iterator<Item = usize> + use<> {
+fn kinds(shown: &HistogramOptions) -> impl Iterator<Item = usize> + use<> {
     let kinds = shown.kinds;
     (0..NAMES.len()).filter(move |&kind| kinds[kind])
 }
 
-fn columns<'a>(of_cpu: &'a OfCpu, shown: &Shown) -> impl Iterator<Item = Column<'a>> + use<'a> {
+fn columns<'a>(of_cpu: &'a OfCpu, shown: &HistogramOptions) -> impl Iterator<Item = Column<'a>> + use<'a> {
     kinds(shown).map(|kind| Column { steps: &of_cpu.steps[kind], latencies: &of_cpu.latencies[kind] })
 }
 
-fn columns_of<'a>(of_cpu: &'a OfCpu, shown: &Shown) -> Vec<Column<'a>> {
+fn columns_of<'a>(of_cpu: &'a OfCpu, shown: &HistogramOptions) -> Vec<Column<'a>> {
     columns(of_cpu, shown).collect()
 }
 
-fn summary(out: &mut dyn Write, shown: &Shown, columns: &[Column]) -> io::Result<()> {
+fn summary(out: &mut dyn Write, shown: &HistogramOptions, columns: &[Column]) -> io::Result<()> {
     line(out, shown, "count:", columns.iter().map(|column| Some(column.latencies.count())))?;
     let mut figures = |name, figure: fn(&Histogram) -> u64| {
         let cells = columns
@@ -87,7 +87,12 @@ fn summary(out: &mut dyn Write, shown: &Shown, columns: &[Column]) -> io::Result
     figures("max:  ", Histogram::max_ns)
 }
 
-fn line(out: &mut dyn Write, shown: &Shown, index: &str, cells: impl Iterator<Item = Option<u64>>) -> io::Result<()> {
+fn line(
+    out: &mut dyn Write,
+    shown: &HistogramOptions,
+    index: &str,
+    cells: impl Iterator<Item = Option<u64>>,
+) -> io::Result<()> {
     let cells: String =
         cells.map(|cell| cell.map_or_else(|| format!("{:>9} ", "-"), |figure| format!("{figure:9} "))).collect();
     writeln!(out, "{}{cells}", if shown.without_index { "" } else { index })
@@ -98,7 +103,7 @@ mod tests {
     use super::super::total::sample;
     use super::*;
 
-    fn written(shown: Shown) -> String {
+    fn written(shown: HistogramOptions) -> String {
         let mut out = Vec::new();
         write(&mut out, &sample::total(), &shown).expect("a vector takes everything");
         String::from_utf8(out).expect("text")
@@ -106,31 +111,34 @@ mod tests {
 
     #[test]
     fn the_histogram_is_rtlas() {
-        insta::assert_snapshot!(written(Shown { kinds: [true; 3], ..Shown::default() }));
+        insta::assert_snapshot!(written(HistogramOptions { kinds: [true; 3], ..HistogramOptions::default() }));
     }
 
     #[test]
     fn each_part_can_be_left_out() {
-        let all = Shown { kinds: [true; 3], ..Shown::default() };
-        let no_irq = written(Shown { kinds: [false, true, true], ..all });
+        let all = HistogramOptions { kinds: [true; 3], ..HistogramOptions::default() };
+        let no_irq = written(HistogramOptions { kinds: [false, true, true], ..all });
         assert!(!no_irq.contains("IRQ") && no_irq.contains("Thr-000") && no_irq.contains("Usr-012"));
-        let no_thread = written(Shown { kinds: [true, false, true], ..all });
+        let no_thread = written(HistogramOptions { kinds: [true, false, true], ..all });
         assert!(!no_thread.contains("Thr") && no_thread.contains("IRQ-012"));
-        let no_header = written(Shown { without_header: true, ..all });
+        let no_header = written(HistogramOptions { without_header: true, ..all });
         assert!(!no_header.contains('#') && !no_header.contains("Index"));
-        let no_summary = written(Shown { without_summary: true, ..all });
+        let no_summary = written(HistogramOptions { without_summary: true, ..all });
         assert!(no_summary.contains("over:") && !no_summary.contains("ALL:") && !no_summary.contains("count:"));
-        let no_index = written(Shown { without_index: true, with_zeros: true, ..all });
+        let no_index = written(HistogramOptions { without_index: true, with_zeros: true, ..all });
         assert!(!no_index.contains("Index") && !no_index.contains("over"));
         assert_eq!(
-            written(Shown { with_zeros: true, without_summary: true, without_header: true, ..all }).lines().count(),
+            written(HistogramOptions { with_zeros: true, without_summary: true, without_header: true, ..all })
+                .lines()
+                .count(),
             257
         );
     }
 
     #[test]
     fn nanoseconds_are_shown_whole() {
-        let text = written(Shown { kinds: [true; 3], unit: Unit::Nanoseconds, ..Shown::default() });
+        let text =
+            written(HistogramOptions { kinds: [true; 3], unit: Unit::Nanoseconds, ..HistogramOptions::default() });
         assert!(text.contains("# Time unit is nanoseconds (ns)") && text.contains("min:       4900"));
     }
 }

@@ -60,7 +60,7 @@ pub fn write_missed(out: &mut dyn Write, total: &Total) -> io::Result<()> {
     )?;
     match all.overdue {
         0 => Ok(()),
-        overdue => writeln!(out, "overdue: {overdue} more periods whose thread had not run by the end"),
+        overdue => writeln!(out, "overdue: {overdue} more periods in which the thread had not run by the end"),
     }
 }
 

@@ -11,7 +11,7 @@ use super::{Unit, stamp};
 /// Largest count of all CPUs that is shown without an exponent.
 const LARGEST_MANTISSA: u64 = 999_999;
 
-/// Writes the table of everything so far. `with_user` adds the columns of the return to user space.
+/// Writes the table of all activations so far. `with_user` adds the columns of the return to user space.
 pub fn write(out: &mut dyn Write, total: &Total, unit: Unit, with_user: bool) -> io::Result<()> {
     let kinds = if with_user { 3 } else { 2 };
     let (us, duration) = (unit.short(), stamp(total.duration_ns));

@@ -24,7 +24,7 @@ pub struct Total {
 pub struct OfCpu {
     /// Latencies in the order of [`KINDS`].
     pub latencies: [Histogram; 3],
-    /// Which of the latencies are measured.
+    /// Whether each of the latencies is measured.
     pub is_measured: [bool; 3],
     pub corrected: Histogram,
     pub last_ns: [u64; 3],

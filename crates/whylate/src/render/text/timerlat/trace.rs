@@ -12,7 +12,11 @@ use super::analysis::{self, StackFormat};
 
 /// Writes a block for each late activation, and a line for each of the latest activations.
 pub fn write(out: &mut dyn Write, latest: &[Activated], late: &[LateEvent]) -> io::Result<()> {
-    writeln!(out, "# {} activations, and who had the CPU; times in microseconds since the timer was due", late.len())?;
+    writeln!(
+        out,
+        "# {} activations, and what ran on the CPU; times in microseconds since the timer was due",
+        late.len()
+    )?;
     for event in late {
         writeln!(out, "\n# CPU {}, {}", event.cpu, rfc3339::format(event.at_unix_ns))?;
         if let Some(Evidence::Timer(evidence)) = event.evidence.as_deref() {

@@ -7,8 +7,8 @@ use jiff::tz::TimeZone;
 use whylate_model::LateEvent;
 use whylate_model::units::{format_ns, printable};
 
-use crate::render::text::moment::moment;
 use crate::render::text::pad::Spaces;
+use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::why;
 
 pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
@@ -33,7 +33,7 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
     writeln!(
         out,
         "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} {}",
-        moment(event.at_unix_ns, zone),
+        time_of_day(event.at_unix_ns, zone),
         event.cpu,
         format_ns(event.latency_ns),
         phase("activate"),

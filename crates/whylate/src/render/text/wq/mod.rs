@@ -30,30 +30,30 @@ const PHASES: [(&str, &str); 7] = [
 ];
 
 #[derive(Clone, Copy, Debug)]
-pub struct Shown<'a> {
-    /// What is printed of all items.
+pub struct WqTextOptions<'a> {
+    /// Output about all items: histograms or a table.
     pub shape: &'a Shape,
     /// The only handler that is measured.
     pub handler: Option<&'a str>,
-    /// Which late items are explained.
+    /// Late items that are explained.
     pub explain: Explain,
     /// Late items that are not explained have a line too.
     pub has_slower: bool,
-    /// Only late items and their culprits are printed.
+    /// Prints only late items and their culprits.
     pub lines_only: bool,
 }
 
-pub struct Text<'a> {
-    shown: Shown<'a>,
+pub struct WqText<'a> {
+    shown: WqTextOptions<'a>,
     zone: TimeZone,
     terminal_columns: Option<usize>,
     culprits: Culprits,
 }
 
-impl<'a> Text<'a> {
+impl<'a> WqText<'a> {
     /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
-    pub fn new(shown: Shown<'a>, terminal_columns: Option<usize>) -> Self {
-        Text { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
+    pub fn new(shown: WqTextOptions<'a>, terminal_columns: Option<usize>) -> Self {
+        WqText { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
     }
 
     /// Writes the worst late events, if only those are printed, and the ranking of culprits.
@@ -76,7 +76,7 @@ impl<'a> Text<'a> {
     }
 }
 
-impl Output for Text<'_> {
+impl Output for WqText<'_> {
     fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
         match self.shown.handler {
             Some(handler) => {
@@ -200,7 +200,7 @@ mod tests {
     use crate::render::json::JsonLines;
 
     #[derive(Parser)]
-    struct Line {
+    struct CommandLine {
         #[command(flatten)]
         arguments: Arguments,
     }
@@ -245,8 +245,8 @@ mod tests {
         snapshot
     }
 
-    fn text_in_utc(arguments: &Arguments) -> Text<'_> {
-        Text { zone: TimeZone::UTC, ..Text::new(arguments.shown(), None) }
+    fn text_in_utc(arguments: &Arguments) -> WqText<'_> {
+        WqText { zone: TimeZone::UTC, ..WqText::new(arguments.shown(), None) }
     }
 
     /// Returns a late item with these causes, if any.
@@ -307,7 +307,7 @@ mod tests {
 
     fn printed_with(line: &str, late: Vec<LateEvent>) -> String {
         let words = std::iter::once("wq").chain(line.split_whitespace());
-        let arguments = Line::try_parse_from(words).expect("a valid command line").arguments;
+        let arguments = CommandLine::try_parse_from(words).expect("a valid command line").arguments;
         let mut out = Vec::new();
         let mut output: Box<dyn Output> =
             if arguments.schedule.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
@@ -405,7 +405,7 @@ mod tests {
         assert_eq!(
             ranked(&printed("--why 2ms --by cgroup")),
             [
-                "65.0%  threads of /pod1 delayed 2 items of 2 handlers by 13.0ms in all, worst 10.0ms",
+                "65.0%  threads of /pod1 delayed 2 items of 2 handlers by 13.0ms in total, worst 10.0ms",
                 "35.0%  threads of /pod2 delayed 1 item by 7.00ms",
             ]
         );
@@ -438,10 +438,10 @@ mod tests {
     fn why_goes_with_what_it_needs() {
         for line in ["--worst 3", "--stack", "--why 1ms --worst 0", "--why 0"] {
             let words = std::iter::once("wq").chain(line.split_whitespace());
-            assert!(Line::try_parse_from(words).is_err(), "{line}");
+            assert!(CommandLine::try_parse_from(words).is_err(), "{line}");
         }
         let words = ["wq", "--why", "1ms", "--stack", "--worst", "3"];
-        let options = Line::try_parse_from(words).expect("a valid command line").arguments.options();
+        let options = CommandLine::try_parse_from(words).expect("a valid command line").arguments.options();
         assert_eq!((options.explain_over_ns, options.late_over_ns), (Some(1_000_000), None));
         assert!(options.phases && options.stacks);
     }

@@ -52,7 +52,7 @@ enum By {
     Cgroup,
 }
 
-/// What series are grouped by.
+/// Grouping of series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Handler,

@@ -9,7 +9,7 @@ use inferno::flamegraph::{self, Direction, Options};
 /// Writes the flame graph of folded lines: those with two counts are drawn as a difference.
 ///
 /// # Errors
-/// Those of the writer, and when there are no lines.
+/// Fails if the writer does, or if there are no lines.
 pub fn write_lines(out: &mut dyn Write, title: &str, count: &str, folded: &[String]) -> io::Result<()> {
     let mut options = options(title);
     options.count_name = count.to_owned();
@@ -32,7 +32,7 @@ pub fn options(title: &str) -> Options<'static> {
 /// Draws folded lines.
 ///
 /// # Errors
-/// As above.
+/// Fails if the writer does, or if there are no lines.
 pub fn draw(out: &mut dyn Write, mut options: Options<'_>, folded: &[String]) -> io::Result<()> {
     if folded.is_empty() {
         return Err(io::Error::other("there is nothing to draw: no thread was seen waiting"));
