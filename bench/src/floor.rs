@@ -18,13 +18,13 @@ fn attach_with<T>(attach: impl FnOnce(&skel::FloorProgs<'_>) -> libbpf_rs::Resul
 }
 
 /// Attaches an empty program to each of the two events of a work item, until the links are dropped.
-pub fn attach() -> libbpf_rs::Result<Vec<Link>> {
+pub fn attach_to_work_items() -> libbpf_rs::Result<Vec<Link>> {
     attach_with(|programs| Ok(vec![programs.on_queue_work.attach()?, programs.on_execute_start.attach()?]))
 }
 
 /// Attaches an empty program to context switches, until the link is dropped.
-pub fn attach_to_switches() -> libbpf_rs::Result<Link> {
-    attach_with(|programs| programs.on_switch.attach())
+pub fn attach_to_switches() -> libbpf_rs::Result<Vec<Link>> {
+    attach_with(|programs| Ok(vec![programs.on_switch.attach()?]))
 }
 
 /// Attaches an iterator over all threads that takes each kernel stack and drops it.

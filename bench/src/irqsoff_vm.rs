@@ -5,15 +5,15 @@
 use anyhow::{Result, ensure};
 use whylate_model::{LateEvent, Snapshot};
 
-use crate::figures::{Check, median};
-use crate::{figures, results, vm};
+use crate::results::{Arguments, Section};
+use crate::table::{Figure, median};
+use crate::vm;
 
 const KERNEL: &str = "6.12-tracers";
-const LENGTHS_US: [u64; 4] = [500, 1_000, 5_000, 20_000];
-const MODES: [&str; 2] = ["irq", "preempt"];
-const BACKENDS: [&str; 4] = ["events", "tracer", "tracer-all", "ticks"];
+/// Delays, kinds of delays and backends of the script, of which one backend does not measure one kind.
+const MEASURED: usize = 4 * (2 * 4 - 1);
 /// Suffix of a backend that measures all CPUs, the default. The others measure the CPU with the delays only.
-const OF_ALL: &str = "-all";
+const ALL_CPUS: &str = "-all";
 /// Gives the module and the backends one clock: on a busy host the kernel calibrates each wrongly.
 const ONE_CLOCK: &str = "tsc=reliable clocksource=tsc";
 /// Part of the names of the module's functions that make a delay.
@@ -21,48 +21,6 @@ const MAKER: &str = "preemptirqtest";
 /// Maximum error of the median length by exact backends: one of the two.
 const APART_PERCENT: f64 = 2.0;
 const APART_US: f64 = 20.0;
-
-/// Runs each backend with each kind of delay. Pauses leave time to report a delay before the next; everything else runs
-/// on the other CPU.
-const SCRIPT: &str = r#"
-    cd /tmp
-    taskset -p 1 $$ >/dev/null
-    one() {
-        backend=$1 mode=$2 us=$3
-        [ $mode = irq ] && what= || what=--preempt
-        [ $backend = tracer-all ] && cpus= || cpus='-c 1'
-        floor=$(($us / 2))us
-        rm -f out
-        whylate irqsoff $what --backend ${backend%-all} $cpus --json --slower $floor --from $floor --period 1ms 1 >out 2>err &
-        measuring=$!
-        # Its first line comes a second after its start.
-        until [ -s out ]; do
-            sleep 0.2
-        done
-        insmod /lib/modules/preemptirq_delay_test.ko test_mode=$mode delay=$us cpu_affinity=1
-        for number in $(seq 2 $times); do
-            usleep 50000
-            echo 1 >/sys/kernel/preemptirq_delay_test/trigger
-        done
-        usleep 200000
-        rmmod preemptirq_delay_test
-        kill -INT $measuring
-        wait $measuring || { cat err; exit 1; }
-        echo "@ $backend $mode $us"
-        cat out
-    }
-    times=$1
-    for us in 500 1000 5000 20000; do
-        for mode in irq preempt; do
-            one events $mode $us
-            one tracer $mode $us
-            one tracer-all $mode $us
-            # Its timer comes in with preemption off, too.
-            [ $mode = preempt ] || one ticks $mode $us
-        done
-    done
-    echo "@ end"
-"#;
 
 /// What a backend reported of the delays of one kind.
 #[derive(Clone, Debug, Default)]
@@ -82,50 +40,40 @@ struct Row {
     lost: u64,
 }
 
-impl Row {
-    fn median_us(&self) -> f64 {
-        median(&self.errors_us)
-    }
-
-    fn worst_us(&self) -> f64 {
-        self.errors_us.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(0.0)
-    }
-
-    /// Returns the cells about the reported delays.
-    fn cells(&self) -> [String; 4] {
-        if self.errors_us.is_empty() {
-            return ["none", "", "", ""].map(str::to_owned);
-        }
-        let (reported, within) = (self.errors_us.len(), self.within);
-        let within = within.map_or_else(|| "exact".to_owned(), |within| format!("{within} of {reported}"));
-        let errors = [self.median_us(), self.worst_us()].map(|us| format!("{us:.1}"));
-        let [median, worst] = errors;
-        [format!("`{}` in {}", self.function, self.named), within, median, worst]
-    }
-
-    fn allowed_us(&self) -> f64 {
-        APART_US.max(self.length_us as f64 * APART_PERCENT / 100.0)
-    }
-}
-
-pub fn run(arguments: &results::Arguments) -> Result<bool> {
+pub fn run(arguments: &Arguments) -> Result<bool> {
     let times = arguments.rounds as usize;
     let before = ["--timeout", "3000", "--append", ONE_CLOCK, "--"];
-    let text = vm::run(KERNEL, &before, SCRIPT, &[&times.to_string()])?;
+    let text = vm::run(KERNEL, &before, include_str!("irqsoff_vm.sh"), &[&times.to_string()])?;
     let rows = rows(&text)?;
-    let measured = LENGTHS_US.len() * (MODES.len() * BACKENDS.len() - 1);
-    ensure!(rows.len() == measured, "{} of {measured} were measured", rows.len());
-    let checks = checks(&rows, times);
-    arguments.publish("irqsoff-vm", &markdown(&rows, &checks, times))?;
-    Ok(checks.iter().all(Check::is_within))
+    ensure!(rows.len() == MEASURED, "{} of {MEASURED} were measured", rows.len());
+    let title = "Interrupts and preemption that are off for a known time, in a virtual machine";
+    let command = format!("irqsoff-vm --rounds {times}");
+    Section::new(arguments, "irqsoff-vm", title, "bench-irqsoff-vm", &command)
+        .fact(&format!("in the machine: Linux {KERNEL}, CPUs that QEMU emulates"))
+        .figures(figures(&rows, times))
+        .text(&format!(
+            "The kernel's `preemptirq_delay_test` makes {times} delays of each kind on one CPU. \"Error\" is the reported length less the \
+             requested one; a CPU that the host stops makes a delay longer. `ticks` reports bounds: its error is that of the \
+             lower one, and the delay has to lie between both; a delay that is shorter than its period of 1 ms is seen by chance, \
+             and the time of delivering an interrupt is subtracted, which is much in an emulator. All measure the CPU of the delays \
+             (`-c 1`), but for `tracer{ALL_CPUS}`, which measures both, as it does by default. The tracer keeps the longest section alone, and \
+             drops one during which another CPU that it measures had a longer one: \"longer\" is the number of reported sections of others \
+             that were at least as long, which hide delays from it. Emulated CPUs stop all the time."
+        ))
+        .lines(
+            "backend | off | >delay (us) | >reported | function | within bounds | >median error (us) | >worst error (us) | >longer | >lost",
+            rows.iter().map(|row| row.cells(times)),
+        )
+        .row("ticks | preempt | any | cannot know: its timer comes in where preemption is off | | | | | |")
+        .publish()
 }
 
 fn rows(text: &str) -> Result<Vec<Row>> {
-    let of_part = |(words, rest): (Vec<&str>, _)| {
+    let parse = |(words, rest): (Vec<&str>, _)| {
         let [backend, mode, length_us] = words[..] else { return None };
         Some(row(backend, mode, length_us.parse().ok()?, rest))
     };
-    vm::parts(text).filter_map(of_part).collect()
+    vm::parts(text).filter_map(parse).collect()
 }
 
 fn row(backend: &str, mode: &str, length_us: u64, json: &str) -> Result<Row> {
@@ -133,12 +81,12 @@ fn row(backend: &str, mode: &str, length_us: u64, json: &str) -> Result<Row> {
     let mut snapshots = 0;
     for line in json.lines().filter(|line| line.starts_with('{')) {
         let snapshot: Snapshot = serde_json::from_str(line)?;
-        let wanted = backend.trim_end_matches(OF_ALL);
+        let wanted = backend.trim_end_matches(ALL_CPUS);
         ensure!(snapshot.backend == wanted, "{} measured, not {wanted}", snapshot.backend);
         snapshots += 1;
         // `late_events` counts events that did not fit into a line, or were not read in time.
-        row.lost +=
-            ["traces", "late_events", "unseen"].iter().filter_map(|reason| snapshot.lost.get(*reason)).sum::<u64>();
+        let reasons = ["traces", "late_events", "unseen"];
+        row.lost += reasons.iter().filter_map(|reason| snapshot.lost.get(*reason)).sum::<u64>();
         snapshot.late.iter().for_each(|event| row.add(event));
     }
     ensure!(snapshots > 0, "{backend} printed nothing");
@@ -170,44 +118,39 @@ impl Row {
             *self.within.get_or_insert(0) += usize::from(is_within);
         }
     }
+
+    fn worst_us(&self) -> f64 {
+        self.errors_us.iter().copied().max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(0.0)
+    }
+
+    fn allowed_us(&self) -> f64 {
+        APART_US.max(self.length_us as f64 * APART_PERCENT / 100.0)
+    }
+
+    fn cells(&self, times: usize) -> String {
+        let Row { backend, mode, length_us, errors_us, named, function, longer, lost, .. } = self;
+        let reported = errors_us.len();
+        let within = self.within.map_or_else(|| "exact".to_owned(), |within| format!("{within} of {reported}"));
+        let about = match reported {
+            0 => "none |  |  | ".to_owned(),
+            _ => format!("`{function}` in {named} | {within} | {:.1} | {:.1}", median(errors_us), self.worst_us()),
+        };
+        format!("{backend} | {mode} | {length_us} | {reported} of {times} | {about} | {longer} | {lost}")
+    }
 }
 
-/// Checks the backends with exact lengths.
-fn checks(rows: &[Row], times: usize) -> Vec<Check> {
-    let exact = rows.iter().filter(|row| row.backend != "ticks" && !row.backend.ends_with(OF_ALL));
+/// Returns the figures with limits: those of the backends with exact lengths.
+fn figures(rows: &[Row], times: usize) -> Vec<Figure> {
+    let exact = rows.iter().filter(|row| row.backend != "ticks" && !row.backend.ends_with(ALL_CPUS));
     let errors = exact.map(|row| {
         let name = format!("median error of `{}`, {} us, {} (us)", row.backend, row.length_us, row.mode);
-        let error_us = if row.errors_us.is_empty() { f64::MAX } else { row.median_us().abs() };
-        Check::new(name, error_us, "", row.allowed_us())
+        let error_us = if row.errors_us.is_empty() { f64::NAN } else { median(&row.errors_us).abs() };
+        Figure::new(name, error_us, 1).at_most(row.allowed_us())
     });
     let events = rows.iter().filter(|row| row.backend == "events");
     let missed = events.clone().map(|row| times.abs_diff(row.errors_us.len())).sum::<usize>();
     let name = format!("delays that `events` missed, of {}", events.count() * times);
-    errors.chain([Check::new(name, missed as f64, "", 0.0)]).collect()
-}
-
-fn markdown(rows: &[Row], checks: &[Check], times: usize) -> String {
-    let title = "Interrupts and preemption that are off for a known time, in a virtual machine";
-    let mut text = results::heading(title, "bench-irqsoff-vm", &format!("irqsoff-vm --rounds {times}"));
-    text += &format!("- in the machine: Linux {KERNEL}, CPUs that QEMU emulates\n{}", figures::table(checks, [1, 1]));
-    text += &format!(
-        "\nThe kernel's `preemptirq_delay_test` makes {times} delays of each kind on one CPU. \"Error\" is what is told less the length \
-         that was asked for; a CPU that the host stops meanwhile makes a delay longer. `ticks` tells bounds: its error is that of the \
-         lower one, and the delay has to lie between both; a delay that is shorter than its period of 1 ms is seen by chance, \
-         and what delivering an interrupt takes is taken off, which is much in an emulator. All measure the CPU of the delays \
-         (`-c 1`), but for `tracer{OF_ALL}`, which measures both, as it does unasked. The tracer keeps the longest section alone, and \
-         drops one during which another CPU that it measures had a longer one: \"longer\" is how many sections of others at least as \
-         long were told meanwhile, which hide delays from it. Emulated CPUs stop all the time.\n\n\
-         | backend | off | delay (us) | told | function | within bounds | median error (us) | worst error (us) | longer | lost |\n\
-         |---|---|--:|--:|---|--:|--:|--:|--:|--:|\n"
-    );
-    for row in rows {
-        let Row { backend, mode, length_us, errors_us, longer, lost, .. } = row;
-        let (told, cells) = (errors_us.len(), row.cells().join(" | "));
-        text += &format!("| {backend} | {mode} | {length_us} | {told} of {times} | {cells} | {longer} | {lost} |\n");
-    }
-    text += "| ticks | preempt | any | cannot tell: its timer comes in where preemption is off | | | | | | |\n";
-    text
+    errors.chain([Figure::new(name, missed as f64, 0).at_most(0.0)]).collect()
 }
 
 #[cfg(test)]
@@ -228,8 +171,11 @@ mod tests {
             r#"{{"schema":1,"source":"irqsoff","backend":"events","host":"","start":"{START}","duration_ns":1,"series":[],"late":[{late}],"lost":{{}},"probe":{{"run_ns":0,"runs":0}}}}"#
         );
         let rows = rows(&format!("@ events irq 1000\n{line}\n@ end\n")).expect("read");
-        let told: Vec<_> = rows.iter().map(|row| (row.errors_us.len(), row.named, row.longer)).collect();
-        assert_eq!(told, [(1, 1, 1)]);
-        assert!((rows[0].median_us() - 10.0).abs() < 1e-9 && (rows[0].allowed_us() - 20.0).abs() < 1e-9);
+        assert_eq!(
+            rows[0].cells(1),
+            "events | irq | 1000 | 1 of 1 | `execute_preemptirqtest` in 1 | exact | 10.0 | 10.0 | 1 | 0"
+        );
+        assert!(figures(&rows, 1).iter().all(Figure::is_within) && (rows[0].allowed_us() - 20.0).abs() < 1e-9);
+        assert!(!figures(&rows, 2)[1].is_within());
     }
 }

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Cost of `whylate offcpu` per thread and switch, compared with other means, and how soon its flame graph is there.
+//! Cost of `whylate offcpu` per thread and switch, compared with other means, and its time to the flame graph.
 
 mod naming;
-pub mod sleepers;
-mod slowdown;
 mod walks;
+
+use std::path::Path;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use self::slowdown::SUBJECTS;
-use self::walks::Cost;
-use crate::figures::{median, verdict};
-use crate::{machine, results, whylate};
+use crate::drivers::{Slowdown, slowdowns};
+use crate::loads::Load;
+use crate::machine;
+use crate::results::{self, Section};
+use crate::subject::{Ready, Subject};
+use crate::table::{Figure, Show, column, median_of};
 
 /// Arguments of the benchmark.
 #[derive(Debug, Args)]
@@ -24,156 +26,146 @@ pub struct Arguments {
     part: Option<Part>,
 }
 
-/// What can be measured by itself.
+/// A part of the benchmark, which has a section of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// What a look at a thread costs.
+    /// The cost of visiting a thread.
     Walks,
-    /// How soon there is a flame graph, and how fast addresses are named.
+    /// The time to a flame graph, and to the names of addresses.
     Names,
-    /// What switches cost that are watched.
+    /// The cost of watched switches.
     Switches,
 }
 
-/// A figure: name, value and limit.
-type Figure = (String, f64, f64);
-
-/// Limits of visiting a thread that has not run, and of the user stack of one that has.
-const UNCHANGED_LIMIT_NS: f64 = 400.0;
-const USER_STACK_LIMIT_NS: f64 = 2_000.0;
-/// Minimum factor by which reading a file of /proc per thread is more expensive.
-const PROC_RATIO: f64 = 30.0;
-const STEADY_LIMIT_PERCENT: f64 = 5.0;
-const GRAPH_LIMIT_MS: f64 = 300.0;
-const NAMES_LIMIT_MS: f64 = 500.0;
-const SAMPLE_LIMIT_PERCENT: f64 = 3.0;
-/// Limit relative to offcputime's cost per switch.
+/// Limit of the added time per switch relative to offcputime's.
 const TRACE_RATIO: f64 = 0.7;
 
 pub fn run(arguments: &Arguments) -> Result<bool> {
-    if machine::is_skipped(&[]) {
-        return Ok(true);
-    }
+    let Some(program) = arguments.results.prepare("bench-offcpu", &[])? else { return Ok(true) };
     let mut are_within = true;
-    for (part, name) in [(Part::Walks, "walks"), (Part::Names, "names"), (Part::Switches, "switches")] {
-        if arguments.part.is_some_and(|wanted| wanted != part) {
-            continue;
+    for &part in Part::value_variants() {
+        if arguments.part.is_none_or(|wanted| wanted == part) {
+            are_within &= match part {
+                Part::Walks => walks_part(&arguments.results)?,
+                Part::Names => names_part(&arguments.results, &program)?,
+                Part::Switches => switches_part(&arguments.results, &program)?,
+            };
         }
-        let rounds = arguments.results.rounds;
-        let measured = match part {
-            Part::Walks => Some(walks_part(rounds)?),
-            Part::Names => Some(names_part(rounds)?),
-            Part::Switches => switches_part(rounds)?,
-        };
-        let Some((title, figures, tables)) = measured else { continue };
-        let command = format!("offcpu --part {name} --rounds {rounds}");
-        let heading = results::heading(&format!("Off-CPU stacks: {title}"), "bench-offcpu", &command);
-        let text = format!("{heading}\n{}{tables}", rows(&figures));
-        arguments.results.publish(&format!("offcpu-{name}"), &text)?;
-        are_within &= figures.iter().all(|(_, value, limit)| value <= limit);
     }
     Ok(are_within)
 }
 
-fn rows(figures: &[Figure]) -> String {
-    let mut text = "| figure | measured | limit | result |\n|---|--:|--:|---|\n".to_owned();
-    for (name, value, limit) in figures {
-        text += &format!("| {name} | {} | {} | {} |\n", short(*value), short(*limit), verdict(*value, *limit));
-    }
-    text
+/// Begins the section of a part.
+fn section<'a>(arguments: &'a results::Arguments, part: &str, name: &'a str, title: &str) -> Section<'a> {
+    let command = format!("offcpu --part {part} --rounds {}", arguments.rounds);
+    Section::new(arguments, name, &format!("Off-CPU stacks: {title}"), "bench-offcpu", &command)
 }
 
-fn walks_part(rounds: u32) -> Result<(&'static str, Vec<Figure>, String)> {
+fn walks_part(arguments: &results::Arguments) -> Result<bool> {
     let mut costs = Vec::new();
     for threads in walks::THREADS {
-        let cost = walks::measure(threads, rounds)?;
-        eprintln!("{cost:?}");
-        costs.push(cost);
+        costs.push(walks::measure(threads, arguments.rounds)?);
     }
     let steady = walks::steady()?;
-    eprintln!("{steady:?}");
     let mut figures = Vec::new();
-    for cost in &costs {
-        let threads = cost.threads;
-        figures.push((
-            format!("a thread that has not run, {threads} threads (ns)"),
-            cost.unchanged_ns,
-            UNCHANGED_LIMIT_NS,
-        ));
-        figures.push((
-            format!("the same as a part of /proc/PID/task/TID/stack, {threads} threads"),
-            cost.unchanged_ns / cost.proc_ns,
-            1.0 / PROC_RATIO,
-        ));
-        figures.push((
-            format!("a user stack of {:.0} frames, {threads} threads (ns)", cost.user_frames),
-            cost.user_stack_ns,
-            USER_STACK_LIMIT_NS,
-        ));
+    for samples in &costs {
+        let (threads, frames) = (samples[0].threads, samples[0].user_frames);
+        figures.extend([
+            Figure::median(format!("a thread that has not run, {threads} threads (ns)"), 0, samples, |cost| {
+                cost.unchanged_ns
+            })
+            .at_most(400.0),
+            Figure::new(
+                format!("a thread that has not run, as a part of /proc/PID/task/TID/stack, {threads} threads"),
+                median_of(samples, |cost| cost.unchanged_ns) / median_of(samples, |cost| cost.proc_ns),
+                3,
+            )
+            .at_most(1.0 / 30.0),
+            Figure::median(format!("a user stack of {frames:.0} frames, {threads} threads (ns)"), 0, samples, |cost| {
+                cost.user_stack_ns
+            })
+            .at_most(2_000.0),
+        ]);
     }
+    let what = format!("{} sleeping threads at 9 Hz (% of a CPU)", steady.threads);
     figures.extend([
-        (format!("{} sleeping threads at 9 Hz (% of a CPU)", steady.threads), steady.cpu_percent, STEADY_LIMIT_PERCENT),
-        ("threads of those that are not in the result".to_owned(), (steady.threads - steady.seen) as f64, 0.0),
-        ("lost samples meanwhile".to_owned(), steady.lost as f64, 0.0),
+        Figure::new(what, steady.cpu_percent, 2).at_most(5.0),
+        Figure::new("threads of those that are not in the result", (steady.threads - steady.seen) as f64, 0)
+            .at_most(0.0),
+        Figure::new("lost samples of those", steady.lost as f64, 0).at_most(0.0),
     ]);
-    Ok(("looking at threads", figures, costs_table(&costs)))
-}
-
-fn names_part(rounds: u32) -> Result<(&'static str, Vec<Figure>, String)> {
-    let program = whylate::build("bench-offcpu")?;
-    let names_ms = naming::names_ms()?;
-    let graphs = (0..rounds).map(|_| naming::first_graph_ms(&program)).collect::<Result<Vec<_>>>()?;
-    eprintln!("names: {names_ms} ms, graphs: {graphs:?} ms");
-    let graph = format!("Ctrl-C to the flame graph of {} threads in {} places (ms)", naming::THREADS, naming::PLACES);
-    let figures = vec![
-        (graph, median(&graphs), GRAPH_LIMIT_MS),
-        (format!("names of {} kernel addresses (ms)", naming::ADDRESSES), names_ms, NAMES_LIMIT_MS),
+    let columns = [
+        column("unchanged", Show::Median(0), "", |cost: &walks::Cost| cost.unchanged_ns),
+        column("changed", Show::Median(0), "", |cost| cost.changed_ns),
+        column("of that, user stack", Show::Median(0), "", |cost| cost.user_stack_ns),
+        column("plain iterator", Show::Median(0), "", |cost| cost.plain_ns),
+        column("/proc/PID/task/TID/stack", Show::Median(0), "", |cost| cost.proc_ns),
+        column("unchanged is cheaper by", Show::Median(0), " x", |cost| cost.proc_ns / cost.unchanged_ns),
     ];
-    Ok(("names and graphs", figures, String::new()))
+    section(arguments, "walks", "offcpu-walks", "walks over threads")
+        .figures(figures)
+        .text("### CPU time for each thread and walk, in ns")
+        .text(&format!(
+            "Of all threads of the machine: those of a process with sleeping threads, and the others. `changed` are threads of that process \
+             alone, which have run since the last walk: both stacks of each are taken. They sleep at {} call sites of the same depth. The \
+             plain iterator takes the kernel stack of each and does nothing with it. Medians of all rounds.",
+            walks::CALL_SITES
+        ))
+        .grid("threads", &columns, costs.iter().map(|samples| (samples[0].threads.to_string(), samples.iter().collect())))
+        .publish()
 }
 
-/// Measures the cost of watched switches. Returns `None` without the load or offcputime.
-fn switches_part(rounds: u32) -> Result<Option<(&'static str, Vec<Figure>, String)>> {
+fn names_part(arguments: &results::Arguments, program: &Path) -> Result<bool> {
+    let names_ms = naming::names_ms()?;
+    let graphs = (0..arguments.rounds).map(|_| naming::first_graph_ms(program)).collect::<Result<Vec<_>>>()?;
+    let graph =
+        format!("Ctrl-C to the flame graph of {} threads at {} call sites (ms)", naming::THREADS, naming::CALL_SITES);
+    section(arguments, "names", "offcpu-names", "names and graphs")
+        .figures([
+            Figure::median(graph, 0, &graphs, |ms| *ms).at_most(300.0),
+            Figure::new(format!("names of {} kernel addresses (ms)", naming::ADDRESSES), names_ms, 0).at_most(500.0),
+        ])
+        .publish()
+}
+
+/// Measures the cost of watched switches, unless there is no load or no offcputime.
+fn switches_part(arguments: &results::Arguments, program: &Path) -> Result<bool> {
     let tools = [("perf", "no perf: no load to watch"), ("offcputime", "no offcputime: nothing to compare with")];
     if machine::is_skipped(&tools) {
-        return Ok(None);
+        return Ok(true);
     }
-    let slowdowns = slowdown::measure(&whylate::build("bench-offcpu")?, rounds)?;
-    let theirs_ns = slowdowns.added_ns(SUBJECTS.len() - 1);
-    let figures = vec![
-        ("slowdown of the pipe by `sample` (%)".to_owned(), slowdowns.percent(0), SAMPLE_LIMIT_PERCENT),
-        ("added to a switch by `trace` (ns)".to_owned(), slowdowns.added_ns(1), TRACE_RATIO * theirs_ns),
+    let whylate = program.to_string_lossy();
+    let ours = |name, options: &[&str]| {
+        Subject::new(name, "", &[&[&*whylate, "offcpu", "--backend"], options].concat(), Ready::Programs(1))
+    };
+    let subjects = [
+        ours("`whylate offcpu --backend sample`", &["sample"]),
+        ours("`whylate offcpu --backend trace`", &["trace"]),
+        // Takes the waker's stack in addition to the wakee's; offcputime has nothing like it.
+        ours("`whylate offcpu --backend trace --wakers`", &["trace", "--wakers"]),
+        Subject::offcputime(),
     ];
-    Ok(Some(("switches that are watched", figures, slowdowns.markdown())))
-}
-
-fn costs_table(costs: &[Cost]) -> String {
-    let mut text = format!(
-        "\n### CPU time for each thread and look, in ns\n\nOf all threads of the machine: those of a process whose threads sleep, and \
-         the others. `changed` are threads of that process alone, which have run since the last look: both stacks of each are taken. \
-         They sleep in {} places at the same depth. The plain iterator takes the kernel stack of each and does nothing with it. \
-         Medians of all rounds.\n\n\
-         | threads | unchanged | changed | of that, user stack | plain iterator | /proc/PID/task/TID/stack | unchanged is cheaper by |\n\
-         |--:|--:|--:|--:|--:|--:|--:|\n",
-        walks::PLACES
-    );
-    for cost in costs {
-        text += &format!(
-            "| {} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} | {:.0} x |\n",
-            cost.threads,
-            cost.unchanged_ns,
-            cost.changed_ns,
-            cost.user_stack_ns,
-            cost.plain_ns,
-            cost.proc_ns,
-            cost.proc_ns / cost.unchanged_ns
-        );
-    }
-    text
-}
-
-/// Formats with three significant digits or so.
-fn short(value: f64) -> String {
-    let digits = if value >= 100.0 { 0 } else { 3 };
-    format!("{value:.digits$}")
+    let (load, theirs) = (Load::pipe(), subjects.len() - 1);
+    let measured = slowdowns(&load, &subjects, arguments.rounds)?;
+    let noise: Vec<f64> = measured.all().map(Slowdown::noise_percent).collect();
+    let limit_ns = TRACE_RATIO * measured.median(theirs, Slowdown::added_ns_per_switch);
+    let columns = [
+        column("slowdown, elapsed", Show::Median(1), " %", Slowdown::percent),
+        column("slowdown, CPU time", Show::Median(1), " %", Slowdown::cpu_percent),
+        column("added CPU ns a switch", Show::Median(0), "", Slowdown::added_ns_per_switch),
+    ];
+    section(arguments, "switches", "offcpu-switches", "watched switches")
+        .figures([
+            Figure::new("slowdown of the pipe by `sample` (%)", measured.median(0, Slowdown::cpu_percent), 2).at_most(3.0),
+            Figure::new("added to a switch by `trace` (ns)", measured.median(1, Slowdown::added_ns_per_switch), 0)
+                .at_most(limit_ns),
+        ])
+        .text(&format!("### Slowdown of `{}`", load.name))
+        .text(&format!(
+            "Each watched run is compared with the unwatched ones before and after it, which differ from each other by {}. Tools are on \
+             another CPU. Medians of all rounds.",
+            Show::Median(1).cell(&noise, " %")
+        ))
+        .grid("subject", &columns, measured.rows(subjects.iter().map(|subject| subject.name.to_owned())))
+        .publish()
 }

@@ -34,6 +34,11 @@ impl Counts {
     }
 }
 
+/// Returns the sum of a counter of all programs.
+pub fn total(programs: &[Counts], counter: fn(&Counts) -> u64) -> f64 {
+    programs.iter().map(counter).sum::<u64>() as f64
+}
+
 /// Counters by program ID, which ascends in the order of loading.
 pub type Programs = BTreeMap<u32, Counts>;
 

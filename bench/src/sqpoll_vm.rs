@@ -9,16 +9,15 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::figures::{self, Check};
-use crate::{results, vm};
+use crate::results::{Arguments, Section};
+use crate::table::{Figure, Show, column};
+use crate::{child, vm};
 
 const KERNEL: &str = "6.12-cloud";
 const TEST: &str = "kernel_sqpoll_precise";
 const INTERVALS: usize = 10;
 /// In percentage points.
 const LIMIT: f64 = 1.0;
-/// Keeps tracepoints from being patched, and then runs the test.
-const SCRIPT: &str = concat!(include_str!("../../xtask/keep-enabled.sh"), "exec \"$@\"\n");
 
 /// One interval, in percent and percentage points.
 struct Sample {
@@ -34,25 +33,43 @@ struct Duty {
     tries: Vec<String>,
 }
 
-pub fn run(arguments: &results::Arguments) -> Result<bool> {
+pub fn run(arguments: &Arguments) -> Result<bool> {
     let program = test_program()?;
     let (program, intervals) = (program.to_string_lossy(), format!("WHYLATE_INTERVALS={INTERVALS}"));
     let before = ["--no-whylate", "--timeout", "900", "--with", &program, "--", "WHYLATE_EMULATED=1", &intervals];
-    let text = vm::run(KERNEL, &before, SCRIPT, &[&program, "--nocapture"])?;
+    let script = [vm::KEEP_ENABLED, "exec \"$@\"\n"].concat();
+    let text = vm::run(KERNEL, &before, &script, &[&program, "--nocapture"])?;
     let duties = duties(&text)?;
     ensure!(!duties.is_empty(), "it measured nothing: {text}");
     let largest = duties.values().flat_map(|duty| &duty.samples).map(Sample::off_at_most).fold(0.0, f64::max);
-    arguments.publish("sqpoll-vm", &markdown(&duties, largest))?;
-    Ok(largest <= LIMIT)
+    let what = "working share, largest error of an interval with what may be hidden";
+    let columns = [
+        column("least work by the tracer", Show::Min(1), " %", |sample: &Sample| sample.truth),
+        column("most", Show::Max(1), " %", |sample| sample.truth),
+        column("mean error, points", Show::Mean(2), "", Sample::off),
+        column("largest", Show::Max(2), "", Sample::off),
+        column("with what may be hidden", Show::Max(2), "", Sample::off_at_most),
+    ];
+    let rows = duties.values().map(|duty| ((duty.tries.len() + 1).to_string(), duty.samples.iter().collect()));
+    let title = "`whylate sqpoll --precise`";
+    let section = Section::new(arguments, "sqpoll-vm", title, "bench-sqpoll-vm", "sqpoll-vm")
+        .fact(&format!("in a virtual machine: Debian's {KERNEL}, 2 emulated CPUs"))
+        .figures([Figure::new(what, largest, 2).unit("points").at_most(LIMIT)])
+        .text(&format!(
+            "{INTERVALS} intervals of 1 s of each load. The truth is how long the thread was in `io_submit_sqes` and `io_handle_tw_list` and on a CPU, by the \
+             kernel's function_graph tracer and `sched_switch` in the same run. The tool's programs are at the same functions, within what the tracer counts: \
+             what they take themselves is hidden between the two. It is in each call, so for each one as much is added as the shortest calls take."
+        ))
+        .grid("tries", &columns, rows);
+    let reasons = duties.values().flat_map(|duty| &duty.tries);
+    reasons.fold(section, |section, reason| section.text(&format!("Repeated: {reason}."))).publish()
 }
 
 /// Builds the test program, and returns its path.
 fn test_program() -> Result<PathBuf> {
     let mut cargo = Command::new("cargo");
     cargo.args(["test", "--workspace", "--test", TEST, "--no-run", "--message-format=json"]);
-    let output = cargo.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
-    ensure!(output.status.success(), "cannot build {TEST}");
-    let text = String::from_utf8(output.stdout)?;
+    let text = String::from_utf8(child::run(cargo.stderr(Stdio::inherit()))?.stdout)?;
     let mut messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let built = messages.find(|message| message["target"]["name"] == TEST && message["executable"].is_string());
     Ok(PathBuf::from(built.context("cargo names no program")?["executable"].as_str().unwrap_or_default()))
@@ -94,36 +111,6 @@ impl Sample {
     fn off_at_most(&self) -> f64 {
         self.off() + self.hidden
     }
-}
-
-fn markdown(duties: &BTreeMap<String, Duty>, largest: f64) -> String {
-    let mut text = results::heading("`whylate sqpoll --precise`", "bench-sqpoll-vm", "sqpoll-vm");
-    let what = "working share, largest error of an interval with what may be hidden";
-    let table = figures::table([&Check::new(what, largest, "points", LIMIT)], [2, 2]);
-    text += &format!("- in a virtual machine: Debian's {KERNEL}, 2 emulated CPUs\n{table}\n");
-    text += &format!(
-        "{INTERVALS} intervals of 1 s of each load. The truth is how long the thread was in `io_submit_sqes` and `io_handle_tw_list` and had a CPU, by the \
-         kernel's function_graph tracer and `sched_switch` in the same run. The tool's programs are at the same functions, within what the tracer counts: \
-         what they take themselves is hidden between the two. It is in each call, so for each one as much is added as the shortest calls take.\n\n\
-         | work by the tracer | mean error, points | largest | with what may be hidden | tries |\n|--:|--:|--:|--:|--:|\n"
-    );
-    for duty in duties.values() {
-        let of = |figure: fn(&Sample) -> f64| duty.samples.iter().map(figure);
-        let count = duty.samples.len().max(1) as f64;
-        text += &format!(
-            "| {:.1} - {:.1} % | {:.2} | {:.2} | {:.2} | {} |\n",
-            of(|sample| sample.truth).fold(f64::INFINITY, f64::min),
-            of(|sample| sample.truth).fold(0.0, f64::max),
-            of(Sample::off).sum::<f64>() / count,
-            of(Sample::off).fold(0.0, f64::max),
-            of(Sample::off_at_most).fold(0.0, f64::max),
-            duty.tries.len() + 1
-        );
-    }
-    for reason in duties.values().flat_map(|duty| &duty.tries) {
-        text += &format!("\nBegun anew: {reason}.\n");
-    }
-    text
 }
 
 #[cfg(test)]

@@ -6,44 +6,15 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use whylate_model::Snapshot;
 
-use crate::figures::{Check, Spread, median_of};
-use crate::{figures, machine, results, vm};
+use crate::results::{Arguments, Section};
+use crate::table::{Figure, Show, column, median_of};
+use crate::{machine, vm};
 
 const KERNEL: &str = "6.12-rt";
 const SECONDS: u64 = 3;
 /// Maximum difference of the median latencies: one of the two.
 const APART_PERCENT: f64 = 10.0;
 const APART_US: f64 = 2.0;
-
-/// Each run is preceded by a line with its name, and with the CPU times so far, before and after it.
-const SCRIPT: &str = concat!(
-    include_str!("../../xtask/keep-enabled.sh"),
-    r#"
-    cd /tmp
-    measure() {
-        name=$1
-        shift
-        # In a pipe, `times` would be of another shell.
-        times >before
-        "$@" >out 2>/dev/null || true
-        times >after
-        echo "@ $name $(sed -n 2p before) $(sed -n 2p after)"
-        cat out
-    }
-    rtla() { measure rtla$1 /usr/bin/rtla timerlat hist -p $2 -d ${3}s -b 1 -E 8192; }
-    tracer() { measure tracer$1 whylate timerlat hist -k -p $2 --json -d ${3}s; }
-    bpf() { measure bpf$1 whylate timerlat hist --backend bpf -p $2 --json -d ${3}s; }
-    # So that no program always follows the same one.
-    for round in $(seq $1); do
-        rtla "" 1000 $2; tracer "" 1000 $2; bpf "" 1000 $2
-        tracer "" 1000 $2; rtla "" 1000 $2; bpf "" 1000 $2
-    done
-    for round in $(seq $(($1 / 2 + 1))); do
-        rtla -10kHz 100 $2; tracer -10kHz 100 $2
-    done
-    echo "@ end 0m0s 0m0s 0m0s 0m0s"
-"#
-);
 
 /// Figures and cost of one run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,24 +23,66 @@ struct Sample {
     thread_us: f64,
     activations: f64,
     user_us: f64,
-    /// Activations delivered and missed, less those due, if reported.
+    /// Activations delivered and missed, less those due; NaN if the tool does not report them.
     off_schedule: f64,
     lost: f64,
 }
 
-type Figure = fn(&Sample) -> f64;
-
-pub fn run(arguments: &results::Arguments) -> Result<bool> {
+pub fn run(arguments: &Arguments) -> Result<bool> {
     if !machine::has("rtla") {
         println!("skipped: no rtla to compare with (scripts/install-deps bench)");
         return Ok(true);
     }
     let (rounds, seconds) = (arguments.rounds.to_string(), SECONDS.to_string());
-    let text = vm::run(KERNEL, &["--timeout", "3000", "--with", "rtla", "--"], SCRIPT, &[&rounds, &seconds])?;
+    let script = [vm::KEEP_ENABLED, include_str!("timerlat_vm.sh")].concat();
+    let text = vm::run(KERNEL, &["--timeout", "3000", "--with", "rtla", "--"], &script, &[&rounds, &seconds])?;
     let samples = samples(&text)?;
-    let checks = checks(&samples)?;
-    arguments.publish("timerlat-vm", &markdown(&samples, &checks, arguments.rounds.into()))?;
-    Ok(checks.iter().all(Check::is_within))
+    let columns = [
+        column("IRQ latency (us)", Show::Spread(2), "", |sample: &Sample| sample.irq_us),
+        column("thread latency (us)", Show::Spread(2), "", |sample| sample.thread_us),
+        column("user space (us an activation)", Show::Spread(2), "", |sample| sample.user_us),
+        column("off schedule (periods)", Show::Spread(2), "", |sample| sample.off_schedule),
+    ];
+    let title = "Timer latency beside rtla, in a virtual machine";
+    let command = format!("timerlat-vm --rounds {rounds}");
+    Section::new(arguments, "timerlat-vm", title, "bench-timerlat-vm", &command)
+        .fact(&format!("in the machine: Debian's {KERNEL}, CPUs that QEMU emulates; rtla 6.1 with the kernel's threads"))
+        .figures(figures(&samples)?)
+        .text(&format!(
+            "All in one boot, in turn, each for {SECONDS} s, two of each a round. Medians of all rounds; of each run the mean over the CPUs, and in brackets the \
+             rounds' smallest and largest. An emulated CPU is slow, and slower for BPF programs than for the kernel: times are not those of a machine."
+        ))
+        .grid("run", &columns, samples.iter().map(|(name, samples)| (name.clone(), samples.iter().collect())))
+        .publish()
+}
+
+fn figures(samples: &BTreeMap<String, Vec<Sample>>) -> Result<Vec<Figure>> {
+    let all = |name: &str| samples.get(name).with_context(|| format!("{name} was not measured"));
+    let median = |name: &str, figure: fn(&Sample) -> f64| Ok::<_, anyhow::Error>(median_of(all(name)?, figure));
+    let mut figures = Vec::new();
+    for backend in ["tracer", "bpf"] {
+        let kinds: [(_, fn(&Sample) -> f64); 2] =
+            [("the interrupt", |sample| sample.irq_us), ("the thread", |sample| sample.thread_us)];
+        for (kind, figure) in kinds {
+            let (ours, rtlas) = (median(backend, figure)?, median("rtla", figure)?);
+            let what = format!("median latency of {kind}, {backend}: apart from rtla's (us)");
+            let limit = APART_US.max(rtlas * APART_PERCENT / 100.0);
+            figures.push(Figure::new(what, (ours - rtlas).abs(), 2).at_most(limit));
+        }
+    }
+    for name in ["tracer", "bpf", "tracer-10kHz"] {
+        let most = all(name)?.iter().map(|sample| sample.off_schedule).fold(0.0, f64::max);
+        let what = format!("off schedule in any run, {name} (periods of a CPU)");
+        figures.push(Figure::new(what, most, 2).at_most(1.0));
+    }
+    for suffix in ["", "-10kHz"] {
+        let [ours, rtlas] = ["tracer", "rtla"].map(|name| median(&format!("{name}{suffix}"), |sample| sample.user_us));
+        let what = format!("user space an activation, tracer{suffix} (us; the limit is rtla's)");
+        figures.push(Figure::new(what, ours?, 2).at_most(rtlas?));
+        let lost = median(&format!("tracer{suffix}"), |sample| sample.lost)?;
+        figures.push(Figure::new(format!("lost samples, tracer{suffix}"), lost, 2).at_most(0.0));
+    }
+    Ok(figures)
 }
 
 fn samples(text: &str) -> Result<BTreeMap<String, Vec<Sample>>> {
@@ -106,7 +119,7 @@ fn from_rtla(text: &str) -> Result<Sample> {
         .filter(|line| line.starts_with(|c: char| c.is_ascii_digit()))
         .map(|line| line.split_whitespace().filter_map(|word| word.parse().ok()).collect())
         .collect();
-    let of = |kind: &str| {
+    let mean_us = |kind: &str| {
         let columns = (1..names.len()).filter(|&column| names[column].starts_with(kind));
         let medians: Vec<f64> = columns.map(|column| median_of_column(&rows, column)).collect();
         medians.iter().sum::<f64>() / medians.len().max(1) as f64
@@ -115,7 +128,8 @@ fn from_rtla(text: &str) -> Result<Sample> {
     let counts: Vec<f64> = counts.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     // One count of the interrupt and one of the thread, per CPU.
     let activations = counts.iter().sum::<f64>() / 2.0;
-    Ok(Sample { irq_us: of("IRQ"), thread_us: of("Thr"), activations, ..Sample::default() })
+    let (irq_us, thread_us) = (mean_us("IRQ"), mean_us("Thr"));
+    Ok(Sample { irq_us, thread_us, activations, off_schedule: f64::NAN, ..Sample::default() })
 }
 
 /// Returns the median of a column with steps of one microsecond: the middle of the step.
@@ -134,7 +148,7 @@ fn from_json(text: &str, period_ns: f64) -> Result<Sample> {
     let line = text.lines().find(|line| line.starts_with('{')).context("whylate printed no snapshot")?;
     let snapshot: Snapshot = serde_json::from_str(line)?;
     let cpus = snapshot.series.len().max(1) as f64;
-    let of = |kind: &str| {
+    let mean_us = |kind: &str| {
         let medians = snapshot.series.iter().map(|series| series.histograms[kind].quantile_ns(0.5) as f64 / 1e3);
         medians.sum::<f64>() / cpus
     };
@@ -144,74 +158,13 @@ fn from_json(text: &str, period_ns: f64) -> Result<Sample> {
         (delivered + series.values["missed"] - due).abs()
     });
     Ok(Sample {
-        irq_us: of("irq"),
-        thread_us: of("thread"),
+        irq_us: mean_us("irq"),
+        thread_us: mean_us("thread"),
         activations: snapshot.total("thread").count() as f64,
         off_schedule: off.fold(0.0, f64::max),
         lost: snapshot.lost.get("samples").copied().unwrap_or(0) as f64,
         ..Sample::default()
     })
-}
-
-fn median_of_runs(samples: &BTreeMap<String, Vec<Sample>>, name: &str, figure: Figure) -> Result<f64> {
-    let of = samples.get(name).with_context(|| format!("{name} was not measured"))?;
-    Ok(median_of(of, figure))
-}
-
-fn checks(samples: &BTreeMap<String, Vec<Sample>>) -> Result<Vec<Check>> {
-    let kinds = [("the interrupt", (|sample| sample.irq_us) as Figure), ("the thread", |sample| sample.thread_us)];
-    let mut checks = Vec::new();
-    for backend in ["tracer", "bpf"] {
-        for (kind, figure) in kinds {
-            let (ours, rtlas) = (median_of_runs(samples, backend, figure)?, median_of_runs(samples, "rtla", figure)?);
-            let limit = APART_US.max(rtlas * APART_PERCENT / 100.0);
-            let what = format!("median latency of {kind}, {backend}: apart from rtla's (us)");
-            checks.push(Check::new(what, (ours - rtlas).abs(), "", limit));
-        }
-    }
-    for name in ["tracer", "bpf", "tracer-10kHz"] {
-        let of = samples.get(name).with_context(|| format!("{name} was not measured"))?;
-        let most = of.iter().map(|sample| sample.off_schedule).fold(0.0, f64::max);
-        checks.push(Check::new(format!("off schedule in any run, {name} (periods of a CPU)"), most, "", 1.0));
-    }
-    for suffix in ["", "-10kHz"] {
-        let user = |name: &str| median_of_runs(samples, &format!("{name}{suffix}"), |sample| sample.user_us);
-        let name = format!("user space an activation, tracer{suffix} (us; the limit is rtla's)");
-        checks.push(Check::new(name, user("tracer")?, "", user("rtla")?));
-        let lost = median_of_runs(samples, &format!("tracer{suffix}"), |sample| sample.lost)?;
-        checks.push(Check::new(format!("lost samples, tracer{suffix}"), lost, "", 0.0));
-    }
-    Ok(checks)
-}
-
-fn markdown(samples: &BTreeMap<String, Vec<Sample>>, checks: &[Check], rounds: u64) -> String {
-    let title = "Timer latency beside rtla, in a virtual machine";
-    let mut text = results::heading(title, "bench-timerlat-vm", &format!("timerlat-vm --rounds {rounds}"));
-    text += &format!(
-        "- in the machine: Debian's {KERNEL}, CPUs that QEMU emulates; rtla 6.1 with the kernel's threads\n{}",
-        figures::table(checks, [2, 2])
-    );
-    text += &format!(
-        "\nAll in one boot, in turn, each for {SECONDS} s, two of each a round. Medians of all rounds; of each run the mean over the CPUs, and in brackets the \
-         rounds' smallest and largest. An emulated CPU is slow, and slower for BPF programs than for the kernel: times are not those of a \
-         machine.\n\n| run | IRQ latency (us) | thread latency (us) | user space (us an activation) | off schedule (periods) |\n\
-         |---|--:|--:|--:|--:|\n"
-    );
-    for (name, of) in samples {
-        let shown = |figure: fn(&Sample) -> f64| {
-            let Spread { median, min, max } = Spread::from_values(&of.iter().map(figure).collect::<Vec<_>>());
-            format!("{median:.2} ({min:.2} to {max:.2})")
-        };
-        let schedule =
-            if name.starts_with("rtla") { "not told".to_owned() } else { shown(|sample| sample.off_schedule) };
-        text += &format!(
-            "| {name} | {} | {} | {} | {schedule} |\n",
-            shown(|sample| sample.irq_us),
-            shown(|sample| sample.thread_us),
-            shown(|sample| sample.user_us),
-        );
-    }
-    text
 }
 
 #[cfg(test)]

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use whylate_sources::kernel::symbols::KernelSymbols;
 
-use super::sleepers::Sleepers;
 use crate::child::Tool;
+use crate::sleepers;
 
 pub const THREADS: u32 = 10_000;
-pub const PLACES: u32 = 500;
-/// Bits of a number below `PLACES`.
+pub const CALL_SITES: u32 = 500;
+/// Bits of a number below `CALL_SITES`.
 const DESCENTS: u32 = 9;
 /// Long enough to walk over all threads.
 const SAMPLING: Duration = Duration::from_millis(1500);
@@ -24,7 +24,7 @@ pub const ADDRESSES: usize = 100_000;
 /// Returns the milliseconds from SIGINT to the end of `whylate offcpu -o x.svg`: the last walk, symbolization and the
 /// graph.
 pub fn first_graph_ms(whylate: &Path) -> Result<f64> {
-    let _sleepers = Sleepers::start(THREADS, DESCENTS, PLACES)?;
+    let _sleepers = sleepers::start(THREADS, DESCENTS, CALL_SITES)?;
     let directory = tempfile::tempdir()?;
     let svg = directory.path().join("first.svg");
     let tool = Tool::start(whylate, &["offcpu", "-o", &svg.to_string_lossy()])?;

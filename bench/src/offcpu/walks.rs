@@ -13,9 +13,8 @@ use whylate_sources::kernel::clock::{process_cpu_ns, thread_cpu_ns};
 use whylate_sources::offcpu::{AttachedOffcpu, Choice, OffcpuOptions, Often};
 use whylate_sources::{Attached, Measuring, Session, Threads};
 
-use super::sleepers::Sleepers;
-use crate::figures::median_of;
-use crate::floor;
+use crate::child::Workload;
+use crate::{floor, sleepers};
 
 /// Numbers of threads of the process, in addition to the machine's.
 pub const THREADS: [u32; 4] = [100, 1_000, 10_000, 30_000];
@@ -25,7 +24,7 @@ const ROUNDS_OF_FEW: u32 = 4;
 /// Depth of the process's own functions: 12 user frames together with those that start a thread.
 const DESCENTS: u32 = 8;
 /// Call sites with stacks of equal shape, so that a thread's stack differs from the previous thread's.
-pub const PLACES: u32 = 16;
+pub const CALL_SITES: u32 = 16;
 /// Maximum number of tries, as a walk of its own may come in between, and other threads run.
 const MAX_TRIES: usize = 50;
 
@@ -42,8 +41,9 @@ pub struct Cost {
     pub proc_ns: f64,
 }
 
-pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
-    let mut sleepers = Sleepers::start(threads, DESCENTS, PLACES)?;
+/// Returns the costs by round.
+pub fn measure(threads: u32, rounds: u32) -> Result<Vec<Cost>> {
+    let mut sleepers = sleepers::start(threads, DESCENTS, CALL_SITES)?;
     let plain = floor::attach_to_threads().context("cannot attach the plain iterator")?;
     let mut all = attach(None, true)?;
     let mut whole = attach(Some(sleepers.pid()), true)?;
@@ -51,6 +51,7 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
     all.snapshot()?;
     let snapshot = whole.snapshot()?;
     kernel_only.snapshot()?;
+    let user_frames = user_frames(&snapshot, sleepers.pid())?;
     let mut costs = Vec::new();
     for _ in 0..rounds * if threads < MANY { ROUNDS_OF_FEW } else { 1 } {
         let unchanged_ns = unchanged_ns(&mut all)?;
@@ -61,21 +62,12 @@ pub fn measure(threads: u32, rounds: u32) -> Result<Cost> {
             unchanged_ns,
             changed_ns: both_ns,
             user_stack_ns: both_ns - kernel_ns,
-            user_frames: 0.0,
+            user_frames,
             plain_ns: plain_ns(&plain)?,
             proc_ns: proc_ns(sleepers.pid())?,
         });
     }
-    let middle = |figure: fn(&Cost) -> f64| median_of(&costs, figure);
-    Ok(Cost {
-        threads: costs.first().map_or(0, |cost| cost.threads),
-        unchanged_ns: middle(|cost| cost.unchanged_ns),
-        changed_ns: middle(|cost| cost.changed_ns),
-        user_stack_ns: middle(|cost| cost.user_stack_ns),
-        user_frames: user_frames(&snapshot, sleepers.pid())?,
-        plain_ns: middle(|cost| cost.plain_ns),
-        proc_ns: middle(|cost| cost.proc_ns),
-    })
+    Ok(costs)
 }
 
 fn attach(process: Option<u32>, user_stacks: bool) -> Result<Measuring<AttachedOffcpu>> {
@@ -106,10 +98,10 @@ fn unchanged_ns(source: &mut AttachedOffcpu) -> Result<f64> {
 /// Returns the cost of a thread that has run, from a walk in which all threads of the process have; the cost of the
 /// process's other threads is taken off. Threads of other processes are excluded: their stacks have other depths, and a
 /// new call site needs a second pass, which matters with few threads.
-fn changed_ns(source: &mut AttachedOffcpu, sleepers: &mut Sleepers, threads: u32, unchanged_ns: f64) -> Result<f64> {
+fn changed_ns(source: &mut AttachedOffcpu, sleepers: &mut Workload, threads: u32, unchanged_ns: f64) -> Result<f64> {
     for _ in 0..MAX_TRIES {
         source.snapshot()?;
-        sleepers.wake()?;
+        sleepers.repeat()?;
         source.snapshot()?;
         let met = source.met();
         if met.changed >= threads.into() {
@@ -122,7 +114,7 @@ fn changed_ns(source: &mut AttachedOffcpu, sleepers: &mut Sleepers, threads: u32
 
 /// Returns whether the stack is of a sleeping thread, and not of the process's first.
 fn is_asleep(stack: &Stack) -> bool {
-    stack.user.iter().any(|frame| frame.contains("offcpu::sleepers::sleep"))
+    stack.user.iter().any(|frame| frame.contains("sleepers::sleep"))
 }
 
 /// Returns the mean number of user frames of the process.
@@ -174,7 +166,7 @@ const STEADY: Duration = Duration::from_secs(5);
 
 /// Measures all CPU time of this process while it samples: nothing else runs in it.
 pub fn steady() -> Result<Steady> {
-    let sleepers = Sleepers::start(STEADY_THREADS, DESCENTS, 1)?;
+    let sleepers = sleepers::start(STEADY_THREADS, DESCENTS, 1)?;
     let mut source = OffcpuOptions::default().start(&Session::of_one()).context("cannot attach offcpu")?;
     source.snapshot()?;
     let began_ns = process_cpu_ns();

@@ -12,8 +12,9 @@ use whylate_sources::inject::sqpoll::{Done, Load, Plan};
 use whylate_sources::sqpoll::{AttachedSqpoll, SqpollOptions};
 use whylate_sources::{AttachError, Attached as _, Measuring, Session, Threads};
 
-use super::{Part, cpus};
-use crate::figures::Check;
+use super::cpus;
+use crate::results::Section;
+use crate::table::{Figure, max};
 
 const DUTIES: [f64; 4] = [0.01, 0.10, 0.37, 0.99];
 const INTERVALS: usize = 10;
@@ -36,8 +37,15 @@ struct Way {
     blind: usize,
 }
 
+/// Errors of all ways, the number of intervals of unknown truth, and why a way is missing.
+pub struct Duty {
+    ways: Vec<Way>,
+    unsure: usize,
+    notes: Vec<String>,
+}
+
 /// Measures all ways on the same loads in the same intervals.
-pub fn measure() -> Result<Part> {
+pub fn measure() -> Result<Duty> {
     let (app_cpu, sq_cpu) = cpus()?;
     let (mut ways, notes) = ways()?;
     let mut unsure = 0;
@@ -74,25 +82,24 @@ pub fn measure() -> Result<Part> {
             }
         }
     }
-    Ok(report(&ways, unsure, &notes))
+    Ok(Duty { ways, unsure, notes })
 }
 
-fn ways() -> Result<(Vec<Way>, String)> {
+fn ways() -> Result<(Vec<Way>, Vec<String>)> {
     let own = SqpollOptions { threads: Threads::of(std::process::id()), ..SqpollOptions::default() };
-    let of = |backend: &str| SqpollOptions { backend: Some(backend.to_owned()), ..own.clone() };
-    let mut ways = Vec::new();
-    let mut notes = String::new();
+    let with = |backend: &str| SqpollOptions { backend: Some(backend.to_owned()), ..own.clone() };
+    let (mut ways, mut notes) = (Vec::new(), Vec::new());
     for (name, options, limit) in [
-        ("bpf", of("bpf"), Some(LIMIT)),
-        ("bpf, as before 6.9 (samples)", SqpollOptions { sampled: true, ..of("bpf") }, Some(LIMIT)),
-        ("bpf --precise", SqpollOptions { precise: true, ..of("bpf") }, Some(PRECISE_LIMIT)),
-        ("fdinfo", of("fdinfo"), None),
+        ("bpf", with("bpf"), Some(LIMIT)),
+        ("bpf, as before 6.9 (samples)", SqpollOptions { sampled: true, ..with("bpf") }, Some(LIMIT)),
+        ("bpf --precise", SqpollOptions { precise: true, ..with("bpf") }, Some(PRECISE_LIMIT)),
+        ("fdinfo", with("fdinfo"), None),
     ] {
         match options.start(&Session::of_one()) {
             Ok(source) => {
                 ways.push(Way { name, source, before: Default::default(), limit, errors: Default::default(), blind: 0 })
             }
-            Err(AttachError::Unsupported(reason)) => notes += &format!("\nNot measured here: {name}: {reason}.\n"),
+            Err(AttachError::Unsupported(reason)) => notes.push(format!("Not measured here: {name}: {reason}.")),
             Err(error) => return Err(error.into()),
         }
     }
@@ -106,34 +113,36 @@ fn stolen_s() -> f64 {
     ticks.unwrap_or(0.0) / rustix::param::clock_ticks_per_second() as f64
 }
 
-fn report(ways: &[Way], unsure: usize, notes: &str) -> Part {
-    let largest = |errors: &[f64]| errors.iter().fold(0.0, |largest: f64, error| largest.max(error.abs()));
-    let mut checks = Vec::new();
-    let mut text = format!(
-        "### Loads of known work\n\nA submission thread has work for a share of the time (`whylate inject sqpoll`), {INTERVALS} intervals of 1 s \
-         each; all ways look at the same ones. The truth is for how long requests that the thread carries out itself were outstanding between its looks. Left out \
-         are {unsure} of {} figures, in which the hypervisor or others on the application's CPU took more than {} points. \
-         Errors in points: mean of what it is off, and the largest.\n\n| work is told by | {} | told nothing |\n|---|{}--:|\n",
-        INTERVALS * DUTIES.len() * ways.len(),
-        MAX_UNSURE * 100.0,
-        DUTIES.map(|duty| format!("{:.0} %", duty * 100.0)).join(" | "),
-        "--:|".repeat(DUTIES.len()),
-    );
-    for way in ways {
-        let cells = way.errors.each_ref().map(|errors| {
-            if errors.is_empty() {
-                return "-".to_owned();
-            }
-            let mean = errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len() as f64;
-            format!("{mean:.2}, {:.2}", largest(errors))
-        });
-        text += &format!("| {} | {} | {} |\n", way.name, cells.join(" | "), way.blind);
-        if let Some(limit) = way.limit {
-            let value = way.errors.iter().map(|errors| largest(errors)).fold(0.0, f64::max);
+impl Duty {
+    pub fn report<'a>(&self, mut section: Section<'a>) -> Section<'a> {
+        let largest = |errors: &[f64]| max(&errors.iter().map(|error| error.abs()).collect::<Vec<_>>());
+        let limited = self.ways.iter().filter_map(|way| Some((way, way.limit?)));
+        section = section.figures(limited.map(|(way, limit)| {
             let what = format!("working share by {}, largest error of an interval", way.name);
-            checks.push(Check::new(what, value, "points", limit));
-        }
+            Figure::new(what, way.errors.iter().map(|errors| largest(errors)).fold(0.0, f64::max), 2)
+                .unit("points")
+                .at_most(limit)
+        }));
+        let rows = self.ways.iter().map(|way| {
+            let cells = way.errors.each_ref().map(|errors| {
+                let mean = errors.iter().map(|error| error.abs()).sum::<f64>() / errors.len() as f64;
+                if errors.is_empty() { "–".to_owned() } else { format!("{mean:.2}, {:.2}", largest(errors)) }
+            });
+            format!("{} | {} | {}", way.name, cells.join(" | "), way.blind)
+        });
+        let heads = DUTIES.map(|duty| format!(">{:.0} %", duty * 100.0)).join(" | ");
+        section = section
+            .text("### Loads of known work")
+            .text(&format!(
+                "A submission thread has work for a share of the time (`whylate inject sqpoll`), {INTERVALS} intervals of 1 s \
+                 each; all ways measure the same ones. The truth is the time for which requests that the thread carries out itself were outstanding \
+                 between its polls. Left out are {} of {} figures, in which the hypervisor or other threads on the application's CPU took more than \
+                 {} points. Errors in points: the mean of the absolute errors, and the largest.",
+                self.unsure,
+                INTERVALS * DUTIES.len() * self.ways.len(),
+                MAX_UNSURE * 100.0
+            ))
+            .lines(&format!("work measured by | {heads} | >no result"), rows);
+        self.notes.iter().fold(section, |section, note| section.text(note))
     }
-    text += notes;
-    Part { checks, text }
 }

@@ -6,46 +6,26 @@ mod duty;
 mod fio;
 mod stall;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::figures::{self, Check};
-use crate::{machine, results};
+use crate::machine;
+use crate::results::{Arguments, Section};
 
-pub struct Part {
-    pub checks: Vec<Check>,
-    pub text: String,
+pub fn run(arguments: &Arguments) -> Result<bool> {
+    let Some(program) = arguments.prepare("bench-sqpoll", &[])? else { return Ok(true) };
+    let rounds = arguments.rounds;
+    let (duty, stall, crowd) = (duty::measure()?, stall::measure(rounds)?, crowd::measure(rounds)?);
+    let fio = fio::measure(&program)?;
+    let section =
+        Section::new(arguments, "sqpoll", "`whylate sqpoll`", "bench-sqpoll", &format!("sqpoll --rounds {rounds}"));
+    fio::report(crowd::report(stall::report(duty.report(section), &stall), &crowd), fio.as_deref()).publish()
 }
 
-pub fn run(arguments: &results::Arguments) -> Result<bool> {
-    if machine::is_skipped(&[]) {
-        return Ok(true);
-    }
-    if cfg!(debug_assertions) {
-        bail!("only a release build tells anything: run `make bench-sqpoll`");
-    }
-    let parts =
-        [duty::measure()?, stall::measure(arguments.rounds)?, crowd::measure(arguments.rounds)?, fio::measure()?];
-    arguments.publish("sqpoll", &markdown(&parts, arguments.rounds))?;
-    Ok(parts.iter().flat_map(|part| &part.checks).all(Check::is_within))
-}
-
-fn markdown(parts: &[Part], rounds: u32) -> String {
-    let mut text = results::heading("`whylate sqpoll`", "bench-sqpoll", &format!("sqpoll --rounds {rounds}"));
-    text += &figures::table(parts.iter().flat_map(|part| &part.checks), [2, 2]);
-    for part in parts {
-        text += "\n";
-        text += &part.text;
-    }
-    text
-}
-
-/// Returns the first and the last CPU that this process may use, which must differ.
+/// Returns the CPU of the application and that of the submission thread.
 fn cpus() -> Result<(u32, u32)> {
-    match machine::usable_cpus()?[..] {
-        [first, .., last] => Ok((first as u32, last as u32)),
-        _ => bail!("this needs two CPUs"),
-    }
+    let (first, last) = machine::two_cpus()?;
+    Ok((first as u32, last as u32))
 }
 
 fn unpin() -> Result<()> {

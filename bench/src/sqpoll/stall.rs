@@ -12,10 +12,12 @@ use io_uring::{IoUring, opcode};
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session, Threads};
 
-use super::{Part, cpus};
-use crate::figures::{Check, median_of};
+use super::cpus;
+use crate::drivers::{Rounds, in_rounds};
 use crate::kernel;
 use crate::machine::pin_to;
+use crate::results::Section;
+use crate::table::{Figure, Show, column};
 
 const ENTRIES: u32 = 32_768;
 /// Interval of snapshots, and of requests.
@@ -25,62 +27,56 @@ const SUBMIT_EVERY: Duration = Duration::from_micros(200);
 const SPIN: Duration = Duration::from_micros(50);
 const RUN: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_secs(5);
-const WATCHERS: [&str; 3] = ["nobody", "bpf", "fdinfo"];
+const WATCHERS: [&str; 3] = ["nothing", "bpf", "fdinfo"];
 /// Limit relative to the unwatched figure, and added to that.
 const LIMIT: f64 = 1.05;
 const LIMIT_US: f64 = 1.0;
 
 #[derive(Clone, Copy, Default)]
-struct Sample {
+pub struct Sample {
     p50_us: f64,
     p99_us: f64,
     max_us: f64,
 }
 
-pub fn measure(rounds: u32) -> Result<Part> {
+pub fn measure(rounds: u32) -> Result<Rounds<Sample>> {
     let (app_cpu, sq_cpu) = cpus()?;
     // A thread of its own, which may be real-time and pinned.
-    let samples = thread::scope(|scope| {
-        scope
-            .spawn(|| all_rounds(app_cpu, sq_cpu, rounds))
-            .join()
-            .unwrap_or_else(|_| Err(anyhow::anyhow!("the load panicked")))
-    })?;
-    let figure = |which: usize, of: fn(&Sample) -> f64| median_of(&samples[which], of);
-    let p99 = |which| figure(which, |sample| sample.p99_us);
-    let what = "from submission to taken, p99 while bpf looks at 50 Hz (the limit is 105 % of nobody's and 1 us)";
-    let checks = vec![Check::new(what, p99(1), "us", p99(0) * LIMIT + LIMIT_US)];
-    let mut text = format!(
-        "### A ring that is looked at\n\nA ring of {ENTRIES} entries with as many completions that nobody has reaped; a look each {SNAPSHOT_EVERY:?}. The time is \
-         from when a request is in the queue to when the submission thread, which spins on a CPU of its own, has taken it. The application comes \
-         before whoever looks, on the other CPU. Medians of {rounds} rounds of {RUN:?} each, in turn.\n\n\
-         | who looks | p50 us | p99 us | max us |\n|---|--:|--:|--:|\n"
-    );
-    for (which, name) in WATCHERS.into_iter().enumerate() {
-        let (p50, max) = (figure(which, |sample| sample.p50_us), figure(which, |sample| sample.max_us));
-        text += &format!("| {name} | {p50:.2} | {:.2} | {max:.1} |\n", p99(which));
-    }
-    Ok(Part { checks, text })
+    in_thread(|| {
+        pin_to(app_cpu as usize)?;
+        let mut builder = IoUring::builder();
+        builder.setup_sqpoll(5_000).setup_sqpoll_cpu(sq_cpu);
+        let mut ring: IoUring = builder.build(ENTRIES)?;
+        for _ in 0..ENTRIES {
+            push(&mut ring)?;
+        }
+        wait_until_taken(&mut ring)?;
+        in_rounds("a watched ring", (rounds, false), &WATCHERS, |which| watched(&mut ring, app_cpu, WATCHERS[which]))
+    })
 }
 
-fn all_rounds(app_cpu: u32, sq_cpu: u32, rounds: u32) -> Result<[Vec<Sample>; WATCHERS.len()]> {
-    pin_to(app_cpu as usize)?;
-    let mut builder = IoUring::builder();
-    builder.setup_sqpoll(5_000).setup_sqpoll_cpu(sq_cpu);
-    let mut ring: IoUring = builder.build(ENTRIES)?;
-    for _ in 0..ENTRIES {
-        push(&mut ring)?;
-    }
-    wait_until_taken(&mut ring)?;
-    let mut samples: [Vec<Sample>; WATCHERS.len()] = Default::default();
-    for number in 0..rounds as usize {
-        eprintln!("round {} of {rounds}: a ring that is looked at", number + 1);
-        for turn in 0..WATCHERS.len() {
-            let which = (turn + number) % WATCHERS.len();
-            samples[which].push(watched(&mut ring, app_cpu, WATCHERS[which])?);
-        }
-    }
-    Ok(samples)
+fn in_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    thread::scope(|scope| scope.spawn(work).join().unwrap_or_else(|_| Err(anyhow::anyhow!("the load panicked"))))
+}
+
+pub fn report<'a>(section: Section<'a>, measured: &Rounds<Sample>) -> Section<'a> {
+    let p99 = |which| measured.median(which, |sample| sample.p99_us);
+    let what = "from submission to taken, p99 with 50 snapshots a second by bpf (the limit is 105 % of the unwatched p99, and 1 us)";
+    let columns = [
+        column("p50 us", Show::Median(2), "", |sample: &Sample| sample.p50_us),
+        column("p99 us", Show::Median(2), "", |sample| sample.p99_us),
+        column("max us", Show::Median(1), "", |sample| sample.max_us),
+    ];
+    section
+        .figures([Figure::new(what, p99(1), 2).unit("us").at_most(p99(0) * LIMIT + LIMIT_US)])
+        .text("### A ring that is watched")
+        .text(&format!(
+            "A ring of {ENTRIES} entries with as many unreaped completions; a snapshot each {SNAPSHOT_EVERY:?}. The time is \
+             from when a request is in the queue to when the submission thread, which spins on a CPU of its own, has taken it. The application has \
+             priority over the watcher, on the other CPU. Medians of {} rounds of {RUN:?} each, in turn.",
+            measured.0.len()
+        ))
+        .grid("watcher", &columns, measured.rows(WATCHERS.map(str::to_owned)))
 }
 
 fn watched(ring: &mut IoUring, app_cpu: u32, watcher: &str) -> Result<Sample> {
@@ -94,10 +90,9 @@ fn watched(ring: &mut IoUring, app_cpu: u32, watcher: &str) -> Result<Sample> {
         while !ready.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(1));
         }
-        let outcome =
-            scope.spawn(|| requests(ring)).join().unwrap_or_else(|_| Err(anyhow::anyhow!("the load panicked")));
+        let outcome = in_thread(|| requests(ring));
         over.store(true, Ordering::Relaxed);
-        looking.join().unwrap_or_else(|_| Err(anyhow::anyhow!("whoever looks panicked")))?;
+        looking.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the watcher panicked")))?;
         outcome
     })
 }
@@ -122,7 +117,7 @@ fn take_snapshots(cpu: u32, watcher: &str, over: &AtomicBool, ready: &AtomicBool
 
 /// Submits one request after another; each makes a completion, and one is reaped for it.
 fn requests(ring: &mut IoUring) -> Result<Sample> {
-    kernel::become_fifo(1).context("cannot come before others")?;
+    kernel::become_fifo(1).context("cannot become a real-time thread")?;
     let mut taken_us = Vec::new();
     let began = Instant::now();
     while began.elapsed() < RUN {

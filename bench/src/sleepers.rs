@@ -3,16 +3,16 @@
 
 use std::ffi::c_void;
 use std::hint::black_box;
-use std::io::{self, BufRead as _, BufReader, Write as _};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use rustix::thread::futex;
 
+use crate::child::Workload;
 use crate::kernel;
 
 /// Has threads sleep, and wakes them for each line of standard input.
@@ -28,7 +28,6 @@ pub struct Arguments {
     places: u32,
 }
 
-const ASLEEP: &str = "asleep";
 /// Time for the last thread to block after it has counted itself.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Little of it is ever used, and untouched pages take no memory.
@@ -56,6 +55,11 @@ pub fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
+/// Starts the process; each repetition wakes all threads, and waits until they sleep again.
+pub fn start(threads: u32, descents: u32, places: u32) -> Result<Workload> {
+    Workload::start(&format!("sleepers --threads {threads} --descents {descents} --places {places}"))
+}
+
 /// Bits of a path's encoding that hold its length.
 const BITS: u32 = 8;
 
@@ -70,9 +74,7 @@ fn report_when_asleep(threads: u32) -> Result<()> {
         thread::sleep(Duration::from_millis(1));
     }
     thread::sleep(SETTLE);
-    println!("{ASLEEP}");
-    io::stdout().flush()?;
-    Ok(())
+    Workload::report_ready()
 }
 
 /// Descends by one bit of `place` per step, so that each place has its own stack.
@@ -105,53 +107,5 @@ fn sleep() {
             // Returns at once if the word changed before the thread slept.
             let _ = futex::wait(&WORD, futex::Flags::PRIVATE, seen, None);
         }
-    }
-}
-
-/// The process, killed on drop.
-pub struct Sleepers {
-    child: Child,
-    input: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
-}
-
-impl Sleepers {
-    /// Starts the process, and waits until its threads sleep.
-    pub fn start(threads: u32, descents: u32, places: u32) -> Result<Self> {
-        let ours = std::env::current_exe().context("the path of this program is unknown")?;
-        let words = format!("sleepers --threads {threads} --descents {descents} --places {places}");
-        let mut command = Command::new(ours);
-        command.args(words.split(' ')).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = kernel::die_with_parent(&mut command).spawn().context("cannot start the sleeping threads")?;
-        let input = child.stdin.take();
-        let output = BufReader::new(child.stdout.take().context("the sleeping threads have no output")?);
-        let mut sleepers = Sleepers { child, input, output };
-        sleepers.until_asleep()?;
-        Ok(sleepers)
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Wakes all threads, and waits until they sleep again.
-    pub fn wake(&mut self) -> Result<()> {
-        let input = self.input.as_mut().context("the sleeping threads have no input")?;
-        input.write_all(b"\n").context("the process with the sleeping threads has ended")?;
-        self.until_asleep()
-    }
-
-    fn until_asleep(&mut self) -> Result<()> {
-        let mut line = String::new();
-        self.output.read_line(&mut line)?;
-        ensure!(line.trim() == ASLEEP, "the process with the sleeping threads has ended");
-        Ok(())
-    }
-}
-
-impl Drop for Sleepers {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
