@@ -12,20 +12,13 @@ use clap::Args;
 use crate::child;
 use crate::drivers::{count_beside_empty, in_rounds};
 use crate::kernel;
-use crate::programs::Counts;
+use crate::programs::{Counts, total};
 use crate::results::{Arguments as Common, Section};
 use crate::subject::{NOTHING, Ready, Subject};
-use crate::table::{Figure, Show, column, median};
+use crate::table::{Figure, Show, column, grid, median};
 
-/// Limit of BPF run time per request with all phases, less the time of counting.
-const LIMIT_NS: f64 = 400.0;
-/// Limit of the cost relative to biolatency and biosnoop together.
-const RATIO_LIMIT: f64 = 0.7;
-/// Limit of the loss of requests per second.
-const SLOWDOWN_LIMIT_PERCENT: f64 = 2.0;
 const DEPTH: u32 = 128;
 const SECONDS: u32 = 4;
-const FILE_MIB: u32 = 256;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
@@ -39,25 +32,21 @@ pub struct Arguments {
     biosnoop: PathBuf,
 }
 
-const WITH_PHASES: &str = "`whylate block --table`";
 const BIOLATENCY: &str = "`biolatency`";
 const BIOSNOOP: &str = "`biosnoop`";
 const BLKTRACE: &str = "`blktrace`";
 
-/// A measurement of one subject in one round.
-#[derive(Clone, Debug)]
 struct Sample {
     requests_per_second: f64,
     /// Fewer requests per second than without a subject, in percent.
     fewer_percent: f64,
-    /// Run time of all BPF programs per request; NaN without programs.
-    bpf_ns: f64,
-    /// `bpf_ns` less the time of counting: the mean run time of an empty program beside them, for each run.
-    own_ns: f64,
+    /// Run time of all BPF programs per request, and that less the time of counting: the mean run time of an empty
+    /// program beside them, for each run. NaN without programs.
+    costs_ns: [f64; 2],
     programs: Vec<Counts>,
     /// Events that the tool reports as lost, in percent of the requests.
     lost_percent: f64,
-    /// `bpf_ns` and `own_ns` relative to biolatency and biosnoop together.
+    /// `costs_ns` relative to biolatency and biosnoop together.
     ratios: [f64; 2],
 }
 
@@ -73,8 +62,8 @@ impl Load {
 
     fn fio(&self, options: &str) -> Result<serde_json::Value> {
         let file = format!("--filename={}", self.0.path().display());
-        let fixed = format!("--size={FILE_MIB}m --direct=1 --output-format=json");
-        child::json(Command::new("fio").args(["--name=load", &file]).args(fixed.split(' ')).args(options.split(' ')))
+        let fixed = ["--name=load", &file, "--size=256m", "--direct=1", "--output-format=json"];
+        child::json(Command::new("fio").args(fixed).args(options.split(' ')))
     }
 
     /// Returns fio's requests per second, and their total number.
@@ -87,13 +76,14 @@ impl Load {
     }
 }
 
-/// Returns the block device that a file lies on: its directory in `/sys` and its node.
-fn device(file: &Path) -> Result<(PathBuf, String)> {
+/// Returns blktrace of the block device that a file lies on.
+fn blktrace(file: &Path) -> Result<Subject> {
     let number = fs::metadata(file)?.dev();
     let directory = PathBuf::from(format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number)));
     let facts = fs::read_to_string(directory.join("uevent")).context("the file lies on no block device")?;
     let name = facts.lines().find_map(|line| line.strip_prefix("DEVNAME=")).context("its device has no name")?;
-    Ok((directory, format!("/dev/{name}")))
+    let command = ["blktrace", "-d", &format!("/dev/{name}"), "-o", "-"];
+    Ok(Subject::new(BLKTRACE, "", &command, Ready::Setting(directory.join("trace/enable"))))
 }
 
 pub fn run(arguments: &Arguments) -> Result<bool> {
@@ -104,17 +94,13 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let tool = |name, command: &[&str]| Subject::new(name, "", command, Ready::Programs(1));
     let mut subjects = vec![
         Subject::nothing(),
-        tool(WITH_PHASES, &[&whylate, "block", "--table"]),
+        tool("`whylate block --table`", &[&whylate, "block", "--table"]),
         tool(BIOLATENCY, &[&biolatency]),
         tool("`whylate block`", &[&whylate, "block"]),
     ];
     // Left out if they do not run. Under load, as a tool that has loaded its programs may still fail to attach them.
     let mut refused = Vec::new();
-    let blktrace = device(load.0.path()).map(|(directory, node)| {
-        let tracing = Ready::Setting(directory.join("trace/enable"));
-        Subject::new(BLKTRACE, "", &["blktrace", "-d", &node, "-o", "-"], tracing)
-    });
-    for (name, subject) in [(BIOSNOOP, Ok(tool(BIOSNOOP, &[&biosnoop]))), (BLKTRACE, blktrace)] {
+    for (name, subject) in [(BIOSNOOP, Ok(tool(BIOSNOOP, &[&biosnoop]))), (BLKTRACE, blktrace(load.0.path()))] {
         let tried = subject.and_then(|subject| {
             let running = subject.start(false)?;
             load.read()?;
@@ -124,8 +110,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         match tried {
             Ok(subject) => subjects.push(subject),
             Err(error) => {
-                let reason = format!("{error:#}").replace('\n', "; ");
-                refused.push(format!("{name} does not run here, and is left out: {reason}"));
+                refused.push(format!("- {name} does not run here, and is left out: {error:#}").replace('\n', "; "))
             }
         }
     }
@@ -137,52 +122,42 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         compare(round, which(BIOLATENCY).zip(which(BIOSNOOP)));
     }
 
-    let (ours, with_biosnoop) = (which(WITH_PHASES).unwrap_or(1), which(BIOSNOOP));
+    // The second subject.
+    let (ours, with_biosnoop) = (1, which(BIOSNOOP));
     let fewer = measured.median(ours, |sample| sample.fewer_percent);
-    let own_ns = measured.median(ours, |sample| sample.own_ns);
+    let own_ns = measured.median(ours, |sample| sample.costs_ns[1]);
     let mut figures = vec![
-        Figure::new("BPF for one request, with all phases, less counting", own_ns, 2).unit("ns").at_most(LIMIT_NS),
-        Figure::new("fewer requests a second", fewer, 2).unit("%").at_most(SLOWDOWN_LIMIT_PERCENT),
+        Figure::new("BPF for one request, with all phases, less counting", own_ns, 2).unit("ns").at_most(400.0),
+        Figure::new("fewer requests a second", fewer, 2).unit("%").at_most(2.0),
     ];
     if let Some(biosnoop) = with_biosnoop {
         let [all, own] = [0, 1].map(|which: usize| measured.values(ours, |sample| sample.ratios[which]));
         let lost = measured.values(biosnoop, |sample| sample.lost_percent);
         let shown = |values: &[f64], digits| Show::Spread(digits).cell(values, "");
         let what = "BPF for one request divided by that of `biolatency` and `biosnoop` together";
-        figures.push(Figure::new(what, median(&all), 2).at_most(RATIO_LIMIT));
+        figures.push(Figure::new(what, median(&all), 2).at_most(0.7));
         figures.push(Figure::text("the same in all rounds", shown(&all, 2)));
         figures.push(Figure::text("the same, less counting", shown(&own, 2)));
         figures.push(Figure::text("events that `biosnoop` lost (%)", shown(&lost, 1)));
     }
-    let mut command = format!("block --rounds {rounds}");
-    for (option, program) in [("biolatency", &arguments.biolatency), ("biosnoop", &arguments.biosnoop)] {
-        if program != Path::new(option) {
-            command += &format!(" --{option} PROGRAM");
-        }
-    }
+    let given = [("biolatency", &arguments.biolatency), ("biosnoop", &arguments.biosnoop)];
+    let given = given.into_iter().filter(|(option, program)| *program != Path::new(option));
+    let options: String = given.map(|(option, _)| format!(" --{option} PROGRAM")).collect();
     let columns = [
-        column("BPF ns a request", Show::Spread(0), "", |sample: &Sample| sample.bpf_ns),
-        column("less counting", Show::Spread(0), "", |sample| sample.own_ns),
+        column("BPF ns a request", Show::Spread(0), "", |sample: &Sample| sample.costs_ns[0]),
+        column("less counting", Show::Spread(0), "", |sample| sample.costs_ns[1]),
         column("requests/s", Show::Spread(0), "", |sample| sample.requests_per_second),
         column("fewer %", Show::Spread(2), "", |sample| sample.fewer_percent),
     ];
     let last = measured.0.last().map_or(&[][..], |round| round);
     let details = names.iter().zip(last).map(|(name, sample)| details_line(name, &sample.programs));
-    let mut section = Section::new(&arguments.results, "block", "`whylate block`", "bench-block", &command);
-    for refused in refused {
-        section = section.fact(&refused);
-    }
-    section
-        .figures(figures)
-        .text(&format!(
-            "Load: fio, random direct reads of 4 KiB, depth {DEPTH}, {SECONDS} s. BPF for one request is the run time of all programs of a \
-             subject, as the kernel counts it, by the requests of fio; less counting is without the time of an empty program \
-             for each run, nearly all of which the counting takes; fewer requests a second are without that counting, beside \
-             nothing in the same round. Medians of {rounds} rounds, the smallest and the largest in brackets."
-        ))
-        .grid("subject", &columns, measured.rows(names.iter().map(|&name| name.to_owned())))
-        .text("Each program in the last round, mean ns:")
-        .text(&details.collect::<String>())
+    let section = Section::new(&arguments.results, "block").figures(figures);
+    refused
+        .iter()
+        .fold(section, |section, refused| section.line("machine", refused))
+        .values(&[("options", &options), ("depth", &DEPTH), ("seconds", &SECONDS)])
+        .add("table", grid("subject", &columns, measured.rows(names.iter().map(|&name| name.to_owned()))))
+        .add("programs", details.collect::<String>())
         .publish()
 }
 
@@ -190,44 +165,28 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
 fn sample(subject: &Subject, load: &Load) -> Result<Sample> {
     let running = subject.start(false)?;
     let (requests_per_second, mut requests) = load.read()?;
-    let mut sample = Sample {
-        requests_per_second,
-        fewer_percent: f64::NAN,
-        bpf_ns: f64::NAN,
-        own_ns: f64::NAN,
-        programs: Vec::new(),
-        lost_percent: 0.0,
-        ratios: [f64::NAN; 2],
-    };
+    let (mut costs_ns, mut programs) = ([f64::NAN; 2], Vec::new());
     if subject.name != NOTHING && subject.name != BLKTRACE {
         let _counting = kernel::count_run_times()?;
-        let ((_, more), programs, empty_ns) = count_beside_empty(&running, || load.read())?;
-        let each = |ns: &dyn Fn(&Counts) -> f64| programs.iter().map(ns).sum::<f64>() / more.max(1.0);
-        sample.bpf_ns = each(&|program| program.run_ns as f64);
-        sample.own_ns = sample.bpf_ns - each(&|program| program.runs as f64 * empty_ns);
-        sample.programs = programs;
+        let ((_, more), counts, empty_ns) = count_beside_empty(&running, || load.read())?;
+        let [run_ns, runs] = [total(&counts, |counts| counts.run_ns), total(&counts, |counts| counts.runs)];
+        costs_ns = [run_ns, run_ns - runs * empty_ns].map(|ns| ns / more.max(1.0));
         requests += more;
+        programs = counts;
     }
-    sample.lost_percent = lost_events(&running.end()?) * 100.0 / requests.max(1.0);
-    Ok(sample)
+    let lost_percent = lost_events(&running.end()?) * 100.0 / requests.max(1.0);
+    let (fewer_percent, ratios) = (f64::NAN, [f64::NAN; 2]);
+    Ok(Sample { requests_per_second, fewer_percent, costs_ns, programs, lost_percent, ratios })
 }
 
 /// Compares the samples of a round with that without a subject, and with those of the two peers together.
 fn compare(round: &mut [Sample], peers: Option<(usize, usize)>) {
-    let unwatched = round[0].requests_per_second;
-    let sums =
-        peers.map(|(one, other)| [0, 1].map(|which| round[one].costs_ns()[which] + round[other].costs_ns()[which]));
+    let unwatched = round[0].requests_per_second.max(1.0);
+    let sum_ns = |which: usize| peers.map_or(f64::NAN, |(a, b)| round[a].costs_ns[which] + round[b].costs_ns[which]);
+    let sums_ns = [sum_ns(0), sum_ns(1)];
     for sample in round {
-        sample.fewer_percent = (1.0 - sample.requests_per_second / unwatched.max(1.0)) * 100.0;
-        if let Some([all_ns, own_ns]) = sums {
-            sample.ratios = [sample.bpf_ns / all_ns.max(1.0), sample.own_ns / own_ns.max(1.0)];
-        }
-    }
-}
-
-impl Sample {
-    fn costs_ns(&self) -> [f64; 2] {
-        [self.bpf_ns, self.own_ns]
+        sample.fewer_percent = (1.0 - sample.requests_per_second / unwatched) * 100.0;
+        sample.ratios = [0, 1].map(|which| sample.costs_ns[which] / sums_ns[which]);
     }
 }
 

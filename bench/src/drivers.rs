@@ -13,12 +13,10 @@ use crate::table;
 pub struct Rounds<T>(pub Vec<Vec<T>>);
 
 impl<T> Rounds<T> {
-    /// Returns the samples of one subject.
     pub fn subject(&self, which: usize) -> Vec<&T> {
         self.0.iter().map(|round| &round[which]).collect()
     }
 
-    /// Returns a figure of one subject in each round.
     pub fn values(&self, which: usize, figure: impl Fn(&T) -> f64) -> Vec<f64> {
         self.0.iter().map(|round| figure(&round[which])).collect()
     }

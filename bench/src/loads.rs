@@ -6,27 +6,23 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, ensure};
 
-use crate::child::{self, ourselves};
-use crate::{kernel, machine, table};
+use crate::{child, kernel, machine, table, workloads};
 
 /// CPU of the loads of one CPU, and CPU of the tools' user space.
 pub const LOAD_CPU: usize = 1;
 pub const TOOLS_CPU: usize = 0;
 
-/// Rate of the paced load without a watcher.
+/// Rate of the paced load without a watcher, turns of each of its two threads, and runs per sample.
 pub const SWITCHES_PER_SECOND: f64 = 100_000.0;
-/// Turns of each of the two threads of the paced load, and to calibrate a turn.
 const PACED_ROUNDS: u64 = 5_000;
-/// Runs of the paced load per sample.
 pub const PACED_RUNS: usize = 10;
-const TRIALS: usize = 10;
 /// How long a thread spins at a time.
 pub const SPIN: Duration = Duration::from_millis(100);
-/// A gap between two clock readings from this on is an interrupt or another disturbance; a reading takes far less.
+/// Gaps between two clock readings, each of which takes far less: from the first on an interrupt or another
+/// disturbance, from the second on another task.
 const MIN_GAP: Duration = Duration::from_nanos(500);
-/// A longer gap is another task on the CPU, not an interrupt.
 pub const OTHER_TASK: Duration = Duration::from_micros(200);
 
 /// A program that runs for about a second and prints how many seconds its switches took.
@@ -34,10 +30,8 @@ pub const OTHER_TASK: Duration = Duration::from_micros(200);
 pub struct Load {
     pub name: String,
     pub what: &'static str,
-    /// Whether it runs on one CPU only.
     pub is_pinned: bool,
     pub command: Vec<String>,
-    /// Runs per sample.
     pub runs: usize,
     /// It does not print its time, so it is timed here.
     pub is_silent: bool,
@@ -45,10 +39,8 @@ pub struct Load {
     pub spins_on: Option<usize>,
 }
 
-/// Figures of a load for one sample.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Seconds of each run.
     pub elapsed_s: Vec<f64>,
     /// CPU time of all runs together, without the time of other tasks.
     pub cpu_s: f64,
@@ -61,11 +53,6 @@ pub struct Run {
 impl Run {
     pub fn mean_s(&self) -> f64 {
         self.elapsed_s.iter().sum::<f64>() / self.elapsed_s.len().max(1) as f64
-    }
-
-    /// Other tasks on the machine only make a run longer.
-    pub fn fastest_s(&self) -> f64 {
-        table::min(&self.elapsed_s)
     }
 
     pub fn switches_per_second(&self) -> f64 {
@@ -115,7 +102,7 @@ impl Load {
     fn turns(rounds: u64, steps: u64) -> Result<Self> {
         let options = format!("paced --cpu {LOAD_CPU} --rounds {rounds} --steps {steps}");
         let what = "two threads of one CPU, with as much work in between as makes 100,000 switches a second";
-        Ok(Self { command: ourselves(&options)?, ..Self::new(&format!("whylate-bench {options}"), what) })
+        Ok(Self { command: workloads::command(&options)?, ..Self::new(&format!("whylate-bench {options}"), what) })
     }
 
     /// Reads blocks of a file in `directory` at random, each many times, from the page cache.
@@ -145,7 +132,6 @@ impl Load {
         Ok(Run { elapsed_s, cpu_s, switches: after.switches - before.switches, lost_percent })
     }
 
-    /// Runs it once, and returns the seconds.
     fn run_once(&self) -> Result<f64> {
         let (program, arguments) = self.command.split_first().context("a load without a command")?;
         let began = Instant::now();
@@ -185,18 +171,13 @@ fn paced_steps() -> Result<u64> {
     let (few_s, many_s) = (turn_s(few)?, turn_s(many)?);
     let step_s = (many_s - few_s) / (many - few) as f64;
     let steps = few as f64 + (1.0 / SWITCHES_PER_SECOND - few_s) / step_s;
-    if !steps.is_finite() || steps < 1.0 {
-        bail!("this CPU does not switch 100,000 times a second");
-    }
+    ensure!(steps.is_finite() && steps >= 1.0, "this CPU does not switch 100,000 times a second");
     Ok(steps as u64)
 }
 
 /// Returns how long one turn takes, with its switch: the minimum of several, as the work is constant.
 fn turn_s(steps: u64) -> Result<f64> {
     let trial = Load::turns(PACED_ROUNDS, steps)?;
-    let mut shortest_s = f64::INFINITY;
-    for _ in 0..TRIALS {
-        shortest_s = shortest_s.min(trial.run_once()?);
-    }
-    Ok(shortest_s / (2 * PACED_ROUNDS) as f64)
+    let trials_s = (0..10).map(|_| trial.run_once()).collect::<Result<Vec<_>>>()?;
+    Ok(table::min(&trials_s) / (2 * PACED_ROUNDS) as f64)
 }

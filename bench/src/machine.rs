@@ -64,7 +64,6 @@ pub fn describe() -> String {
     facts.map(|(what, fact)| format!("- {what}: {fact}\n")).concat()
 }
 
-/// Returns the load average of 1, 5 and 15 minutes.
 pub fn load_average() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').take(3).collect::<Vec<_>>().join(" ")

@@ -10,18 +10,13 @@ use crate::loads::{self, Load, Run};
 use crate::programs::Counts;
 use crate::results::{Arguments, Section};
 use crate::subject::{Ready, Subject};
-use crate::table::{Figure, Show, column, first_quartile, median_of};
+use crate::table::{Figure, Show, column, first_quartile, grid, lines, median_of};
 use crate::{kernel, machine};
 
-/// Limit of the program at a context switch.
-const SWITCH_LIMIT_NS: f64 = 200.0;
-/// Limit of the slowdown of the paced load, in percent.
-const SLOWDOWN_LIMIT: f64 = 2.0;
 /// The index of the paced load, and of whylate among the subjects with BPF programs and among those of slowdowns.
 const PACED: usize = 1;
 const WHYLATE: usize = 1;
 
-/// BPF programs under one load.
 #[derive(Clone, Debug)]
 struct Cost {
     programs: Vec<Counts>,
@@ -61,29 +56,12 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
 
     let at_switch = "`on_sched_switch` at a context switch, the larger one of the loads";
     let slowdown = "slowdown at 100,000 switches a second, first quartile of all runs";
-    let mut section = Section::new(
-        arguments,
-        "occupancy",
-        "The CPU account",
-        "bench-occupancy",
-        &format!("occupancy --rounds {rounds}"),
-    )
-    .fact(&format!("load average at the beginning: {load_before}"))
-    .figures([
-        Figure::new(at_switch, at_switch_ns(&costs), 0).unit("ns").at_most(SWITCH_LIMIT_NS),
-        Figure::new(slowdown, paced_percent(&slowdowns[PACED], WHYLATE), 2).unit("%").at_most(SLOWDOWN_LIMIT),
-    ])
-    .text("### Slowdown")
-    .text(&format!(
-        "Each watched run of a load lies between two unwatched ones, and is compared with their mean: by the time that the load \
-         prints (elapsed), and by its time on CPUs, which leaves out the time of other threads there. \
-         Rounds: {rounds}, and one more before them; the subjects take turns in a rotating order. Medians; in brackets \
-         the smallest and the largest. The row of nothing compares an unwatched run with the next one. The paced load runs {} times for each \
-         sample; the figure above compares the first quartile of all its watched runs with that of the unwatched ones, as other threads \
-         on the machine only ever make a run longer. The kernel counts no run times in these rounds. Tools are on another CPU than a load of one \
-         CPU; what they do there is in no figure.",
-        loads::PACED_RUNS
-    ));
+    let mut section = Section::new(arguments, "occupancy")
+        .values(&[("load_before", &load_before), ("paced_runs", &loads::PACED_RUNS)])
+        .figures([
+            Figure::new(at_switch, at_switch_ns(&costs), 0).unit("ns").at_most(200.0),
+            Figure::new(slowdown, paced_percent(&slowdowns[PACED], WHYLATE), 2).unit("%").at_most(2.0),
+        ]);
     let columns = [
         column("slowdown, elapsed", Show::Spread(2), " %", Slowdown::percent),
         column("slowdown, CPU time", Show::Spread(2), " %", Slowdown::cpu_percent),
@@ -95,28 +73,25 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         let elapsed_s = median_of(&unwatched, |run| run.mean_s());
         let noise: Vec<f64> = measured.all().map(Slowdown::noise_percent).collect();
         section = section
-            .text(&format!("Load: `{}`: {}. Unwatched: {elapsed_s:.2} s, {rate:.0} switches/s.", load.name, load.what))
-            .grid("subject | what", &columns, measured.rows(subjects.iter().map(Subject::label)))
-            .row(&format!("nothing | | {} | |", Show::Spread(2).cell(&noise, " %")));
+            .add(
+                "slowdowns",
+                format!("Load: `{}`: {}. Unwatched: {elapsed_s:.2} s, {rate:.0} switches/s.", load.name, load.what),
+            )
+            .add("slowdowns", grid("subject | what", &columns, measured.rows(subjects.iter().map(Subject::label))))
+            .line("slowdowns", &format!("| nothing | | {} | | |", Show::Spread(2).cell(&noise, " %")));
     }
     let quartile = |(which, subject): (usize, &Subject)| {
         format!("{} {:.2} %", subject.name, paced_percent(&slowdowns[PACED], which))
     };
     let quartiles: Vec<String> = subjects.iter().enumerate().map(quartile).collect();
-    section = section
-        .text(&format!("The paced load by the first quartile of all runs: {}.", quartiles.join(", ")))
-        .text("### Cost of one event")
-        .text(
-            "The kernel's own count (`BPF_ENABLE_STATS`); its clock reads are in every figure, and the floor shows about how much \
-             they are. `perf` runs no BPF program.",
-        );
+    section = section.add("quartiles", quartiles.join(", "));
     for (load, measured) in loads.iter().zip(&costs) {
         let (rows, idle) = cost_rows(measured, [&subjects[0], &subjects[1], &subjects[3]]);
         section = section
-            .text(&format!("Load: `{}`", load.name))
-            .lines("subject | program | >runs a switch | >mean ns, median (min to max)", rows);
+            .add("costs", format!("Load: `{}`", load.name))
+            .add("costs", lines("subject | program | >runs a switch | >mean ns, median (min to max)", rows));
         if !idle.is_empty() {
-            section = section.text(&format!("Never run under this load: {}.", idle.join(", ")));
+            section = section.add("costs", format!("Never run under this load: {}.", idle.join(", ")));
         }
     }
     section.publish()

@@ -18,20 +18,6 @@ use crate::child::{self, Tool, wait_until};
 use crate::results::{self, Section};
 use crate::table::{Figure, median_of};
 
-/// Time until it has attached, and until the follow-up work of that is done.
-const SETTLE: Duration = Duration::from_secs(5);
-/// The heading of a column that appears as soon as a source has figures.
-const FIGURES: &str = "VERDICT";
-/// A word on the screen when the history is full; redrawn text may lack spaces.
-const FULL: &str = "dropped";
-/// `top` has read all of a recording when it uses less CPU time per second than this.
-const IDLE_NS: u64 = 20_000_000;
-/// How long `top` may take to read all of a recording.
-const TIMEOUT: Duration = Duration::from_secs(900);
-/// Ticks per frame, as `record` writes them.
-const TICKS_PER_FRAME: usize = 16;
-
-/// Arguments of the benchmarks of `record` and `top`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -41,7 +27,6 @@ pub struct Arguments {
     seconds: u64,
 }
 
-/// Arguments of the benchmark of `report`.
 #[derive(Debug, Args)]
 pub struct ReportArguments {
     #[command(flatten)]
@@ -64,7 +49,8 @@ struct Usage {
 /// Measures a process of a tool, and the growth of its file.
 fn usage(tool: &mut Tool, pid: u32, file: Option<&Path>, length: Duration) -> Result<Usage> {
     let size = || file.map_or(Ok(0), |file| fs::metadata(file).map(|about| about.len()));
-    thread::sleep(SETTLE);
+    // Until it has attached, and the follow-up work of that is done.
+    thread::sleep(Duration::from_secs(5));
     tool.expect_running()?;
     let (began, before_ns, bytes) = (Instant::now(), cpu_ns(pid)?, size()?);
     thread::sleep(length);
@@ -72,11 +58,10 @@ fn usage(tool: &mut Tool, pid: u32, file: Option<&Path>, length: Duration) -> Re
     Ok(Usage {
         cpu_percent: (cpu_ns(pid)? - before_ns) as f64 / took_s / 1e7,
         bytes_per_s: (size()? - bytes) as f64 / took_s,
-        peak_mb: child::peak_kib(pid)? / 1e3,
+        peak_mb: child::status_kib(pid, child::PEAK)? / 1e3,
     })
 }
 
-/// Measures whylate with these options.
 fn usage_of_whylate(program: &Path, options: &[&str], file: Option<&Path>, length: Duration) -> Result<Usage> {
     let mut tool = Tool::start(program, options)?;
     let pid = tool.pid();
@@ -85,7 +70,6 @@ fn usage_of_whylate(program: &Path, options: &[&str], file: Option<&Path>, lengt
     Ok(usage)
 }
 
-/// Returns the CPU time of a process's threads.
 fn cpu_ns(pid: u32) -> Result<u64> {
     let mut sum_ns = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task")).context("the tool has ended")? {
@@ -101,7 +85,7 @@ struct RecordRound {
     overview: Usage,
     record: Usage,
     perf_bytes_per_s: f64,
-    /// Context switches of all CPUs during `perf sched record`.
+    /// Of all CPUs, during `perf sched record`.
     switches_per_s: f64,
 }
 
@@ -112,8 +96,8 @@ pub fn run_record(arguments: &Arguments) -> Result<bool> {
     let (rounds, seconds) = (arguments.results.rounds, arguments.seconds);
     let all = (0..rounds).map(|_| record_round(&program, directory.path(), seconds)).collect::<Result<Vec<_>>>()?;
     let more = |round: &RecordRound| round.record.cpu_percent - round.overview.cpu_percent;
-    let command = format!("record --rounds {rounds} --seconds {seconds}");
-    Section::new(&arguments.results, "record", "Cost of `whylate record`", "bench-record", &command)
+    Section::new(&arguments.results, "record")
+        .values(&[("seconds", &seconds)])
         .figures([
             Figure::median("CPU of a recorder beyond an overview (%)", 2, &all, more).at_most(0.2),
             Figure::median("per day (MB)", 2, &all, |round| round.record.bytes_per_s * 86_400.0 / 1e6).at_most(300.0),
@@ -125,11 +109,6 @@ pub fn run_record(arguments: &Arguments) -> Result<bool> {
             Figure::median("peak memory of an overview (MB)", 1, &all, |round| round.overview.peak_mb),
             Figure::median("peak memory of a recorder (MB)", 1, &all, |round| round.record.peak_mb),
         ])
-        .text(&format!(
-            "Medians of {rounds} rounds of {seconds} s each, all sources with causes, a snapshot a second, under whatever load there was; the first row is the median \
-             of the differences within each round. CPU time is that of the process's threads (`/proc/PID/task/*/schedstat`), without BPF programs, which are equal for \
-             both (see `bench-why`)."
-        ))
         .publish()
 }
 
@@ -155,12 +134,6 @@ fn record_round(program: &Path, directory: &Path, seconds: u64) -> Result<Record
     Ok(RecordRound { overview, record, perf_bytes_per_s, switches_per_s: (switches()? - before) / took_s })
 }
 
-struct ReportRound {
-    seconds: f64,
-    peak_mb: f64,
-    page_mb: f64,
-}
-
 pub fn run_report(arguments: &ReportArguments) -> Result<bool> {
     let Some(program) = arguments.results.prepare("bench-report", &[])? else { return Ok(true) };
     let directory = tempfile::tempdir().context("cannot create a directory")?;
@@ -169,46 +142,36 @@ pub fn run_report(arguments: &ReportArguments) -> Result<bool> {
     record(&program, &minute, seconds)?;
     let ticks = lengthen(&minute, &day, hours * 3600)?;
     let day_mb = fs::metadata(&day)?.len() as f64 / 1e6;
-    let report = |_| -> Result<ReportRound> {
+    let report = |_| {
         let mut command = Command::new(&program);
         let (took, peak_kib) = child::run_for_peak(command.arg("report").arg(&day).arg("-o").arg(&page))?;
-        let page_mb = fs::metadata(&page)?.len() as f64 / 1e6;
-        Ok(ReportRound { seconds: took.as_secs_f64(), peak_mb: peak_kib / 1e3, page_mb })
+        Ok([took.as_secs_f64(), peak_kib / 1e3, fs::metadata(&page)?.len() as f64 / 1e6])
     };
     let all = (0..rounds).map(report).collect::<Result<Vec<_>>>()?;
-    let command = format!("report --rounds {rounds} --hours {hours} --seconds {seconds}");
-    Section::new(&arguments.results, "report", "Cost of `whylate report`", "bench-report", &command)
+    Section::new(&arguments.results, "report")
+        .values(&[("hours", &hours), ("seconds", &seconds), ("ticks", &ticks), ("day_mb", &format!("{day_mb:.0}"))])
         .figures([
-            Figure::median("time (s)", 1, &all, |round| round.seconds).at_most(20.0),
-            Figure::median("peak memory (MB)", 1, &all, |round| round.peak_mb).at_most(512.0),
-            Figure::median("page (MB)", 1, &all, |round| round.page_mb).at_most(8.0),
+            Figure::median("time (s)", 1, &all, |round| round[0]).at_most(20.0),
+            Figure::median("peak memory (MB)", 1, &all, |round| round[1]).at_most(512.0),
+            Figure::median("page (MB)", 1, &all, |round| round[2]).at_most(8.0),
         ])
-        .text(&format!(
-            "Medians of {rounds} rounds, of a recording of {hours} hours with a snapshot a second ({ticks} ticks, {day_mb:.0} MB): {seconds} s of this machine, \
-             recorded with all sources and repeated with later times. A day of a machine on which more changes has more different stacks."
-        ))
         .publish()
 }
 
-/// Records this machine with all sources.
 fn record(program: &Path, to: &Path, seconds: u64) -> Result<()> {
-    child::run(Command::new(program).args(["record", "-d", &format!("{seconds}s"), "-o"]).arg(to))?;
-    Ok(())
+    child::run(Command::new(program).args(["record", "-d", &format!("{seconds}s"), "-o"]).arg(to)).map(drop)
 }
 
 /// Repeats a recording's contents, each time later, up to this length. Returns the number of ticks.
 fn lengthen(from: &Path, to: &Path, length_s: u64) -> Result<usize> {
     let mut reader = Reader::new(File::open(from)?).context("nothing was recorded")?;
     let header = Line::Header(reader.header().clone());
-    let (mut ticks, mut first): (Vec<Vec<Line>>, _) = (Vec::new(), String::new());
+    let (mut ticks, mut first): (Vec<Vec<Line>>, _) = (Vec::new(), None);
     while let Some(line) = reader.next_line()? {
-        if let Line::Snapshot(snapshot) = &line {
-            if first.is_empty() {
-                first.clone_from(&snapshot.source);
-            }
-            if snapshot.source == first {
-                ticks.push(Vec::new());
-            }
+        if let Line::Snapshot(snapshot) = &line
+            && snapshot.source == *first.get_or_insert_with(|| snapshot.source.clone())
+        {
+            ticks.push(Vec::new());
         }
         if let (Line::Snapshot(_) | Line::Account(_), Some(tick)) = (&line, ticks.last_mut()) {
             tick.push(line);
@@ -222,9 +185,7 @@ fn lengthen(from: &Path, to: &Path, length_s: u64) -> Result<usize> {
     let mut write = |lines: &[Line]| -> Result<()> {
         let mut frame = Frame::new()?;
         for line in lines {
-            let mut text = serde_json::to_vec(line)?;
-            text.push(b'\n');
-            frame.add(&text, line.span_unix_ns())?;
+            frame.add(&[serde_json::to_vec(line)?, vec![b'\n']].concat(), line.span_unix_ns())?;
         }
         let (bytes, index) = frame.finish()?;
         out.write_all(&index.to_bytes())?;
@@ -233,7 +194,8 @@ fn lengthen(from: &Path, to: &Path, length_s: u64) -> Result<usize> {
     write(&[header])?;
     let (mut count, mut later_ns) = (0, 0);
     while later_ns < length_s * 1_000_000_000 {
-        for frame in ticks.chunks(TICKS_PER_FRAME) {
+        // As many a frame as `record` writes.
+        for frame in ticks.chunks(16) {
             let lines: Vec<Line> = frame.iter().flatten().map(|line| later(line, later_ns)).collect();
             write(&lines)?;
             count += frame.len();
@@ -282,8 +244,8 @@ pub fn run_top(arguments: &Arguments) -> Result<bool> {
     let more_cpu = |round: &TopRound| round.top.cpu_percent - round.overview.cpu_percent;
     let more_mb = median_of(&all, |round| round.top.peak_mb - round.overview.peak_mb) + full_mb;
     let growth = "growth from 1 minute to 16 hours, as a multiple of that to 8";
-    let command = format!("top --rounds {rounds} --seconds {seconds}");
-    Section::new(&arguments.results, "top", "Cost of `whylate top`", "bench-top", &command)
+    Section::new(&arguments.results, "top")
+        .values(&[("seconds", &seconds)])
         .figures([
             Figure::median("CPU of the screen beyond an overview (%)", 2, &all, more_cpu).at_most(1.0),
             Figure::median("first figures after (s)", 2, &all, |round| round.first_s).at_most(1.0),
@@ -295,11 +257,6 @@ pub fn run_top(arguments: &Arguments) -> Result<bool> {
             Figure::median("peak memory of an overview (MB)", 1, &all, |round| round.overview.peak_mb),
             Figure::median("peak memory of the screen (MB)", 1, &all, |round| round.top.peak_mb),
         ])
-        .text(&format!(
-            "Medians of {rounds} rounds of {seconds} s each, all sources with causes, a snapshot a second, on a terminal of 140 columns and 40 rows; \
-             the first row is the median of the differences within each round. CPU time as for `bench-record`. The hours are of a recording that was made by repeating \
-             a minute of this machine; the screen reads it as fast as it can, and has no source attached."
-        ))
         .publish()
 }
 
@@ -342,7 +299,8 @@ fn top_round(program: &Path, seconds: u64) -> Result<TopRound> {
     let overview = usage_of_whylate(program, &["-d", "1h"], None, length)?;
     let began = Instant::now();
     let mut screen = Screen::start(program, 140, "")?;
-    wait_until("it shows no figures", || screen.shows(FIGURES))?;
+    // The heading of a column that appears as soon as a source has figures.
+    wait_until("it shows no figures", || screen.shows("VERDICT"))?;
     let first_s = began.elapsed().as_secs_f64();
     let top = usage(&mut screen.terminal, screen.pid, None, length)?;
     screen.end()?;
@@ -356,17 +314,19 @@ fn resident_mb(program: &Path, recording: &Path, is_full: bool) -> Result<f64> {
     // Wide enough for all of its first line.
     let mut screen = Screen::start(program, 400, &format!("'{}'", recording.display()))?;
     thread::sleep(Duration::from_secs(2));
-    loop {
+    let cpu_ns_in_a_second = || -> Result<u64> {
         let before_ns = cpu_ns(screen.pid)?;
         thread::sleep(Duration::from_secs(1));
-        if cpu_ns(screen.pid)?.saturating_sub(before_ns) < IDLE_NS {
-            break;
-        }
-        ensure!(began.elapsed() < TIMEOUT, "the screen does not come to the end of the recording");
+        Ok(cpu_ns(screen.pid)?.saturating_sub(before_ns))
+    };
+    // It has read all of the recording when it is idle.
+    while cpu_ns_in_a_second()? >= 20_000_000 {
+        ensure!(began.elapsed().as_secs() < 900, "the screen does not come to the end of the recording");
     }
     screen.terminal.expect_running()?;
     let kib = child::status_kib(screen.pid, "VmRSS:")?;
-    ensure!(screen.shows(FULL)? || !is_full, "the history of the screen is not full");
+    // Redrawn text may lack spaces.
+    ensure!(screen.shows("dropped")? || !is_full, "the history of the screen is not full");
     screen.end()?;
     Ok(kib * 1024.0 / 1e6)
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The file with the figures of the last run of each benchmark, and its sections.
 
+use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -9,8 +11,10 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 
 use crate::machine;
-use crate::table::{self, Column, Figure};
+use crate::table::{self, Figure};
 
+/// The texts of all sections.
+const TEMPLATES: &str = include_str!("../sections.md");
 const HEADING: &str = "# Benchmark results\n\nEach section is written by the command it names.\n";
 
 /// Arguments of every benchmark.
@@ -38,32 +42,43 @@ impl Arguments {
     }
 }
 
-/// A section of the file: what was measured, how and where; its figures and limits; texts and tables.
+/// A section of the file: a text of `sections.md` with figures and limits, tables and other values in it.
 pub struct Section<'a> {
     arguments: &'a Arguments,
     name: &'a str,
-    head: String,
+    template: &'static str,
     figures: Vec<Figure>,
-    body: String,
+    values: BTreeMap<&'static str, String>,
 }
 
 impl<'a> Section<'a> {
-    /// Begins a section after its measurements. `target` is empty if no `make` target writes it.
-    pub fn new(arguments: &'a Arguments, name: &'a str, title: &str, target: &str, command: &str) -> Self {
-        let cargo = format!("`cargo run --release -p whylate-bench -- {command}`");
-        let command = if target.is_empty() { cargo } else { format!("`make {target}` ({cargo})") };
-        let head = format!("## {title}\n\nCommand: {command}\n\n{}", machine::describe());
-        Self { arguments, name, head, figures: Vec::new(), body: String::new() }
+    /// Begins a section after its measurements.
+    pub fn new(arguments: &'a Arguments, name: &'a str) -> Self {
+        Self::with_template(arguments, name, name)
     }
 
-    /// Begins a section that continues the one before it.
-    pub fn subsection(arguments: &'a Arguments, name: &'a str, title: &str) -> Self {
-        Self { arguments, name, head: format!("### {title}\n"), figures: Vec::new(), body: String::new() }
+    /// Begins a section with the text of another one.
+    pub fn with_template(arguments: &'a Arguments, name: &'a str, template: &str) -> Self {
+        let template = find(TEMPLATES, template).map_or("", |(_, template, _)| template.trim());
+        let section = Self { arguments, name, template, figures: Vec::new(), values: BTreeMap::new() };
+        section.add("rounds", arguments.rounds).add("machine", machine::describe())
     }
 
-    /// Adds a fact about the measurement to those about the machine.
-    pub fn fact(mut self, fact: &str) -> Self {
-        self.head += &format!("- {fact}\n");
+    /// Adds a value, or a paragraph to those that a name already stands for.
+    pub fn add(mut self, name: &'static str, value: impl Display) -> Self {
+        let values = self.values.entry(name).or_default();
+        *values += if values.is_empty() { "" } else { "\n\n" };
+        *values += value.to_string().trim_end();
+        self
+    }
+
+    pub fn values(self, values: &[(&'static str, &dyn Display)]) -> Self {
+        values.iter().fold(self, |section, (name, value)| section.add(name, value))
+    }
+
+    /// Adds a fact about the measurement to those about the machine, or a row to a table.
+    pub fn line(mut self, name: &'static str, line: &str) -> Self {
+        self.values.entry(name).or_default().push_str(&format!("\n{line}"));
         self
     }
 
@@ -72,36 +87,16 @@ impl<'a> Section<'a> {
         self
     }
 
-    /// Adds a paragraph, a list or a subheading.
-    pub fn text(mut self, text: &str) -> Self {
-        self.body += &format!("\n{}\n", text.trim_end());
-        self
-    }
-
-    pub fn lines(mut self, heads: &str, rows: impl IntoIterator<Item = String>) -> Self {
-        self.body += &table::lines(heads, rows);
-        self
-    }
-
-    pub fn grid<'t, T: 't>(
-        mut self,
-        labels: &str,
-        columns: &[Column<T>],
-        rows: impl IntoIterator<Item = (String, Vec<&'t T>)>,
-    ) -> Self {
-        self.body += &table::grid(labels, columns, rows);
-        self
-    }
-
-    /// Adds a row to the table before it.
-    pub fn row(mut self, cells: &str) -> Self {
-        self.body += &format!("| {cells} |\n");
-        self
-    }
-
     fn markdown(&self) -> String {
-        let figures = if self.figures.is_empty() { String::new() } else { table::figures(&self.figures) };
-        format!("{}{figures}{}", self.head, self.body)
+        let figures = table::figures(&self.figures);
+        let mut parts = self.template.split('{');
+        let mut text = parts.next().unwrap_or_default().to_owned();
+        for (name, rest) in parts.filter_map(|part| part.split_once('}')) {
+            let value = if name == "figures" { Some(&figures) } else { self.values.get(name) };
+            text += value.map_or("", |value| value.trim_end());
+            text += rest;
+        }
+        format!("{}\n", text.trim_end())
     }
 
     /// Prints the section, and writes it to the file if one is given. Returns whether every figure is within its limit.
@@ -115,7 +110,6 @@ impl<'a> Section<'a> {
     }
 }
 
-/// Rewrites one section of the file, and leaves the others.
 fn write(path: &Path, section: &str, text: &str) -> io::Result<()> {
     let old = match fs::read_to_string(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => HEADING.to_owned(),
@@ -126,18 +120,26 @@ fn write(path: &Path, section: &str, text: &str) -> io::Result<()> {
 
 /// Replaces the section between `<!-- name -->` and `<!-- /name -->`, or appends it.
 fn replace(old: &str, section: &str, text: &str) -> String {
+    match find(old, section) {
+        Some((before, _, after)) => format!("{before}\n{text}{after}"),
+        None => format!("{old}\n<!-- {section} -->\n{text}<!-- /{section} -->\n"),
+    }
+}
+
+/// Returns what is before, in and after the section between `<!-- name -->` and `<!-- /name -->`.
+fn find<'a>(text: &'a str, section: &str) -> Option<(&'a str, &'a str, &'a str)> {
     let (begin, end) = (format!("<!-- {section} -->"), format!("<!-- /{section} -->"));
-    let new = format!("{begin}\n{text}{end}");
-    let found = old
-        .split_once(&begin)
-        .and_then(|(before, rest)| rest.split_once(&end).map(|(_, after)| format!("{before}{new}{after}")));
-    found.unwrap_or_else(|| format!("{old}\n{new}\n"))
+    let from = text.find(&begin)? + begin.len();
+    let to = from + text[from..].find(&end)?;
+    Some((&text[..from], &text[from..to], &text[to..]))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::table::{Show, column};
+    use crate::table::{Show, column, grid};
+
+    const ARGUMENTS: Arguments = Arguments { rounds: 3, write: None };
 
     #[test]
     fn only_the_named_section_changes() {
@@ -147,30 +149,39 @@ mod tests {
     }
 
     #[test]
-    fn section_has_head_figures_texts_and_tables() {
-        let arguments = Arguments { rounds: 3, write: None };
-        let section = || Section::subsection(&arguments, "x", "A load").fact("in a virtual machine");
+    fn section_has_figures_tables_and_values() {
         let figure = |value| Figure::new("slowdown", value, 1).unit("%").at_most(2.0);
+        let section = || Section::new(&ARGUMENTS, "irqsoff-vm-cost").values(&[("kernel", &"6.12"), ("load", &"pipe")]);
+        let ns = [column("ns", Show::Median(0), "", |ns: &f64| *ns)];
         let full = section()
-            .text("Medians of 3 rounds.\n")
-            .grid("subject", &[column("ns", Show::Median(0), "", |ns| *ns)], [("ours".to_owned(), vec![&7.0, &9.0])])
-            .lines("cause | >stops", ["a softirq | 3".to_owned()])
-            .row("others | 1")
-            .figures([figure(1.5)]);
-        assert_eq!(
-            full.markdown(),
-            "### A load\n- in a virtual machine\n\n| figure | measured | limit | result |\n|---|--:|--:|---|\n\
-             | slowdown | 1.5 % | 2 % | pass |\n\nMedians of 3 rounds.\n\n| subject | ns |\n|---|--:|\n| ours | 8 |\n\
-             \n| cause | stops |\n|---|--:|\n| a softirq | 3 |\n| others | 1 |\n"
+            .line("machine", "- a fact")
+            .add("table", grid("watcher", &ns, [("ours".to_owned(), vec![&7.0, &9.0])]))
+            .line("table", "| none | |")
+            .add("table", "A paragraph.");
+        let text = full.markdown();
+        assert!(text.starts_with("## Cost of `whylate irqsoff` beside") && text.contains("\n- kernel: "), "{text}");
+        assert!(text.contains("\n- a fact\n- in the machine: Linux 6.12, CPUs"), "{text}");
+        assert!(text.contains("\n\nSlowdown of `pipe`, 3 rounds: each"), "{text}");
+        assert!(
+            text.ends_with("\n\n| watcher | ns |\n|---|--:|\n| ours | 8 |\n| none | |\n\nA paragraph.\n"),
+            "{text}"
         );
-        assert!(full.publish().expect("printed") && !section().figures([figure(2.1)]).publish().expect("printed"));
+        assert!(full.figures([figure(1.5)]).publish().expect("printed"));
+        let run = Section::new(&ARGUMENTS, "run").figures([figure(2.1)]);
+        assert!(
+            run.markdown()
+                .contains("\n\n| figure | measured | limit | result |\n|---|--:|--:|---|\n| slowdown | 2.1 % |")
+        );
+        assert!(!run.publish().expect("printed"));
     }
 
     #[test]
-    fn head_names_command_and_machine() {
-        let arguments = Arguments { rounds: 3, write: None };
-        let text = Section::new(&arguments, "x", "Title", "bench-x", "x --rounds 3").markdown();
-        let head = "## Title\n\nCommand: `make bench-x` (`cargo run --release -p whylate-bench -- x --rounds 3`)\n\n- kernel: ";
-        assert!(text.starts_with(head), "{text}");
+    fn each_name_in_the_texts_is_measured() {
+        let files = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).expect("sources");
+        let sources = files.filter_map(|entry| fs::read_to_string(entry.expect("a file").path()).ok());
+        let sources = sources.collect::<String>();
+        for name in TEMPLATES.split('{').skip(1).filter_map(|part| Some(part.split_once('}')?.0)) {
+            assert!(sources.contains(&format!("\"{name}\"")), "nothing measures {name}");
+        }
     }
 }

@@ -11,12 +11,12 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use serde_json::Value;
 
-use crate::child::{self, KilledOnDrop};
+use crate::child;
 use crate::drivers::{Slowdown, in_rounds};
 use crate::loads::{Load, Run};
 use crate::results::{self, Section};
 use crate::subject::{Ready, Subject};
-use crate::table::{Figure, Show, median};
+use crate::table::{Figure, Show, median, min};
 use crate::{kernel, machine};
 
 /// Minimum number of the account's programs: from then on all are there soon.
@@ -27,7 +27,6 @@ const FILES: usize = 300;
 const WAITS: &str = "while :; do sleep 0.002; done";
 const WATCHED: &str = "5s";
 
-/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -46,19 +45,16 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let has_pipes = !machine::is_skipped(&[("perf", "no perf to measure a pipe with")]);
     let pipes = if has_pipes { pipes(&program, rounds)? } else { Vec::new() };
     let lookups_ms = (0..rounds).map(|_| lookup_ms(&program)).collect::<Result<Vec<_>>>()?;
-    let long = long_command(&program, arguments.seconds)?;
+    let [memory, around, unknown] = long_command(&program, arguments.seconds)?;
 
-    let slower = |build: &(Slowdown, f64)| build.0.percent();
-    let slowdowns: Vec<f64> = builds.iter().map(slower).collect();
+    let slowdowns: Vec<f64> = builds.iter().map(|build| build.0.percent()).collect();
     let interval = |values: &[f64]| Show::Interval(2).cell(values, " %");
-    let memory = "peak memory of `whylate run`";
-    let memory = format!("{memory} in {:.0} s of {:.0} switches a second (MB)", long.elapsed_s, long.rate);
     let mut figures = vec![
         Figure::new("a build under `whylate run` takes longer by (%)", median(&slowdowns), 2).at_most(2.0),
         Figure::text("95 % confidence interval of that (sign test)", interval(&slowdowns)),
         Figure::median("CPU time of `offcpu --why` for a late wait and its chain (ms)", 2, &lookups_ms, |ms| *ms)
             .at_most(1.0),
-        Figure::new(memory, long.peak_mb, 2).at_most(256.0),
+        memory,
     ];
     if has_pipes {
         let what = "a pinned pipe takes longer with wakeup edges than with the CPU account alone (%)";
@@ -70,19 +66,12 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         Figure::median(more_cpu, 2, &builds, |build| build.0.cpu_percent()),
         Figure::median("an unwatched build (s)", 2, &builds, |build| build.0.before.mean_s()),
         Figure::median("`run` takes before and after the command (s)", 2, &builds, |build| build.1),
-        Figure::new("`run` takes before and after the long command (s)", long.around_s, 2),
-        Figure::new("time of the long command that is `unknown` (%)", long.unknown_percent, 2),
+        around,
+        unknown,
     ]);
-    let title = "Cost of `whylate run` and of a wait's chain";
-    let command = format!("run --rounds {rounds} --seconds {}", arguments.seconds);
-    Section::new(&arguments.results, "run", title, "bench-run", &command)
+    Section::new(&arguments.results, "run")
         .figures(figures)
-        .text(&format!(
-            "Medians of {rounds} rounds. A build is `make -j2` of {FILES} C files; each watched one lies between two unwatched ones, and takes \
-             as long as `run` says. The pipe is the fastest of six runs of `perf bench sched pipe` in a row, with each of the two by turns. \
-             A late wait is one of 2 ms for a child that sleeps: CPU time of whylate's process, less that of a run that explains \
-             none, for each reported wait. The long command is two threads that take turns on one CPU, with a pause each second."
-        ))
+        .values(&[("seconds", &arguments.seconds), ("files", &FILES)])
         .publish()
 }
 
@@ -134,7 +123,7 @@ fn pipes(program: &Path, rounds: u32) -> Result<Vec<f64>> {
         Subject::new(source, "", &[&program, source, "--why", "1h", "-d", "1h"], Ready::Programs(PROGRAMS)).everywhere()
     });
     let fastest_s = in_rounds("pipe", (rounds, false), &sources, |which| {
-        Ok(subjects[which].watch(false, |_| load.run())?.0.fastest_s())
+        Ok(min(&subjects[which].watch(false, |_| load.run())?.0.elapsed_s))
     })?;
     Ok(fastest_s.0.iter().map(|round| 100.0 * (round[1] / round[0] - 1.0)).collect())
 }
@@ -151,7 +140,7 @@ fn elapsed_s(report: &Value) -> Result<f64> {
 
 /// Returns the CPU time in milliseconds per wait, of a process that waits several hundred times a second.
 fn lookup_ms(program: &Path) -> Result<f64> {
-    let waits = KilledOnDrop(kernel::die_with_parent(Command::new("sh").args(["-c", WAITS])).spawn()?);
+    let waits = child::spawn(Command::new("sh").args(["-c", WAITS]))?;
     let pid = waits.0.id().to_string();
     let measure = |over: &str| -> Result<(f64, usize)> {
         let options = ["offcpu", "--json", "--idle", "--worst", "10000", "--why", over, "-p", &pid, "-d", WATCHED];
@@ -164,17 +153,8 @@ fn lookup_ms(program: &Path) -> Result<f64> {
     Ok(1_000.0 * (with_s - without_s) / late as f64)
 }
 
-struct Long {
-    elapsed_s: f64,
-    /// Switches per second.
-    rate: f64,
-    peak_mb: f64,
-    around_s: f64,
-    unknown_percent: f64,
-}
-
-/// Runs two threads that switch all the time.
-fn long_command(program: &Path, seconds: u64) -> Result<Long> {
+/// Runs two threads that switch all the time. The first figure is that of memory.
+fn long_command(program: &Path, seconds: u64) -> Result<[Figure; 3]> {
     let script = Load::paced_for(Duration::from_secs(seconds))?;
     let before = kernel::usage_of_children()?;
     let (mut stderr, mut text) = (tempfile::tempfile()?, Vec::new());
@@ -186,15 +166,15 @@ fn long_command(program: &Path, seconds: u64) -> Result<Long> {
     let report = parse_report(&text)?;
     let elapsed_s = elapsed_s(&report)?;
     let parts = report["path"].as_array().context("`run` reports no path")?;
-    let unknown = parts.iter().filter(|part| part["kind"] == "unknown").filter_map(|part| part["ns"].as_u64());
-    let unknown_ns: u64 = unknown.sum();
+    let unknown = parts.iter().filter(|part| part["kind"] == "unknown");
+    let unknown_ns: u64 = unknown.filter_map(|part| part["ns"].as_u64()).sum();
     let rate = (kernel::usage_of_children()?.switches - before.switches) as f64 / elapsed_s;
     ensure!(rate > 50_000.0, "the load made {rate:.0} switches a second");
-    Ok(Long {
-        elapsed_s,
-        rate,
-        peak_mb: peak_kib / 1024.0,
-        around_s: took.as_secs_f64() - elapsed_s,
-        unknown_percent: unknown_ns as f64 / elapsed_s / 1e7,
-    })
+    let memory = format!("peak memory of `whylate run` in {elapsed_s:.0} s of {rate:.0} switches a second (MB)");
+    let around_s = took.as_secs_f64() - elapsed_s;
+    Ok([
+        Figure::new(memory, peak_kib / 1024.0, 2).at_most(256.0),
+        Figure::new("`run` takes before and after the long command (s)", around_s, 2),
+        Figure::new("time of the long command that is `unknown` (%)", unknown_ns as f64 / elapsed_s / 1e7, 2),
+    ])
 }

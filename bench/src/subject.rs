@@ -12,8 +12,8 @@ use libbpf_rs::Link;
 
 use crate::child::{Tool, wait_until};
 use crate::loads::TOOLS_CPU;
+use crate::machine;
 use crate::programs::{self, Counts, Programs};
-use crate::{floor, machine};
 
 /// Name of the unwatched subject, which shows what the machine itself adds.
 pub const NOTHING: &str = "nothing: what the machine itself adds";
@@ -54,9 +54,12 @@ impl Subject {
         Self { name, what, command, ready, is_everywhere: false }
     }
 
-    /// Returns the cells of its name and of what it is.
     pub fn label(&self) -> String {
         format!("{} | {}", self.name, self.what)
+    }
+
+    pub fn name_only(&self) -> String {
+        self.name.to_owned()
     }
 
     pub fn everywhere(self) -> Self {
@@ -68,7 +71,7 @@ impl Subject {
     }
 
     pub fn empty_at_switches() -> Self {
-        Self::new("floor", "an empty `tp_btf/sched_switch`", &[], Ready::Links(floor::attach_to_switches))
+        Self::new("floor", "an empty `tp_btf/sched_switch`", &[], Ready::Links(programs::attach_to_switches))
     }
 
     /// Returns perf, which writes its recording to this directory.

@@ -53,7 +53,7 @@ pub fn column<T>(head: &'static str, show: Show, unit: &'static str, figure: fn(
     Column { head, show, unit, figure }
 }
 
-/// Returns an empty line and a table with a row per subject: its label cells, then each column of its samples.
+/// Returns a table with a row per subject: its label cells, then each column of its samples.
 pub fn grid<'a, T: 'a>(
     labels: &str,
     columns: &[Column<T>],
@@ -70,11 +70,11 @@ pub fn grid<'a, T: 'a>(
     lines(&format!("{labels}{heads}"), rows.into_iter().map(row))
 }
 
-/// Returns an empty line and a table of rows such as `a | 1`. A head that begins with `>` aligns its column right.
+/// Returns a table of rows such as `a | 1`. A head that begins with `>` aligns its column right.
 pub fn lines(heads: &str, rows: impl IntoIterator<Item = String>) -> String {
     let rule: String = heads.split(" | ").map(|head| if head.starts_with('>') { "--:|" } else { "---|" }).collect();
     let rows: String = rows.into_iter().map(|row| format!("| {row} |\n")).collect();
-    format!("\n| {} |\n|{rule}\n{rows}", heads.replace(" | >", " | ").trim_start_matches('>'))
+    format!("| {} |\n|{rule}\n{rows}", heads.replace(" | >", " | ").trim_start_matches('>'))
 }
 
 /// A row of a section's first table: a figure, and its limit if it has one, which may itself be measured.
@@ -127,7 +127,6 @@ impl Figure {
     }
 }
 
-/// Returns an empty line and the table of figures.
 pub fn figures(figures: &[Figure]) -> String {
     lines("figure | >measured | >limit | result", figures.iter().map(Figure::row))
 }
@@ -157,7 +156,6 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Returns the median of a figure of each element.
 pub fn median_of<T>(values: &[T], figure: impl Fn(&T) -> f64) -> f64 {
     median(&values.iter().map(figure).collect::<Vec<_>>())
 }
@@ -200,7 +198,7 @@ mod tests {
         ];
         assert_eq!(
             figures(&rows),
-            "\n| figure | measured | limit | result |\n|---|--:|--:|---|\n| a (s) | 1.2 | 2 | pass |\n\
+            "| figure | measured | limit | result |\n|---|--:|--:|---|\n| a (s) | 1.2 | 2 | pass |\n\
              | b | 2.50 points | 2.25 points | **fail** |\n| c | 7 | 300 | pass |\n| d | 0.00 |  |  |\n\
              | e | 1 to 2 % |  |  |\n| not measured | NaN | 1 | **fail** |\n"
         );
@@ -218,7 +216,7 @@ mod tests {
         let rows = [("a | x".to_owned(), first.iter().collect()), ("b | y".to_owned(), second.iter().collect())];
         assert_eq!(
             grid("name | what", &columns, rows),
-            "\n| name | what | median | all | second |\n|---|---|--:|--:|--:|\n| a | x | 1.5 % | 2 (1 to 2) | – |\n\
+            "| name | what | median | all | second |\n|---|---|--:|--:|--:|\n| a | x | 1.5 % | 2 (1 to 2) | – |\n\
              | b | y | 4.0 % | 4 (3 to 5) | 4, 8 % |\n"
         );
     }

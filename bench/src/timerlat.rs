@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Latency of threads by `whylate timerlat` and by cyclictest, and the cost of an activation with each.
+//! Latency of threads by `whylate timerlat` and by cyclictest, and the cost of an activation with each; and latencies by
+//! both backends and by `rtla timerlat`, in one boot of a virtual machine with the tracer.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -10,17 +12,12 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use whylate_model::Snapshot;
 
-use crate::child;
 use crate::drivers::{Rounds, count_beside_empty, in_rounds};
-use crate::kernel;
 use crate::results::{Arguments, Section};
 use crate::subject::Subject;
-use crate::table::{Figure, Show, column, median_of};
+use crate::table::{Figure, Show, column, grid, median_of};
+use crate::{child, kernel, machine, vm};
 
-/// Limit of the difference of the mean latencies, in percent of cyclictest's.
-const MEAN_LIMIT: f64 = 20.0;
-/// Limit of the BPF run time per activation.
-const BPF_LIMIT_NS: f64 = 300.0;
 /// Startup costs the same in runs of any length, so the difference of two runs is the cost of activations.
 const SHORT_S: u64 = 2;
 const LONG_S: u64 = 7;
@@ -29,35 +26,22 @@ const PERIODS_US: [u64; 2] = [1_007, 101];
 const SUBJECTS: [&str; 2] = ["`whylate timerlat`", "`cyclictest`"];
 const OURS: usize = 0;
 
-/// Sums the time from each return to user space to the next system call, less the time off the CPU. The kernel's own
-/// count samples at ticks, and a tick that was due while interrupts were off comes in just when a thread returns.
-const USER_TIME: &str = "
-tracepoint:raw_syscalls:sys_exit /pid == cpid/ { @since[tid] = nsecs; }
-tracepoint:raw_syscalls:sys_enter /@since[tid]/ { @user = sum(nsecs - @since[tid]); delete(@since[tid]); }
-tracepoint:sched:sched_switch /@since[args->prev_pid]/ {
-    @user = sum(nsecs - @since[args->prev_pid]);
-    @away[args->prev_pid] = 1;
-    delete(@since[args->prev_pid]);
-}
-tracepoint:sched:sched_switch /@away[args->next_pid]/ { @since[args->next_pid] = nsecs; delete(@away[args->next_pid]); }
-END { clear(@since); clear(@away); }
-";
+/// The kernel's own count samples at ticks, and a tick that was due while interrupts were off comes in just when a
+/// thread returns to user space.
+const USER_TIME: &str = include_str!("user_time.bt");
 
-/// What one run of a program reports.
-#[derive(Clone, Copy, Debug)]
+/// Activations and mean latency in one run of a program, and periods missed and unseen; NaN if it does not report them.
+#[derive(Clone, Copy)]
 struct Report {
     activations: f64,
     mean_us: f64,
-    /// NaN if the program does not report them.
     missed: f64,
     unseen: f64,
 }
 
-/// Figures of one program at one period.
-#[derive(Clone, Copy, Debug)]
+/// Figures of one program at one period: CPU times are per activation, in user space only and with the kernel.
 struct Sample {
     report: Report,
-    /// CPU time per activation: user space only, and with the kernel.
     user_us: f64,
     cpu_us: f64,
 }
@@ -67,35 +51,36 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let Some(program) = arguments.prepare("bench-timerlat", &tools)? else { return Ok(true) };
     let rounds = arguments.rounds;
     let by_period = PERIODS_US.map(|period_us| {
-        in_rounds(&format!("every {period_us} us"), (rounds, false), &SUBJECTS, |which| match which {
+        let measured = in_rounds(&format!("every {period_us} us"), (rounds, false), &SUBJECTS, |which| match which {
             OURS => ours(&program, period_us),
             _ => cyclictest(period_us),
-        })
+        });
+        Ok((period_us, measured?))
     });
-    let [slow, fast] = by_period;
-    let by_period = [(PERIODS_US[0], slow?), (PERIODS_US[1], fast?)];
-    let bpf = |period_us, more: &[&str]| -> Result<Bpf> {
-        let costs = (0..rounds).map(|_| bpf(&program, period_us, more)).collect::<Result<Vec<_>>>()?;
-        let [ns, runs, empty_ns] = [0, 1, 2].map(|index: usize| median_of(&costs, |cost| cost[index]));
-        Ok(Bpf { period_us, ns, runs, empty_ns })
-    };
-    let [slow, fast] = PERIODS_US.map(|period_us| bpf(period_us, &["--dma-latency", "0"]));
-    let (slow, fast, halted) = (slow?, fast?, bpf(PERIODS_US[0], &[])?);
-
-    let [ours_us, theirs_us] = [0, 1].map(|which| by_period[0].1.median(which, |sample| sample.report.mean_us));
-    let apart = (ours_us / theirs_us - 1.0).abs() * 100.0;
-    let mut figures =
-        vec![Figure::new("mean latency, difference from cyclictest's in %", apart, 2).at_most(MEAN_LIMIT)];
+    let by_period = by_period.into_iter().collect::<Result<Vec<(u64, Rounds<Sample>)>>>()?;
+    let mean_us = |which| by_period[0].1.median(which, |sample| sample.report.mean_us);
+    let apart = (mean_us(OURS) / mean_us(1) - 1.0).abs() * 100.0;
+    let mut figures = vec![Figure::new("mean latency, difference from cyclictest's in %", apart, 2).at_most(20.0)];
     for (period_us, measured) in &by_period {
         let name = format!("user space an activation, every {period_us} us (us; the limit is cyclictest's)");
-        let [ours, theirs] = [0, 1].map(|which| measured.median(which, |sample| sample.user_us));
+        let [ours, theirs] = [OURS, 1].map(|which| measured.median(which, |sample| sample.user_us));
         figures.push(Figure::new(name, ours, 2).at_most(theirs));
     }
-    let halting = ", with CPUs that halt when they are idle";
-    for (bpf, how) in [(&slow, ""), (&fast, ""), (&halted, halting)] {
-        let name =
-            format!("BPF an activation, every {} us{how}, without the clock reads of the count (ns)", bpf.period_us);
-        figures.push(Figure::new(name, bpf.without_clock_reads_ns(), 2).at_most(BPF_LIMIT_NS));
+    let (awake, halting) = (&["--dma-latency", "0"][..], ", with CPUs that halt when they are idle");
+    let mut texts = Vec::new();
+    for (period_us, options, how) in
+        [(PERIODS_US[0], awake, ""), (PERIODS_US[1], awake, ""), (PERIODS_US[0], &[], halting)]
+    {
+        let costs = (0..rounds).map(|_| bpf(&program, period_us, options)).collect::<Result<Vec<_>>>()?;
+        let [ns, runs, empty_ns] = [0, 1, 2].map(|index: usize| median_of(&costs, |cost| cost[index]));
+        let own_ns = ns - runs * empty_ns;
+        let name = format!("BPF an activation, every {period_us} us{how}, without the clock reads of the count (ns)");
+        figures.push(Figure::new(name, own_ns, 2).at_most(300.0));
+        let how = if how.is_empty() { String::new() } else { format!("{how} and find nothing in a cache afterwards") };
+        texts.push(format!(
+            "BPF every {period_us} us{how}: {ns:.0} ns in {runs:.2} runs an activation by the kernel's count; an empty program \
+             takes {empty_ns:.0} ns by it; without it {own_ns:.0} ns."
+        ));
     }
     let columns = [
         column("mean latency (us)", Show::Median(2), "", |sample: &Sample| sample.report.mean_us),
@@ -104,22 +89,12 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         column("missed periods", Show::Median(0), "", |sample| sample.report.missed),
         column("unseen", Show::Median(0), "", |sample| sample.report.unseen),
     ];
-    let rows = by_period.iter().flat_map(|(period_us, measured): &(u64, Rounds<Sample>)| {
-        measured.rows(SUBJECTS.map(|name| format!("{name} | {period_us}")))
-    });
-    let command = format!("timerlat --rounds {rounds}");
-    Section::new(arguments, "timerlat", "Timer latency", "bench-timerlat", &command)
+    let labels = |period_us| SUBJECTS.map(|name| format!("{name} | {period_us}"));
+    let rows = by_period.iter().flat_map(|(period_us, measured)| measured.rows(labels(period_us)));
+    Section::new(arguments, "timerlat")
         .figures(figures)
-        .text(&slow.text(""))
-        .text(&fast.text(""))
-        .text(&halted.text(&format!("{halting} and find nothing in a cache afterwards")))
-        .text(&format!(
-            "Both run for {SHORT_S} s and for {LONG_S} s, in turn, with a FIFO:95 thread on each CPU and `/dev/cpu_dma_latency` at 0; what an \
-             activation costs is the difference. User space is from each return to it to the next system call, by bpftrace, in runs of their own. \
-             The latency is that of the return to user space, which is what cyclictest measures. \
-             Medians of all rounds."
-        ))
-        .grid("program | period (us)", &columns, rows)
+        .values(&[("bpf", &texts.join("\n\n")), ("short_s", &SHORT_S), ("long_s", &LONG_S)])
+        .add("table", grid("program | period (us)", &columns, rows))
         .publish()
 }
 
@@ -136,7 +111,6 @@ fn ours(program: &Path, period_us: u64) -> Result<Sample> {
     })
 }
 
-/// Parses the only line of JSON of an output.
 fn snapshot(output: &str) -> Result<Snapshot> {
     let line = output.lines().find(|line| line.starts_with('{')).context("whylate printed no snapshot")?;
     Ok(serde_json::from_str(line)?)
@@ -165,7 +139,7 @@ fn cyclictest(period_us: u64) -> Result<Sample> {
 fn sample(program: &Path, options: &str, report: impl Fn(&str) -> Result<Report>) -> Result<Sample> {
     let run = |seconds: u64| -> Result<(Report, Duration)> {
         let options = format!("{options}{seconds}");
-        let (output, cpu) = child::run_for_cpu(Command::new(program).args(words(&options)))?;
+        let (output, cpu) = child::run_for_cpu(Command::new(program).args(options.split(' ')))?;
         Ok((report(&String::from_utf8_lossy(&output.stdout))?, cpu))
     };
     // None of the arguments has a blank.
@@ -187,44 +161,165 @@ fn sample(program: &Path, options: &str, report: impl Fn(&str) -> Result<Report>
     })
 }
 
-fn words(options: &str) -> impl Iterator<Item = &str> {
-    options.split(' ')
-}
-
-/// BPF run time per activation.
-#[derive(Clone, Copy, Debug)]
-struct Bpf {
-    period_us: u64,
-    ns: f64,
-    runs: f64,
-    /// Run time of an empty program by the same count: the kernel's own clock readings.
-    empty_ns: f64,
-}
-
-impl Bpf {
-    fn without_clock_reads_ns(&self) -> f64 {
-        self.ns - self.runs * self.empty_ns
-    }
-
-    fn text(&self, how: &str) -> String {
-        let Bpf { period_us, ns, runs, empty_ns } = self;
-        let without_ns = self.without_clock_reads_ns();
-        format!(
-            "BPF every {period_us} us{how}: {ns:.0} ns in {runs:.2} runs an activation by the kernel's count; an empty program takes \
-             {empty_ns:.0} ns by it; without it {without_ns:.0} ns."
-        )
-    }
-}
-
 /// Measures BPF run time and runs per activation, and the run time of an empty program, on an idle machine: other
 /// switches and timers are included.
 fn bpf(program: &Path, period_us: u64, more: &[&str]) -> Result<[f64; 3]> {
     let _counting = kernel::count_run_times()?;
     let options = format!("timerlat hist --json -d 5 -p {period_us}");
     let mut command = Command::new(program);
-    command.args(words(&options)).args(more);
+    command.args(options.split(' ')).args(more);
     let (output, _, empty_ns) = count_beside_empty(&Subject::nothing().start(false)?, || child::run(&mut command))?;
     let snapshot = snapshot(&String::from_utf8_lossy(&output.stdout))?;
     let activations = snapshot.total("user").count().max(1) as f64;
     Ok([snapshot.probe.run_ns as f64 / activations, snapshot.probe.runs as f64 / activations, empty_ns])
+}
+
+const KERNEL: &str = "6.12-rt";
+const SECONDS: u64 = 3;
+
+#[derive(Default)]
+struct VmSample {
+    irq_us: f64,
+    thread_us: f64,
+    activations: f64,
+    user_us: f64,
+    /// Activations delivered and missed, less those due; NaN if the tool does not report them.
+    off_schedule: f64,
+    lost: f64,
+}
+
+pub fn run_in_vm(arguments: &Arguments) -> Result<bool> {
+    if !machine::has("rtla") {
+        println!("skipped: no rtla to compare with (scripts/install-deps bench)");
+        return Ok(true);
+    }
+    let (rounds, seconds) = (arguments.rounds.to_string(), SECONDS.to_string());
+    let script = [vm::KEEP_ENABLED, include_str!("timerlat_vm.sh")].concat();
+    let text = vm::run(KERNEL, &["--timeout", "3000", "--with", "rtla", "--"], &script, &[&rounds, &seconds])?;
+    let samples = samples(&text)?;
+    let columns = [
+        column("IRQ latency (us)", Show::Spread(2), "", |sample: &VmSample| sample.irq_us),
+        column("thread latency (us)", Show::Spread(2), "", |sample| sample.thread_us),
+        column("user space (us an activation)", Show::Spread(2), "", |sample| sample.user_us),
+        column("off schedule (periods)", Show::Spread(2), "", |sample| sample.off_schedule),
+    ];
+    let rows = samples.iter().map(|(name, samples)| (name.clone(), samples.iter().collect()));
+    Section::new(arguments, "timerlat-vm")
+        .figures(figures(&samples)?)
+        .values(&[("kernel", &KERNEL), ("seconds", &SECONDS), ("table", &grid("run", &columns, rows))])
+        .publish()
+}
+
+fn figures(samples: &BTreeMap<String, Vec<VmSample>>) -> Result<Vec<Figure>> {
+    let all = |name: &str| samples.get(name).with_context(|| format!("{name} was not measured"));
+    let median = |name: &str, figure: &dyn Fn(&VmSample) -> f64| anyhow::Ok(median_of(all(name)?, figure));
+    let mut figures = Vec::new();
+    for (backend, kind) in [("tracer", "interrupt"), ("tracer", "thread"), ("bpf", "interrupt"), ("bpf", "thread")] {
+        let figure = |sample: &VmSample| if kind == "thread" { sample.thread_us } else { sample.irq_us };
+        let (ours, rtlas) = (median(backend, &figure)?, median("rtla", &figure)?);
+        let what = format!("median latency of the {kind}, {backend}: apart from rtla's (us)");
+        figures.push(Figure::new(what, (ours - rtlas).abs(), 2).at_most(f64::max(2.0, 0.1 * rtlas)));
+    }
+    for name in ["tracer", "bpf", "tracer-10kHz"] {
+        let most = all(name)?.iter().map(|sample| sample.off_schedule).fold(0.0, f64::max);
+        let what = format!("off schedule in any run, {name} (periods of a CPU)");
+        figures.push(Figure::new(what, most, 2).at_most(1.0));
+    }
+    for suffix in ["", "-10kHz"] {
+        let [ours, rtlas] = ["tracer", "rtla"].map(|name| median(&format!("{name}{suffix}"), &|sample| sample.user_us));
+        let what = format!("user space an activation, tracer{suffix} (us; the limit is rtla's)");
+        figures.push(Figure::new(what, ours?, 2).at_most(rtlas?));
+        let lost = median(&format!("tracer{suffix}"), &|sample| sample.lost)?;
+        figures.push(Figure::new(format!("lost samples, tracer{suffix}"), lost, 2).at_most(0.0));
+    }
+    Ok(figures)
+}
+
+fn samples(text: &str) -> Result<BTreeMap<String, Vec<VmSample>>> {
+    let mut samples: BTreeMap<String, Vec<VmSample>> = BTreeMap::new();
+    for (words, rest) in vm::parts(text) {
+        let [name, before, _, after, _] = words[..] else { continue };
+        if name == "end" || seconds(before).is_none() {
+            continue;
+        }
+        let period_ns = if name.ends_with("10kHz") { 1e5 } else { 1e6 };
+        let mut sample = if name.starts_with("rtla") { from_rtla(rest)? } else { from_json(rest, period_ns)? };
+        let user_s = seconds(after).context("no time")? - seconds(before).context("no time")?;
+        sample.user_us = user_s * 1e6 / sample.activations.max(1.0);
+        samples.entry(name.to_owned()).or_default().push(sample);
+    }
+    Ok(samples)
+}
+
+/// Parses `1m2.34s`.
+fn seconds(text: &str) -> Option<f64> {
+    let (minutes, seconds) = text.strip_suffix('s')?.split_once('m')?;
+    Some(minutes.parse::<f64>().ok()? * 60.0 + seconds.parse::<f64>().ok()?)
+}
+
+/// Returns the means over the CPUs of their medians.
+fn from_rtla(text: &str) -> Result<VmSample> {
+    let heading = text.lines().find(|line| line.starts_with("Index")).context("rtla printed no histogram")?;
+    let names: Vec<&str> = heading.split_whitespace().collect();
+    let numbers = |line: &str| line.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<f64>>();
+    let rows = text.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit()));
+    let rows: Vec<Vec<f64>> = rows.map(numbers).collect();
+    let mean_us = |kind: &str| {
+        let columns = (1..names.len()).filter(|&column| names[column].starts_with(kind));
+        let medians: Vec<f64> = columns.map(|column| median_of_column(&rows, column)).collect();
+        medians.iter().sum::<f64>() / medians.len().max(1) as f64
+    };
+    let counts = text.lines().find_map(|line| line.strip_prefix("count:")).context("rtla printed no counts")?;
+    // One count of the interrupt and one of the thread, per CPU.
+    let activations = numbers(counts).iter().sum::<f64>() / 2.0;
+    let (irq_us, thread_us) = (mean_us("IRQ"), mean_us("Thr"));
+    Ok(VmSample { irq_us, thread_us, activations, off_schedule: f64::NAN, ..VmSample::default() })
+}
+
+/// Returns the median of a column with steps of one microsecond: the middle of the step.
+fn median_of_column(rows: &[Vec<f64>], column: usize) -> f64 {
+    let at = |row: &Vec<f64>| row.get(column).copied().unwrap_or(0.0);
+    let total: f64 = rows.iter().map(at).sum();
+    let mut seen = 0.0;
+    let found = rows.iter().find(|row| {
+        seen += at(row);
+        seen * 2.0 >= total
+    });
+    found.and_then(|row| row.first()).map_or(0.0, |us| us + 0.5)
+}
+
+fn from_json(text: &str, period_ns: f64) -> Result<VmSample> {
+    let snapshot = snapshot(text)?;
+    let cpus = snapshot.series.len().max(1) as f64;
+    let mean_us = |kind: &str| {
+        let medians = snapshot.series.iter().map(|series| series.histograms[kind].quantile_ns(0.5) as f64 / 1e3);
+        medians.sum::<f64>() / cpus
+    };
+    let due = snapshot.duration_ns as f64 / period_ns;
+    let off = snapshot.series.iter().map(|series| {
+        let delivered = series.histograms.get("user").unwrap_or(&series.histograms["thread"]).count() as f64;
+        (delivered + series.values["missed"] - due).abs()
+    });
+    Ok(VmSample {
+        irq_us: mean_us("irq"),
+        thread_us: mean_us("thread"),
+        activations: snapshot.total("thread").count() as f64,
+        off_schedule: off.fold(0.0, f64::max),
+        lost: snapshot.lost.get("samples").copied().unwrap_or(0) as f64,
+        ..VmSample::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_output_of_rtla() {
+        let text = "# RTLA\nIndex   IRQ-000   Thr-000   IRQ-001   Thr-001\n3      5     0     9   0\n7   6   11    2     0\n9 0 0 0 11\n\
+                    over:    0 0 0 0\ncount:  11 11 11 11\n";
+        let sample = from_rtla(text).expect("read");
+        assert_eq!((sample.irq_us, sample.thread_us, sample.activations), ((7.5 + 3.5) / 2.0, (7.5 + 9.5) / 2.0, 22.0));
+        assert_eq!(seconds("1m2.50s"), Some(62.5));
+    }
 }

@@ -9,16 +9,11 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::results::{self, Section};
-use crate::table::Figure;
+use crate::table::{Figure, lines};
 use crate::vm;
 
 const KERNEL: &str = "6.12-tracers";
-/// Minimum share of the latency for a part to count as the cause.
-const MIN_PERCENT: f64 = 50.0;
-/// Maximum share of runs of whylate without the right name, in percent.
-const WRONG_PERCENT: f64 = 5.0;
 
-/// Arguments of the comparison.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -63,39 +58,27 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
     let script = [vm::KEEP_ENABLED, include_str!("timerlat_why.sh")].concat();
     let text = vm::run(KERNEL, &["--timeout", "3000", "--with", &rtla, "--"], &script, &[&rounds, &rtla])?;
     let analyses = parse(&text)?;
-    let ours = analyses.iter().filter(|((_, tool), _)| TOOLS[*tool].starts_with("whylate"));
-    let (right, all) = ours.fold((0, 0), |(right, all), ((cause, _), runs)| {
-        (right + count_right(&CAUSES[*cause], runs).1, all + runs.len())
-    });
-    let wrong_percent = 100.0 * (all - right) as f64 / f64::from(u32::try_from(all)?).max(1.0);
-    let title = "The causes that timerlat names, beside rtla, in a virtual machine";
-    let command = format!("timerlat-why --rounds {rounds} --rtla PROGRAM");
-    Section::new(&arguments.results, "timerlat-why", title, "", &command)
-        .fact("rtla: built from the source of Linux 6.12")
-        .fact(&format!("in the machine: {KERNEL}, CPUs that QEMU emulates"))
-        .figures([Figure::new("runs of whylate that do not stop with the right name (%)", wrong_percent, 1).at_most(WRONG_PERCENT)])
-        .text(
-            "Each delay lasts 50 ms, the threshold is 40 ms, and each tool is stopped by it once a round. Last cause: the largest part of \
-             the latency that the analysis prints. Right in part: that is where the delay was, with half of the latency or more. Right by name: \
-             and a name below it is that of the delay's maker. rtla has no name for interrupts that were off, and with -i it is stopped by them only.",
-        )
-        .lines(
-            "delay | tool | >stops | >right in part | >right by name | last cause",
-            analyses.iter().map(|((cause, tool), runs)| row(&CAUSES[*cause], TOOLS[*tool], runs)),
-        )
+    let ours = || analyses.iter().filter(|((_, tool), _)| TOOLS[*tool].starts_with("whylate"));
+    let right: usize = ours().map(|((cause, _), runs)| count_right(&CAUSES[*cause], runs).1).sum();
+    let all: usize = ours().map(|(_, runs)| runs.len()).sum();
+    let wrong_percent = 100.0 * (all - right) as f64 / all.max(1) as f64;
+    let rows = analyses.iter().map(|((cause, tool), runs)| row(&CAUSES[*cause], TOOLS[*tool], runs));
+    let heads = "delay | tool | >stops | >right in part | >right by name | last cause";
+    let what = "runs of whylate that do not stop with the right name (%)";
+    Section::new(&arguments.results, "timerlat-why")
+        .figures([Figure::new(what, wrong_percent, 1).at_most(5.0)])
+        .values(&[("kernel", &KERNEL), ("table", &lines(heads, rows))])
         .publish()
 }
 
 fn row(cause: &Cause, tool: &str, runs: &[Option<Analysis>]) -> String {
     let (in_part, by_name) = count_right(cause, runs);
     let stops = runs.iter().flatten().count();
-    let last = runs.iter().flatten().next_back().map_or_else(
-        || "no analysis".to_owned(),
-        |analysis| {
-            let named = analysis.named.first().map_or("no name", String::as_str);
-            format!("{} {:.1} % of {:.1} ms: {named}", analysis.part, analysis.percent, analysis.latency_us / 1e3)
-        },
-    );
+    let last = runs.iter().flatten().next_back().map(|Analysis { part, percent, named, latency_us }| {
+        let named = named.first().map_or("no name", String::as_str);
+        format!("{part} {percent:.1} % of {:.1} ms: {named}", latency_us / 1e3)
+    });
+    let last = last.unwrap_or_else(|| "no analysis".to_owned());
     format!("{} | {tool} | {stops} of {} | {in_part} | {by_name} | {last}", cause.name, runs.len())
 }
 
@@ -128,9 +111,7 @@ fn analysis(text: &str) -> Option<Analysis> {
             break;
         }
         match share.parse() {
-            Ok(percent) => {
-                parts.push(Analysis { part: name.to_owned(), percent, ..Analysis::default() });
-            }
+            Ok(percent) => parts.push(Analysis { part: name.to_owned(), percent, ..Analysis::default() }),
             // The latency itself has no share, and no names below it.
             Err(_) if name == "IRQ latency" => {}
             Err(_) => parts.last_mut()?.named.push(name.to_owned()),
@@ -143,7 +124,7 @@ fn analysis(text: &str) -> Option<Analysis> {
 /// Counts the analyses with the delay in the right part, and those of them that also name its maker.
 fn count_right(cause: &Cause, analyses: &[Option<Analysis>]) -> (usize, usize) {
     let in_part = |analysis: &&Analysis| {
-        analysis.percent >= MIN_PERCENT && cause.parts.iter().any(|part| analysis.part.starts_with(part))
+        analysis.percent >= 50.0 && cause.parts.iter().any(|part| analysis.part.starts_with(part))
     };
     let in_part = analyses.iter().flatten().filter(in_part);
     let names =
@@ -161,13 +142,8 @@ mod tests {
                     Blocking thread:     39.96 us (95.14 %)\n       irq_test:71   39.96 us\n    Blocking thread stack trace\n       -> timerlat_irq\n\
                     ------\n  Thread latency:     42.00 us (100%)\nMax timerlat IRQ latency from idle: 7.00 us in cpu 0\n";
         let analysis = analysis(text).expect("there is one");
-        let expected = Analysis {
-            part: "Blocking thread".to_owned(),
-            percent: 95.14,
-            named: vec!["irq_test:71".to_owned()],
-            latency_us: 42.0,
-        };
-        assert_eq!(analysis, expected);
+        let (part, named) = ("Blocking thread".to_owned(), vec!["irq_test:71".to_owned()]);
+        assert_eq!(analysis, Analysis { part, percent: 95.14, named, latency_us: 42.0 });
         assert_eq!(count_right(&CAUSES[0], &[Some(analysis.clone()), None]), (0, 0));
         assert_eq!(count_right(&CAUSES[1], &[Some(analysis)]), (1, 0));
     }

@@ -11,24 +11,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use clap::{Args, ValueEnum};
 
-use crate::child::Tool;
+use crate::child::{PEAK, Tool, status_kib};
 use crate::drivers::{Slowdown, count_beside_empty, slowdowns};
 use crate::kernel;
 use crate::loads::{Load, Run, SWITCHES_PER_SECOND};
 use crate::programs::{Counts, total};
 use crate::results::{self, Section};
-use crate::subject::{Ready, Subject};
-use crate::table::{Figure, Show, column, median_of};
+use crate::subject::{Ready, Running, Subject};
+use crate::table::{Figure, Show, column, grid, median_of};
 
-/// Limit of the programs' CPU time, in percent: 1.4 for the account, as measured before wakeup edges were kept, and 1
-/// for wakeup edges.
-const LIMIT: f64 = 2.4;
 /// Minimum number of programs of all sources: from then on all are there soon.
 const PROGRAMS: usize = 30;
 /// Number of programs that are listed by name.
 const LARGEST: usize = 12;
 
-/// Arguments of the benchmark.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -38,7 +34,6 @@ pub struct Arguments {
     part: Option<Part>,
 }
 
-/// A part of the benchmark, which has a section of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// The cost of BPF programs, memory and the start.
@@ -77,73 +72,49 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
             column("95 % interval", Show::Interval(1), " %", Slowdown::percent),
             column("slowdown, CPU time", Show::Median(1), " %", Slowdown::cpu_percent),
         ];
-        Section::subsection(&arguments.results, section, &format!("`{}`", load.name))
-            .text(&format!(
-                "{}. {} rounds; each watched run lies between two unwatched ones. Medians, with their 95 % confidence interval (sign test).",
-                load.what, arguments.results.rounds
-            ))
-            .grid("watcher", &columns, measured.rows(subjects.iter().map(|subject| subject.name.to_owned())))
+        let table = grid("watcher", &columns, measured.rows(subjects.iter().map(Subject::name_only)));
+        Section::with_template(&arguments.results, section, "why-load")
+            .values(&[("load", &load.name), ("what", &load.what), ("table", &table)])
             .publish()?;
     }
     Ok(is_within)
 }
 
-/// Run time of the programs during one run of the paced load.
+/// Run time of the programs per switch during one run of the paced load.
 struct Cost {
     run: Run,
-    /// Counters of whylate's programs.
     programs: Vec<Counts>,
+    runs: f64,
     /// Mean run time of an empty program beside them at each switch, which is mostly the time of counting.
     empty_ns: f64,
-    /// Run time of whylate's programs in an equal time without the load, on the other CPUs, less the time of counting.
-    elsewhere_ns: f64,
-}
-
-impl Cost {
-    /// Returns a sum per switch.
-    fn per_switch(&self, sum: f64) -> f64 {
-        sum / self.run.switches.max(1) as f64
-    }
-
-    /// Returns the run time per switch, as the kernel counts it.
-    fn counted_ns(&self) -> f64 {
-        self.per_switch(total(&self.programs, |counts| counts.run_ns))
-    }
-
-    fn runs(&self) -> f64 {
-        self.per_switch(total(&self.programs, |counts| counts.runs))
-    }
-
-    /// Returns the run time per switch, less the time of counting.
-    fn everywhere_ns(&self) -> f64 {
-        self.counted_ns() - self.empty_ns * self.runs()
-    }
-
-    /// Returns the run time per switch on the load's CPU only, less the time of counting.
-    fn own_ns(&self) -> f64 {
-        self.everywhere_ns() - self.per_switch(self.elsewhere_ns)
-    }
+    /// As the kernel counts it; less the time of counting; and that on the load's CPU only.
+    counted_ns: f64,
+    everywhere_ns: f64,
+    own_ns: f64,
 }
 
 fn costs(ours: &Subject, load: &Load, rounds: u32) -> Result<Vec<Cost>> {
     let _counting = kernel::count_run_times()?;
-    let (running, cpus) = (ours.start(false)?, thread::available_parallelism()?.get() as f64);
-    let mut costs = Vec::new();
-    thread::sleep(Duration::from_millis(1_500));
-    for _ in 0..rounds {
+    let cpus = thread::available_parallelism()?.get() as f64;
+    let cost = |running: &Running| {
         let began = Instant::now();
-        let (run, programs, empty_ns) = count_beside_empty(&running, || load.run())?;
+        let (run, programs, empty_ns) = count_beside_empty(running, || load.run())?;
         ensure!(programs.iter().any(|counts| counts.run_ns > 0), "no BPF program has run");
         let took = began.elapsed();
-        let ((), idle, _) = count_beside_empty(&running, || {
+        let ((), idle) = running.count(|| {
             thread::sleep(took);
             Ok(())
         })?;
+        let switches = run.switches.max(1) as f64;
+        let runs = total(&programs, |counts| counts.runs) / switches;
+        let counted_ns = total(&programs, |counts| counts.run_ns) / switches;
+        let everywhere_ns = counted_ns - empty_ns * runs;
+        // In an equal time without the load, on the other CPUs.
         let idle_ns = total(&idle, |counts| counts.run_ns) - empty_ns * total(&idle, |counts| counts.runs);
-        costs.push(Cost { run, programs, empty_ns, elsewhere_ns: idle_ns.max(0.0) * (cpus - 1.0) / cpus });
-    }
-    running.end()?;
-    Ok(costs)
+        let own_ns = everywhere_ns - idle_ns.max(0.0) * (cpus - 1.0) / cpus / switches;
+        Ok(Cost { run, programs, runs, empty_ns, counted_ns, everywhere_ns, own_ns })
+    };
+    Ok(ours.watch(false, |running| (0..rounds).map(|_| cost(running)).collect())?.0)
 }
 
 fn cost_section<'a>(arguments: &'a results::Arguments, program: &Path, ours: &Subject) -> Result<Section<'a>> {
@@ -155,10 +126,10 @@ fn cost_section<'a>(arguments: &'a results::Arguments, program: &Path, ours: &Su
     let (tool, _) = ours.watch(false, |running| {
         thread::sleep(Duration::from_secs(5));
         let tool = running.tool.as_ref().context("it is no tool")?;
-        Ok((tool.peak_kib()? / 1024.0, maps_bytes(tool.pid())? as f64 / 1048576.0))
+        Ok((status_kib(tool.pid(), PEAK)? / 1024.0, maps_bytes(tool.pid())? as f64 / 1048576.0))
     })?;
     let (memory_mb, maps_mb) = tool;
-    let percent = 100.0 * median_of(&costs, Cost::own_ns) * SWITCHES_PER_SECOND / 1e9;
+    let percent = 100.0 * median_of(&costs, |cost| cost.own_ns) * SWITCHES_PER_SECOND / 1e9;
     let binary_mb = fs::metadata(program)?.len() as f64 / 1048576.0;
     let first = costs.first().context("no rounds")?;
     let mut rows: Vec<(String, Vec<(f64, &Counts)>)> = (0..first.programs.len())
@@ -177,31 +148,25 @@ fn cost_section<'a>(arguments: &'a results::Arguments, program: &Path, ours: &Su
         column("mean ns", Show::Median(0), "", |(_, counts)| counts.mean_ns()),
         column("ns a switch", Show::Median(1), "", |(switches, counts)| counts.run_ns as f64 / switches),
     ];
-    let title = "Cost of `whylate` without a command, with every source and all causes";
-    Ok(Section::new(arguments, "why", title, "bench-why", &format!("why --rounds {rounds}"))
+    let rate = median_of(&costs, |cost| cost.run.switches_per_second());
+    let rows = rows.iter().map(|(name, samples)| (name.clone(), samples.iter().collect()));
+    Ok(Section::new(arguments, "why")
         .figures([
-            Figure::new("all BPF programs, of a CPU that switches 100,000 times a second (%)", percent, 2).at_most(LIMIT),
-            Figure::median("all BPF programs, of a switch (ns)", 0, &costs, Cost::own_ns),
-            Figure::median("with their runs on other CPUs (ns)", 0, &costs, Cost::everywhere_ns),
-            Figure::median("and with the time of counting (ns)", 0, &costs, Cost::counted_ns),
+            // 1.4 for the account, as measured before wakeup edges were kept, and 1 for wakeup edges.
+            Figure::new("all BPF programs, of a CPU that switches 100,000 times a second (%)", percent, 2).at_most(2.4),
+            Figure::median("all BPF programs, of a switch (ns)", 0, &costs, |cost| cost.own_ns),
+            Figure::median("with their runs on other CPUs (ns)", 0, &costs, |cost| cost.everywhere_ns),
+            Figure::median("and with the time of counting (ns)", 0, &costs, |cost| cost.counted_ns),
             Figure::median("an empty program at a switch, in the same runs (ns)", 0, &costs, |cost| cost.empty_ns),
-            Figure::median("runs of programs, of a switch", 2, &costs, Cost::runs),
+            Figure::median("runs of programs, of a switch", 2, &costs, |cost| cost.runs),
             Figure::median("start to the screen, beyond the measured time (s)", 2, &answers, |answer_s| *answer_s),
             Figure::new("peak memory (MB)", memory_mb, 1),
             Figure::new("memory of its maps (MB)", maps_mb, 1),
             Figure::new("size of the program `whylate` (MB)", binary_mb, 1),
         ])
-        .text(&format!(
-            "Medians of {rounds} runs of two threads that take turns on one CPU, {:.0} switches a second. The kernel counts run times of programs \
-             in them (`BPF_ENABLE_STATS`), which adds two readings of the clock to each run of each program: an empty program at the same \
-             switches shows how much that is, and as much is subtracted for each run. The kernel counts for all CPUs at once: what programs take in as \
-             long a time without the load is subtracted for each CPU but the load's. Those that take most, as counted on all CPUs:",
-            median_of(&costs, |cost| cost.run.switches_per_second())
-        ))
-        .grid("program", &columns, rows.iter().map(|(name, samples)| (name.clone(), samples.iter().collect()))))
+        .values(&[("rate", &format!("{rate:.0}")), ("table", &grid("program", &columns, rows))]))
 }
 
-/// Returns the memory of a process's BPF maps.
 fn maps_bytes(pid: u32) -> Result<u64> {
     let mut maps = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {

@@ -6,29 +6,22 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::child::{self, Tool, wait_until};
+use crate::child::{self, PEAK, Tool, wait_until};
 use crate::drivers::in_rounds;
 use crate::programs::Counts;
 use crate::results::{Arguments, Section};
 use crate::subject::{Ready, Running, Subject};
-use crate::table::{Figure, Show, column, median, median_of};
-use crate::{floor, kernel};
+use crate::table::{Figure, Show, column, grid, median, median_of};
+use crate::{kernel, programs};
 
-const START_LIMIT_MS: f64 = 150.0;
-const MEMORY_LIMIT_MB: f64 = 30.0;
 /// Items per load, and for the memory.
 const ITEMS: u64 = 50_000;
 const ITEMS_FOR_MEMORY: u64 = 10_000;
 /// How many of them wait at once, by load.
 const LOADS: [u64; 2] = [100, 1000];
-/// Maximum number of tries until the kernel has the memory for a load, and the pause between them.
-const LOAD_TRIES: u32 = 20;
-const LOAD_PAUSE: Duration = Duration::from_millis(100);
-const STARTS: usize = 10;
 
-/// The usual one-liner.
 const ONE_LINER: &str = "tracepoint:workqueue:workqueue_queue_work { @start[args->work] = nsecs; } \
      tracepoint:workqueue:workqueue_execute_start /@start[args->work]/ \
      { @usecs = hist((nsecs - @start[args->work]) / 1000); delete(@start[args->work]); }";
@@ -40,7 +33,7 @@ const PROGRAMS: [usize; 4] = [2, 2, 2, 4];
 const LIMITS: [Option<f64>; 4] = [None, None, Some(0.6), Some(1.2)];
 
 fn subjects(whylate: &str) -> [Subject; 4] {
-    let empty_pair = Ready::Links(floor::attach_to_work_items);
+    let empty_pair = Ready::Links(programs::attach_to_work_items);
     [
         Subject::new("floor", "an empty `tp_btf` pair", &[], empty_pair),
         Subject::new("bpftrace", "hash map by work pointer, `hist`", &["bpftrace", "-e", ONE_LINER], Ready::Output),
@@ -49,7 +42,6 @@ fn subjects(whylate: &str) -> [Subject; 4] {
     ]
 }
 
-/// One subject under one load.
 #[derive(Clone, Debug)]
 struct Sample {
     programs: Vec<Counts>,
@@ -74,12 +66,12 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         return Ok(true);
     }
     // Before the rounds: what the first start reads is in the page cache from the build.
-    let start_ms = median(&(0..STARTS).map(|_| start_ms(&whylate)).collect::<Result<Vec<_>>>()?);
+    let start_ms = median(&(0..10).map(|_| start_ms(&whylate)).collect::<Result<Vec<_>>>()?);
     let start = "start to first output of `whylate wq`, median of 10";
-    let mut figures = vec![Figure::new(start, start_ms, 1).unit("ms").at_most(START_LIMIT_MS)];
+    let mut figures = vec![Figure::new(start, start_ms, 1).unit("ms").at_most(150.0)];
     for options in [["wq", "-W", "1"], ["wq", "--json", "1"]] {
         let what = format!("peak resident memory of `whylate {}` after 10,000 items", options.join(" "));
-        figures.push(Figure::new(what, peak_mb(&whylate, &options)?, 1).unit("MB").at_most(MEMORY_LIMIT_MB));
+        figures.push(Figure::new(what, peak_mb(&whylate, &options)?, 1).unit("MB").at_most(30.0));
     }
     let _counting = kernel::count_run_times()?;
     let (subjects, rounds) = (subjects(&whylate.to_string_lossy()), arguments.rounds);
@@ -96,14 +88,7 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
 
     let json = child::json(Command::new(&whylate).args(["wq", "--json", "--duration", "100ms"]))?;
     let backend = json["backend"].as_str().unwrap_or("unknown");
-    let mut section = Section::new(arguments, "wq", "`whylate wq`", "bench-wq", &format!("wq --rounds {rounds}"))
-        .fact(&format!("backend of `whylate wq`: {backend}"))
-        .text(&format!(
-            "Cost of one work item: the sum of the mean run times of a subject's BPF programs, as the kernel counts them \
-             (`BPF_ENABLE_STATS`; its clock reads are in every figure). Rounds: {rounds}, and one more before them; in each, each subject alone, \
-             in a rotating order. The ratio to bpftrace is the median of the ratios within each round; in brackets the \
-             smallest and the largest."
-        ));
+    let mut section = Section::new(arguments, "wq").add("backend", backend);
     let columns = [
         column("median ns", Show::Median(0), "", |sample: &&Sample| sample.cost_ns()),
         column("min ns", Show::Min(0), "", |sample| sample.cost_ns()),
@@ -119,15 +104,14 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         }
         let details = names.iter().enumerate().map(|(which, name)| details_line(name, &measured.subject(which)));
         section = section
-            .text(&format!("Load: `whylate inject work --items {ITEMS} --at-once {at_once}`"))
-            .grid("subject | what", &columns, measured.rows(subjects.iter().map(Subject::label)))
-            .text("Each program, mean ns, median of the rounds:")
-            .text(&details.collect::<String>());
+            .add("loads", format!("Load: `whylate inject work --items {ITEMS} --at-once {at_once}`"))
+            .add("loads", grid("subject | what", &columns, measured.rows(subjects.iter().map(Subject::label))))
+            .add("loads", "Each program, mean ns, median of the rounds:")
+            .add("loads", details.collect::<String>());
     }
     section.figures(figures).publish()
 }
 
-/// Attaches a subject afresh and runs each load.
 fn under_loads(subject: &Subject, programs: usize, whylate: &Path) -> Result<Vec<Sample>> {
     let running = subject.start(false)?;
     // That each program has run is the only sign that it is attached.
@@ -143,16 +127,15 @@ fn under_loads(subject: &Subject, programs: usize, whylate: &Path) -> Result<Vec
 
 /// Runs a load until it has as many items at once as requested: another number would be another load.
 fn sample(running: &Running, whylate: &Path, at_once: u64) -> Result<Sample> {
-    for _ in 0..LOAD_TRIES {
+    let mut sample = None;
+    wait_until(&format!("the kernel has no memory for {at_once} work items at once: try again later"), || {
         let ((real_at_once, items_per_second), programs) = running.count(|| inject(whylate, ITEMS, at_once))?;
-        if real_at_once == at_once {
-            let idle = programs.iter().find(|counts| counts.runs + counts.missed < ITEMS);
-            ensure!(idle.is_none(), "one of its programs ran too seldom for {ITEMS} items: {idle:?}");
-            return Ok(Sample { programs, items_per_second, ratio: f64::NAN });
-        }
-        thread::sleep(LOAD_PAUSE);
-    }
-    bail!("the kernel has no memory for {at_once} work items at once: try again later")
+        let idle = programs.iter().find(|counts| counts.runs + counts.missed < ITEMS);
+        ensure!(idle.is_none(), "one of its programs ran too seldom for {ITEMS} items: {idle:?}");
+        sample = (real_at_once == at_once).then_some(Sample { programs, items_per_second, ratio: f64::NAN });
+        Ok(sample.is_some())
+    })?;
+    sample.context("no sample")
 }
 
 /// Injects work items, `at_once` of them waiting together, and returns how many really wait together, which are fewer
@@ -194,7 +177,7 @@ fn peak_mb(whylate: &Path, options: &[&str]) -> Result<f64> {
     inject(whylate, ITEMS_FOR_MEMORY, LOADS[1])?;
     // The next output, and some time to make it.
     thread::sleep(Duration::from_millis(1500));
-    let peak_kib = tool.peak_kib()?;
+    let peak_kib = child::status_kib(tool.pid(), PEAK)?;
     tool.end()?;
     Ok(peak_kib * 1024.0 / 1e6)
 }
