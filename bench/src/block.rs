@@ -136,8 +136,8 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
         let shown = |values: &[f64], digits| Show::Spread(digits).cell(values, "");
         let what = "BPF for one request divided by that of `biolatency` and `biosnoop` together";
         figures.push(Figure::new(what, median(&all), 2).at_most(0.7));
-        figures.push(Figure::text("the same in all rounds", shown(&all, 2)));
-        figures.push(Figure::text("the same, less counting", shown(&own, 2)));
+        figures.push(Figure::text("that ratio, with minimum and maximum", shown(&all, 2)));
+        figures.push(Figure::text("that ratio, less counting", shown(&own, 2)));
         figures.push(Figure::text("events that `biosnoop` lost (%)", shown(&lost, 1)));
     }
     let given = [("biolatency", &arguments.biolatency), ("biosnoop", &arguments.biosnoop)];
@@ -205,12 +205,5 @@ fn details_line(subject: &str, programs: &[Counts]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sums_lost_events() {
-        assert!((lost_events("lost 12 events on CPU #0\nlost 3 events on CPU #1\nlibbpf: lost\n") - 15.0).abs() < 1e-9);
-        assert!(lost_events("").abs() < 1e-9);
-    }
-}
+#[path = "../unit/block.rs"]
+mod tests;

@@ -171,12 +171,5 @@ pub fn wait_until(complaint: &str, mut is_so: impl FnMut() -> Result<bool>) -> R
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finds_peak_memory() {
-        assert_eq!(find_kib("VmPeak:\t   9999 kB\nVmHWM:\t    5120 kB\n", PEAK), Some(5120.0));
-        assert_eq!(find_kib("Name:\tkthreadd\n", PEAK), None);
-    }
-}
+#[path = "../unit/child.rs"]
+mod tests;

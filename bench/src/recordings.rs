@@ -5,7 +5,7 @@
 use std::fs::{self, File};
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -144,7 +144,8 @@ pub fn run_report(arguments: &ReportArguments) -> Result<bool> {
     let day_mb = fs::metadata(&day)?.len() as f64 / 1e6;
     let report = |_| {
         let mut command = Command::new(&program);
-        let (took, peak_kib) = child::run_for_peak(command.arg("report").arg(&day).arg("-o").arg(&page))?;
+        command.arg("report").arg(&day).arg("-o").arg(&page).stderr(Stdio::null());
+        let (took, peak_kib) = child::run_for_peak(&mut command)?;
         Ok([took.as_secs_f64(), peak_kib / 1e3, fs::metadata(&page)?.len() as f64 / 1e6])
     };
     let all = (0..rounds).map(report).collect::<Result<Vec<_>>>()?;

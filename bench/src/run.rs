@@ -31,7 +31,7 @@ const WATCHED: &str = "5s";
 pub struct Arguments {
     #[command(flatten)]
     results: results::Arguments,
-    /// How long the command runs whose memory is measured.
+    /// How long the command runs for the measurement of memory.
     #[arg(long, value_name = "N", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 }

@@ -95,10 +95,6 @@ impl Subject {
 
     /// Starts it and waits until it is ready; on `TOOLS_CPU` only if `is_pinned`, which applies to its user space.
     pub fn start(&self, is_pinned: bool) -> Result<Running> {
-        self.start_or_fail(is_pinned).with_context(|| format!("cannot start {}", self.name))
-    }
-
-    fn start_or_fail(&self, is_pinned: bool) -> Result<Running> {
         let links = if let Ready::Links(attach) = self.ready { attach()? } else { Vec::new() };
         let cpu = TOOLS_CPU.to_string();
         let pin = if is_pinned && !self.is_everywhere { &["taskset", "-c", &cpu][..] } else { &[] };
@@ -110,7 +106,7 @@ impl Subject {
         if let Ready::Output = self.ready {
             tool.first_output()?;
         }
-        wait_until("it does not begin to measure", || {
+        wait_until(&format!("{} does not begin to measure", self.name), || {
             tool.expect_running()?;
             Ok(match &self.ready {
                 Ready::Links(_) | Ready::Output => true,
