@@ -104,3 +104,7 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../unit/main.rs"]
+mod tests;

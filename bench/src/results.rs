@@ -19,6 +19,7 @@ const HEADING: &str = "# Benchmark results\n\nEach section is written by the com
 
 /// Arguments of every benchmark.
 #[derive(Debug, Args)]
+#[group(skip)]
 pub struct Arguments {
     /// Rounds; each measures every subject once.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
