@@ -1,33 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Cost of watching I/O requests with whylate, and with biolatency and biosnoop, on the same fio load.
+//! Cost of watching I/O requests with whylate, and with biolatency, biosnoop and blktrace, on the same fio load.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result};
 use clap::Args;
 
-use crate::child::{Tool, wait_until};
-use crate::figures::{self, Check, Spread, median_of};
-use crate::programs::{self, Counts};
-use crate::{floor, kernel, machine, results, whylate};
+use crate::child;
+use crate::drivers::{count_beside_empty, in_rounds};
+use crate::kernel;
+use crate::programs::{Counts, total};
+use crate::results::{Arguments as Common, Section};
+use crate::subject::{NOTHING, Ready, Subject};
+use crate::table::{Figure, Show, column, grid, median};
 
-/// Limit of BPF run time per request with all phases, less the time of counting.
-const LIMIT_NS: f64 = 400.0;
-/// Limit of the cost relative to biolatency and biosnoop together.
-const RATIO_LIMIT: f64 = 0.7;
-/// Limit of the loss of requests per second.
-const SLOWDOWN_LIMIT_PERCENT: f64 = 2.0;
 const DEPTH: u32 = 128;
 const SECONDS: u32 = 4;
-const FILE_MIB: u32 = 256;
 
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
-    results: results::Arguments,
+    results: Common,
     /// libbpf-tools' biolatency.
     #[arg(long, value_name = "PROGRAM", default_value = "biolatency")]
     biolatency: PathBuf,
@@ -36,31 +32,22 @@ pub struct Arguments {
     biosnoop: PathBuf,
 }
 
-const ALONE: usize = 0;
-const WHYLATE: usize = 1;
-const BIOLATENCY: usize = 2;
-const BIOSNOOP: usize = 3;
-const BLKTRACE: usize = 4;
-const WITHOUT_PHASES: usize = 5;
+const BIOLATENCY: &str = "`biolatency`";
+const BIOSNOOP: &str = "`biosnoop`";
+const BLKTRACE: &str = "`blktrace`";
 
-const NAMES: [&str; 6] =
-    ["nothing", "`whylate block --table`", "`biolatency`", "`biosnoop`", "`blktrace`", "`whylate block`"];
-
-/// Subjects that are left out if they do not run.
-const OPTIONAL: [usize; 2] = [BIOSNOOP, BLKTRACE];
-
-/// A measurement of one subject in one round.
-#[derive(Clone, Debug, Default)]
 struct Sample {
     requests_per_second: f64,
-    /// Run time of all BPF programs per request.
-    bpf_ns: f64,
-    /// `bpf_ns` less the time of counting: the mean run time of an empty program beside them, for each run.
-    own_ns: f64,
+    /// Fewer requests per second than without a subject, in percent.
+    fewer_percent: f64,
+    /// Run time of all BPF programs per request, and that less the time of counting: the mean run time of an empty
+    /// program beside them, for each run. NaN without programs.
+    costs_ns: [f64; 2],
     programs: Vec<Counts>,
-    requests: f64,
-    /// Events that the tool reports as lost.
-    lost: f64,
+    /// Events that the tool reports as lost, in percent of the requests.
+    lost_percent: f64,
+    /// `costs_ns` relative to biolatency and biosnoop together.
+    ratios: [f64; 2],
 }
 
 /// A file that is written once, removed on drop.
@@ -69,252 +56,154 @@ struct Load(tempfile::NamedTempFile);
 impl Load {
     fn make() -> Result<Load> {
         let load = Load(tempfile::NamedTempFile::new_in(".").context("cannot make a file here")?);
-        load.fio(&["--rw=write", "--bs=1m"])?;
+        load.fio("--rw=write --bs=1m")?;
         Ok(load)
     }
 
-    fn fio(&self, options: &[&str]) -> Result<serde_json::Value> {
-        let output = Command::new("fio")
-            .arg("--name=load")
-            .arg(format!("--filename={}", self.0.path().display()))
-            .args([&format!("--size={FILE_MIB}m"), "--direct=1", "--output-format=json"])
-            .args(options)
-            .output()
-            .context("cannot run fio")?;
-        ensure!(output.status.success(), "fio failed: {}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).context("fio tells nothing")
+    fn fio(&self, options: &str) -> Result<serde_json::Value> {
+        let file = format!("--filename={}", self.0.path().display());
+        let fixed = ["--name=load", &file, "--size=256m", "--direct=1", "--output-format=json"];
+        child::json(Command::new("fio").args(fixed).args(options.split(' ')))
     }
 
     /// Returns fio's requests per second, and their total number.
     fn read(&self) -> Result<(f64, f64)> {
-        let (depth, seconds) = (format!("--iodepth={DEPTH}"), format!("--runtime={SECONDS}"));
-        let options = ["--rw=randread", "--bs=4k", "--ioengine=libaio", "--time_based", &depth, &seconds];
-        let report = self.fio(&options)?;
+        let options = "--rw=randread --bs=4k --ioengine=libaio --time_based";
+        let report = self.fio(&format!("{options} --iodepth={DEPTH} --runtime={SECONDS}"))?;
         let read = &report["jobs"][0]["read"];
-        let figure = |name: &str| read[name].as_f64().with_context(|| format!("fio does not tell {name}"));
+        let figure = |name: &str| read[name].as_f64().with_context(|| format!("fio does not print {name}"));
         Ok((figure("iops")?, figure("total_ios")?))
     }
 }
 
-/// The block device that a file lies on.
-struct Device {
-    /// Directory in `/sys`.
-    directory: PathBuf,
-    node: String,
-}
-
-impl Device {
-    fn for_file(file: &Path) -> Result<Device> {
-        let number = fs::metadata(file)?.dev();
-        let directory = PathBuf::from(format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number)));
-        let facts = fs::read_to_string(directory.join("uevent")).context("the file lies on no block device")?;
-        let name = facts.lines().find_map(|line| line.strip_prefix("DEVNAME=")).context("its device has no name")?;
-        Ok(Device { node: format!("/dev/{name}"), directory })
-    }
-
-    fn is_traced(&self) -> bool {
-        fs::read_to_string(self.directory.join("trace/enable")).is_ok_and(|text| text.trim() == "1")
-    }
-}
-
-struct Bench<'a> {
-    arguments: &'a Arguments,
-    whylate: PathBuf,
-    load: Load,
+/// Returns blktrace of the block device that a file lies on.
+fn blktrace(file: &Path) -> Result<Subject> {
+    let number = fs::metadata(file)?.dev();
+    let directory = PathBuf::from(format!("/sys/dev/block/{}:{}", libc::major(number), libc::minor(number)));
+    let facts = fs::read_to_string(directory.join("uevent")).context("the file lies on no block device")?;
+    let name = facts.lines().find_map(|line| line.strip_prefix("DEVNAME=")).context("its device has no name")?;
+    let command = ["blktrace", "-d", &format!("/dev/{name}"), "-o", "-"];
+    Ok(Subject::new(BLKTRACE, "", &command, Ready::Setting(directory.join("trace/enable"))))
 }
 
 pub fn run(arguments: &Arguments) -> Result<bool> {
-    let biolatency = arguments.biolatency.to_string_lossy();
-    if machine::is_skipped(&[("fio", "no fio to make requests"), (&biolatency, "no biolatency to compare with")]) {
-        return Ok(true);
-    }
-    let bench = Bench { arguments, whylate: whylate::build("bench-block")?, load: Load::make()? };
-    let mut subjects: Vec<usize> = (0..NAMES.len()).collect();
-    let (mut refused, mut rounds) = (String::new(), Vec::new());
-    for subject in OPTIONAL {
-        if let Err(error) = bench.try_out(subject) {
-            let why = format!("{error:#}").replace('\n', "; ");
-            refused += &format!("- {} does not run here, and is left out: {why}\n", NAMES[subject]);
-            subjects.retain(|&other| other != subject);
+    let [biolatency, biosnoop] = [&arguments.biolatency, &arguments.biosnoop].map(|path| path.to_string_lossy());
+    let tools = [("fio", "no fio to make requests"), (&*biolatency, "no biolatency to compare with")];
+    let Some(whylate) = arguments.results.prepare("bench-block", &tools)? else { return Ok(true) };
+    let (load, whylate) = (Load::make()?, whylate.to_string_lossy());
+    let tool = |name, command: &[&str]| Subject::new(name, "", command, Ready::Programs(1));
+    let mut subjects = vec![
+        Subject::nothing(),
+        tool("`whylate block --table`", &[&whylate, "block", "--table"]),
+        tool(BIOLATENCY, &[&biolatency]),
+        tool("`whylate block`", &[&whylate, "block"]),
+    ];
+    // Left out if they do not run. Under load, as a tool that has loaded its programs may still fail to attach them.
+    let mut refused = Vec::new();
+    for (name, subject) in [(BIOSNOOP, Ok(tool(BIOSNOOP, &[&biosnoop]))), (BLKTRACE, blktrace(load.0.path()))] {
+        let tried = subject.and_then(|subject| {
+            let running = subject.start(false)?;
+            load.read()?;
+            running.end()?;
+            Ok(subject)
+        });
+        match tried {
+            Ok(subject) => subjects.push(subject),
+            Err(error) => {
+                refused.push(format!("- {name} does not run here, and is left out: {error:#}").replace('\n', "; "))
+            }
         }
     }
-    for round in 0..=arguments.results.rounds as usize {
-        eprintln!("round {round} of {}{}", arguments.results.rounds, if round == 0 { " (not timed)" } else { "" });
-        let mut samples = vec![Sample::default(); NAMES.len()];
-        for turn in 0..subjects.len() {
-            let which = subjects[(round + turn) % subjects.len()];
-            samples[which] = bench.sample(which).with_context(|| format!("cannot measure {}", NAMES[which]))?;
-        }
-        if round > 0 {
-            rounds.push(samples);
-        }
+    let names: Vec<&str> = subjects.iter().map(|subject| subject.name).collect();
+    let which = |name: &str| names.iter().position(|&other| other == name);
+    let rounds = arguments.results.rounds;
+    let mut measured = in_rounds("requests", (rounds, true), &names, |which| sample(&subjects[which], &load))?;
+    for round in &mut measured.0 {
+        compare(round, which(BIOLATENCY).zip(which(BIOSNOOP)));
     }
-    let checks = checks(&rounds, &subjects);
-    let mut command = format!("block --rounds {}", arguments.results.rounds);
-    for (option, program) in [("biolatency", &arguments.biolatency), ("biosnoop", &arguments.biosnoop)] {
-        if program != Path::new(option) {
-            command += &format!(" --{option} PROGRAM");
-        }
+
+    // The second subject.
+    let (ours, with_biosnoop) = (1, which(BIOSNOOP));
+    let fewer = measured.median(ours, |sample| sample.fewer_percent);
+    let own_ns = measured.median(ours, |sample| sample.costs_ns[1]);
+    let mut figures = vec![
+        Figure::new("BPF for one request, with all phases, less counting", own_ns, 2).unit("ns").at_most(400.0),
+        Figure::new("fewer requests a second", fewer, 2).unit("%").at_most(2.0),
+    ];
+    if let Some(biosnoop) = with_biosnoop {
+        let [all, own] = [0, 1].map(|which: usize| measured.values(ours, |sample| sample.ratios[which]));
+        let lost = measured.values(biosnoop, |sample| sample.lost_percent);
+        let shown = |values: &[f64], digits| Show::Spread(digits).cell(values, "");
+        let what = "BPF for one request divided by that of `biolatency` and `biosnoop` together";
+        figures.push(Figure::new(what, median(&all), 2).at_most(0.7));
+        figures.push(Figure::text("that ratio, with minimum and maximum", shown(&all, 2)));
+        figures.push(Figure::text("that ratio, less counting", shown(&own, 2)));
+        figures.push(Figure::text("events that `biosnoop` lost (%)", shown(&lost, 1)));
     }
-    let heading = results::heading("`whylate block`", "bench-block", &command);
-    arguments.results.publish("block", &markdown(&rounds, &subjects, &checks, &format!("{heading}{refused}")))?;
-    Ok(checks.iter().all(Check::is_within))
+    let given = [("biolatency", &arguments.biolatency), ("biosnoop", &arguments.biosnoop)];
+    let given = given.into_iter().filter(|(option, program)| *program != Path::new(option));
+    let options: String = given.map(|(option, _)| format!(" --{option} PROGRAM")).collect();
+    let columns = [
+        column("BPF ns a request", Show::Spread(0), "", |sample: &Sample| sample.costs_ns[0]),
+        column("less counting", Show::Spread(0), "", |sample| sample.costs_ns[1]),
+        column("requests/s", Show::Spread(0), "", |sample| sample.requests_per_second),
+        column("fewer %", Show::Spread(2), "", |sample| sample.fewer_percent),
+    ];
+    let last = measured.0.last().map_or(&[][..], |round| round);
+    let details = names.iter().zip(last).map(|(name, sample)| details_line(name, &sample.programs));
+    let section = Section::new(&arguments.results, "block").figures(figures);
+    refused
+        .iter()
+        .fold(section, |section, refused| section.line("machine", refused))
+        .values(&[("options", &options), ("depth", &DEPTH), ("seconds", &SECONDS)])
+        .add("table", grid("subject", &columns, measured.rows(names.iter().map(|&name| name.to_owned()))))
+        .add("programs", details.collect::<String>())
+        .publish()
 }
 
-impl Bench<'_> {
-    fn start(&self, subject: usize) -> Result<Option<Tool>> {
-        let (program, options): (&Path, &[&str]) = match subject {
-            ALONE => return Ok(None),
-            WHYLATE => (&self.whylate, &["block", "--table"]),
-            WITHOUT_PHASES => (&self.whylate, &["block"]),
-            BIOLATENCY => (&self.arguments.biolatency, &[]),
-            BIOSNOOP => (&self.arguments.biosnoop, &[]),
-            BLKTRACE => return self.start_blktrace().map(Some),
-            other => return Err(anyhow!("no subject {other}")),
-        };
-        let mut tool = Tool::start(program, options)?;
-        wait_until("it does not attach", || {
-            tool.expect_running()?;
-            Ok(!programs::of_process(tool.pid())?.is_empty())
-        })?;
-        Ok(Some(tool))
+/// Measures requests per second without the kernel's counting of BPF run time, which costs more than some programs.
+fn sample(subject: &Subject, load: &Load) -> Result<Sample> {
+    let running = subject.start(false)?;
+    let (requests_per_second, mut requests) = load.read()?;
+    let (mut costs_ns, mut programs) = ([f64::NAN; 2], Vec::new());
+    if subject.name != NOTHING && subject.name != BLKTRACE {
+        let _counting = kernel::count_run_times()?;
+        let ((_, more), counts, empty_ns) = count_beside_empty(&running, || load.read())?;
+        let [run_ns, runs] = [total(&counts, |counts| counts.run_ns), total(&counts, |counts| counts.runs)];
+        costs_ns = [run_ns, run_ns - runs * empty_ns].map(|ns| ns / more.max(1.0));
+        requests += more;
+        programs = counts;
     }
+    let lost_percent = lost_events(&running.end()?) * 100.0 / requests.max(1.0);
+    let (fewer_percent, ratios) = (f64::NAN, [f64::NAN; 2]);
+    Ok(Sample { requests_per_second, fewer_percent, costs_ns, programs, lost_percent, ratios })
+}
 
-    fn start_blktrace(&self) -> Result<Tool> {
-        let device = Device::for_file(self.load.0.path())?;
-        let mut tool = Tool::start("blktrace", &["-d", &device.node, "-o", "-"])?;
-        wait_until("it does not trace", || {
-            tool.expect_running()?;
-            Ok(device.is_traced())
-        })?;
-        Ok(tool)
-    }
-
-    /// Tries it under load, as a tool that has loaded its programs may still fail to attach them.
-    fn try_out(&self, subject: usize) -> Result<()> {
-        if let Some(tool) = self.start(subject)? {
-            self.load.read()?;
-            tool.end()?;
-        }
-        Ok(())
-    }
-
-    /// Measures requests per second without the kernel's counting of BPF run time, which costs more than some programs.
-    fn sample(&self, subject: usize) -> Result<Sample> {
-        let tool = self.start(subject)?;
-        let (requests_per_second, requests) = self.load.read()?;
-        let mut sample = Sample { requests_per_second, requests, ..Sample::default() };
-        let Some(tool) = tool else { return Ok(sample) };
-        if subject != BLKTRACE {
-            let empty = floor::attach_to_switches().context("cannot attach the empty program")?;
-            let counting = kernel::count_run_times()?;
-            let count = || anyhow::Ok((programs::of_process(tool.pid())?, programs::of_process(std::process::id())?));
-            let before = count()?;
-            let (_, requests) = self.load.read()?;
-            let after = count()?;
-            drop((counting, empty));
-            let floor = programs::difference(&before.1, &after.1);
-            let floor_ns = floor.iter().find(|program| program.runs > 0).map_or(0.0, Counts::mean_ns);
-            sample.programs = programs::difference(&before.0, &after.0);
-            let each = |ns: &dyn Fn(&Counts) -> f64| sample.programs.iter().map(ns).sum::<f64>() / requests.max(1.0);
-            sample.bpf_ns = each(&|program| program.run_ns as f64);
-            sample.own_ns = sample.bpf_ns - each(&|program| program.runs as f64 * floor_ns);
-            sample.requests += requests;
-        }
-        sample.lost = lost_events(&tool.end()?);
-        Ok(sample)
+/// Compares the samples of a round with that without a subject, and with those of the two peers together.
+fn compare(round: &mut [Sample], peers: Option<(usize, usize)>) {
+    let unwatched = round[0].requests_per_second.max(1.0);
+    let sum_ns = |which: usize| peers.map_or(f64::NAN, |(a, b)| round[a].costs_ns[which] + round[b].costs_ns[which]);
+    let sums_ns = [sum_ns(0), sum_ns(1)];
+    for sample in round {
+        sample.fewer_percent = (1.0 - sample.requests_per_second / unwatched) * 100.0;
+        sample.ratios = [0, 1].map(|which| sample.costs_ns[which] / sums_ns[which]);
     }
 }
 
 /// Sums biosnoop's messages about lost events.
-fn lost_events(said: &str) -> f64 {
-    let counts = said.lines().filter_map(|line| line.strip_prefix("lost ")?.split(' ').next()?.parse::<u64>().ok());
+fn lost_events(errors: &str) -> f64 {
+    let counts = errors.lines().filter_map(|line| line.strip_prefix("lost ")?.split(' ').next()?.parse::<u64>().ok());
     counts.sum::<u64>() as f64
 }
 
-fn slowdown_percent(round: &[Sample], subject: usize) -> f64 {
-    (1.0 - round[subject].requests_per_second / round[ALONE].requests_per_second.max(1.0)) * 100.0
-}
-
-fn checks(rounds: &[Vec<Sample>], subjects: &[usize]) -> Vec<Check> {
-    let slower = median_of(rounds, |round| slowdown_percent(round, WHYLATE));
-    let mut checks = vec![
-        Check::new(
-            "BPF for one request, with all phases, less counting",
-            median_of(rounds, |round| round[WHYLATE].own_ns),
-            "ns",
-            LIMIT_NS,
-        ),
-        Check::new("fewer requests a second", slower, "%", SLOWDOWN_LIMIT_PERCENT),
-    ];
-    if subjects.contains(&BIOSNOOP) {
-        let ratio = median_of(rounds, |round| ratio(round, |sample| sample.bpf_ns));
-        checks.push(Check::new("of biolatency and biosnoop together", ratio, "times", RATIO_LIMIT));
-    }
-    checks
-}
-
-/// Returns the ratio of a figure to that of biolatency and biosnoop together.
-fn ratio(round: &[Sample], figure: impl Fn(&Sample) -> f64) -> f64 {
-    figure(&round[WHYLATE]) / (figure(&round[BIOLATENCY]) + figure(&round[BIOSNOOP])).max(1.0)
-}
-
-fn markdown(rounds: &[Vec<Sample>], subjects: &[usize], checks: &[Check], heading: &str) -> String {
-    let mut text = format!(
-        "{heading}\nLoad: fio, random direct reads of 4 KiB, depth {DEPTH}, {SECONDS} s. BPF for one request is the run time of all programs of a \
-         subject, as the kernel counts it, by the requests of fio; less counting is without the time of an empty program \
-         for each run, nearly all of which the counting takes; fewer requests a second are without that counting, beside \
-         nothing in the same round. Medians of {} rounds, the smallest and the largest in brackets.\n\n\
-         | subject | BPF ns a request | less counting | requests/s | fewer % |\n|---|--:|--:|--:|--:|\n",
-        rounds.len()
-    );
-    let spread = |figure: &dyn Fn(&Vec<Sample>) -> f64, digits: usize| {
-        let Spread { median, min, max } = Spread::from_values(&rounds.iter().map(figure).collect::<Vec<_>>());
-        format!("{median:.digits$} ({min:.digits$} to {max:.digits$})")
-    };
-    for &subject in subjects {
-        let is_bpf = rounds.iter().any(|round| !round[subject].programs.is_empty());
-        let bpf = |figure: &dyn Fn(&Vec<Sample>) -> f64| if is_bpf { spread(figure, 0) } else { "–".to_owned() };
-        text += &format!(
-            "| {} | {} | {} | {} | {} |\n",
-            NAMES[subject],
-            bpf(&|round| round[subject].bpf_ns),
-            bpf(&|round| round[subject].own_ns),
-            spread(&|round| round[subject].requests_per_second, 0),
-            spread(&|round| slowdown_percent(round, subject), 2)
-        );
-    }
-    if subjects.contains(&BIOSNOOP) {
-        text += &format!(
-            "\n`whylate block --table` by `biolatency` and `biosnoop` together: {}; less counting {}. `biosnoop` lost {} \
-             % of its events.\n",
-            spread(&|round| ratio(round, |sample| sample.bpf_ns), 2),
-            spread(&|round| ratio(round, |sample| sample.own_ns), 2),
-            spread(&|round| round[BIOSNOOP].lost * 100.0 / round[BIOSNOOP].requests.max(1.0), 1)
-        );
-    }
-    if let Some(last) = rounds.last() {
-        text += "\nEach program in the last round, mean ns:\n\n";
-        for subject in [WHYLATE, BIOLATENCY, BIOSNOOP] {
-            let programs = last[subject].programs.iter().filter(|program| program.runs > 0);
-            let each =
-                programs.map(|program| format!("`{}` {:.0} ({} runs)", program.name, program.mean_ns(), program.runs));
-            let each: Vec<_> = each.collect();
-            if !each.is_empty() {
-                text += &format!("- {}: {}\n", NAMES[subject], each.join(", "));
-            }
-        }
-    }
-    text + &figures::table(checks, [2, 1])
+/// Returns a line with the programs that have run; none without programs.
+fn details_line(subject: &str, programs: &[Counts]) -> String {
+    let programs = programs.iter().filter(|program| program.runs > 0);
+    let each = programs.map(|program| format!("`{}` {:.0} ({} runs)", program.name, program.mean_ns(), program.runs));
+    let each = each.collect::<Vec<_>>().join(", ");
+    if each.is_empty() { each } else { format!("- {subject}: {each}\n") }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sums_lost_events() {
-        assert!((lost_events("lost 12 events on CPU #0\nlost 3 events on CPU #1\nlibbpf: lost\n") - 15.0).abs() < 1e-9);
-        assert!(lost_events("").abs() < 1e-9);
-    }
-}
+#[path = "../unit/block.rs"]
+mod tests;

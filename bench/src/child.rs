@@ -1,46 +1,96 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Runs a tool while it is measured.
+//! Commands that run to their end, and tools that run while they are measured.
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io::Read;
+use std::fs::{self, File};
+use std::io::{Read as _, Seek as _};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{self, Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Error, Result, anyhow, ensure};
-use libbpf_rs::Link;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::kernel;
-use crate::programs::{self, Programs};
 
 /// How long a tool may take to start, and to end.
-pub const TIMEOUT: Duration = Duration::from_secs(60);
-/// Polling interval.
-pub const POLL: Duration = Duration::from_millis(5);
+const TIMEOUT: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(5);
+
+/// Runs a command to its end. Fails with its standard error if the command does.
+pub fn run(command: &mut Command) -> Result<Output> {
+    let output = kernel::die_with_parent(command.stdin(Stdio::null())).output();
+    let name = command.get_program().display();
+    let output = output.with_context(|| format!("cannot run {name}"))?;
+    // Some explain on standard output what went wrong.
+    let errors = if output.stderr.is_empty() { &output.stdout } else { &output.stderr };
+    let (status, errors) = (output.status, String::from_utf8_lossy(errors));
+    ensure!(status.success(), "{name} failed, {status}: {}", errors.trim());
+    Ok(output)
+}
+
+/// Runs a command to its end, and returns its CPU time too, with that of its children.
+pub fn run_for_cpu(command: &mut Command) -> Result<(Output, Duration)> {
+    let before = kernel::usage_of_children()?.cpu;
+    let output = run(command)?;
+    Ok((output, kernel::usage_of_children()?.cpu - before))
+}
+
+/// Runs a command to its end, and parses the JSON on its standard output.
+pub fn json(command: &mut Command) -> Result<serde_json::Value> {
+    let output = run(command)?;
+    serde_json::from_slice(&output.stdout)
+        .with_context(|| format!("{} printed no JSON", command.get_program().display()))
+}
+
+/// Runs a command to its end without reading its output, and returns how long it took and its peak memory in KiB.
+pub fn run_for_peak(command: &mut Command) -> Result<(Duration, f64)> {
+    let (began, mut peak) = (Instant::now(), 0.0_f64);
+    let mut child = spawn(command.stdin(Stdio::null()).stdout(Stdio::null()))?;
+    let status = loop {
+        peak = peak.max(status_kib(child.0.id(), PEAK).unwrap_or(0.0));
+        if let Some(status) = child.0.try_wait()? {
+            break status;
+        }
+        thread::sleep(Duration::from_millis(20));
+    };
+    ensure!(status.success(), "{} failed, {status}", command.get_program().display());
+    Ok((began.elapsed(), peak))
+}
+
+pub struct KilledOnDrop(pub Child);
+
+pub fn spawn(command: &mut Command) -> Result<KilledOnDrop> {
+    let child = kernel::die_with_parent(command).spawn();
+    child.map(KilledOnDrop).with_context(|| format!("cannot start {}", command.get_program().display()))
+}
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        // Without effect on a child that has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 /// A running tool, killed on drop: nothing stays attached, even after an error.
 pub struct Tool {
-    child: Child,
+    child: KilledOnDrop,
     spawned: Instant,
     first_output: Receiver<Instant>,
-    /// Collects its standard error.
-    stderr_reader: Option<JoinHandle<String>>,
+    errors: File,
 }
 
 impl Tool {
     pub fn start(program: impl AsRef<OsStr>, arguments: &[&str]) -> Result<Self> {
-        let program = program.as_ref();
+        let errors = tempfile::tempfile().context("cannot make a file")?;
         let mut command = Command::new(program);
-        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors.try_clone()?);
         let spawned = Instant::now();
-        let mut child = kernel::die_with_parent(&mut command)
-            .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        let mut output = child.stdout.take().context("the tool has no output")?;
+        let mut child = spawn(&mut command)?;
+        let mut output = child.0.stdout.take().context("the tool has no output")?;
         let (first, first_output) = mpsc::channel();
         // Read to the end, so that the tool never waits for its reader.
         thread::spawn(move || {
@@ -50,29 +100,11 @@ impl Tool {
                 let _ = first.send(Instant::now());
             }
         });
-        let mut errors = child.stderr.take().context("the tool has no standard error")?;
-        let stderr_reader = thread::spawn(move || {
-            let mut bytes = Vec::new();
-            // Output before a read error is useful too.
-            let _ = errors.read_to_end(&mut bytes);
-            String::from_utf8_lossy(&bytes).trim().to_owned()
-        });
-        Ok(Self { child, spawned, first_output, stderr_reader: Some(stderr_reader) })
-    }
-
-    /// Starts a command on one CPU, which applies to its user space.
-    pub fn start_on(cpu: usize, command: &[&str]) -> Result<Self> {
-        Self::start("taskset", &[&["-c", &cpu.to_string()], command].concat())
+        Ok(Self { child, spawned, first_output, errors })
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Returns the peak memory in KiB.
-    pub fn peak_kib(&self) -> Result<f64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).context("the tool has ended")?;
-        peak_kib(&status).context("the kernel does not tell the peak of a process's memory")
+        self.child.0.id()
     }
 
     /// Waits for the first byte of its output; returns the time since its start.
@@ -85,7 +117,7 @@ impl Tool {
 
     /// Fails with its standard error if it has ended.
     pub fn expect_running(&mut self) -> Result<()> {
-        match self.child.try_wait()? {
+        match self.child.0.try_wait()? {
             Some(status) => Err(self.failure(&format!("ended too early, {status}"))),
             None => Ok(()),
         }
@@ -94,73 +126,38 @@ impl Tool {
     /// Ends it with SIGINT, and returns its standard error.
     pub fn end(mut self) -> Result<String> {
         self.expect_running()?;
-        kill_process(Pid::from_child(&self.child), Signal::INT).context("cannot end a tool")?;
-        match self.wait()? {
-            // Some tools clean up and then let the signal end them.
-            Some(status) if status.success() || status.signal() == Some(Signal::INT.as_raw()) => Ok(self.stderr()),
-            Some(status) => Err(self.failure(&format!("failed, {status}"))),
-            None => Err(self.failure("did not end")),
-        }
+        kill_process(Pid::from_child(&self.child.0), Signal::INT).context("cannot end a tool")?;
+        wait_until("a tool did not end", || Ok(self.child.0.try_wait()?.is_some()))?;
+        let status = self.child.0.wait()?;
+        // Some tools clean up and then let the signal end them.
+        let is_ended = status.success() || status.signal() == Some(Signal::INT.as_raw());
+        if is_ended { self.read_errors() } else { Err(self.failure(&format!("failed, {status}"))) }
     }
 
-    /// Kills it, and returns an error with its standard error.
     fn failure(&mut self, what: &str) -> Error {
-        let _ = self.child.kill();
-        anyhow!("the tool {what}: {}", self.stderr())
+        anyhow!("the tool {what}: {}", self.read_errors().unwrap_or_default())
     }
 
-    /// Returns its standard error, once it ends.
-    fn stderr(&mut self) -> String {
-        self.stderr_reader.take().and_then(|stderr_reader| stderr_reader.join().ok()).unwrap_or_default()
-    }
-
-    fn wait(&mut self) -> Result<Option<ExitStatus>> {
-        let deadline = Instant::now() + TIMEOUT;
-        while Instant::now() < deadline {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(Some(status));
-            }
-            thread::sleep(POLL);
-        }
-        Ok(None)
+    fn read_errors(&mut self) -> Result<String> {
+        let mut bytes = Vec::new();
+        self.errors.rewind()?;
+        self.errors.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 }
 
-impl Drop for Tool {
-    fn drop(&mut self) {
-        // Without effect on a tool that has ended.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// The peak memory in a process's status.
+pub const PEAK: &str = "VmHWM:";
+
+/// Returns a field of a process's status in KiB (proc_pid_status(5)).
+pub fn status_kib(pid: u32, field: &str) -> Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).context("the process has ended")?;
+    find_kib(&status, field).with_context(|| format!("the kernel does not show {field} of a process"))
 }
 
-/// Returns the peak memory of a process in KiB, from its status (proc_pid_status(5)).
-pub fn peak_kib(status: &str) -> Option<f64> {
-    let rest = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+fn find_kib(status: &str, field: &str) -> Option<f64> {
+    let rest = status.lines().find_map(|line| line.strip_prefix(field))?;
     rest.trim().strip_suffix(" kB")?.parse().ok()
-}
-
-/// A running watcher, ended on drop.
-pub enum Running {
-    Ours { _links: Vec<Link> },
-    Theirs(Tool),
-}
-
-impl Running {
-    pub fn programs(&self) -> Result<Programs> {
-        let pid = match self {
-            Running::Ours { .. } => process::id(),
-            Running::Theirs(tool) => tool.pid(),
-        };
-        programs::of_process(pid).context("the tool has ended")
-    }
-
-    pub fn end(self) -> Result<()> {
-        if let Running::Theirs(tool) = self {
-            tool.end()?;
-        }
-        Ok(())
-    }
 }
 
 /// Polls until `is_so` holds. Fails with `complaint` after a timeout.
@@ -174,12 +171,5 @@ pub fn wait_until(complaint: &str, mut is_so: impl FnMut() -> Result<bool>) -> R
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn finds_peak_memory() {
-        assert_eq!(peak_kib("VmPeak:\t   9999 kB\nVmHWM:\t    5120 kB\n"), Some(5120.0));
-        assert_eq!(peak_kib("Name:\tkthreadd\n"), None);
-    }
-}
+#[path = "../unit/child.rs"]
+mod tests;

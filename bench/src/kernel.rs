@@ -63,18 +63,9 @@ pub struct Usage {
 }
 
 pub fn usage_of_children() -> io::Result<Usage> {
-    usage_of(libc::RUSAGE_CHILDREN)
-}
-
-/// Returns what the calling thread has used.
-pub fn usage_of_this_thread() -> io::Result<Usage> {
-    usage_of(libc::RUSAGE_THREAD)
-}
-
-fn usage_of(target: libc::c_int) -> io::Result<Usage> {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: the pointer is valid for a write of the structure, which the call fills when it succeeds.
-    if unsafe { libc::getrusage(target, usage.as_mut_ptr()) } != 0 {
+    if unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the call above has succeeded.
@@ -84,18 +75,6 @@ fn usage_of(target: libc::c_int) -> io::Result<Usage> {
     };
     let switches = usage.ru_nvcsw.unsigned_abs() + usage.ru_nivcsw.unsigned_abs();
     Ok(Usage { cpu: duration(usage.ru_utime) + duration(usage.ru_stime), switches })
-}
-
-/// Makes the calling thread SCHED_FIFO.
-pub fn become_fifo(priority: i32) -> io::Result<()> {
-    // SAFETY: `sched_param` is made of integers, for which zero is a value.
-    let mut parameters: libc::sched_param = unsafe { std::mem::zeroed() };
-    parameters.sched_priority = priority;
-    // SAFETY: the pointer is to a live structure, which the call only reads; thread 0 is the caller.
-    match unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
 }
 
 /// Starts a process that sleeps and ends with this one. Only for single-threaded programs.

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The machine on which a figure is measured.
+//! The machine on which a figure is measured, and the build of whylate on it.
 
+use std::env;
 use std::fs;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::process::geteuid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
@@ -21,10 +23,25 @@ pub fn has(tool: &str) -> bool {
     probe.arg("--help").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
-/// Returns the CPUs that this process may use.
-pub fn usable_cpus() -> Result<Vec<usize>> {
-    let allowed = sched_getaffinity(None).context("cannot tell which CPUs there are")?;
-    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect())
+/// Builds whylate with the profile of this program, and returns its path, which is beside this program's.
+pub fn build_whylate() -> Result<PathBuf> {
+    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "-p", "whylate"]);
+    if cfg!(not(debug_assertions)) {
+        cargo.arg("--release");
+    }
+    if !cargo.status().context("cannot run cargo")?.success() {
+        bail!("cannot build whylate");
+    }
+    let ours = env::current_exe().context("the path of this program is unknown")?;
+    Ok(ours.with_file_name("whylate"))
+}
+
+/// Returns the first and the last CPU that this process may use, which must differ.
+pub fn two_cpus() -> Result<(usize, usize)> {
+    let allowed = sched_getaffinity(None).context("the usable CPUs are unknown")?;
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+    cpus.next().zip(cpus.next_back()).context("this needs two CPUs")
 }
 
 /// Pins the calling thread, and those that it starts, to one CPU.
@@ -36,21 +53,17 @@ pub fn pin_to(cpu: usize) -> Result<()> {
 
 /// Returns a line of Markdown per fact about the machine.
 pub fn describe() -> String {
-    let mut text = String::new();
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);
-    for (what, fact) in [
+    let facts = [
         ("kernel", rustix::system::uname().release().to_string_lossy().into_owned()),
         ("CPU", format!("{} ({cpus} usable)", cpu_model())),
         ("clang", version("clang")),
         ("bpftrace", version("bpftrace")),
         ("load average at the end (1, 5, 15 min)", load_average()),
-    ] {
-        text += &format!("- {what}: {fact}\n");
-    }
-    text
+    ];
+    facts.map(|(what, fact)| format!("- {what}: {fact}\n")).concat()
 }
 
-/// Returns the load average of 1, 5 and 15 minutes.
 pub fn load_average() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').take(3).collect::<Vec<_>>().join(" ")

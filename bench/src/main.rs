@@ -1,120 +1,101 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Benchmarks of whylate against common tools. Each one measures both in the same run.
+//! Benchmarks of whylate against common tools. Each one measures both in the same run: subjects under a load, by a
+//! driver (`drivers.rs`), with figures and their limits in a table (`table.rs`).
 
 mod block;
 mod child;
-mod figures;
-mod floor;
-mod hours;
+mod drivers;
 mod irqsoff;
-mod irqsoff_vm;
-mod irqsoff_vm_cost;
 mod kernel;
+mod loads;
 mod machine;
 mod occupancy;
 mod offcpu;
 mod programs;
-mod record;
-mod report;
+mod recordings;
 mod results;
 mod run;
 mod sqpoll;
-mod sqpoll_vm;
+mod subject;
+mod table;
 mod timerlat;
-mod timerlat_vm;
 mod timerlat_why;
-mod top;
-mod user_time;
 mod vm;
 mod why;
-mod whylate;
+mod workloads;
 mod wq;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::Parser;
 
-/// Benchmarks of whylate. Exit status: 0 every figure is within its limit, or it was skipped; 1 a limit is missed; 2
-/// an error.
-#[derive(Debug, Parser)]
-#[command(name = "whylate-bench")]
-struct Arguments {
-    #[command(subcommand)]
-    what: What,
+/// Declares the subcommands, and the function that runs each.
+macro_rules! benchmarks {
+    ($($(#[$about:meta])* $name:ident($arguments:ty) => $run:path,)*) => {
+        /// Benchmarks of whylate. Exit status: 0 every figure is within its limit, or it was skipped; 1 a limit is
+        /// missed; 2 an error.
+        #[derive(Debug, Parser)]
+        #[command(name = "whylate-bench")]
+        enum Benchmark {
+            $($(#[$about])* $name($arguments),)*
+        }
+
+        /// Returns whether every figure is within its limit.
+        fn run() -> anyhow::Result<bool> {
+            match Benchmark::parse() {
+                $(Benchmark::$name(arguments) => $run(&arguments),)*
+            }
+        }
+    };
 }
 
-#[derive(Debug, Subcommand)]
-enum What {
+benchmarks! {
     /// The cost of one work item, the time to the first output, and the memory of `whylate wq`.
-    Wq(results::Arguments),
-    /// The cost of one I/O request, and how many fewer there are.
-    Block(block::Arguments),
-    /// How much slower loads get, and the time that BPF programs take for an event.
-    Occupancy(results::Arguments),
-    /// How late threads are by `whylate timerlat` and by cyclictest, and what an activation costs with each.
-    Timerlat(results::Arguments),
-    /// How late timers and threads are by `whylate timerlat` and by `rtla timerlat`, in a virtual machine.
-    TimerlatVm(results::Arguments),
-    /// Whom `whylate timerlat` and `rtla timerlat` blame for delays of known cause, in a virtual machine.
-    TimerlatWhy(timerlat_why::Arguments),
-    /// How much longer a scheduler benchmark takes while `whylate irqsoff` or a bpftrace script watches.
-    Irqsoff(results::Arguments),
-    /// How right `whylate sqpoll` is about loads that are known, what it costs a ring, and how it agrees with fio's.
-    Sqpoll(results::Arguments),
-    /// How right `whylate sqpoll --precise` is about loads that the kernel's function tracer records, in a virtual
+    Wq(results::Arguments) => wq::run,
+    /// The cost of one I/O request, and the loss of requests per second.
+    Block(block::Arguments) => block::run,
+    /// The slowdown of loads by the CPU account, and the time that BPF programs take for an event.
+    Occupancy(results::Arguments) => occupancy::run,
+    /// The latency of threads by `whylate timerlat` and by cyclictest, and the cost of an activation with each.
+    Timerlat(results::Arguments) => timerlat::run,
+    /// The latency of timers and threads by `whylate timerlat` and by `rtla timerlat`, in a virtual machine.
+    TimerlatVm(results::Arguments) => timerlat::run_in_vm,
+    /// The causes that `whylate timerlat` and `rtla timerlat` name for known delays, in a virtual machine.
+    TimerlatWhy(timerlat_why::Arguments) => timerlat_why::run,
+    /// The slowdown of a scheduler benchmark by `whylate irqsoff` and by bpftrace scripts.
+    Irqsoff(results::Arguments) => irqsoff::run,
+    /// The accuracy of `whylate sqpoll` on known loads, its cost for a ring, and its difference from fio's load.
+    Sqpoll(results::Arguments) => sqpoll::run,
+    /// The accuracy of `whylate sqpoll --precise` on loads that the kernel's function tracer records, in a virtual
     /// machine.
-    SqpollVm(results::Arguments),
+    SqpollVm(results::Arguments) => sqpoll::run_in_vm,
+    /// The accuracy of each backend of `whylate irqsoff` on delays of known length, in a virtual machine.
+    IrqsoffVm(results::Arguments) => irqsoff::run_in_vm,
+    /// The slowdown by `whylate irqsoff`, the kernel's tracer and a bpftrace script on the same events, in a virtual
+    /// machine.
+    IrqsoffVmCost(results::Arguments) => irqsoff::run_cost_in_vm,
+    /// The cost of sampling sleeping threads and of naming them, and of tracing each switch, compared with offcputime.
+    Offcpu(offcpu::Arguments) => offcpu::run,
+    /// The cost of `whylate` without a command, compared with perf sched record and offcputime.
+    Why(why::Arguments) => why::run,
+    /// The cost of `whylate run` for a command, and of following a late wait to its waker.
+    Run(run::Arguments) => run::run,
+    /// The disk space, CPU time and memory of `whylate record`.
+    Record(recordings::Arguments) => recordings::run_record,
+    /// The time and memory of `whylate report` for a recording of a day.
+    Report(recordings::ReportArguments) => recordings::run_report,
+    /// The CPU time and memory of `whylate top`, and its time to first figures.
+    Top(recordings::Arguments) => recordings::run_top,
     #[command(hide = true)]
-    Crowd(sqpoll::crowd::Arguments),
-    /// What each backend of `whylate irqsoff` tells of delays of known length, in a virtual machine.
-    IrqsoffVm(results::Arguments),
-    /// How much longer it takes in a virtual machine, beside the kernel's tracer and a bpftrace script on the same
-    /// events.
-    IrqsoffVmCost(results::Arguments),
-    /// What sampling sleeping threads costs, how fast it is named, and what tracing every switch costs beside
-    /// offcputime.
-    Offcpu(offcpu::Arguments),
-    /// What `whylate` without a command costs, beside perf sched record and offcputime.
-    Why(why::Arguments),
-    /// What `whylate run` costs a command, and following a late wait to who ended it.
-    Run(run::Arguments),
-    /// What `whylate record` takes of a disk, of the CPUs and of memory.
-    Record(record::Arguments),
-    /// What `whylate report` takes for a recording of a day.
-    Report(report::Arguments),
-    /// What `whylate top` takes of the CPUs and of memory, and how soon it shows figures.
-    Top(record::Arguments),
+    Crowd(workloads::Crowd) => workloads::be_crowd,
     #[command(hide = true)]
-    Sleepers(offcpu::sleepers::Arguments),
+    Sleepers(workloads::Sleepers) => workloads::be_sleepers,
     #[command(hide = true)]
-    Paced(occupancy::paced::Arguments),
+    Paced(workloads::Paced) => workloads::take_turns,
 }
 
 fn main() -> ExitCode {
-    // True if every figure is within its limit.
-    let outcome = match Arguments::parse().what {
-        What::Wq(arguments) => wq::run(&arguments),
-        What::Block(arguments) => block::run(&arguments),
-        What::Occupancy(arguments) => occupancy::run(&arguments),
-        What::Timerlat(arguments) => timerlat::run(&arguments),
-        What::TimerlatVm(arguments) => timerlat_vm::run(&arguments),
-        What::TimerlatWhy(arguments) => timerlat_why::run(&arguments),
-        What::Irqsoff(arguments) => irqsoff::run(&arguments),
-        What::Sqpoll(arguments) => sqpoll::run(&arguments),
-        What::SqpollVm(arguments) => sqpoll_vm::run(&arguments),
-        What::Crowd(arguments) => sqpoll::crowd::be(&arguments).map(|()| true),
-        What::IrqsoffVm(arguments) => irqsoff_vm::run(&arguments),
-        What::IrqsoffVmCost(arguments) => irqsoff_vm_cost::run(&arguments),
-        What::Why(arguments) => why::run(&arguments),
-        What::Run(arguments) => run::run(&arguments),
-        What::Record(arguments) => record::run(&arguments),
-        What::Report(arguments) => report::run(&arguments),
-        What::Top(arguments) => top::run(&arguments),
-        What::Offcpu(arguments) => offcpu::run(&arguments),
-        What::Sleepers(arguments) => offcpu::sleepers::run(&arguments).map(|()| true),
-        What::Paced(arguments) => occupancy::paced::run(&arguments).map(|()| true),
-    };
-    match outcome {
+    match run() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
@@ -123,3 +104,7 @@ fn main() -> ExitCode {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../unit/main.rs"]
+mod tests;

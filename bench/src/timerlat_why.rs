@@ -8,15 +8,12 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-use crate::{machine, results, vm};
+use crate::results::{self, Section};
+use crate::table::{Figure, lines};
+use crate::vm;
 
 const KERNEL: &str = "6.12-tracers";
-/// Minimum share of the latency for a part to count as the cause.
-const MIN_PERCENT: f64 = 50.0;
-/// Minimum share of correct stops, in percent.
-const RIGHT_PERCENT: usize = 95;
 
-/// Arguments of the comparison.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -45,51 +42,6 @@ const CAUSES: [Cause; 3] = [
 ];
 const TOOLS: [&str; 4] = ["rtla -T", "rtla -i", "whylate, tracer", "whylate, bpf"];
 
-/// A threshold of 40 ms stops each tool; its output follows a line that identifies the run.
-const SCRIPT: &str = concat!(
-    include_str!("../../xtask/keep-enabled.sh"),
-    r#"
-    cd /tmp
-    cause() {
-        case $1 in
-        0)
-            insmod /lib/modules/preemptirq_delay_test.ko test_mode=irq delay=50000 cpu_affinity=1
-            rmmod preemptirq_delay_test
-            ;;
-        1) whylate inject hog --for 49ms --times 1 --cpu 1 --policy fifo --priority 98 ;;
-        2) whylate inject softirq --for 49ms --times 1 --cpu 1 ;;
-        esac >/dev/null
-    }
-    tool() {
-        case $1 in
-        0) exec $rtla timerlat top -k -c 1 -q -T 40000 -d 20 ;;
-        1) exec $rtla timerlat top -k -c 1 -q -i 40000 -d 20 ;;
-        2) exec whylate timerlat top -k -c 1 -q -T 40000 -d 20 ;;
-        3) exec whylate timerlat top --backend bpf -c 1 -q -T 40000 -d 20 ;;
-        esac
-    }
-    rtla=$2
-    for round in $(seq $1); do
-        for cause in 0 1 2; do
-            for tool in 0 1 2 3; do
-                tool $tool >out 2>&1 &
-                measuring=$!
-                sleep 3
-                # Tools take different times to start.
-                for _ in $(seq 8); do
-                    kill -0 $measuring 2>/dev/null || break
-                    cause $cause
-                    sleep 1
-                done
-                wait $measuring || true
-                echo "@ $cause $tool"
-                cat out
-            done
-        done
-    done
-"#
-);
-
 /// The analysis of one stop.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Analysis {
@@ -100,17 +52,34 @@ struct Analysis {
     latency_us: f64,
 }
 
-/// Returns whether whylate was right often enough.
 pub fn run(arguments: &Arguments) -> Result<bool> {
     let rtla = arguments.rtla.canonicalize().with_context(|| format!("no {}", arguments.rtla.display()))?;
     let (rtla, rounds) = (rtla.to_string_lossy(), arguments.results.rounds.to_string());
-    let text = vm::run(KERNEL, &["--timeout", "3000", "--with", &rtla, "--"], SCRIPT, &[&rounds, &rtla])?;
+    let script = [vm::KEEP_ENABLED, include_str!("timerlat_why.sh")].concat();
+    let text = vm::run(KERNEL, &["--timeout", "3000", "--with", &rtla, "--"], &script, &[&rounds, &rtla])?;
     let analyses = parse(&text)?;
-    arguments.results.publish("timerlat-why", &markdown(&analyses, arguments.results.rounds))?;
-    let ours = analyses.iter().filter(|((_, tool), _)| TOOLS[*tool].starts_with("whylate"));
-    let (right, all) = ours
-        .fold((0, 0), |(right, all), ((cause, _), of)| (right + count_right(&CAUSES[*cause], of).1, all + of.len()));
-    Ok(right * 100 >= all * RIGHT_PERCENT)
+    let ours = || analyses.iter().filter(|((_, tool), _)| TOOLS[*tool].starts_with("whylate"));
+    let right: usize = ours().map(|((cause, _), runs)| count_right(&CAUSES[*cause], runs).1).sum();
+    let all: usize = ours().map(|(_, runs)| runs.len()).sum();
+    let wrong_percent = 100.0 * (all - right) as f64 / all.max(1) as f64;
+    let rows = analyses.iter().map(|((cause, tool), runs)| row(&CAUSES[*cause], TOOLS[*tool], runs));
+    let heads = "delay | tool | >stops | >right in part | >right by name | last cause";
+    let what = "runs of whylate that do not stop with the right name (%)";
+    Section::new(&arguments.results, "timerlat-why")
+        .figures([Figure::new(what, wrong_percent, 1).at_most(5.0)])
+        .values(&[("kernel", &KERNEL), ("table", &lines(heads, rows))])
+        .publish()
+}
+
+fn row(cause: &Cause, tool: &str, runs: &[Option<Analysis>]) -> String {
+    let (in_part, by_name) = count_right(cause, runs);
+    let stops = runs.iter().flatten().count();
+    let last = runs.iter().flatten().next_back().map(|Analysis { part, percent, named, latency_us }| {
+        let named = named.first().map_or("no name", String::as_str);
+        format!("{part} {percent:.1} % of {:.1} ms: {named}", latency_us / 1e3)
+    });
+    let last = last.unwrap_or_else(|| "no analysis".to_owned());
+    format!("{} | {tool} | {stops} of {} | {in_part} | {by_name} | {last}", cause.name, runs.len())
 }
 
 /// Analyses by cause and tool, one per run; `None` if nothing stopped the run.
@@ -142,9 +111,7 @@ fn analysis(text: &str) -> Option<Analysis> {
             break;
         }
         match share.parse() {
-            Ok(percent) => {
-                parts.push(Analysis { part: name.to_owned(), percent, ..Analysis::default() });
-            }
+            Ok(percent) => parts.push(Analysis { part: name.to_owned(), percent, ..Analysis::default() }),
             // The latency itself has no share, and no names below it.
             Err(_) if name == "IRQ latency" => {}
             Err(_) => parts.last_mut()?.named.push(name.to_owned()),
@@ -157,7 +124,7 @@ fn analysis(text: &str) -> Option<Analysis> {
 /// Counts the analyses with the delay in the right part, and those of them that also name its maker.
 fn count_right(cause: &Cause, analyses: &[Option<Analysis>]) -> (usize, usize) {
     let in_part = |analysis: &&Analysis| {
-        analysis.percent >= MIN_PERCENT && cause.parts.iter().any(|part| analysis.part.starts_with(part))
+        analysis.percent >= 50.0 && cause.parts.iter().any(|part| analysis.part.starts_with(part))
     };
     let in_part = analyses.iter().flatten().filter(in_part);
     let names =
@@ -165,63 +132,6 @@ fn count_right(cause: &Cause, analyses: &[Option<Analysis>]) -> (usize, usize) {
     (in_part.clone().count(), in_part.filter(names).count())
 }
 
-fn markdown(analyses: &Analyses, rounds: u32) -> String {
-    let mut text = format!(
-        "## Whom timerlat blames, beside rtla, in a virtual machine\n\nCommand: `cargo run --release -p whylate-bench -- timerlat-why --rounds \
-         {rounds} --rtla PROGRAM`, with rtla built of the source of Linux 6.12\n\n{}- in the machine: {KERNEL}, CPUs that QEMU \
-         emulates\n\nEach delay lasts 50 ms, the threshold is 40 ms, and each tool is stopped by it once a round. Told: the largest part of the \
-         latency that the analysis prints. Right in part: that is where the delay was, with half of the latency or more. Right by name: and \
-         who is named below it made the delay. rtla has no name for interrupts that were off, and with -i it is stopped by them only.\n\n| delay | tool | stops | right in part | right by name | told last \
-         |\n|---|---|--:|--:|--:|---|\n",
-        machine::describe()
-    );
-    for ((cause, tool), of) in analyses {
-        let cause = &CAUSES[*cause];
-        let (in_part, by_name) = count_right(cause, of);
-        let stops = of.iter().flatten().count();
-        let last = of.iter().flatten().next_back().map_or_else(
-            || "no analysis".to_owned(),
-            |analysis| {
-                let named = analysis.named.first().map_or("nobody", String::as_str);
-                format!("{} {:.1} % of {:.1} ms: {named}", analysis.part, analysis.percent, analysis.latency_us / 1e3)
-            },
-        );
-        text += &format!(
-            "| {} | {} | {stops} of {} | {in_part} | {by_name} | {last} |\n",
-            cause.name,
-            TOOLS[*tool],
-            of.len()
-        );
-    }
-    text
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn analysis_has_largest_part_and_names_below() {
-        let text = "Timer Latency\nrtla timerlat hit stop tracing\n## CPU 1 hit stop tracing, analyzing it ##\n  IRQ handler delay:  1.00 us (2.38 %)\n  IRQ latency: 28.13 us\n  \
-                    Blocking thread:     39.96 us (95.14 %)\n       irq_test:71   39.96 us\n    Blocking thread stack trace\n       -> timerlat_irq\n\
-                    ------\n  Thread latency:     42.00 us (100%)\nMax timerlat IRQ latency from idle: 7.00 us in cpu 0\n";
-        let analysis = analysis(text).expect("there is one");
-        let expected = Analysis {
-            part: "Blocking thread".to_owned(),
-            percent: 95.14,
-            named: vec!["irq_test:71".to_owned()],
-            latency_us: 42.0,
-        };
-        assert_eq!(analysis, expected);
-        assert_eq!(count_right(&CAUSES[0], &[Some(analysis.clone()), None]), (0, 0));
-        assert_eq!(count_right(&CAUSES[1], &[Some(analysis)]), (1, 0));
-    }
-
-    #[test]
-    fn run_without_stop_has_no_analysis() {
-        let analyses =
-            parse("@ 0 1\nTimer Latency\n@ 2 3\n## CPU 0 hit stop tracing, analyzing it ##\n").expect("two runs");
-        assert_eq!(analyses, Analyses::from([((0, 1), vec![None]), ((2, 3), vec![None])]));
-        assert!(super::parse("rubbish").is_err());
-    }
-}
+#[path = "../unit/timerlat_why.rs"]
+mod tests;

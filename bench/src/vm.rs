@@ -3,19 +3,20 @@
 
 use std::process::{Command, Stdio};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result};
 
-use crate::kernel;
+use crate::child;
+
+/// The beginning of a script that keeps the code of tracepoints unchanged.
+pub const KEEP_ENABLED: &str = include_str!("../../xtask/keep-enabled.sh");
 
 /// Returns what a script prints on that kernel. `before`: options of `cargo xtask vm`, `--`, and variables for the
 /// script.
 pub fn run(kernel: &str, before: &[&str], script: &str, arguments: &[&str]) -> Result<String> {
     let mut vm = Command::new("cargo");
     vm.args(["xtask", "vm", kernel, "--no-tools"]).args(before).args(["sh", "-ec", script, "sh"]).args(arguments);
-    let output = kernel::die_with_parent(vm.stdin(Stdio::null()).stderr(Stdio::inherit())).output()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(output.status.success(), "the virtual machine failed, {}: {text}", output.status);
-    Ok(text)
+    let output = child::run(vm.stderr(Stdio::inherit())).context("the virtual machine failed")?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Returns the words of each line `@ ...`, and the text after it.
