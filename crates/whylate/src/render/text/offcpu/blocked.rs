@@ -399,9 +399,9 @@ mod tests {
         chains.extend(names.iter().map(|name| (name.as_str(), behind.clone())));
         let mut snapshot = snapshot(chains);
         let text = written(&snapshot, 10 * s);
-        let (table, holders) = text.split_once("\nWhom").expect("a table, and holders");
+        let (table, holders) = text.split_once("\nHolders").expect("a table, and holders");
         assert_eq!(table.lines().count(), 17, "a heading and a row for each: {table}");
-        insta::assert_snapshot!(format!("\nWhom{holders}"));
+        insta::assert_snapshot!(format!("\nHolders{holders}"));
         let none = "No thread has waited 61.0s or longer: ";
         let text = written(&snapshot, 61 * s);
         assert_eq!(text, format!("{none}14 threads were off CPU, the longest for 60.0s\n"));
@@ -409,7 +409,7 @@ mod tests {
         snapshot.stacks[0].waits_for = None;
         let text = written(&snapshot, 61 * s);
         assert_eq!(text, format!("{none}1 thread was off CPU, the longest for 60.0s\n"));
-        assert!(written(&snapshot, 10 * s).contains("\n\nWhom they wait for is not known: "));
+        assert!(written(&snapshot, 10 * s).contains("\n\nThe holders are not known: "));
         snapshot.stacks.clear();
         assert_eq!(written(&snapshot, 61 * s), format!("{none}no selected thread was off CPU\n"));
     }
