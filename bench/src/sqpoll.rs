@@ -51,7 +51,11 @@ pub fn run(arguments: &Arguments) -> Result<bool> {
 
 /// Returns the options of a source with this backend that measures the threads of this process.
 fn options(backend: &str) -> SqpollOptions {
-    SqpollOptions { backend: Some(backend.to_owned()), threads: Threads::of_process(process::id()), ..SqpollOptions::default() }
+    SqpollOptions {
+        backend: Some(backend.to_owned()),
+        threads: Threads::of_process(process::id()),
+        ..SqpollOptions::default()
+    }
 }
 
 const DUTIES: [f64; 4] = [0.01, 0.10, 0.37, 0.99];

@@ -10,7 +10,7 @@ pub mod workloads;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 
-pub use machine::emulator::is_emulated;
+pub use oracles::chance::is_emulated;
 
 /// Returns `of`, or a fifth of it on an emulator, where everything takes a hundred times as long.
 pub fn amount(of: u64) -> u64 {

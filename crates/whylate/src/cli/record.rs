@@ -21,8 +21,8 @@ use crate::cli::values::{bytes, duration_ns, source};
 use crate::engine::runner::{NOW_AND_THEN, wait};
 use crate::engine::sources::{self, Recorded, Wish};
 use crate::engine::watch::{Ended, Watch};
+use crate::store::destination::{DirectoryStore, FileStore, Retention, RingStore, Store, When};
 use crate::store::recorder::Recorder;
-use crate::store::store::{DirectoryStore, FileStore, Retention, RingStore, Store, When};
 use crate::store::{EXTENSION, about};
 
 /// Default of `--min-free`.

@@ -17,8 +17,8 @@ use whylate_model::recording::{Header, Index};
 use whylate_sources::kernel::clock;
 
 use super::EXTENSION;
+use super::destination::Store;
 use super::file::FileStore;
-use super::store::Store;
 
 const DAY_NS: u64 = 86_400_000_000_000;
 /// A file's maximum size and duration are this fraction of the retention limits, so that removing the oldest file loses

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock, fstatvfs};
 use whylate_model::recording::{Header, INDEX_BYTES, Index};
 
-use super::store::{Store, head, tail};
+use super::destination::{Store, head, tail};
 use crate::files;
 
 /// Writes one file, in which each frame follows its index.

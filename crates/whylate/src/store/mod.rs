@@ -2,9 +2,10 @@
 //! Recording files: the writers and the reader.
 //!
 //! A [`Recorder`] has a thread of its own, so that the measuring thread never waits for a disk. It passes frames to a
-//! [`store::Store`]: a file, a directory of files, or memory.
+//! [`destination::Store`]: a file, a directory of files, or memory.
 
 pub mod about;
+pub mod destination;
 mod directory;
 mod file;
 pub mod frames;
@@ -12,7 +13,6 @@ pub mod packer;
 pub mod play;
 pub mod recorder;
 mod ring;
-pub mod store;
 pub mod times;
 
 pub use play::{Played, Span};

@@ -16,7 +16,7 @@ use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Line};
 use whylate_model::{LateEvent, Snapshot};
 use whylate_sources::kernel::clock;
 
-use super::store::Store;
+use super::destination::Store;
 use super::{about, frames};
 
 /// Maximum duration of a frame, which a power failure can lose.

@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use whylate_model::recording::{Header, Index};
 use whylate_sources::kernel::clock;
 
+use super::destination::Store;
 use super::directory::DirectoryStore;
-use super::store::Store;
 
 /// Maximum memory for frames, whatever time span they are to cover.
 const MAX_BYTES: usize = 64 << 20;

@@ -2,6 +2,5 @@
 //! The machine that all tests share: exclusive use, CPUs, priorities, and what the kernel supports.
 
 pub mod cpus;
-pub mod emulator;
 pub mod lock;
 pub mod real_time;

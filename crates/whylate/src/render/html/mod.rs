@@ -307,8 +307,7 @@ impl ReportBuilder {
         unmeasured.extend(SourceSummary::set_aside(&mut found, &self.header.sources));
         let mut limitations = self.header.limitations.clone();
         limitations.extend(not_recorded(&self.header.sources));
-        let look =
-            Overview { limitations: limitations, lost: self.lost, ..self.gatherer.finish_with(&found, unmeasured) };
+        let look = Overview { limitations, lost: self.lost, ..self.gatherer.finish_with(&found, unmeasured) };
         let zone = TimeZone::get(&self.header.time_zone).unwrap_or_else(|_| TimeZone::system());
         Ok(Report {
             header: self.header,

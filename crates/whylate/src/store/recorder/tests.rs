@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use whylate_model::recording::Reader;
 
 use super::*;
-use crate::store::store::FileStore;
+use crate::store::destination::FileStore;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
