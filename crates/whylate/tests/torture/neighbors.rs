@@ -400,7 +400,7 @@ fn identities(neighbors: &Neighbors) -> Result<()> {
         neighbors.compile_as(name, &format!("waits_in_{name}"))?;
     }
     let program = neighbors.path("program");
-    let child = exercise.start(&["offcpu", "--json", "1", "8"])?;
+    let child = exercise.start(&["offcpu", "--json", "-d", "8s"])?;
     crate::exercise::wait_until_it_measures(child.id());
     let mut inodes = Vec::new();
     for name in ["alpha", "beta"] {
