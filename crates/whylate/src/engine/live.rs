@@ -222,6 +222,8 @@ impl Ticks for Live {
             return Ok(None);
         }
         let tick = self.attached.tick(sink, self.is_over)?;
+        // On a busy machine a tick may take until after the end. A replay does not go on after it either.
+        self.is_over |= self.end.is_some_and(|end| Instant::now() >= end);
         let is_due = self.due.is_some_and(|due| Instant::now() >= due);
         if let (true, Some(interval)) = (is_due, self.pace.interval) {
             // A fixed schedule: an output that takes long does not shift the ones after it. Ticks that were missed,
