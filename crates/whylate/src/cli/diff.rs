@@ -12,6 +12,8 @@ use whylate_model::diff::{About, Comparison, Diff, Lengths, block_ns};
 use whylate_model::recording::{Header, Line};
 
 use crate::cli::UsageError;
+use crate::engine::replay::Replay;
+use crate::engine::ticks::{Lines, drive};
 use crate::render::json::write_line;
 use crate::render::text::diff;
 use crate::render::text::table::terminal_columns;
@@ -167,18 +169,20 @@ fn measure(recording: &Recording, reports_missing: bool) -> anyhow::Result<Side>
 
 /// Passes the lines of a side to `take`, and returns its header. A snapshot belongs to the span that has its middle.
 fn each_line(recording: &Recording, reports_missing: bool, take: &mut dyn FnMut(Line)) -> anyhow::Result<Header> {
-    let mut played = recording.play()?;
-    let (from_ns, to_ns) = played.span_unix_ns();
-    while let Some(line) = played.next_line()? {
+    let mut replay = Replay::new(recording.play()?);
+    let (from_ns, to_ns) = replay.played().span_unix_ns();
+    let mut add = |line| {
         match &line {
             Line::Snapshot(snapshot) if !(from_ns..to_ns).contains(&middle_unix_ns(snapshot)) => {}
             _ => take(line),
         }
-    }
+        Ok(())
+    };
+    drive(&mut replay, &mut Lines(&mut add))?;
     if reports_missing {
-        played.report_missing();
+        replay.played().report_missing();
     }
-    Ok(played.header().clone())
+    Ok(replay.header().clone())
 }
 
 fn middle_unix_ns(snapshot: &Snapshot) -> u64 {

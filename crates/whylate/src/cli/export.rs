@@ -7,9 +7,11 @@ use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 use whylate_model::recording::Line;
 
+use crate::engine::replay::Replay;
+use crate::engine::ticks::{Lines, drive};
 use crate::render::export::{Destination, Export};
 use crate::store::Span;
-use crate::store::play::{Recording, nothing_in_span};
+use crate::store::play::Recording;
 use crate::store::times::{Given, given};
 
 /// Export a recording as a trace for Perfetto, or as tables for SQL engines and spreadsheets
@@ -55,23 +57,19 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
     let recording = Recording { path: arguments.file.clone(), span, speed: None };
-    let mut played = match arguments.perfetto {
+    let mut replay = Replay::of_lines(match arguments.perfetto {
         Some(_) => recording.play_with_clocks()?,
         None => recording.play()?,
-    };
+    });
     let destination = Destination::for_recording(&arguments.file)?;
-    let perfetto = arguments.perfetto.as_deref().map(|path| destination.perfetto(path, played.header()));
+    let perfetto = arguments.perfetto.as_deref().map(|path| destination.perfetto(path, replay.header()));
     let parquet = arguments.parquet.as_deref().map(|directory| destination.parquet(directory));
     let csv = arguments.csv.as_deref().map(|directory| destination.csv(directory));
     let mut exports: Vec<Box<dyn Export>> = [perfetto, parquet, csv].into_iter().flatten().collect::<Result<_, _>>()?;
-    let mut has_any = false;
-    while let Some(line) = played.next_of_any_kind()? {
-        has_any |= matches!(line, Line::Snapshot(_));
-        exports.iter_mut().try_for_each(|export| export.line(&line)).context("cannot write the export")?;
-    }
-    played.report_missing();
-    if !has_any {
-        return Err(nothing_in_span(played.name()));
-    }
+    let mut lines = Lines(|line: Line| {
+        exports.iter_mut().try_for_each(|export| export.line(&line)).context("cannot write the export")
+    });
+    drive(&mut replay, &mut lines)?;
+    replay.finish()?;
     exports.into_iter().try_for_each(|export| export.end()).context("cannot write the export")
 }

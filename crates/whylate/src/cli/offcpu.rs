@@ -6,8 +6,9 @@ mod import;
 
 use std::fs::File;
 use std::io::{self, Read as _, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
@@ -17,7 +18,7 @@ use whylate_model::late::CGROUP;
 use whylate_model::sources::OFFCPU;
 use whylate_model::units::printable;
 use whylate_model::wait::Classes;
-use whylate_model::{Labels, LateEvent, Merger, Snapshot, Stack};
+use whylate_model::{Card, Labels, LateEvent, Merger, Snapshot, Stack};
 use whylate_sources::Threads;
 use whylate_sources::kernel::cgroups;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
@@ -25,8 +26,11 @@ use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, O
 use crate::cli::arguments::Explain;
 use crate::cli::values::duration_ns;
 use crate::cli::{Origin, UsageError, present, record};
-use crate::engine::runner::{Feed, Keep, NOW_AND_THEN, PendingLate, next_record, wait};
-use crate::engine::watch::{Ended, Watch};
+use crate::engine::late_buffer::{Keep, LateBuffer};
+use crate::engine::live::{Feed, Live, NOW_AND_THEN, Pace};
+use crate::engine::replay::Replay;
+use crate::engine::ticks::{Sink, Tick, drive};
+use crate::engine::watch::Watch;
 use crate::files;
 use crate::render::json::JsonLines;
 use crate::render::text::offcpu::chains::Chains;
@@ -35,7 +39,7 @@ use crate::render::text::offcpu::{blocked, flat, tree, value};
 use crate::render::text::table::terminal_columns;
 use crate::render::text::waits::Waits;
 use crate::render::text::{Output, footer};
-use crate::store::play::{Recording, nothing_in_span};
+use crate::store::play::Recording;
 use crate::store::{Recorder, about};
 
 /// Where threads wait while they are off their CPUs, and for what
@@ -418,77 +422,90 @@ fn live(
         options.backend = (choice.backend() == TRACE).then(|| TRACE.to_owned());
     }
     let store = record_to.map(record::file).transpose()?;
-    let mut feed = Feed::attach(&options, arguments.keep())?;
+    let feed = Feed::attach(&options)?;
     let backend = feed.source.backend;
     let header = about::of_one(OFFCPU.name, backend, arguments.explain.why);
-    let mut recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
-    if arguments.blocked.is_none() {
-        if !arguments.json {
-            say!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
-        }
-        let end = arguments.duration.and_then(|ns| Instant::now().checked_add(Duration::from_nanos(ns)));
-        let ended = loop {
-            let until = end.into_iter().chain(next_record(recorder.as_ref(), end)).min();
-            let ended = match arguments.explain.why {
-                Some(_) => wait(&watch, until, NOW_AND_THEN, &mut || {
-                    feed.take_late(&mut |event| {
-                        if let Some(recorder) = &mut recorder {
-                            recorder.late(&event);
-                        }
-                        gathering.add(&event);
-                        Ok(Some(event))
-                    })?;
-                    Ok(false)
-                })?,
-                None => watch.until(until)?,
-            };
-            if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
-                break ended;
-            }
-            feed.record(recorder.as_mut())?;
-        };
-        // A closed standard output does not matter if a file is written.
-        if ended == Ended::OutputClosed && !has_file && recorder.is_none() {
-            return Ok(None);
-        }
+    let recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
+    if arguments.blocked.is_none() && !arguments.json {
+        say!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
     }
-    let snapshot = feed.snapshot_for(recorder.as_mut())?;
-    recorder.map_or(Ok(()), Recorder::end)?;
-    if let Some(ppm) = arguments.budget.filter(|_| backend != TRACE) {
-        warn_if_over_budget(&snapshot, ppm);
+    // Which threads are blocked now takes no time to measure.
+    let duration_ns = arguments.blocked.map_or(arguments.duration, |_| Some(0));
+    let pace = Pace {
+        duration: duration_ns.map(Duration::from_nanos),
+        poll: arguments.explain.why.map(|_| NOW_AND_THEN),
+        outlives_output: has_file || recorder.is_some() || arguments.blocked.is_some(),
+        ..Pace::default()
+    };
+    let mut live = Live::of_one(feed, watch, pace);
+    live.record(recorder);
+    let mut sums = Sums { is_live: true, ..Sums::new(arguments, gathering) };
+    drive(&mut live, &mut sums)?;
+    live.finish()?;
+    let snapshot = sums.finish();
+    if let (Some(snapshot), Some(ppm)) = (&snapshot, arguments.budget.filter(|_| backend != TRACE)) {
+        warn_if_over_budget(snapshot, ppm);
     }
-    Ok(Some(snapshot))
+    Ok(snapshot)
 }
 
 /// Merges the snapshots of a recording.
 fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gathering) -> anyhow::Result<Snapshot> {
-    let mut played = recording.play()?;
+    let played = recording.play()?;
     if played.late_from_ns(OFFCPU.name)?.is_none() && arguments.explain.why.is_some() {
         say!("whylate: {} was recorded without late events of {}", played.name(), OFFCPU.name);
     }
-    let (mut merger, mut kept, mut lead_ns) = (Merger::default(), PendingLate::new(arguments.keep()), None);
-    while let Some(mut snapshot) = played.next_snapshot(OFFCPU.name)? {
-        let (length_ns, lead_ns) = (snapshot.duration_ns, *lead_ns.get_or_insert_with(|| played.lead_ns(&snapshot)));
-        for event in std::mem::take(&mut snapshot.late) {
-            let is_asked = arguments.explain.why.is_some_and(|over_ns| event.latency_ns >= over_ns);
-            if is_asked && arguments.is_of(&event.labels) {
-                gathering.add(&event);
-                kept.add(event);
-            }
-        }
-        snapshot.stacks.retain(|stack| arguments.is_of(&stack.labels) && arguments.is_in_state(stack));
-        merger.add(snapshot);
-        let since_ns = merger.duration_ns().saturating_sub(lead_ns);
-        if arguments.duration.is_some_and(|ns| played.completes_interval(since_ns, length_ns, ns)) {
-            break;
-        }
+    let mut replay = Replay::of_source(played, &OFFCPU, None, arguments.duration);
+    let mut sums = Sums::new(arguments, gathering);
+    drive(&mut replay, &mut sums)?;
+    replay.finish()?;
+    sums.finish().context("nothing was measured")
+}
+
+/// Snapshots so far, merged into one.
+struct Sums<'a> {
+    arguments: &'a Arguments,
+    gathering: &'a mut Gathering,
+    merger: Merger,
+    kept: LateBuffer,
+    /// Whether the source has filtered by its options what comes.
+    is_live: bool,
+}
+
+impl<'a> Sums<'a> {
+    fn new(arguments: &'a Arguments, gathering: &'a mut Gathering) -> Self {
+        let kept = LateBuffer::new(arguments.keep());
+        Sums { arguments, gathering, merger: Merger::default(), kept, is_live: false }
     }
-    played.report_missing();
-    let Some(mut snapshot) = merger.take() else {
-        return Err(nothing_in_span(played.name()));
-    };
-    kept.move_into(&mut snapshot);
-    Ok(snapshot)
+
+    /// Returns the merged snapshot with the late events that are kept. `None` if there was no snapshot.
+    fn finish(mut self) -> Option<Snapshot> {
+        let mut snapshot = self.merger.take()?;
+        self.kept.move_into(&mut snapshot);
+        Some(snapshot)
+    }
+}
+
+impl Sink for Sums<'_> {
+    fn late(&mut self, _card: &'static Card, event: LateEvent) -> anyhow::Result<Option<LateEvent>> {
+        let is_asked = self.arguments.explain.why.is_some_and(|over_ns| event.latency_ns >= over_ns);
+        if self.is_live || is_asked && self.arguments.is_of(&event.labels) {
+            self.gathering.add(&event);
+            self.kept.add(event);
+        }
+        Ok(None)
+    }
+
+    fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {
+        tick.report_problems();
+        let Sums { arguments, is_live, .. } = *self;
+        for mut snapshot in tick.into_snapshots() {
+            let is_asked = |stack: &Stack| arguments.is_of(&stack.labels) && arguments.is_in_state(stack);
+            snapshot.stacks.retain(|stack| is_live || is_asked(stack));
+            self.merger.add(snapshot);
+        }
+        Ok(ControlFlow::Continue(()))
+    }
 }
 
 fn show(

@@ -16,8 +16,8 @@ use whylate_sources::kernel::{cgroups, clock};
 use whylate_sources::paths::{Member, Program, Recorded, Recorder, StoppedThreads, priority};
 
 use crate::cli::{Origin, UsageError};
+use crate::engine::live::wait;
 use crate::engine::progress::Progress;
-use crate::engine::runner::wait;
 use crate::engine::watch::{Ended, Watch};
 use crate::render::json::write_line;
 use crate::render::text::program::{self as text, ProgramReport};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate record`: records snapshots and late events of all sources.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,17 +18,16 @@ use whylate_sources::kernel::clock;
 use crate::cli::UsageError;
 use crate::cli::arguments::OwnCpus;
 use crate::cli::values::{bytes, duration_ns, source};
-use crate::engine::runner::{NOW_AND_THEN, wait};
-use crate::engine::sources::{self, Recorded, Wish};
-use crate::engine::watch::{Ended, Watch};
-use crate::store::destination::{DirectoryStore, FileStore, Retention, RingStore, Store, When};
+use crate::engine::live::{Live, NOW_AND_THEN, Pace};
+use crate::engine::progress::Progress;
+use crate::engine::sources::{self, Wish};
+use crate::engine::ticks::{Sink, Tick, drive};
+use crate::engine::watch::Watch;
 use crate::store::recorder::Recorder;
 use crate::store::{EXTENSION, about};
 
 /// Default of `--min-free`.
 const MIN_FREE: &str = "100M";
-/// Moves the cursor to the start of the line and clears it.
-const CLEAR_LINE: &str = "\r\x1b[K";
 /// Default directory of the flight recorder (`--ring`).
 const FLIGHTS: &str = "whylate-recordings";
 
@@ -204,39 +203,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(left_out) = sources.left_out() {
         say!("whylate: {}", printable(&left_out));
     }
-    let (mut recorded, header) = Recorded::begin(sources, &wish)?;
-    let mut recorder = Recorder::start(store, Header { every_ns: Some(arguments.every), ..header })?;
-    let progress = Progress { name, is_shown: io::stderr().is_terminal() };
-    let (started, every) = (Instant::now(), Duration::from_nanos(arguments.every));
-    let end = arguments.duration.and_then(|ns| started.checked_add(Duration::from_nanos(ns)));
-    let (mut late, mut lost) = (0, 0);
-    loop {
-        // Skips ticks that were missed, e.g. while whylate was stopped.
-        let number = (started.elapsed().as_nanos() / every.as_nanos()) as u32 + 1;
-        let due = started.checked_add(every.saturating_mul(number));
-        let until = due.into_iter().chain(end).min();
-        let ended = wait(&watch, until, NOW_AND_THEN, &mut || {
-            recorded.take_late()?;
-            if is_asked.swap(false, Ordering::Relaxed) {
-                recorder.request_file();
-            }
-            Ok(false)
-        })?;
-        let tick = recorded.tick()?;
-        late += tick.late;
-        lost += tick.lost;
-        recorder.tick(tick.lines);
-        for problem in tick.problems.into_iter().chain(recorder.take_problem()) {
-            progress.clear();
-            say!("whylate: {problem}");
-        }
-        progress.show(started.elapsed(), recorder.bytes(), late, lost);
-        if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
-            break;
-        }
-    }
-    drop(recorded);
-    progress.clear();
+    let pace = Pace {
+        interval: Some(Duration::from_nanos(arguments.every)),
+        duration: arguments.duration.map(Duration::from_nanos),
+        poll: Some(NOW_AND_THEN),
+        ..Pace::default()
+    };
+    let (mut live, header) = Live::begin(sources, &wish, watch, pace)?;
+    let recorder = Recorder::start(store, Header { every_ns: Some(arguments.every), ..header })?;
+    let progress = Progress::new(format!("Recording to {name}")).until_interrupted();
+    let mut recording = Recording { recorder, is_asked, progress, started: Instant::now(), late: 0, lost: 0 };
+    drive(&mut live, &mut recording)?;
+    drop(live);
+    let Recording { recorder, progress, .. } = recording;
+    drop(progress);
     let files = recorder.finish()?;
     if files.is_empty() {
         say!("whylate: no file was written: nothing was late enough, and no SIGUSR1 came");
@@ -249,28 +229,36 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Status line that is rewritten on a terminal.
-struct Progress {
-    name: String,
-    is_shown: bool,
+/// Records ticks, and shows how many.
+struct Recording {
+    recorder: Recorder,
+    /// Whether SIGUSR1 has asked for a file.
+    is_asked: Arc<AtomicBool>,
+    progress: Progress,
+    started: Instant,
+    late: u64,
+    lost: u64,
 }
 
-impl Progress {
-    fn show(&self, since: Duration, bytes: u64, late: u64, lost: u64) {
-        if self.is_shown {
-            let (seconds, megabytes) = (since.as_secs(), bytes as f64 / 1e6);
-            // A failed write of the status line does not matter.
-            let _ = write!(
-                io::stderr(),
-                "{CLEAR_LINE}Recording to {}: {seconds} s, {megabytes:.1} MB, {late} late events, {lost} lost ... Hit Ctrl-C to end.",
-                self.name
-            );
+impl Sink for Recording {
+    fn poll(&mut self) -> anyhow::Result<()> {
+        if self.is_asked.swap(false, Ordering::Relaxed) {
+            self.recorder.request_file();
         }
+        Ok(())
     }
 
-    fn clear(&self) {
-        if self.is_shown {
-            let _ = write!(io::stderr(), "{CLEAR_LINE}");
+    fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {
+        self.late += tick.late();
+        self.lost += tick.lost();
+        self.recorder.tick(tick.lines);
+        for problem in tick.problems.into_iter().chain(self.recorder.take_problem()) {
+            self.progress.clear();
+            say!("whylate: {problem}");
         }
+        let (seconds, megabytes) = (self.started.elapsed().as_secs(), self.recorder.bytes() as f64 / 1e6);
+        let (late, lost) = (self.late, self.lost);
+        self.progress.show(&format!("{seconds} s, {megabytes:.1} MB, {late} late events, {lost} lost"));
+        Ok(ControlFlow::Continue(()))
     }
 }

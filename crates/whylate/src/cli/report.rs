@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate report`: an HTML file that explains what was late in a recording or on this machine.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,11 @@ use whylate_sources::kernel::clock;
 use crate::cli::arguments::OwnCpus;
 use crate::cli::values::duration_ns;
 use crate::cli::{UsageError, diff, record};
-use crate::engine::runner::{NOW_AND_THEN, wait};
-use crate::engine::sources::{self, Recorded, Wish};
-use crate::engine::watch::{Ended, Watch};
+use crate::engine::live::{Live, NOW_AND_THEN, Pace};
+use crate::engine::progress::Progress;
+use crate::engine::sources::{self, Wish};
+use crate::engine::ticks::{Sink, Tick, drive};
+use crate::engine::watch::Watch;
 use crate::files::{self, PendingFile};
 use crate::render::export::Destination;
 use crate::render::html::{self, Compared, Made, Report, ReportBuilder, recorded};
@@ -28,8 +30,6 @@ use crate::store::{Span, about};
 const EXTENSION: &str = "html";
 /// Interval between snapshots, as in `record`.
 const EVERY: Duration = Duration::from_secs(1);
-/// Moves the cursor to the start of the line and clears it.
-const CLEAR_LINE: &str = "\r\x1b[K";
 
 /// Write a self-contained HTML report on a recording or on this machine
 ///
@@ -189,42 +189,47 @@ fn live(duration_ns: u64, cpus: Vec<u32>) -> anyhow::Result<Option<Report>> {
         say!("whylate: interrupted before anything was measured");
         return Ok(None);
     };
-    let (mut recorded, header) = Recorded::begin(sources, &wish)?;
-    let every_ns = u64::try_from(EVERY.as_nanos()).ok();
-    let mut gathering = ReportBuilder::new(Header { every_ns, ..header })?;
-    let (started, length) = (Instant::now(), Duration::from_nanos(duration_ns));
-    let end = started.checked_add(length);
-    let is_shown = io::stderr().is_terminal();
-    let show = |text: &str| {
-        if is_shown {
-            // A failed write of the status line does not matter.
-            let _ = write!(io::stderr(), "{CLEAR_LINE}{text}");
-        }
+    let pace = Pace {
+        interval: Some(EVERY),
+        duration: Some(Duration::from_nanos(duration_ns)),
+        poll: Some(NOW_AND_THEN),
+        ..Pace::default()
     };
-    loop {
-        // Skips ticks that were missed, e.g. while whylate was stopped.
-        let number = started.elapsed().as_secs() as u32 + 1;
-        let due = started.checked_add(EVERY.saturating_mul(number));
-        let until = due.into_iter().chain(end).min();
-        let ended = wait(&watch, until, NOW_AND_THEN, &mut || recorded.take_late().map(|()| false))?;
-        let tick = recorded.tick()?;
-        for problem in &tick.problems {
-            show("");
-            say!("whylate: {problem}");
-        }
-        gathering.add_missing(tick.problems);
-        gathering.tick(tick.lines)?;
-        show(&format!("Looking at this machine: {} of {} s ...", started.elapsed().as_secs(), length.as_secs()));
-        if ended != Ended::Time || end.is_some_and(|end| Instant::now() >= end) {
-            break;
-        }
-    }
-    drop(recorded);
-    show("");
-    if gathering.is_empty() {
+    let (mut live, header) = Live::begin(sources, &wish, watch, pace)?;
+    let every_ns = u64::try_from(EVERY.as_nanos()).ok();
+    let builder = ReportBuilder::new(Header { every_ns, ..header })?;
+    let progress = Progress::new("Looking at this machine");
+    let mut measured = Measured { builder, progress, started: Instant::now(), duration_ns };
+    drive(&mut live, &mut measured)?;
+    drop(live);
+    let Measured { builder, progress, .. } = measured;
+    drop(progress);
+    if builder.is_empty() {
         bail!("nothing was measured (try a longer time with -d)");
     }
-    gathering.finish().map(Some)
+    builder.finish().map(Some)
+}
+
+/// A report of what is measured, and how far it is.
+struct Measured {
+    builder: ReportBuilder,
+    progress: Progress,
+    started: Instant,
+    duration_ns: u64,
+}
+
+impl Sink for Measured {
+    fn tick(&mut self, mut tick: Tick) -> anyhow::Result<ControlFlow<()>> {
+        if !tick.problems.is_empty() {
+            self.progress.clear();
+            tick.report_problems();
+        }
+        self.builder.add_missing(std::mem::take(&mut tick.problems));
+        self.builder.tick(&mut tick)?;
+        let seconds = self.started.elapsed().as_secs();
+        self.progress.show(&format!("{seconds} of {} s", self.duration_ns / 1_000_000_000));
+        Ok(ControlFlow::Continue(()))
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ const PACE: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub struct Progress {
     label: String,
+    /// What follows the text.
+    hint: &'static str,
     is_terminal: bool,
     /// Whether the line has text now.
     has_text: Cell<bool>,
@@ -22,7 +24,14 @@ pub struct Progress {
 impl Progress {
     /// Creates the line; `label` describes the activity of the command.
     pub fn new(label: impl Into<String>) -> Self {
-        Progress { label: label.into(), is_terminal: io::stderr().is_terminal(), has_text: Cell::new(false) }
+        let is_terminal = io::stderr().is_terminal();
+        Progress { label: label.into(), hint: "", is_terminal, has_text: Cell::new(false) }
+    }
+
+    /// Also says how to end the command.
+    pub fn until_interrupted(mut self) -> Self {
+        self.hint = " Hit Ctrl-C to end.";
+        self
     }
 
     /// Shows the progress.
@@ -30,7 +39,7 @@ impl Progress {
         if self.is_terminal {
             self.has_text.set(true);
             // A failed write of progress does not matter.
-            let _ = write!(io::stderr(), "{CLEAR_LINE}{}: {text} ...", self.label);
+            let _ = write!(io::stderr(), "{CLEAR_LINE}{}: {text} ...{}", self.label, self.hint);
         }
     }
 

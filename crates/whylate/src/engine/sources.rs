@@ -6,14 +6,11 @@ use std::time::Instant;
 use anyhow::Context as _;
 use whylate_model::Card;
 use whylate_model::overview::Unmeasured;
-use whylate_model::recording::{Account, Header, Line, Measured};
-use whylate_sources::kernel::clock;
+use whylate_model::recording::Measured;
 use whylate_sources::{CommonOptions, Session, sources};
 
-use crate::engine::runner::{Feed, Keep};
+use crate::engine::live::Feed;
 use crate::engine::watch::{Ended, Watch};
-use crate::store::about;
-use crate::store::recorder::LateBuffer;
 
 /// The attached sources, the sources that could not attach, and limitations of the attached ones.
 pub struct Sources {
@@ -113,7 +110,7 @@ pub fn attach(
                 }
                 // CPUs left out are reported for each source.
                 limitations.extend(source.left_out().map(|reason| with_reason(reason.to_owned())));
-                looking.push(Feed::new(card, source, Keep::Nothing));
+                looking.push(Feed { card, source });
                 on_progress(Attaching::Done(&mut looking));
             }
             Err(error) => {
@@ -135,132 +132,6 @@ pub fn attach(
     }
 }
 
-/// Resets every source after the last one attached, so that all cover one span, and returns the start time of each
-/// (CLOCK_MONOTONIC, nanoseconds).
-///
-/// # Errors
-/// Fails if a source fails.
-pub fn begin(session: &Session, looking: &mut [Feed]) -> anyhow::Result<Vec<u64>> {
-    // Drains what came in while attaching, so that the resetting snapshot below is quick.
-    for feed in &mut *looking {
-        feed.snapshot()?;
-        feed.take_late(&mut |_| Ok(None))?;
-    }
-    let mut begins = Vec::new();
-    for feed in looking {
-        begins.push(feed.snapshot()?.ended_ns);
-    }
-    session.take_lost();
-    Ok(begins)
-}
-
-/// All attached sources since their reset, and late events since the last tick.
-pub struct Recorded {
-    session: Session,
-    sources: Vec<SourceState>,
-    /// Errors of sources that failed since the last tick.
-    problems: Vec<String>,
-}
-
-struct SourceState {
-    feed: Feed,
-    began_ns: u64,
-    gathered: LateBuffer,
-    failed: Option<anyhow::Error>,
-}
-
-/// Snapshots of all sources since the previous tick, as lines of a recording.
-#[derive(Debug, Default)]
-pub struct Tick {
-    pub lines: Vec<Line>,
-    /// Numbers of late events and of lost events in `lines`.
-    pub late: u64,
-    pub lost: u64,
-    /// Errors of sources that failed and were dropped since the previous tick.
-    pub problems: Vec<String>,
-}
-
-impl Recorded {
-    /// Resets all sources, and returns them with the header of a recording.
-    ///
-    /// # Errors
-    /// Fails if a source fails.
-    pub fn begin(sources: Sources, wish: &Wish) -> anyhow::Result<(Self, Header)> {
-        let Sources { session, mut looking, unmeasured, limitations } = sources;
-        let begins = begin(&session, &mut looking)?;
-        let measured = looking.iter().map(|feed| measured(feed, wish)).collect();
-        let header = Header { sources: measured, unmeasured, limitations, ..about::this_machine() };
-        let sources = looking.into_iter().zip(begins);
-        let sources = sources.map(|(feed, began_ns)| SourceState {
-            feed,
-            began_ns,
-            gathered: LateBuffer::default(),
-            failed: None,
-        });
-        Ok((Recorded { session, sources: sources.collect(), problems: Vec::new() }, header))
-    }
-
-    /// Buffers late events that have arrived since each source was reset.
-    ///
-    /// # Errors
-    /// Fails if all sources have failed.
-    pub fn take_late(&mut self) -> anyhow::Result<()> {
-        for SourceState { feed, began_ns, gathered, failed } in &mut self.sources {
-            let outcome = feed.take_late(&mut |event| {
-                if event.at_ns >= *began_ns {
-                    gathered.add(&event);
-                }
-                Ok(None)
-            });
-            *failed = outcome.err();
-        }
-        self.leave_failed()
-    }
-
-    /// Drops failed sources. Returns an error when none is left.
-    fn leave_failed(&mut self) -> anyhow::Result<()> {
-        let mut last = None;
-        for at in (0..self.sources.len()).rev() {
-            if let Some(error) = self.sources[at].failed.take() {
-                let name = self.sources.remove(at).feed.card.name;
-                self.problems.push(format!("{name} has failed, and the others go on: {error:#}"));
-                last = Some(error);
-            }
-        }
-        match last {
-            Some(error) if self.sources.is_empty() => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    /// Takes a snapshot of all sources, with the late events since the previous call.
-    ///
-    /// # Errors
-    /// Fails if all sources have failed.
-    pub fn tick(&mut self) -> anyhow::Result<Tick> {
-        let mut tick = Tick::default();
-        for SourceState { feed, gathered, failed, .. } in &mut self.sources {
-            match feed.snapshot() {
-                Ok(snapshot) => {
-                    tick.late += gathered.count();
-                    tick.lost += snapshot.lost.values().sum::<u64>();
-                    tick.lines.extend(gathered.lines(snapshot));
-                }
-                Err(error) => *failed = Some(error),
-            }
-        }
-        self.leave_failed()?;
-        tick.problems = std::mem::take(&mut self.problems);
-        let mut lost = self.session.take_lost();
-        lost.retain(|_, count| *count > 0);
-        if !lost.is_empty() {
-            tick.lost += lost.values().sum::<u64>();
-            tick.lines.push(Line::Account(Account { at_unix_ns: clock::unix_ns(), lost }));
-        }
-        Ok(tick)
-    }
-}
-
 /// Describes a source for the header of a recording.
 pub fn measured(feed: &Feed, wish: &Wish) -> Measured {
     Measured {
@@ -268,52 +139,5 @@ pub fn measured(feed: &Feed, wish: &Wish) -> Measured {
         backend: feed.source.backend.to_owned(),
         late_from_ns: Some(wish.late_from_ns(feed.card)),
         nothing: feed.source.sees_nothing().map(str::to_owned),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use anyhow::bail;
-    use whylate_model::sources::{TIMERLAT, WQ};
-    use whylate_model::{LateEvent, Snapshot};
-    use whylate_sources::{Attached, Measuring};
-
-    use super::*;
-
-    /// A source that fails after this many snapshots.
-    struct Measures(&'static Card, u32);
-
-    impl Attached for Measures {
-        fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
-            let Some(left) = self.1.checked_sub(1) else { bail!("its map is gone") };
-            self.1 = left;
-            Ok(Snapshot::new(self.0.name, "made", "host", 0))
-        }
-
-        fn drain_late(&mut self, _wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
-            each(LateEvent { at_ns: 7, ..LateEvent::default() });
-            Ok(())
-        }
-    }
-
-    fn failing_source(card: &'static Card, times: u32) -> SourceState {
-        let attached: Box<dyn Attached> = Box::new(Measures(card, times));
-        let feed = Feed::new(card, Measuring { backend: "made", fallback_reason: None, attached }, Keep::Nothing);
-        SourceState { feed, began_ns: 0, gathered: LateBuffer::default(), failed: None }
-    }
-
-    #[test]
-    fn failed_source_does_not_stop_others() {
-        let sources = vec![failing_source(&WQ, 1), failing_source(&TIMERLAT, 2)];
-        let mut recorded = Recorded { session: Session::of_several(), sources, problems: Vec::new() };
-        recorded.take_late().expect("both are there");
-        let tick = recorded.tick().expect("both are there");
-        assert_eq!((tick.lines.len(), tick.late, tick.problems.len()), (2, 2, 0));
-        let tick = recorded.tick().expect("one is there");
-        assert_eq!(tick.problems, ["wq has failed, and the others go on: its map is gone"]);
-        assert_eq!(tick.lines.len(), 1);
-        assert!(recorded.tick().is_err(), "nothing measures any more");
     }
 }

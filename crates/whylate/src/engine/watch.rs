@@ -17,9 +17,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 pub enum Ended {
     /// The time was reached.
     Time,
-    /// A signal, or a stop request of the peer.
+    /// A signal.
     Signal,
-    /// The reader of standard output is gone.
+    /// The reader of the output is gone.
     OutputClosed,
 }
 
@@ -56,7 +56,7 @@ impl Watch {
         Ok(Watch { reads_output: false, ..Self::new()? })
     }
 
-    /// Watches for a stop request from the other end of a socket, instead of signals.
+    /// Watches for the other end of a socket to be closed, instead of signals.
     pub fn of_socket(peer: UnixStream) -> Self {
         Watch { signals: peer, reads_output: false }
     }
@@ -76,10 +76,9 @@ impl Watch {
             match poll(watched, timeout.as_ref()) {
                 Ok(0) => return Ok(Ended::Time),
                 Ok(_) if watched[0].revents().contains(PollFlags::IN) => {
-                    let mut bytes = [0; 16];
-                    // The bytes do not matter.
-                    let _ = (&self.signals).read(&mut bytes);
-                    return Ok(Ended::Signal);
+                    // The bytes do not matter; the end means that the other end of a socket is gone.
+                    let read = (&self.signals).read(&mut [0; 16]);
+                    return Ok(if matches!(read, Ok(0)) { Ended::OutputClosed } else { Ended::Signal });
                 }
                 Ok(_) => return Ok(Ended::OutputClosed),
                 Err(rustix::io::Errno::INTR) => {}

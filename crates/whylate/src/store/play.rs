@@ -141,24 +141,11 @@ impl Played {
         &self.name
     }
 
-    /// Returns the next snapshot or account of the span. Gaps before it are collected for `missing`.
+    /// Returns the next line of the span, or a clock reading before its end. Gaps are also collected for `missing`.
     ///
     /// # Errors
     /// Fails if the file cannot be read.
     pub fn next_line(&mut self) -> anyhow::Result<Option<Line>> {
-        while let Some(line) = self.next_of_any_kind()? {
-            if matches!(line, Line::Snapshot(_) | Line::Account(_)) {
-                return Ok(Some(line));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Returns the next line of the span of any kind, or any clock reading before its end. Gaps are collected as well.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be read.
-    pub fn next_of_any_kind(&mut self) -> anyhow::Result<Option<Line>> {
         while let Some(line) = self.reader.next_line().with_context(|| format!("cannot read {}", self.name))? {
             let Some((first_ns, last_ns)) = line.span_unix_ns() else { continue };
             self.is_ended |= matches!(line, Line::End(_));
@@ -185,22 +172,6 @@ impl Played {
     /// Returns the reader, for its features other than lines.
     pub fn reader(&mut self) -> &mut Reader<File> {
         &mut self.reader
-    }
-
-    /// Returns the next snapshot of a source, after sleeping as `pace` does.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be read.
-    pub fn next_snapshot(&mut self, source: &str) -> anyhow::Result<Option<Snapshot>> {
-        while let Some(line) = self.next_line()? {
-            if let Line::Snapshot(snapshot) = line
-                && snapshot.source == source
-            {
-                self.pace(snapshot.duration_ns);
-                return Ok(Some(*snapshot));
-            }
-        }
-        Ok(None)
     }
 
     /// Returns how much of the first snapshot precedes the start of the recording or of the requested span.
@@ -242,12 +213,6 @@ impl Played {
     /// Reports the missing parts of the span on standard error.
     pub fn report_missing(&self) {
         self.missing().iter().for_each(|missing| say!("whylate: {missing}"));
-    }
-
-    /// Returns a message that this number of lines did not fit into memory. `None` for 0.
-    pub fn skipped_message(&self, lines: u64) -> Option<String> {
-        (lines > 0)
-            .then(|| format!("{}: skipped {}, too many between two snapshots", self.name, counted(lines, "line")))
     }
 
     /// Returns a message for each part of the span that is missing.

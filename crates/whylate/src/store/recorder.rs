@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The thread that packs lines into frames and writes them to a store.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -11,13 +12,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 use rustix::io::Errno;
+use whylate_model::LateEvent;
 use whylate_model::late::SLEEPER;
 use whylate_model::recording::{Clock, Frame, Gap, Header, Index, Line};
-use whylate_model::{LateEvent, Snapshot};
 use whylate_sources::kernel::clock;
 
 use super::destination::Store;
 use super::{about, frames};
+use crate::engine::late_buffer::{Keep, LateBuffer};
 
 /// Maximum duration of a frame, which a power failure can lose.
 const MAX_FRAME: Duration = Duration::from_secs(10);
@@ -29,8 +31,6 @@ const RETRY: Duration = Duration::from_secs(5);
 const CLOCK_EVERY_NS: u64 = 60_000_000_000;
 /// A larger drift between two clocks means that one was set or that the machine was suspended.
 const STEP_NS: u64 = 100_000_000;
-/// Maximum number of late events recorded per snapshot. Further ones are only counted.
-const LATE_EVENTS: usize = 10_000;
 /// Maximum number of late events and stacks that wait for a disk or a screen.
 pub const MAX_QUEUED: usize = 100_000;
 /// Maximum number of other lines that are held while nothing can be written.
@@ -52,17 +52,8 @@ struct Status {
     queued: AtomicUsize,
 }
 
-/// Late events of one source since its last snapshot, in order of arrival.
-#[derive(Debug, Default)]
-pub struct LateBuffer {
-    late: Vec<LateEvent>,
-    beyond_limit: u64,
-    /// Waits for a sleeping thread, which may be by design.
-    for_sleepers: u64,
-}
-
 /// Returns whether the overview counts the event. It does not count waits for a sleeping thread.
-fn is_late(event: &LateEvent) -> bool {
+pub fn is_late(event: &LateEvent) -> bool {
     !event.labels.contains_key(SLEEPER)
 }
 
@@ -76,37 +67,6 @@ fn snapshots(lines: &[Line]) -> u64 {
     lines.iter().filter(|line| matches!(line, Line::Snapshot(_))).count() as u64
 }
 
-impl LateBuffer {
-    /// Adds a late event, without its evidence.
-    pub fn add(&mut self, event: &LateEvent) {
-        self.for_sleepers += u64::from(!is_late(event));
-        if self.late.len() < LATE_EVENTS {
-            self.late.push(LateEvent { evidence: None, ..event.clone() });
-        } else {
-            self.beyond_limit += 1;
-        }
-    }
-
-    /// Returns the number of late events, with those beyond the limit and without waits for sleeping threads.
-    pub fn count(&self) -> u64 {
-        (self.late.len() as u64 + self.beyond_limit).saturating_sub(self.for_sleepers)
-    }
-
-    /// Takes the lines of a snapshot with the events added so far.
-    pub fn lines(&mut self, snapshot: Snapshot) -> Vec<Line> {
-        let end_ns = snapshot.start_unix_ns.saturating_add(snapshot.duration_ns);
-        let late = std::mem::take(&mut self.late);
-        self.for_sleepers = 0;
-        let mut lines = vec![Line::Snapshot(Box::new(Snapshot { late, ..snapshot }))];
-        let count = std::mem::take(&mut self.beyond_limit);
-        if count > 0 {
-            let reason = "late_events".to_owned();
-            lines.push(Line::Gap(Gap { start_unix_ns: end_ns, duration_ns: 0, reason, count }));
-        }
-        lines
-    }
-}
-
 /// Records lines on its own thread. Dropping the recorder ends the recording.
 #[derive(Debug)]
 pub struct Recorder {
@@ -116,9 +76,10 @@ pub struct Recorder {
     /// Snapshots that were dropped because the disk was too slow.
     missed: u64,
     missed_since_ns: u64,
-    /// Other lines to record with the next tick: gaps, and late events beyond the limit.
+    /// Other lines to record with the next tick, such as gaps.
     held: Tick,
-    late_buffer: LateBuffer,
+    /// Late events since the last tick, by source.
+    late: BTreeMap<&'static str, LateBuffer>,
 }
 
 impl Recorder {
@@ -141,23 +102,25 @@ impl Recorder {
             missed: 0,
             missed_since_ns: 0,
             held: Vec::new(),
-            late_buffer: LateBuffer::default(),
+            late: BTreeMap::new(),
         })
     }
 
-    /// Adds a late event to the next snapshot.
-    pub fn late(&mut self, event: &LateEvent) {
-        self.late_buffer.add(event);
+    /// Adds a late event to the next snapshot of a source.
+    pub fn late(&mut self, source: &'static str, event: LateEvent) {
+        let buffer = self.late.entry(source).or_insert_with(|| LateBuffer::new(Keep::All));
+        buffer.add(LateEvent { evidence: None, ..event });
     }
 
-    /// Records a snapshot with the late events since the previous one, in order of arrival.
-    pub fn snapshot(&mut self, snapshot: &Snapshot) {
-        let lines = self.late_buffer.lines(snapshot.clone());
-        self.tick(lines);
-    }
-
-    /// Records the lines of one tick.
+    /// Records the lines of one tick, with the late events since the previous one, in order of arrival.
     pub fn tick(&mut self, mut lines: Tick) {
+        for line in &mut lines {
+            if let Line::Snapshot(snapshot) = line
+                && let Some(buffer) = self.late.get_mut(snapshot.source.as_str())
+            {
+                buffer.move_into(snapshot);
+            }
+        }
         let (count, start_ns) = (snapshots(&lines), start_unix_ns_of(&lines));
         lines.splice(..0, self.held.drain(..));
         let gap = self.gap(start_ns);

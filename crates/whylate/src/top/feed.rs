@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::io::Write as _;
+use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
@@ -14,21 +15,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use rustix::time::{ClockId, clock_gettime};
 use whylate_model::recording::{Gap, Header, Line};
-use whylate_model::sources::named;
 
 use super::state::Own;
-use crate::engine::runner::{NOW_AND_THEN, wait};
-use crate::engine::sources::{self, Attaching, Recorded, Wish, measured};
-use crate::engine::watch::{Ended, Watch};
+use crate::engine::live::{Live, NOW_AND_THEN, Pace};
+use crate::engine::replay::Replay;
+use crate::engine::sources::{self, Attaching, Wish, measured};
+use crate::engine::ticks::{Sink, Tick, drive};
+use crate::engine::watch::Watch;
 use crate::store::about;
-use crate::store::play::{Recording, nothing_in_span};
+use crate::store::play::Recording;
 use crate::store::recorder::{MAX_QUEUED, weight};
 
 /// Capacity of the queue to the screen, in messages. A replay waits for the screen and needs only a few.
 const LIVE_QUEUE: usize = 64;
 const REPLAY_QUEUE: usize = 4;
-/// Maximum number of recorded lines per tick.
-const MAX_LINES: usize = 100;
 /// Gap reason, also in recordings, of ticks that the screen was too slow for.
 pub const SLOW_SCREEN: &str = "slow_screen";
 /// Interval before the first tick, which comes early.
@@ -144,7 +144,7 @@ impl Feed {
     /// # Errors
     /// Fails if no thread or descriptor is available.
     pub fn recorded(recording: Recording) -> anyhow::Result<Self> {
-        Self::start("whylate-replay", REPLAY_QUEUE, move |sender, stop| replay(sender, &stop, &recording))
+        Self::start("whylate-replay", REPLAY_QUEUE, move |sender, _| replay(sender, &recording))
     }
 
     fn start(
@@ -202,6 +202,14 @@ impl Drop for Feed {
     }
 }
 
+/// A replay waits for the screen, and ends when that is closed.
+impl Sink for Sender {
+    fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {
+        let is_received = self.send_blocking(Message::Tick(tick.lines, Own::default()));
+        Ok(if is_received { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    }
+}
+
 fn measure(sender: &mut Sender, stop: UnixStream, wish: &Wish, every: Duration) -> anyhow::Result<()> {
     let watch = Watch::of_socket(stop);
     let mut attaching = |step: Attaching<'_>| match step {
@@ -213,7 +221,7 @@ fn measure(sender: &mut Sender, stop: UnixStream, wish: &Wish, every: Duration) 
             // then.
             let last = looking.len().saturating_sub(1);
             let sources = looking[..last].iter().map(|feed| measured(feed, wish)).collect();
-            let lines = looking[..last].iter_mut().filter_map(|feed| feed.snapshot().ok());
+            let lines = looking[..last].iter_mut().filter_map(|feed| feed.source.snapshot().ok());
             let lines: Vec<Line> = lines.map(|snapshot| Line::Snapshot(Box::new(snapshot))).collect();
             if !lines.is_empty() {
                 sender.try_send(Message::Early(Box::new(Header { sources, ..about::this_machine() }), lines));
@@ -221,31 +229,32 @@ fn measure(sender: &mut Sender, stop: UnixStream, wish: &Wish, every: Duration) 
         }
     };
     let Some(attached) = sources::attach(&watch, wish, &mut attaching)? else { return Ok(()) };
-    let (mut recorded, header) = Recorded::begin(attached, wish)?;
+    let pace = Pace { interval: Some(every), first: Some(FIRST_TICK), poll: Some(NOW_AND_THEN), ..Pace::default() };
+    let (mut live, header) = Live::begin(attached, wish, watch, pace)?;
     let every_ns = u64::try_from(every.as_nanos()).ok();
     sender.try_send(Message::Started(Box::new(Header { every_ns, ..header })));
-    let started = Instant::now();
-    let mut cost = Cost::now();
-    let mut due = started + FIRST_TICK.min(every);
-    let mut problems: VecDeque<String> = VecDeque::new();
-    loop {
-        let ended = wait(&watch, Some(due), NOW_AND_THEN, &mut || recorded.take_late().map(|()| false))?;
-        if ended != Ended::Time {
-            return Ok(());
-        }
-        let tick = recorded.tick()?;
-        sender.send_tick(tick.lines, cost.since());
+    drive(&mut live, &mut Measured { sender, cost: Cost::now(), problems: VecDeque::new() })
+}
+
+/// Sends what is measured, unless the screen is too slow.
+struct Measured<'a> {
+    sender: &'a mut Sender,
+    cost: Cost,
+    /// Problems that wait for room in the queue.
+    problems: VecDeque<String>,
+}
+
+impl Sink for Measured<'_> {
+    fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {
+        self.sender.send_tick(tick.lines, self.cost.since());
         panic_if_asked("feed");
-        problems.extend(tick.problems);
-        // Problems wait for room in the queue.
-        while let Some(problem) = problems.front()
-            && sender.try_send(Message::Problem(problem.clone()))
+        self.problems.extend(tick.problems);
+        while let Some(problem) = self.problems.front()
+            && self.sender.try_send(Message::Problem(problem.clone()))
         {
-            problems.pop_front();
+            self.problems.pop_front();
         }
-        // Ticks missed while the process was stopped are skipped.
-        let number = (started.elapsed().as_nanos() / every.as_nanos().max(1)) as u32 + 1;
-        due = started + every.saturating_mul(number);
+        Ok(ControlFlow::Continue(()))
     }
 }
 
@@ -274,44 +283,14 @@ impl Cost {
     }
 }
 
-fn replay(sender: &mut Sender, stop: &UnixStream, recording: &Recording) -> anyhow::Result<()> {
-    let mut played = recording.play()?;
-    if !sender.send_blocking(Message::Started(Box::new(played.header().clone()))) {
+fn replay(sender: &mut Sender, recording: &Recording) -> anyhow::Result<()> {
+    let mut replay = Replay::new(recording.play()?);
+    if !sender.send_blocking(Message::Started(Box::new(replay.header().clone()))) {
         return Ok(());
     }
-    let (mut lines, mut seen, mut has_any): (Vec<Line>, Vec<&str>, bool) = (Vec::new(), Vec::new(), false);
-    let mut beyond = 0;
-    while let Some(line) = played.next_of_any_kind()? {
-        // A crafted recording may have no tick for long.
-        if rustix::io::read(stop, &mut [0_u8]).is_ok() {
-            return Ok(());
-        }
-        if let Line::Snapshot(snapshot) = &line {
-            let Some(card) = named(&snapshot.source) else { continue };
-            // A tick has one snapshot per source: the second snapshot of a source starts the next tick.
-            if seen.contains(&card.name) {
-                seen.clear();
-                if !sender.send_blocking(Message::Tick(std::mem::take(&mut lines), Own::default())) {
-                    return Ok(());
-                }
-            }
-            seen.push(card.name);
-            has_any = true;
-        }
-        // Other kinds of lines are few per tick.
-        if lines.len() < MAX_LINES {
-            lines.push(line);
-        } else {
-            beyond += 1;
-        }
-    }
+    drive(&mut replay, sender)?;
     // Without a tick the screen closes, and the error is printed below the prompt.
-    if !has_any {
-        return Err(nothing_in_span(played.name()));
-    }
-    sender.send_blocking(Message::Tick(lines, Own::default()));
-    let mut missing = played.missing();
-    missing.extend(played.skipped_message(beyond));
-    sender.send_blocking(Message::Read(missing));
+    replay.ensure_any()?;
+    sender.send_blocking(Message::Read(replay.played().missing()));
     Ok(())
 }

@@ -13,7 +13,7 @@ use whylate_model::{LateEvent, Series, Snapshot, TopN};
 
 use super::Arguments;
 use crate::cli::undid;
-use crate::engine::runner::PendingLate;
+use crate::engine::late_buffer::LateBuffer;
 use crate::render::json::JsonLines;
 use crate::render::text::irqsoff::IrqsoffText;
 use crate::render::text::table::{Table, terminal_columns};
@@ -49,7 +49,7 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
         Box::new(IrqsoffText::new(arguments.shown(), terminal_columns(), None).in_utc())
     };
     output.begin(out)?;
-    let (mut kept, mut written) = (PendingLate::new(arguments.keep()), Ok(()));
+    let (mut kept, mut written) = (LateBuffer::new(arguments.keep()), Ok(()));
     let (mut snapshot, undone) = import(input, "", options, &mut |event| {
         if !arguments.schedule.json && event.labels.contains_key("callback") {
             timers.add(event);

@@ -4,11 +4,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use whylate_model::blame::Evidence;
+use whylate_model::recording::Line;
 use whylate_model::sources::TIMERLAT;
 use whylate_model::{LateEvent, Snapshot, TimerEvidence, TopN};
 use whylate_sources::kernel::cpus::Choice;
@@ -19,13 +21,15 @@ use whylate_sources::{Attached as _, Measuring, Session};
 use super::figures::Figures;
 use super::{Arguments, Common, Plan, RECORDED_WORST, actions};
 use crate::cli::{Origin, SUCCESS, THRESHOLD_HIT, UsageError, record};
-use crate::engine::runner::{Feed, Keep, PendingLate, wait};
+use crate::engine::late_buffer::{Keep, LateBuffer};
+use crate::engine::live::{Feed, wait};
+use crate::engine::replay::Replay;
+use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::{Ended, Watch};
 use crate::render::json::JsonLines;
 use crate::render::text::Output as _;
 use crate::render::text::timerlat as view;
 use crate::render::text::timerlat::{analysis, trace};
-use crate::store::play::nothing_in_span;
 use crate::store::{Played, Recorder, about};
 
 /// Name of the histogram of the return to user space.
@@ -86,62 +90,71 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
 }
 
 /// Prints a recording. Thresholds do not stop a replay.
-fn replay(plan: &Plan<'_>, mut played: Played) -> anyhow::Result<u8> {
+fn replay(plan: &Plan<'_>, played: Played) -> anyhow::Result<u8> {
     let common = plan.common;
     let late_from_ns = played.late_from_ns(TIMERLAT.name)?;
     if late_from_ns.is_none() && (common.why.is_some() || common.worst.is_some()) {
         say!("whylate: {} was recorded without late events of {}", played.name(), TIMERLAT.name);
     }
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    let mut figures = Figures::new(plan);
-    let mut kept = PendingLate::new(Keep::worst(common.worst.map(usize::from).filter(|_| common.why.is_none())));
-    figures.begin(&mut out)?;
-    let mut lead_ns = None;
-    let mut next = played.next_snapshot(TIMERLAT.name)?;
-    if next.is_none() {
-        played.report_missing();
-        return Err(nothing_in_span(played.name()));
+    let out = &mut io::BufWriter::new(io::stdout().lock());
+    let figures = Figures::new(plan);
+    figures.begin(out)?;
+    let keep = Keep::worst(common.worst.map(usize::from).filter(|_| common.why.is_none()));
+    let mut replay = Replay::of_source(played, &TIMERLAT, None, common.duration);
+    let mut replayed = Replayed { common, figures, kept: LateBuffer::new(keep), latest: None, out };
+    drive(&mut replay, &mut replayed)?;
+    if let Some(mut latest) = replayed.latest.take() {
+        replayed.kept.move_into(&mut latest);
+        replayed.figures.finish(replayed.out, latest, false)?;
     }
-    while let Some(mut snapshot) = next {
-        for event in std::mem::take(&mut snapshot.late) {
-            match common.json {
-                true if common.worst.is_some() || common.why.is_some_and(|over_ns| event.latency_ns >= over_ns) => {
-                    kept.add(event);
-                }
-                true => {}
-                false => figures.late(&mut out, event)?,
-            }
-        }
-        if let Some(cpus) = &common.cpus {
-            snapshot.series.retain(|series| {
-                let cpu = series.labels.get("cpu").and_then(|cpu| cpu.parse().ok());
-                cpu.is_none_or(|cpu| cpus.0.contains(&cpu))
-            });
-        }
-        figures.has_user |= snapshot.series.iter().any(|series| series.histograms.contains_key(USER));
-        figures.total.add(&snapshot);
-        let lead_ns = *lead_ns.get_or_insert_with(|| played.lead_ns(&snapshot));
-        let since_ns = figures.total.duration_ns.saturating_sub(lead_ns);
-        let is_over = common.duration.is_some_and(|ns| played.completes_interval(since_ns, snapshot.duration_ns, ns));
-        next = if is_over { None } else { played.next_snapshot(TIMERLAT.name)? };
-        if next.is_none() {
-            kept.move_into(&mut snapshot);
-            figures.finish(&mut out, snapshot, false)?;
-            break;
-        }
-        if figures.refreshes() {
+    replayed.out.flush()?;
+    replay.finish().map(|()| SUCCESS)
+}
+
+/// Figures of a recording so far.
+struct Replayed<'a> {
+    common: &'a Common,
+    figures: Figures<'a>,
+    kept: LateBuffer,
+    /// The last snapshot, of which it is not known yet whether another one follows.
+    latest: Option<Snapshot>,
+    out: &'a mut dyn Write,
+}
+
+impl Sink for Replayed<'_> {
+    fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {
+        let common = self.common;
+        if let Some(mut latest) = self.latest.take().filter(|_| self.figures.refreshes()) {
             if common.json {
-                kept.move_into(&mut snapshot);
-                JsonLines.snapshot(&mut out, snapshot)?;
+                self.kept.move_into(&mut latest);
+                JsonLines.snapshot(self.out, latest)?;
             } else {
-                figures.refresh(&mut out)?;
+                self.figures.refresh(self.out)?;
             }
-            out.flush()?;
+            self.out.flush()?;
         }
+        for mut snapshot in tick.into_snapshots() {
+            for event in std::mem::take(&mut snapshot.late) {
+                match common.json {
+                    true if common.worst.is_some() || common.why.is_some_and(|over_ns| event.latency_ns >= over_ns) => {
+                        self.kept.add(event);
+                    }
+                    true => {}
+                    false => self.figures.late(self.out, event)?,
+                }
+            }
+            if let Some(cpus) = &common.cpus {
+                snapshot.series.retain(|series| {
+                    let cpu = series.labels.get("cpu").and_then(|cpu| cpu.parse().ok());
+                    cpu.is_none_or(|cpu| cpus.0.contains(&cpu))
+                });
+            }
+            self.figures.has_user |= snapshot.series.iter().any(|series| series.histograms.contains_key(USER));
+            self.figures.total.add(&snapshot);
+            self.latest = Some(snapshot);
+        }
+        Ok(ControlFlow::Continue(()))
     }
-    out.flush()?;
-    played.report_missing();
-    Ok(SUCCESS)
 }
 
 /// Settings of the machine that are changed during the measurement.
@@ -178,6 +191,8 @@ enum Step {
 struct Measurement<'a> {
     plan: &'a Plan<'a>,
     feed: Feed<AttachedTimerlat>,
+    /// Late activations for the next line of JSON.
+    pending: LateBuffer,
     figures: Figures<'a>,
     recorder: Option<Recorder>,
     /// First activation of each CPU that hit a threshold.
@@ -198,7 +213,8 @@ impl<'a> Measurement<'a> {
         figures.has_user = source.has_user();
         Measurement {
             plan,
-            feed: Feed::new(&TIMERLAT, source, Keep::worst(worst.filter(|_| common.why.is_none()))),
+            feed: Feed { card: &TIMERLAT, source },
+            pending: LateBuffer::new(Keep::worst(worst.filter(|_| common.why.is_none()))),
             figures,
             recorder: None,
             hits: BTreeMap::new(),
@@ -215,9 +231,7 @@ impl<'a> Measurement<'a> {
             if watch.until(Some(until))? != Ended::Time {
                 return Ok(SUCCESS);
             }
-            self.feed.take_late(&mut |_| Ok(None))?;
-            self.feed.source.snapshot()?;
-            self.feed.source.resume()?;
+            self.discard()?;
         }
         self.figures.begin(out)?;
         let started = Instant::now();
@@ -233,7 +247,7 @@ impl<'a> Measurement<'a> {
             }
             let latest = self.feed.source.snapshot()?;
             if let Some(recorder) = &mut self.recorder {
-                recorder.snapshot(&latest);
+                recorder.tick(vec![Line::Snapshot(Box::new(latest.clone()))]);
             }
             self.figures.total.add(&latest);
             // The time may be over after a long action, or with a threshold that is hit all the time.
@@ -289,10 +303,7 @@ impl<'a> Measurement<'a> {
 
     fn take_late(&mut self, out: &mut dyn Write) -> anyhow::Result<()> {
         let mut events = Vec::new();
-        self.feed.take_late(&mut |event| {
-            events.push(event);
-            Ok(None)
-        })?;
+        self.feed.source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
         for mut event in events {
             if self.is_hit(&event) {
                 self.hits.entry(event.cpu).or_insert_with(|| event.clone());
@@ -311,13 +322,13 @@ impl<'a> Measurement<'a> {
                 event.stack.clear();
             }
             if let Some(recorder) = &mut self.recorder {
-                recorder.late(&event);
+                recorder.late(TIMERLAT.name, event.clone());
             }
             let is_asked = common.why.is_some_and(|over_ns| event.latency_ns >= over_ns);
             if common.json {
                 let evidence = event.evidence.take();
                 if is_asked || common.worst.is_some() || (evidence.is_some() && common.why.is_none()) {
-                    self.feed.kept().add(event);
+                    self.pending.add(event);
                 }
             } else {
                 self.figures.late(out, event)?;
@@ -360,11 +371,15 @@ impl<'a> Measurement<'a> {
             self.write_hit(out)?;
         }
         self.hits.clear();
-        // Discards everything since the stop.
-        self.feed.take_late(&mut |_| Ok(None))?;
-        self.feed.source.snapshot()?;
-        self.feed.source.resume()?;
+        self.discard()?;
         Ok(true)
+    }
+
+    /// Discards what was measured so far, and goes on.
+    fn discard(&mut self) -> anyhow::Result<()> {
+        self.feed.source.drain_late(Duration::ZERO, &mut |_| ())?;
+        self.feed.source.snapshot()?;
+        self.feed.source.resume()
     }
 
     fn refresh(&mut self, out: &mut dyn Write, latest: Snapshot) -> anyhow::Result<()> {
@@ -379,13 +394,13 @@ impl<'a> Measurement<'a> {
     }
 
     fn write_json(&mut self, out: &mut dyn Write, mut snapshot: Snapshot) -> io::Result<()> {
-        self.feed.kept().move_into(&mut snapshot);
+        self.pending.move_into(&mut snapshot);
         JsonLines.snapshot(out, snapshot)
     }
 
     fn finish(&mut self, out: &mut dyn Write, mut latest: Snapshot, hit: bool) -> anyhow::Result<()> {
         let common = self.plan.common;
-        self.feed.kept().move_into(&mut latest);
+        self.pending.move_into(&mut latest);
         self.figures.finish(out, latest, hit)?;
         if hit && !common.json {
             self.write_hit(out)?;

@@ -32,7 +32,7 @@ use jiff::tz::TimeZone;
 use whylate_model::culprits::By;
 use whylate_model::folded::Root;
 use whylate_model::overview::{Gatherer, Overview, SourceSummary};
-use whylate_model::recording::{Header, Line, Repeated};
+use whylate_model::recording::{Header, Line};
 use whylate_model::sources::named;
 use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 
@@ -41,6 +41,7 @@ pub use page::{Made, write};
 pub use read::recorded;
 
 use crate::cli::overview::not_recorded;
+use crate::engine::ticks::{Tick, add_lost};
 use crate::render::text::offcpu::chains::parts_of;
 use crate::store::play::gap_message;
 use headline::{Victim, Victims};
@@ -99,13 +100,6 @@ pub struct Report {
     pub zone: TimeZone,
 }
 
-fn add_lost(into: &mut BTreeMap<String, u64>, lost: BTreeMap<String, u64>) {
-    for (reason, count) in lost {
-        let all = into.entry(reason).or_default();
-        *all = all.saturating_add(count);
-    }
-}
-
 impl Report {
     /// Returns the snapshot of a source over all slots, and those of each slot: what is known at the end of a slot may
     /// be gone at the end of all.
@@ -139,21 +133,11 @@ impl ReportBuilder {
         })
     }
 
-    /// Adds a tick. No source may have two snapshots in it.
+    /// Adds a tick: takes late events and stacks out of its lines, and leaves the rest so that its memory can be reused.
     ///
     /// # Errors
-    /// Fails if memory is exhausted.
-    pub fn tick(&mut self, mut lines: Vec<Line>) -> anyhow::Result<()> {
-        self.tick_with_repeated(&mut lines, &BTreeMap::new())
-    }
-
-    /// Adds a tick like `tick`; the stacks of some snapshots are in `repeated`, by source. Takes late events and stacks
-    /// out of the lines, and leaves the rest so that its memory can be reused.
-    fn tick_with_repeated(
-        &mut self,
-        lines: &mut [Line],
-        repeated: &BTreeMap<String, Vec<Repeated>>,
-    ) -> anyhow::Result<()> {
+    /// When memory is exhausted.
+    pub fn tick(&mut self, Tick { lines, repeated, .. }: &mut Tick) -> anyhow::Result<()> {
         self.raw.tick(lines)?;
         let slot = self.slots.next();
         // The account is read after the snapshots, when the next ones have started. A replay counts it with the next

@@ -11,6 +11,7 @@ use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 use super::listed::ListedEvent;
 use super::rows::{StackSums, Stacks};
 use super::slots::{Slot, Slots};
+use crate::engine::ticks::add_lost;
 use crate::store::packer::Packer;
 
 /// Maximum size of an embedded recording. Base64 adds a third.
@@ -122,7 +123,7 @@ impl Thinned<'_> {
                 lines.push(Line::Snapshot(Box::new(Snapshot { late, ..snapshot })));
             }
             let mut lost = BTreeMap::new();
-            slots.iter().for_each(|slot| super::add_lost(&mut lost, slot.lost.clone()));
+            slots.iter().for_each(|slot| add_lost(&mut lost, slot.lost.clone()));
             if let Some(last) = slots.last().filter(|_| !lost.is_empty()) {
                 // The account precedes the start of the next tick, as in every recording.
                 lines.push(Line::Account(Account { at_unix_ns: last.end_unix_ns, lost }));

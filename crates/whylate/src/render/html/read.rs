@@ -2,27 +2,26 @@
 //! Reads a recording tick by tick. A thread reads and parses ahead, which takes as long as processing the ticks.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::thread;
 
 use anyhow::Context as _;
-use whylate_model::recording::{Header, Line, Repeated};
+use whylate_model::recording::{Header, Reader};
 use whylate_model::sources::named;
 use whylate_model::{Histogram, Snapshot, Stack};
 
 use super::{Report, ReportBuilder};
+use crate::engine::replay::Replay;
+use crate::engine::ticks::{Sink, Tick, drive};
 use crate::store::play::{Recording, nothing_in_span};
 
 /// Number of ticks sent at once, as waking the receiver costs as much as one tick; and number of such batches to read
 /// ahead.
 const BATCH: usize = 8;
 const BATCHES_AHEAD: usize = 1;
-/// Maximum number of lines other than snapshots in a tick.
-const MAX_OTHER_LINES: usize = 10_000;
-
-/// Lines, and by source the stacks of those snapshots that lack them.
-type Tick = (Vec<Line>, BTreeMap<String, Vec<Repeated>>);
 
 enum Message {
     Header(Box<Header>),
@@ -41,14 +40,13 @@ pub fn recorded(recording: &Recording) -> anyhow::Result<Report> {
     let is_thinned = &AtomicBool::new(false);
     thread::scope(|scope| {
         // If the receiver is gone, its error ends the report.
-        let reader =
-            scope.spawn(move || read(recording, is_thinned, &used, &mut |message| sender.send(message).is_ok()));
+        let reader = scope.spawn(move || read(recording, Batches { ticks: Vec::new(), sender, used, is_thinned }));
         let mut builder: Option<ReportBuilder> = None;
         for message in receiver {
             match (message, &mut builder) {
                 (Message::Header(header), _) => builder = Some(ReportBuilder::new(*header)?),
                 (Message::Ticks(mut ticks), Some(builder)) => {
-                    ticks.iter_mut().try_for_each(|(lines, repeated)| builder.tick_with_repeated(lines, repeated))?;
+                    ticks.iter_mut().try_for_each(|tick| builder.tick(tick))?;
                     // At the end the reader no longer receives them.
                     let _ = used_sender.send(ticks);
                     is_thinned.store(builder.is_thinned(), Ordering::Relaxed);
@@ -77,55 +75,50 @@ fn depends_on_age(source: &str, stack: &Stack) -> bool {
     !(card.figures)(&snapshot).is_empty()
 }
 
-/// Sends the ticks of a recording, and returns the file's name. Once the embedded recording is thinned, it no longer
-/// needs the text of stacks that were seen before. Lines come back to be reused: allocating in one thread and freeing
-/// in another makes both wait.
-fn read(
-    recording: &Recording,
-    is_thinned: &AtomicBool,
-    used: &Receiver<Vec<Tick>>,
-    send: &mut dyn FnMut(Message) -> bool,
-) -> anyhow::Result<String> {
-    let mut played = recording.play()?;
-    let mut is_receiving = send(Message::Header(Box::new(played.header().clone())));
-    let (mut lines, mut seen, mut others): (Vec<Line>, Vec<String>, usize) = (Vec::new(), Vec::new(), 0);
-    let (mut ticks, mut repeated, mut skipped): (Vec<Tick>, _, _) = (Vec::new(), BTreeMap::new(), 0);
-    while is_receiving {
-        if is_thinned.load(Ordering::Relaxed) {
-            played.reader().repeat(depends_on_age);
-        }
-        let Some(line) = played.next_of_any_kind()? else { break };
-        match &line {
-            // Sources are read in turn: the second snapshot of one begins the next tick. Snapshots of unknown sources
-            // are skipped, as they would make ticks without end.
-            Line::Snapshot(snapshot) if named(&snapshot.source).is_none() => continue,
-            Line::Snapshot(snapshot) => {
-                if seen.contains(&snapshot.source) {
-                    seen.clear();
-                    others = 0;
-                    ticks.push((std::mem::take(&mut lines), std::mem::take(&mut repeated)));
-                    if ticks.len() >= BATCH {
-                        is_receiving = send(Message::Ticks(std::mem::take(&mut ticks)));
-                        let lines = used.try_iter().flatten().flat_map(|(lines, _)| lines);
-                        lines.for_each(|line| played.reader().use_again(line));
-                    }
-                }
-                seen.push(snapshot.source.clone());
-                repeated.extend(played.reader().take_repeated().map(|stacks| (snapshot.source.clone(), stacks)));
-            }
-            _ if others >= MAX_OTHER_LINES => {
-                skipped += 1;
-                continue;
-            }
-            _ => others += 1,
-        }
-        lines.push(line);
+/// Sends the ticks of a recording, and returns the file's name.
+fn read(recording: &Recording, mut batches: Batches<'_>) -> anyhow::Result<String> {
+    let mut replay = Replay::new(recording.play()?);
+    if batches.send(Message::Header(Box::new(replay.header().clone()))).is_continue() {
+        drive(&mut replay, &mut batches)?;
+        let lines = replay.take_repeated_lines();
+        // If the receiver is gone, neither matters.
+        let _ = (batches.flush(), batches.send(Message::End(replay.played().missing(), lines)));
     }
-    ticks.push((lines, repeated));
-    if is_receiving && send(Message::Ticks(ticks)) {
-        let skipped = played.skipped_message(skipped);
-        let lines = played.reader().take_repeated_lines();
-        send(Message::End(played.missing().into_iter().chain(skipped).collect(), lines));
+    Ok(replay.played().name().to_owned())
+}
+
+/// Sends ticks in batches. Once the embedded recording is thinned, it no longer needs the text of stacks that were seen
+/// before. Lines come back to be reused: allocating in one thread and freeing in another makes both wait.
+struct Batches<'a> {
+    ticks: Vec<Tick>,
+    sender: SyncSender<Message>,
+    used: Receiver<Vec<Tick>>,
+    is_thinned: &'a AtomicBool,
+}
+
+impl Batches<'_> {
+    /// Sends a message. Returns whether there is a receiver.
+    fn send(&self, message: Message) -> ControlFlow<()> {
+        if self.sender.send(message).is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     }
-    Ok(played.name().to_owned())
+
+    fn flush(&mut self) -> ControlFlow<()> {
+        let ticks = std::mem::take(&mut self.ticks);
+        self.send(Message::Ticks(ticks))
+    }
+}
+
+impl Sink for Batches<'_> {
+    fn prepare(&mut self, reader: &mut Reader<File>) {
+        if self.is_thinned.load(Ordering::Relaxed) {
+            reader.repeat(depends_on_age);
+        }
+        let lines = self.used.try_iter().flatten().flat_map(|tick| tick.lines);
+        lines.for_each(|line| reader.use_again(line));
+    }
+
+    fn tick(&mut self, tick: Tick) -> anyhow::Result<ControlFlow<()>> {
+        self.ticks.push(tick);
+        Ok(if self.ticks.len() < BATCH { ControlFlow::Continue(()) } else { self.flush() })
+    }
 }

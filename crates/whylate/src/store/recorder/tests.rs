@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 
+use whylate_model::Snapshot;
 use whylate_model::recording::Reader;
 
 use super::*;
@@ -171,15 +172,6 @@ fn records_suspends_and_clock_steps() {
 }
 
 #[test]
-fn counts_late_events_beyond_limit() {
-    let mut late_buffer = LateBuffer::default();
-    (0..LATE_EVENTS + 3).for_each(|_| late_buffer.add(&LateEvent::default()));
-    let lines = late_buffer.lines(snapshot(1));
-    assert!(matches!(&lines[1], Line::Gap(gap) if gap.count == 3 && gap.reason == "late_events"));
-    assert_eq!(late_buffer.lines(snapshot(2)).len(), 1);
-}
-
-#[test]
 fn file_is_private_and_locked_by_its_writer() {
     use std::os::unix::fs::MetadataExt as _;
     let directory = tempfile::tempdir().expect("a directory");
@@ -188,7 +180,7 @@ fn file_is_private_and_locked_by_its_writer() {
     let mut recorder = Recorder::start(Box::new(FileStore::create(&path, 0).expect("made")), header).expect("started");
     let refused = FileStore::create(&path, 0).expect_err("it is being written").to_string();
     assert!(refused.contains("another whylate"), "{refused}");
-    (0..3).for_each(|number| recorder.snapshot(&snapshot(number)));
+    (0..3).for_each(|number| recorder.tick(tick(number)));
     recorder.end().expect("all is written");
     assert_eq!(fs::metadata(&path).expect("there").mode() & 0o777, 0o600);
     let (lines, is_whole) = lines(&path);

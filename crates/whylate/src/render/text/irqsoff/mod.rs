@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
     use crate::cli::irqsoff::Arguments;
-    use crate::engine::runner::PendingLate;
+    use crate::engine::late_buffer::LateBuffer;
     use crate::render::json::JsonLines;
 
     #[derive(Parser)]
@@ -283,7 +283,7 @@ mod tests {
             Box::new(IrqsoffText { zone: TimeZone::UTC, ..IrqsoffText::new(arguments.shown(), None, Some(7)) })
         };
         output.begin(&mut out).expect("a vector takes everything");
-        let (mut kept, mut snapshot) = (PendingLate::new(arguments.keep()), snapshot());
+        let (mut kept, mut snapshot) = (LateBuffer::new(arguments.keep()), snapshot());
         for event in events() {
             output.late(&mut out, &event).expect("a vector takes everything");
             kept.add(event);

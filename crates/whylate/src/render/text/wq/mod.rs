@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
     use crate::cli::wq::Arguments;
-    use crate::engine::runner::{Keep, PendingLate};
+    use crate::engine::late_buffer::{Keep, LateBuffer};
     use crate::render::json::JsonLines;
 
     #[derive(Parser)]
@@ -313,7 +313,7 @@ mod tests {
             if arguments.schedule.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
         output.begin(&mut out).expect("a vector takes everything");
         let (mut kept, mut snapshot) =
-            (PendingLate::new(Keep::for_options(arguments.schedule, arguments.explain)), snapshot());
+            (LateBuffer::new(Keep::for_options(arguments.schedule, arguments.explain)), snapshot());
         for event in late {
             output.late(&mut out, &event).expect("a vector takes everything");
             kept.add(event);
