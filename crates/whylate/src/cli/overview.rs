@@ -140,7 +140,7 @@ impl Results {
     fn new(arguments: &Arguments, header: &Header) -> Self {
         let cards: Vec<&'static Card> = header.sources.iter().filter_map(|of| named(&of.source)).collect();
         Results {
-            gatherer: Gatherer::of(cards.clone(), arguments.rank.into()),
+            gatherer: Gatherer::for_cards(cards.clone(), arguments.rank.into()),
             mergers: cards.iter().map(|_| Merger::default()).collect(),
             last_stacks: cards.iter().map(|_| Vec::new()).collect(),
             lost: BTreeMap::new(),

@@ -23,6 +23,7 @@ use crate::engine::progress::Progress;
 use crate::engine::sources::{self, Wish};
 use crate::engine::ticks::{Sink, Tick, drive};
 use crate::engine::watch::Watch;
+use crate::store::destination::{DirectoryStore, FileStore, Retention, RingStore, Store, When};
 use crate::store::recorder::Recorder;
 use crate::store::{EXTENSION, about};
 

@@ -11,7 +11,7 @@ use crate::cli::arguments::{Explain, Rank, Record, Schedule, WAITS};
 use crate::cli::{Origin, present};
 use crate::engine::late_buffer::Keep;
 use crate::engine::runner::{Lates, Query, Stream, drive};
-use crate::render::text::sqpoll::Text;
+use crate::render::text::sqpoll::SqpollText;
 use crate::render::text::table::terminal_columns;
 
 /// Advice on how to get a submission thread.
