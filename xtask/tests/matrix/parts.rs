@@ -228,7 +228,8 @@ const COMMANDS: &str = r#"
     whylate run --json sh -c "sleep 0.3; dd if=/dev/zero of='$directory/written' bs=4k count=20 conv=fsync; true" 2>&1
     (sleep 20 | cat) &
     sleep 1
-    whylate --comm cat --json -d 2s
+    # Through a pipe: on a console, the line that shows progress would come before the JSON.
+    whylate --comm cat --json -d 2s 2>&1 | cat
     kill $!
 "#;
 
