@@ -112,6 +112,9 @@ fn ensure_rounds_reported(
 ) -> Result<()> {
     let rounds = amount(ROUNDS) as usize;
     let waited = naps(rounds)?;
+    // Where a kernel hides switches out of idle, a switch-in is known by the next event on its CPU: without the sleep,
+    // the last nap would have no end if this thread goes on.
+    thread::sleep(SETTLE_TIME);
     let stays = stays_of(&recorded(edges)?, waited.tid);
     let within = waited.from_ns..waited.to_ns;
     let waits = stays.windows(2).filter_map(|pair| match pair[0].exit {
