@@ -393,10 +393,22 @@ mod tests {
     #[test]
     fn source_is_described_by_its_card() {
         static MADE_UP: Card = Card {
-            events: Some(Judged { of: "letters in a bag", late_from_ns: 7_000, next: "whylate post --why {from}" }),
+            events: Some(Judged {
+                of: "letters in a bag",
+                row: "letter: in a bag",
+                late: ["letter", "letters"],
+                late_from_ns: 7_000,
+                next: "whylate post --why {from}",
+            }),
             ..Card::new(
                 "post",
-                Judged { of: "letters", late_from_ns: 9_000, next: "whylate post {from}" },
+                Judged {
+                    of: "letters",
+                    row: "letter: until read",
+                    late: ["letter", "letters"],
+                    late_from_ns: 9_000,
+                    next: "whylate post {from}",
+                },
                 |snapshot| snapshot.total("days"),
             )
         };
@@ -404,7 +416,13 @@ mod tests {
             also_reports: |event| event.labels.contains_key("registered"),
             ..Card::new(
                 "courier",
-                Judged { of: "parcels", late_from_ns: 1, next: "whylate courier {from}" },
+                Judged {
+                    of: "parcels",
+                    row: "parcel: until taken",
+                    late: ["parcel", "parcels"],
+                    late_from_ns: 1,
+                    next: "whylate courier {from}",
+                },
                 |snapshot| snapshot.total("days"),
             )
         };

@@ -70,6 +70,16 @@ pub fn format_ns(ns: u64) -> String {
     format!("{value:.digits$}{unit}")
 }
 
+/// Formats a duration that a person chose, as such a person would type it, e.g. `10ms`; others like [`format_ns`].
+pub fn format_round_ns(ns: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")];
+    let whole = UNITS.into_iter().find(|(unit_ns, _)| ns.is_multiple_of(*unit_ns) && ns > 0);
+    match whole.map(|(unit_ns, unit)| (ns / unit_ns, unit)).filter(|(count, _)| *count < 10_000) {
+        Some((count, unit)) => format!("{count}{unit}"),
+        None => format_ns(ns),
+    }
+}
+
 /// Makes text safe for terminals and web pages: characters that are not [`is_printable`] become `?`. Processes choose
 /// their names, and users those of files, cgroups and functions.
 pub fn printable(text: &str) -> String {

@@ -147,7 +147,7 @@ fn records_all_sources_and_no_command_lines() -> Result<()> {
     let text: String = lines.iter().map(|line| serde_json::to_string(line).unwrap_or_default()).collect();
     ensure!(!text.contains(secret), "a command line is recorded");
     let look = printed(whylate(&["replay"]).arg(&path))?;
-    ensure!(look.contains("SOURCE") && look.contains("timerlat"), "{look}");
+    ensure!(look.contains("WHAT WAITED") && look.contains("timer: until"), "{look}");
     // A truncated file is reported, and its snapshots are shown.
     let bytes = fs::read(&path)?;
     fs::write(&path, &bytes[..bytes.len() - bytes.len() / 4])?;

@@ -428,6 +428,6 @@ fn a_long_recording_is_unpacked_and_saved() -> Result<()> {
     }
     let output = whylate(&["replay", name(&saved)]).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("SOURCE"), "{said}");
+    ensure!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains("WHAT WAITED"), "{said}");
     ensure_quiet(&mut browser)
 }

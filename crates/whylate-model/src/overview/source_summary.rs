@@ -7,7 +7,7 @@ use super::{Headline, HeldUp, LateCounts, LateOf, Unmeasured};
 use crate::recording::Measured;
 use crate::snapshot::{Sleeper, Unexplained};
 use crate::sources::{Card, Judged, Remark};
-use crate::units::format_ns;
+use crate::units::format_round_ns;
 use crate::{Histogram, Snapshot};
 
 /// Summary of one source over a span, for the overview.
@@ -184,7 +184,7 @@ impl<'a> SourceSummary<'a> {
         let SourceSummary { card, unexplained, remark, .. } = self;
         let late = lates.count + unexplained.events;
         let figures = self.figures();
-        let next = |judged: &Judged| judged.next.replace("{from}", &format_ns(judged.late_from_ns));
+        let next = |judged: &Judged| judged.next.replace("{from}", &format_round_ns(judged.late_from_ns));
         let late_of = card.events.map(|judged| LateOf {
             of: judged.of.to_owned(),
             late_from_ns: judged.late_from_ns,

@@ -31,6 +31,8 @@ pub static BLOCK: Card = Card {
         "block",
         Judged {
             of: "I/O requests, until they are done",
+            row: "disk request: until done",
+            late: ["disk request", "disk requests"],
             late_from_ns: 50_000_000,
             next: "whylate block --why {from}",
         },

@@ -47,6 +47,8 @@ pub static IRQSOFF: Card = Card {
         "irqsoff",
         Judged {
             of: "late interrupts, until they are handled",
+            row: "interrupt: until handled",
+            late: ["interrupt", "interrupts"],
             late_from_ns: 5_000_000,
             next: "whylate irqsoff --why {from}",
         },

@@ -29,6 +29,10 @@ pub static CARDS: [&Card; 6] = [&WQ, &TIMERLAT, &IRQSOFF, &OFFCPU, &SQPOLL, &BLO
 pub struct Card {
     /// Lower-case name: directory, command and JSON `source`.
     pub name: &'static str,
+    /// Name of one late event among those of other sources.
+    pub event: &'static str,
+    /// Words before the subject of a late event; empty if the subject speaks for itself, as a thread does.
+    pub subject: &'static str,
     /// Latency of the headline figures, and its threshold.
     pub judged: Judged,
     /// Returns the headline figures of a snapshot.
@@ -65,6 +69,10 @@ pub struct Card {
 pub struct Judged {
     /// Subject of the latency, and its end; empty if only late events are recorded.
     pub of: &'static str,
+    /// What waits, and until when, in at most 24 columns.
+    pub row: &'static str,
+    /// Name of one late event, and of several.
+    pub late: [&'static str; 2],
     /// Threshold in nanoseconds: a longer latency is noticed by users, on machines with or without a real-time setup.
     pub late_from_ns: u64,
     /// Command that shows more, with `{from}` in place of the threshold.
@@ -105,6 +113,8 @@ impl Card {
     pub const fn new(name: &'static str, judged: Judged, figures: fn(&Snapshot) -> Histogram) -> Self {
         Card {
             name,
+            event: judged.late[0],
+            subject: "",
             judged,
             figures,
             events: None,

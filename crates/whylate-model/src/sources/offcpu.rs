@@ -9,14 +9,19 @@ use crate::{Histogram, Snapshot};
 /// Stacks of sleeping threads, and run-queue waits. 20 ms is a normal run-queue wait with five other runnable threads.
 /// Users notice threads that are held up for more than 100 ms.
 pub static OFFCPU: Card = Card {
+    event: "wait",
     stacks: "where threads wait",
     events: Some(Judged {
         of: "threads that can run, until they have a CPU",
+        row: "run queue: until running",
+        late: ["wait for a CPU", "waits for a CPU"],
         late_from_ns: 20_000_000,
         next: "whylate offcpu --why {from} -d 10s",
     }),
     held_up: Some(Judged {
         of: "threads held up by others' work, CPU waits, disk I/O or locks",
+        row: "wait: held up by others",
+        late: ["held-up wait", "held-up waits"],
         late_from_ns: 100_000_000,
         next: "whylate offcpu --why {from} -d 10s",
     }),
@@ -62,6 +67,8 @@ pub static OFFCPU: Card = Card {
         "offcpu",
         Judged {
             of: "threads in uninterruptible sleep at the end, since they blocked",
+            row: "D state: age at the end",
+            late: ["thread in D state", "threads in D state"],
             // The awaited event is long overdue.
             late_from_ns: 1_000_000_000,
             next: "whylate offcpu --blocked {from}",

@@ -46,9 +46,17 @@ pub static SQPOLL: Card = Card {
             "the end of work was not seen; the time until the next work or sleep counts as work (--precise)",
         ),
     ],
-    ..Card::new("sqpoll", Judged { of: "", late_from_ns: 5_000_000, next: "whylate sqpoll --why {from} 1" }, |_| {
-        Histogram::default()
-    })
+    ..Card::new(
+        "sqpoll",
+        Judged {
+            of: "",
+            row: "SQPOLL: until it runs",
+            late: ["SQPOLL wait", "SQPOLL waits"],
+            late_from_ns: 5_000_000,
+            next: "whylate sqpoll --why {from} 1",
+        },
+        |_| Histogram::default(),
+    )
 };
 
 fn remark(snapshot: &Snapshot) -> Remark {

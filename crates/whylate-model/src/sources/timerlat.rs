@@ -23,6 +23,8 @@ pub static TIMERLAT: Card = Card {
         "timerlat",
         Judged {
             of: "threads that a timer wakes, until they run",
+            row: "timer: until thread runs",
+            late: ["timer", "timers"],
             late_from_ns: 5_000_000,
             next: "whylate timerlat top --why {from}",
         },

@@ -8,6 +8,7 @@ use crate::merge::Merging;
 
 /// Time that work items wait until a worker starts them.
 pub static WQ: Card = Card {
+    subject: "work item",
     // A worker without an item that waits for a CPU is about to start one, which waits at least as long. A worker with
     // an item does not count: its item has started.
     also_reports: |event| {
@@ -35,6 +36,8 @@ pub static WQ: Card = Card {
         "wq",
         Judged {
             of: "work items, until a worker starts them",
+            row: "work item: until started",
+            late: ["work item", "work items"],
             late_from_ns: 10_000_000,
             next: "whylate wq --why {from}",
         },

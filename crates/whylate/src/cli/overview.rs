@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use clap::Args;
+use jiff::tz::TimeZone;
 use whylate_model::overview::{Gatherer, Overview, Unmeasured};
 use whylate_model::recording::{Header, Line, Measured};
 use whylate_model::sources::named;
@@ -24,7 +25,7 @@ use crate::engine::sources::{self, Wish};
 use crate::engine::ticks::{Sink, Tick, add_lost, drive};
 use crate::engine::watch::Watch;
 use crate::render::json::write_line;
-use crate::render::text::overview;
+use crate::render::text::overview::{self, Screen};
 use crate::render::text::table::terminal_columns;
 use crate::store::Recorder;
 use crate::store::play::Recording;
@@ -49,6 +50,9 @@ pub struct Arguments {
     /// One JSON object
     #[arg(long)]
     json: bool,
+    /// All worst events, lost events by reason, and what was not measured
+    #[arg(short, long)]
+    verbose: bool,
     #[command(flatten)]
     record: Record,
 }
@@ -80,7 +84,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if arguments.json {
         write_line(&mut out, &look)?;
     } else {
-        overview::write(&mut out, &look, terminal_columns())?;
+        let screen = Screen { columns: terminal_columns(), is_verbose: arguments.verbose, zone: TimeZone::system() };
+        overview::write(&mut out, &look, &screen)?;
     }
     out.flush()?;
     Ok(())

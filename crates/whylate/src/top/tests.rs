@@ -17,7 +17,7 @@ use whylate_sources::paths::Program;
 use super::draw::draw;
 use super::history::History;
 use super::keys::Key;
-use super::panel::Glyphs;
+use super::panel::{Glyphs, Row};
 use super::program_filter::{ProgramFilter, Stacks};
 use super::state::{Mode, Phase, State, ViewKind};
 
@@ -222,9 +222,12 @@ fn shows_early_sources_until_all_are_attached() {
     }
     state.phase = Phase::Attaching("wq".to_owned());
     let early = drawn(&state, 100, 30);
-    assert!(early.contains("timerlat") && early.contains("attaching wq") && !early.contains("offcpu"), "{early}");
+    assert!(
+        early.contains("timer: until") && early.contains("attaching wq") && !early.contains("run queue"),
+        "{early}"
+    );
     state.start(header());
-    assert!(drawn(&state, 100, 30).contains("timerlat"));
+    assert!(drawn(&state, 100, 30).contains("timer: until"));
     add(&mut state, tick(2));
     add(&mut state, tick(3));
     assert_eq!((state.shown().len(), state.window.clone()), (2, 2..4));
@@ -394,8 +397,10 @@ fn much_is_drawn_at_once() {
         work();
         println!("{what}: {:.1} ms", began.elapsed().as_secs_f64() * 1e3);
     };
-    for (source, series) in [("wq", 10_000), ("timerlat", 4_096)] {
-        let row = state.view().panels[0].rows().iter().position(|row| row.cells[0].text() == source).expect("a row");
+    for (card, series) in [(&WQ, 10_000), (&TIMERLAT, 4_096)] {
+        let source = card.name;
+        let is_its = |row: &Row| row.cells[0].text() == card.judged.row;
+        let row = state.view().panels[0].rows().iter().position(is_its).expect("a row");
         state.press(Key::Home);
         for _ in 0..row {
             state.press(Key::Down);

@@ -19,7 +19,8 @@ use super::path::{self, of_name, what};
 use super::processes;
 use crate::render::json::write_line;
 
-/// Maximum number of outside culprits that are shown.
+/// Outside culprits below this share of the elapsed time are merged into one line, and their maximum number.
+const SMALL_PERCENT: f64 = 0.5;
 const MAX_OUTSIDERS: usize = 10;
 // How an outside culprit delayed the command.
 const OCCUPIED_CPU: &str = "occupied its CPU";
@@ -165,7 +166,7 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     let mut sums: BTreeMap<(String, &str), u64> = BTreeMap::new();
     for (segment, how) in explained.path.iter().filter_map(|segment| Some((segment, how(segment)?))) {
         let item = if segment.kind == CauseKind::Work { "work item " } else { "" };
-        *sums.entry((format!("{item}{}", segment.who), how)).or_default() += segment.ns;
+        *sums.entry((format!("{item}{}", of_name(segment).who), how)).or_default() += segment.ns;
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_by(|(a, a_ns), (b, b_ns)| (Reverse(a_ns), a).cmp(&(Reverse(b_ns), b)));
@@ -176,8 +177,14 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
     let all_ns: u64 = sums.iter().map(|(_, ns)| ns).sum();
     let all = format!("{}{}", if explained.is_folded { "at least " } else { "" }, format_ns(all_ns));
     writeln!(out, "Others delayed it by {all} ({:.1}% of the elapsed time):", percent(all_ns))?;
-    for ((who, how), ns) in sums.iter().take(MAX_OUTSIDERS) {
+    let shown = sums.iter().take(MAX_OUTSIDERS).take_while(|(_, ns)| percent(*ns) >= SMALL_PERCENT).count();
+    let (shown, small) = sums.split_at(if sums.len() - shown > 1 { shown } else { sums.len() });
+    for ((who, how), ns) in shown {
         writeln!(out, "  {:>5.1}% {:>8}  {} {how}", percent(*ns), format_ns(*ns), printable(who))?;
+    }
+    if !small.is_empty() {
+        let small_ns: u64 = small.iter().map(|(_, ns)| ns).sum();
+        writeln!(out, "  {:>5.1}% {:>8}  {} others", percent(small_ns), format_ns(small_ns), small.len())?;
     }
     Ok(())
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Table of late events, newest first.
 
+use std::cmp::Reverse;
+
 use jiff::Timestamp;
 use whylate_model::{Card, LateEvent};
 
@@ -32,7 +34,7 @@ pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel 
         }
         let main = event.causes.iter().max_by_key(|cause| cause.ns);
         let because = main.map_or_else(|| "not explained".to_owned(), |cause| why::culprit(cause.kind, &cause.who));
-        rows.push(Row {
+        let row = Row {
             key: format!("{tick}/{index}"),
             cells: vec![
                 Cell::Ordered(time_of_day(event.at_unix_ns, state), event.at_unix_ns),
@@ -43,8 +45,12 @@ pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel 
             ],
             is_late: false,
             opens: Some(ViewKind::Event(card.name, tick, index)),
-        });
+        };
+        rows.push((event.at_unix_ns, row));
     }
+    // Sources report at different times.
+    rows.sort_by_key(|(at_unix_ns, _)| Reverse(*at_unix_ns));
+    let rows = rows.into_iter().map(|(_, row)| row).collect();
     let title = match more {
         0 => "Late events".to_owned(),
         _ => format!("Late events; {more} older ones not shown"),

@@ -12,7 +12,7 @@ use whylate_model::thread::by_name;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
-use crate::render::text::overview::of_figures;
+use crate::render::text::overview::{delayed, of_figures};
 use crate::render::text::why;
 use crate::top::history::Tick;
 use crate::top::panel::{Cell, Panel, Row};
@@ -23,7 +23,12 @@ const BESIDE_GRAPH: usize = 66;
 const GRAPH: RangeInclusive<usize> = 12..=60;
 /// Minimum screen width for a column of medians.
 const WIDE: usize = 100;
+/// Minimum screen width for a column that describes what is measured.
+const VERY_WIDE: usize = 150;
+const DESCRIPTION: usize = 66;
 const BAR: usize = 12;
+/// Culprits below this share of the delay are merged into one row.
+const SMALL_SHARE: f64 = 0.005;
 
 pub fn panels(state: &State, columns: usize) -> Vec<Panel> {
     vec![sources(state, columns), culprits(state), late::panel(state, |_, _| true)]
@@ -32,6 +37,8 @@ pub fn panels(state: &State, columns: usize) -> Vec<Panel> {
 /// A source's headline figure and its limit.
 struct Judged<'a> {
     name: &'static str,
+    /// What waits, and until when.
+    row: &'static str,
     of: Cow<'a, str>,
     late_from_ns: u64,
     late: Option<u64>,
@@ -41,17 +48,18 @@ struct Judged<'a> {
 }
 
 fn sources(state: &State, columns: usize) -> Panel {
-    let graph = columns.saturating_sub(BESIDE_GRAPH).clamp(*GRAPH.start(), *GRAPH.end());
-    let is_wide = columns >= WIDE;
+    let (is_wide, is_very_wide) = (columns >= WIDE, columns >= VERY_WIDE);
+    let beside = BESIDE_GRAPH + if is_very_wide { DESCRIPTION } else { 0 };
+    let graph = columns.saturating_sub(beside).clamp(*GRAPH.start(), *GRAPH.end());
     let mut rows = Vec::new();
     for source in &state.look.sources {
         let Some(card) = named(&source.source) else { continue };
-        for (number, judged) in judged(source).into_iter().enumerate() {
+        for (number, judged) in judged(source, card).into_iter().enumerate() {
             let values = over_time(state, graph, |tick| (judged.value)(state, tick, card));
             let figure = |ns| if number == 0 && source.count > 0 { Cell::Ns(ns) } else { Cell::Missing };
             let count = if number == 0 && !source.of.is_empty() { Cell::Count(source.count) } else { Cell::Missing };
             let mut cells = vec![
-                Cell::Text(source.source.clone()),
+                Cell::Text(judged.row.to_owned()),
                 Cell::Text(if judged.is_late { "LATE" } else { "normal" }.to_owned()),
                 count,
             ];
@@ -61,8 +69,8 @@ fn sources(state: &State, columns: usize) -> Panel {
                 judged.max_ns.map_or(Cell::Missing, Cell::Ns),
                 judged.late.map_or(Cell::Missing, Cell::Count),
                 Cell::Text(state.glyphs.spark(&values, judged.late_from_ns)),
-                Cell::Text(judged.of.into_owned()),
             ]);
+            cells.extend(is_very_wide.then(|| Cell::Text(judged.of.into_owned())));
             rows.push(Row {
                 key: format!("{}{}", source.source, judged.name),
                 cells,
@@ -74,17 +82,19 @@ fn sources(state: &State, columns: usize) -> Panel {
     for missing in &state.look.unmeasured {
         let mut cells = vec![Cell::Text(missing.source.clone()), Cell::Text("n/a".to_owned())];
         cells.resize(if is_wide { 8 } else { 7 }, Cell::Missing);
-        cells.push(Cell::Text(missing.reason.clone()));
+        cells.extend(is_very_wide.then(|| Cell::Text(missing.reason.clone())));
         rows.push(Row { key: format!("{} is not measured", missing.source), cells, is_late: false, opens: None });
     }
+    rows.sort_by_key(|row| !row.is_late);
     let span = format_ns(state.look.duration_ns);
     let title = format!("Sources over {span}; full height = late");
     let p50 = if is_wide { "P50, " } else { "" };
-    let columns = format!("<SOURCE, <VERDICT, COUNT, {p50}P99, MAX, LATE, =OVER TIME, <OF");
+    let of = if is_very_wide { ", <OF" } else { "" };
+    let columns = format!("<WHAT WAITED, <VERDICT, COUNT, {p50}P99, MAX, LATE, =OVER TIME{of}");
     Panel::table("sources", title, &columns, rows, "nothing measured yet")
 }
 
-fn judged(source: &Headline) -> Vec<Judged<'_>> {
+fn judged<'a>(source: &'a Headline, card: &'static Card) -> Vec<Judged<'a>> {
     let has_figures = source.count > 0;
     let own_is_late = match source.late_of {
         Some(_) => has_figures && source.max_ns >= source.late_from_ns,
@@ -92,6 +102,7 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
     };
     let mut all = vec![Judged {
         name: "",
+        row: card.judged.row,
         of: of_figures(source),
         late_from_ns: source.late_from_ns,
         late: Some(if source.late_of.is_none() { source.late } else { source.late_figures }),
@@ -105,6 +116,7 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
     let seen = |late: u64, max_ns: u64| (late > 0).then_some(max_ns);
     all.extend(source.late_of.as_ref().map(|of| Judged {
         name: " events",
+        row: card.events().row,
         of: of.of.as_str().into(),
         late_from_ns: of.late_from_ns,
         late: Some(source.late),
@@ -114,6 +126,7 @@ fn judged(source: &Headline) -> Vec<Judged<'_>> {
     }));
     all.extend(source.held_up.as_ref().map(|of| Judged {
         name: " held up",
+        row: card.held_up.map_or(card.name, |judged| judged.row),
         of: of.of.as_str().into(),
         late_from_ns: of.late_from_ns,
         late: Some(of.late),
@@ -146,13 +159,11 @@ fn total_ns(culprits: &[Culprit]) -> u64 {
 /// Lists culprits, a row each; the title is put together from its start and end.
 pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str) -> Panel {
     let all_ns = total_ns(culprits);
-    let rows = culprits.iter().map(|culprit| {
-        let share = culprit.total_ns as f64 / all_ns.max(1) as f64;
-        let victims: Vec<String> = culprit
-            .victims
-            .iter()
-            .map(|of| format!("{} {} (worst {})", of.source, times(of.events), format_ns(of.worst_ns)))
-            .collect();
+    let share_of = |culprit: &Culprit| culprit.total_ns as f64 / all_ns.max(1) as f64;
+    let shown = culprits.partition_point(|culprit| share_of(culprit) >= SMALL_SHARE);
+    let (shown, small) = culprits.split_at(if culprits.len() - shown > 1 { shown } else { culprits.len() });
+    let rows = shown.iter().map(|culprit| {
+        let share = share_of(culprit);
         // Keyed by name alone, so that the row stays the same when more threads of that name appear.
         let is_name = culprit.alike > 0;
         let name = if is_name { culprit.who.clone() } else { by_name(&culprit.who).into_owned() };
@@ -163,18 +174,32 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
                 Cell::Ns(culprit.total_ns),
                 Cell::Ordered(state.glyphs.bar(share, BAR), culprit.total_ns),
                 Cell::Text(why::culprit_label(culprit)),
-                Cell::Text(victims.join(", ")),
+                Cell::Text(delayed(culprit)),
             ],
             is_late: false,
             opens: Some(ViewKind::Culprit(culprit.kind, name)),
         }
     });
+    let small_ns = total_ns(small);
+    let others = (!small.is_empty()).then(|| Row {
+        key: "others".to_owned(),
+        cells: vec![
+            Cell::Share(small_ns as f64 / all_ns.max(1) as f64),
+            Cell::Ns(small_ns),
+            Cell::Missing,
+            Cell::Text(why::counted(small.len() as u64, "other")),
+            Cell::Missing,
+        ],
+        is_late: false,
+        opens: None,
+    });
     let total = if all_ns > 0 { format!(", {} total", format_ns(all_ns)) } else { String::new() };
     let title = format!("{title}{total}{ends}");
-    Panel::table("culprits", title, "SHARE, DELAY, <BAR, <WHO, <VICTIMS", rows.collect(), "no known culprits")
-}
-
-/// Formats a count of occurrences.
-pub fn times(count: u64) -> String {
-    if count == 1 { "once".to_owned() } else { format!("{count} times") }
+    Panel::table(
+        "culprits",
+        title,
+        "SHARE, DELAY, <BAR, <WHO, <DELAYED",
+        rows.chain(others).collect(),
+        "no known culprits",
+    )
 }

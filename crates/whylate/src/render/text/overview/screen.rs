@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The screen of the overview: the verdict, the culprits, what waited, the worst event, and the commands to run next.
+
+use std::io::{self, Write};
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use whylate_model::culprits::Culprit;
+use whylate_model::late::cpu_subject;
+use whylate_model::overview::{ForSleeper, Headline, Overview, Sighting};
+use whylate_model::snapshot::Sleeper;
+use whylate_model::sources::{CARDS, named};
+use whylate_model::units::{format_ns, format_round_ns, printable};
+
+use super::{RenderedRow, shown};
+use crate::render::text::table::Table;
+use crate::render::text::time_of_day::time_of_day;
+use crate::render::text::{footer, path, why};
+
+/// Maximum number of threads in uninterruptible sleep that are shown per source.
+const MAX_SLEEPERS: usize = 3;
+/// Maximum number of culprits with a line of their own.
+const MAX_CULPRITS: usize = 8;
+/// Culprits below this percentage of the total delay are merged into one line.
+const SMALL_PERCENT: f64 = 0.5;
+/// Events that are left out on purpose, so that they are not lost: whylate's own.
+const LEFT_OUT: &str = "own";
+
+/// How much is written, and for which place.
+#[derive(Debug)]
+pub struct Screen {
+    /// Width of the terminal; `None` for a file or a pipe.
+    pub columns: Option<usize>,
+    /// Whether all worst events and everything about the measurement itself are written.
+    pub is_verbose: bool,
+    /// Time zone of the times of day.
+    pub zone: TimeZone,
+}
+
+/// Writes the overview as text.
+///
+/// # Errors
+/// Fails if the output does.
+pub fn write(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
+    let rows: Vec<RenderedRow<'_>> = shown(look).collect();
+    write_verdict(out, look, &rows, screen)?;
+    write_culprits(out, look, screen)?;
+    writeln!(out)?;
+    table(&rows).write(out, screen.columns)?;
+    for of in &look.unmeasured {
+        write_wrapped(out, &format!("-     {}: {}", printable(&of.source), printable(&of.reason)), screen)?;
+    }
+    for source in look.sources.iter().filter(|source| source.is_late && !source.remark.is_empty()) {
+        writeln!(out, "      {}", printable(&source.remark))?;
+    }
+    write_worst(out, look, screen)?;
+    write_for_sleepers(out, look)?;
+    write_commands(out, look, &rows, screen)?;
+    write_measurement(out, look, screen)
+}
+
+/// Writes what was late, and its main culprit.
+fn write_verdict(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>], screen: &Screen) -> io::Result<()> {
+    let (host, span) = (printable(&look.host), format_ns(look.duration_ns));
+    let late: Vec<String> = rows.iter().filter(|row| row.is_late).map(late_events).collect();
+    if late.is_empty() {
+        return writeln!(out, "Nothing was late on {host} in {span}.");
+    }
+    let delay_ns: u64 = look.sources.iter().map(|source| source.late_ns).fold(0, u64::saturating_add);
+    let delay = if delay_ns == 0 { String::new() } else { format!("; {} of delay", format_ns(delay_ns)) };
+    write_wrapped(out, &format!("LATE on {host} in {span}: {}{delay}.", late.join(", ")), screen)?;
+    let explained_ns = explained_ns(look);
+    match look.culprits.first() {
+        Some(culprit) if explained_ns > 0 => {
+            let of = if look.unexplained().events > 0 { "the explained delay" } else { "it" };
+            let percent = culprit.total_ns as f64 * 100.0 / explained_ns as f64;
+            write_wrapped(out, &format!("{percent:.0}% of {of}: {}.", why::culprit_label(culprit)), screen)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Counts the late events of a row.
+fn late_events(row: &RenderedRow<'_>) -> String {
+    let [one, several] = row.judged.map_or([row.source; 2], |judged| judged.late);
+    match row.late {
+        Some(1) => format!("1 {}", printable(one)),
+        Some(count) => format!("{count} {}", printable(several)),
+        None => format!("some {}", printable(several)),
+    }
+}
+
+/// Returns the delay that the culprits caused.
+fn explained_ns(look: &Overview) -> u64 {
+    look.culprits.iter().map(|culprit| culprit.total_ns).fold(0, u64::saturating_add)
+}
+
+fn write_culprits(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
+    let (culprits, all_ns) = (&look.culprits, explained_ns(look));
+    let rest = why::unexplained(&look.unexplained(), all_ns, "event");
+    if all_ns == 0 {
+        return rest.map_or(Ok(()), |rest| write_wrapped(out, &rest, screen));
+    }
+    let percent = |ns: u64| ns as f64 * 100.0 / all_ns as f64;
+    writeln!(out, "\nCULPRITS, {} in all", format_ns(all_ns))?;
+    rest.map_or(Ok(()), |rest| write_wrapped(out, &rest, screen))?;
+    let is_shown = |culprit: &&Culprit| percent(culprit.total_ns) >= SMALL_PERCENT;
+    let shown = culprits.iter().take(MAX_CULPRITS).take_while(is_shown).count();
+    let (shown, rest) = culprits.split_at(shown);
+    for culprit in shown {
+        let (share, delay) = (percent(culprit.total_ns), format_ns(culprit.total_ns));
+        let name = format!("{share:>5.1}%  {delay:>6}  {}", why::culprit_label(culprit));
+        let delayed = delayed(culprit);
+        let length = name.chars().count() + delayed.chars().count() + 2;
+        match screen.columns {
+            // Nothing decisive is cut: the victims have a line of their own.
+            Some(columns) if length > columns => writeln!(out, "{name}:\n{:16}{delayed}", "")?,
+            _ => writeln!(out, "{name}: {delayed}")?,
+        }
+    }
+    if !rest.is_empty() {
+        let rest_ns: u64 = rest.iter().map(|culprit| culprit.total_ns).sum();
+        let others = why::counted(rest.len() as u64, "other");
+        writeln!(out, "{:>5.1}%  {:>6}  {others}", percent(rest_ns), format_ns(rest_ns))?;
+    }
+    Ok(())
+}
+
+/// Counts the events that a culprit delayed, with the worst delay.
+pub fn delayed(culprit: &Culprit) -> String {
+    let event = |source: &str| named(source).map_or_else(|| printable(source), |card| card.event.to_owned());
+    let each = culprit.victims.iter().map(|victims| why::counted(victims.events, &event(&victims.source)));
+    let worst_ns = culprit.victims.iter().map(|victims| victims.worst_ns).max().unwrap_or(0);
+    format!("{}, worst {}", each.collect::<Vec<_>>().join(", "), format_ns(worst_ns))
+}
+
+fn table(rows: &[RenderedRow<'_>]) -> Table {
+    let mut table = Table::new("<, <WHAT WAITED, LATE, COUNT, P50, P99, MAX, LIMIT");
+    let count = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
+    let ns = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), format_ns);
+    for row in rows {
+        table.row(vec![
+            if row.is_late { "LATE" } else { "ok" }.to_owned(),
+            row.judged.map_or(row.source, |judged| judged.row).to_owned(),
+            count(row.late),
+            count(row.count),
+            ns(row.p50_ns),
+            ns(row.p99_ns),
+            ns(row.max_ns),
+            format_round_ns(row.late_from_ns),
+        ]);
+    }
+    table
+}
+
+/// Writes threads that are still blocked, and the worst late events.
+fn write_worst(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
+    let has_sleepers = look.sources.iter().any(|source| !source.sleepers.is_empty());
+    if look.worst.is_empty() && !has_sleepers {
+        return Ok(());
+    }
+    writeln!(out, "\nWORST")?;
+    look.sources.iter().try_for_each(|source| write_sleepers(out, look, source, screen))?;
+    let shown = if screen.is_verbose { look.worst.len() } else { 1 };
+    look.worst.iter().take(shown).try_for_each(|sighting| write_sighting(out, sighting, screen))?;
+    match look.worst.len().saturating_sub(shown) {
+        0 => Ok(()),
+        more => writeln!(out, "({more} more with -v)"),
+    }
+}
+
+fn write_sighting(out: &mut dyn Write, sighting: &Sighting, screen: &Screen) -> io::Result<()> {
+    let event = &sighting.event;
+    let (at, latency) = (time_of_day(event.at_unix_ns, &screen.zone), format_ns(event.latency_ns));
+    let card = named(&sighting.source);
+    let what = if event.subject == cpu_subject(event.cpu) {
+        let what = card.map_or(sighting.source.as_str(), |card| card.event);
+        format!("{}, {}", printable(what), printable(&event.subject))
+    } else {
+        let before = card.map(|card| card.subject).filter(|before| !before.is_empty());
+        let before = before.map_or_else(String::new, |before| format!("{before} "));
+        let waited_in = event.labels.get("waited_in").filter(|_| !event.path.is_empty());
+        let between = if path::stop_of(&event.path).is_some() { ", " } else { " in " };
+        let waited_in = waited_in.map_or_else(String::new, |via| format!("{between}{}", printable(via)));
+        format!("{before}{}{waited_in}, CPU {}", printable(&event.subject), event.cpu)
+    };
+    writeln!(out, "{at} {latency} {what}")?;
+    if event.path.is_empty() { why::write_causes(out, event) } else { path::write_wait(out, &event.path, 4) }
+}
+
+/// Writes the threads that are still in uninterruptible sleep.
+fn write_sleepers(out: &mut dyn Write, look: &Overview, source: &Headline, screen: &Screen) -> io::Result<()> {
+    let at = time_of_day(look.start_unix_ns.saturating_add(look.duration_ns), &screen.zone);
+    for Sleeper { who, process, asleep_ns, waits_in, class } in source.sleepers.iter().take(MAX_SLEEPERS) {
+        let (who, asleep) = (printable(who), format_ns(*asleep_ns));
+        let of = process.as_deref().map_or_else(String::new, |of| format!(" of {}", printable(of)));
+        let place = waits_in.as_deref().map_or_else(String::new, |place| format!(" in {}", printable(place)));
+        writeln!(out, "{at} {asleep} {who}{of}, still in D state{place} ({})", class.words())?;
+    }
+    Ok(())
+}
+
+/// Writes long waits for threads that slept on a timer themselves. They do not count as late: they may be by design.
+fn write_for_sleepers(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
+    let held_up = look.sources.iter().filter_map(|source| source.held_up.as_ref());
+    for held_up in held_up.filter(|held_up| !held_up.for_sleepers.is_empty()) {
+        let from = format_round_ns(held_up.late_from_ns);
+        writeln!(out, "\nNot counted, maybe by design: waits of {from} or longer for a thread that slept itself")?;
+        for ForSleeper { who, sleeper, waits, total_ns } in &held_up.for_sleepers {
+            let times = if *waits == 1 { "once".to_owned() } else { format!("{waits} times") };
+            let (who, sleeper, total) = (printable(who), printable(sleeper), format_ns(*total_ns));
+            writeln!(out, "    {who} waited for {sleeper} {times}, {total} in total")?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes the commands that show more: of what was late, or of what the overview does not cover.
+fn write_commands(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>], screen: &Screen) -> io::Result<()> {
+    let mut next: Vec<&str> = Vec::new();
+    for row in rows.iter().filter(|row| row.is_late) {
+        if !next.contains(&row.next) {
+            next.push(row.next);
+        }
+    }
+    if !next.is_empty() {
+        writeln!(out, "\nNEXT")?;
+        next.iter().try_for_each(|command| writeln!(out, "  {}", printable(command)))?;
+    }
+    if screen.is_verbose {
+        writeln!(out, "\nNOT COVERED")?;
+        let beyond = CARDS.into_iter().flat_map(|card| card.beyond_a_look.iter().copied());
+        let unmeasured = look.unmeasured.iter().map(|of| (of.source.as_str(), "whylate doctor"));
+        for (what, command) in beyond.chain(unmeasured) {
+            writeln!(out, "  {command:<33} # {}", printable(what))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes everything about the measurement itself: when it was made, what was lost, and what is less precise.
+fn write_measurement(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
+    let is_lost = |(reason, _): &(&String, &u64)| *reason != LEFT_OUT;
+    let sources = || look.sources.iter().map(|source| (source.source.as_str(), &source.lost));
+    let all = || sources().chain([("all", &look.lost)]);
+    writeln!(out)?;
+    if screen.is_verbose {
+        let lost = all().flat_map(|(source, lost)| {
+            let each = lost.iter().filter(is_lost);
+            each.map(move |(reason, count)| format!("{count} {} ({source})", reason.replace('_', " ")))
+        });
+        footer::write_lost(out, &lost.collect::<Vec<_>>())?;
+        for of in &look.limitations {
+            writeln!(out, "less precise: {}: {}", printable(&of.source), printable(&of.reason))?;
+        }
+    }
+    let at = i64::try_from(look.start_unix_ns).ok().and_then(|ns| Timestamp::from_nanosecond(ns.into()).ok());
+    let at = at.map(|at| at.to_zoned(screen.zone.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string());
+    let mut notes: Vec<String> = at.map(|at| format!("from {at}")).into_iter().collect();
+    let lost: u64 = all().flat_map(|(_, lost)| lost.iter().filter(is_lost)).map(|(_, count)| *count).sum();
+    if lost > 0 {
+        let each_second = lost as f64 * 1e9 / look.duration_ns.max(1) as f64;
+        notes.push(format!("{lost} events lost ({each_second:.1}/s)"));
+    }
+    let precision = look.limitations.len() as u64;
+    if precision > 0 {
+        notes.push(why::counted(precision, "precision note"));
+    }
+    if !screen.is_verbose {
+        notes.push("more: -v".to_owned());
+    }
+    write_wrapped(out, &notes.join("; "), screen)
+}
+
+/// Writes a line, broken at spaces where the terminal ends.
+fn write_wrapped(out: &mut dyn Write, text: &str, screen: &Screen) -> io::Result<()> {
+    let columns = screen.columns.unwrap_or(usize::MAX);
+    let (mut line, mut width) = (String::new(), 0);
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if width > 0 && width + 1 + length > columns {
+            writeln!(out, "{line}")?;
+            line.clear();
+            width = 0;
+        }
+        if width > 0 {
+            line.push(' ');
+            width += 1;
+        }
+        line.push_str(word);
+        width += length;
+    }
+    writeln!(out, "{line}")
+}
+
+#[cfg(test)]
+mod tests;
