@@ -163,12 +163,20 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
         CauseKind::Running | CauseKind::Work => Some(WAITED_FOR),
         _ => None,
     };
-    let mut sums: BTreeMap<(String, &str), u64> = BTreeMap::new();
+    // By name, and the thread if it is the only one of its name.
+    let mut by_name: BTreeMap<(String, &str), (u64, Option<&str>)> = BTreeMap::new();
     for (segment, how) in explained.path.iter().filter_map(|segment| Some((segment, how(segment)?))) {
         let item = if segment.kind == CauseKind::Work { "work item " } else { "" };
-        *sums.entry((format!("{item}{}", of_name(segment).who), how)).or_default() += segment.ns;
+        let (ns, thread) =
+            by_name.entry((format!("{item}{}", of_name(segment).who), how)).or_insert((0, Some(&segment.who)));
+        *ns += segment.ns;
+        *thread = thread.filter(|thread| *thread == segment.who);
     }
-    let mut sums: Vec<_> = sums.into_iter().collect();
+    let named = |((name, how), (ns, thread)): ((String, &'static str), (u64, Option<&str>))| {
+        let who = thread.filter(|thread| thread.starts_with(&name)).map_or(name.clone(), str::to_owned);
+        ((who, how), ns)
+    };
+    let mut sums: Vec<_> = by_name.into_iter().map(named).collect();
     sums.sort_by(|(a, a_ns), (b, b_ns)| (Reverse(a_ns), a).cmp(&(Reverse(b_ns), b)));
     if sums.is_empty() {
         return Ok(());
