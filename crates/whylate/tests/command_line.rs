@@ -2,6 +2,8 @@
 //! The command line where nothing is measured: arguments, exit statuses, output files, and files that are read. Needs no
 //! root.
 
+#[path = "command_line/docs.rs"]
+mod docs;
 #[path = "command_line/import.rs"]
 mod import;
 #[path = "command_line/recordings.rs"]
