@@ -6,6 +6,7 @@ use std::io::{self, BufWriter, Write};
 use clap::Args;
 use whylate_sources::capabilities;
 
+use crate::render::text::table::terminal_columns;
 use crate::render::text::{doctor, doctor_json};
 
 /// Show what this kernel can do, source by source, and what would enable more
@@ -28,7 +29,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json {
         doctor_json::write(&found, &mut out)?;
     } else {
-        doctor::write(&found, &mut out)?;
+        doctor::write(&found, terminal_columns(), &mut out)?;
     }
     out.flush()?;
     Ok(())

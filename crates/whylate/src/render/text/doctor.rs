@@ -8,10 +8,18 @@ use whylate_sources::capabilities::{
     Btf, Capabilities, ClockSource, CpuList, Cpus, Fact, Kernel, Privileges, Readiness, State, Sysctl, Tracefs,
 };
 
-use crate::render::text::pad::Left;
+use crate::render::text::pad::{Left, Spaces, wrapped};
 
-/// Writes two columns of facts, then a table of the sources.
-pub fn write(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {
+/// Minimum width of a cell that is broken into lines.
+const MIN_WIDTH: usize = 30;
+
+/// Writes a verdict, a table of the sources, and two columns of facts. Long cells continue below themselves.
+pub fn write(found: &Capabilities, columns: Option<usize>, out: &mut impl Write) -> io::Result<()> {
+    let columns = columns.unwrap_or(usize::MAX);
+    verdict(found, out)?;
+    writeln!(out)?;
+    sources(found.sources.iter().chain([&found.causes]).chain(&found.injections), columns, out)?;
+    writeln!(out)?;
     let mut rows = vec![
         ("kernel", kernel(&found.kernel)),
         ("BTF", btf(&found.btf)),
@@ -30,10 +38,31 @@ pub fn write(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {
 
     let width = rows.iter().map(|(label, _)| label.len()).max().unwrap_or(0);
     for (label, value) in rows {
-        writeln!(out, "{}  {}", Left(label, width), printable(&value))?;
+        write_cell(out, &format!("{}  ", Left(label, width)), &printable(&value), columns)?;
     }
-    writeln!(out)?;
-    sources(found.sources.iter().chain([&found.causes]).chain(&found.injections), out)
+    Ok(())
+}
+
+/// Counts the sources that measure here, and those that would measure better with another backend.
+fn verdict(found: &Capabilities, out: &mut impl Write) -> io::Result<()> {
+    let all = found.sources.len();
+    let measuring: Vec<&Readiness> = found.sources.iter().filter(|source| source.state == State::Yes).collect();
+    let less = measuring.iter().filter(|source| !source.better.is_empty()).count();
+    let verdict = if measuring.len() == all { "ok" } else { "limited" };
+    let better = if less == 0 { String::new() } else { format!("; {less} of them could measure better") };
+    writeln!(out, "{verdict}: {} of {all} sources measure here{better}", measuring.len())
+}
+
+/// Writes a cell behind the cells of its row; lines that do not fit continue below.
+fn write_cell(out: &mut impl Write, before: &str, text: &str, columns: usize) -> io::Result<()> {
+    let indent = before.chars().count();
+    for (number, line) in wrapped(text, columns.saturating_sub(indent).max(MIN_WIDTH)).iter().enumerate() {
+        match number {
+            0 => writeln!(out, "{before}{line}")?,
+            _ => writeln!(out, "{}{line}", Spaces(indent))?,
+        }
+    }
+    Ok(())
 }
 
 fn kernel(kernel: &Kernel) -> String {
@@ -144,7 +173,11 @@ fn word(state: State) -> &'static str {
 }
 
 /// Writes a row for each remark about a source, and at least one row per source.
-fn sources<'a>(sources: impl Iterator<Item = &'a Readiness>, out: &mut impl Write) -> io::Result<()> {
+fn sources<'a>(
+    sources: impl Iterator<Item = &'a Readiness>,
+    columns: usize,
+    out: &mut impl Write,
+) -> io::Result<()> {
     let mut rows = vec![("source".to_owned(), "backend".to_owned(), "what would be better".to_owned())];
     for source in sources {
         let backend = source.backend.as_deref().unwrap_or(match source.state {
@@ -170,7 +203,7 @@ fn sources<'a>(sources: impl Iterator<Item = &'a Readiness>, out: &mut impl Writ
     let first = rows.iter().map(|(name, _, _)| name.chars().count()).max().unwrap_or(0);
     let second = rows.iter().map(|(_, backend, _)| backend.chars().count()).max().unwrap_or(0);
     for (name, backend, remark) in rows {
-        writeln!(out, "{}  {}  {remark}", Left(&name, first), Left(&backend, second))?;
+        write_cell(out, &format!("{}  {}  ", Left(&name, first), Left(&backend, second)), &remark, columns)?;
     }
     Ok(())
 }
@@ -287,14 +320,14 @@ pub(super) mod tests {
     #[test]
     fn people_see_two_columns_and_a_table() {
         let mut out = Vec::new();
-        write(&example(), &mut out).expect("memory takes everything");
+        write(&example(), Some(80), &mut out).expect("memory takes everything");
         insta::assert_snapshot!(String::from_utf8_lossy(&out));
     }
 
     #[test]
     fn no_trailing_blanks_or_control_characters() {
         let mut out = Vec::new();
-        write(&example(), &mut out).expect("memory takes everything");
+        write(&example(), None, &mut out).expect("memory takes everything");
         let text = String::from_utf8_lossy(&out);
         assert!(
             text.lines().all(|line| line == line.trim_end() && line.chars().all(whylate_model::units::is_printable)),

@@ -13,6 +13,7 @@ use whylate_model::sources::{CARDS, named};
 use whylate_model::units::{format_ns, format_round_ns, printable};
 
 use super::{RenderedRow, shown};
+use crate::render::text::pad::wrapped;
 use crate::render::text::table::Table;
 use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::{footer, path, why};
@@ -102,7 +103,7 @@ fn write_culprits(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::
         return rest.map_or(Ok(()), |rest| write_wrapped(out, &rest, screen));
     }
     let percent = |ns: u64| ns as f64 * 100.0 / all_ns as f64;
-    writeln!(out, "\nCULPRITS, {} in all", format_ns(all_ns))?;
+    writeln!(out, "\nCULPRITS, {} in total", format_ns(all_ns))?;
     rest.map_or(Ok(()), |rest| write_wrapped(out, &rest, screen))?;
     let is_shown = |culprit: &&Culprit| percent(culprit.total_ns) >= SMALL_PERCENT;
     let shown = culprits.iter().take(MAX_CULPRITS).take_while(is_shown).count();
@@ -274,23 +275,7 @@ fn write_measurement(out: &mut dyn Write, look: &Overview, screen: &Screen) -> i
 
 /// Writes a line, broken at spaces where the terminal ends.
 fn write_wrapped(out: &mut dyn Write, text: &str, screen: &Screen) -> io::Result<()> {
-    let columns = screen.columns.unwrap_or(usize::MAX);
-    let (mut line, mut width) = (String::new(), 0);
-    for word in text.split(' ') {
-        let length = word.chars().count();
-        if width > 0 && width + 1 + length > columns {
-            writeln!(out, "{line}")?;
-            line.clear();
-            width = 0;
-        }
-        if width > 0 {
-            line.push(' ');
-            width += 1;
-        }
-        line.push_str(word);
-        width += length;
-    }
-    writeln!(out, "{line}")
+    wrapped(text, screen.columns.unwrap_or(usize::MAX)).iter().try_for_each(|line| writeln!(out, "{line}"))
 }
 
 #[cfg(test)]
