@@ -202,7 +202,7 @@ const SELECTION: &str = "<div id=\"selection\" hidden>
 fn overview(report: &Report, scale: &Scale, compared: Option<&Compared>) -> String {
     let mut out = "<section id=\"when\"><h2>When it was late</h2>\n".to_owned();
     out += &help(
-        "Each picture shows one source over time: the higher, the longer something took; the darker, the more often. \
+        "Each picture shows one source over time: the higher, the longer something took; the stronger the color, the more often. \
          Dots are late events, and the bars at the bottom are the delay that each culprit caused then. \
          Drag over a picture, or use the two sliders, to select a span: everything below then covers only that span.",
     );
