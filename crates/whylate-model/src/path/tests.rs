@@ -2,7 +2,6 @@
 //! Timelines with known paths, and random ones.
 
 mod budgets;
-mod every_cursor;
 mod forward;
 mod shapes;
 mod stopped;
