@@ -135,7 +135,7 @@ fn sentence(fact: &Fact) -> String {
     }
 }
 
-fn word(state: State) -> &'static str {
+pub(super) fn word(state: State) -> &'static str {
     match state {
         State::Yes => "yes",
         State::No => "no",
