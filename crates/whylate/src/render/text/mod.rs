@@ -8,6 +8,7 @@ pub mod doctor_json;
 pub mod footer;
 pub mod histogram;
 pub mod irqsoff;
+pub mod latency;
 pub mod lost;
 pub mod offcpu;
 pub mod overview;
