@@ -32,9 +32,7 @@ fn write_in(out: &mut dyn Write, look: &Overview, terminal_columns: Option<usize
     writeln!(out, "{} of {}\n", format_ns(look.duration_ns), printable(&look.host))?;
     let rows: Vec<Row<'_>> = look.sources.iter().flat_map(rows_of).collect();
     headlines(&rows).write(out, terminal_columns)?;
-    let of_account = look.lost.iter().map(|(reason, count)| format!("{count} {} (all)", reason.replace('_', " ")));
-    let lost: Vec<String> = look.sources.iter().flat_map(lost).chain(of_account).collect();
-    footer::write_lost(out, &lost)?;
+    footer::write_lost(out, &lost_events(look))?;
     if !look.worst.is_empty() || rows.iter().any(|row| !row.source.sleepers.is_empty()) {
         writeln!(out, "\nThe worst:")?;
         look.sources.iter().try_for_each(|source| write_sleepers(out, look, source, zone))?;
@@ -100,10 +98,20 @@ fn rows_of(source: &Headline) -> impl Iterator<Item = Row<'_>> {
     std::iter::once(Row { source, of: Of::Figures, is_late }).chain(events).chain(held_up)
 }
 
+/// What a row compares with a threshold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    Figures,
+    Events,
+    /// Waits for other threads.
+    HeldUp,
+}
+
 /// A row as it is rendered. Unknown figures are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RenderedRow<'a> {
     pub source: &'a str,
+    pub kind: RowKind,
     pub is_late: bool,
     pub count: Option<u64>,
     pub p50_ns: Option<u64>,
@@ -122,7 +130,7 @@ pub fn shown(look: &Overview) -> impl Iterator<Item = RenderedRow<'_>> {
 }
 
 /// Describes the subject of a source's figures: its remark, or what it measures with the longest sleeper first.
-pub fn of_figures(source: &Headline) -> Cow<'_, str> {
+fn of_figures(source: &Headline) -> Cow<'_, str> {
     match source.sleepers.first() {
         _ if !source.remark.is_empty() => source.remark.as_str().into(),
         Some(Sleeper { who, .. }) => format!("{}, longest of {}", printable(who), source.of).into(),
@@ -139,8 +147,9 @@ impl<'a> Row<'a> {
     fn shown(&self) -> RenderedRow<'a> {
         let Row { source, of, is_late } = *self;
         let figure = |ns| (source.count > 0).then_some(ns);
-        let events = |max_ns, late_from_ns, late: u64, of: &'a str, next: &'a str| RenderedRow {
+        let events = |kind, max_ns, late_from_ns, late: u64, of: &'a str, next: &'a str| RenderedRow {
             source: &source.source,
+            kind,
             is_late,
             count: None,
             p50_ns: None,
@@ -154,6 +163,7 @@ impl<'a> Row<'a> {
         match of {
             Of::Figures => RenderedRow {
                 source: &source.source,
+                kind: RowKind::Figures,
                 is_late,
                 // A source without figures only counts late events.
                 count: (!source.of.is_empty()).then_some(source.count),
@@ -170,11 +180,11 @@ impl<'a> Row<'a> {
                 of: of_figures(source),
                 next: &source.next,
             },
-            Of::Events(late_of) => {
-                events(late_of.max_ns, late_of.late_from_ns, source.late, &late_of.of, &late_of.next)
+            Of::Events(LateOf { max_ns, late_from_ns, of, next }) => {
+                events(RowKind::Events, *max_ns, *late_from_ns, source.late, of, next)
             }
-            Of::HeldUp(held_up) => {
-                events(held_up.max_ns, held_up.late_from_ns, held_up.late, &held_up.of, &held_up.next)
+            Of::HeldUp(HeldUp { max_ns, late_from_ns, late, of, next, .. }) => {
+                events(RowKind::HeldUp, *max_ns, *late_from_ns, *late, of, next)
             }
         }
     }
@@ -202,8 +212,13 @@ fn headlines(rows: &[Row<'_>]) -> Table {
     table
 }
 
-fn lost(source: &Headline) -> impl Iterator<Item = String> {
-    source.lost.iter().map(|(reason, count)| format!("{count} {} ({})", reason.replace('_', " "), source.source))
+/// Lists lost events with their source.
+pub fn lost_events(look: &Overview) -> Vec<String> {
+    let of_sources = look.sources.iter().map(|source| (source.source.as_str(), &source.lost));
+    let each = of_sources.chain([("all", &look.lost)]).flat_map(|(source, lost)| {
+        lost.iter().map(move |(reason, count)| format!("{count} {} ({source})", reason.replace('_', " ")))
+    });
+    each.collect()
 }
 
 fn write_sighting(out: &mut dyn Write, sighting: &Sighting, zone: &TimeZone) -> io::Result<()> {
@@ -309,9 +324,7 @@ mod tests {
     use super::*;
 
     fn screen(look: &Overview) -> String {
-        let mut out = Vec::new();
-        write_in(&mut out, look, None, &TimeZone::UTC).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        crate::render::text::text_of(|out| write_in(out, look, None, &TimeZone::UTC))
     }
 
     fn headline(source: &str, is_late: bool) -> Headline {
