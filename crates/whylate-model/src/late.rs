@@ -51,6 +51,18 @@ pub struct LateEvent {
     pub evidence: Option<Box<Evidence>>,
 }
 
+impl LateEvent {
+    /// Returns a label's value; an empty text without the label.
+    pub fn label(&self, name: &str) -> &str {
+        self.labels.get(name).map_or("", String::as_str)
+    }
+
+    /// Returns the duration of a phase, in nanoseconds.
+    pub fn phase_ns(&self, name: &str) -> Option<u64> {
+        self.phases.iter().find(|(phase, _)| phase == name).map(|&(_, ns)| ns)
+    }
+}
+
 /// Label: role of a thread in the kernel, whatever its `comm` is; most threads have none.
 pub const ROLE: &str = "role";
 /// Label of a long wait that is not late because another thread slept or waited with a timeout, possibly by design:

@@ -5,6 +5,7 @@
 //! aligned. Every name passes through [`bounded`] on input.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt::{self, Write};
 
 /// Maximum length of a name in bytes.
@@ -40,6 +41,36 @@ pub fn cut(mut name: String, max_bytes: usize) -> String {
 fn start_of(text: &str, max_bytes: usize) -> &str {
     let end = (0..=max_bytes.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
     &text[..end.unwrap_or(0)]
+}
+
+/// Maximum number of interned names, far above the number of functions that a kernel traces.
+const MAX_INTERNED: usize = 64 << 10;
+
+/// Numbers of names.
+#[derive(Debug, Default)]
+pub(crate) struct Interner {
+    numbers: HashMap<Box<str>, u32>,
+    names: Vec<Box<str>>,
+}
+
+impl Interner {
+    pub fn number(&mut self, name: &str) -> u32 {
+        if let Some(&number) = self.numbers.get(name) {
+            return number;
+        }
+        // One name stands for all names beyond the limit.
+        let name = if self.names.len() < MAX_INTERNED { name } else { "(others)" };
+        let next = self.names.len() as u32;
+        let number = *self.numbers.entry(name.into()).or_insert(next);
+        if number == next {
+            self.names.push(name.into());
+        }
+        number
+    }
+
+    pub fn get(&self, number: u32) -> &str {
+        self.names.get(number as usize).map_or("", |name| name)
+    }
 }
 
 /// Formatter that stops at [`MAX_BYTES`]: further writes fail, which ends the formatting.

@@ -2,6 +2,7 @@
 //! A snapshot: what one source saw in one span of time.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
@@ -150,10 +151,14 @@ impl Snapshot {
     /// Merges the series by one label: all series with the same value of `label` become one, sorted by that value.
     /// Their other labels list each value once, separated by commas; a comma within a value has a backslash before it.
     pub fn merged_by(&self, label: &str) -> Vec<Series> {
-        let mut merged: BTreeMap<&str, (Series, BTreeMap<&str, Vec<&str>>)> = BTreeMap::new();
+        self.merged_by_all(&[label])
+    }
+
+    /// Merges the series by several labels, as [`Snapshot::merged_by`] does by one.
+    pub fn merged_by_all(&self, by: &[&str]) -> Vec<Series> {
+        let mut merged: BTreeMap<Vec<&str>, (Series, BTreeMap<&str, Vec<&str>>)> = BTreeMap::new();
         for series in &self.series {
-            let value = series.labels.get(label).map_or("", String::as_str);
-            let (into, labels) = merged.entry(value).or_default();
+            let (into, labels) = merged.entry(by.iter().map(|label| series.label(label)).collect()).or_default();
             into.absorb(series);
             for (name, value) in &series.labels {
                 let values = labels.entry(name).or_default();
@@ -164,7 +169,7 @@ impl Snapshot {
         }
         let series = merged.into_values().map(|(series, labels)| {
             let listed = |(name, values): (&str, Vec<&str>)| {
-                let text = if name == label { values.concat() } else { list(&values) };
+                let text = if by.contains(&name) { values.concat() } else { list(&values) };
                 (name.to_owned(), text)
             };
             Series { labels: labels.into_iter().map(listed).collect(), ..series }
@@ -189,6 +194,22 @@ fn list(values: &[&str]) -> String {
 }
 
 impl Series {
+    /// Returns a label's value; an empty text without the label.
+    pub fn label(&self, name: &str) -> &str {
+        self.labels.get(name).map_or("", String::as_str)
+    }
+
+    /// Returns a figure; 0 without it.
+    pub fn value(&self, name: &str) -> f64 {
+        self.values.get(name).copied().unwrap_or(0.0)
+    }
+
+    /// Returns a distribution; an empty one without it.
+    pub fn histogram(&self, name: &str) -> &Histogram {
+        static NONE: LazyLock<Histogram> = LazyLock::new(Histogram::default);
+        self.histograms.get(name).unwrap_or(&NONE)
+    }
+
     /// Adds the figures of `other`; takes the larger of those named `oldest_…` and of `period_ns`. Keeps its own
     /// labels.
     pub fn absorb(&mut self, other: &Series) {

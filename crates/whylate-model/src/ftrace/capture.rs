@@ -10,13 +10,12 @@ use super::series::{AllSeries, SeriesIndex};
 use super::timers::Timers;
 use super::{LateSink, section_event};
 use crate::late::cpu_subject;
+use crate::name::Interner;
 use crate::text::function;
 use crate::{Cause, CauseKind, Labels, LateEvent, Snapshot};
 
 /// Maximum number of CPUs; a damaged file may name more.
 const MAX_CPUS: usize = 8 << 10;
-/// Maximum number of names, far above the number of functions that disable interrupts.
-const MAX_NAMES: usize = 64 << 10;
 /// Number of recent sections per CPU that are kept to explain late timers.
 const MAX_RECENT: usize = 512;
 /// Minimum length of a section that is kept to explain a late timer.
@@ -24,32 +23,6 @@ const MIN_SECTION_NS: u64 = 1_000;
 
 /// Index of an interned name.
 type Name = u32;
-
-#[derive(Debug, Default)]
-struct Interner {
-    numbers: HashMap<Box<str>, Name>,
-    names: Vec<Box<str>>,
-}
-
-impl Interner {
-    fn number(&mut self, name: &str) -> Name {
-        if let Some(&number) = self.numbers.get(name) {
-            return number;
-        }
-        // One name stands for all names beyond the limit.
-        let name = if self.names.len() < MAX_NAMES { name } else { "(others)" };
-        let next = self.names.len() as Name;
-        let number = *self.numbers.entry(name.into()).or_insert(next);
-        if number == next {
-            self.names.push(name.into());
-        }
-        number
-    }
-
-    fn get(&self, name: Name) -> &str {
-        self.names.get(name as usize).map_or("", |name| name)
-    }
-}
 
 /// A section in progress.
 #[derive(Clone, Copy, Debug)]

@@ -257,7 +257,7 @@ fn thread(text: &str) -> Option<(&str, u32)> {
 }
 
 /// Parses a number of decimal digits only.
-pub(super) fn number<T: std::str::FromStr>(digits: &str) -> Option<T> {
+pub(crate) fn number<T: std::str::FromStr>(digits: &str) -> Option<T> {
     if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 

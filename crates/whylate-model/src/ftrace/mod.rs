@@ -18,8 +18,8 @@ use thiserror::Error;
 
 pub(crate) use self::form::{Events, has_end};
 pub use self::latency::LatencyTrace;
-pub(crate) use self::line::LONGEST_COMM;
 pub use self::line::{GONE, Gap, Lacks, TraceLine};
+pub(crate) use self::line::{LONGEST_COMM, number};
 pub use self::place::SectionFunctions;
 
 use self::capture::Capture;

@@ -615,7 +615,7 @@ fn unknown(why: &'static str) -> Mode {
 }
 
 /// Returns the thread that resumed a stopped thread.
-pub(super) fn resumed_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Actor {
+fn resumed_by(rewind: &Rewind<'_>, woken: Woken, stop: Stop) -> Actor {
     let Some(Waker::Thread(tid)) = woken.by else { return Actor::Text(stop.who()) };
     let slice = rewind.cpu_of(tid).and_then(|cpu| rewind.lanes.get(cpu)).map(|lane| lane.slice);
     match slice {

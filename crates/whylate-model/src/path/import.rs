@@ -9,7 +9,7 @@ mod answer;
 mod fields;
 mod lives;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::BufRead;
 
 use thiserror::Error;
@@ -26,6 +26,7 @@ use crate::ftrace::{
     COMPRESSED, Events, GONE, Gap, LONGEST, Lacks, NO_CPU, NO_POINT, TRACE_DAT, TraceLine, has_end, is_blank,
     is_heading,
 };
+use crate::name::Interner;
 use crate::paste::{Lines, PasteError};
 
 /// Maximum number of CPUs. No machine has more; a damaged file may name more.
@@ -35,8 +36,6 @@ const EVENTS: u64 = 8 << 20;
 /// Maximum number of bytes without an event. Between two events of perf there is at most a stack; a longer gap may have
 /// no end.
 const WITHOUT_EVENT: u64 = 64 << 20;
-/// Maximum number of work item functions. No kernel has more.
-const HANDLERS: usize = 64 << 10;
 /// Name that the kernel prints for a thread without a cached `comm`.
 const FORGOTTEN: &str = "<...>";
 
@@ -83,7 +82,7 @@ pub enum ImportError {
 pub struct Trace {
     past: Recorded,
     lives: Lives,
-    handlers: Vec<Box<str>>,
+    handlers: Interner,
     /// Time of the first event.
     pub begin_ns: u64,
     /// Time of the last event.
@@ -109,8 +108,7 @@ struct Kinds {
 struct Reader {
     builder: Builder,
     lives: Lives,
-    numbers: HashMap<Box<str>, u64>,
-    handlers: Vec<Box<str>>,
+    handlers: Interner,
     /// Kind of the timer that expired with the last event of each CPU, if one did.
     timers: Vec<Option<TimerKind>>,
     kinds: Kinds,
@@ -318,7 +316,7 @@ impl Reader {
             TraceEvent::TimerExpires(timer) => Event::TimerExpires(timer),
             TraceEvent::TimerEnds => Event::TimerEnds,
             TraceEvent::Queued(item) => Event::Queued(item, self.context(cpu, line)),
-            TraceEvent::Work(item, function) => Event::Work(item, self.handler(function)),
+            TraceEvent::Work(item, function) => Event::Work(item, u64::from(self.handlers.number(function))),
             TraceEvent::WorkEnds => Event::WorkEnds,
             TraceEvent::Request { device, sector, operation, stage } => {
                 self.kinds.requests = true;
@@ -347,20 +345,6 @@ impl Reader {
             Some(b's') => Some(Waker::Softirq),
             _ => None,
         }
-    }
-
-    fn handler(&mut self, function: &str) -> u64 {
-        if let Some(&number) = self.numbers.get(function) {
-            return number;
-        }
-        // One further entry stands for all functions without room.
-        let function = if self.handlers.len() < HANDLERS { function } else { "(others)" };
-        let next = self.handlers.len() as u64;
-        let number = *self.numbers.entry(function.into()).or_insert(next);
-        if number == next {
-            self.handlers.push(function.into());
-        }
-        number
     }
 
     fn end(mut self) -> Result<Trace, ImportError> {

@@ -2,7 +2,6 @@
 //! Timelines with known paths, and random ones.
 
 mod budgets;
-mod every_cursor;
 mod forward;
 mod shapes;
 mod stopped;
@@ -178,74 +177,6 @@ fn unseen_parent_is_found_again() {
 }
 
 #[test]
-fn throttled_time_is_attributed_to_quota_with_cgroups() {
-    let slice = |tid, from_ms, to_ms, entry, cgroup| RunSlice {
-        start_ns: 1 + from_ms * MS,
-        end_ns: 1 + to_ms * MS,
-        holder: Holder::Thread(tid),
-        name: name(tid),
-        entry,
-        cgroup,
-        ..RunSlice::default()
-    };
-    // t5 uses up its quota at 2 ms; it is refilled at 8 ms.
-    let entry = SwitchIn::Preempted { at_ns: 1 + 2 * MS };
-    let throttled = RunSlice { throttled_ns: 6 * MS, ..slice(5, 10, 12, entry, Some(77)) };
-    let past = Recorded {
-        cpus: vec![vec![
-            RunSlice { exit: SwitchOut::Preempted, ..slice(5, 0, 2, SwitchIn::GoesOn, Some(77)) },
-            slice(6, 2, 10, SwitchIn::GoesOn, None),
-            throttled,
-        ]],
-    };
-    let expected = [
-        segment(2, CauseKind::Running, "t5:5", 0),
-        segment(6, CauseKind::Throttled, "quota77", 0),
-        segment(2, CauseKind::Thread, "t6:6", 0),
-        segment(2, CauseKind::Running, "t5:5", 0),
-    ];
-    assert_eq!(segments_of(past.clone(), asked(5, 0, 12)), expected);
-    let causes = path_of(past, asked(5, 0, 12)).causes();
-    let cgroups: Vec<_> = causes.iter().map(|cause| (&*cause.who, cause.cgroup.as_ref().map(|of| &*of.path))).collect();
-    assert_eq!(cgroups[..3], [("quota77", None), ("t5:5", Some("/77")), ("t6:6", None)]);
-}
-
-#[test]
-fn before_migration_previous_cpu_is_blamed() {
-    let slice = |tid, from_ms, to_ms, entry| RunSlice {
-        start_ns: 1 + from_ms * MS,
-        end_ns: 1 + to_ms * MS,
-        holder: if tid == 0 { Holder::Idle } else { Holder::Thread(tid) },
-        name: name(tid),
-        entry,
-        ..RunSlice::default()
-    };
-    let [woken, lost] = [
-        SwitchIn::Woken { at_ns: 1 + 2 * MS, by: Waker::Timer(TimerKind::default()), cpu: 0 },
-        SwitchIn::Preempted { at_ns: 1 + 2 * MS },
-    ];
-    for entry in [woken, lost] {
-        // t5 is in the run queue of CPU 1, behind t7, until it migrates to CPU 0 at 9 ms.
-        let first = RunSlice { exit: SwitchOut::Preempted, ..slice(5, 0, 2, SwitchIn::GoesOn) };
-        let moved = Some(Move { at_ns: 1 + 9 * MS, from_cpu: 1 });
-        let cpus = vec![
-            vec![
-                slice(0, 0, 8, SwitchIn::GoesOn),
-                slice(6, 8, 10, SwitchIn::GoesOn),
-                RunSlice { moved, ..slice(5, 10, 12, entry) },
-            ],
-            vec![first, slice(7, 2, 12, SwitchIn::GoesOn)],
-        ];
-        let expected = [
-            segment(7, CauseKind::Thread, "t7:7", 0),
-            segment(1, CauseKind::Thread, "t6:6", 0),
-            segment(2, CauseKind::Running, "t5:5", 0),
-        ];
-        assert_eq!(segments_of(Recorded { cpus }, asked(5, 0, 12))[1..], expected, "{entry:?}");
-    }
-}
-
-#[test]
 fn events_after_query_end_are_ignored() {
     let mut history = Scenario::new(1);
     history.switch(0, 0, SwitchOut::Preempted, 5).sleeps(1, 0, 6).wakes(9, 0, 5).sleeps(9, 0, 5);
@@ -381,62 +312,6 @@ fn interrupt_is_not_attributed_to_interrupted_thread() {
 }
 
 #[test]
-fn overwritten_request_has_no_disk() {
-    let mut history = Scenario::new(2);
-    history.preempted(0, 0, 1).sleeps(1, 0, 0).at(6, 1, Event::RequestDone(8, 5)).wakes(6, 1, 1).preempted(7, 0, 1);
-    let mut past = history.past(8);
-    let woken =
-        past.cpus[0].iter_mut().find(|slice| matches!(slice.entry, SwitchIn::Woken { .. })).expect("it is woken");
-    woken.entry = SwitchIn::Woken { at_ns: 1 + 6 * MS, by: Waker::Disk(super::history::Request::default()), cpu: 1 };
-    let segments = segments_of(past, asked(1, 1, 7));
-    assert_eq!(segments[0], segment(5, CauseKind::Disk, "unknown (its request was overwritten)", 1));
-}
-
-#[test]
-fn lock_wait_follows_each_holder() {
-    use CauseKind::{Running, Thread};
-    // t1 waits for a lock that t2, t3 and t4 hold one after the other; t4 waits for its CPU, occupied by t5.
-    let mut history = Scenario::new(3);
-    history.preempted(0, 0, 1).preempted(0, 1, 2).sleeps(1, 0, 0);
-    history.wakes(11, 1, 3).preempted(11, 2, 3).wakes(31, 2, 4).sleeps(31, 2, 5).preempted(36, 2, 4);
-    history.wakes(66, 2, 1).preempted(66, 0, 1);
-    let expected = [
-        segment(10, Running, "t2:2", 3),
-        segment(20, Running, "t3:3", 2),
-        segment(5, Thread, "t5:5", 1),
-        segment(30, Running, "t4:4", 1),
-    ];
-    // The switch-out of t3 and t4 was never recorded: they are still within their waits at the start.
-    assert_eq!(segments_of(history.past(67), asked(1, 1, 66)), expected);
-}
-
-#[test]
-fn a_command_is_its_critical_path() {
-    use CauseKind::{Running, Thread, Timer};
-    // t1 creates t2 and t3 and waits for both; t2 exits earlier than t3, which sleeps for 40 ms.
-    let mut history = Scenario::new(2);
-    history.preempted(0, 0, 1).at(5, 0, Event::New(2)).at(6, 0, Event::New(3)).sleeps(10, 0, 3);
-    history.preempted(5, 1, 2).switch(20, 1, SwitchOut::Dead, 0).sleeps(20, 0, 0);
-    history
-        .at(60, 1, Event::Irq(Name::new("local_timer")))
-        .at(60, 1, Event::TimerExpires(TimerKind::Other))
-        .wakes(60, 1, 3);
-    history.at(60, 1, Event::IrqEnds).preempted(60, 0, 3).wakes(80, 0, 1).switch(80, 0, SwitchOut::Dead, 1);
-    let mut past = history.past(90);
-    past.cpus.iter_mut().flatten().for_each(|slice| *slice = slice.marked(|_, _| true));
-    let asked = Query { is_command: true, ..asked(1, 0, 90) };
-    let expected = [
-        segment(6, Running, "t1:1", 0),
-        segment(4, Thread, "t1:1", 0),
-        segment(10, Running, "t3:3", 0),
-        segment(40, Timer, "timer", 1),
-        segment(20, Running, "t3:3", 0),
-        segment(10, Running, "t1:1", 0),
-    ];
-    assert_eq!(segments_of(past, asked), expected);
-}
-
-#[test]
 fn unrecorded_time_is_unknown() {
     use CauseKind::{Running, Unknown};
     let mut history = Scenario::new(2);
@@ -452,23 +327,6 @@ fn unrecorded_time_is_unknown() {
     assert_eq!(segments_of(past.clone(), asked(1, 1, 9)), [segment(8, Unknown, "its waker was not seen", 1)]);
     past.cpus[0].clear();
     assert_eq!(segments_of(past, asked(1, 1, 9)), [segment(8, Unknown, "not over yet", 1)]);
-}
-
-#[test]
-fn attributes_irqs_off_time_to_thread() {
-    use CauseKind::{IrqsOff, Thread};
-    let mut history = Scenario::new(1);
-    history.preempted(0, 0, 2).wakes(1, 0, 1).preempted(9, 0, 1);
-    let mut past = history.past(10);
-    let [.., thread, _] = &mut past.cpus[0][..] else { panic!("slices") };
-    let (start_ns, end_ns) = (thread.end_ns - MS, thread.end_ns);
-    thread.end_ns = start_ns;
-    let at = past.cpus[0].len() - 1;
-    let irq = RunSlice { start_ns, end_ns, holder: Holder::Irq { late_ns: 5 * MS }, ..RunSlice::default() };
-    past.cpus[0].insert(at, irq);
-    let segments = segments_of(past, Query { from_ns: 1 + MS, ..asked(1, 1, 9) });
-    let kinds: Vec<_> = segments.iter().map(|segment| (segment.0, segment.1)).collect();
-    assert_eq!(kinds, [(2, Thread), (5, IrqsOff), (1, CauseKind::Irq)]);
 }
 
 /// Arbitrary slices: they overlap, have gaps, and are inconsistent.

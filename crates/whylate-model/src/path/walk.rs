@@ -7,7 +7,7 @@ use super::rewind::Rewind;
 use super::{CpuTimeline, Finding, Limits, Query};
 
 /// Tolerance between a caller's switch-in time and the timeline's: a vCPU may be descheduled between the two events.
-const SLACK_NS: u64 = 20_000_000;
+pub(super) const SLACK_NS: u64 = 20_000_000;
 
 /// Walks back through the timeline for each of `asked`, and reports findings newest first: the segments of each query
 /// partition its time. Nothing is kept after it was reported, so memory does not grow with time.

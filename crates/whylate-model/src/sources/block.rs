@@ -2,11 +2,19 @@
 //! `block`: disk I/O requests.
 
 use super::lost::reason;
-use super::{Card, Judged};
+use super::{Card, EventWords, Judged};
 
 /// Latency of I/O requests, from submission to completion.
 pub static BLOCK: Card = Card {
     grouped_by: Some("device"),
+    phases: &[
+        ("latency", "from submission until done"),
+        ("throttled", "held back by io.max or writeback throttling, or no request was free"),
+        ("queued", "in the queue, until issued to the driver"),
+        ("device", "at the device (service time)"),
+        ("completion", "from the device's interrupt until done"),
+    ],
+    words: EventWords { late: "late request", lasted: "took", event: "request", latencies: "requests", of: "kind" },
     lost: &[
         reason("buckets_full", "the memory for histograms was full"),
         reason("held_full", "the table of bios held back by cgroup limits was full"),

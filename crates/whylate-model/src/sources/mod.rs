@@ -58,11 +58,34 @@ pub struct Card {
     pub stacks: &'static str,
     /// Label by which its series are grouped first, if there are many of one thing.
     pub grouped_by: Option<&'static str>,
+    /// Phases of its latencies in chronological order, with their meanings; empty if it has none.
+    pub phases: &'static [(&'static str, &'static str)],
+    /// Names of its late events in sentences.
+    pub words: EventWords,
     /// Measurements that the overview omits, and the commands that make them.
     pub beyond_a_look: &'static [(&'static str, &'static str)],
     /// Reasons for lost events, in addition to [`SHARED_LOST`], sorted by name.
     pub lost: &'static [Reason],
 }
+
+/// Nouns and verbs for the events of a source.
+#[derive(Clone, Copy, Debug)]
+pub struct EventWords {
+    /// One late event, e.g. `late item`.
+    pub late: &'static str,
+    /// Verb of the latency, e.g. `waited`.
+    pub lasted: &'static str,
+    /// One event, late or not, e.g. `item`.
+    pub event: &'static str,
+    /// Several latencies, e.g. `waits`.
+    pub latencies: &'static str,
+    /// Grouping of events, e.g. `handler`.
+    pub of: &'static str,
+}
+
+/// Waits of threads for a CPU or for others.
+const THREAD_WAITS: EventWords =
+    EventWords { late: "long wait", lasted: "took", event: "wait", latencies: "waits", of: "thread" };
 
 /// A latency with one threshold.
 #[derive(Clone, Copy, Debug)]
@@ -127,6 +150,8 @@ impl Card {
             judged_share: None,
             stacks: "",
             grouped_by: None,
+            phases: &[],
+            words: THREAD_WAITS,
             beyond_a_look: &[],
             lost: &[],
         }

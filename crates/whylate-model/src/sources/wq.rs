@@ -2,7 +2,7 @@
 //! `wq`: work items.
 
 use super::lost::reason;
-use super::{Card, Judged};
+use super::{Card, EventWords, Judged};
 use crate::late::{ROLE, WORKER};
 use crate::merge::Merging;
 
@@ -14,6 +14,16 @@ pub static WQ: Card = Card {
     also_reports: |event| {
         event.labels.get(ROLE).is_some_and(|role| role == WORKER) && !event.labels.contains_key("handler")
     },
+    phases: &[
+        ("latency", "queued until a worker starts it"),
+        ("activate", "waiting for max_active"),
+        ("pool", "waiting for a worker"),
+        ("runtime", "from start to end"),
+        ("on_cpu", "of the run time, on a CPU"),
+        ("asleep", "of the run time, asleep"),
+        ("ready", "of the run time, waiting for a CPU"),
+    ],
+    words: EventWords { late: "late item", lasted: "waited", event: "item", latencies: "waits", of: "handler" },
     // These are items that had not started or ended at the end of the span.
     merging: |_| Merging::Latest,
     lost: &[

@@ -9,18 +9,23 @@ fn frames(names: &str) -> Vec<String> {
     names.split_whitespace().map(str::to_owned).collect()
 }
 
+/// A thread that sleeps with this kernel stack.
+fn seen_in(kernel: &[String]) -> WaitEvidence<'_> {
+    WaitEvidence {
+        state: State::Sleeping,
+        in_iowait: false,
+        is_kernel: false,
+        syscall: None,
+        kernel,
+        user: &[],
+        in_flight: InFlight::Unknown,
+    }
+}
+
 fn class_of(state: State, kernel: &str, user: &str) -> WaitClass {
     let (kernel, user) = (frames(kernel), frames(user));
-    let seen = WaitEvidence {
-        state,
-        in_iowait: false,
-        is_kernel: kernel.iter().any(|frame| frame == "kthread"),
-        syscall: None,
-        kernel: &kernel,
-        user: &user,
-        in_flight: InFlight::Unknown,
-    };
-    classify(&seen, &Classes::default()).class
+    let is_kernel = kernel.iter().any(|frame| frame == "kthread");
+    classify(&WaitEvidence { state, is_kernel, user: &user, ..seen_in(&kernel) }, &Classes::default()).class
 }
 
 #[test]
@@ -104,16 +109,7 @@ fn own_rules_and_innermost_frames_have_priority() {
     let own = Classes::parse("idle queue_pop\nlock take_*\ndisk ep_poll\n").expect("rules");
     let classify_frames = |state, kernel: &str, user: &str| {
         let (kernel, user) = (frames(kernel), frames(user));
-        let seen = WaitEvidence {
-            state,
-            in_iowait: false,
-            is_kernel: false,
-            syscall: None,
-            kernel: &kernel,
-            user: &user,
-            in_flight: InFlight::Unknown,
-        };
-        classify(&seen, &own)
+        classify(&WaitEvidence { state, user: &user, ..seen_in(&kernel) }, &own)
     };
     let asleep = State::Sleeping;
     let wait = classify_frames(asleep, "futex_wait", "pthread_mutex_lock queue_pop main");
@@ -128,15 +124,7 @@ fn own_rules_and_innermost_frames_have_priority() {
 #[test]
 fn rule_names_matching_frame() {
     let kernel = frames("futex_wait_queue __futex_wait futex_wait");
-    let seen = WaitEvidence {
-        state: State::Sleeping,
-        in_iowait: false,
-        is_kernel: false,
-        syscall: Some("futex"),
-        kernel: &kernel,
-        user: &[],
-        in_flight: InFlight::Unknown,
-    };
+    let seen = WaitEvidence { syscall: Some("futex"), ..seen_in(&kernel) };
     assert_eq!(
         classify(&seen, &Classes::default()).rule,
         "waits in a futex that another thread has to release: futex_wait_queue"
@@ -145,14 +133,7 @@ fn rule_names_matching_frame() {
 
 #[test]
 fn eventfd_read_is_no_wait_for_a_child() {
-    let rule = |kernel: &str| {
-        let kernel = frames(kernel);
-        let (syscall, user, in_flight) = (None, &[][..], InFlight::Unknown);
-        let state = State::Sleeping;
-        let seen =
-            WaitEvidence { state, in_iowait: false, is_kernel: false, syscall, kernel: &kernel, user, in_flight };
-        classify(&seen, &Classes::default()).rule
-    };
+    let rule = |kernel: &str| classify(&seen_in(&frames(kernel)), &Classes::default()).rule;
     for file in ["eventfd_read", "timerfd_read_iter", "userfaultfd_read"] {
         let actual = rule(&format!("do_wait_intr_irq {file} vfs_read ksys_read"));
         assert_eq!(actual, format!("waits for input or work: {file}"));
@@ -162,31 +143,15 @@ fn eventfd_read_is_no_wait_for_a_child() {
 
 #[test]
 fn system_call_decides_without_stack() {
-    let seen = |syscall| WaitEvidence {
-        state: State::Sleeping,
-        in_iowait: false,
-        is_kernel: false,
-        syscall,
-        kernel: &[],
-        user: &[],
-        in_flight: InFlight::Unknown,
-    };
-    assert_eq!(classify(&seen(Some("clock_nanosleep")), &Classes::default()).class, WaitClass::Timer);
-    assert_eq!(classify(&seen(None), &Classes::default()).class, WaitClass::Other);
+    let class = |syscall| classify(&WaitEvidence { syscall, ..seen_in(&[]) }, &Classes::default()).class;
+    assert_eq!(class(Some("clock_nanosleep")), WaitClass::Timer);
+    assert_eq!(class(None), WaitClass::Other);
 }
 
 proptest! {
     #[test]
     fn any_stack_has_class_and_rule(names in prop::collection::vec(".*", 0..8)) {
-        let seen = WaitEvidence {
-            state: State::Sleeping,
-            in_iowait: false,
-            is_kernel: false,
-            syscall: None,
-            kernel: &names,
-            user: &names,
-            in_flight: InFlight::Unknown,
-        };
+        let seen = WaitEvidence { user: &names, ..seen_in(&names) };
         prop_assert!(!classify(&seen, &Classes::default()).rule.is_empty());
     }
 }
@@ -218,17 +183,5 @@ fn detects_only_writers_to_frozen_file_systems() {
         assert_eq!(thaw_that_is_awaited(&kernel).is_some(), is_frozen, "{kernel:?}");
         let wait = classify(&seen_in(&kernel), &Classes::default());
         assert_eq!(wait.rule.contains("frozen"), is_frozen, "{wait:?}");
-    }
-}
-
-fn seen_in(kernel: &[String]) -> WaitEvidence<'_> {
-    WaitEvidence {
-        state: State::Sleeping,
-        in_iowait: false,
-        is_kernel: false,
-        syscall: None,
-        kernel,
-        user: &[],
-        in_flight: InFlight::Unknown,
     }
 }

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The attached BPF programs and their counts.
 
-use std::cell::RefCell;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fs;
 use std::os::fd::AsFd as _;
-use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Link, ProgramMut, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{Link, ProgramMut};
 use whylate_model::snapshot::Unexplained;
 use whylate_model::{LateEvent, Snapshot};
 
@@ -27,6 +25,7 @@ use crate::kernel::cpus;
 use crate::kernel::mapped::MappedArray;
 use crate::kernel::percpu::PreemptCount;
 use crate::kernel::pid_namespace;
+use crate::kernel::records::Records;
 use crate::source::session::{Session, Span};
 use crate::source::{AttachError, Attached};
 
@@ -65,8 +64,8 @@ pub(super) struct AttachedBlock {
     counts: SeriesCounts,
     names: RequestNames,
     lost: MappedArray,
-    ring: Option<RingBuffer<'static>>,
-    late: Rc<RefCell<VecDeque<done_request>>>,
+    /// Late requests.
+    records: Option<Records>,
     recorded: Option<RecordedRequests>,
     /// CPU account, to explain delays of the CPUs that complete requests.
     account: Option<Account>,
@@ -97,12 +96,10 @@ impl AttachedBlock {
             .context("cannot map the counts of lost events")?;
         let recorded =
             options.explain_over_ns.map(|_| RecordedRequests::new(&skeleton, cpus, done_by_cpu)).transpose()?;
-        let late = Rc::new(RefCell::new(VecDeque::new()));
-        let ring = options.late_over_ns.or(options.explain_over_ns).map(|_| late_ring(&skeleton, &late)).transpose()?;
+        let has_late = options.late_over_ns.or(options.explain_over_ns).is_some();
+        let records = has_late.then(|| Records::new(&skeleton.maps.late_requests)).transpose()?;
         // Attached first: its interrupt programs then run before those of this source, and have earlier timestamps.
-        if let Some(account) = &mut account {
-            account.attach()?;
-        }
+        account.iter_mut().try_for_each(Account::attach)?;
         let links = attach_programs(&skeleton)?;
         let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
         // Right before counting starts, so that nothing from before the span is counted.
@@ -115,8 +112,7 @@ impl AttachedBlock {
             counts,
             names: RequestNames::new(session.symbols()),
             lost,
-            ring,
-            late,
+            records,
             recorded,
             account,
             keep_evidence: options.keep_evidence,
@@ -128,10 +124,10 @@ impl AttachedBlock {
         })
     }
 
-    fn read_requests(&mut self) {
+    fn read_requests(&mut self, has_late: bool) {
         if let Some(recorded) = &mut self.recorded {
             // Requests in progress are only needed to explain late ones. Read first: they may complete before `read`.
-            if !self.late.borrow().is_empty() {
+            if has_late {
                 recorded.read_in_progress();
             }
             recorded.read(KEEP_NS);
@@ -231,19 +227,6 @@ fn attach_programs(skeleton: &BlockSkel<'_>) -> Result<Vec<Link>, AttachError> {
     Ok(programs(skeleton).map(|program| program.attach()).collect::<Result<_, _>>()?)
 }
 
-fn late_ring(
-    skeleton: &BlockSkel<'_>,
-    late: &Rc<RefCell<VecDeque<done_request>>>,
-) -> Result<RingBuffer<'static>, AttachError> {
-    let mut builder = RingBufferBuilder::new();
-    let late = Rc::clone(late);
-    builder.add(&skeleton.maps.late_requests, move |bytes| {
-        late.borrow_mut().extend(attach::read_plain::<done_request>(bytes));
-        0
-    })?;
-    Ok(builder.build()?)
-}
-
 impl Attached for AttachedBlock {
     fn snapshot(&mut self) -> anyhow::Result<Snapshot> {
         let mut snapshot = self.span.end(self.backend);
@@ -259,9 +242,7 @@ impl Attached for AttachedBlock {
         }
         let mut statistics = attach::statistics(programs(&self.skeleton).map(|program| program.as_fd()));
         if let Some(account) = &mut self.account {
-            for (reason, count) in account.take_lost() {
-                snapshot.lost.insert(reason.to_owned(), count);
-            }
+            account.report(&mut snapshot);
             statistics += account.statistics();
         }
         self.meter.report(statistics, &mut snapshot);
@@ -270,13 +251,14 @@ impl Attached for AttachedBlock {
 
     fn drain_late(&mut self, wait: Duration, each: &mut dyn FnMut(LateEvent)) -> anyhow::Result<()> {
         self.counts.make_room(&mut self.names);
-        let Some(ring) = &self.ring else {
+        let Some(records) = &self.records else {
             return Ok(());
         };
-        attach::poll(ring, wait)?;
+        records.poll(wait)?;
+        let late = std::iter::from_fn(|| records.next());
+        let late: Vec<done_request> = late.filter_map(|bytes| attach::read_plain(&bytes)).collect();
         // Read after the late requests, so that requests completed before them are known.
-        self.read_requests();
-        let late: Vec<done_request> = self.late.borrow_mut().drain(..).collect();
+        self.read_requests(!late.is_empty());
         let mut events: Vec<Option<LateEvent>> = late.iter().map(|_| None).collect();
         let mut spent = Duration::ZERO;
         for at in round_robin_by(&late, |late| late.request.facts.pid) {

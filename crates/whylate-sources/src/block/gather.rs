@@ -55,13 +55,7 @@ impl SeriesCounts {
         let elements = Elements::new(series.context("cannot map the series")?, key, limit, &maps.series_by_key);
         let kinds = KINDS.map(|(kind, name)| {
             let at = offset_of!(series, distributions) + kind.0 as usize * size_of::<distribution>();
-            let places = DistributionOffsets {
-                sum_ns: at + offset_of!(distribution, sum_ns),
-                max_ns: at + offset_of!(distribution, max_ns),
-                inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
-                pages: at + offset_of!(distribution, pages),
-            };
-            (name, Distributions::new(Rc::clone(&pages), places))
+            (name, Distributions::new(Rc::clone(&pages), DistributionOffsets::new(at)))
         });
         let elements = elements.context("cannot open the table of series")?;
         Ok(SeriesCounts { by, elements, kinds: kinds.into(), taken: BTreeMap::new() })

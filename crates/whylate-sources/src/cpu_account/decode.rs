@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use std::sync::atomic::fence;
 
 use whylate_model::occupancy::{BusyPools, Interval, Merged, MergedPart, Occupancy, Occupant, Taken};
+use whylate_model::path::events::SOFTIRQS;
 
 use super::skel::types::{busy_pools, interval, irq_vector, late_stack, lateness, merged_part, occupant_kind, window};
 use crate::kernel::attach::{self, PlainData};
@@ -19,10 +20,6 @@ unsafe impl PlainData for window {}
 // SAFETY: integers only.
 #[allow(unsafe_code)]
 unsafe impl PlainData for lateness {}
-
-/// The kernel's names of softirqs, by number (include/linux/interrupt.h).
-pub(super) const SOFTIRQS: [&str; 10] =
-    ["hi", "timer", "net_tx", "net_rx", "block", "irq_poll", "tasklet", "sched", "hrtimer", "rcu"];
 
 /// Decodes windows and caches what their labels need.
 #[derive(Debug, Default)]

@@ -24,7 +24,7 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject, Program};
 use whylate_model::path::timer::TimerKind;
-use whylate_model::thread;
+use whylate_model::{Snapshot, thread};
 
 use self::decode::spread_steal;
 pub(crate) use self::decode::{Windows, vector};
@@ -265,6 +265,12 @@ impl Account {
     /// Run time of the programs. Empty unless this source reports it.
     pub(crate) fn statistics(&self) -> ProgramStatistics {
         if self.is_own { self.state.borrow().statistics() } else { ProgramStatistics::default() }
+    }
+
+    /// Adds the events lost since the last call, and late events without causes, to the snapshot.
+    pub(crate) fn report(&mut self, snapshot: &mut Snapshot) {
+        snapshot.lost.extend(self.take_lost().into_iter().map(|(reason, count)| (reason.to_owned(), count)));
+        self.report_unexplained(snapshot);
     }
 
     /// Events lost since the last call, by reason. All zero unless this source reports them.

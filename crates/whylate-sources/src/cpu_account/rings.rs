@@ -8,6 +8,7 @@ use whylate_model::path::history::{Move, Request};
 
 use super::skel::types::{account, disk_request, interval, occupancy_limits, occupant_kind, run_queue_move};
 use super::slices::{self, Details};
+use crate::kernel::attach::PlainData;
 use crate::kernel::mapped::MappedArray;
 use crate::kernel::pid_namespace;
 
@@ -145,16 +146,8 @@ impl Details for Rings {
     /// Returns a request without times if its slot was reused.
     fn request(&self, cpu: u32, position: u32) -> Request {
         let index = ring_index(cpu as usize, position, self.detail_bits());
-        let is_there = || {
-            index < self.requests.entries()
-                && self.requests.u32_at(index, offset_of!(disk_request, position)).load(Ordering::Acquire) == position
-        };
-        let read = || {
-            let of: disk_request = if is_there() { self.requests.copy(index)? } else { return None };
-            fence(Ordering::Acquire);
-            is_there().then(|| slices::request(&of))
-        };
-        read().unwrap_or_else(|| {
+        let read = read_slot::<disk_request>(&self.requests, index, offset_of!(disk_request, position), position);
+        read.map(|of| slices::request(&of)).unwrap_or_else(|| {
             self.requests_lost.fetch_add(1, Ordering::Relaxed);
             Request::default()
         })
@@ -163,20 +156,20 @@ impl Details for Rings {
     /// Returns `None` if the slot was reused: the whole wait is then attributed to this CPU.
     fn moved(&self, cpu: usize, position: u32) -> Option<Move> {
         let index = ring_index(cpu, position, self.detail_bits());
-        let is_there = || {
-            index < self.moves.entries()
-                && self.moves.u32_at(index, offset_of!(run_queue_move, position)).load(Ordering::Acquire) == position
-        };
-        let read = || {
-            let of: run_queue_move = if is_there() { self.moves.copy(index)? } else { return None };
-            fence(Ordering::Acquire);
-            is_there().then(|| slices::moved(&of))
-        };
-        read().or_else(|| {
+        let read = read_slot::<run_queue_move>(&self.moves, index, offset_of!(run_queue_move, position), position);
+        read.map(|of| slices::moved(&of)).or_else(|| {
             self.moves_lost.fetch_add(1, Ordering::Relaxed);
             None
         })
     }
+}
+
+/// Copies a slot of a ring; `None` if it was reused. `position_at` is the offset of the slot's position.
+fn read_slot<T: PlainData>(ring: &MappedArray, index: usize, position_at: usize, position: u32) -> Option<T> {
+    let is_there = || index < ring.entries() && ring.u32_at(index, position_at).load(Ordering::Acquire) == position;
+    let slot = if is_there() { ring.copy::<T>(index)? } else { return None };
+    fence(Ordering::Acquire);
+    is_there().then_some(slot)
 }
 
 fn ring_index(cpu: usize, position: u32, bits: u32) -> usize {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Converts the kernel's record of an interval into the model's slice.
 
+use whylate_model::path::events::SOFTIRQS;
 use whylate_model::path::history::{
     Blocked, Holder, Move, Name, Operation, Request, RunSlice, SwitchIn, SwitchOut, Waker,
 };
 use whylate_model::path::timer::TimerKind;
 use whylate_model::wait::Stop;
 
-use super::decode::{SOFTIRQS, vector};
+use super::decode::vector;
 use super::skel::types::{
     disk_operation, disk_request, entry, entry_kind, interval, lateness, left_bits, occupancy_limits, occupant_kind,
     run_queue_move, stopper,

@@ -245,7 +245,7 @@ impl Attached for AttachedTicks {
         self.add_tick_series(&mut snapshot, ticks);
         snapshot.lost = self.programs.take_lost(&self.cpus);
         *snapshot.lost.entry("late_events".to_owned()).or_default() += std::mem::take(&mut self.cut_short);
-        self.programs.report_unexplained(&mut snapshot);
+        self.programs.report_account(&mut snapshot);
         self.meter.report(self.programs.statistics(), &mut snapshot);
         self.restart_lost_timers(snapshot.duration_ns)?;
         snapshot.lost.insert("looks".to_owned(), std::mem::take(&mut self.samplers_lost));

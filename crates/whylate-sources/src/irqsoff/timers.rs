@@ -13,7 +13,7 @@ use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
 
-use self::skel::types::{bucket_page, distribution, timer_key, timer_limits, timer_series, timers_lost};
+use self::skel::types::{bucket_page, timer_key, timer_limits, timer_series, timers_lost};
 use super::INFO;
 use crate::kernel::attach::{self, Meter};
 use crate::kernel::distribution::{DistributionOffsets, Distributions};
@@ -81,8 +81,8 @@ impl AttachedTimers {
             series: series.context("cannot open the table of series")?,
             taken: BTreeMap::new(),
             lost: lost.context("cannot map the counts of lost events")?,
-            latency: Distributions::new(Rc::clone(&pages), distribution_offsets(offset_of!(timer_series, latency))),
-            runtime: Distributions::new(pages, distribution_offsets(offset_of!(timer_series, runtime))),
+            latency: Distributions::new(Rc::clone(&pages), DistributionOffsets::new(offset_of!(timer_series, latency))),
+            runtime: Distributions::new(pages, DistributionOffsets::new(offset_of!(timer_series, runtime))),
             symbols: session.symbols(),
             span: Span::begin(INFO.card, session),
             meter: Meter::default(),
@@ -193,15 +193,6 @@ fn labels(callback: &str, cpu: u32, is_soft: bool) -> Labels {
     let mode = if is_soft { "soft" } else { "hard" };
     let pairs = [("callback", callback.to_owned()), ("cpu", cpu.to_string()), ("mode", mode.to_owned())];
     pairs.map(|(name, value)| (name.to_owned(), value)).into()
-}
-
-fn distribution_offsets(at: usize) -> DistributionOffsets {
-    DistributionOffsets {
-        sum_ns: at + offset_of!(distribution, sum_ns),
-        max_ns: at + offset_of!(distribution, max_ns),
-        inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
-        pages: at + offset_of!(distribution, pages),
-    }
 }
 
 impl Attached for AttachedTimers {

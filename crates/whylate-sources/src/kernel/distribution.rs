@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use whylate_model::Histogram;
@@ -12,7 +13,8 @@ use crate::kernel::elements;
 use crate::kernel::mapped::MappedArray;
 
 const PAGE_BUCKETS: usize = 16;
-const PAGES: usize = BUCKETS / PAGE_BUCKETS;
+/// Number of pages with all buckets of a distribution.
+pub(crate) const PAGES: usize = BUCKETS / PAGE_BUCKETS;
 /// Maximum number of reads. A read takes some microseconds, and values rarely come faster.
 const READ_ATTEMPTS: u32 = 16;
 
@@ -31,9 +33,15 @@ pub(crate) struct DistributionOffsets {
 }
 
 impl DistributionOffsets {
+    /// Offsets of the fields of a `struct distribution` at `at`.
+    pub(crate) const fn new(at: usize) -> Self {
+        let word = size_of::<u64>();
+        DistributionOffsets { sum_ns: at, max_ns: at + word, inverted_min_ns: at + 2 * word, pages: at + 3 * word }
+    }
+
     /// Clears a distribution in which no program counts any more, and frees its pages. Its counts have been taken
     /// before.
-    pub(crate) fn clear(&self, owners: &MappedArray, id: usize, pages: &MappedArray) {
+    fn clear(&self, owners: &MappedArray, id: usize, pages: &MappedArray) {
         for word in [self.sum_ns, self.max_ns, self.inverted_min_ns] {
             owners.u64_at(id, word).store(0, Relaxed);
         }
@@ -51,29 +59,58 @@ impl DistributionOffsets {
 pub(crate) struct Distributions {
     pages: Rc<MappedArray>,
     offsets: DistributionOffsets,
+    /// Last values, where only the owning CPU may write the counters.
+    seen: Option<SeenCounters>,
     /// Nanoseconds by which a sum exceeded its counts: a count came in late, and is taken the next time.
     owed_ns: HashMap<usize, i64>,
 }
 
+/// Values of counters at the last reading.
+#[derive(Debug, Default)]
+struct SeenCounters {
+    counts: HashMap<Position, u64>,
+    sums_ns: HashMap<usize, u64>,
+}
+
+/// Takes the growth of a counter since the last reading.
+fn take_counter(counter: &AtomicU64, value: u64, seen: Option<&mut u64>) -> u64 {
+    match seen {
+        Some(seen) => value.wrapping_sub(std::mem::replace(seen, value)),
+        None => {
+            counter.fetch_sub(value, Relaxed);
+            value
+        }
+    }
+}
+
 impl Distributions {
     pub(crate) fn new(pages: Rc<MappedArray>, offsets: DistributionOffsets) -> Self {
-        Distributions { pages, offsets, owed_ns: HashMap::new() }
+        Distributions { pages, offsets, seen: None, owed_ns: HashMap::new() }
+    }
+
+    /// Leaves counts and sums in place, as only the owning CPU may write them.
+    pub(crate) fn without_writing(self) -> Self {
+        Distributions { seen: Some(SeenCounters::default()), ..self }
     }
 
     /// Takes all counts since the last call.
     pub(crate) fn take(&mut self, owners: &MappedArray, id: usize) -> Histogram {
         let (buckets, sum_ns) = self.read(owners, id);
-        let counts: Vec<(u32, u64)> = buckets.iter().map(|&(bucket, _, count)| (bucket, count)).collect();
+        let mut counts: Vec<(u32, u64)> = Vec::with_capacity(buckets.len());
+        for (bucket, position, value) in buckets {
+            let seen = self.seen.as_mut().map(|seen| seen.counts.entry(position).or_default());
+            let count = take_counter(self.pages.u64_at(position.0, position.1), value, seen);
+            counts.extend((count > 0).then_some((bucket, count)));
+        }
         if counts.is_empty() {
             // A sum without counts belongs to a count that is still to come.
             return Histogram::default();
         }
-        for (_, (page, offset), count) in buckets {
-            self.pages.u64_at(page, offset).fetch_sub(count, Relaxed);
-        }
-        owners.u64_at(id, self.offsets.sum_ns).fetch_sub(sum_ns, Relaxed);
+        let seen = self.seen.as_mut().map(|seen| seen.sums_ns.entry(id).or_default());
+        let sum_ns = take_counter(owners.u64_at(id, self.offsets.sum_ns), sum_ns, seen);
         let owed_ns = self.owed_ns.remove(&id).unwrap_or(0);
         let sum_ns = sum_ns.saturating_add_signed(owed_ns);
+        // Extremes are raised by compare-and-exchange everywhere.
         let max_ns = owners.u64_at(id, self.offsets.max_ns).swap(0, Relaxed);
         let min_ns = !owners.u64_at(id, self.offsets.inverted_min_ns).swap(0, Relaxed);
         // The indices ascend, so the buckets are valid.

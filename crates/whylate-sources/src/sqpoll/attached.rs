@@ -72,20 +72,14 @@ impl Attached for AttachedSqpoll {
         let now = self.reader.read()?;
         let mut snapshot = self.span.end(self.backend);
         snapshot.series = states::series(&self.before, &now, snapshot.duration_ns);
-        let mut lost: Vec<(&'static str, u64)> = Vec::new();
+        let named = |(reason, count): (&'static str, u64)| (reason.to_owned(), count);
         match &mut self.reader {
             Reader::Kernel(reader) => {
                 self.meter.report(reader.programs.statistics(), &mut snapshot);
-                lost.extend(reader.take_lost());
-                if let Some(account) = &mut reader.programs.account {
-                    lost.extend(account.take_lost());
-                }
+                snapshot.lost.extend(reader.take_lost().map(named));
+                reader.programs.account.iter_mut().for_each(|account| account.report(&mut snapshot));
             }
-            Reader::Proc(reader) => lost.extend(reader.take_lost()),
-        }
-        snapshot.lost.extend(lost.into_iter().map(|(reason, count)| (reason.to_owned(), count)));
-        if let Reader::Kernel(reader) = &self.reader {
-            reader.programs.account.iter().for_each(|account| account.report_unexplained(&mut snapshot));
+            Reader::Proc(reader) => snapshot.lost.extend(reader.take_lost().map(named)),
         }
         self.before = now;
         Ok(snapshot)

@@ -139,9 +139,7 @@ impl Programs {
                 _ => links.push(program.attach()?),
             }
         }
-        if let Some(account) = &mut account {
-            account.attach()?;
-        }
+        account.iter_mut().try_for_each(Account::attach)?;
         let threads = skeleton.progs.look_at_threads.attach()?;
         let samples = match way {
             Way::Samples => Some(Samples::start(&skeleton, session.cpus(&[])?)?),
@@ -166,9 +164,7 @@ impl Programs {
 
     pub(super) fn statistics(&self) -> ProgramStatistics {
         let mut statistics = attach::statistics(self.skeleton.object().progs().filter(Program::autoload));
-        if let Some(account) = &self.account {
-            statistics += account.statistics();
-        }
+        self.account.iter().for_each(|account| statistics += account.statistics());
         statistics
     }
 }

@@ -169,8 +169,7 @@ impl Attached for AttachedTimerlat {
         snapshot.lost.insert("late_events".to_owned(), std::mem::take(&mut self.truncated));
         if let Some(programs) = &mut self.programs {
             if let Some(account) = &mut programs.account {
-                snapshot.lost.extend(account.take_lost().into_iter().map(|(reason, count)| (reason.to_owned(), count)));
-                account.report_unexplained(&mut snapshot);
+                account.report(&mut snapshot);
             }
             self.meter.report(programs.statistics(), &mut snapshot);
         }

@@ -107,9 +107,7 @@ impl Programs {
         let programs = &self.skeleton.progs;
         let ours = [programs.on_hrtimer_expire_entry.as_fd(), programs.on_sched_switch.as_fd()];
         let mut statistics = attach::statistics(ours.into_iter().chain(self.ran.iter().map(Ran::program)));
-        if let Some(account) = &self.account {
-            statistics += account.statistics();
-        }
+        self.account.iter().for_each(|account| statistics += account.statistics());
         statistics
     }
 }

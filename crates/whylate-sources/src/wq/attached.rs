@@ -90,15 +90,10 @@ impl AttachedWq {
         let lost = MappedArray::new(skeleton.maps.lost_by_reason.as_fd(), LOST.len(), size_of::<u64>())
             .context("cannot map the counts of lost events")?;
         let late = Rc::new(RefCell::new(VecDeque::new()));
-        let ring = match options.late_over_ns.or(options.explain_over_ns) {
-            Some(_) => Some(late_ring(&skeleton, &late)?),
-            None => None,
-        };
+        let ring = options.late_over_ns.or(options.explain_over_ns).map(|_| late_ring(&skeleton, &late)).transpose()?;
         let links = attach_programs(&skeleton, options, backend)?;
         // Attached last, so that its programs run last: when an item starts, the account still has the occupant before it.
-        if let Some(account) = &mut account {
-            account.attach()?;
-        }
+        account.iter_mut().try_for_each(Account::attach)?;
         let data = skeleton.maps.bss_data.as_mut().context("the BPF object has no variables")?;
         // Right before counting starts, so that nothing from before the span is counted.
         let span = Span::begin(INFO.card, session);
@@ -246,15 +241,10 @@ impl Attached for AttachedWq {
             }
         }
         if let Some(account) = &mut self.account {
-            for (reason, count) in account.take_lost() {
-                snapshot.lost.insert(reason.to_owned(), count);
-            }
-            account.report_unexplained(&mut snapshot);
+            account.report(&mut snapshot);
         }
         let mut statistics = attach::statistics(loaded_programs(&self.skeleton));
-        if let Some(account) = &self.account {
-            statistics += account.statistics();
-        }
+        self.account.iter().for_each(|account| statistics += account.statistics());
         self.meter.report(statistics, &mut snapshot);
         Ok(snapshot)
     }

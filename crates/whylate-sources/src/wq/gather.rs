@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Converts the mapped arrays of the BPF programs to series.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
+use std::rc::Rc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
 use anyhow::Context as _;
@@ -16,17 +17,14 @@ use super::skel::types::{
 use super::unfinished::{Counts, Unfinished};
 use super::{By, WqOptions};
 use crate::kernel::attach;
-use crate::kernel::distribution::DistributionOffsets;
+use crate::kernel::distribution::{DistributionOffsets, Distributions, PAGES};
 use crate::kernel::mapped::MappedArray;
 use crate::source::AttachError;
 
 const KINDS: usize = distribution_kind::DISTRIBUTION_KINDS.0 as usize;
-const PAGE_BUCKETS: usize = size_of::<bucket_page>() / size_of::<u64>();
-/// Number of pages of a distribution, without the last element of the array, which is padding.
-const DISTRIBUTION_PAGES: usize = whylate_model::histogram::BUCKETS / PAGE_BUCKETS;
 
 /// Pages for every bucket of every distribution of one series, and page 0, which stands for none.
-pub(super) const PAGES_OF_ONE_SERIES: u32 = (KINDS * DISTRIBUTION_PAGES + 1) as u32;
+pub(super) const PAGES_OF_ONE_SERIES: u32 = (KINDS * PAGES + 1) as u32;
 
 /// Returns whether there is one series per CPU, without a key.
 pub(super) fn per_cpu(options: &WqOptions) -> bool {
@@ -35,15 +33,12 @@ pub(super) fn per_cpu(options: &WqOptions) -> bool {
 
 pub(super) struct SeriesCounts {
     by: By,
-    /// Last values of the counters, by position. `Some` for series per CPU: only the owning CPU may write their
-    /// counters.
-    seen: Option<HashMap<Position, u64>>,
-    /// Excess of a sum over its counts in ns, by series and kind. The missing count arrives later, and is taken then.
-    excess_ns: HashMap<(usize, u32), i64>,
+    is_per_cpu: bool,
     phases: bool,
     index: MappedArray,
     series: MappedArray,
-    pages: MappedArray,
+    /// Distributions by kind.
+    kinds: Vec<Distributions>,
     unfinished: Unfinished,
 }
 
@@ -52,17 +47,23 @@ impl SeriesCounts {
         use libbpf_rs::MapCore as _;
         let maps = &skeleton.maps;
         let entries = |map: &libbpf_rs::MapMut<'_>| map.max_entries() as usize;
+        let pages = MappedArray::new(maps.bucket_pages.as_fd(), entries(&maps.bucket_pages), size_of::<bucket_page>());
+        let pages = Rc::new(pages.context("cannot map the histograms")?);
+        let is_per_cpu = per_cpu(options);
+        let kind = |kind: usize| {
+            let at = offset_of!(series, distributions) + kind * size_of::<distribution>();
+            let distributions = Distributions::new(Rc::clone(&pages), DistributionOffsets::new(at));
+            if is_per_cpu { distributions.without_writing() } else { distributions }
+        };
         Ok(SeriesCounts {
             by: options.by,
-            seen: per_cpu(options).then(HashMap::new),
-            excess_ns: HashMap::new(),
+            is_per_cpu,
             phases: options.phases,
             index: MappedArray::new(maps.series_index.as_fd(), entries(&maps.series_index), size_of::<series_group>())
                 .context("cannot map the index of series")?,
             series: MappedArray::new(maps.series_by_id.as_fd(), entries(&maps.series_by_id), size_of::<series>())
                 .context("cannot map the series")?,
-            pages: MappedArray::new(maps.bucket_pages.as_fd(), entries(&maps.bucket_pages), size_of::<bucket_page>())
-                .context("cannot map the histograms")?,
+            kinds: (0..KINDS).map(kind).collect(),
             unfinished: Unfinished::new(skeleton)?,
         })
     }
@@ -71,7 +72,7 @@ impl SeriesCounts {
     pub(super) fn take_series(&mut self, now_ns: u64) -> Vec<Series> {
         let mut by_labels: BTreeMap<Labels, Series> = BTreeMap::new();
         let unfinished = self.unfinished.by_series(now_ns);
-        if self.seen.is_some() {
+        if self.is_per_cpu {
             for cpu in 0..self.series.entries() {
                 let mut taken = self.take_one(cpu, Labels::new());
                 add_values(&mut taken, unfinished.get(&cpu));
@@ -131,16 +132,8 @@ impl SeriesCounts {
 
     /// Frees the slot and pages of a destroyed workqueue, after its counts are taken.
     fn recycle(&mut self, id: usize, (group, offset): (usize, usize)) {
-        self.excess_ns.retain(|&(series, _), _| series != id);
-        for kind in 0..KINDS {
-            let at = offset_of!(series, distributions) + kind * size_of::<distribution>();
-            let places = DistributionOffsets {
-                sum_ns: at + offset_of!(distribution, sum_ns),
-                max_ns: at + offset_of!(distribution, max_ns),
-                inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
-                pages: at + offset_of!(distribution, pages),
-            };
-            places.clear(&self.series, id, &self.pages);
+        for distributions in &mut self.kinds {
+            distributions.release(&self.series, id);
         }
         self.series.u32_at(id, offset_of!(series, r#use)).store(series_use::SERIES_UNUSED.0, Relaxed);
         self.index.u64_at(group, offset).store(key_mark::SLOT_FREE.0.into(), std::sync::atomic::Ordering::Release);
@@ -148,7 +141,7 @@ impl SeriesCounts {
 
     fn take_one(&mut self, id: usize, labels: Labels) -> Series {
         let phases = self.phases;
-        let mut take = |kind: distribution_kind| self.take_histogram(id, kind);
+        let mut take = |kind: distribution_kind| self.kinds[kind.0 as usize].take(&self.series, id);
         let mut histograms = BTreeMap::new();
         let immediate = take(distribution_kind::LATENCY_OF_IMMEDIATE);
         if phases {
@@ -172,92 +165,6 @@ impl SeriesCounts {
         }
         let histograms = histograms.into_iter().map(|(name, histogram)| (name.to_owned(), histogram)).collect();
         Series { labels, histograms, ..Series::default() }
-    }
-
-    fn take_histogram(&mut self, id: usize, kind: distribution_kind) -> Histogram {
-        let start = offset_of!(series, distributions) + kind.0 as usize * size_of::<distribution>();
-        let (buckets, sum_ns) = self.read(id, start);
-        let mut counts = Vec::new();
-        for (bucket, position, value) in buckets {
-            let count = self.take_counter(position, value);
-            if count > 0 {
-                counts.push((bucket, count));
-            }
-        }
-        if counts.is_empty() {
-            // A sum without a count belongs to the count that is still to arrive.
-            return Histogram::default();
-        }
-        let excess_ns = self.excess_ns.remove(&(id, kind.0)).unwrap_or(0);
-        let sum_ns = self.take_counter((Array::Series, id, start + offset_of!(distribution, sum_ns)), sum_ns);
-        let sum_ns = sum_ns.saturating_add_signed(excess_ns);
-        // Extremes are raised by compare-and-exchange everywhere.
-        let take = |offset: usize| self.series.u64_at(id, start + offset).swap(0, Relaxed);
-        let max_ns = take(offset_of!(distribution, max_ns));
-        let min_ns = !take(offset_of!(distribution, inverted_min_ns));
-        // The indexes were read in ascending order.
-        let histogram = Histogram::from_buckets(counts, sum_ns, min_ns, max_ns).unwrap_or_default();
-        let rest_ns = i128::from(sum_ns) - i128::try_from(histogram.sum_ns()).unwrap_or(i128::MAX);
-        if let (false, Ok(rest_ns)) = (rest_ns == 0, i64::try_from(rest_ns)) {
-            self.excess_ns.insert((id, kind.0), rest_ns);
-        }
-        histogram
-    }
-
-    /// Reads the nonzero counters (bucket, position, value) and the sum of a distribution, consistently if no value is
-    /// added concurrently. After the last attempt, a mismatch of sum and counts is corrected at the next reading.
-    fn read(&self, id: usize, start: usize) -> (Vec<(u32, Position, u64)>, u64) {
-        let mut before = self.read_buckets(id, start);
-        if before.is_empty() {
-            return (before, 0);
-        }
-        for attempt in 1.. {
-            let sum_ns = self.series.u64_at(id, start + offset_of!(distribution, sum_ns)).load(Acquire);
-            let after = self.read_buckets(id, start);
-            if before == after || attempt == READ_ATTEMPTS {
-                return (before, sum_ns);
-            }
-            before = after;
-        }
-        unreachable!("the last attempt returns")
-    }
-
-    fn read_buckets(&self, id: usize, start: usize) -> Vec<(u32, Position, u64)> {
-        let mut buckets = Vec::new();
-        for page in 0..DISTRIBUTION_PAGES {
-            let entry = start + offset_of!(distribution, pages) + page * size_of::<u32>();
-            let number = self.series.u32_at(id, entry).load(Acquire) as usize;
-            if number == 0 || number >= self.pages.entries() {
-                continue;
-            }
-            for bucket in 0..PAGE_BUCKETS {
-                let offset = bucket * size_of::<u64>();
-                let value = self.pages.u64_at(number, offset).load(Acquire);
-                if value > 0 {
-                    buckets.push(((page * PAGE_BUCKETS + bucket) as u32, (Array::Pages, number, offset), value));
-                }
-            }
-        }
-        buckets
-    }
-
-    /// Takes the growth of a counter since the last call.
-    fn take_counter(&mut self, position: Position, value: u64) -> u64 {
-        let (array, index, offset) = position;
-        match &mut self.seen {
-            None => {
-                let memory = match array {
-                    Array::Series => &self.series,
-                    Array::Pages => &self.pages,
-                };
-                memory.u64_at(index, offset).fetch_sub(value, Relaxed);
-                value
-            }
-            Some(seen) => {
-                let before = if value > 0 { seen.insert(position, value).unwrap_or(0) } else { 0 };
-                value.wrapping_sub(before)
-            }
-        }
     }
 
     fn labels(&self, id: usize) -> Labels {
@@ -308,18 +215,6 @@ fn add_values(series: &mut Series, counts: Option<&Counts>) {
             series.values.insert(oldest.to_owned(), oldest_ns as f64);
         }
     }
-}
-
-/// Position of a counter: array, element, offset.
-type Position = (Array, usize, usize);
-
-/// Maximum number of attempts. A reading takes some microseconds, in which a value is rarely added.
-const READ_ATTEMPTS: u32 = 16;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Array {
-    Series,
-    Pages,
 }
 
 /// A worker pool.
@@ -390,8 +285,17 @@ mod tests {
     }
 
     #[test]
-    fn pages_of_distribution_hold_every_bucket() {
-        assert_eq!(DISTRIBUTION_PAGES * PAGE_BUCKETS, whylate_model::histogram::BUCKETS);
-        assert!(distribution::default().pages.len() >= DISTRIBUTION_PAGES);
+    fn offsets_are_those_of_the_programs() {
+        let DistributionOffsets { sum_ns, max_ns, inverted_min_ns, pages } = DistributionOffsets::new(0);
+        let expected = [
+            offset_of!(distribution, sum_ns),
+            offset_of!(distribution, max_ns),
+            offset_of!(distribution, inverted_min_ns),
+            offset_of!(distribution, pages),
+        ];
+        assert_eq!([sum_ns, max_ns, inverted_min_ns, pages], expected);
+        assert_eq!(PAGES * size_of::<bucket_page>() / size_of::<u64>(), whylate_model::histogram::BUCKETS);
+        // The last element of the array is padding.
+        assert!(distribution::default().pages.len() >= PAGES);
     }
 }

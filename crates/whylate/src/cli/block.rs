@@ -11,8 +11,9 @@ use crate::cli::values::duration_ns;
 use crate::cli::{Origin, UsageError};
 use crate::engine::late_buffer::Keep;
 use crate::engine::runner::{Lates, Query, Stream, drive};
+use crate::render::text::block::BlockText;
 use crate::render::text::block::shape::{Key, Shape};
-use crate::render::text::block::{BlockText, BlockTextOptions};
+use crate::render::text::latency::LatencyOptions;
 use crate::render::text::table::terminal_columns;
 
 /// How long I/O requests take, and which requests they wait behind
@@ -54,9 +55,8 @@ pub struct Arguments {
 
 impl Arguments {
     /// Returns what is printed.
-    pub(crate) fn shown(&self) -> BlockTextOptions<'_> {
-        BlockTextOptions {
-            shape: &self.shape,
+    fn shown(&self) -> LatencyOptions {
+        LatencyOptions {
             explain: self.explain,
             has_slower: self.slower.is_some(),
             lines_only: self.has_lines() && !(self.schedule.json || self.shape.table || self.schedule.repeats()),
@@ -121,7 +121,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         only: &|labels| disk.is_none_or(|disk| labels.get("device").is_some_and(|device| device == disk)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
-    let mut text = BlockText::new(arguments.shown(), terminal_columns());
+    let mut text = BlockText::new(&arguments.shape, arguments.shown(), terminal_columns());
     let mut has_any = false;
     drive(stream, &query, &mut text, &mut |snapshot| {
         has_any |= !snapshot.series.is_empty();
@@ -135,14 +135,10 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::{Command, FromArgMatches as _};
-
     use super::*;
 
     fn arguments(line: &str) -> Arguments {
-        let command = Arguments::augment_args(Command::new("block").no_binary_name(true));
-        let matches = command.try_get_matches_from(line.split_whitespace()).expect("a line that is taken");
-        Arguments::from_arg_matches(&matches).expect("its arguments")
+        crate::cli::parsed(line.split_whitespace()).expect("a line that is taken")
     }
 
     #[test]

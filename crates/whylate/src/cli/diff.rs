@@ -191,15 +191,7 @@ fn middle_unix_ns(snapshot: &Snapshot) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser as _;
-
     use super::*;
-
-    #[derive(Debug, clap::Parser)]
-    struct CommandLine {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
 
     #[test]
     fn span_needs_one_end() {
@@ -215,8 +207,7 @@ mod tests {
     #[test]
     fn sides_follow_from_options() {
         let sides = |line: &str| {
-            let words = std::iter::once("diff").chain(line.split(' '));
-            let arguments = CommandLine::try_parse_from(words).map_err(anyhow::Error::from)?.arguments;
+            let arguments: Arguments = crate::cli::parsed(line.split(' ')).map_err(anyhow::Error::from)?;
             arguments.sides().map(|sides| sides.map(|side| side.path.to_string_lossy().into_owned()))
         };
         for (line, names) in [

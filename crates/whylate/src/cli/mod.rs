@@ -26,10 +26,12 @@ pub mod wq;
 
 use std::error::Error;
 use std::fmt;
-use std::io::{self, Write as _};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write as _};
+use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{anyhow, bail};
+use anyhow::{Context as _, anyhow, bail};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use whylate_model::sources::{CARDS, TIMERLAT, named};
@@ -69,6 +71,19 @@ pub(crate) fn undid(undone: &[String]) {
     if !undone.is_empty() {
         say!("whylate: undid what was done to the file's lines: {}", undone.join(", "));
     }
+}
+
+/// Reads a file to import, or standard input for `-`.
+///
+/// # Errors
+/// Fails if the file cannot be opened, or `read` fails.
+pub(crate) fn import(file: &Path, read: impl FnOnce(Box<dyn BufRead>) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let named = || format!("cannot import {}", file.display());
+    if file == Path::new("-") {
+        return read(Box::new(io::stdin().lock())).with_context(named);
+    }
+    let input = BufReader::with_capacity(1 << 20, File::open(file).with_context(named)?);
+    read(Box::new(input)).with_context(named)
 }
 
 /// Returns the exit status of a usage error: 1 for `timerlat`, where 2 means that a threshold was hit.
@@ -185,6 +200,13 @@ fn present(pid: Option<u32>) -> anyhow::Result<Option<u32>> {
         }
         _ => bail!("no process has the PID {wanted} (give the PID of a running process)"),
     }
+}
+
+/// Parses the arguments of a command.
+#[cfg(test)]
+pub(crate) fn parsed<'a, A: clap::Args>(words: impl IntoIterator<Item = &'a str>) -> Result<A, clap::Error> {
+    let command = A::augment_args(clap::Command::new("whylate").no_binary_name(true));
+    A::from_arg_matches(&command.try_get_matches_from(words)?)
 }
 
 /// Explains the reasons for lost events of the source on the command line, or of all sources.

@@ -349,20 +349,12 @@ impl Plan<'_> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Debug, Parser)]
-    struct CommandLine {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
+    use crate::cli::parsed;
 
     fn with<T>(words: &[&str], look: impl FnOnce(&Plan<'_>) -> T) -> T {
-        let line = CommandLine::try_parse_from([&["timerlat"], words].concat())
-            .unwrap_or_else(|error| panic!("{words:?}: {error}"));
-        look(&line.arguments.plan())
+        let arguments: Arguments = parsed(words.iter().copied()).unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        look(&arguments.plan())
     }
 
     fn options(words: &[&str]) -> TimerlatOptions {
@@ -370,7 +362,7 @@ mod tests {
     }
 
     fn is_refused(words: &[&str]) -> bool {
-        CommandLine::try_parse_from([&["timerlat"], words].concat()).is_err()
+        parsed::<Arguments>(words.iter().copied()).is_err()
     }
 
     #[test]

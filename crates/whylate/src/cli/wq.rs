@@ -12,9 +12,10 @@ use crate::cli::values::duration_ns;
 use crate::cli::{Origin, UsageError};
 use crate::engine::late_buffer::Keep;
 use crate::engine::runner::{Lates, Query, Stream, drive};
+use crate::render::text::latency::LatencyOptions;
 use crate::render::text::table::terminal_columns;
-use crate::render::text::wq::shape::{Key, Shape};
-use crate::render::text::wq::{WqText, WqTextOptions};
+use crate::render::text::wq::shape::{self, Shape};
+use crate::render::text::wq::{WqText, WqView};
 
 /// How long work items wait for a worker, and how long they run
 #[derive(Debug, Args)]
@@ -54,15 +55,13 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    pub(crate) fn view(&self) -> WqView<'_> {
+        WqView { shape: &self.shape, handler: self.work.as_deref() }
+    }
+
     /// Returns what is printed.
-    pub(crate) fn shown(&self) -> WqTextOptions<'_> {
-        WqTextOptions {
-            shape: &self.shape,
-            handler: self.work.as_deref(),
-            explain: self.explain,
-            has_slower: self.slower.is_some(),
-            lines_only: self.lines_only(),
-        }
+    pub(crate) fn shown(&self) -> LatencyOptions {
+        LatencyOptions { explain: self.explain, has_slower: self.slower.is_some(), lines_only: self.lines_only() }
     }
 
     /// Returns whether late items are printed.
@@ -82,13 +81,13 @@ impl Arguments {
 
     /// Returns options that measure only what is printed.
     pub(crate) fn options(&self) -> WqOptions {
-        let by = match self.shape.key() {
-            Some(Key::Handler) => By::Handler,
-            Some(Key::Workqueue) => By::Workqueue,
-            Some(Key::Cpu) => By::Cpu,
-            Some(Key::Pool) => By::Pool,
-            None if self.schedule.json || self.shape.table || self.shape.works || self.work.is_some() => By::Handler,
-            None => By::Nothing,
+        let by = match self.shape.by {
+            Some(shape::By::Handler) => By::Handler,
+            Some(shape::By::Workqueue) => By::Workqueue,
+            Some(shape::By::Cpu) => By::Cpu,
+            Some(shape::By::Pool) => By::Pool,
+            _ if self.schedule.json || self.shape.table || self.shape.works || self.work.is_some() => By::Handler,
+            _ => By::Nothing,
         };
         WqOptions {
             backend: Some(self.backend.clone()),
@@ -120,7 +119,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         only: &|labels| arguments.work.as_ref().is_none_or(|work| labels.get("handler") == Some(work)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
-    let mut text = WqText::new(arguments.shown(), terminal_columns());
+    let mut text = WqText::new(arguments.view(), arguments.shown(), terminal_columns());
     let mut seen_any = false;
     drive(stream, &query, &mut text, &mut |snapshot| {
         seen_any |= !snapshot.total("latency").is_empty();

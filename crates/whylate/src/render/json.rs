@@ -72,9 +72,7 @@ mod tests {
             (0..=0xa1).chain(0x2000..0x2070).chain(0xe0000..0xe0080).filter_map(char::from_u32).collect();
         let mut snapshot = Snapshot::new("offcpu", "sample", "host", 0);
         snapshot.late.push(LateEvent { labels: [(name.clone(), name.clone())].into(), ..LateEvent::default() });
-        let mut out = Vec::new();
-        JsonLines.snapshot(&mut out, snapshot).expect("a vector takes everything");
-        let text = String::from_utf8(out).expect("text");
+        let text = crate::render::text::text_of(|out| JsonLines.snapshot(out, snapshot));
         let line = text.strip_suffix('\n').expect("a line");
         assert!(line.chars().all(is_printable), "{line:?}");
         assert!(line.contains(r"\u202e") && line.contains(r"\udb40\udc01"), "{line:?}");

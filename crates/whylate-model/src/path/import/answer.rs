@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 
 use super::{ImportError, Life, Trace};
+use crate::name::Interner;
 use crate::path::command::{Explained, explain};
 use crate::path::history::{Blocked, Name, RunSlice, SwitchIn, SwitchOut};
 use crate::path::{Names, Path, PathBuilder, Query, walk};
@@ -159,13 +160,12 @@ fn called(life: &Life) -> String {
 
 /// Resolves names from a trace, which has none of devices.
 struct TraceNames<'a> {
-    handlers: &'a [Box<str>],
+    handlers: &'a Interner,
 }
 
 impl Names for TraceNames<'_> {
     fn handler(&mut self, number: u64) -> String {
-        let name = usize::try_from(number).ok().and_then(|number| self.handlers.get(number));
-        name.map_or_else(String::new, |name| name.to_string())
+        u32::try_from(number).map_or_else(|_| String::new(), |number| self.handlers.get(number).to_owned())
     }
 
     fn device(&mut self, device: u32) -> String {

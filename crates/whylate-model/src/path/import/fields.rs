@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Parses the text of an event, as the kernel prints it, and as trace-cmd does with its plugins.
 
-use crate::ftrace::LONGEST_COMM;
+use crate::ftrace::{LONGEST_COMM, number};
 use crate::path::history::{Blocked, Operation, SwitchOut};
 use crate::path::timer::TimerKind;
 use crate::text::function;
@@ -217,10 +217,6 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> Option<&'a str> {
 
 fn last_number(text: &str, before: &str) -> Option<u32> {
     number(word(text.rsplit_once(before)?.1)?)
-}
-
-fn number<T: std::str::FromStr>(digits: &str) -> Option<T> {
-    if digits.bytes().all(|byte| byte.is_ascii_digit()) { digits.parse().ok() } else { None }
 }
 
 #[cfg(test)]

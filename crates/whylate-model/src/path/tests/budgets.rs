@@ -71,41 +71,6 @@ fn names_waits_outside_calls_that_began_earlier() {
     assert_eq!(via(OutsideState::default()), ["waits that began earlier"]);
 }
 
-/// Page faults on a fast disk: each wait takes 40 us.
-#[test]
-fn short_disk_waits_are_attributed_to_disk() {
-    const US: u64 = 1_000;
-    let request =
-        |from_ns| Request { queued_ns: from_ns, issued_ns: from_ns, device: 8, submitter: 1, ..Request::default() };
-    let slices = |turn: u64| {
-        let (from_ns, to_ns) = (1 + turn * 50 * US, 1 + (turn * 50 + 10) * US);
-        let by = Waker::Disk(request(from_ns.saturating_sub(40 * US)));
-        let entry = SwitchIn::Woken { at_ns: from_ns, by, cpu: 0 };
-        let blocked = Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() };
-        let own = RunSlice {
-            start_ns: from_ns,
-            end_ns: to_ns,
-            holder: Holder::Thread(1),
-            name: name(1),
-            entry,
-            exit: SwitchOut::Blocked(blocked),
-            ..RunSlice::default()
-        };
-        [
-            own,
-            RunSlice { start_ns: to_ns, end_ns: 1 + (turn + 1) * 50 * US, holder: Holder::Idle, ..RunSlice::default() },
-        ]
-    };
-    let mut past = Recorded { cpus: vec![(0..100).flat_map(slices).collect()] };
-    let of = Query { tid: 1, from_ns: 1, to_ns: 1 + 99 * 50 * US, is_wait: false, is_command: false };
-    let found = budget(&mut past, &[of], &BTreeMap::new(), &(), &mut Plain);
-    let waits = &found.waits[0];
-    assert_eq!((waits.via.as_str(), waits.ended_by, waits.ns), ("page fault", Some(EndedBy::Disk), 98 * 40 * US));
-    assert_eq!(waits.path.len(), 1);
-    let part = &waits.path[0];
-    assert_eq!((part.kind, part.who.as_str(), part.ns), (CauseKind::Disk, "disk8 (read by t1:1)", waits.ns));
-}
-
 /// Page faults served by a thread that waits itself: each wait takes 30 us.
 #[test]
 fn short_nested_waits_keep_parts_by_actor() {
@@ -169,38 +134,6 @@ fn worker_without_own_time_has_name() {
 }
 
 #[test]
-fn server_asleep_before_client_wait_has_system_call() {
-    let mut scenario = Scenario::new(2);
-    // Server 2 naps from 10 to 60 ms. Client 1 waits from 30 to 70 ms, and again from 80 to 95 ms, for a timer.
-    scenario.preempted(5, 0, 2).preempted(5, 1, 1).sleeps(10, 0, 0).sleeps(30, 1, 0);
-    scenario
-        .at(60, 0, Event::WakingBy(2, Waker::Timer(TimerKind::default())))
-        .preempted(60, 0, 2)
-        .wakes(70, 0, 1)
-        .preempted(70, 1, 1);
-    scenario
-        .sleeps(75, 0, 0)
-        .sleeps(80, 1, 0)
-        .at(95, 1, Event::WakingBy(1, Waker::Timer(TimerKind::default())))
-        .preempted(95, 1, 1);
-    let past = scenario.past(100);
-    let asked = |is_wait, to_ms| Query { is_wait, ..asked(1, 25, to_ms) };
-    let of_server = |segment: &&PathSegment| segment.waiter.as_deref() == Some("t2:2");
-    let seen = budget(&mut past.clone(), &[asked(false, 100)], &BTreeMap::new(), &(), &mut Plain);
-    let waits =
-        seen.waits.iter().find(|waits| waits.ended_by == Some(EndedBy::Others)).expect("it waits for the server");
-    let nap = waits.path.iter().find(of_server).expect("the server naps");
-    assert_eq!((in_ms(nap.ns), nap.kind, nap.via.as_deref()), (30, CauseKind::Timer, Some("call202")));
-    // Only that wait.
-    let path = path_of(past.clone(), asked(false, 75));
-    assert_eq!(path.segments.iter().find(of_server).and_then(|nap| nap.via.as_deref()), Some("call202"));
-    let mut found = PathBuilder::default();
-    walk(&mut past.clone(), &[asked(true, 70)], &(), &mut |_, finding| found.add(finding));
-    let path = found.finish(&mut Plain);
-    assert_eq!(path.segments.iter().find(of_server).and_then(|nap| nap.via.as_deref()), Some("call202"));
-}
-
-#[test]
 fn short_disk_waits_are_grouped_by_operation() {
     const US: u64 = 1_000;
     let thread = |at_us: u64, entry| RunSlice {
@@ -209,7 +142,7 @@ fn short_disk_waits_are_grouped_by_operation() {
         holder: Holder::Thread(5),
         name: name(5),
         entry,
-        exit: SwitchOut::Blocked(Blocked { is_uninterruptible: true, ..Blocked::default() }),
+        exit: SwitchOut::Blocked(Blocked { is_uninterruptible: true, in_iowait: true, ..Blocked::default() }),
         ..RunSlice::default()
     };
     let idle = |at_us: u64| RunSlice {
@@ -221,7 +154,7 @@ fn short_disk_waits_are_grouped_by_operation() {
     // The thread faults 100 times, and waits 40 us for a page each time.
     let slices = (0..100_u64).flat_map(|round| {
         let at_us = round * 50;
-        let request = super::super::history::Request {
+        let request = Request {
             queued_ns: 1 + at_us.saturating_sub(40) * US,
             issued_ns: 1 + at_us.saturating_sub(39) * US,
             device: 7,
@@ -235,7 +168,7 @@ fn short_disk_waits_are_grouped_by_operation() {
     let asked = Query { tid: 5, from_ns: 1, to_ns: 1 + 4_955 * US, is_wait: false, is_command: false };
     let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain);
     let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
-    assert_eq!((waits.ended_by, waits.ns), (Some(EndedBy::Disk), 99 * 40 * US));
+    assert_eq!((waits.via.as_str(), waits.ended_by, waits.ns), ("page fault", Some(EndedBy::Disk), 99 * 40 * US));
     let mut parts: Vec<_> = waits.path.iter().map(|part| (part.kind, part.who.as_str(), part.ns / US)).collect();
     parts.sort_unstable_by_key(|&(_, _, us)| us);
     let request = "disk7 (read by t5:5)";

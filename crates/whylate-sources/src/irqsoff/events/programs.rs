@@ -16,7 +16,7 @@ use whylate_model::Histogram;
 use whylate_model::ftrace::SectionFunctions;
 
 pub(super) use self::skel::types::late_section;
-use self::skel::types::{bucket_page, distribution, place, place_key, section, section_limits, section_lost};
+use self::skel::types::{bucket_page, place, place_key, section, section_limits, section_lost};
 use super::super::What;
 use crate::kernel::attach::{self, PlainData, ProgramStatistics};
 use crate::kernel::cpus;
@@ -115,7 +115,7 @@ impl Programs {
         let places = Elements::new(places, key, MAX_PLACES, &maps.place_by_key);
         let places = places.context("cannot open the table of places")?;
         let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
-        let lengths = Distributions::new(Rc::new(pages), length_offsets());
+        let lengths = Distributions::new(Rc::new(pages), DistributionOffsets::new(offset_of!(place, length)));
         let records = Records::new(&skeleton.maps.late_sections)?;
         let programs = skeleton.object().progs_mut().filter(|program| program.autoload());
         let links = programs.map(|program| program.attach()).collect::<Result<Vec<_>, _>>()?;
@@ -215,15 +215,5 @@ impl Programs {
 
     pub(super) fn statistics(&self) -> ProgramStatistics {
         attach::statistics(self.skeleton.object().progs().filter(libbpf_rs::Program::autoload))
-    }
-}
-
-fn length_offsets() -> DistributionOffsets {
-    let at = offset_of!(place, length);
-    DistributionOffsets {
-        sum_ns: at + offset_of!(distribution, sum_ns),
-        max_ns: at + offset_of!(distribution, max_ns),
-        inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
-        pages: at + offset_of!(distribution, pages),
     }
 }

@@ -17,7 +17,7 @@ use libbpf_rs::{MapCore as _, MapFlags};
 use whylate_model::blame::{self, Keeper, keeper};
 use whylate_model::{Histogram, Occupancy, Snapshot};
 
-use self::types::{bucket_page, culprit, culprit_key, distribution, interrupted_stack, tick, tick_limits};
+use self::types::{bucket_page, culprit, culprit_key, interrupted_stack, tick, tick_limits};
 use super::culprits;
 use super::sampler::NmiSampler;
 use crate::cpu_account::{Account, Timers, Wakeups, disable_missing_tracepoints};
@@ -142,13 +142,11 @@ impl Programs {
         let culprits = Elements::new(culprits, key, culprit_limit, &maps.culprit_id_by_key);
         let pages = map(&maps.bucket_pages, PAGES, size_of::<bucket_page>()).context("cannot map the histograms")?;
         let pages = Rc::new(pages);
-        let lengths = Distributions::new(Rc::clone(&pages), distribution_offsets(offset_of!(culprit, length)));
-        let lateness = Distributions::new(pages, distribution_offsets(offset_of!(tick, lateness)));
+        let lengths = Distributions::new(Rc::clone(&pages), DistributionOffsets::new(offset_of!(culprit, length)));
+        let lateness = Distributions::new(pages, DistributionOffsets::new(offset_of!(tick, lateness)));
         let records = Records::new(&skeleton.maps.late_ticks)?;
         // Before our own programs, so that the account has seen a late timer when its window is copied.
-        if let Some(account) = &mut account {
-            account.attach()?;
-        }
+        account.iter_mut().try_for_each(Account::attach)?;
         let has_event = |name: &OsStr| name != SAMPLER_PROGRAM;
         let programs = skeleton.object().progs_mut();
         let mut programs: Vec<_> = programs.filter(|program| program.autoload() && has_event(program.name())).collect();
@@ -296,8 +294,9 @@ impl Programs {
         self.account.as_ref()?.windows().read(window, symbols)
     }
 
-    pub(super) fn report_unexplained(&self, snapshot: &mut Snapshot) {
-        self.account.iter().for_each(|account| account.report_unexplained(snapshot));
+    /// Adds the events that the CPU account lost to the snapshot.
+    pub(super) fn report_account(&mut self, snapshot: &mut Snapshot) {
+        self.account.iter_mut().for_each(|account| account.report(snapshot));
     }
 
     pub(super) fn poll(&self, wait: Duration) -> anyhow::Result<()> {
@@ -308,7 +307,7 @@ impl Programs {
         self.records.next()
     }
 
-    pub(super) fn take_lost(&mut self, cpus: &[u32]) -> BTreeMap<String, u64> {
+    pub(super) fn take_lost(&self, cpus: &[u32]) -> BTreeMap<String, u64> {
         let reasons = [
             // Ticks that were due and not seen: their lateness is not counted.
             ("unseen", offset_of!(tick, unseen)),
@@ -319,12 +318,7 @@ impl Programs {
             ("buckets_full", offset_of!(tick, lost_buckets)),
         ];
         let sum = |offset| cpus.iter().map(|&cpu| self.counter(cpu, offset).swap(0, Ordering::Relaxed)).sum();
-        let mut lost: BTreeMap<String, u64> =
-            reasons.into_iter().map(|(name, offset)| (name.to_owned(), sum(offset))).collect();
-        if let Some(account) = &mut self.account {
-            lost.extend(account.take_lost().into_iter().map(|(reason, count)| (reason.to_owned(), count)));
-        }
-        lost
+        reasons.into_iter().map(|(name, offset)| (name.to_owned(), sum(offset))).collect()
     }
 
     pub(super) fn limitations(&self) -> Option<&str> {
@@ -334,18 +328,7 @@ impl Programs {
     pub(super) fn statistics(&self) -> ProgramStatistics {
         let ours = self.skeleton.object().progs().filter(libbpf_rs::Program::autoload);
         let mut statistics = attach::statistics(ours);
-        if let Some(account) = &self.account {
-            statistics += account.statistics();
-        }
+        self.account.iter().for_each(|account| statistics += account.statistics());
         statistics
-    }
-}
-
-fn distribution_offsets(at: usize) -> DistributionOffsets {
-    DistributionOffsets {
-        sum_ns: at + offset_of!(distribution, sum_ns),
-        max_ns: at + offset_of!(distribution, max_ns),
-        inverted_min_ns: at + offset_of!(distribution, inverted_min_ns),
-        pages: at + offset_of!(distribution, pages),
     }
 }

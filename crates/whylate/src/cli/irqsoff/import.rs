@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate irqsoff --import`: shows output of ftrace like a measurement.
 
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, Write};
 use std::path::Path;
 
-use anyhow::Context as _;
 use jiff::tz::TimeZone;
 use whylate_model::ftrace::{ImportOptions, import};
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{LateEvent, Series, Snapshot, TopN};
 
 use super::Arguments;
-use crate::cli::undid;
+use crate::cli::{self, undid};
 use crate::engine::late_buffer::LateBuffer;
 use crate::render::json::JsonLines;
 use crate::render::text::irqsoff::IrqsoffText;
@@ -28,13 +26,7 @@ const WORST_IN_JSON: usize = 20;
 /// Fails if the file cannot be read or has no known trace, or the output cannot be written.
 pub fn run(arguments: &Arguments, file: &Path) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let named = || format!("cannot import {}", file.display());
-    let input: Box<dyn BufRead> = if file == Path::new("-") {
-        Box::new(io::stdin().lock())
-    } else {
-        Box::new(BufReader::with_capacity(1 << 20, File::open(file).with_context(named)?))
-    };
-    show(arguments, input, &mut out).with_context(named)?;
+    cli::import(file, |input| show(arguments, input, &mut out))?;
     Ok(out.flush()?)
 }
 
@@ -73,20 +65,20 @@ fn show(arguments: &Arguments, input: impl BufRead, out: &mut dyn Write) -> anyh
 fn timers_of(snapshot: &Snapshot) -> Vec<Series> {
     let mut series: Vec<Series> =
         snapshot.series.iter().filter(|series| series.labels.contains_key("callback")).cloned().collect();
-    series.sort_by_key(|series| std::cmp::Reverse(series.histograms.get("lateness").map_or(0, |late| late.max_ns())));
+    series.sort_by_key(|series| std::cmp::Reverse(series.histogram("lateness").max_ns()));
     series
 }
 
 fn write_timers(out: &mut dyn Write, timers: &[Series], late: &TopN) -> io::Result<()> {
     let mut table = Table::new("COUNT, LATE-P99, LATE-MAX, OVERRUNS, CPU, <CALLBACK");
     for series in timers {
-        let lateness = series.histograms.get("lateness").cloned().unwrap_or_default();
-        let label = |name: &str| series.labels.get(name).cloned().unwrap_or_default();
+        let lateness = series.histogram("lateness");
+        let label = |name: &str| series.label(name).to_owned();
         table.row(vec![
             lateness.count().to_string(),
             format_ns(lateness.quantile_ns(0.99)),
             format_ns(lateness.max_ns()),
-            format!("{}", series.values.get("overruns").copied().unwrap_or(0.0)),
+            series.value("overruns").to_string(),
             label("cpu"),
             label("callback"),
         ]);
@@ -100,7 +92,7 @@ fn write_timers(out: &mut dyn Write, timers: &[Series], late: &TopN) -> io::Resu
 }
 
 fn write_timer(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
-    let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
+    let label = |name: &str| printable(event.label(name));
     let missed = match label("overruns").as_str() {
         "0" => String::new(),
         "1" => ", and missed a period".to_owned(),
@@ -114,22 +106,15 @@ fn write_timer(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct CommandLine {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
+    use crate::cli::parsed;
 
     const LATENCY: &str = include_str!("../../../../whylate-model/tests/ftrace/irqsoff-5.4.txt");
     const PIPE: &str = include_str!("../../../../whylate-model/tests/ftrace/trace-pipe-5.4.txt");
 
     fn printed(line: &str, text: &str) -> String {
-        let words = ["irqsoff", "--import", "x"].into_iter().chain(line.split_whitespace());
-        let arguments = CommandLine::try_parse_from(words).expect("a valid command line").arguments;
+        let words = ["--import", "x"].into_iter().chain(line.split_whitespace());
+        let arguments: Arguments = parsed(words).expect("a valid command line");
         let mut out = Vec::new();
         show(&arguments, text.as_bytes(), &mut out).expect("a trace");
         String::from_utf8(out).expect("text")
@@ -155,8 +140,8 @@ mod tests {
     #[test]
     fn rejects_measurement_options_with_import() {
         for line in ["1", "-d 5s", "--backend ticks", "-c 0"] {
-            let words = ["irqsoff", "--import", "x"].into_iter().chain(line.split_whitespace());
-            assert!(CommandLine::try_parse_from(words).is_err(), "{line}");
+            let words = ["--import", "x"].into_iter().chain(line.split_whitespace());
+            assert!(parsed::<Arguments>(words).is_err(), "{line}");
         }
     }
 }

@@ -2,17 +2,15 @@
 //! `whylate run --import`: explains a command from a trace of ftrace, trace-cmd or perf.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, Write};
 use std::path::Path;
 
-use anyhow::Context as _;
 use serde::Serialize;
 use whylate_model::path::command::Explained;
 use whylate_model::path::import::{Command, End, Trace, Wanted, WhyThis};
 use whylate_model::units::printable;
 
-use crate::cli::undid;
+use crate::cli::{self, undid};
 use crate::render::json::write_line;
 use crate::render::text::run as text;
 
@@ -36,14 +34,8 @@ struct ExplainedLine<'a> {
 /// Fails if the file cannot be read, has no context switches, or does not have the thread.
 pub fn run(file: &Path, pid: Option<u32>, comm: Option<&str>, json: bool) -> anyhow::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let named = || format!("cannot import {}", file.display());
-    let input: Box<dyn BufRead> = if file == Path::new("-") {
-        Box::new(io::stdin().lock())
-    } else {
-        Box::new(BufReader::with_capacity(1 << 20, File::open(file).with_context(named)?))
-    };
     let wanted = pid.map(Wanted::Pid).or_else(|| comm.map(Wanted::Comm)).unwrap_or(Wanted::Any);
-    show(input, wanted, json, &mut out).with_context(named)?;
+    cli::import(file, |input| show(input, wanted, json, &mut out))?;
     Ok(out.flush()?)
 }
 

@@ -74,19 +74,12 @@ fn event(text: &str) -> Result<TraceEvent, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use proptest::prelude::*;
 
     use super::*;
 
-    #[derive(Debug, Parser)]
-    struct CommandLine {
-        #[command(flatten)]
-        events: Events,
-    }
-
     fn parse(words: &[&str]) -> Result<Vec<TraceEvent>, Error> {
-        CommandLine::try_parse_from([&["timerlat"], words].concat()).map(|line| line.events.0)
+        crate::cli::parsed(words.iter().copied()).map(|Events(events)| events)
     }
 
     fn named(system: &str, name: Option<&str>) -> TraceEvent {

@@ -8,7 +8,8 @@ use whylate_model::diff::{Diff, Outcome, Row};
 
 use super::markup::{head, name_cell, sentence, text};
 use super::{Report, tables};
-use crate::render::text::diff::{change, change_of_burst, figure, heading, value, what, write_test};
+use crate::render::text::diff::{change, change_of_burst, figure, heading, outcome, value, what, write_test};
+use crate::render::text::text_of;
 
 /// Maximum number of rows.
 const ROWS: usize = 200;
@@ -29,48 +30,22 @@ impl Compared {
         }
         out += "</dl>\n";
         let differing: Vec<&Row> = diff.rows.iter().filter(|row| row.outcome.differs()).collect();
-        match differing.is_empty() {
-            true => {
-                let said = match diff {
-                    _ if diff.test.are_too_few() => "Too short to compare",
-                    _ if !diff.bursts.is_empty() => "By the test no row differs",
-                    _ => "Nothing differs",
-                };
-                let _ = write!(
-                    out,
-                    "<p>{said}: {} rows were compared; {} more have too little data.</p>",
-                    diff.compared, diff.too_little
-                );
-            }
-            false => {
-                let _ = write!(
-                    out,
-                    "<p>{} of {} rows differ; {} more have too little data.</p>",
-                    diff.differ, diff.compared, diff.too_little
-                );
-                let columns = ["<Source", "<What", "<Figure", "Before", "After", "<Change", "N before", "N after"];
-                let _ = write!(out, "<div class=\"wide\"><table id=\"diff\">{}<tbody>", head(&columns));
-                differing.iter().take(ROWS).for_each(|row| out += &row_of(row, change));
-                out += "</tbody></table></div>\n";
-                if differing.len() > ROWS {
-                    let _ = write!(
-                        out,
-                        "<p class=\"note\">Only the first {ROWS} are shown; <code>whylate diff</code> shows all.</p>"
-                    );
-                }
-            }
+        let _ = write!(out, "<p>{}; {} more have too little data.</p>", outcome(diff), diff.too_little);
+        if !differing.is_empty() {
+            out += &table("diff", differing.iter().copied(), change);
+        }
+        if differing.len() > ROWS {
+            let _ = write!(
+                out,
+                "<p class=\"note\">Only the first {ROWS} are shown; <code>whylate diff</code> shows all.</p>"
+            );
         }
         if !diff.bursts.is_empty() {
             out += "<p>On one side alone or ten times as many there, in bursts that the test cannot judge:</p>\n";
-            let columns = ["<Source", "<What", "<Figure", "Before", "After", "<Change", "N before", "N after"];
-            let _ = write!(out, "<div class=\"wide\"><table id=\"bursts\">{}<tbody>", head(&columns));
-            diff.bursts.iter().take(ROWS).for_each(|row| out += &row_of(row, change_of_burst));
-            out += "</tbody></table></div>\n";
+            out += &table("bursts", diff.bursts.iter(), change_of_burst);
         }
-        let mut test = Vec::new();
-        // Writing to a vector does not fail.
-        let _ = write_test(&mut test, &diff.test);
-        let _ = write!(out, "<p class=\"note\">{}</p>", sentence(String::from_utf8_lossy(&test).trim_end()));
+        let test = text_of(|out| write_test(out, &diff.test));
+        let _ = write!(out, "<p class=\"note\">{}</p>", sentence(test.trim_end()));
         for omitted in &diff.not_compared {
             let _ = write!(
                 out,
@@ -94,6 +69,12 @@ impl Compared {
         out += &tables::culprits(&other.look, "other-");
         out + "<p class=\"note\">Everything below is from the first recording (Before).</p></section>\n"
     }
+}
+
+fn table<'a>(id: &str, rows: impl Iterator<Item = &'a Row>, change: fn(&Row) -> String) -> String {
+    let columns = ["<Source", "<What", "<Figure", "Before", "After", "<Change", "N before", "N after"];
+    let rows: String = rows.take(ROWS).map(|row| row_of(row, change)).collect();
+    format!("<div class=\"wide\"><table id=\"{id}\">{}<tbody>{rows}</tbody></table></div>\n", head(&columns))
 }
 
 /// Returns a row of the table of differences. Rows without a difference are gray.

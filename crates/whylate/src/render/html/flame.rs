@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use whylate_model::folded::{Frame, Kind, Root, frames};
+use whylate_model::tree::Node;
 use whylate_model::units::format_ns;
 use whylate_model::{Stack, WaitClass};
 
@@ -128,12 +129,6 @@ pub fn class(kind: Kind) -> &'static str {
     }
 }
 
-#[derive(Default)]
-struct Node<'a> {
-    ns: u64,
-    children: BTreeMap<&'a Frame, Node<'a>>,
-}
-
 impl Graph {
     /// Returns how much of the graph's time is idle by design, and the whole time.
     pub fn idle_ns(&self) -> (u64, u64) {
@@ -145,17 +140,10 @@ impl Graph {
     pub fn draw(&self) -> String {
         let (idle_ns, all_ns) = self.idle_ns();
         let is_shown = |row: &&Row| !row.is_idle || idle_ns == all_ns;
-        let mut root = Node::default();
-        for row in self.rows.iter().filter(is_shown) {
-            let (mut node, ns) = (&mut root, row.ns());
-            node.ns = node.ns.saturating_add(ns);
-            for frame in &row.frames {
-                node = node.children.entry(frame).or_default();
-                node.ns = node.ns.saturating_add(ns);
-            }
-        }
-        let mut drawing = Drawing { out: String::new(), whole_ns: root.ns.max(1), frames: 0, max_depth: 0 };
-        drawing.frame("all", "f-label", root.ns, 0.0, 0);
+        let root = Node::of_parts(self.rows.iter().filter(is_shown).map(|row| (row.frames.clone(), row.ns())));
+        let all_ns = root.all.weight_ns;
+        let mut drawing = Drawing { out: String::new(), whole_ns: all_ns.max(1), frames: 0, max_depth: 0 };
+        drawing.frame("all", "f-label", all_ns, 0.0, 0);
         drawing.children(&root, 0.0, 1);
         let height = (drawing.max_depth + 1) * HEIGHT;
         format!(
@@ -203,12 +191,13 @@ impl Drawing {
         self.out += "</g>";
     }
 
-    fn children(&mut self, node: &Node<'_>, x: f64, depth: usize) {
+    fn children(&mut self, node: &Node, x: f64, depth: usize) {
         let mut x = x;
         for (frame, child) in &node.children {
-            let width = self.width(child.ns);
+            let ns = child.all.weight_ns;
+            let width = self.width(ns);
             if width >= MIN_WIDTH && self.frames < MAX_FRAMES {
-                self.frame(&frame.name, class(frame.kind), child.ns, x, depth);
+                self.frame(&frame.name, class(frame.kind), ns, x, depth);
                 self.children(child, x, depth + 1);
             }
             x += width;

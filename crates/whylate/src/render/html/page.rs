@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use sha2::{Digest as _, Sha256};
 use whylate_model::units::format_ns;
 use whylate_model::{Card, Histogram};
@@ -16,7 +16,8 @@ use super::markup::{count, head, name, ns, sentence, text};
 use super::series::Column;
 use super::timeline::Scale;
 use super::{Report, data, flame, headline, series, tables, timeline};
-use crate::render::text::overview::shown;
+use crate::render::text::overview::{lost_events, shown};
+use crate::render::text::time_of_day::in_zone;
 use crate::render::text::why::counted;
 
 const STYLE: &str = include_str!("style.css");
@@ -93,13 +94,7 @@ fn help(text: &str) -> String {
 }
 
 fn day(report: &Report) -> String {
-    in_zone(report, report.look.start_unix_ns, "%Y-%m-%d %H:%M")
-}
-
-/// Formats a time in the time zone of the recorded machine.
-pub fn in_zone(report: &Report, unix_ns: u64, format: &str) -> String {
-    let stamp = Timestamp::from_nanosecond(unix_ns.into());
-    stamp.map_or_else(|_| String::new(), |at| at.to_zoned(report.zone.clone()).strftime(format).to_string())
+    in_zone(report.look.start_unix_ns, &report.zone, "%Y-%m-%d %H:%M")
 }
 
 /// Returns the table of facts: what was measured, where and when, and what is missing.
@@ -112,10 +107,7 @@ fn facts(report: &Report) -> String {
         .slots
         .iter()
         .fold((u64::MAX, 0), |(from, to), slot| (slot.start_unix_ns.min(from), slot.end_unix_ns.max(to)));
-    let utc = |ns: u64| {
-        Timestamp::from_nanosecond(ns.into())
-            .map_or_else(|_| String::new(), |at| at.strftime("%Y-%m-%d %H:%M:%S").to_string())
-    };
+    let utc = |ns: u64| in_zone(ns, &TimeZone::UTC, "%Y-%m-%d %H:%M:%S");
     let zone = report.zone.iana_name().map_or_else(String::new, |zone| format!(" ({})", name(zone)));
     let is_of_a_day = to_ns.saturating_sub(from_ns) < tables::DAY_NS;
     let ends = if is_of_a_day { "%H:%M:%S %:z" } else { "%Y-%m-%d %H:%M:%S %:z" };
@@ -123,8 +115,8 @@ fn facts(report: &Report) -> String {
         "Time",
         format!(
             "{} to {}{zone}; in UTC {} to {}; {} in total",
-            in_zone(report, from_ns, "%Y-%m-%d %H:%M:%S"),
-            in_zone(report, to_ns, ends),
+            in_zone(from_ns, &report.zone, "%Y-%m-%d %H:%M:%S"),
+            in_zone(to_ns, &report.zone, ends),
             utc(from_ns),
             utc(to_ns),
             headline::format_span(to_ns.saturating_sub(from_ns))
@@ -176,11 +168,7 @@ fn facts(report: &Report) -> String {
 
 /// Lists the events that could not be counted, and why.
 fn lost(report: &Report) -> String {
-    let of_sources = report.look.sources.iter().flat_map(|of| {
-        of.lost.iter().map(|(reason, count)| format!("{count} {} ({})", reason.replace('_', " "), of.source))
-    });
-    let of_all = report.look.lost.iter().map(|(reason, count)| format!("{count} {} (all)", reason.replace('_', " ")));
-    let all: Vec<String> = of_sources.chain(of_all).collect();
+    let all = lost_events(&report.look);
     if all.is_empty() {
         "nothing".to_owned()
     } else {
@@ -366,8 +354,7 @@ fn embedded(report: &Report, made: &Made) -> String {
          It is JSON lines in zstd frames, so <code>zstd -dc FILE | jq</code> reads it as well. \
          This page needs no network and no whylate.",
     );
-    let at = Timestamp::from_nanosecond(made.at_unix_ns.into())
-        .map_or_else(|_| String::new(), |at| at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string());
+    let at = in_zone(made.at_unix_ns, &TimeZone::UTC, "%Y-%m-%d %H:%M:%S UTC");
     let _ = writeln!(
         out,
         "<p>Made by whylate {} at {at}:</p>\n<pre><code>{}</code></pre>",

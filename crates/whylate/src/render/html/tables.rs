@@ -11,9 +11,8 @@ use super::Report;
 use super::event::{self, main_cause};
 use super::listed::ListedEvent;
 use super::markup::{bar, count, head, name_cell, ns, sentence, share, text};
-use super::page::in_zone;
 use crate::render::text::overview::{shown, verdict, victims};
-use crate::render::text::time_of_day::time_of_day;
+use crate::render::text::time_of_day::{in_zone, time_of_day};
 use crate::render::text::why;
 
 /// Maximum number of culprits and of late events that are shown without scripts.
@@ -134,7 +133,7 @@ fn at(unix_ns: u64, report: &Report) -> String {
     let time = time_of_day(unix_ns, &report.zone);
     match report.look.duration_ns < DAY_NS {
         true => time,
-        false => format!("{} {time}", in_zone(report, unix_ns, "%m-%d")),
+        false => format!("{} {time}", in_zone(unix_ns, &report.zone, "%m-%d")),
     }
 }
 

@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use jiff::Timestamp;
 use whylate_model::Card;
 use whylate_model::culprits::Culprit;
 use whylate_model::units::format_ns;
@@ -17,6 +16,7 @@ use super::Report;
 use super::markup::text;
 use super::rows::Sum as _;
 use super::slots::Slot;
+use crate::render::text::time_of_day::in_zone;
 use crate::render::text::why::{self, counted};
 
 /// Width of a picture, in its own units.
@@ -142,8 +142,7 @@ impl Axis {
         };
         let tick = |part: u64| {
             let at_ns = u128::from(self.from_ns) + u128::from(length_ns) * u128::from(part) / 4;
-            let stamp = Timestamp::from_nanosecond(at_ns as i128).map(|at| at.to_zoned(report.zone.clone()));
-            format!("<li>{}</li>", stamp.map_or_else(|_| String::new(), |at| at.strftime(format).to_string()))
+            format!("<li>{}</li>", in_zone(at_ns as u64, &report.zone, format))
         };
         format!("<ol class=\"x\">{}</ol>\n", (0..5).map(tick).collect::<String>())
     }

@@ -3,12 +3,12 @@
 
 use std::io::{self, Write};
 
-use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use whylate_model::diff::{About, Diff, MIN_BLOCKS, Measure, Outcome, Row, Test, Unit, What};
 use whylate_model::units::{format_ns, printable};
 
 use super::table::{Table, without_middle};
+use super::time_of_day::in_zone;
 use super::why;
 
 /// Maximum number of rows of stacks.
@@ -27,7 +27,7 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
         writeln!(out, "{side:<7} {}", printable(&heading(about, zone)))?;
     }
     writeln!(out)?;
-    let Diff { compared, differ, too_little, test, .. } = diff;
+    let Diff { differ, too_little, .. } = diff;
     let is_all = diff.rows.len() as u64 > *differ;
     if !diff.rows.is_empty() {
         let (stacks, others): (Vec<&Row>, Vec<&Row>) = diff.rows.iter().partition(|row| is_stack(row));
@@ -51,14 +51,8 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
         }
         writeln!(out)?;
     }
-    match differ {
-        0 if test.are_too_few() => write!(out, "Too short to compare: {compared} rows were compared")?,
-        0 if !diff.bursts.is_empty() => write!(out, "By the test no row differs: {compared} rows were compared")?,
-        0 => write!(out, "Nothing differs: {compared} rows were compared")?,
-        _ => write!(out, "{differ} of {compared} rows differ")?,
-    }
-    writeln!(out, "; {too_little} more have too little data{shown}.")?;
-    write_test(out, test)?;
+    writeln!(out, "{}; {too_little} more have too little data{shown}.", outcome(diff))?;
+    write_test(out, &diff.test)?;
     if !diff.not_compared.is_empty() {
         writeln!(out, "\nNot compared, or of limited comparability:")?;
     }
@@ -67,12 +61,20 @@ fn write_in(out: &mut dyn Write, diff: &Diff, terminal_columns: Option<usize>, z
         .try_for_each(|item| writeln!(out, "    {:<9} {}", printable(&item.source), printable(&item.reason)))
 }
 
+/// Renders how many rows differ.
+pub fn outcome(diff: &Diff) -> String {
+    let Diff { compared, differ, test, .. } = diff;
+    match differ {
+        0 if test.are_too_few() => format!("Too short to compare: {compared} rows were compared"),
+        0 if !diff.bursts.is_empty() => format!("By the test no row differs: {compared} rows were compared"),
+        0 => format!("Nothing differs: {compared} rows were compared"),
+        _ => format!("{differ} of {compared} rows differ"),
+    }
+}
+
 /// Renders a side: file, duration, host, kernel, start, and lost events.
 pub fn heading(about: &About, zone: &TimeZone) -> String {
-    let start = match Timestamp::from_nanosecond(about.start_unix_ns.into()) {
-        Ok(stamp) => stamp.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string(),
-        Err(_) => String::new(),
-    };
+    let start = in_zone(about.start_unix_ns, zone, "%Y-%m-%d %H:%M:%S");
     let About { name, host, kernel, lost, .. } = about;
     let mut text = format!("{name}: {} of {host} ({kernel}) from {start} on", format_ns(about.duration_ns));
     let events: u64 = lost.values().sum();
@@ -204,9 +206,7 @@ mod tests {
     }
 
     fn written(diff: &Diff) -> String {
-        let mut out = Vec::new();
-        write_in(&mut out, diff, None, &TimeZone::UTC).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        crate::render::text::text_of(|out| write_in(out, diff, None, &TimeZone::UTC))
     }
 
     fn diff() -> Diff {

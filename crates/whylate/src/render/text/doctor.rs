@@ -164,7 +164,7 @@ fn sentence(fact: &Fact) -> String {
     }
 }
 
-fn word(state: State) -> &'static str {
+pub(super) fn word(state: State) -> &'static str {
     match state {
         State::Yes => "yes",
         State::No => "no",
@@ -173,11 +173,7 @@ fn word(state: State) -> &'static str {
 }
 
 /// Writes a row for each remark about a source, and at least one row per source.
-fn sources<'a>(
-    sources: impl Iterator<Item = &'a Readiness>,
-    columns: usize,
-    out: &mut impl Write,
-) -> io::Result<()> {
+fn sources<'a>(sources: impl Iterator<Item = &'a Readiness>, columns: usize, out: &mut impl Write) -> io::Result<()> {
     let mut rows = vec![("source".to_owned(), "backend".to_owned(), "what would be better".to_owned())];
     for source in sources {
         let backend = source.backend.as_deref().unwrap_or(match source.state {

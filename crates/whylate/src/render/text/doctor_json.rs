@@ -4,8 +4,9 @@
 use std::io::{self, Write};
 
 use serde_json::{Map, Value, json};
-use whylate_sources::capabilities::{Capabilities, CpuList, Fact, Readiness, State};
+use whylate_sources::capabilities::{Capabilities, CpuList, Fact, Readiness};
 
+use super::doctor::word;
 use crate::render::json::write_line;
 
 /// Writes the object. States are `yes`, `no` or `unknown`; inapplicable or unknown values are `null`.
@@ -20,7 +21,7 @@ fn object(found: &Capabilities) -> Value {
         .privileges
         .capabilities
         .iter()
-        .map(|one| (one.name.to_lowercase(), json!({"state": state(one.state), "purpose": one.purpose})))
+        .map(|one| (one.name.to_lowercase(), json!({"state": word(one.state), "purpose": one.purpose})))
         .collect();
     let sysctls: Map<String, Value> = found
         .sysctls
@@ -36,13 +37,13 @@ fn object(found: &Capabilities) -> Value {
             "preemption": found.kernel.preemption,
         },
         "btf": {
-            "state": state(btf.fact.state),
+            "state": word(btf.fact.state),
             "detail": btf.fact.detail,
             "path": btf.path,
             "size_bytes": btf.size_bytes,
         },
         "tracefs": {
-            "state": state(tracefs.fact.state),
+            "state": word(tracefs.fact.state),
             "detail": tracefs.fact.detail,
             "path": tracefs.path,
             "tracers": tracefs.tracers,
@@ -73,16 +74,8 @@ fn object(found: &Capabilities) -> Value {
     })
 }
 
-fn state(state: State) -> &'static str {
-    match state {
-        State::Yes => "yes",
-        State::No => "no",
-        State::Unknown => "unknown",
-    }
-}
-
 fn fact(fact: &Fact) -> Value {
-    json!({"state": state(fact.state), "detail": fact.detail})
+    json!({"state": word(fact.state), "detail": fact.detail})
 }
 
 fn cpu_list(cpus: Option<&CpuList>) -> Value {
@@ -93,11 +86,11 @@ fn readiness(source: &Readiness) -> Value {
     let better: Vec<Value> = source
         .better
         .iter()
-        .map(|one| json!({"backend": one.backend, "state": state(one.state), "reasons": one.reasons}))
+        .map(|one| json!({"backend": one.backend, "state": word(one.state), "reasons": one.reasons}))
         .collect();
     json!({
         "name": source.name,
-        "state": state(source.state),
+        "state": word(source.state),
         "backend": source.backend,
         "weaker": source.limitations,
         "better": better,

@@ -3,9 +3,9 @@
 
 use std::io::{self, Write};
 
+use whylate_model::Snapshot;
 use whylate_model::sources;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Series, Snapshot};
 
 /// Minimum age, in nanoseconds, of an item that still waits or runs to be mentioned.
 const STUCK_NS: f64 = 1e6;
@@ -46,12 +46,11 @@ pub fn are_explained(snapshot: &Snapshot) {
 }
 
 fn write_stuck(out: &mut dyn Write, snapshot: &Snapshot, count: &str, oldest: &str) -> io::Result<()> {
-    let value = |series: &Series, name: &str| series.values.get(name).copied().unwrap_or(0.0);
-    let oldest_series = snapshot.series.iter().max_by(|a, b| value(a, oldest).total_cmp(&value(b, oldest)));
-    let Some(series) = oldest_series.filter(|series| value(series, oldest) >= STUCK_NS) else {
+    let oldest_series = snapshot.series.iter().max_by(|a, b| a.value(oldest).total_cmp(&b.value(oldest)));
+    let Some(series) = oldest_series.filter(|series| series.value(oldest) >= STUCK_NS) else {
         return Ok(());
     };
-    let items: f64 = snapshot.series.iter().map(|series| value(series, count)).sum();
+    let items: f64 = snapshot.series.iter().map(|series| series.value(count)).sum();
     let who = series.labels.values().next().map(|label| format!(" ({})", printable(label))).unwrap_or_default();
-    writeln!(out, "still {count}: {items}, the oldest for {}{who}", format_ns(value(series, oldest) as u64))
+    writeln!(out, "still {count}: {items}, the oldest for {}{who}", format_ns(series.value(oldest) as u64))
 }

@@ -59,9 +59,7 @@ mod tests {
     use super::*;
 
     fn drawn(histogram: &Histogram) -> String {
-        let mut out = Vec::new();
-        write(&mut out, histogram).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        crate::render::text::text_of(|out| write(out, histogram))
     }
 
     /// Returns a histogram with `counts[n]` values in the middle of row n.

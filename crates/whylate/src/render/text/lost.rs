@@ -28,9 +28,7 @@ mod tests {
     use super::*;
 
     fn printed(cards: &[&Card]) -> String {
-        let mut out = Vec::new();
-        write(&mut out, cards).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        crate::render::text::text_of(|out| write(out, cards))
     }
 
     #[test]

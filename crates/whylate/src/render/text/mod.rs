@@ -8,6 +8,7 @@ pub mod doctor_json;
 pub mod footer;
 pub mod histogram;
 pub mod irqsoff;
+pub mod latency;
 pub mod lost;
 pub mod offcpu;
 pub mod overview;
@@ -29,6 +30,9 @@ use std::io::{self, Write};
 
 use whylate_model::{LateEvent, Snapshot};
 
+#[cfg(test)]
+use crate::engine::late_buffer::{Keep, LateBuffer};
+
 /// Sink of a source's late events and snapshots, as they arrive. The caller flushes the writer.
 pub trait Output {
     /// Writes the heading.
@@ -38,4 +42,28 @@ pub trait Output {
     fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()>;
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()>;
+}
+
+/// Returns what `write` writes, as text.
+pub fn text_of(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> String {
+    let mut bytes = Vec::new();
+    match write(&mut bytes) {
+        Ok(()) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Returns the whole output of late events, followed by a snapshot with those that it keeps.
+#[cfg(test)]
+pub fn whole_output(output: &mut dyn Output, keep: Keep, late: Vec<LateEvent>, mut snapshot: Snapshot) -> String {
+    let mut kept = LateBuffer::new(keep);
+    text_of(|out| {
+        output.begin(out)?;
+        for event in late {
+            output.late(out, &event)?;
+            kept.add(event);
+        }
+        kept.move_into(&mut snapshot);
+        output.snapshot(out, snapshot)
+    })
 }

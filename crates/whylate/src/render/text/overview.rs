@@ -42,10 +42,20 @@ fn rows_of(source: &Headline) -> impl Iterator<Item = Row<'_>> {
     std::iter::once(Row { source, of: Of::Figures, is_late }).chain(events).chain(held_up)
 }
 
+/// What a row compares with a threshold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    Figures,
+    Events,
+    /// Waits for other threads.
+    HeldUp,
+}
+
 /// A row as it is rendered. Unknown figures are `None`.
 #[derive(Clone, Debug)]
 pub struct RenderedRow<'a> {
     pub source: &'a str,
+    pub kind: RowKind,
     pub is_late: bool,
     pub count: Option<u64>,
     pub p50_ns: Option<u64>,
@@ -66,7 +76,7 @@ pub fn shown(look: &Overview) -> impl Iterator<Item = RenderedRow<'_>> {
 }
 
 /// Describes the subject of a source's figures: its remark, or what it measures with the longest sleeper first.
-pub fn of_figures(source: &Headline) -> Cow<'_, str> {
+fn of_figures(source: &Headline) -> Cow<'_, str> {
     match source.sleepers.first() {
         _ if !source.remark.is_empty() => source.remark.as_str().into(),
         Some(Sleeper { who, .. }) => format!("{}, longest of {}", printable(who), source.of).into(),
@@ -89,8 +99,9 @@ impl<'a> Row<'a> {
             Of::HeldUp(_) => card.held_up.as_ref(),
         });
         let figure = |ns| (source.count > 0).then_some(ns);
-        let events = |max_ns, late_from_ns, late: u64, of: &'a str, next: &'a str| RenderedRow {
+        let events = |kind, max_ns, late_from_ns, late: u64, of: &'a str, next: &'a str| RenderedRow {
             source: &source.source,
+            kind,
             is_late,
             count: None,
             p50_ns: None,
@@ -105,6 +116,7 @@ impl<'a> Row<'a> {
         match of {
             Of::Figures => RenderedRow {
                 source: &source.source,
+                kind: RowKind::Figures,
                 is_late,
                 // A source without figures only counts late events.
                 count: (!source.of.is_empty()).then_some(source.count),
@@ -123,11 +135,11 @@ impl<'a> Row<'a> {
                 judged,
                 next: &source.next,
             },
-            Of::Events(late_of) => {
-                events(late_of.max_ns, late_of.late_from_ns, source.late, &late_of.of, &late_of.next)
+            Of::Events(LateOf { max_ns, late_from_ns, of, next }) => {
+                events(RowKind::Events, *max_ns, *late_from_ns, source.late, of, next)
             }
-            Of::HeldUp(held_up) => {
-                events(held_up.max_ns, held_up.late_from_ns, held_up.late, &held_up.of, &held_up.next)
+            Of::HeldUp(HeldUp { max_ns, late_from_ns, late, of, next, .. }) => {
+                events(RowKind::HeldUp, *max_ns, *late_from_ns, *late, of, next)
             }
         }
     }
@@ -141,4 +153,13 @@ pub fn victims(culprit: &Culprit) -> String {
         format!("{} {times} by {total} (worst {worst})", victims.source)
     });
     each.collect::<Vec<_>>().join(", ")
+}
+
+/// Lists lost events with their source.
+pub fn lost_events(look: &Overview) -> Vec<String> {
+    let of_sources = look.sources.iter().map(|source| (source.source.as_str(), &source.lost));
+    let each = of_sources.chain([("all", &look.lost)]).flat_map(|(source, lost)| {
+        lost.iter().map(move |(reason, count)| format!("{count} {} ({source})", reason.replace('_', " ")))
+    });
+    each.collect()
 }

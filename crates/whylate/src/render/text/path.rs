@@ -283,6 +283,7 @@ pub fn of_name(segment: &PathSegment) -> PathSegment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::text::text_of;
 
     fn segment(
         ms: u64,
@@ -331,9 +332,12 @@ mod tests {
         let text = |stop: Stop, who: &str| {
             let via = Some(stop.words());
             let part = segment(5, CauseKind::Stopped, who, 1, Some("napper:7"), via);
-            let mut out = Vec::new();
-            write(&mut out, &[PathSegment { stop: Some(stop), ..part }], 0).expect("a vector takes everything");
-            String::from_utf8(out).expect("text").split("  ").last().unwrap_or_default().trim().to_owned()
+            text_of(|out| write(out, &[PathSegment { stop: Some(stop), ..part }], 0))
+                .split("  ")
+                .last()
+                .unwrap_or_default()
+                .trim()
+                .to_owned()
         };
         for (stop, who, expected) in [
             (Stop::Signal, "bash:9", "napper:7 was stopped by a signal: until bash:9 let it go on"),
@@ -361,11 +365,11 @@ mod tests {
             segment(2, Softirq, "net_rx", 1, client.0, client.1),
             segment(3, Unknown, "its waker was not seen", 2, server.0, Some("write")),
         ];
-        let mut out = Vec::new();
-        write_wait(&mut out, &path[..5], 4).expect("a vector takes everything");
-        writeln!(out).expect("the same");
-        write(&mut out, &path, 4).expect("the same");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+        insta::assert_snapshot!(text_of(|out| {
+            write_wait(out, &path[..5], 4)?;
+            writeln!(out)?;
+            write(out, &path, 4)
+        }));
     }
 
     #[test]
@@ -382,10 +386,7 @@ mod tests {
                 of(8, Running, server, 1, server, futex),
             ]
         };
-        let mut out = Vec::new();
-        write_wait(&mut out, &queue("server"), 0).expect("a vector takes everything");
-        write_wait(&mut out, &queue("server:7"), 0).expect("the same");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"), @r"
+        insta::assert_snapshot!(text_of(|out| { write_wait(out, &queue("server"), 0)?; write_wait(out, &queue("server:7"), 0) }), @r"
          93.3%   14.0ms  server worked
           6.7%   1.00ms  server waited in fsync: at disk vda
          53.3%   8.00ms  server:7 worked

@@ -230,9 +230,7 @@ mod tests {
             part(5, CauseKind::Softirq, "others"),
         ];
         let explained = Explained { elapsed_ns: 111_000_000, path, is_folded: false, longest: Vec::new() };
-        let mut out = Vec::new();
-        write_outsiders(&mut out, &explained).expect("a vector takes everything");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"), @r"
+        insta::assert_snapshot!(crate::render::text::text_of(|out| write_outsiders(out, &explained)), @r"
         Others delayed it by 66.0ms (59.5% of the elapsed time):
            36.0%   40.0ms  server:9 worked while the command waited for it
            18.0%   20.0ms  rustc:7 occupied its CPU

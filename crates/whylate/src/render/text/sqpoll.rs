@@ -75,7 +75,7 @@ impl Output for SqpollText {
                     waits::write(out, event, &self.zone)?;
                 }
                 writeln!(out)?;
-                why::write_ranking(out, &ranking, why::WAITS)?;
+                why::write_ranking(out, &ranking, SQPOLL.words)?;
             }
         }
         footer::write(out, &snapshot)
@@ -146,6 +146,7 @@ mod tests {
     use whylate_model::{Cause, CauseKind};
 
     use super::*;
+    use crate::render::text::text_of;
 
     fn series(labels: &[(&str, &str)], values: &[(&str, f64)]) -> Series {
         Series {
@@ -190,9 +191,7 @@ mod tests {
     }
 
     fn written(output: &mut SqpollText, snapshot: Snapshot) -> String {
-        let mut out = Vec::new();
-        output.snapshot(&mut out, snapshot).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        text_of(|out| output.snapshot(out, snapshot))
     }
 
     #[test]
@@ -224,9 +223,7 @@ mod tests {
             ],
             ..LateEvent::default()
         };
-        let mut out = Vec::new();
-        output.late(&mut out, &event).expect("a vector takes everything");
-        let lines = String::from_utf8(out).expect("text");
+        let lines = text_of(|out| output.late(out, &event));
         insta::assert_snapshot!(lines + &written(&mut output, snapshot()));
     }
     #[test]

@@ -143,14 +143,13 @@ pub fn terminal_columns() -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::text::text_of;
 
     fn written(terminal_columns: Option<usize>) -> String {
         let mut table = Table::new("<NAME, COUNT, <WHERE");
         table.row(vec!["a\x1b[2Jname".to_owned(), "7".to_owned(), "somewhere far away".to_owned()]);
         table.row(vec!["b".to_owned(), "1234567".to_owned(), String::new()]);
-        let mut out = Vec::new();
-        table.write(&mut out, terminal_columns).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        text_of(|out| table.write(out, terminal_columns))
     }
 
     #[test]
@@ -167,9 +166,7 @@ mod tests {
         let long = "f".repeat(70_000);
         table.row(vec![long.clone(), "7".to_owned()]);
         table.row(vec!["b".to_owned(), "8".to_owned()]);
-        let mut out = Vec::new();
-        table.write(&mut out, None).expect("a vector takes everything");
-        let lines: Vec<String> = String::from_utf8(out).expect("text").lines().map(str::to_owned).collect();
+        let lines: Vec<String> = text_of(|out| table.write(out, None)).lines().map(str::to_owned).collect();
         assert_eq!(lines[1], format!("{long}      7"));
         assert!(lines[2].len() < 400 && lines[2].ends_with("  8"), "{}", lines[2].len());
     }

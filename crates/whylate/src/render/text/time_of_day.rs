@@ -6,10 +6,13 @@ use jiff::tz::TimeZone;
 
 /// Renders the time of day in `zone`, to the microsecond.
 pub fn time_of_day(unix_ns: u64, zone: &TimeZone) -> String {
-    match Timestamp::from_nanosecond(unix_ns.into()) {
-        Ok(stamp) => stamp.to_zoned(zone.clone()).strftime("%H:%M:%S%.6f").to_string(),
-        Err(_) => String::new(),
-    }
+    in_zone(unix_ns, zone, "%H:%M:%S%.6f")
+}
+
+/// Renders a timestamp in `zone`.
+pub fn in_zone(unix_ns: u64, zone: &TimeZone, format: &str) -> String {
+    let stamp = Timestamp::from_nanosecond(unix_ns.into());
+    stamp.map_or_else(|_| String::new(), |at| at.to_zoned(zone.clone()).strftime(format).to_string())
 }
 
 #[cfg(test)]

@@ -75,7 +75,7 @@ impl Waits {
             write(out, event, &self.zone)?;
         }
         writeln!(out)?;
-        why::write_ranking(out, &ranking, why::WAITS)
+        why::write_ranking(out, &ranking, OFFCPU.words)
     }
 }
 

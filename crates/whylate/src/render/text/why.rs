@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use whylate_model::culprits::{BEYOND, Culprit, Ranking, Victims};
 use whylate_model::path::timer::TimerKind;
 use whylate_model::snapshot::Unexplained;
+use whylate_model::sources::EventWords;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Cause, CauseKind, Cgroup, LateEvent};
 
@@ -47,27 +48,11 @@ pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
     Ok(())
 }
 
-/// Nouns and verbs for a kind of late event.
-#[derive(Clone, Copy, Debug)]
-pub struct Late {
-    /// One late event, e.g. `late item`, and the verb of its latency, e.g. `waited`.
-    late: &'static str,
-    lasted: &'static str,
-    /// One event, late or not, e.g. `item`.
-    event: &'static str,
-    /// Grouping of events, e.g. `handler`.
-    of: &'static str,
-}
-
-pub const ITEMS: Late = Late { late: "late item", lasted: "waited", event: "item", of: "handler" };
-pub const REQUESTS: Late = Late { late: "late request", lasted: "took", event: "request", of: "kind" };
-pub const WAITS: Late = Late { late: "long wait", lasted: "took", event: "wait", of: "thread" };
-
 /// Writes a line per culprit, largest total delay first, then the unknown rest.
-pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::Result<()> {
+pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, words: EventWords) -> io::Result<()> {
     let waited = format_ns(ranking.latency_ns);
-    let total = format!("{} {} {waited} in total.", counted(ranking.events, late.late), late.lasted);
-    match unexplained(&ranking.unexplained, ranking.latency_ns, late.event) {
+    let total = format!("{} {} {waited} in total.", counted(ranking.events, words.late), words.lasted);
+    match unexplained(&ranking.unexplained, ranking.latency_ns, words.event) {
         // No event was explained.
         Some(rest) if ranking.events == 0 => return writeln!(out, "{rest}"),
         Some(rest) => writeln!(out, "{total} {rest}\nWho caused it:")?,
@@ -76,7 +61,7 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::
     let mut line = |ns: u64, text: String| writeln!(out, "    {:>5.1}%  {text}", percent(ns, ranking.latency_ns));
     let known = || ranking.culprits.iter().filter(|culprit| culprit.kind != CauseKind::Unknown);
     for culprit in known().take(CULPRITS) {
-        line(culprit.total_ns, sentence(culprit, late))?;
+        line(culprit.total_ns, sentence(culprit, words))?;
     }
     let beyond_ns = ranking.culprits.iter().filter(|culprit| culprit.who == BEYOND).map(|culprit| culprit.total_ns);
     let beyond_ns: u64 = beyond_ns.sum();
@@ -88,7 +73,7 @@ pub fn write_ranking(out: &mut dyn Write, ranking: &Ranking, late: Late) -> io::
     }
     let unknown = &ranking.unknown;
     if unknown.events > 0 {
-        let items = counted(unknown.events, late.event);
+        let items = counted(unknown.events, words.event);
         line(unknown.total_ns, format!("unknown: {items}, {} in total", format_ns(unknown.total_ns)))?;
     }
     Ok(())
@@ -178,7 +163,7 @@ pub fn culprit(kind: CauseKind, who: &str) -> String {
     }
 }
 
-fn sentence(culprit: &Culprit, late: Late) -> String {
+fn sentence(culprit: &Culprit, words: EventWords) -> String {
     let of_cgroup = |of: &Cgroup| culprit.kind == CauseKind::Thread && culprit.who.starts_with(&of.path);
     let name = match &culprit.cgroup {
         Some(of) if of_cgroup(of) => format!("threads of {}", printable(&culprit.who)),
@@ -186,12 +171,12 @@ fn sentence(culprit: &Culprit, late: Late) -> String {
     };
     let Some(&Victims { events, subjects, total_ns, worst_ns, .. }) = culprit.victims.first() else { return name };
     if events == 1 {
-        return format!("{name} delayed 1 {} by {}", late.event, format_ns(total_ns));
+        return format!("{name} delayed 1 {} by {}", words.event, format_ns(total_ns));
     }
     format!(
         "{name} delayed {} of {} by {} in total, worst {}",
-        counted(events, late.event),
-        counted(subjects, late.of),
+        counted(events, words.event),
+        counted(subjects, words.of),
         format_ns(total_ns),
         format_ns(worst_ns)
     )
@@ -211,6 +196,7 @@ mod tests {
     use whylate_model::sources::WQ;
 
     use super::*;
+    use crate::render::text::text_of;
 
     fn late(handler: &str, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
         LateEvent {
@@ -226,9 +212,7 @@ mod tests {
         for event in events {
             culprits.add(&WQ, event);
         }
-        let mut out = Vec::new();
-        write_ranking(&mut out, &culprits.take(), ITEMS).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        text_of(|out| write_ranking(out, &culprits.take(), WQ.words))
     }
 
     #[test]
@@ -254,9 +238,7 @@ mod tests {
             let mut culprits = Culprits::default();
             explained.iter().for_each(|event| culprits.add(&WQ, event));
             culprits.add_unexplained(Unexplained { events: 3, total_ns });
-            let mut out = Vec::new();
-            write_ranking(&mut out, &culprits.take(), ITEMS).expect("a vector takes everything");
-            String::from_utf8(out).expect("text")
+            text_of(|out| write_ranking(out, &culprits.take(), WQ.words))
         };
         let one = [late("a", &[(CauseKind::Work, "b", 5_000)])];
         let text = ranked(&one, 15_000);

@@ -5,9 +5,9 @@ use whylate_model::path::PathSegment;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{CauseKind, LateEvent};
 
-use super::{late, program, written};
+use super::{late, program};
 use crate::render::text::pad::{Left, Spaces};
-use crate::render::text::{path, why};
+use crate::render::text::{path, text_of, why};
 use crate::top::panel::{Cell, Glyphs, Panel, Row};
 use crate::top::state::{State, ViewKind};
 
@@ -40,7 +40,7 @@ pub fn panels(state: &State, source: &'static str, tick: u64, index: usize, colu
     let bar = columns.saturating_sub(BESIDE_BAR).clamp(8, 100);
     if !event.path.is_empty() {
         panels.push(Panel::text("time", "Timeline", &in_time(state.glyphs, event, bar)));
-        panels.push(Panel::text("chain", "Wait chain", &written(|out| path::write_wait(out, &event.path, 0))));
+        panels.push(Panel::text("chain", "Wait chain", &text_of(|out| path::write_wait(out, &event.path, 0))));
     } else if !event.phases.is_empty() {
         let parts = event.phases.iter().map(|(name, ns)| (*ns, printable(name)));
         panels.push(Panel::text("time", "Timeline", &bars(state.glyphs, parts.collect(), event.latency_ns, bar)));

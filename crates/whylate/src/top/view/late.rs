@@ -3,9 +3,9 @@
 
 use std::cmp::Reverse;
 
-use jiff::Timestamp;
 use whylate_model::{Card, LateEvent};
 
+use crate::render::text::time_of_day::in_zone;
 use crate::render::text::why;
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::state::{State, ViewKind};
@@ -60,7 +60,5 @@ pub fn panel(state: &State, is_of: impl Fn(&Card, &LateEvent) -> bool) -> Panel 
 
 /// Formats the time of day with milliseconds: the column has no room for more.
 pub fn time_of_day(unix_ns: u64, state: &State) -> String {
-    let stamp = Timestamp::from_nanosecond(unix_ns.into()).ok();
-    let text = stamp.map(|stamp| stamp.to_zoned(state.zone.clone()).strftime("%H:%M:%S%.3f").to_string());
-    text.unwrap_or_default()
+    in_zone(unix_ns, &state.zone, "%H:%M:%S%.3f")
 }

@@ -10,8 +10,6 @@ mod overview;
 mod program;
 mod source;
 
-use std::io::{self, Write};
-
 use whylate_model::sources::named;
 
 use super::history::Tick;
@@ -46,13 +44,4 @@ fn over_time(state: &State, parts: usize, value: impl Fn(&Tick) -> Option<u64>) 
 /// Returns the number of ticks per part; the last part may have fewer.
 fn ticks_per_part(state: &State, parts: usize) -> usize {
     state.shown().len().div_ceil(parts.max(1)).max(1)
-}
-
-/// Returns kind `write` writes, as text.
-fn written(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> String {
-    let mut bytes = Vec::new();
-    match write(&mut bytes) {
-        Ok(()) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(error) => error.to_string(),
-    }
 }

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Overview: what each source measured, the culprits, and the late events.
 
-use std::borrow::Cow;
 use std::ops::RangeInclusive;
 
 use whylate_model::Card;
 use whylate_model::culprits::Culprit;
-use whylate_model::overview::Headline;
 use whylate_model::sources::named;
 use whylate_model::thread::by_name;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
-use crate::render::text::overview::{delayed, of_figures};
+use crate::render::text::overview::{RowKind, delayed, shown, verdict};
 use crate::render::text::why;
 use crate::top::history::Tick;
 use crate::top::panel::{Cell, Panel, Row};
@@ -23,10 +21,10 @@ const BESIDE_GRAPH: usize = 66;
 const GRAPH: RangeInclusive<usize> = 12..=60;
 /// Minimum screen width for a column of medians.
 const WIDE: usize = 100;
+const BAR: usize = 12;
 /// Minimum screen width for a column that describes what is measured.
 const VERY_WIDE: usize = 150;
 const DESCRIPTION: usize = 66;
-const BAR: usize = 12;
 /// Culprits below this share of the delay are merged into one row.
 const SMALL_SHARE: f64 = 0.005;
 
@@ -34,50 +32,39 @@ pub fn panels(state: &State, columns: usize) -> Vec<Panel> {
     vec![sources(state, columns), culprits(state), late::panel(state, |_, _| true)]
 }
 
-/// A source's headline figure and its limit.
-struct Judged<'a> {
-    name: &'static str,
-    /// What waits, and until when.
-    row: &'static str,
-    of: Cow<'a, str>,
-    late_from_ns: u64,
-    late: Option<u64>,
-    max_ns: Option<u64>,
-    is_late: bool,
-    value: fn(&State, &Tick, &Card) -> Option<u64>,
-}
-
 fn sources(state: &State, columns: usize) -> Panel {
     let (is_wide, is_very_wide) = (columns >= WIDE, columns >= VERY_WIDE);
     let beside = BESIDE_GRAPH + if is_very_wide { DESCRIPTION } else { 0 };
     let graph = columns.saturating_sub(beside).clamp(*GRAPH.start(), *GRAPH.end());
     let mut rows = Vec::new();
-    for source in &state.look.sources {
-        let Some(card) = named(&source.source) else { continue };
-        for (number, judged) in judged(source, card).into_iter().enumerate() {
-            let values = over_time(state, graph, |tick| (judged.value)(state, tick, card));
-            let figure = |ns| if number == 0 && source.count > 0 { Cell::Ns(ns) } else { Cell::Missing };
-            let count = if number == 0 && !source.of.is_empty() { Cell::Count(source.count) } else { Cell::Missing };
-            let mut cells = vec![
-                Cell::Text(judged.row.to_owned()),
-                Cell::Text(if judged.is_late { "LATE" } else { "normal" }.to_owned()),
-                count,
-            ];
-            cells.extend(is_wide.then(|| figure(source.p50_ns)));
-            cells.extend([
-                figure(source.p99_ns),
-                judged.max_ns.map_or(Cell::Missing, Cell::Ns),
-                judged.late.map_or(Cell::Missing, Cell::Count),
-                Cell::Text(state.glyphs.spark(&values, judged.late_from_ns)),
-            ]);
-            cells.extend(is_very_wide.then(|| Cell::Text(judged.of.into_owned())));
-            rows.push(Row {
-                key: format!("{}{}", source.source, judged.name),
-                cells,
-                is_late: judged.is_late,
-                opens: Some(ViewKind::Source(card.name)),
-            });
-        }
+    for row in shown(&state.look) {
+        let Some(card) = named(row.source) else { continue };
+        let values = over_time(state, graph, |tick| worst_of(state, tick, card, row.kind));
+        let ns = |ns: Option<u64>| ns.map_or(Cell::Missing, Cell::Ns);
+        let mut cells = vec![
+            Cell::Text(row.judged.map_or(row.source, |judged| judged.row).to_owned()),
+            Cell::Text(verdict(row.is_late).to_owned()),
+            row.count.map_or(Cell::Missing, Cell::Count),
+        ];
+        cells.extend(is_wide.then(|| ns(row.p50_ns)));
+        cells.extend([
+            ns(row.p99_ns),
+            ns(row.max_ns),
+            Cell::Count(row.late.unwrap_or(0)),
+            Cell::Text(state.glyphs.spark(&values, row.late_from_ns)),
+        ]);
+        cells.extend(is_very_wide.then(|| Cell::Text(row.of.into_owned())));
+        let key = match row.kind {
+            RowKind::Figures => "",
+            RowKind::Events => " events",
+            RowKind::HeldUp => " held up",
+        };
+        rows.push(Row {
+            key: format!("{}{key}", row.source),
+            cells,
+            is_late: row.is_late,
+            opens: Some(ViewKind::Source(card.name)),
+        });
     }
     for missing in &state.look.unmeasured {
         let mut cells = vec![Cell::Text(missing.source.clone()), Cell::Text("n/a".to_owned())];
@@ -94,47 +81,13 @@ fn sources(state: &State, columns: usize) -> Panel {
     Panel::table("sources", title, &columns, rows, "nothing measured yet")
 }
 
-fn judged<'a>(source: &'a Headline, card: &'static Card) -> Vec<Judged<'a>> {
-    let has_figures = source.count > 0;
-    let own_is_late = match source.late_of {
-        Some(_) => has_figures && source.max_ns >= source.late_from_ns,
-        None => source.is_late,
-    };
-    let mut all = vec![Judged {
-        name: "",
-        row: card.judged.row,
-        of: of_figures(source),
-        late_from_ns: source.late_from_ns,
-        late: Some(if source.late_of.is_none() { source.late } else { source.late_figures }),
-        max_ns: has_figures.then_some(source.max_ns),
-        is_late: own_is_late,
-        value: |state, tick, card| {
-            let late = card.events.is_none().then(|| worst(state, tick, card, false)).flatten();
-            tick.summary(card)?.max_ns().or(late).or(Some(0))
-        },
-    }];
-    let seen = |late: u64, max_ns: u64| (late > 0).then_some(max_ns);
-    all.extend(source.late_of.as_ref().map(|of| Judged {
-        name: " events",
-        row: card.events().row,
-        of: of.of.as_str().into(),
-        late_from_ns: of.late_from_ns,
-        late: Some(source.late),
-        max_ns: seen(source.late, of.max_ns),
-        is_late: source.late > 0,
-        value: |state, tick, card| worst(state, tick, card, false),
-    }));
-    all.extend(source.held_up.as_ref().map(|of| Judged {
-        name: " held up",
-        row: card.held_up.map_or(card.name, |judged| judged.row),
-        of: of.of.as_str().into(),
-        late_from_ns: of.late_from_ns,
-        late: Some(of.late),
-        max_ns: seen(of.late, of.max_ns),
-        is_late: of.late > 0,
-        value: |state, tick, card| worst(state, tick, card, true),
-    }));
-    all
+/// Returns the largest value of a row in a tick.
+fn worst_of(state: &State, tick: &Tick, card: &Card, kind: RowKind) -> Option<u64> {
+    if kind != RowKind::Figures {
+        return worst(state, tick, card, kind == RowKind::HeldUp);
+    }
+    let late = card.events.is_none().then(|| worst(state, tick, card, false)).flatten();
+    tick.summary(card)?.max_ns().or(late).or(Some(0))
 }
 
 /// Returns the longest late event of a tick; 0 if there is none, `None` if the source did not measure.

@@ -8,8 +8,8 @@ use whylate_model::snapshot::Labels;
 use whylate_model::units::format_ns;
 use whylate_model::{Card, Histogram, Series, Snapshot};
 
-use super::{frames, late, written};
-use crate::render::text::histogram;
+use super::{frames, late};
+use crate::render::text::{histogram, text_of};
 use crate::top::panel::{Cell, Panel, Row};
 use crate::top::program_filter::{Stacks, agree};
 use crate::top::state::{State, ViewKind};
@@ -41,7 +41,7 @@ fn distribution(card: &Card, snapshot: &Snapshot, figures: &Histogram, state: &S
     let mut text = String::new();
     if !figures.is_empty() {
         text += &format!("{}:\n", card.judged.of);
-        text += &written(|out| histogram::write(out, figures));
+        text += &text_of(|out| histogram::write(out, figures));
     }
     for limitation in state.look.limitations.iter().filter(|of| of.source == card.name) {
         text += &format!("less precise here: {}\n", limitation.reason);
@@ -159,7 +159,7 @@ pub fn of_series(state: &State, card: &'static Card, labels: &Labels, columns: u
     });
     let mut lines: String = text.iter().map(|(name, value)| format!("{}: {value}\n", name.replace('_', " "))).collect();
     for (name, of) in &series.histograms {
-        lines += &format!("{}:\n{}", name.replace('_', " "), written(|out| histogram::write(out, of)));
+        lines += &format!("{}:\n{}", name.replace('_', " "), text_of(|out| histogram::write(out, of)));
     }
     panels.push(Panel::text("figures", "Figures", &lines));
     panels.extend(frames::panels(state, card, &snapshot.stacks, &Stacks::Series(labels.clone()), columns));

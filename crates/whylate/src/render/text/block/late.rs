@@ -20,8 +20,8 @@ pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
 
 /// Writes a late request, and its causes if they are known.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
-    let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
-    let phase = |name: &str| event.phases.iter().find(|(phase, _)| phase == name).map_or(0, |(_, ns)| *ns);
+    let label = |name: &str| printable(event.label(name));
+    let phase = |name: &str| format_ns(event.phase_ns(name).unwrap_or(0));
     let error = event.labels.get("error").map(|number| format!(" ({})", printable(number))).unwrap_or_default();
     writeln!(
         out,
@@ -31,10 +31,10 @@ pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Res
         label("operation"),
         label("flags"),
         format_ns(event.latency_ns),
-        format_ns(phase("throttled")),
-        format_ns(phase("queued")),
-        format_ns(phase("device")),
-        format_ns(phase("completion")),
+        phase("throttled"),
+        phase("queued"),
+        phase("device"),
+        phase("completion"),
         label("bytes"),
         label("sector"),
         label("submitter"),

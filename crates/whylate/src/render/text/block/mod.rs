@@ -4,101 +4,55 @@
 mod late;
 pub mod shape;
 
-use std::cmp::Reverse;
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::culprits::By;
 use whylate_model::sources::BLOCK;
-use whylate_model::units::{format_ns, printable};
-use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot};
+use whylate_model::units::format_ns;
+use whylate_model::{Card, LateEvent, Series, Snapshot};
 
 use self::shape::{Key, Shape, Sort};
-use crate::cli::arguments::Explain;
+use crate::render::text::latency::{LatencyText, LatencyView, figures, sort_rows};
 use crate::render::text::table::Table;
-use crate::render::text::{Output, footer, histogram, why};
 
-/// The phases of a request in chronological order, with their descriptions.
-const PHASES: [(&str, &str); 5] = [
-    ("latency", "from submission until done"),
-    ("throttled", "held back by io.max or writeback throttling, or no request was free"),
-    ("queued", "in the queue, until issued to the driver"),
-    ("device", "at the device (service time)"),
-    ("completion", "from the device's interrupt until done"),
-];
+pub type BlockText<'a> = LatencyText<&'a Shape>;
 
-#[derive(Clone, Copy, Debug)]
-pub struct BlockTextOptions<'a> {
-    /// Output about all requests: histograms or a table.
-    pub shape: &'a Shape,
-    /// Late requests that are explained.
-    pub explain: Explain,
-    /// Late requests that are not explained have a line too.
-    pub has_slower: bool,
-    /// Prints only late requests and their culprits.
-    pub lines_only: bool,
-}
-
-pub struct BlockText<'a> {
-    shown: BlockTextOptions<'a>,
-    zone: TimeZone,
-    terminal_columns: Option<usize>,
-    culprits: Culprits,
-}
-
-impl<'a> BlockText<'a> {
-    /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
-    pub fn new(shown: BlockTextOptions<'a>, terminal_columns: Option<usize>) -> Self {
-        BlockText { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
+impl LatencyView for &Shape {
+    fn card(&self) -> &'static Card {
+        &BLOCK
     }
 
-    /// Writes the worst late events, if only those are printed, and the ranking of culprits.
-    fn write_why(&mut self, out: &mut dyn Write, snapshot: &Snapshot, threshold_ns: u64) -> io::Result<()> {
-        let worst = &snapshot.late;
-        self.culprits.add_unexplained(snapshot.unexplained);
-        let ranking = self.culprits.take();
-        if ranking.is_empty() {
-            return writeln!(out, "No request took {} or longer.", format_ns(threshold_ns));
-        }
-        if self.shown.explain.worst.is_some() {
-            writeln!(out, "\nLongest requests: {} of {}", worst.len(), ranking.events)?;
-            late::write_heading(out)?;
-            for event in worst {
-                late::write(out, event, &self.zone)?;
-            }
-        }
-        writeln!(out)?;
-        why::write_ranking(out, &ranking, why::REQUESTS)
-    }
-}
-
-impl Output for BlockText<'_> {
-    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "Tracing I/O request latency ... Hit Ctrl-C to end.")?;
-        // With --worst, the longest are printed below a heading of their own.
-        let has_lines = self.shown.has_slower || self.shown.explain.why.is_some() && self.shown.explain.worst.is_none();
-        if has_lines { late::write_heading(out) } else { Ok(()) }
+    fn title(&self) -> String {
+        "I/O request latency ".to_owned()
     }
 
-    fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
-        self.culprits.add(&BLOCK, event);
-        let comes_later = self.shown.explain.worst.is_some() && !event.causes.is_empty();
-        if comes_later { Ok(()) } else { late::write(out, event, &self.zone) }
+    fn ranked_by(&self) -> By {
+        if self.by == Some(Key::Cgroup) { By::Cgroup } else { By::Culprit }
     }
 
-    fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
-        if let Some(threshold_ns) = self.shown.explain.why {
-            self.write_why(out, &snapshot, threshold_ns)?;
-        }
-        if !self.shown.lines_only {
-            writeln!(out)?;
-            if self.shown.shape.table {
-                let key = self.shown.shape.by.unwrap_or(Key::Operation);
-                table_of(&snapshot, key, self.shown.shape.sort).write(out, self.terminal_columns)?;
-            } else {
-                write_histograms(out, self.shown.shape, &snapshot)?;
-            }
-        }
-        footer::write(out, &snapshot)
+    fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()> {
+        late::write_heading(out)
+    }
+
+    fn write_late(&self, out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
+        late::write(out, event, zone)
+    }
+
+    fn table(&self, snapshot: &Snapshot) -> Option<Table> {
+        self.table.then(|| table_of(snapshot, labels_of(self.by.unwrap_or(Key::Operation)), self.sort))
+    }
+
+    fn histograms(&self, snapshot: &Snapshot) -> Vec<(String, Series)> {
+        let labels = labels_of(self.by.unwrap_or(Key::Device));
+        let heading = |series: &Series| {
+            labels.iter().map(|label| format!("{label} = {}", series.label(label))).collect::<Vec<_>>().join(", ")
+        };
+        snapshot.merged_by_all(labels).into_iter().map(|series| (heading(&series), series)).collect()
+    }
+
+    fn has_phases(&self) -> bool {
+        self.phases
     }
 }
 
@@ -113,50 +67,8 @@ fn labels_of(key: Key) -> &'static [&'static str] {
     }
 }
 
-/// Merges series with the same values of the key's labels.
-fn merged(snapshot: &Snapshot, key: Key) -> Vec<Series> {
-    let mut rows: Vec<Series> = Vec::new();
-    for series in &snapshot.series {
-        let mut labels = series.labels.clone();
-        labels.retain(|name, _| labels_of(key).contains(&name.as_str()));
-        match rows.iter_mut().find(|row| row.labels == labels) {
-            Some(row) => row.absorb(series),
-            None => rows.push(Series { labels, ..series.clone() }),
-        }
-    }
-    rows.sort_by(|a, b| names_of(a, key).cmp(&names_of(b, key)));
-    rows
-}
-
-fn names_of(series: &Series, key: Key) -> Vec<&str> {
-    labels_of(key).iter().map(|name| series.labels.get(*name).map_or("", String::as_str)).collect()
-}
-
-fn write_histograms(out: &mut dyn Write, shape: &Shape, snapshot: &Snapshot) -> io::Result<()> {
-    writeln!(out, "Printing histogram")?;
-    let key = shape.by.unwrap_or(Key::Device);
-    for series in merged(snapshot, key) {
-        let heading: Vec<String> = labels_of(key)
-            .iter()
-            .zip(names_of(&series, key))
-            .map(|(label, name)| format!("{label} = {}", printable(name)))
-            .collect();
-        writeln!(out, "\n{}", heading.join(", "))?;
-        let of = |phase: &str| series.histograms.get(phase).cloned().unwrap_or_default();
-        if !shape.phases {
-            histogram::write(out, &of("latency"))?;
-            continue;
-        }
-        for (phase, meaning) in PHASES {
-            writeln!(out, "\n{phase}: {meaning}")?;
-            histogram::write(out, &of(phase))?;
-        }
-    }
-    Ok(())
-}
-
-fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
-    let names: Vec<String> = labels_of(key)
+fn table_of(snapshot: &Snapshot, labels: &[&str], sort: Sort) -> Table {
+    let names: Vec<String> = labels
         .iter()
         .map(|label| match *label {
             "device" => "<DISK".to_owned(),
@@ -165,25 +77,32 @@ fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
             label => format!("<{}", label.to_uppercase()),
         })
         .collect();
-    let figures = "COUNT, REQ/S, MB/S, MEAN, P50, P99, MAX, THROTTLED, QUEUED, DEVICE, COMPLETION, DEPTH";
-    let mut table = Table::new(&format!("{}, {figures}", names.join(", ")));
+    let columns = "COUNT, REQ/S, MB/S, MEAN, P50, P99, MAX, THROTTLED, QUEUED, DEVICE, COMPLETION, DEPTH";
+    let mut table = Table::new(&format!("{}, {columns}", names.join(", ")));
     let seconds = snapshot.duration_ns as f64 / 1e9;
-    let mut rows = merged(snapshot, key);
-    // The sort is stable: equal rows stay in the order of their names.
-    rows.sort_by_key(|series| Reverse(rank(series, sort)));
+    let mut rows = snapshot.merged_by_all(labels);
+    sort_rows(&mut rows, |series| {
+        let latency = series.histogram("latency");
+        match sort {
+            Sort::Count => latency.count(),
+            Sort::Bytes => series.value("bytes") as u64,
+            Sort::Mean => latency.mean_ns(),
+            Sort::P50 => latency.quantile_ns(0.5),
+            Sort::P99 => latency.quantile_ns(0.99),
+            Sort::Max => latency.max_ns(),
+            Sort::Name => 0,
+        }
+    });
     for series in &rows {
-        let none = Histogram::default();
-        let of = |phase: &str| series.histograms.get(phase).unwrap_or(&none);
-        let latency = of("latency");
-        let mut cells: Vec<String> = names_of(series, key).into_iter().map(str::to_owned).collect();
+        let latency = series.histogram("latency");
+        let mut cells: Vec<String> = labels.iter().map(|label| series.label(label).to_owned()).collect();
         let rate = |figure: f64| if seconds > 0.0 { figure / seconds } else { 0.0 };
         cells.push(latency.count().to_string());
         cells.push(format!("{:.1}", rate(latency.count() as f64)));
-        cells.push(format!("{:.1}", rate(series.values.get("bytes").copied().unwrap_or(0.0)) / 1e6));
-        cells.extend(
-            [latency.mean_ns(), latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()].map(format_ns),
-        );
-        cells.extend(["throttled", "queued", "device", "completion"].map(|phase| format_ns(of(phase).mean_ns())));
+        cells.push(format!("{:.1}", rate(series.value("bytes")) / 1e6));
+        cells.extend(figures(latency));
+        let phases = ["throttled", "queued", "device", "completion"];
+        cells.extend(phases.map(|phase| format_ns(series.histogram(phase).mean_ns())));
         // Little's law: the mean number of requests is the arrival rate times the mean latency.
         let depth = if snapshot.duration_ns > 0 { latency.sum_ns() as f64 / snapshot.duration_ns as f64 } else { 0.0 };
         cells.push(format!("{depth:.1}"));
@@ -192,32 +111,18 @@ fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
     table
 }
 
-/// Returns the sort key of a row; rows are sorted in descending order.
-fn rank(series: &Series, sort: Sort) -> u64 {
-    let none = Histogram::default();
-    let latency = series.histograms.get("latency").unwrap_or(&none);
-    match sort {
-        Sort::Count => latency.count(),
-        Sort::Bytes => series.values.get("bytes").copied().unwrap_or(0.0) as u64,
-        Sort::Mean => latency.mean_ns(),
-        Sort::P50 => latency.quantile_ns(0.5),
-        Sort::P99 => latency.quantile_ns(0.99),
-        Sort::Max => latency.max_ns(),
-        Sort::Name => 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::{Args, FromArgMatches as _};
-    use whylate_model::{Cause, CauseKind};
+    use whylate_model::{Cause, CauseKind, Histogram};
 
     use super::*;
+    use crate::cli::arguments::Explain;
+    use crate::engine::late_buffer::Keep;
+    use crate::render::text::latency::LatencyOptions;
+    use crate::render::text::{Output as _, text_of, whole_output};
 
     fn shape(line: &str) -> Shape {
-        let command = Shape::augment_args(clap::Command::new("block").no_binary_name(true));
-        let matches = command.try_get_matches_from(line.split_whitespace()).expect("a line that is taken");
-        Shape::from_arg_matches(&matches).expect("its arguments")
+        crate::cli::parsed(line.split_whitespace()).expect("a line that is taken")
     }
 
     fn series(device: &str, operation: &str, device_ns: &[u64]) -> Series {
@@ -251,14 +156,12 @@ mod tests {
     }
 
     fn text<'a>(shape: &'a Shape, explain: Explain, lines_only: bool) -> BlockText<'a> {
-        let shown = BlockTextOptions { shape, explain, has_slower: false, lines_only };
-        BlockText { zone: TimeZone::UTC, ..BlockText::new(shown, None) }
+        let shown = LatencyOptions { explain, has_slower: false, lines_only };
+        BlockText::new(shape, shown, None).in_utc()
     }
 
     fn written(output: &mut BlockText<'_>, snapshot: Snapshot) -> String {
-        let mut out = Vec::new();
-        output.snapshot(&mut out, snapshot).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        text_of(|out| output.snapshot(out, snapshot))
     }
 
     #[test]
@@ -302,10 +205,6 @@ mod tests {
             ],
             ..LateEvent::default()
         };
-        let mut out = Vec::new();
-        output.begin(&mut out).expect("a vector takes everything");
-        output.late(&mut out, &event).expect("a vector takes everything");
-        let lines = String::from_utf8(out).expect("text");
-        insta::assert_snapshot!(lines + &written(&mut output, snapshot()));
+        insta::assert_snapshot!(whole_output(&mut output, Keep::Nothing, vec![event], snapshot()));
     }
 }

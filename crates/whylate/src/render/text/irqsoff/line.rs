@@ -25,7 +25,7 @@ fn write_line(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Re
         format_ns(event.latency_ns),
         event.at_most_ns.map_or_else(|| "-".to_owned(), format_ns),
         kind(&event.labels),
-        printable(event.labels.get("task").map_or("", String::as_str)),
+        printable(event.label("task")),
         printable(&who(&event.labels)),
         overruns.unwrap_or_default(),
     )

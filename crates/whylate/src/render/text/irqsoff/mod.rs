@@ -151,8 +151,7 @@ impl Output for IrqsoffText {
 }
 
 fn length(series: &Series) -> &Histogram {
-    static NONE: std::sync::LazyLock<Histogram> = std::sync::LazyLock::new(Histogram::default);
-    series.histograms.get("length").unwrap_or(&NONE)
+    series.histogram("length")
 }
 
 fn table_of(rows: &[&Series]) -> Table {
@@ -160,7 +159,7 @@ fn table_of(rows: &[&Series]) -> Table {
     for series in rows {
         let length = length(series);
         let total_ns = u64::try_from(length.sum_ns()).unwrap_or(u64::MAX);
-        let share = series.values.get("share").copied().unwrap_or(0.0) * 100.0;
+        let share = series.value("share") * 100.0;
         table.row(vec![
             line::kind(&series.labels),
             length.count().to_string(),
@@ -182,8 +181,7 @@ fn test_of(snapshot: &Snapshot) -> Table {
         let (Some(lateness), Some(cpu)) = (series.histograms.get("lateness"), series.labels.get("cpu")) else {
             continue;
         };
-        let overruns = series.values.get("overruns").copied().unwrap_or(0.0);
-        let mut cells = vec![cpu.clone(), lateness.count().to_string(), overruns.to_string()];
+        let mut cells = vec![cpu.clone(), lateness.count().to_string(), series.value("overruns").to_string()];
         cells.extend([lateness.quantile_ns(0.5), lateness.quantile_ns(0.99), lateness.max_ns()].map(format_ns));
         table.row(cells);
     }
@@ -192,19 +190,13 @@ fn test_of(snapshot: &Snapshot) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
     use whylate_model::{Cause, Labels};
 
     use super::*;
     use crate::cli::irqsoff::Arguments;
-    use crate::engine::late_buffer::LateBuffer;
+    use crate::cli::parsed;
     use crate::render::json::JsonLines;
-
-    #[derive(Parser)]
-    struct CommandLine {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
+    use crate::render::text::whole_output;
 
     fn labels(pairs: &[(&str, &str)]) -> Labels {
         pairs.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
@@ -274,23 +266,10 @@ mod tests {
     }
 
     fn printed(line: &str) -> String {
-        let words = std::iter::once("irqsoff").chain(line.split_whitespace());
-        let arguments = CommandLine::try_parse_from(words).expect("a valid command line").arguments;
-        let mut out = Vec::new();
-        let mut output: Box<dyn Output> = if arguments.schedule.json {
-            Box::new(JsonLines)
-        } else {
-            Box::new(IrqsoffText { zone: TimeZone::UTC, ..IrqsoffText::new(arguments.shown(), None, Some(7)) })
-        };
-        output.begin(&mut out).expect("a vector takes everything");
-        let (mut kept, mut snapshot) = (LateBuffer::new(arguments.keep()), snapshot());
-        for event in events() {
-            output.late(&mut out, &event).expect("a vector takes everything");
-            kept.add(event);
-        }
-        kept.move_into(&mut snapshot);
-        output.snapshot(&mut out, snapshot).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        let arguments: Arguments = parsed(line.split_whitespace()).expect("a valid command line");
+        let mut text = IrqsoffText::new(arguments.shown(), None, Some(7)).in_utc();
+        let output: &mut dyn Output = if arguments.schedule.json { &mut JsonLines } else { &mut text };
+        whole_output(output, arguments.keep(), events(), snapshot())
     }
 
     #[test]
@@ -336,8 +315,7 @@ mod tests {
             "1 0",
             "--from -1",
         ] {
-            let words = std::iter::once("irqsoff").chain(line.split_whitespace());
-            assert!(CommandLine::try_parse_from(words).is_err(), "{line}");
+            assert!(parsed::<Arguments>(line.split_whitespace()).is_err(), "{line}");
         }
     }
 }

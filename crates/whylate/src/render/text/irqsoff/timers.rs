@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::io::{self, Write};
 
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Histogram, LateEvent, Series, Snapshot};
+use whylate_model::{LateEvent, Series, Snapshot};
 
 use crate::render::text::table::Table;
 use crate::render::text::{Output, footer, histogram};
@@ -34,7 +34,7 @@ impl Output for TimerText {
 
     fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
         let mut rows: Vec<&Series> = snapshot.series.iter().collect();
-        rows.sort_by_key(|series| Reverse(histogram_of(series, "latency").max_ns()));
+        rows.sort_by_key(|series| Reverse(series.histogram("latency").max_ns()));
         writeln!(out)?;
         if rows.is_empty() {
             writeln!(out, "No hrtimer came in.")?;
@@ -43,34 +43,29 @@ impl Output for TimerText {
         }
         if self.with_histograms {
             for series in &rows {
-                let label = |name: &str| printable(series.labels.get(name).map_or("", String::as_str));
+                let label = |name: &str| printable(series.label(name));
                 writeln!(out, "\n{} on CPU {} ({})", label("callback"), label("cpu"), label("mode"))?;
-                histogram::write(out, &histogram_of(series, "latency"))?;
+                histogram::write(out, series.histogram("latency"))?;
             }
         }
         footer::write(out, &snapshot)
     }
 }
 
-fn histogram_of(series: &Series, name: &str) -> Histogram {
-    series.histograms.get(name).cloned().unwrap_or_default()
-}
-
 fn table_of(rows: &[&Series]) -> Table {
     let columns = "<CALLBACK, CPU, <MODE, COUNT, P50, P99, MAX, RUN-P50, RUN-MAX, PERIOD, OVERRUNS";
     let mut table = Table::new(columns);
     for series in rows {
-        let label = |name: &str| series.labels.get(name).cloned().unwrap_or_default();
-        let (latency, runtime) = (histogram_of(series, "latency"), histogram_of(series, "runtime"));
+        let label = |name: &str| series.label(name).to_owned();
+        let (latency, runtime) = (series.histogram("latency"), series.histogram("runtime"));
         let mut cells = vec![label("callback"), label("cpu"), label("mode"), latency.count().to_string()];
         let figures = [latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()];
         cells.extend(figures.map(format_ns));
         cells.extend([runtime.quantile_ns(0.5), runtime.max_ns()].map(format_ns));
         // A timer without a period misses none.
         let period_ns = series.values.get("period_ns").map(|&ns| ns as u64);
-        let overruns = series.values.get("overruns").copied().unwrap_or(0.0);
         cells.push(period_ns.map_or_else(|| "-".to_owned(), format_ns));
-        cells.push(if period_ns.is_some() { overruns.to_string() } else { "-".to_owned() });
+        cells.push(if period_ns.is_some() { series.value("overruns").to_string() } else { "-".to_owned() });
         table.row(cells);
     }
     table
@@ -79,6 +74,8 @@ fn table_of(rows: &[&Series]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::late_buffer::Keep;
+    use crate::render::text::whole_output;
 
     #[test]
     fn timers_in_order_of_their_lateness() {
@@ -98,10 +95,7 @@ mod tests {
             series("tick_nohz_handler", "hard", &[1_000, 9_656_000], &[("overruns", 2.0), ("period_ns", 4e6)]),
             series("tcp_pace_kick", "soft", &[8_000], &[("overruns", 0.0)]),
         ];
-        let mut out = Vec::new();
         let mut text = TimerText::new(false, None);
-        text.begin(&mut out).expect("a vector takes everything");
-        text.snapshot(&mut out, snapshot).expect("a vector takes everything");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+        insta::assert_snapshot!(whole_output(&mut text, Keep::Nothing, Vec::new(), snapshot));
     }
 }

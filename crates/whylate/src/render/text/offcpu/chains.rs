@@ -252,9 +252,7 @@ mod tests {
     }
 
     fn written(chains: &Chains, form: Form, snapshot: &Snapshot) -> String {
-        let mut out = Vec::new();
-        chains.write(&mut out, form, snapshot).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        crate::render::text::text_of(|out| chains.write(out, form, snapshot))
     }
 
     fn chains_of(root: Root, events: &[LateEvent]) -> Chains {

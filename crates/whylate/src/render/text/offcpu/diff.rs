@@ -63,6 +63,7 @@ impl Difference {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::render::text::text_of;
 
     fn lines(lines: &[&str]) -> Vec<String> {
         lines.iter().map(|line| (*line).to_owned()).collect()
@@ -72,16 +73,12 @@ mod tests {
     fn compares_shares_of_runs_of_different_length() {
         let difference = Difference::between(&lines(&["a;b 10", "a;c 10"]), &lines(&["a;b 3000", "a;d 1000"]));
         assert_eq!(difference.lines(), ["a;b 500000 750000", "a;c 500000 0", "a;d 0 250000"]);
-        let mut out = Vec::new();
-        difference.table().write(&mut out, None).expect("a vector takes everything");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+        insta::assert_snapshot!(text_of(|out| difference.table().write(out, None)));
     }
 
     #[test]
     fn omits_unchanged_stacks() {
         let both = lines(&["a;b 10", "a;c 30"]);
-        let mut out = Vec::new();
-        Difference::between(&both, &both).table().write(&mut out, None).expect("a vector takes everything");
-        assert_eq!(String::from_utf8(out).expect("text").lines().count(), 1);
+        assert_eq!(text_of(|out| Difference::between(&both, &both).table().write(out, None)).lines().count(), 1);
     }
 }

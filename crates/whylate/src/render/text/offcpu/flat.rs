@@ -140,11 +140,10 @@ fn woken_by(waker: &Waker) -> String {
 mod tests {
     use super::super::sample;
     use super::*;
+    use crate::render::text::text_of;
 
     fn written(hide_idle: bool, blocked_ns: Option<u64>) -> String {
-        let mut out = Vec::new();
-        table(&sample::snapshot(), hide_idle, blocked_ns).write(&mut out, None).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        text_of(|out| table(&sample::snapshot(), hide_idle, blocked_ns).write(out, None))
     }
 
     #[test]
@@ -154,17 +153,13 @@ mod tests {
 
     #[test]
     fn row_has_waker() {
-        let mut out = Vec::new();
-        table(&sample::with_wakers(), false, None).write(&mut out, None).expect("a vector takes everything");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+        insta::assert_snapshot!(text_of(|out| table(&sample::with_wakers(), false, None).write(out, None)));
     }
 
     #[test]
     fn one_row_per_call_site_idle_kernel_threads_last() {
         let table = table(&sample::crowd(), false, None);
-        let mut out = Vec::new();
-        table.write(&mut out, None).expect("a vector takes everything");
-        let text = String::from_utf8(out).expect("text");
+        let text = text_of(|out| table.write(out, None));
         let lines: Vec<&str> = text.lines().collect();
         let service: Vec<&&str> = lines.iter().filter(|line| line.contains("service")).collect();
         assert_eq!(service.len(), 4, "{text}");
@@ -177,9 +172,7 @@ mod tests {
     fn shares_are_of_the_threads_that_were_chosen() {
         let mut snapshot = sample::crowd();
         snapshot.stacks.retain(|stack| stack.labels["process"] == "service");
-        let mut out = Vec::new();
-        table(&snapshot, false, None).write(&mut out, None).expect("a vector takes everything");
-        let text = String::from_utf8(out).expect("text");
+        let text = text_of(|out| table(&snapshot, false, None).write(out, None));
         let shares =
             text.lines().filter_map(|line| line.split_whitespace().next()?.strip_suffix('%')?.parse::<f64>().ok());
         let sum: f64 = shares.sum();

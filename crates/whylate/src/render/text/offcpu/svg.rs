@@ -85,6 +85,7 @@ fn color(name: &str, kind: Kind) -> Color {
 mod tests {
     use super::super::sample;
     use super::*;
+    use crate::render::text::text_of;
 
     /// Returns all text of an SVG, by an XML parser that rejects malformed input.
     fn texts(svg: &str) -> Vec<String> {
@@ -116,9 +117,7 @@ mod tests {
 
     #[test]
     fn names_are_text_and_no_markup() {
-        let mut out = Vec::new();
-        write(&mut out, &sample::snapshot(), Root::Thread, false).expect("a vector takes everything");
-        let svg = String::from_utf8(out).expect("text");
+        let svg = text_of(|out| write(out, &sample::snapshot(), Root::Thread, false));
         assert!(!svg.contains("<script>alert"), "a name is markup");
         assert!(svg.contains("&lt;script&gt;alert"), "the name is gone");
         assert!(!svg.contains('\x1b'));
@@ -133,9 +132,7 @@ mod tests {
 
     #[test]
     fn wakers_have_a_color_of_their_own_in_the_same_functions() {
-        let mut out = Vec::new();
-        write(&mut out, &sample::with_wakers(), Root::Process, false).expect("a vector takes everything");
-        let svg = String::from_utf8(out).expect("text");
+        let svg = text_of(|out| write(out, &sample::with_wakers(), Root::Process, false));
         let texts = texts(&svg);
         for name in ["wake_up_q", "writer:", "[interrupt]", "[not woken yet]", "--"] {
             assert!(texts.iter().any(|text| text.starts_with(&format!("{name} ("))), "{name} is not there");

@@ -203,9 +203,7 @@ mod tests {
     use super::*;
 
     fn text_of(snapshot: &Snapshot, root: Root, hide_idle: bool, columns: Option<usize>) -> String {
-        let mut out = Vec::new();
-        write(&mut out, snapshot, root, hide_idle, columns).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        crate::render::text::text_of(|out| write(out, snapshot, root, hide_idle, columns))
     }
 
     fn written(root: Root, hide_idle: bool, columns: Option<usize>) -> String {

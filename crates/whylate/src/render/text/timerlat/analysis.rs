@@ -146,6 +146,7 @@ mod tests {
     use whylate_model::{Interval, Occupancy, Occupant};
 
     use super::*;
+    use crate::render::text::text_of;
 
     fn evidence() -> TimerEvidence {
         let objtool = Occupant::Thread { tid: 49256, name: "obj\x1btool".to_owned(), cgroup: None };
@@ -181,9 +182,7 @@ mod tests {
 
     #[test]
     fn the_analysis_has_rtlas_lines_and_adds_up() {
-        let mut out = Vec::new();
-        write(&mut out, 23, &evidence(), StackFormat::Truncate).expect("a vector takes everything");
-        let text = String::from_utf8(out).expect("text");
+        let text = text_of(|out| write(out, 23, &evidence(), StackFormat::Truncate));
         let shares = text.lines().filter_map(|line| line.split('(').nth(1)?.strip_suffix(" %)")?.parse::<f64>().ok());
         let sum: f64 = shares.sum();
         assert!((sum - 100.0).abs() < 0.05, "{sum}: {text}");
@@ -196,9 +195,7 @@ mod tests {
         evidence.stack = ["timer", "0xffffffffc0001234", "write"].map(str::to_owned).to_vec();
         evidence.occupancy.intervals.iter_mut().for_each(|interval| interval.stack.clear());
         let frames = |format| {
-            let mut out = Vec::new();
-            write(&mut out, 0, &evidence, format).expect("a vector takes everything");
-            let text = String::from_utf8(out).expect("text");
+            let text = text_of(|out| write(out, 0, &evidence, format));
             let frames = text.lines().filter_map(|line| Some(line.split_once("-> ")?.1.to_owned()));
             frames.collect::<Vec<_>>()
         };
@@ -212,9 +209,7 @@ mod tests {
         let mut evidence = evidence();
         evidence.occupancy.intervals[0].occupant = Occupant::Idle;
         evidence.occupancy.intervals[2].occupant = Occupant::Idle;
-        let mut out = Vec::new();
-        write_parts(&mut out, &evidence, StackFormat::Truncate).expect("a vector takes everything");
-        let text = String::from_utf8(out).expect("text");
+        let text = text_of(|out| write_parts(out, &evidence, StackFormat::Truncate));
         assert!(text.contains("IRQ handler delay: (exit from idle)"), "{text}");
     }
 }

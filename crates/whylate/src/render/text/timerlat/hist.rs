@@ -104,9 +104,7 @@ mod tests {
     use super::*;
 
     fn written(shown: HistogramOptions) -> String {
-        let mut out = Vec::new();
-        write(&mut out, &sample::total(), &shown).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        crate::render::text::text_of(|out| write(out, &sample::total(), &shown))
     }
 
     #[test]

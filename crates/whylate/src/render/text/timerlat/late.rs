@@ -16,15 +16,15 @@ pub fn write_heading(out: &mut dyn Write) -> io::Result<()> {
 
 /// Writes a late activation, its causes, and the stack that the timer interrupted, if it was requested.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
-    let phase = |name: &str| event.phases.iter().find(|(phase, _)| phase == name).map_or(0, |&(_, ns)| ns);
+    let phase = |name: &str| format_ns(event.phase_ns(name).unwrap_or(0));
     writeln!(
         out,
         "{:<15} {:>3} {:>8} {:>8} {:>8}",
         time_of_day(event.at_unix_ns, zone),
         event.cpu,
         format_ns(event.latency_ns),
-        format_ns(phase("irq")),
-        format_ns(phase("wakeup")),
+        phase("irq"),
+        phase("wakeup"),
     )?;
     why::write_causes(out, event)?;
     if !event.stack.is_empty() {
@@ -57,9 +57,9 @@ mod tests {
             stack: vec!["_raw_spin_unlock_irqrestore".to_owned()],
             ..LateEvent::default()
         };
-        let mut out = Vec::new();
-        write_heading(&mut out).expect("a vector takes everything");
-        write(&mut out, &event, &TimeZone::UTC).expect("a vector takes everything");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+        insta::assert_snapshot!(crate::render::text::text_of(|out| {
+            write_heading(out)?;
+            write(out, &event, &TimeZone::UTC)
+        }));
     }
 }

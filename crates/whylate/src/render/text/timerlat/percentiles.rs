@@ -68,13 +68,14 @@ pub fn write_missed(out: &mut dyn Write, total: &Total) -> io::Result<()> {
 mod tests {
     use super::super::total::sample;
     use super::*;
+    use crate::render::text::text_of;
 
     #[test]
     fn every_latency_has_its_percentiles() {
-        let mut out = Vec::new();
-        write(&mut out, &sample::total(), Unit::Microseconds, true).expect("a vector takes everything");
-        write_missed(&mut out, &sample::total()).expect("a vector takes everything");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+        insta::assert_snapshot!(text_of(|out| {
+            write(out, &sample::total(), Unit::Microseconds, true)?;
+            write_missed(out, &sample::total())
+        }));
     }
 
     #[test]
@@ -89,8 +90,6 @@ mod tests {
 
     #[test]
     fn omits_user_row_without_user_latency() {
-        let mut out = Vec::new();
-        write(&mut out, &sample::total(), Unit::Nanoseconds, false).expect("a vector takes everything");
-        assert!(!String::from_utf8(out).expect("text").contains("Ret user"));
+        assert!(!text_of(|out| write(out, &sample::total(), Unit::Nanoseconds, false)).contains("Ret user"));
     }
 }

@@ -65,9 +65,7 @@ mod tests {
     use super::*;
 
     fn written(unit: Unit, with_user: bool) -> String {
-        let mut out = Vec::new();
-        write(&mut out, &sample::total(), unit, with_user).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        crate::render::text::text_of(|out| write(out, &sample::total(), unit, with_user))
     }
 
     #[test]

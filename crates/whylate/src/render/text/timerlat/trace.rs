@@ -96,8 +96,6 @@ mod tests {
         };
         let late =
             LateEvent { at_unix_ns: due_unix_ns, evidence: Some(Box::new(evidence.into())), ..LateEvent::default() };
-        let mut out = Vec::new();
-        write(&mut out, &latest, &[late]).expect("a vector takes everything");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+        insta::assert_snapshot!(crate::render::text::text_of(|out| write(out, &latest, &[late])));
     }
 }

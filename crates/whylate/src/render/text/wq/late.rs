@@ -26,10 +26,8 @@ fn queuer(name: &str, pid: &str) -> String {
 
 /// Writes a late item, and its causes and the stack of its queuer if they are known.
 pub fn write(out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
-    let label = |name: &str| printable(event.labels.get(name).map_or("", String::as_str));
-    let phase = |name: &str| {
-        event.phases.iter().find(|(phase, _)| phase == name).map_or_else(|| "-".to_owned(), |(_, ns)| format_ns(*ns))
-    };
+    let label = |name: &str| printable(event.label(name));
+    let phase = |name: &str| event.phase_ns(name).map_or_else(|| "-".to_owned(), format_ns);
     writeln!(
         out,
         "{:<15} {:>3} {:>8} {:>8} {:>8}  {:<28} {:<20} {:<16} {}",
@@ -84,9 +82,9 @@ mod tests {
             stack: vec!["__queue_work".to_owned(), "wb_wakeup".to_owned()],
             ..LateEvent::default()
         };
-        let mut out = Vec::new();
-        write_heading(&mut out).expect("a vector takes everything");
-        write(&mut out, &event, &TimeZone::UTC).expect("a vector takes everything");
-        insta::assert_snapshot!(String::from_utf8(out).expect("text"));
+        insta::assert_snapshot!(crate::render::text::text_of(|out| {
+            write_heading(out)?;
+            write(out, &event, &TimeZone::UTC)
+        }));
     }
 }

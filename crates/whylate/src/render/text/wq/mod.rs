@@ -4,206 +4,121 @@
 mod late;
 pub mod shape;
 
-use std::cmp::Reverse;
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::culprits;
 use whylate_model::sources::WQ;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot};
+use whylate_model::{Card, LateEvent, Series, Snapshot};
 
-use crate::cli::arguments::Explain;
+use self::shape::{By, Shape, Sort};
+use crate::render::text::latency::{LatencyText, LatencyView, figures, sort_rows};
 use crate::render::text::table::Table;
-use crate::render::text::{Output, footer, histogram, why};
-
-use self::shape::{Key, Shape, Sort};
-
-/// The phases of a work item in chronological order, with their descriptions.
-const PHASES: [(&str, &str); 7] = [
-    ("latency", "queued until a worker starts it"),
-    ("activate", "waiting for max_active"),
-    ("pool", "waiting for a worker"),
-    ("runtime", "from start to end"),
-    ("on_cpu", "of the run time, on a CPU"),
-    ("asleep", "of the run time, asleep"),
-    ("ready", "of the run time, waiting for a CPU"),
-];
 
 #[derive(Clone, Copy, Debug)]
-pub struct WqTextOptions<'a> {
+pub struct WqView<'a> {
     /// Output about all items: histograms or a table.
     pub shape: &'a Shape,
     /// The only handler that is measured.
     pub handler: Option<&'a str>,
-    /// Late items that are explained.
-    pub explain: Explain,
-    /// Late items that are not explained have a line too.
-    pub has_slower: bool,
-    /// Prints only late items and their culprits.
-    pub lines_only: bool,
 }
 
-pub struct WqText<'a> {
-    shown: WqTextOptions<'a>,
-    zone: TimeZone,
-    terminal_columns: Option<usize>,
-    culprits: Culprits,
-}
+pub type WqText<'a> = LatencyText<WqView<'a>>;
 
-impl<'a> WqText<'a> {
-    /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
-    pub fn new(shown: WqTextOptions<'a>, terminal_columns: Option<usize>) -> Self {
-        WqText { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
+impl LatencyView for WqView<'_> {
+    fn card(&self) -> &'static Card {
+        &WQ
     }
 
-    /// Writes the worst late events, if only those are printed, and the ranking of culprits.
-    fn write_why(&mut self, out: &mut dyn Write, snapshot: &Snapshot, threshold_ns: u64) -> io::Result<()> {
-        let worst = &snapshot.late;
-        self.culprits.add_unexplained(snapshot.unexplained);
-        let ranking = self.culprits.take();
-        if ranking.is_empty() {
-            return writeln!(out, "No item waited {} or longer.", format_ns(threshold_ns));
-        }
-        if self.shown.explain.worst.is_some() {
-            writeln!(out, "\nLongest waits: {} of {}", worst.len(), ranking.events)?;
-            late::write_heading(out)?;
-            for event in worst {
-                late::write(out, event, &self.zone)?;
-            }
-        }
-        writeln!(out)?;
-        why::write_ranking(out, &ranking, why::ITEMS)
-    }
-}
-
-impl Output for WqText<'_> {
-    fn begin(&mut self, out: &mut dyn Write) -> io::Result<()> {
-        match self.shown.handler {
-            Some(handler) => {
-                writeln!(out, "Tracing work queue latency for {}... Hit Ctrl-C to end.", printable(handler))?
-            }
-            None => writeln!(out, "Tracing work queue latency ... Hit Ctrl-C to end.")?,
-        }
-        // With --worst, the longest waits are printed below a heading of their own.
-        let lines = self.shown.has_slower || self.shown.explain.why.is_some() && self.shown.explain.worst.is_none();
-        if lines { late::write_heading(out) } else { Ok(()) }
+    fn title(&self) -> String {
+        let latency = "work queue latency ";
+        self.handler.map_or_else(|| latency.to_owned(), |handler| format!("{latency}for {}", printable(handler)))
     }
 
-    fn late(&mut self, out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
-        self.culprits.add(&WQ, event);
-        let comes_later = self.shown.explain.worst.is_some() && !event.causes.is_empty();
-        if comes_later { Ok(()) } else { late::write(out, event, &self.zone) }
+    fn ranked_by(&self) -> culprits::By {
+        self.shape.ranked_by()
     }
 
-    fn snapshot(&mut self, out: &mut dyn Write, snapshot: Snapshot) -> io::Result<()> {
-        if let Some(threshold_ns) = self.shown.explain.why {
-            self.write_why(out, &snapshot, threshold_ns)?;
-        }
-        if !self.shown.lines_only {
-            writeln!(out)?;
-            if self.shown.shape.table {
-                let key = self.shown.shape.key().unwrap_or(Key::Handler);
-                table_of(&snapshot, key, self.shown.shape.sort).write(out, self.terminal_columns)?;
-            } else {
-                write_histograms(out, self.shown.shape, &snapshot)?;
-            }
-        }
-        footer::write(out, &snapshot)
+    fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()> {
+        late::write_heading(out)
+    }
+
+    fn write_late(&self, out: &mut dyn Write, event: &LateEvent, zone: &TimeZone) -> io::Result<()> {
+        late::write(out, event, zone)
+    }
+
+    fn table(&self, snapshot: &Snapshot) -> Option<Table> {
+        let label = self.shape.label().unwrap_or(HANDLER);
+        self.shape.table.then(|| table_of(snapshot, label, self.shape.sort))
+    }
+
+    fn histograms(&self, snapshot: &Snapshot) -> Vec<(String, Series)> {
+        let Some(label) = self.shape.label().or(self.shape.works.then_some(HANDLER)) else {
+            let mut all = Series::default();
+            snapshot.series.iter().for_each(|series| all.absorb(series));
+            return vec![(String::new(), all)];
+        };
+        let key = if label == HANDLER { "work handler" } else { label };
+        let heading = |series: &Series| format!("{key} = {}", name_of(series, label));
+        snapshot.merged_by(label).into_iter().map(|series| (heading(&series), series)).collect()
+    }
+
+    fn has_phases(&self) -> bool {
+        self.shape.phases
     }
 }
 
-fn write_histograms(out: &mut dyn Write, shape: &Shape, snapshot: &Snapshot) -> io::Result<()> {
-    writeln!(out, "Printing histogram")?;
-    let key = match shape.key() {
-        None if shape.works => Some(Key::Handler),
-        by => by,
-    };
-    let Some(key) = key else {
-        return write_phases(out, shape, |phase| snapshot.total(phase));
-    };
-    for series in snapshot.merged_by(key.label()) {
-        let heading = if key == Key::Handler { "work handler" } else { key.label() };
-        writeln!(out, "\n{heading} = {}", printable(&name_of(&series, key)))?;
-        write_phases(out, shape, |phase| series.histograms.get(phase).cloned().unwrap_or_default())?;
-    }
-    Ok(())
-}
+/// Label of the function that executes an item.
+const HANDLER: &str = By::Handler.label();
 
-fn write_phases(out: &mut dyn Write, shape: &Shape, histogram_of: impl Fn(&str) -> Histogram) -> io::Result<()> {
-    if !shape.phases {
-        return histogram::write(out, &histogram_of("latency"));
-    }
-    for (phase, meaning) in PHASES {
-        writeln!(out, "\n{phase}: {meaning}")?;
-        histogram::write(out, &histogram_of(phase))?;
-    }
-    Ok(())
-}
-
-/// Returns the value of the key. A handler in a module is `function [module]`, as the kernel prints it.
-fn name_of(series: &Series, key: Key) -> String {
-    let label = |name: &str| series.labels.get(name).map_or("", String::as_str);
+/// Returns the value of a label. A handler in a module is `function [module]`, as the kernel prints it.
+fn name_of(series: &Series, label: &str) -> String {
     match series.labels.get("module") {
-        Some(module) if key == Key::Handler => format!("{} [{module}]", label("handler")),
-        _ => label(key.label()).to_owned(),
+        Some(module) if label == HANDLER => format!("{} [{module}]", series.label(label)),
+        _ => series.label(label).to_owned(),
     }
 }
 
-fn table_of(snapshot: &Snapshot, key: Key, sort: Sort) -> Table {
-    let with_workqueue = key == Key::Handler;
+fn table_of(snapshot: &Snapshot, label: &str, sort: Sort) -> Table {
+    let with_workqueue = label == HANDLER;
     let workqueue = if with_workqueue { ", <WORKQUEUE" } else { "" };
-    let (title, figures) = (key.label().to_uppercase(), "COUNT, MEAN, P50, P99, MAX, RUN-MEAN, RUN-MAX");
-    let mut table = Table::new(&format!("<{title}, {figures}{workqueue}"));
-    let mut rows = snapshot.merged_by(key.label());
-    // The sort is stable: equal rows stay in the order of their names.
-    rows.sort_by_key(|series| Reverse(rank(series, sort)));
-    for series in &rows {
-        let none = Histogram::default();
-        let latency = series.histograms.get("latency").unwrap_or(&none);
-        let runtime = series.histograms.get("runtime").unwrap_or(&none);
-        let mut cells = vec![name_of(series, key), latency.count().to_string()];
-        cells.extend(
-            [latency.mean_ns(), latency.quantile_ns(0.5), latency.quantile_ns(0.99), latency.max_ns()].map(format_ns),
-        );
-        cells.extend([runtime.mean_ns(), runtime.max_ns()].map(format_ns));
-        if with_workqueue {
-            cells.push(series.labels.get("workqueue").cloned().unwrap_or_default());
+    let (title, columns) = (label.to_uppercase(), "COUNT, MEAN, P50, P99, MAX, RUN-MEAN, RUN-MAX");
+    let mut table = Table::new(&format!("<{title}, {columns}{workqueue}"));
+    let mut rows = snapshot.merged_by(label);
+    sort_rows(&mut rows, |series| {
+        let latency = series.histogram("latency");
+        match sort {
+            Sort::Count => latency.count(),
+            Sort::Mean => latency.mean_ns(),
+            Sort::P50 => latency.quantile_ns(0.5),
+            Sort::P99 => latency.quantile_ns(0.99),
+            Sort::Max => latency.max_ns(),
+            Sort::Runtime => series.histogram("runtime").max_ns(),
+            Sort::Name => 0,
         }
+    });
+    for series in &rows {
+        let (latency, runtime) = (series.histogram("latency"), series.histogram("runtime"));
+        let mut cells = vec![name_of(series, label), latency.count().to_string()];
+        cells.extend(figures(latency));
+        cells.extend([runtime.mean_ns(), runtime.max_ns()].map(format_ns));
+        cells.extend(with_workqueue.then(|| series.label("workqueue").to_owned()));
         table.row(cells);
     }
     table
 }
 
-/// Returns the sort key of a row; rows are sorted in descending order.
-fn rank(series: &Series, sort: Sort) -> u64 {
-    let none = Histogram::default();
-    let latency = series.histograms.get("latency").unwrap_or(&none);
-    match sort {
-        Sort::Count => latency.count(),
-        Sort::Mean => latency.mean_ns(),
-        Sort::P50 => latency.quantile_ns(0.5),
-        Sort::P99 => latency.quantile_ns(0.99),
-        Sort::Max => latency.max_ns(),
-        Sort::Runtime => series.histograms.get("runtime").map_or(0, Histogram::max_ns),
-        Sort::Name => 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-    use whylate_model::{Cause, CauseKind, Cgroup};
+    use whylate_model::{Cause, CauseKind, Cgroup, Histogram};
 
     use super::*;
+    use crate::cli::parsed;
     use crate::cli::wq::Arguments;
-    use crate::engine::late_buffer::{Keep, LateBuffer};
+    use crate::engine::late_buffer::Keep;
     use crate::render::json::JsonLines;
-
-    #[derive(Parser)]
-    struct CommandLine {
-        #[command(flatten)]
-        arguments: Arguments,
-    }
+    use crate::render::text::{Output, whole_output};
 
     fn series(handler: &str, workqueue: &str, latencies_ns: &[u64], runtimes_ns: &[u64]) -> Series {
         let mut labels = whylate_model::Labels::new();
@@ -243,10 +158,6 @@ mod tests {
         ];
         snapshot.lost = [("unmatched".to_owned(), 2), ("late_events".to_owned(), 1), ("reused".to_owned(), 0)].into();
         snapshot
-    }
-
-    fn text_in_utc(arguments: &Arguments) -> WqText<'_> {
-        WqText { zone: TimeZone::UTC, ..WqText::new(arguments.shown(), None) }
     }
 
     /// Returns a late item with these causes, if any.
@@ -306,21 +217,10 @@ mod tests {
     }
 
     fn printed_with(line: &str, late: Vec<LateEvent>) -> String {
-        let words = std::iter::once("wq").chain(line.split_whitespace());
-        let arguments = CommandLine::try_parse_from(words).expect("a valid command line").arguments;
-        let mut out = Vec::new();
-        let mut output: Box<dyn Output> =
-            if arguments.schedule.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
-        output.begin(&mut out).expect("a vector takes everything");
-        let (mut kept, mut snapshot) =
-            (LateBuffer::new(Keep::for_options(arguments.schedule, arguments.explain)), snapshot());
-        for event in late {
-            output.late(&mut out, &event).expect("a vector takes everything");
-            kept.add(event);
-        }
-        kept.move_into(&mut snapshot);
-        output.snapshot(&mut out, snapshot).expect("a vector takes everything");
-        String::from_utf8(out).expect("text")
+        let arguments: Arguments = parsed(line.split_whitespace()).expect("a valid command line");
+        let mut text = WqText::new(arguments.view(), arguments.shown(), None).in_utc();
+        let output: &mut dyn Output = if arguments.schedule.json { &mut JsonLines } else { &mut text };
+        whole_output(output, Keep::for_options(arguments.schedule, arguments.explain), late, snapshot())
     }
 
     #[test]
@@ -437,11 +337,10 @@ mod tests {
     #[test]
     fn why_goes_with_what_it_needs() {
         for line in ["--worst 3", "--stack", "--why 1ms --worst 0", "--why 0"] {
-            let words = std::iter::once("wq").chain(line.split_whitespace());
-            assert!(CommandLine::try_parse_from(words).is_err(), "{line}");
+            assert!(parsed::<Arguments>(line.split_whitespace()).is_err(), "{line}");
         }
-        let words = ["wq", "--why", "1ms", "--stack", "--worst", "3"];
-        let options = CommandLine::try_parse_from(words).expect("a valid command line").arguments.options();
+        let words = ["--why", "1ms", "--stack", "--worst", "3"];
+        let options = parsed::<Arguments>(words).expect("a valid command line").options();
         assert_eq!((options.explain_over_ns, options.late_over_ns), (Some(1_000_000), None));
         assert!(options.phases && options.stacks);
     }

@@ -21,19 +21,13 @@ pub struct Shape {
     pub sort: Sort,
     /// What to group by
     #[arg(long, value_enum)]
-    by: Option<By>,
+    pub by: Option<By>,
 }
 
 impl Shape {
-    /// Returns what series are grouped by; `None` for a single series.
-    pub fn key(&self) -> Option<Key> {
-        match self.by? {
-            By::Handler => Some(Key::Handler),
-            By::Workqueue => Some(Key::Workqueue),
-            By::Cpu => Some(Key::Cpu),
-            By::Pool => Some(Key::Pool),
-            By::Cgroup => None,
-        }
+    /// Returns the label that series are grouped by; `None` for a single series.
+    pub fn label(&self) -> Option<&'static str> {
+        self.by.filter(|by| *by != By::Cgroup).map(By::label)
     }
 
     /// Returns how culprits are grouped.
@@ -43,7 +37,7 @@ impl Shape {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum By {
+pub enum By {
     Handler,
     Workqueue,
     Cpu,
@@ -52,23 +46,15 @@ enum By {
     Cgroup,
 }
 
-/// Grouping of series.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Key {
-    Handler,
-    Workqueue,
-    Cpu,
-    Pool,
-}
-
-impl Key {
-    /// Returns the label of series for this key.
-    pub fn label(self) -> &'static str {
+impl By {
+    /// Returns the label of series.
+    pub const fn label(self) -> &'static str {
         match self {
-            Key::Handler => "handler",
-            Key::Workqueue => "workqueue",
-            Key::Cpu => "cpu",
-            Key::Pool => "pool",
+            By::Handler => "handler",
+            By::Workqueue => "workqueue",
+            By::Cpu => "cpu",
+            By::Pool => "pool",
+            By::Cgroup => "cgroup",
         }
     }
 }
