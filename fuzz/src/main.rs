@@ -100,7 +100,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("fdinfo", |bytes| fuzzing::fdinfo(&text(bytes))),
     ("fio", |bytes| {
         for (direction, depth) in [("read", 1), ("write", u32::MAX)] {
-            Figures::of(&text(bytes), direction).map(|figures| figures.trusted(depth));
+            Figures::parse(&text(bytes), direction).map(|figures| figures.trusted(depth));
         }
     }),
     ("recordings", recorded),

@@ -156,7 +156,9 @@ impl Snapshot {
 
     /// Merges the series by several labels, as [`Snapshot::merged_by`] does by one.
     pub fn merged_by_all(&self, by: &[&str]) -> Vec<Series> {
-        let mut merged: BTreeMap<Vec<&str>, (Series, BTreeMap<&str, Vec<&str>>)> = BTreeMap::new();
+        /// Values by the name of their label.
+        type Labels<'a> = BTreeMap<&'a str, Vec<&'a str>>;
+        let mut merged: BTreeMap<Vec<&str>, (Series, Labels<'_>)> = BTreeMap::new();
         for series in &self.series {
             let (into, labels) = merged.entry(by.iter().map(|label| series.label(label)).collect()).or_default();
             into.absorb(series);
