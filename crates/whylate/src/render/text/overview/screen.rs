@@ -20,6 +20,8 @@ use crate::render::text::{footer, path, why};
 
 /// Maximum number of threads in uninterruptible sleep that are shown per source.
 const MAX_SLEEPERS: usize = 3;
+/// Maximum number of lines of the worst event, unless all of it is asked for.
+const MAX_WORST_LINES: usize = 9;
 /// Maximum number of culprits with a line of their own.
 const MAX_CULPRITS: usize = 8;
 /// Culprits below this percentage of the total delay are merged into one line.
@@ -43,7 +45,8 @@ pub struct Screen {
 /// # Errors
 /// Fails if the output does.
 pub fn write(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Result<()> {
-    let rows: Vec<RenderedRow<'_>> = shown(look).collect();
+    let mut rows: Vec<RenderedRow<'_>> = shown(look).collect();
+    rows.sort_by_key(|row| !row.is_late);
     write_verdict(out, look, &rows, screen)?;
     write_culprits(out, look, screen)?;
     writeln!(out)?;
@@ -162,11 +165,19 @@ fn write_worst(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Res
     }
     writeln!(out, "\nWORST")?;
     look.sources.iter().try_for_each(|source| write_sleepers(out, look, source, screen))?;
-    let shown = if screen.is_verbose { look.worst.len() } else { 1 };
-    look.worst.iter().take(shown).try_for_each(|sighting| write_sighting(out, sighting, screen))?;
-    match look.worst.len().saturating_sub(shown) {
-        0 => Ok(()),
-        more => writeln!(out, "({more} more with -v)"),
+    if screen.is_verbose {
+        return look.worst.iter().try_for_each(|sighting| write_sighting(out, sighting, screen));
+    }
+    let Some(worst) = look.worst.first() else { return Ok(()) };
+    let mut text = Vec::new();
+    write_sighting(&mut text, worst, screen)?;
+    let text = String::from_utf8_lossy(&text);
+    let lines = text.lines().count();
+    text.lines().take(MAX_WORST_LINES).try_for_each(|line| writeln!(out, "{line}"))?;
+    match (lines.saturating_sub(MAX_WORST_LINES), look.worst.len() - 1) {
+        (0, 0) => Ok(()),
+        (0, events) => writeln!(out, "({events} more with -v)"),
+        (more, _) => writeln!(out, "     ... ({} more with -v)", why::counted(more as u64, "line")),
     }
 }
 
@@ -206,7 +217,7 @@ fn write_for_sleepers(out: &mut dyn Write, look: &Overview) -> io::Result<()> {
     let held_up = look.sources.iter().filter_map(|source| source.held_up.as_ref());
     for held_up in held_up.filter(|held_up| !held_up.for_sleepers.is_empty()) {
         let from = format_round_ns(held_up.late_from_ns);
-        writeln!(out, "\nNot counted, maybe by design: waits of {from} or longer for a thread that slept itself")?;
+        writeln!(out, "\nNot counted, maybe by design: waits of {from} or longer for a sleeping thread")?;
         for ForSleeper { who, sleeper, waits, total_ns } in &held_up.for_sleepers {
             let times = if *waits == 1 { "once".to_owned() } else { format!("{waits} times") };
             let (who, sleeper, total) = (printable(who), printable(sleeper), format_ns(*total_ns));

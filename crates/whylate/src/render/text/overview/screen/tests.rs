@@ -197,7 +197,7 @@ fn renders_waits_for_sleepers_separately() {
     };
     held_up.for_sleepers = vec![pair("client:7", 12, 1_800), pair("client:9", 1, 150)];
     let text = screen(&Overview { sources: vec![source], ..Overview::default() });
-    let expected = "\nNot counted, maybe by design: waits of 100ms or longer for a thread that slept itself
+    let expected = "\nNot counted, maybe by design: waits of 100ms or longer for a sleeping thread
     client:7 waited for peer?[2J:8 12 times, 1.80s in total
     client:9 waited for peer?[2J:8 once, 150ms in total
 ";
