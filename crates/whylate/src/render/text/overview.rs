@@ -304,7 +304,7 @@ mod tests {
     use whylate_model::culprits::Victims;
     use whylate_model::path::PathSegment;
     use whylate_model::snapshot::Unexplained;
-    use whylate_model::{Cause, CauseKind, LateEvent, WaitClass};
+    use whylate_model::{ActorName, Cause, CauseKind, LateEvent, WaitClass};
 
     use super::*;
 
@@ -335,7 +335,7 @@ mod tests {
     fn renders_late_events_culprits_and_next_commands() {
         let culprit = |kind, who: &str, total_ns| Culprit {
             kind,
-            who: who.to_owned(),
+            who: who.parse().expect("any text"),
             alike: 0,
             cgroup: None,
             total_ns,
@@ -376,7 +376,7 @@ mod tests {
     fn ranking_has_explained_share() {
         let culprit = Culprit {
             kind: CauseKind::Thread,
-            who: "hog:7".to_owned(),
+            who: ActorName::thread("hog", 7),
             alike: 0,
             cgroup: None,
             total_ns: 1_000_000,
@@ -440,9 +440,9 @@ mod tests {
         let segment = |ms: u64, kind, who: &str, depth, waiter: Option<&str>| PathSegment {
             ns: ms * 1_000_000,
             kind,
-            who: who.to_owned(),
+            who: who.parse().expect("any text"),
             via: Some("recvfrom (network)".to_owned()),
-            waiter: waiter.map(str::to_owned),
+            waiter: waiter.map(|waiter| waiter.parse().expect("any text")),
             depth,
             ..PathSegment::default()
         };
@@ -485,7 +485,7 @@ None of this counts as late.";
     #[test]
     fn names_thread_in_uninterruptible_sleep() {
         let sleeper = |who: &str, process: Option<&str>| Sleeper {
-            who: who.to_owned(),
+            who: who.parse().expect("any text"),
             process: process.map(str::to_owned),
             asleep_ns: 5_210_000_000,
             waits_in: Some("mem_cgroup_oom_synchronize".to_owned()),

@@ -82,9 +82,8 @@ fn waits_of(path: &[PathSegment]) -> Vec<Vec<String>> {
     let named = |wait: Option<&PathSegment>| {
         // A waiter without own segments is unknown.
         let Some(wait) = wait else { return "...".to_owned() };
-        let waiter = wait.waiter.as_deref().unwrap_or("a thread");
         let via = wait.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
-        printable(&format!("{waiter} waited{via}"))
+        printable(&format!("{} waited{via}", wait.waiter_name()))
     };
     within(path).into_iter().map(|waits| waits.into_iter().map(named).collect()).collect()
 }
@@ -131,11 +130,11 @@ pub fn write(
     }
     for wait in longest {
         let first = wait.path.iter().find(|segment| segment.depth == 1).or_else(|| wait.path.first());
-        let waiter = first.and_then(|segment| segment.waiter.as_deref()).unwrap_or("a thread");
+        let waiter = first.unwrap_or(&PathSegment::default()).waiter_name();
         let via = first.and_then(|segment| segment.via.as_deref());
         let via = via.map_or_else(String::new, |via| format!(" in {}", printable(via)));
         let after = format_ns(wait.after_ns);
-        writeln!(out, "  after {after}: {} waited {}{via}", printable(waiter), format_ns(wait.ns))?;
+        writeln!(out, "  after {after}: {} waited {}{via}", printable(&waiter), format_ns(wait.ns))?;
         path::write_wait(out, &wait.path, 4)?;
     }
     write_outsiders(out, explained)?;
@@ -187,7 +186,7 @@ mod tests {
     use super::*;
 
     fn part(ms: u64, kind: CauseKind, who: &str) -> PathSegment {
-        PathSegment { ns: ms * 1_000_000, kind, who: who.to_owned(), ..PathSegment::default() }
+        PathSegment { ns: ms * 1_000_000, kind, who: who.parse().expect("any text"), ..PathSegment::default() }
     }
 
     #[test]

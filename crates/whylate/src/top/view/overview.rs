@@ -8,7 +8,6 @@ use whylate_model::Card;
 use whylate_model::culprits::Culprit;
 use whylate_model::overview::Headline;
 use whylate_model::sources::named;
-use whylate_model::thread::by_name;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
@@ -154,8 +153,7 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
             .map(|of| format!("{} {} (worst {})", of.source, times(of.events), format_ns(of.worst_ns)))
             .collect();
         // Keyed by name alone, so that the row stays the same when more threads of that name appear.
-        let is_name = culprit.alike > 0;
-        let name = if is_name { culprit.who.clone() } else { by_name(&culprit.who).into_owned() };
+        let name = culprit.who.by_name();
         Row {
             key: format!("{} {name}", culprit.kind.name()),
             cells: vec![
