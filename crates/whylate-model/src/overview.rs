@@ -319,7 +319,8 @@ mod tests {
     use crate::{ActorName, Cause, CauseKind, Series};
 
     fn late(latency_ns: u64, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
-        let causes = causes.iter().map(|&(kind, who, ns)| Cause::new(kind, who, ns)).collect();
+        let name = |who: &str| who.parse::<ActorName>().expect("any text");
+        let causes = causes.iter().map(|&(kind, who, ns)| Cause::new(kind, name(who), ns)).collect();
         LateEvent { latency_ns, causes, ..LateEvent::default() }
     }
 

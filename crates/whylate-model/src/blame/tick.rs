@@ -283,7 +283,7 @@ mod tests {
             thread: ActorName::thread("dd", 7),
             ..LateTick::default()
         };
-        let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
+        let cause = |kind, who: &str, ns| Cause::new(kind, who.parse::<ActorName>().expect("any text"), ns);
         let (thread, irq, unknown) = (CauseKind::Thread, CauseKind::Irq, CauseKind::Unknown);
         let missed = vec![cause(thread, "dd:7", 800), cause(unknown, "not recorded", 150), cause(irq, "eth0", 50)];
         let actual: Vec<_> =

@@ -256,7 +256,7 @@ mod tests {
                     who: ActorName::thread("client", tid).within("vda (write by ", ")"),
                     ..PathSegment::default()
                 };
-                let irq = PathSegment { who: "eth0:1".into(), ..part(2, CauseKind::Irq, "", tid) };
+                let irq = PathSegment { who: "eth0:1".into(), ..part(2, CauseKind::Irq, "", 1) };
                 sums.add(vec![part(1, CauseKind::Thread, "client", tid), irq, disk]);
             }
         }
