@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::late::CGROUP;
 use crate::snapshot::Unexplained;
 use crate::sources::Card;
-use crate::thread::by_name;
-use crate::{CauseKind, Cgroup, LateEvent};
+use crate::{ActorName, CauseKind, Cgroup, LateEvent};
 
 /// Maximum number of distinct culprits; later ones are counted together.
 const MAX_CULPRITS: usize = 10_000;
@@ -37,7 +36,7 @@ pub enum By {
 pub struct Culprits {
     by: By,
     /// Delays by kind and then by label, so that a label is looked up without being copied.
-    delays: HashMap<CauseKind, HashMap<String, Delays>>,
+    delays: HashMap<CauseKind, HashMap<ActorName, Delays>>,
     count: usize,
     unknown: Delay,
     /// IDs of victims' names, which are few and recur.
@@ -52,8 +51,8 @@ pub struct Culprits {
 pub struct Culprit {
     /// Kind of delay.
     pub kind: CauseKind,
-    /// Label of the culprit, or the path of its cgroup if delays are aggregated by cgroup.
-    pub who: String,
+    /// Name of the culprit, or the path of its cgroup if delays are aggregated by cgroup.
+    pub who: ActorName,
     /// Number of threads of this name if delays are aggregated by name and there are several; 0 otherwise.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub alike: u64,
@@ -110,7 +109,7 @@ struct Delays {
     by_source: BTreeMap<&'static str, Delay>,
     cgroup: Option<Cgroup>,
     /// Labels of threads of one name; empty unless delays are aggregated by name.
-    called: BTreeSet<String>,
+    called: BTreeSet<ActorName>,
 }
 
 #[derive(Debug, Default)]
@@ -136,17 +135,18 @@ impl Culprits {
         self.latency_ns = self.latency_ns.saturating_add(event.latency_ns);
         let subject = self.number_of(&event.subject);
         let own_cgroup = event.labels.get(CGROUP);
-        let own = own_cgroup.map(|path| format!("{path} (itself)")).unwrap_or_default();
-        let mut by_whom: BTreeMap<(CauseKind, Cow<'_, str>), u64> = BTreeMap::new();
+        let mut by_whom: BTreeMap<(CauseKind, Cow<'_, ActorName>), u64> = BTreeMap::new();
         let mut unknown_ns = 0_u64;
         for cause in &event.causes {
             let of_kind = self.delays.entry(cause.kind).or_default();
             let mut kind = cause.kind;
-            let mut who: Cow<'_, str> = match (&cause.cgroup, self.by) {
-                (Some(cgroup), By::Cgroup) if own_cgroup == Some(&cgroup.path) => own.as_str().into(),
-                (Some(cgroup), By::Cgroup) => cgroup.path.as_str().into(),
-                (_, By::Name) => by_name(&cause.who),
-                _ => cause.who.as_str().into(),
+            let mut who = match (&cause.cgroup, self.by) {
+                (Some(cgroup), By::Cgroup) if own_cgroup == Some(&cgroup.path) => {
+                    Cow::Owned(ActorName::program(format!("{} (itself)", cgroup.path)))
+                }
+                (Some(cgroup), By::Cgroup) => Cow::Owned(ActorName::program(cgroup.path.as_str())),
+                (_, By::Name) => Cow::Owned(cause.who.by_name()),
+                _ => Cow::Borrowed(&cause.who),
             };
             match of_kind.get_mut(&*who) {
                 Some(known) if cause.cgroup.is_none() || known.cgroup == cause.cgroup => {}
@@ -157,7 +157,7 @@ impl Culprits {
                     of_kind
                         .insert(who.clone().into_owned(), Delays { cgroup: cause.cgroup.clone(), ..Delays::default() });
                 }
-                None => (kind, who) = (CauseKind::Unknown, BEYOND.into()),
+                None => (kind, who) = (CauseKind::Unknown, Cow::Owned(BEYOND.into())),
             }
             if self.by == By::Name
                 && let Some(delays) = of_kind.get_mut(&*who)
@@ -265,7 +265,8 @@ mod tests {
     use crate::sources::WQ;
 
     fn late(handler: &str, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
-        let causes: Vec<Cause> = causes.iter().map(|&(kind, who, ns)| Cause::new(kind, who, ns)).collect();
+        let name = |who: &str| who.parse::<ActorName>().expect("any text");
+        let causes: Vec<Cause> = causes.iter().map(|&(kind, who, ns)| Cause::new(kind, name(who), ns)).collect();
         LateEvent {
             subject: handler.to_owned(),
             latency_ns: causes.iter().map(|cause| cause.ns).sum(),
@@ -290,7 +291,7 @@ mod tests {
         };
         let culprit = |kind, who: &str, total_ns, victims| Culprit {
             kind,
-            who: who.to_owned(),
+            who: who.parse().expect("any text"),
             alike: 0,
             cgroup: None,
             total_ns,
@@ -326,7 +327,7 @@ mod tests {
             // The buffer is empty, and the next span is aggregated the same way.
             culprits.add(&WQ, &event);
             assert_eq!(culprits.take(), first);
-            first.culprits.into_iter().map(|culprit| (culprit.who, culprit.total_ns)).collect::<Vec<_>>()
+            first.culprits.into_iter().map(|culprit| (culprit.who.to_string(), culprit.total_ns)).collect::<Vec<_>>()
         };
         let named = |list: &[(&str, u64)]| list.iter().map(|&(who, ns)| (who.to_owned(), ns)).collect::<Vec<_>>();
         assert_eq!(ranked(By::Cgroup), named(&[("/pod2", 50), ("/pod1 (itself)", 10), ("nvme0q1", 5)]));
@@ -342,7 +343,8 @@ mod tests {
             .add(&WQ, &late("b", &[(CauseKind::Thread, "dd:2", 5), off("dd:2", 4), off("kworker/0:1-events:9", 3)]));
         culprits.add(&WQ, &late("b", &[off("kworker/1:2-events:8", 7), (CauseKind::Work, "f:1", 1)]));
         let ranked = culprits.take().culprits.into_iter();
-        let ranked: Vec<_> = ranked.map(|of| (of.who, of.alike, of.total_ns, of.victims[0].events)).collect();
+        let ranked: Vec<_> =
+            ranked.map(|of| (of.who.to_string(), of.alike, of.total_ns, of.victims[0].events)).collect();
         let expected = [
             ("dd", 2, 35, 2),
             ("kworker/1:2-events:8", 0, 7, 1),
@@ -374,8 +376,8 @@ mod tests {
         let ranking = culprits.take();
         assert_eq!((ranking.culprits.len(), ranking.unknown.total_ns), (MAX_CULPRITS + 2, 3));
         let [others, first, ..] = &ranking.culprits[..] else { panic!("there are more") };
-        assert_eq!((others.who.as_str(), others.victims[0].events, others.total_ns), (BEYOND, 5, 35));
-        assert_eq!((first.who.as_str(), first.victims[0].events), ("sh:0", 2));
+        assert_eq!((&*others.who.to_string(), others.victims[0].events, others.total_ns), (BEYOND, 5, 35));
+        assert_eq!((&*first.who.to_string(), first.victims[0].events), ("sh:0", 2));
         let caused_ns: u64 = ranking.culprits.iter().map(|culprit| culprit.total_ns).sum();
         assert_eq!(caused_ns, ranking.latency_ns);
     }

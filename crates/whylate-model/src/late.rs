@@ -3,6 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ActorName;
 use crate::blame::Evidence;
 use crate::cgroup::Cgroup;
 use crate::path::PathSegment;
@@ -86,7 +87,7 @@ pub struct Cause {
     /// Kind of delay.
     pub kind: CauseKind,
     /// Actor that caused the delay, e.g. `dd:4242` or a handler's name.
-    pub who: String,
+    pub who: ActorName,
     /// Duration in nanoseconds.
     pub ns: u64,
     /// Stack of the culprit, innermost first, if known.
@@ -99,7 +100,7 @@ pub struct Cause {
 
 impl Cause {
     /// Creates a cause without a stack or a cgroup.
-    pub fn new(kind: CauseKind, who: impl Into<String>, ns: u64) -> Self {
+    pub fn new(kind: CauseKind, who: impl Into<ActorName>, ns: u64) -> Self {
         Cause { kind, who: who.into(), ns, stack: Vec::new(), cgroup: None }
     }
 }

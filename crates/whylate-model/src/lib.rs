@@ -46,5 +46,6 @@ pub use snapshot::{Labels, Probe, Series, Snapshot};
 pub use sources::Card;
 pub use stack::{Stack, Waker, WokenBy};
 pub use steps::Steps;
+pub use thread::ActorName;
 pub use wait::{Wait, WaitClass};
 pub use worst::TopN;

@@ -316,10 +316,11 @@ mod tests {
 
     use crate::path::PathSegment;
     use crate::sources::{IRQSOFF, Judged, OFFCPU, SQPOLL, TIMERLAT, WQ};
-    use crate::{Cause, CauseKind, Series};
+    use crate::{ActorName, Cause, CauseKind, Series};
 
     fn late(latency_ns: u64, causes: &[(CauseKind, &str, u64)]) -> LateEvent {
-        let causes = causes.iter().map(|&(kind, who, ns)| Cause::new(kind, who, ns)).collect();
+        let name = |who: &str| who.parse::<ActorName>().expect("any text");
+        let causes = causes.iter().map(|&(kind, who, ns)| Cause::new(kind, name(who), ns)).collect();
         LateEvent { latency_ns, causes, ..LateEvent::default() }
     }
 
@@ -354,7 +355,7 @@ mod tests {
         assert_eq!(order, [("wq", true, 1), ("timerlat", true, 2), ("irqsoff", false, 0)]);
         assert_eq!(look.culprits.len(), 2);
         let first = &look.culprits[0];
-        assert_eq!((first.who.as_str(), first.total_ns), ("hog:7", 37_000_000));
+        assert_eq!((&*first.who.to_string(), first.total_ns), ("hog:7", 37_000_000));
         let victims: Vec<(&str, u64, u64, u64)> =
             first.victims.iter().map(|v| (v.source.as_str(), v.events, v.total_ns, v.worst_ns)).collect();
         assert_eq!(victims, [("wq", 1, 19_000_000, 19_000_000), ("timerlat", 2, 18_000_000, 12_000_000)]);
@@ -446,7 +447,7 @@ mod tests {
         );
         let row = &restored.sources[0];
         assert_eq!((row.source.as_str(), row.of.as_str(), row.count, row.late), ("post", "letters", 2, 1));
-        assert_eq!(row.late_of.as_ref().map(|of| of.next.as_str()), Some("whylate post --why 7.00us"));
+        assert_eq!(row.late_of.as_ref().map(|of| of.next.as_str()), Some("whylate post --why 7us"));
         assert_eq!((restored.worst[0].event.subject.as_str(), restored.culprits[0].total_ns), ("to Ann", 8_000));
     }
 
@@ -489,13 +490,13 @@ mod tests {
         assert_eq!((held_up.late, held_up.late_ns, held_up.max_ns), (2, 350_000_000, 250_000_000));
         assert_eq!(held_up.next, "whylate offcpu --why 100ms -d 10s");
         let caused_ns: u64 = look.culprits.iter().map(|culprit| culprit.total_ns).sum();
-        assert_eq!((caused_ns, look.culprits[0].who.as_str()), (offcpu.late_ns, "server:7"));
+        assert_eq!((caused_ns, &*look.culprits[0].who.to_string()), (offcpu.late_ns, "server:7"));
     }
 
     #[test]
     fn sleepers_at_end_are_named_and_counted() {
         let sleeper = |tid: u32, asleep_ns| Sleeper {
-            who: format!("a:{tid}"),
+            who: ActorName::thread("a", tid),
             process: None,
             asleep_ns,
             waits_in: None,
@@ -519,7 +520,7 @@ mod tests {
         };
         let late = || part(&[5_000_000, 1_010_000_000, 9_000_000_000], vec![sleeper(9, 9_000_000_000), sleeper(1, 1)]);
         let none = || part(&[5_000_000], Vec::new());
-        assert_eq!(look(vec![none(), late()]), (true, 2, Some("a:9".to_owned())));
+        assert_eq!(look(vec![none(), late()]), (true, 2, Some(ActorName::thread("a", 9))));
         assert_eq!(look(vec![late(), none()]), (false, 0, None));
         // From an old recording.
         assert_eq!(look(vec![part(&[1_010_000_000], Vec::new())]), (true, 1, None));

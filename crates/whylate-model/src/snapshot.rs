@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Histogram, LateEvent, Stack, Steps, WaitClass};
+use crate::{ActorName, Histogram, LateEvent, Stack, Steps, WaitClass};
 
 /// Version of the JSON format; a reader refuses a higher one.
 pub const SCHEMA: u32 = 1;
@@ -76,8 +76,8 @@ pub struct Series {
 /// A thread in uninterruptible sleep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sleeper {
-    /// `name:tid`.
-    pub who: String,
+    /// The thread.
+    pub who: ActorName,
     /// Label of its process, `name:pid`, if the name differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,

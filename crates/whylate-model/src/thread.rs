@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Labels of threads by name and TID.
+//! Names of actors, which keep the thread that they name.
 
-use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::convert::Infallible;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Flag in the TID of a thread outside the observer's PID namespace, added to its TID in the initial namespace, which
 /// is below 2^22. So threads outside have unique TIDs that differ from all inside.
@@ -12,68 +17,175 @@ pub fn number(tid: u32) -> String {
     if tid & OUTSIDE != 0 { "outside".to_owned() } else { tid.to_string() }
 }
 
-/// Returns a thread's label: `name:tid`, or `name:outside`.
-pub fn called(name: &str, tid: u32) -> String {
-    format!("{name}:{}", number(tid))
+/// Name of an actor: text that names at most one thread, such as `dd:4711`, `vda (read by dd:4711)` or `CPU 1`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ActorName {
+    /// Text before the thread, or all of the text.
+    before: String,
+    /// `comm` and TID; without a TID, all threads of that `comm`.
+    thread: Option<(String, Option<u32>)>,
+    after: String,
 }
 
-/// Strips the `:tid` suffix added by [`called`].
-pub fn strip_tid(called: &str) -> &str {
-    match called.rsplit_once(':') {
-        Some((name, number)) if number == "outside" || number.parse::<u32>().is_ok() => name,
-        _ => called,
+impl ActorName {
+    /// Names a thread. Threads of one `comm` outside the PID namespace have equal names.
+    pub fn thread(comm: impl Into<String>, tid: u32) -> Self {
+        let tid = if tid & OUTSIDE != 0 { OUTSIDE } else { tid };
+        ActorName { thread: Some((comm.into(), Some(tid))), ..ActorName::default() }
     }
-}
 
-/// Strips the TID from a label with an operation as well: `vda (read by dd:4711)` becomes `vda (read by dd)`, and
-/// `dd:4711 (writes)` becomes `dd (writes)`.
-pub fn by_name(called: &str) -> Cow<'_, str> {
-    let (who, how) = called.strip_suffix(')').and_then(|rest| rest.split_once(" (")).unwrap_or((called, ""));
-    let [named, named_in_it] = [who, how].map(|of| {
-        // A device without a name is labeled `259:3`.
-        Some(strip_tid(of)).filter(|name| name.parse::<u32>().is_err()).unwrap_or(of)
-    });
-    match named.len() + named_in_it.len() < who.len() + how.len() {
-        false => called.into(),
-        true if how.is_empty() => named.into(),
-        true => format!("{named} ({named_in_it})").into(),
+    /// Names all threads of one `comm`, or of one cgroup.
+    pub fn program(comm: impl Into<String>) -> Self {
+        ActorName { thread: Some((comm.into(), None)), ..ActorName::default() }
     }
-}
 
-/// Normalizes a label, so that threads of one pool, or of different runs, are equal: strips the TID, and replaces
-/// numbers after a character that is neither letter nor digit. `kworker/0:1-events:77` becomes `kworker/*:*-events`,
-/// `vda (read by dd:4711)` becomes `vda (read by dd)`.
-pub fn alike(called: &str) -> String {
-    let name = by_name(called);
-    let (mut normalized, mut before) = (String::with_capacity(name.len()), None);
-    for c in name.chars() {
-        let is_within_number = before == Some('*') && c.is_ascii_digit();
-        let begins_number = c.is_ascii_digit() && before.is_some_and(|before: char| !before.is_alphanumeric());
-        match (is_within_number, begins_number) {
-            (true, _) => {}
-            (false, true) => {
-                normalized.push('*');
-                before = Some('*');
-            }
-            (false, false) => {
-                normalized.push(c);
-                before = Some(c);
-            }
+    /// Returns the name with text around it.
+    pub fn within(self, before: &str, after: &str) -> Self {
+        match self.thread {
+            None => format!("{before}{self}{after}").into(),
+            thread => ActorName { before: format!("{before}{}", self.before), thread, after: self.after + after },
         }
     }
-    normalized
+
+    /// Returns whether the actor is a thread, or all threads of one `comm`.
+    pub fn is_thread(&self) -> bool {
+        self.thread.is_some() && self.before.is_empty() && self.after.is_empty()
+    }
+
+    /// Returns the `comm` of the thread.
+    pub fn comm(&self) -> Option<&str> {
+        self.thread.as_ref().map(|(comm, _)| comm.as_str())
+    }
+
+    /// Returns the TID of the thread.
+    pub fn tid(&self) -> Option<u32> {
+        self.thread.as_ref()?.1
+    }
+
+    /// Returns the name without a TID.
+    pub fn by_name(&self) -> Self {
+        let ActorName { before, thread, after } = self.clone();
+        ActorName { before, thread: thread.map(|(comm, _)| (comm, None)), after }
+    }
+
+    /// Iterates over the bytes of the text.
+    fn bytes(&self) -> impl Iterator<Item = u8> {
+        let tid = self.tid().map_or_else(String::new, |tid| format!(":{}", number(tid)));
+        let comm = self.comm().unwrap_or_default();
+        self.before.bytes().chain(comm.bytes()).chain(tid.into_bytes()).chain(self.after.bytes())
+    }
+
+    /// Normalizes the name, so that threads of one pool, or of different runs, are equal: strips the TID, and replaces
+    /// numbers after a character that is neither letter nor digit. `kworker/0:1-events:77` becomes
+    /// `kworker/*:*-events`, `vda (read by dd:4711)` becomes `vda (read by dd)`.
+    pub fn alike(&self) -> Self {
+        let mut previous = None;
+        let mut normalized = |text: &str| {
+            let mut normalized = String::with_capacity(text.len());
+            for c in text.chars() {
+                let is_within_number = previous == Some('*') && c.is_ascii_digit();
+                let begins_number = c.is_ascii_digit() && previous.is_some_and(|last: char| !last.is_alphanumeric());
+                if !is_within_number {
+                    previous = Some(if begins_number { '*' } else { c });
+                    normalized.extend(previous);
+                }
+            }
+            normalized
+        };
+        let before = normalized(&self.before);
+        let thread = self.comm().map(|comm| (normalized(comm), None));
+        ActorName { before, thread, after: normalized(&self.after) }
+    }
+}
+
+/// Takes text that names no thread.
+impl<T: Into<String>> From<T> for ActorName {
+    fn from(text: T) -> Self {
+        ActorName { before: text.into(), ..ActorName::default() }
+    }
+}
+
+impl<T: AsRef<str>> PartialEq<T> for ActorName {
+    fn eq(&self, text: &T) -> bool {
+        self.to_string() == text.as_ref()
+    }
+}
+
+/// Orders names as their texts.
+impl Ord for ActorName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let ActorName { before, thread, after } = self;
+        let rest = || (before, thread, after).cmp(&(&other.before, &other.thread, &other.after));
+        self.bytes().cmp(other.bytes()).then_with(rest)
+    }
+}
+
+impl PartialOrd for ActorName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl fmt::Display for ActorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (comm, tid) = self.thread.as_ref().map_or(("", None), |(comm, tid)| (comm, *tid));
+        write!(f, "{}{comm}", self.before)?;
+        tid.map_or(Ok(()), |tid| write!(f, ":{}", number(tid)))?;
+        f.write_str(&self.after)
+    }
+}
+
+/// Reads a name in a recording.
+impl FromStr for ActorName {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        // `dd:4711`, `dd:4711 (writes)`, `vda (read by dd:4711)` or `timeout in poll (dd:4711)`.
+        let (who, how) = text.strip_suffix(')').and_then(|rest| rest.split_once(" (")).unwrap_or((text, ""));
+        let by = how.rsplit_once(" by ").map_or(how, |(_, by)| by);
+        let parts = [(0, who), ((text.len() - by.len()).saturating_sub(1), by)];
+        let name = parts.into_iter().find_map(|(at, part)| {
+            let (comm, end) = part.rsplit_once(':')?;
+            let tid = if end == "outside" { OUTSIDE } else { end.parse().ok()? };
+            // A device without a name is labeled `259:3`.
+            let is_thread = number(tid) == end && comm.parse::<u32>().is_err();
+            is_thread.then(|| ActorName::thread(comm, tid).within(&text[..at], &text[at + part.len()..]))
+        });
+        Ok(name.unwrap_or_else(|| text.into()))
+    }
+}
+
+impl Serialize for ActorName {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ActorName {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let Ok(name) = String::deserialize(from)?.parse();
+        Ok(name)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
+    fn read(text: &str) -> ActorName {
+        let Ok(name) = text.parse();
+        name
+    }
+
     #[test]
-    fn strips_tids_from_labels() {
+    fn strips_tids() {
         for (called, name) in [
             ("dd:4711", "dd"),
             ("a:b:outside", "a:b"),
             ("vda (write by dd:4711)", "vda (write by dd)"),
+            ("timeout in poll (dd:4711)", "timeout in poll (dd)"),
             ("kworker/0:1-events:77", "kworker/0:1-events"),
             ("CPU 1", "CPU 1"),
             ("(sd-pam):9", "(sd-pam)"),
@@ -82,7 +194,7 @@ mod tests {
             ("259:3 (write by dd:outside)", "259:3 (write by dd)"),
             ("nvme0n1 (no free request)", "nvme0n1 (no free request)"),
         ] {
-            assert_eq!(by_name(called), name);
+            assert_eq!(read(called).by_name(), name);
         }
     }
 
@@ -94,6 +206,7 @@ mod tests {
             ("iou-sqp-4711:4712", "iou-sqp-*"),
             ("dd:outside", "dd"),
             ("vda (read by dd:4711)", "vda (read by dd)"),
+            ("vda (read by 7z:4711)", "vda (read by *z)"),
             ("dd:4711 (writes)", "dd (writes)"),
             ("259:3", "259:*"),
             ("run queue of CPU 12", "run queue of CPU *"),
@@ -104,15 +217,33 @@ mod tests {
             (")", ")"),
             ("*12", "*"),
         ] {
-            assert_eq!(alike(called), name, "{called}");
+            assert_eq!(read(called).alike(), name, "{called}");
         }
     }
 
     #[test]
-    fn thread_outside_namespace_has_no_tid() {
-        assert_eq!(called("kworker/0:1", 77), "kworker/0:1:77");
-        assert_eq!(called("dd", OUTSIDE | 4_194_303), "dd:outside");
-        let names = ["kworker/0:1:77", "dd:outside", "CPU 1"].map(strip_tid);
-        assert_eq!(names, ["kworker/0:1", "dd", "CPU 1"]);
+    fn thread_outside_namespace_has_no_tid_in_text() {
+        assert_eq!(ActorName::thread("kworker/0:1", 77), "kworker/0:1:77");
+        assert_eq!(ActorName::thread("dd", OUTSIDE | 4_194_303), "dd:outside");
+    }
+
+    proptest! {
+        #[test]
+        fn text_survives_reading(text in "([a-z0-9:() +]|:[0-9]{1,3}| by | \\(|:outside){0,9}\\)?") {
+            prop_assert_eq!(read(&text), text);
+        }
+
+        #[test]
+        fn names_are_ordered_as_their_texts(one in "[a:(1_ )]{0,6}", other in "[a:(1_ )]{0,6}") {
+            prop_assert_eq!(read(&one).cmp(&read(&other)), one.cmp(&other));
+        }
+
+        #[test]
+        fn names_round_trip(comm in "[c-x][c-x0-9:/) -]{0,14}", tid in 1..1_u32 << 22) {
+            for (before, after) in [("", ""), ("vda (read by ", ")"), ("", " (writes)"), ("timeout in poll (", ")")] {
+                let name = ActorName::thread(&comm, tid).within(before, after);
+                prop_assert_eq!(read(&name.to_string()), name);
+            }
+        }
     }
 }

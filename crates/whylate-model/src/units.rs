@@ -82,8 +82,8 @@ pub fn format_round_ns(ns: u64) -> String {
 
 /// Makes text safe for terminals and web pages: characters that are not [`is_printable`] become `?`. Processes choose
 /// their names, and users those of files, cgroups and functions.
-pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if is_printable(c) { c } else { '?' }).collect()
+pub fn printable(text: &(impl ToString + ?Sized)) -> String {
+    text.to_string().chars().map(|c| if is_printable(c) { c } else { '?' }).collect()
 }
 
 /// Returns whether a character is displayed as itself. Not printable are control characters, bidirectional formatting

@@ -199,8 +199,7 @@ fn is_blamed_by(kind: Kind, touched: &[&'static str], is_true: impl Fn(&Cause) -
             ensure!(events.len() >= wanted_events(), "{name}: only {} late events", events.len());
             ensure!(wrong.len() <= by_chance(events.len(), WRONG_BY_CHANCE), "{name}: too few are right");
             ensure!(unknown_ns * 100 <= total_ns * 5, "{name}: too much is unknown");
-            names
-                .extend(right.iter().map(|event| event.causes[0].who.split(':').next().unwrap_or_default().to_owned()));
+            names.extend(right.iter().map(|event| event.causes[0].who.by_name()));
         }
         ensure!(names.len() == 1, "one disturbance has several names: {names:?}");
         Ok(())

@@ -226,7 +226,7 @@ fn blames_late_requests_on_concurrent_ones() -> Result<()> {
             }
             let is_of_disk = |kind| matches!(kind, CauseKind::Disk | CauseKind::DiskQueue);
             let largest = event.causes.iter().find(|cause| is_of_disk(cause.kind));
-            let who = largest.map_or_else(String::new, |cause| cause.who.clone());
+            let who = largest.map_or_else(String::new, |cause| cause.who.to_string());
             first.push(who);
         };
         // All requests are late here, and the buffer has room for some thousands.

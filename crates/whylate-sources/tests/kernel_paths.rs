@@ -141,9 +141,9 @@ impl Recording {
 }
 
 /// Summarizes a path: microseconds, kind, actor and depth of each segment.
-fn summary(event: &LateEvent) -> Vec<(u64, CauseKind, &str, u32)> {
+fn summary(event: &LateEvent) -> Vec<(u64, CauseKind, String, u32)> {
     let parts = event.path.iter().filter(|segment| segment.ns >= 20_000);
-    parts.map(|segment| (segment.ns / 1_000, segment.kind, segment.who.as_str(), segment.depth)).collect()
+    parts.map(|segment| (segment.ns / 1_000, segment.kind, segment.who.to_string(), segment.depth)).collect()
 }
 
 fn sum(path: &[PathSegment], is_it: impl Fn(&PathSegment) -> bool) -> u64 {
@@ -157,8 +157,7 @@ fn is_above(segment: &PathSegment) -> bool {
 
 /// By TID, as a thread may be renamed when it runs next.
 fn worked(path: &[PathSegment], tid: u64) -> u64 {
-    let number = format!(":{tid}");
-    sum(path, |segment| segment.kind == CauseKind::Running && segment.who.ends_with(&number))
+    sum(path, |segment| segment.kind == CauseKind::Running && segment.who.tid().map(u64::from) == Some(tid))
 }
 
 #[test]
@@ -169,7 +168,7 @@ fn path_shows_server_computing_writing_and_waiting() -> Result<()> {
 
 /// Returns whether the segment is a run-queue wait behind this thread.
 fn is_kept_by(segment: &PathSegment, tid: u64) -> bool {
-    segment.kind == CauseKind::Thread && segment.who.ends_with(&format!(":{tid}"))
+    segment.kind == CauseKind::Thread && segment.who.tid().map(u64::from) == Some(tid)
 }
 
 fn off_in_chain(round: &Round, event: &LateEvent) -> Option<String> {
@@ -312,8 +311,9 @@ fn thread_interrupted_by_disk_is_never_blamed() -> Result<()> {
     let (Some(_lock), Some(_)) = (lock_two_cpus(), file_on_disk()?) else { return Ok(()) };
     let watched = watched("innocent", 1)?;
     let of_client: Vec<_> = watched.rounds.iter().filter_map(|round| watched.event(round)).collect();
-    let is_blamed =
-        |segment: &&PathSegment| segment.kind == CauseKind::Running && segment.who.starts_with(unrelated_threads::NAME);
+    let is_blamed = |segment: &&PathSegment| {
+        segment.kind == CauseKind::Running && segment.who.comm() == Some(unrelated_threads::NAME)
+    };
     let blamed: Vec<_> =
         of_client.iter().filter(|event| event.path.iter().any(|segment| is_blamed(&segment))).collect();
     let with_disk = of_client.iter().filter(|event| event.path.iter().any(|part| part.kind == CauseKind::Disk)).count();

@@ -306,7 +306,7 @@ fn run_queue_waits_are_explained() -> Result<()> {
     let of = |which: &dyn Fn(&whylate_model::Cause) -> bool| -> u64 {
         late.iter().flat_map(|event| &event.causes).filter(|cause| which(cause)).map(|cause| cause.ns).sum()
     };
-    let hogs_ns = of(&|cause| cause.kind == CauseKind::Thread && cause.who.starts_with("test-hog:"));
+    let hogs_ns = of(&|cause| cause.kind == CauseKind::Thread && cause.who.comm() == Some("test-hog"));
     let threads_ns = of(&|cause| cause.kind == CauseKind::Thread);
     // Stolen time is missing for all of them.
     let all_ns = of(&|cause| cause.kind != CauseKind::Steal);

@@ -53,13 +53,13 @@ fn sleeping_lock_holder_is_culprit_in_each_view() -> Result<()> {
     let (status, stderr) = looking.end()?;
     ensure!(status.success(), "{stderr}");
     let look: Overview = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
-    let culprits = || look.culprits.iter().map(|culprit| (culprit.kind.name(), culprit.who.as_str()));
-    let who = sleepers(culprits())?;
+    let culprits: Vec<_> = look.culprits.iter().map(|culprit| (culprit.kind.name(), culprit.who.to_string())).collect();
+    let who = sleepers(culprits.iter().map(|(kind, who)| (*kind, who.as_str())))?;
     let longest = who.first().with_context(|| format!("no sleeper is among {:?}", look.culprits))?;
     let text = printed(&["replay", &recording])?;
     // On a busy machine other threads may have delayed more.
     let is_told = text.lines().any(|line| line.contains("  sleep  ") && line.contains(&format!(" {longest}: ")));
-    ensure!(is_told || culprits().take(8).all(|(_, who)| who != longest), "{text}");
+    ensure!(is_told || culprits.iter().take(8).all(|(_, who)| who != longest), "{text}");
     printed(&["report", &recording, "-o", &page])?;
     let page = fs::read_to_string(page)?;
     let bare = ["due to timer", "<li>timer: ", "<td>timer</td><td>timer<"].into_iter().find(|bare| page.contains(bare));

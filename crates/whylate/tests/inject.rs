@@ -299,7 +299,7 @@ fn throttled_reads_name_their_limit() -> Result<()> {
         ensure!(event.latency_ns <= took_ns(read), "{} of {} ns", event.latency_ns, took_ns(read));
         let phase = |name| event.phases.iter().find(|(phase, _)| phase == name).map_or(0, |&(_, ns)| ns);
         let first = event.causes.first().context("it has no cause")?;
-        let is_limit = first.kind == CauseKind::Throttled && first.who.ends_with(&format!(" of {cgroup}"));
+        let is_limit = first.kind == CauseKind::Throttled && first.who.to_string().ends_with(&format!(" of {cgroup}"));
         // Other users of the disk below may delay the device itself.
         right += usize::from(is_limit && phase("throttled") * 10 >= (event.latency_ns - phase("device")) * 9);
     }

@@ -78,14 +78,15 @@ fn judged(kind: Kind, judge: &dyn Fn(&Overview) -> Result<()>) -> Result<()> {
 fn ensure_blamed(look: &Overview, kind: CauseKind, who: &str) -> Result<()> {
     let order: Vec<_> = look.sources.iter().map(|source| (&source.source, source.is_late, source.late)).collect();
     println!("{order:?}, not measured: {:?}", look.unmeasured);
-    let is_it = |culprit: &&whylate_model::culprits::Culprit| culprit.kind == kind && culprit.who.starts_with(who);
+    let is_it =
+        |culprit: &&whylate_model::culprits::Culprit| culprit.kind == kind && culprit.who.to_string().starts_with(who);
     let mut found = look.culprits.iter().filter(is_it).peekable();
     // Threads that others wait for by design, as in a build on this machine, disturb nothing.
     let mut disturbing = look.culprits.iter().filter(|culprit| culprit.kind != CauseKind::Running);
     let first = disturbing.next().context("nobody is blamed")?;
     ensure!(found.peek() == Some(&first), "the first culprit is {first:?}, then {:?}", disturbing.next());
     // Threads of one name differ by their TIDs.
-    let names: std::collections::BTreeSet<&str> = found.map(|culprit| culprit.who.as_str()).collect();
+    let names: std::collections::BTreeSet<_> = found.map(|culprit| &culprit.who).collect();
     let all = look.culprits.iter().filter(is_it).count();
     ensure!(names.len() == all, "one is told twice: {:?}", look.culprits);
     let timerlat = look.sources.iter().find(|source| source.source == "timerlat").context("no timerlat")?;

@@ -121,7 +121,8 @@ fn ensure_helped(output: &Output, called: &str) -> Result<()> {
     // span.
     let whole = reads.latency.count().saturating_sub(2);
     let sleeps_ns = of(&|segment| segment.kind == CauseKind::Timer);
-    let works_ns = of(&|segment| segment.kind == CauseKind::Running && segment.who.starts_with("whylate-helper:"));
+    let works_ns =
+        of(&|segment| segment.kind == CauseKind::Running && segment.who.to_string().starts_with("whylate-helper:"));
     ensure!(whole >= 3, "{whole} waits");
     ensure!(sleeps_ns >= whole * 20_000_000, "{sleeps_ns} ns of sleep in {whole} waits");
     ensure!(works_ns >= whole * 9_000_000, "{works_ns} ns of work in {whole} waits");

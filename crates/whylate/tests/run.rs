@@ -63,7 +63,7 @@ impl Report {
 
     /// Returns the CPU time of the threads of this name, including interrupts that the kernel charges to them.
     fn worked_ns(&self, name: &str) -> u64 {
-        self.sum(|segment| segment.kind == CauseKind::Running && segment.who.starts_with(name))
+        self.sum(|segment| segment.kind == CauseKind::Running && segment.who.to_string().starts_with(name))
     }
 
     fn ensure_sums(&self) -> Result<()> {
@@ -263,8 +263,8 @@ fn path_follows_longest_concurrent_child() -> Result<()> {
         ensure!(near(report.timer_ns(), 250, 2), "{report:?}");
         let longest = report.explained.longest.first().context("no wait is told")?;
         ensure!(near(longest.ns, 250, 2), "{report:?}");
-        let waiter = longest.path.first().and_then(|segment| segment.waiter.as_deref()).unwrap_or_default();
-        ensure!(waiter.starts_with("sleep:"), "{report:?}");
+        let waiter = longest.path.first().and_then(|segment| segment.waiter.clone()).unwrap_or_default();
+        ensure!(waiter.comm() == Some("sleep"), "{report:?}");
         // In sequence, all sleeps are on the path.
         let report = shell("sleep 0.1; (sleep 0.05; sleep 0.05) & wait; sleep 0.1")?;
         ensure!(near(report.timer_ns(), 300, 4), "{report:?}");
@@ -312,9 +312,9 @@ fn names_dirty_page_throttling() -> Result<()> {
     let file = format!("of={}", strict.directory.path().join("file").display());
     let report = report(&mut run_json(&["dd", "if=/dev/zero", &file, "bs=64k", "count=400", "status=none"]))?;
     let of_timers =
-        |is_it: &dyn Fn(&str) -> bool| report.sum(|segment| segment.kind == CauseKind::Timer && is_it(&segment.who));
-    let dirty_ns = of_timers(&|who| who == "dirty throttling");
-    let other_ns = of_timers(&|who| who != "dirty throttling");
+        |is_it: &dyn Fn(&PathSegment) -> bool| report.sum(|segment| segment.kind == CauseKind::Timer && is_it(segment));
+    let dirty_ns = of_timers(&|segment| segment.who == "dirty throttling");
+    let other_ns = of_timers(&|segment| segment.who != "dirty throttling");
     ensure!(dirty_ns >= 20 * MS && other_ns * 10 <= dirty_ns, "{dirty_ns} and {other_ns} ns: {report:?}");
     Ok(())
 }
@@ -572,7 +572,8 @@ fn lists_processes_on_the_path() -> Result<()> {
         let rows: Vec<Vec<&str>> =
             rows.map(|row| row.split_whitespace().collect()).filter(|row: &Vec<_>| row.len() == 4).collect();
         // The longest wait comes first, below the parent of both.
-        let names: Vec<&str> = rows.iter().map(|row| whylate_model::thread::strip_tid(row[3])).collect();
+        let names: Vec<&str> =
+            rows.iter().map(|row| row[3].rsplit_once(':').map_or(row[3], |(name, _)| name)).collect();
         ensure!(names[names.len().saturating_sub(3)..] == ["sh", "sleep", "sleep"], "{stderr}");
         for (row, ms) in rows.iter().rev().zip([50.0, 60.0]) {
             let slept = row[2].strip_suffix("ms").and_then(|slept| slept.parse::<f64>().ok());

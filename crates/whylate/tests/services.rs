@@ -123,7 +123,10 @@ fn look(duration: &str) -> Result<Overview> {
 
 /// Returns the culprit's total delay.
 fn blamed_ns(look: &Overview, (kinds, name): (&[CauseKind], &str)) -> u64 {
-    let of = look.culprits.iter().filter(|culprit| kinds.contains(&culprit.kind) && culprit.who.starts_with(name));
+    let of = look
+        .culprits
+        .iter()
+        .filter(|culprit| kinds.contains(&culprit.kind) && culprit.who.to_string().starts_with(name));
     of.map(|culprit| culprit.total_ns).sum()
 }
 

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::sum::{Blame, Sum};
 use super::timeline::{Coverage, Timeline};
 use super::window::{NOT_RECORDED, Span, Window};
-use crate::{Cause, CauseKind, Occupancy};
+use crate::{ActorName, Cause, CauseKind, Occupancy};
 
 /// Evidence of a slow request. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,7 +70,7 @@ pub struct RequestEvidence {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherRequests {
     /// Their owner and operation, such as `fio:4711 (writes)`.
-    pub who: String,
+    pub who: ActorName,
     /// Path of the cgroup that they are charged to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,
@@ -177,7 +177,7 @@ fn share(kind: CauseKind, span: Span, device: &str, others: &[OtherRequests], su
     }
     sum.add(Blame::new(kind, device), alone_ns, &[]);
     for (other, share_ns) in others.iter().zip(shares_ns) {
-        sum.add(Blame { cgroup: other.cgroup.clone(), ..Blame::new(kind, other.who.as_str()) }, share_ns, &[]);
+        sum.add(Blame { cgroup: other.cgroup.clone(), ..Blame::new(kind, other.who.clone()) }, share_ns, &[]);
     }
 }
 
@@ -189,7 +189,7 @@ mod tests {
     use crate::{Interval, Occupant};
 
     fn other(who: &str, issued_ns: u64, completed_ns: u64) -> OtherRequests {
-        OtherRequests { who: who.to_owned(), cgroup: None, at_device_ns: vec![(issued_ns, completed_ns)] }
+        OtherRequests { who: who.into(), cgroup: None, at_device_ns: vec![(issued_ns, completed_ns)] }
     }
 
     fn evidence(timestamps: [u64; 4], others: &[(&str, u64, u64)]) -> RequestEvidence {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     fn causes_of(evidence: &RequestEvidence) -> Vec<(CauseKind, String, u64)> {
-        request_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+        request_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who.to_string(), cause.ns)).collect()
     }
 
     fn owned(expected: &[(CauseKind, &str, u64)]) -> Vec<(CauseKind, String, u64)> {
@@ -257,7 +257,7 @@ mod tests {
         };
         let causes = request_causes(&limited);
         assert_eq!(
-            causes.into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect::<Vec<_>>(),
+            causes.into_iter().map(|cause| (cause.kind, cause.who.to_string(), cause.ns)).collect::<Vec<_>>(),
             owned(&[
                 (Disk, "vda", 100),
                 (Throttled, "io.max of /a", 60),

@@ -61,7 +61,7 @@ mod tests {
             .collect();
         let mut sum = Sum::default();
         share(Span { from_ns, to_ns }, &slots, &Blame::new(CauseKind::MaxActive, "wq"), &mut sum);
-        sum.into_causes().into_iter().map(|cause| (cause.who, cause.ns)).collect()
+        sum.into_causes().into_iter().map(|cause| (cause.who.to_string(), cause.ns)).collect()
     }
 
     fn owned(expected: &[(&str, u64)]) -> Vec<(String, u64)> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::sum::Blame;
 use super::timeline::Timeline;
 use super::window::{Rule, Span, Window};
-use crate::{Cause, CauseKind, Occupancy};
+use crate::{ActorName, Cause, CauseKind, Occupancy};
 
 /// Evidence of a run-queue wait. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ pub struct Throttled {
     /// End of the throttled time.
     pub until_ns: u64,
     /// Limit that throttled the thread, as causes name it: `cgroup /a/b`, `deadline of NAME:tid`.
-    pub by: String,
+    pub by: ActorName,
 }
 
 /// Maximum time to leave the deepest idle state.
@@ -73,7 +73,7 @@ pub fn runnable_causes(evidence: &RunnableEvidence) -> Vec<Cause> {
         }
         window.part(until_ns, Rule::Occupants);
         let Some(Throttled { until_ns, by, .. }) = next else { break };
-        window.part(*until_ns, Rule::Fixed(Blame::new(CauseKind::Throttled, &**by)));
+        window.part(*until_ns, Rule::Fixed(Blame::new(CauseKind::Throttled, by.clone())));
         next = throttled.next();
     }
     let mut causes = window.causes(&Timeline::new(&evidence.occupancy));
@@ -109,13 +109,13 @@ mod tests {
         let evidence =
             RunnableEvidence { runnable_ns: 10, running_ns: 100, tid: 5, occupancy, ..RunnableEvidence::default() };
         let causes = runnable_causes(&evidence);
-        let actual: Vec<_> = causes.iter().map(|cause| (cause.kind, cause.who.as_str(), cause.ns)).collect();
+        let actual: Vec<_> = causes.iter().map(|cause| (cause.kind, cause.who.to_string(), cause.ns)).collect();
         let expected = [
             (CauseKind::Thread, "hog:7", 40),
             (CauseKind::Thread, "hog:8", 40),
             (CauseKind::Unknown, "not recorded", 10),
         ];
-        assert_eq!(actual, expected);
+        assert_eq!(actual, expected.map(|(kind, who, ns)| (kind, who.to_owned(), ns)));
     }
     #[test]
     fn names_former_run_queue_and_quota() {
@@ -132,7 +132,7 @@ mod tests {
             ..RunnableEvidence::default()
         };
         let causes_of = |evidence: &RunnableEvidence| -> Vec<(CauseKind, String, u64)> {
-            runnable_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+            runnable_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who.to_string(), cause.ns)).collect()
         };
         let queue = (CauseKind::Wakeup, "run queue of CPU 3".to_owned(), 10_000_000);
         let quota = (CauseKind::Throttled, "cgroup /a".to_owned(), 30_000_000);
@@ -162,13 +162,13 @@ mod tests {
             runnable_ns: 10_000_000,
             running_ns: 95_000_000,
             tid: 5,
-            throttled: vec![Throttled { from_ns: 0, until_ns: 70_000_000, by: "cgroup /a/b".to_owned() }],
+            throttled: vec![Throttled { from_ns: 0, until_ns: 70_000_000, by: "cgroup /a/b".into() }],
             kept_from_idle: Some("cgroup /a/b".to_owned()),
             occupancy,
             ..RunnableEvidence::default()
         };
         let causes_of = |evidence: &RunnableEvidence| -> Vec<(CauseKind, String, u64)> {
-            runnable_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+            runnable_causes(evidence).into_iter().map(|cause| (cause.kind, cause.who.to_string(), cause.ns)).collect()
         };
         let throttled = |ns| (CauseKind::Throttled, "cgroup /a/b".to_owned(), ns);
         let thread = |ns| (CauseKind::Thread, "hog:7".to_owned(), ns);
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(causes_of(&evidence), [throttled(65_000_000), thread(20_000_000)]);
         // Other threads of its cgroup used up the quota while it waited behind them, twice.
         evidence.moved = None;
-        let of_quota = |from_ns, until_ns| Throttled { from_ns, until_ns, by: "cgroup /a/b".to_owned() };
+        let of_quota = |from_ns, until_ns| Throttled { from_ns, until_ns, by: "cgroup /a/b".into() };
         evidence.throttled = vec![of_quota(12_000_000, 40_000_000), of_quota(45_000_000, 93_000_000)];
         assert_eq!(causes_of(&evidence), [throttled(78_000_000), thread(7_000_000)]);
         evidence.moved = Some((11_000_000, 3));
@@ -203,8 +203,8 @@ mod tests {
             };
             let causes = runnable_causes(&evidence);
             assert_eq!(
-                causes.iter().map(|of| (of.kind, &*of.who, of.ns)).collect::<Vec<_>>(),
-                [(CauseKind::Throttled, by, 9_000_000)]
+                causes.iter().map(|of| (of.kind, of.who.to_string(), of.ns)).collect::<Vec<_>>(),
+                [(CauseKind::Throttled, by.to_owned(), 9_000_000)]
             );
         }
     }

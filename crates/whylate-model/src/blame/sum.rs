@@ -4,19 +4,19 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::{Cause, CauseKind, Cgroup};
+use crate::{ActorName, Cause, CauseKind, Cgroup};
 
 /// Blame for a span of time: the kind of delay and the culprit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Blame {
     pub kind: CauseKind,
-    pub who: String,
+    pub who: ActorName,
     /// Path of the thread's cgroup.
     pub cgroup: Option<String>,
 }
 
 impl Blame {
-    pub fn new(kind: CauseKind, who: impl Into<String>) -> Self {
+    pub fn new(kind: CauseKind, who: impl Into<ActorName>) -> Self {
         Blame { kind, who: who.into(), cgroup: None }
     }
 

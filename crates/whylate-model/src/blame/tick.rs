@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::frames::{Interrupted, interrupted};
 use super::window::{NOT_RECORDED, PERHAPS_STOLEN};
 use super::{TimerEvidence, timer_causes};
-use crate::{Cause, CauseKind, Labels, Occupancy};
+use crate::{ActorName, Cause, CauseKind, Labels, Occupancy};
 
 /// Code that an interrupt interrupted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,8 +62,8 @@ pub struct LateTick {
     pub handlers_ns: u64,
     /// The CPU.
     pub cpu: u32,
-    /// The thread that was running, as causes name it: `name:tid`.
-    pub thread: String,
+    /// The thread that was running.
+    pub thread: ActorName,
     /// Account of the CPU during the delay, if causes are enabled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub occupancy: Option<Occupancy>,
@@ -195,7 +195,7 @@ pub fn tick_causes(tick: &LateTick) -> Vec<Cause> {
         }
         Keeper { kind: CauseKind::IrqsOff, .. } => {
             let stack = interrupted_stack(&tick.stack).to_vec();
-            (handlers("handlers"), Cause { stack, ..cause(CauseKind::IrqsOff, &tick.thread, rest_ns) })
+            (handlers("handlers"), Cause { stack, ..Cause::new(CauseKind::IrqsOff, tick.thread.clone(), rest_ns) })
         }
         Keeper { handler: Some(_), .. } => {
             (handlers("handlers"), cause(CauseKind::Unknown, "beside what may be stolen", rest_ns))
@@ -228,7 +228,7 @@ fn correct_account(tick: &LateTick, causes: Vec<Cause>) -> Vec<Cause> {
     if ns > 0 {
         let stack = interrupted_stack(&tick.stack).to_vec();
         let cgroup = held.into_iter().find_map(|cause| cause.cgroup);
-        causes.push(Cause { stack, cgroup, ..Cause::new(CauseKind::IrqsOff, &*tick.thread, ns) });
+        causes.push(Cause { stack, cgroup, ..Cause::new(CauseKind::IrqsOff, tick.thread.clone(), ns) });
     }
     causes.sort_by_key(|cause| std::cmp::Reverse(cause.ns));
     causes
@@ -280,10 +280,10 @@ mod tests {
             found: Found::Kernel,
             came_ns: 1_000,
             stack: stack("bpf_local_irq_restore a b"),
-            thread: "dd:7".to_owned(),
+            thread: ActorName::thread("dd", 7),
             ..LateTick::default()
         };
-        let cause = |kind, who: &str, ns| Cause::new(kind, who, ns);
+        let cause = |kind, who: &str, ns| Cause::new(kind, who.parse::<ActorName>().expect("any text"), ns);
         let (thread, irq, unknown) = (CauseKind::Thread, CauseKind::Irq, CauseKind::Unknown);
         let missed = vec![cause(thread, "dd:7", 800), cause(unknown, "not recorded", 150), cause(irq, "eth0", 50)];
         let actual: Vec<_> =
@@ -291,8 +291,10 @@ mod tests {
         assert_eq!(actual, [(CauseKind::IrqsOff, 950), (irq, 50)]);
         // Another thread on the CPU may account for the unrecorded time as well.
         let two = vec![cause(thread, "sh:8", 800), cause(unknown, "not recorded", 150), cause(thread, "dd:7", 50)];
-        let actual: Vec<_> =
-            correct_account(&tick, two).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect();
+        let actual: Vec<_> = correct_account(&tick, two)
+            .into_iter()
+            .map(|cause| (cause.kind, cause.who.to_string(), cause.ns))
+            .collect();
         let expected = [(thread, "sh:8", 800), (unknown, "not recorded", 150), (CauseKind::IrqsOff, "dd:7", 50)];
         assert_eq!(actual, expected.map(|(kind, who, ns)| (kind, who.to_owned(), ns)));
         // It may be steal time.
@@ -347,7 +349,7 @@ mod tests {
                     came_ns: 1_000,
                     steal_ns: reported_ns,
                     stack: stack(""),
-                    thread: "dd:7".to_owned(),
+                    thread: ActorName::thread("dd", 7),
                     occupancy: account,
                     ..LateTick::default()
                 };
@@ -372,11 +374,11 @@ mod tests {
             steal_ns: 300,
             perhaps_stolen_ns: 650,
             stack: stack(frames),
-            thread: "dd:7".to_owned(),
+            thread: ActorName::thread("dd", 7),
             ..LateTick::default()
         };
         let causes_of = |tick: &LateTick| -> Vec<(CauseKind, String, u64)> {
-            tick_causes(tick).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+            tick_causes(tick).into_iter().map(|cause| (cause.kind, cause.who.to_string(), cause.ns)).collect()
         };
         let steal = |ns| (CauseKind::Steal, "hypervisor".to_owned(), ns);
         let unknown = |who: &str, ns| (CauseKind::Unknown, who.to_owned(), ns);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::timeline::Timeline;
 use super::window::{Rule, Span, Window};
-use crate::{Cause, CauseKind, Interval, Occupancy, Occupant, thread};
+use crate::{ActorName, Cause, CauseKind, Interval, Occupancy, Occupant};
 
 /// Evidence of a late activation. Timestamps are CLOCK_MONOTONIC in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,16 +124,16 @@ fn causes_of(evidence: &TimerEvidence, span: Span) -> Vec<Cause> {
 }
 
 /// Returns the interval of the timer's interrupt, and the interrupted thread as causes name it.
-fn own_interrupt(evidence: &TimerEvidence) -> (Option<&Interval>, Option<String>) {
+fn own_interrupt(evidence: &TimerEvidence) -> (Option<&Interval>, Option<ActorName>) {
     let intervals = &evidence.occupancy.intervals;
     let is_own = |interval: &Interval| interval.start_ns <= evidence.irq_ns && evidence.irq_ns <= interval.end_ns;
     let at =
         intervals.iter().position(|interval| matches!(interval.occupant, Occupant::Irq { .. }) && is_own(interval));
     let before = &intervals[..at.unwrap_or(0)];
     let interrupted = before.iter().rev().find_map(|interval| match &interval.occupant {
-        Occupant::Thread { tid, name, .. } => Some(thread::called(name, *tid)),
-        Occupant::Work { handler, .. } => Some(handler.clone()),
-        Occupant::Idle => Some(String::new()),
+        Occupant::Thread { tid, name, .. } => Some(ActorName::thread(name, *tid)),
+        Occupant::Work { handler, .. } => Some(handler.as_str().into()),
+        Occupant::Idle => Some(ActorName::default()),
         Occupant::Irq { .. } | Occupant::Softirq { .. } => None,
     });
     (at.map(|at| &intervals[at]), interrupted)
@@ -197,8 +197,8 @@ mod tests {
         let analysis = timer_analysis(&evidence(&intervals, 0));
         assert_eq!(analysis.exit_from_idle_ns(), 1_000);
         assert_eq!(
-            analysis.previous_irqs().map(|cause| (cause.who.as_str(), cause.ns)).collect::<Vec<_>>(),
-            [("eth0", 1_000)]
+            analysis.previous_irqs().map(|cause| (cause.who.to_string(), cause.ns)).collect::<Vec<_>>(),
+            [("eth0".to_owned(), 1_000)]
         );
         assert_eq!(analysis.total_ns(), 8_000);
     }

@@ -8,7 +8,7 @@ use super::sum::{Blame, Sum};
 use super::timeline::{Coverage, Piece, Timeline};
 use super::wq::{HeldSlot, PoolClass};
 use crate::occupancy::{Merged, MergedPart, Taken};
-use crate::{Cause, CauseKind, Occupant, thread};
+use crate::{ActorName, Cause, CauseKind, Occupant};
 
 /// Nothing was recorded: the time was before tracing started, or the record was overwritten.
 pub(super) const NOT_RECORDED: &str = "not recorded";
@@ -221,12 +221,12 @@ impl<'a> Window<'a> {
 }
 
 /// Returns an occupant's name as causes show it.
-fn who(occupant: &Occupant, cpu: u32) -> String {
+fn who(occupant: &Occupant, cpu: u32) -> ActorName {
     match occupant {
-        Occupant::Idle => format!("CPU {cpu}"),
-        Occupant::Thread { tid, name, .. } => thread::called(name, *tid),
-        Occupant::Work { handler, .. } => handler.clone(),
-        Occupant::Irq { name } | Occupant::Softirq { name } => name.clone(),
+        Occupant::Idle => format!("CPU {cpu}").into(),
+        Occupant::Thread { tid, name, .. } => ActorName::thread(name, *tid),
+        Occupant::Work { handler, .. } => handler.as_str().into(),
+        Occupant::Irq { name } | Occupant::Softirq { name } => name.as_str().into(),
     }
 }
 

@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::snapshot::Labels;
 use crate::sources::Judged;
-use crate::thread::alike;
-use crate::{Cause, CauseKind};
+use crate::{ActorName, Cause, CauseKind};
 
 /// Subject of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -19,7 +18,7 @@ pub enum What {
         /// Kind of the delay.
         kind: CauseKind,
         /// Name of the culprit, without PID or TID.
-        who: String,
+        who: ActorName,
     },
     /// Late events.
     Late {
@@ -53,7 +52,7 @@ impl What {
             CauseKind::Irq | CauseKind::Softirq | CauseKind::Nmi | CauseKind::Work | CauseKind::Interrupt => {
                 cause.who.clone()
             }
-            _ => alike(&cause.who),
+            _ => cause.who.alike(),
         };
         What::Culprit { kind: cause.kind, who }
     }
@@ -69,7 +68,8 @@ impl What {
         let stable = labels.iter().filter(|(name, _)| !ID_LABELS.contains(&name.as_str()));
         let stable = stable.map(|(name, value)| {
             let is_name = NAME_LABELS.contains(&name.as_str());
-            (name.clone(), if is_name { alike(value) } else { value.clone() })
+            let Ok(called) = value.parse::<ActorName>();
+            (name.clone(), if is_name { called.alike().to_string() } else { value.clone() })
         });
         What::Series { labels: stable.collect() }
     }

@@ -5,7 +5,7 @@ use std::f64::consts::TAU;
 use super::*;
 use crate::recording::Measured;
 use crate::sources::{OFFCPU, WQ};
-use crate::{Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
+use crate::{ActorName, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
 
 const SECOND_NS: u64 = 1_000_000_000;
 /// Number of runs of a test on false positive rates.
@@ -55,7 +55,7 @@ impl Machine {
 
     fn late(&mut self, who: &str, ns: u64) -> LateEvent {
         let number = self.rng.poisson(9.0);
-        let cause = Cause::new(CauseKind::Thread, format!("{who}:{number}"), ns);
+        let cause = Cause::new(CauseKind::Thread, ActorName::thread(who, number as u32), ns);
         let scheduler = Cause::new(CauseKind::Wakeup, "run queue of CPU 1", 20_000);
         LateEvent {
             subject: "vmstat_update".to_owned(),
@@ -188,7 +188,7 @@ fn new_culprit_ranks_first() {
         machine.hog_ns = 80_000_000;
         let diff = compare(&before, &machine.seconds(20));
         let first = &diff.rows[0];
-        assert_eq!(first.what, What::Culprit { kind: CauseKind::Thread, who: "hog".to_owned() }, "{first:?}");
+        assert_eq!(first.what, What::Culprit { kind: CauseKind::Thread, who: ActorName::program("hog") }, "{first:?}");
         assert_eq!((first.outcome, first.before.count, first.after.count), (Outcome::More, 0, 20));
         assert_eq!(first.after.value, Some(80_000_000.0));
         let back = compare(&machine.seconds(20), &before);
@@ -210,7 +210,7 @@ fn reports_burst_that_the_test_cannot_find() {
         after[second * 2].late.extend(late);
     }
     let diff = compare(&before, &after);
-    let is_hog = |what: &What| matches!(what, What::Culprit { who, .. } if who.starts_with("hog"));
+    let is_hog = |what: &What| matches!(what, What::Culprit { who, .. } if who.comm() == Some("hog"));
     assert!(!diff.rows.iter().any(|row| row.outcome.differs() && is_hog(&row.what)), "the test has found it");
     let burst = diff.bursts.iter().find(|row| is_hog(&row.what)).expect("a row for it");
     assert_eq!((burst.before.count, burst.after.count), (0, 100));
@@ -229,7 +229,7 @@ fn culprit_with_drifting_delays_ranks_first() {
         after.extend(machine.seconds(1));
     }
     let first = &compare(&before, &after).rows[0];
-    assert_eq!(first.what, What::Culprit { kind: CauseKind::Thread, who: "hog".to_owned() }, "{first:?}");
+    assert_eq!(first.what, What::Culprit { kind: CauseKind::Thread, who: ActorName::program("hog") }, "{first:?}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::{LateSink, section_event};
 use crate::late::cpu_subject;
 use crate::name::Interner;
 use crate::text::function;
-use crate::{Cause, CauseKind, Labels, LateEvent, Snapshot};
+use crate::{ActorName, Cause, CauseKind, Labels, LateEvent, Snapshot};
 
 /// Maximum number of CPUs; a damaged file may name more.
 const MAX_CPUS: usize = 8 << 10;
@@ -248,8 +248,8 @@ impl Capture {
         }
         if lates.wants(length_ns) {
             let place = place_of(&self.names, key);
-            let thread = format!("{}:{}", line.comm, line.tid);
-            lates.send(section_event(&place, &thread, line.time_ns, length_ns, line.cpu, stack_of(&place)));
+            let thread = ActorName::thread(line.comm, line.tid);
+            lates.send(section_event(&place, thread, line.time_ns, length_ns, line.cpu, stack_of(&place)));
         }
         if length_ns >= MIN_SECTION_NS {
             let (comm, tid, end_ns) = (self.names.number(line.comm), line.tid, line.time_ns);
@@ -292,7 +292,7 @@ impl Capture {
         let mut left_ns = timer.lateness_ns;
         let mut causes: Vec<Cause> = Vec::new();
         let mut longest: (u64, Option<SeriesIndex>) = (0, None);
-        let mut blame = |kind, who: String, from_ns: u64, until_ns: u64, stack: Vec<String>| {
+        let mut blame = |kind, who: ActorName, from_ns: u64, until_ns: u64, stack: Vec<String>| {
             let ns = until_ns.min(timer.at_ns).saturating_sub(from_ns.max(due_ns)).min(left_ns);
             left_ns -= ns;
             match causes.iter_mut().find(|cause| cause.kind == kind && cause.who == who) {
@@ -304,8 +304,8 @@ impl Capture {
         };
         if let Some(open) = cpu.and_then(|cpu| cpu.irqs) {
             let (kind, who) = match open.handler {
-                Some(handler) => (CauseKind::Irq, self.names.get(handler).to_owned()),
-                None => (CauseKind::IrqsOff, format!("{}:{}", line.comm, line.tid)),
+                Some(handler) => (CauseKind::Irq, self.names.get(handler).into()),
+                None => (CauseKind::IrqsOff, ActorName::thread(line.comm, line.tid)),
             };
             blame(kind, who, open.since_ns, timer.at_ns, Vec::new());
         }
@@ -313,7 +313,7 @@ impl Capture {
         let recent = cpu.into_iter().flat_map(|cpu| &cpu.recent).filter(|section| !section.key.is_preemption);
         for section in recent {
             let place = place_of(&self.names, section.key);
-            let who = place.who(&format!("{}:{}", self.names.get(section.comm), section.tid));
+            let who = place.who(ActorName::thread(self.names.get(section.comm), section.tid));
             let ns = blame(place.kind(), who, section.start_ns, section.end_ns, stack_of(&place));
             if ns > longest.0 {
                 longest = (ns, section.series);

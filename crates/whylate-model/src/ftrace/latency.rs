@@ -6,7 +6,7 @@
 use super::line::number;
 use super::place::SectionFunctions;
 use crate::text::function;
-use crate::{Labels, LateEvent};
+use crate::{ActorName, Labels, LateEvent};
 
 /// Functions of the tracers themselves, which appear at the end of a section.
 const TRACER_FUNCTIONS: [&str; 6] = [
@@ -118,9 +118,9 @@ impl LatencyTrace {
 
     /// Returns the late event of the section, which ended at `at_unix_ns`.
     pub fn event(&self, at_unix_ns: u64) -> LateEvent {
-        let thread = format!("{}:{}", self.comm, self.tid);
+        let thread = ActorName::thread(self.comm.as_str(), self.tid);
         let stack = self.whole_stack();
-        let mut event = super::section_event(&self.place(), &thread, at_unix_ns, self.latency_ns, self.cpu, stack);
+        let mut event = super::section_event(&self.place(), thread, at_unix_ns, self.latency_ns, self.cpu, stack);
         event.labels.insert("started_at".to_owned(), self.started_at.clone());
         event.labels.insert("ended_at".to_owned(), self.ended_at.clone());
         event

@@ -28,7 +28,7 @@ use crate::late::cpu_subject;
 use crate::name::MAX_BYTES;
 use crate::paste::{Lines, PasteError};
 use crate::sources::IRQSOFF;
-use crate::{Cause, LateEvent, Snapshot, TopN};
+use crate::{ActorName, Cause, LateEvent, Snapshot, TopN};
 
 /// Maximum length of a line; longer ones are no trace lines.
 pub(crate) const LONGEST: usize = MAX_BYTES;
@@ -263,18 +263,18 @@ pub(crate) fn is_heading(line: &str) -> bool {
     line.starts_with("cpus=") || line.starts_with("version = ") || is_cpu() || is_frame()
 }
 
-/// Returns the late event of a section that ended at `at_unix_ns`, in a thread (`name:tid`). Its only cause is the
+/// Returns the late event of a section that ended at `at_unix_ns`, in a thread. Its only cause is the
 /// section itself.
 pub fn section_event(
     place: &SectionFunctions<'_>,
-    thread: &str,
+    thread: ActorName,
     at_unix_ns: u64,
     latency_ns: u64,
     cpu: u32,
     stack: Vec<String>,
 ) -> LateEvent {
     let mut labels = place.labels();
-    labels.insert("task".to_owned(), thread.to_owned());
+    labels.insert("task".to_owned(), thread.to_string());
     let causes = vec![Cause { stack: stack.clone(), ..Cause::new(place.kind(), place.who(thread), latency_ns) }];
     LateEvent { subject: cpu_subject(cpu), labels, at_unix_ns, latency_ns, cpu, stack, causes, ..LateEvent::default() }
 }

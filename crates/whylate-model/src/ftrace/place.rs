@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Start and end of a section with interrupts or preemption disabled, and its classification.
 
-use crate::{CauseKind, Labels};
+use crate::{ActorName, CauseKind, Labels};
 
 /// Functions that enter the kernel for an interrupt; the hardware has disabled interrupts then.
 const ENTRIES: [&str; 11] = [
@@ -94,8 +94,8 @@ impl<'a> SectionFunctions<'a> {
     }
 
     /// Returns the culprit: the handler or the thread.
-    pub fn who(&self, thread: &str) -> String {
-        if self.kind() == CauseKind::Irq { self.handler().to_owned() } else { thread.to_owned() }
+    pub fn who(&self, thread: ActorName) -> ActorName {
+        if self.kind() == CauseKind::Irq { self.handler().into() } else { thread }
     }
 }
 
@@ -119,8 +119,8 @@ mod tests {
         );
         let place = SectionFunctions { handler: "arch_timer", enabled_by: "a", ..SectionFunctions::default() };
         assert_eq!(
-            (place.kind(), place.handler(), place.who("sh:1")),
-            (CauseKind::Irq, "arch_timer", "arch_timer".to_owned())
+            (place.kind(), place.handler(), place.who(ActorName::thread("sh", 1))),
+            (CauseKind::Irq, "arch_timer", "arch_timer".into())
         );
     }
 
@@ -133,6 +133,6 @@ mod tests {
             labels,
             [("function", "a"), ("kind", "preempt_off")].map(|(name, value)| (name.to_owned(), value.to_owned()))
         );
-        assert_eq!(place.who("sh:1"), "sh:1");
+        assert_eq!(place.who(ActorName::thread("sh", 1)), "sh:1");
     }
 }

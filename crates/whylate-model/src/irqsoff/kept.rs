@@ -3,7 +3,7 @@
 
 use crate::blame::frames::{Interrupted, interrupted};
 use crate::late::cpu_subject;
-use crate::{Cause, CauseKind, Labels, LateEvent};
+use crate::{ActorName, Cause, CauseKind, Labels, LateEvent};
 
 /// Label `kind` of a thread with preemption enabled, as far as known: the kernel reached no reschedule point.
 pub const NO_RESCHEDULE_POINT: &str = "no_reschedule_point";
@@ -31,8 +31,8 @@ const PREEMPT_FUNCTIONS: [&str; 5] = [
 /// Evidence of a late reschedule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LateReschedule {
-    /// The thread as `name:tid`.
-    pub thread: String,
+    /// The thread.
+    pub thread: ActorName,
     /// The CPU.
     pub cpu: u32,
     /// Time from the reschedule request to the scheduler: for at least this time, preemption was disabled or no
@@ -63,17 +63,17 @@ impl LateReschedule {
             true => CauseKind::PreemptOff.name(),
             false => NO_RESCHEDULE_POINT,
         };
-        let names = [
-            ("kind", Some(kind)),
-            ("function", name(stack, 0)),
-            ("caller", name(stack, 1)),
-            ("task", Some(&self.thread)),
-        ];
+        let task = self.thread.to_string();
+        let names =
+            [("kind", Some(kind)), ("function", name(stack, 0)), ("caller", name(stack, 1)), ("task", Some(&task))];
         let labels: Labels =
             names.into_iter().filter_map(|(label, value)| Some((label.to_owned(), value?.to_owned()))).collect();
         let stack = if inside.is_empty() { ended_by } else { inside }.to_vec();
-        let (kind, who) =
-            if was_user { (CauseKind::Unknown, "user code ran") } else { (CauseKind::PreemptOff, &*self.thread) };
+        let (kind, who) = if was_user {
+            (CauseKind::Unknown, "user code ran".into())
+        } else {
+            (CauseKind::PreemptOff, self.thread.clone())
+        };
         let causes = vec![Cause { stack: stack.clone(), ..Cause::new(kind, who, self.length_ns) }];
         LateEvent {
             subject: cpu_subject(self.cpu),
@@ -127,7 +127,7 @@ mod tests {
 
     fn labels_of(inside: &str, at_end: &str) -> (String, String, String) {
         let kept = LateReschedule {
-            thread: "sh:7".to_owned(),
+            thread: ActorName::thread("sh", 7),
             cpu: 1,
             length_ns: 5_000_000,
             inside: stack(inside),

@@ -130,7 +130,7 @@ impl<'a> SourceSummary<'a> {
         let buckets = [&self.figures, &self.at_end].map(|of| of.iter().count() * 12 + 64).iter().sum::<usize>();
         let of_sleeper = |of: &Sleeper| {
             let others = of.process.iter().chain(&of.waits_in).map(text).sum::<usize>();
-            size_of::<Sleeper>() + text(&of.who) + others
+            size_of::<Sleeper>() + text(&of.who.to_string()) + others
         };
         size_of::<Self>() + texts + lost + buckets + self.sleepers.iter().map(of_sleeper).sum::<usize>()
     }

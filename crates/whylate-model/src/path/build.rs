@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize};
 use super::history::{Blocked, Name, Request, Waker};
 use super::timer::TimerKind;
 use super::{Actor, Finding, Segment, WakeupEdge};
+use crate::Cgroup;
 use crate::late::{Cause, CauseKind};
+use crate::thread::{self, ActorName};
 use crate::wait::Stop;
-use crate::{Cgroup, thread};
 
 /// Number of segments kept in order; if there are more, equal ones are summed (folded).
 const MAX_SEGMENTS: usize = 400;
@@ -34,16 +35,16 @@ pub struct PathSegment {
     /// Kind of delay or work.
     pub kind: CauseKind,
     /// Actor that the time is attributed to.
-    pub who: String,
+    pub who: ActorName,
     /// The runnable thread, if the segment shows the actor on the CPU that it waited for.
     #[serde(rename = "for", default, skip_serializing_if = "Option::is_none")]
-    pub ready: Option<String>,
+    pub ready: Option<ActorName>,
     /// System call that the waiter waited in, or the wait that its stack shows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub via: Option<String>,
     /// The waiter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub waiter: Option<String>,
+    pub waiter: Option<ActorName>,
     /// Stack of the waiter, innermost frame first, if known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stack: Vec<String>,
@@ -75,7 +76,7 @@ pub trait Names {
     /// Returns the name of a thread that the walk did not reach, if it can still be looked up.
     fn thread(&mut self, tid: u32) -> Option<Name>;
     /// Returns the name of a limit on a thread.
-    fn limit(&mut self, number: u32) -> String;
+    fn limit(&mut self, number: u32) -> ActorName;
     /// Returns the owner of the CPU quota that limits threads of this cgroup.
     fn quota(&mut self, cgroup: u64) -> String;
     /// Returns a cgroup, if known.
@@ -96,48 +97,35 @@ pub struct Path {
 impl PathSegment {
     /// Returns the segment with `name` applied to all labels of threads: actor, runnable thread, waiter, and submitter
     /// of the request.
-    pub fn with_threads(self, name: &dyn Fn(&str) -> String) -> Self {
-        let who = match self.kind {
-            _ if self.is_a_threads() => name(&self.who),
-            // The submitter comes last, in parentheses.
-            CauseKind::Disk | CauseKind::DiskQueue => {
-                match self.who.strip_suffix(')').and_then(|who| who.rsplit_once(" by ")) {
-                    Some((request, by)) => format!("{request} by {})", name(by)),
-                    None => self.who,
-                }
-            }
-            _ => self.who,
-        };
-        let named = |called: Option<String>| called.as_deref().map(name);
-        PathSegment { who, ready: named(self.ready), waiter: named(self.waiter), ..self }
+    pub fn with_threads(self, name: &dyn Fn(&ActorName) -> ActorName) -> Self {
+        let [ready, waiter] = [&self.ready, &self.waiter].map(|thread| thread.as_ref().map(name));
+        PathSegment { who: name(&self.who), ready, waiter, ..self }
     }
 
     /// Returns the segment with the system call that the thread waited in.
     pub(super) fn waiting_in(self, via: Option<String>) -> Self {
-        let who = self.timer.map_or(self.who, |of| of.culprit_name(via.as_deref()).to_owned());
+        let who = self.timer.map_or(self.who, |of| of.culprit_name(via.as_deref()).into());
         PathSegment { who, via, ..self }
     }
 
     /// Returns the culprit and the cgroup of its thread. A sleep is attributed to the thread that slept.
-    fn culprit(&self) -> (Cow<'_, str>, Option<&Cgroup>) {
+    fn culprit(&self) -> (Cow<'_, ActorName>, Option<&Cgroup>) {
         if self.kind != CauseKind::Timer || self.who == OTHERS {
-            return (self.who.as_str().into(), self.cgroup.as_ref());
+            return (Cow::Borrowed(&self.who), self.cgroup.as_ref());
         }
         let timer = self.timer.unwrap_or_default();
-        let who = timer.culprit(self.via.as_deref(), self.waiter.as_deref());
-        (who.into(), self.cgroup_of_waiter.as_ref().filter(|_| timer.is_own()))
+        let who = timer.culprit(self.via.as_deref(), self.waiter.as_ref());
+        (Cow::Owned(who), self.cgroup_of_waiter.as_ref().filter(|_| timer.is_own()))
+    }
+
+    /// Returns the name of the waiter.
+    pub fn waiter_name(&self) -> ActorName {
+        self.waiter.clone().unwrap_or_else(|| "a thread".into())
     }
 
     /// Returns the wait that the segment is a part of: waiter, and what it waited in.
-    pub fn wait(&self) -> (&Option<String>, &Option<String>) {
+    pub fn wait(&self) -> (&Option<ActorName>, &Option<String>) {
         (&self.waiter, &self.via)
-    }
-
-    /// Returns whether the time is attributed to a thread.
-    pub(super) fn is_a_threads(&self) -> bool {
-        // If a thread stopped the waiter, the label has a TID.
-        matches!(self.kind, CauseKind::Running | CauseKind::Thread | CauseKind::IrqsOff)
-            || self.kind == CauseKind::Stopped && self.who.contains(':')
     }
 
     /// Returns whether a thread waited for a CPU, even if parts were merged and the thread is no longer known.
@@ -151,11 +139,11 @@ impl Path {
     /// Returns the sums of the segments by culprit, largest first.
     pub fn causes(&self) -> Vec<Cause> {
         let mut sums: Vec<Cause> = Vec::new();
-        let mut indexes: HashMap<(CauseKind, Cow<'_, str>), usize> = HashMap::new();
+        let mut indexes: HashMap<(CauseKind, Cow<'_, ActorName>), usize> = HashMap::new();
         for segment in &self.segments {
             let (who, cgroup) = segment.culprit();
             let index = *indexes.entry((segment.kind, who)).or_insert_with_key(|(kind, who)| {
-                sums.push(Cause { cgroup: cgroup.cloned(), ..Cause::new(*kind, who.as_ref(), 0) });
+                sums.push(Cause { cgroup: cgroup.cloned(), ..Cause::new(*kind, who.clone().into_owned(), 0) });
                 sums.len() - 1
             });
             sums[index].ns += segment.ns;
@@ -339,7 +327,7 @@ impl PathBuilder {
             }
             depth
         };
-        let called = |tid: u32| thread::called(&self.names.get(&tid).copied().unwrap_or_default().text(), tid);
+        let called = |tid: u32| ActorName::thread(self.names.get(&tid).copied().unwrap_or_default().text(), tid);
         self.parts.reverse();
         // That the thread was stopped may be known even if the thread that resumed it is not.
         let stopped = |part: &PathPart| part.wait.and_then(|wait| self.waits[wait].stopped());
@@ -353,30 +341,30 @@ impl PathBuilder {
             ns: part.ns,
             kind: part.kind,
             who: match part.who {
-                Actor::Thread { tid, name, .. } => thread::called(&name.text(), tid),
-                Actor::Program { name, .. } => name.text(),
-                Actor::Work(handler) => names.handler(handler),
-                Actor::Interrupt(name) => name.text(),
-                Actor::Cpu(cpu) => format!("CPU {cpu}"),
+                Actor::Thread { tid, name, .. } => ActorName::thread(name.text(), tid),
+                Actor::Program { name, .. } => ActorName::program(name.text()),
+                Actor::Work(handler) => names.handler(handler).into(),
+                Actor::Interrupt(name) => name.text().into(),
+                Actor::Cpu(cpu) => format!("CPU {cpu}").into(),
                 Actor::Disk(request) => {
-                    let by = match self.names.get(&request.submitter) {
-                        Some(_) => format!(" by {}", called(request.submitter)),
-                        None if request.submitter == 0 => String::new(),
-                        None => format!(" by thread {}", thread::number(request.submitter)),
-                    };
-                    format!("{} ({}{by})", names.device(request.device), request.operation.name())
+                    let what = format!("{} ({}", names.device(request.device), request.operation.name());
+                    match self.names.get(&request.submitter) {
+                        Some(_) => called(request.submitter).within(&(what + " by "), ")"),
+                        None if request.submitter == 0 => (what + ")").into(),
+                        None => format!("{what} by thread {})", thread::number(request.submitter)).into(),
+                    }
                 }
                 Actor::Limit(number) => names.limit(number),
-                Actor::Quota(Some(cgroup)) => names.quota(cgroup),
-                Actor::Quota(None) => "its cgroup".to_owned(),
-                Actor::Timer(of) => of.culprit_name(part.wait.and_then(|wait| waits[wait].0.as_deref())).to_owned(),
-                Actor::Text(text) => text.to_owned(),
+                Actor::Quota(Some(cgroup)) => names.quota(cgroup).into(),
+                Actor::Quota(None) => "its cgroup".into(),
+                Actor::Timer(of) => of.culprit_name(part.wait.and_then(|wait| waits[wait].0.as_deref())).into(),
+                Actor::Text(text) => text.into(),
             },
             timer: if let Actor::Timer(of) = part.who { Some(of) } else { None },
             ready: part.ready.map(called),
             via: part.wait.and_then(|wait| waits[wait].0.clone()),
             waiter: part.wait.map(|wait| match self.waits[wait] {
-                Wait { tid, asleep: Some((name, _)), .. } => thread::called(&name.text(), tid),
+                Wait { tid, asleep: Some((name, _)), .. } => ActorName::thread(name.text(), tid),
                 Wait { tid, .. } => called(tid),
             }),
             stack: part.wait.map_or_else(Vec::new, |wait| waits[wait].1.clone()),
@@ -405,17 +393,17 @@ mod tests {
         let sleep = |ns, kind, waiter: &str, via: &str| PathSegment {
             ns,
             kind: CauseKind::Timer,
-            who: "timer".to_owned(),
-            waiter: Some(waiter.to_owned()),
+            who: "timer".into(),
+            waiter: Some(waiter.into()),
             via: Some(via.to_owned()),
             timer: kind,
             cgroup_of_waiter: Some(Cgroup::new("/pod")),
             ..PathSegment::default()
         };
-        let others = PathSegment { waiter: None, who: OTHERS.to_owned(), ..sleep(2, None, "", "") };
+        let others = PathSegment { waiter: None, who: OTHERS.into(), ..sleep(2, None, "", "") };
         let segments = vec![
             sleep(70, Some(TimerKind::Wakeup), "sleep:5823", "clock_nanosleep"),
-            PathSegment { ns: 10, kind: CauseKind::Running, who: "holder:7".to_owned(), ..PathSegment::default() },
+            PathSegment { ns: 10, kind: CauseKind::Running, who: "holder:7".into(), ..PathSegment::default() },
             sleep(5, None, "sleep:5823", "clock_nanosleep"),
             sleep(4, Some(TimerKind::Wakeup), "sleep:5823", "poll"),
             sleep(3, Some(TimerKind::TcpRetransmission), "innocent:8", "recvfrom"),
@@ -423,16 +411,14 @@ mod tests {
         ];
         let causes = Path { segments, is_folded: false }.causes();
         let blamed: Vec<_> =
-            causes.iter().map(|cause| (cause.who.as_str(), cause.ns, cause.cgroup.is_some())).collect();
-        assert_eq!(
-            blamed,
-            [
-                ("sleep:5823", 75, true),
-                ("holder:7", 10, false),
-                ("timeout in poll (sleep:5823)", 4, true),
-                ("TCP retransmission", 3, false),
-                (OTHERS, 2, false)
-            ]
-        );
+            causes.iter().map(|cause| (cause.who.to_string(), cause.ns, cause.cgroup.is_some())).collect();
+        let expected = [
+            ("sleep:5823", 75, true),
+            ("holder:7", 10, false),
+            ("timeout in poll (sleep:5823)", 4, true),
+            ("TCP retransmission", 3, false),
+            (OTHERS, 2, false),
+        ];
+        assert_eq!(blamed, expected.map(|(who, ns, has_cgroup)| (who.to_owned(), ns, has_cgroup)));
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::timer::TimerKind;
 use super::{Path, PathSegment};
-use crate::CauseKind;
+use crate::{ActorName, CauseKind};
 
 impl Path {
     /// Returns whether the path is a wait for others of at least `over_ns`, at least half of which is attributed to
@@ -20,11 +20,11 @@ impl Path {
 
     /// Returns the thread, other than the waiter itself, that slept or waited with a timeout for at least half of a
     /// wait for others of at least `over_ns`.
-    pub fn sleeper(&self, over_ns: u64) -> Option<&str> {
+    pub fn sleeper(&self, over_ns: u64) -> Option<&ActorName> {
         let whole_ns: u64 = self.segments.iter().filter(|segment| segment.depth > 0).map(|segment| segment.ns).sum();
-        let mut sums: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut sums: BTreeMap<&ActorName, u64> = BTreeMap::new();
         for segment in self.segments.iter().filter(|segment| is_sleep_segment(segment) && segment.depth > 1) {
-            let Some(waiter) = segment.waiter.as_deref() else { continue };
+            let Some(waiter) = &segment.waiter else { continue };
             *sums.entry(waiter).or_default() += segment.ns;
         }
         let (sleeper, ns) = sums.into_iter().max_by_key(|&(_, ns)| ns)?;
@@ -53,8 +53,8 @@ mod tests {
         let segment = |&(ms, kind, who, depth): &(u64, CauseKind, &str, u32)| PathSegment {
             ns: ms * MS_NS,
             kind,
-            who: who.to_owned(),
-            waiter: (depth > 0).then(|| format!("waiter:{depth}")),
+            who: who.into(),
+            waiter: (depth > 0).then(|| ActorName::thread("waiter", depth)),
             depth,
             ..PathSegment::default()
         };
@@ -92,7 +92,8 @@ mod tests {
     fn reports_sleeping_peer_but_not_own_timeout() {
         use CauseKind::{Running, Timer};
         let slept = |ms| path(&[(ms, Timer, "timer", 2), (40, Running, "peer:8", 1), (500, Running, "client:7", 0)]);
-        assert_eq!((slept(60).sleeper(100 * MS_NS), slept(59).sleeper(100 * MS_NS)), (Some("waiter:2"), None));
+        assert_eq!(slept(60).sleeper(100 * MS_NS), Some(&ActorName::thread("waiter", 2)));
+        assert_eq!(slept(59).sleeper(100 * MS_NS), None);
         assert_eq!(slept(39).sleeper(MS_NS), None);
         assert_eq!(path(&[(200, Timer, "timer", 1)]).sleeper(MS_NS), None);
     }

@@ -2,7 +2,7 @@
 //! The scheduling timeline of all CPUs: run slices with switch-in and switch-out.
 
 use super::timer::TimerKind;
-use crate::thread;
+use crate::ActorName;
 use crate::wait::Stop;
 
 /// A `comm` as the kernel keeps it: up to 15 bytes, padded with zeros. Also the name of an interrupt or softirq.
@@ -248,7 +248,7 @@ impl RunSlice {
 
     /// Returns the label of the thread (`name:tid`), or the name of another actor.
     pub fn called(&self) -> String {
-        self.holder.tid().map_or_else(|| self.name.text(), |tid| thread::called(&self.name.text(), tid))
+        self.holder.tid().map_or_else(|| self.name.text(), |tid| ActorName::thread(self.name.text(), tid).to_string())
     }
 }
 

@@ -41,11 +41,11 @@ pub fn pieces(path: &[PathSegment], depth: u32) -> impl Iterator<Item = Piece<'_
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ActorName;
 
     #[test]
     fn wait_piece_ends_where_next_begins() {
-        let part =
-            |depth, waiter: &str| PathSegment { depth, waiter: Some(waiter.to_owned()), ..PathSegment::default() };
+        let part = |depth, waiter: &str| PathSegment { depth, waiter: Some(waiter.into()), ..PathSegment::default() };
         let path = [
             part(2, "server"),
             part(1, "client"),
@@ -59,8 +59,8 @@ mod tests {
             Piece::Own(segment) => (segment.waiter.clone().unwrap_or_default(), 0),
             Piece::Wait { outer, within } => (outer.waiter.clone().unwrap_or_default(), within.len()),
         };
-        let grouped: Vec<(String, usize)> = pieces(&path, 0).map(of).collect();
+        let grouped: Vec<_> = pieces(&path, 0).map(of).collect();
         let expected = [("client", 3), ("other", 2), ("", 0), ("server", 1)];
-        assert_eq!(grouped, expected.map(|(waiter, parts)| (waiter.to_owned(), parts)));
+        assert_eq!(grouped, expected.map(|(waiter, parts)| (ActorName::from(waiter), parts)));
     }
 }

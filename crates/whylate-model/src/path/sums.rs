@@ -3,9 +3,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::PathSegment;
 use super::outline::{Piece, pieces};
-use crate::thread::strip_tid;
+use super::{OTHERS, PathSegment};
+use crate::ActorName;
 
 /// Maximum number of distinct parts.
 const MAX_PARTS: usize = 2_000;
@@ -37,7 +37,7 @@ struct Parts {
 
 #[derive(Debug)]
 struct Wait {
-    waiter: Option<String>,
+    waiter: Option<ActorName>,
     via: Option<String>,
     within: Parts,
 }
@@ -67,10 +67,10 @@ impl Sums {
 
     /// Aggregates the threads of each name that more than `MAX_LISTED_THREADS` threads share.
     fn aggregate_names(&mut self) {
-        let mut threads: HashMap<String, HashSet<String>> = HashMap::new();
+        let mut threads: HashMap<String, HashSet<Option<u32>>> = HashMap::new();
         self.outermost.each(&mut |part| {
-            for called in names_of(part) {
-                threads.entry(strip_tid(called).to_owned()).or_default().insert(called.to_owned());
+            for thread in names_of(part) {
+                threads.entry(thread.comm().unwrap_or_default().to_owned()).or_default().insert(thread.tid());
             }
         });
         threads.retain(|_, threads| threads.len() > MAX_LISTED_THREADS);
@@ -88,17 +88,14 @@ impl Sums {
     }
 
     fn strip_shared_tids(&self, segment: PathSegment) -> PathSegment {
-        segment.with_threads(&|called| {
-            let name = strip_tid(called);
-            if self.shared.contains(name) { name } else { called }.to_owned()
-        })
+        let is_shared = |name: &ActorName| name.comm().is_some_and(|comm| self.shared.contains(comm));
+        segment.with_threads(&|name| if is_shared(name) { name.by_name() } else { name.clone() })
     }
 }
 
-/// Returns the labels of the threads that a part names, without submitters.
-fn names_of(part: &PathSegment) -> impl Iterator<Item = &str> {
-    let who = part.is_a_threads().then_some(&part.who);
-    who.into_iter().chain(&part.ready).chain(&part.waiter).map(String::as_str)
+/// Returns the threads that a part names, without submitters.
+fn names_of(part: &PathSegment) -> impl Iterator<Item = &ActorName> {
+    [&part.who].into_iter().chain(&part.ready).chain(&part.waiter).filter(|name| name.is_thread())
 }
 
 impl Parts {
@@ -138,15 +135,11 @@ impl Parts {
     }
 
     fn add_loose(&mut self, segment: PathSegment, parts: &mut usize) {
-        let is_named = segment.is_a_threads();
-        let loose = PathSegment {
-            ns: segment.ns,
-            kind: segment.kind,
-            who: if is_named { strip_tid(&segment.who).to_owned() } else { segment.who },
-            ready: segment.ready.as_deref().map(|ready| strip_tid(ready).to_owned()),
-            ..PathSegment::default()
-        };
-        let others = PathSegment { ns: segment.ns, who: "others".to_owned(), ..PathSegment::default() };
+        let PathSegment { ns, kind, .. } = segment;
+        let who = if segment.who.is_thread() { segment.who.by_name() } else { segment.who };
+        let ready = segment.ready.map(|ready| ready.by_name());
+        let loose = PathSegment { ns, kind, who, ready, ..PathSegment::default() };
+        let others = PathSegment { ns, who: OTHERS.into(), ..PathSegment::default() };
         if !add_to_equal(&mut self.own, &loose) && !add_to_equal(&mut self.own, &others) {
             self.own.push(if *parts < MAX_PARTS + MAX_LOOSE { loose } else { others });
             *parts += 1;
@@ -193,7 +186,7 @@ mod tests {
 
     #[test]
     fn equal_parts_are_summed_and_total_is_kept() {
-        let part = |ns, who: &str, depth| PathSegment { ns, who: who.to_owned(), depth, ..PathSegment::default() };
+        let part = |ns, who: &str, depth| PathSegment { ns, who: who.into(), depth, ..PathSegment::default() };
         let mut sums = Sums::default();
         sums.add(vec![part(1, "a", 1), part(2, "b", 2), part(4, "a", 1)]);
         sums.add(vec![part(8, "b", 2), part(16, "c", 2), part(32, "a", 1)]);
@@ -202,8 +195,9 @@ mod tests {
         let path = (0..many).map(|number| part(1, &number.to_string(), 1)).collect();
         sums.add(path);
         let sums = sums.finish();
-        let sums_by_part: Vec<(u64, &str)> = sums.iter().map(|part| (part.ns, part.who.as_str())).collect();
-        assert!([(37, "a"), (10, "b"), (16, "c")].iter().all(|part| sums_by_part.contains(part)), "{sums_by_part:?}");
+        let sums_by_part: Vec<(u64, String)> = sums.iter().map(|part| (part.ns, part.who.to_string())).collect();
+        let expected = [(37, "a"), (10, "b"), (16, "c")].map(|(ns, who)| (ns, who.to_owned()));
+        assert!(expected.iter().all(|part| sums_by_part.contains(part)), "{sums_by_part:?}");
         assert_eq!(sums.iter().map(|part| part.ns).sum::<u64>(), 63 + many);
         assert!(sums.len() <= MAX_PARTS + MAX_LOOSE + 1);
     }
@@ -212,9 +206,9 @@ mod tests {
     fn equal_parts_of_different_waits_stay_separate() {
         let part = |ns, who: &str, depth, waiter: &str, via: &str| PathSegment {
             ns,
-            who: who.to_owned(),
+            who: who.into(),
             depth,
-            waiter: Some(waiter.to_owned()),
+            waiter: Some(waiter.into()),
             via: Some(via.to_owned()),
             ..PathSegment::default()
         };
@@ -225,8 +219,8 @@ mod tests {
         // A wait without a part of its own.
         sums.add(vec![part(64, "jbd2", 2, "other", "fsync")]);
         let sums = sums.finish();
-        assert_eq!((sums[4].waiter.as_deref(), sums[4].depth), (Some("other"), 1));
-        let sums_by_part: Vec<(u64, String)> = sums.into_iter().map(|part| (part.ns, part.who)).collect();
+        assert_eq!((sums[4].waiter.as_ref(), sums[4].depth), (Some(&"other".into()), 1));
+        let sums_by_part: Vec<(u64, String)> = sums.into_iter().map(|part| (part.ns, part.who.to_string())).collect();
         let expected = [(33, "server"), (18, "jbd2"), (4, "server"), (8, "jbd2"), (0, ""), (64, "jbd2")];
         assert_eq!(sums_by_part, expected.map(|(ns, who)| (ns, who.to_owned())));
     }
@@ -235,7 +229,7 @@ mod tests {
     fn memory_is_bounded_with_ever_new_waiters() {
         let mut sums = Sums::default();
         for number in 0..5 * MAX_PARTS {
-            let waiter = Some(format!("t{number}"));
+            let waiter = Some(format!("t{number}").into());
             sums.add(vec![PathSegment { ns: 1, depth: 1, waiter, ..PathSegment::default() }]);
         }
         assert!(sums.outermost.waits.len() <= MAX_PARTS);
@@ -246,28 +240,30 @@ mod tests {
 
     #[test]
     fn many_threads_of_one_name_are_aggregated_and_few_are_not() {
-        let part = |ns, kind, name: &str, tid: usize| PathSegment {
+        let part = |ns, kind, name: &str, tid: u32| PathSegment {
             ns,
             kind,
-            who: format!("{name}:{tid}"),
-            ready: Some(format!("client:{tid}")),
+            who: ActorName::thread(name, tid),
+            ready: Some(ActorName::thread("client", tid)),
             ..PathSegment::default()
         };
         let (mut few, mut many) = (Sums::default(), Sums::default());
         for (sums, threads) in [(&mut few, MAX_LISTED_THREADS), (&mut many, 3 * AGGREGATE_FROM)] {
-            for tid in 1..=threads {
+            for tid in 1..=threads as u32 {
                 let disk = PathSegment {
                     ns: 4,
                     kind: CauseKind::Disk,
-                    who: format!("vda (write by client:{tid})"),
+                    who: ActorName::thread("client", tid).within("vda (write by ", ")"),
                     ..PathSegment::default()
                 };
-                sums.add(vec![part(1, CauseKind::Thread, "client", tid), part(2, CauseKind::Irq, "eth0", 1), disk]);
+                let irq = PathSegment { who: "eth0:1".into(), ..part(2, CauseKind::Irq, "", 1) };
+                sums.add(vec![part(1, CauseKind::Thread, "client", tid), irq, disk]);
             }
         }
-        let mut sums_by_part: Vec<_> = many.finish().into_iter().map(|part| (part.ns, part.who, part.ready)).collect();
+        let mut sums_by_part: Vec<_> =
+            many.finish().into_iter().map(|part| (part.ns, part.who.to_string(), part.ready)).collect();
         sums_by_part.sort();
-        let client = Some("client".to_owned());
+        let client = Some(ActorName::program("client"));
         let of_each = 3 * AGGREGATE_FROM as u64;
         let expected = [
             (of_each, "client".to_owned(), client.clone()),

@@ -14,7 +14,7 @@ use super::history::{Blocked, Holder, Move, Name, Operation, Recorded, RunSlice,
 use super::timer::TimerKind;
 use super::{Names, Path, PathBuilder, PathSegment, Query, walk};
 use crate::wait::Stop;
-use crate::{CauseKind, Cgroup};
+use crate::{ActorName, CauseKind, Cgroup};
 
 /// Builds a timeline in milliseconds, in which thread 5 is called `t5`.
 struct Scenario {
@@ -83,8 +83,8 @@ impl Names for Plain {
         (tid == PRESENT).then(|| name(tid))
     }
 
-    fn limit(&mut self, number: u32) -> String {
-        format!("limit{number}")
+    fn limit(&mut self, number: u32) -> ActorName {
+        format!("limit{number}").into()
     }
 
     fn quota(&mut self, cgroup: u64) -> String {
@@ -122,7 +122,7 @@ fn asked(tid: u32, from_ms: u64, to_ms: u64) -> Query {
 }
 
 fn segments_of(past: Recorded, asked: Query) -> Vec<(u64, CauseKind, String, u32)> {
-    let of = |segment: PathSegment| ((segment.ns + MS / 2) / MS, segment.kind, segment.who, segment.depth);
+    let of = |segment: PathSegment| ((segment.ns + MS / 2) / MS, segment.kind, segment.who.to_string(), segment.depth);
     // Events at the same time are nanoseconds apart.
     path_of(past, asked).segments.into_iter().map(of).filter(|segment| segment.0 > 0).collect()
 }
@@ -149,7 +149,7 @@ fn thousands_of_threads_keep_their_names() {
     let asked = Query { is_command: true, ..asked(9 + all as u32, 1, all) };
     let path = path_of(past, asked);
     let own = path.segments.iter().filter(|segment| segment.kind == CauseKind::Running && segment.is_member);
-    let own_ns: u64 = own.filter(|segment| segment.who.starts_with("cc")).map(|segment| segment.ns).sum();
+    let own_ns: u64 = own.filter(|segment| segment.who.to_string().starts_with("cc")).map(|segment| segment.ns).sum();
     assert!(path.is_folded && path.segments.len() <= 800);
     assert!(own_ns > path.total_ns() / 100 * 99, "{own_ns} of {} ns: {:?}", path.total_ns(), path.segments.last());
 }
@@ -224,8 +224,11 @@ fn wait_for_server_follows_its_work() {
     let path = path_of(past, asked(1, 3, 29));
     let of =
         |kind| path.segments.iter().find(|segment| segment.kind == kind && segment.ns > MS / 2).expect("it is there");
-    assert_eq!((of(Running).waiter.as_deref(), of(Running).via.as_deref()), (Some("t1:1"), Some("call202")));
-    assert_eq!(of(Thread).ready.as_deref(), Some("t2:2"));
+    assert_eq!(
+        (of(Running).waiter_name().to_string(), of(Running).via.as_deref()),
+        ("t1:1".to_owned(), Some("call202"))
+    );
+    assert_eq!(of(Thread).ready, Some(ActorName::thread("t2", 2)));
     let kinds: Vec<CauseKind> = path.causes().iter().map(|cause| cause.kind).collect();
     assert_eq!(kinds[..4], [Running, Thread, Disk, DiskQueue]);
     assert!(!kinds.contains(&Irq));
@@ -422,6 +425,6 @@ fn a_long_conversation_is_folded_and_adds_up() {
     let path = path_of(history.past(ms + 1), asked(1, 1, ms));
     assert!(path.is_folded && path.segments.len() < 20, "{}", path.segments.len());
     let causes = path.causes();
-    let segments: Vec<_> = causes[..2].iter().map(|cause| (cause.who.as_str(), (cause.ns + MS / 2) / MS)).collect();
-    assert_eq!(segments, [("t2:2", 15_000), ("t3:3", 10_000)]);
+    let segments: Vec<_> = causes[..2].iter().map(|cause| (cause.who.to_string(), (cause.ns + MS / 2) / MS)).collect();
+    assert_eq!(segments, [("t2:2".to_owned(), 15_000), ("t3:3".to_owned(), 10_000)]);
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Classifies the timers that end waits, by their function in the kernel.
 
+use super::OTHERS;
+use crate::ActorName;
 use crate::wait::is_sleep;
 
 /// Kind of a timer.
@@ -33,8 +35,6 @@ pub enum TimerKind {
 /// Label of a timer of unknown purpose.
 const TIMER: &str = "timer";
 const TIMEOUT: &str = "timeout of the wait";
-/// Prefixes of culprits that are timers of a program, before the system call.
-const IN_CALL: [&str; 2] = ["timeout in ", "timer in "];
 
 impl TimerKind {
     /// The kernel's timer functions and their kinds.
@@ -99,21 +99,18 @@ impl TimerKind {
 
     /// Returns the culprit of a wait of thread `waiter` in `via`: the thread if it slept; otherwise the timer's label,
     /// with the thread in parentheses if it may have set the timer.
-    pub fn culprit(self, via: Option<&str>, waiter: Option<&str>) -> String {
-        let Some(waiter) = waiter.filter(|_| self.is_own()) else { return self.culprit_name(via).to_owned() };
-        let [timeout, timer] = IN_CALL;
+    pub fn culprit(self, via: Option<&str>, waiter: Option<&ActorName>) -> ActorName {
+        let Some(waiter) = waiter.filter(|_| self.is_own()) else { return self.culprit_name(via).into() };
+        let timer = if self == TimerKind::Wakeup { "timeout" } else { "timer" };
         match via.filter(|via| !is_sleep(via)) {
-            None => waiter.to_owned(),
-            Some(via) => format!("{}{via} ({waiter})", if self == TimerKind::Wakeup { timeout } else { timer }),
+            None => waiter.clone(),
+            Some(via) => waiter.clone().within(&format!("{timer} in {via} ("), ")"),
         }
     }
 
-    /// Returns whether the label of a culprit names a timer, and not the thread that slept.
-    pub fn is_mechanism(culprit: &str) -> bool {
-        let has_label = |kind: TimerKind| kind.culprit_name(None) == culprit;
-        culprit == TIMEOUT
-            || IN_CALL.iter().any(|begin| culprit.starts_with(begin))
-            || Self::ALL.into_iter().any(has_label)
+    /// Returns whether a culprit is a timer, and not the thread that slept.
+    pub fn is_mechanism(culprit: &ActorName) -> bool {
+        !culprit.is_thread() && *culprit != OTHERS
     }
 }
 
@@ -145,7 +142,7 @@ mod tests {
 
     #[test]
     fn culprit_of_sleep_is_sleeper_and_of_kernel_timer_the_timer() {
-        let of = |kind: TimerKind, via| kind.culprit(via, Some("sleep:7"));
+        let of = |kind: TimerKind, via| kind.culprit(via, Some(&ActorName::thread("sleep", 7)));
         for (kind, via, who) in [
             (TimerKind::Wakeup, Some("clock_nanosleep"), "sleep:7"),
             (TimerKind::Other, Some("nanosleep"), "sleep:7"),
@@ -155,11 +152,12 @@ mod tests {
             (TimerKind::TcpRetransmission, Some("recvfrom"), "TCP retransmission"),
             (TimerKind::JournalInterval, None, "commit interval of the journal"),
         ] {
-            assert_eq!(of(kind, via), who);
-            assert_eq!(TimerKind::is_mechanism(who), who != "sleep:7", "{who}");
+            let culprit = of(kind, via);
+            assert_eq!(culprit, who);
+            assert_eq!(TimerKind::is_mechanism(&culprit), who != "sleep:7", "{who}");
         }
         // As in old recordings.
-        assert!(TimerKind::is_mechanism("timer") && TimerKind::is_mechanism("timeout of the wait"));
-        assert!(!TimerKind::is_mechanism("sleep"));
+        assert!(["timer", "timeout of the wait"].into_iter().all(|who| TimerKind::is_mechanism(&who.into())));
+        assert!(!TimerKind::is_mechanism(&ActorName::program("sleep")));
     }
 }

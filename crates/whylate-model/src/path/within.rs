@@ -36,10 +36,10 @@ mod tests {
 
     fn waits(depths: &[u32]) -> Vec<String> {
         let named =
-            |(index, &depth): (usize, &u32)| PathSegment { who: index.to_string(), depth, ..Default::default() };
+            |(index, &depth): (usize, &u32)| PathSegment { who: index.to_string().into(), depth, ..Default::default() };
         let path: Vec<PathSegment> = depths.iter().enumerate().map(named).collect();
         let labels = |waits: Vec<Option<&PathSegment>>| {
-            waits.into_iter().map(|wait| wait.map_or("?", |wait| &wait.who).to_owned()).collect::<String>()
+            waits.into_iter().map(|wait| wait.map_or("?".to_owned(), |wait| wait.who.to_string())).collect::<String>()
         };
         within(&path).into_iter().map(labels).collect()
     }

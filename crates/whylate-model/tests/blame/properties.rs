@@ -158,7 +158,7 @@ fn sound_evidence() -> impl Strategy<Value = WorkEvidence> {
 }
 
 fn by_blame(causes: &[Cause]) -> BTreeMap<(CauseKind, String), u64> {
-    causes.iter().map(|cause| ((cause.kind, cause.who.clone()), cause.ns)).collect()
+    causes.iter().map(|cause| ((cause.kind, cause.who.to_string()), cause.ns)).collect()
 }
 
 /// Returns whether the occupant at `at_ns` held off `irq`; interrupts at most `between_ns` apart form one burst.

@@ -106,7 +106,7 @@ proptest! {
         *had.entry("hypervisor".to_owned()).or_default() += idle_ns;
         let mut actual: BTreeMap<String, u64> = BTreeMap::new();
         for cause in causes.iter().filter(|cause| cause.kind != CauseKind::Unknown) {
-            *actual.entry(cause.who.clone()).or_default() += cause.ns;
+            *actual.entry(cause.who.to_string()).or_default() += cause.ns;
         }
         for (who, ns) in actual {
             prop_assert!(ns <= had.get(&who).copied().unwrap_or(0), "{}: {} of {:?}: {:?}", who, ns, had, causes);

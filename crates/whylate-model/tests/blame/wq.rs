@@ -46,7 +46,7 @@ fn woken_at_once(intervals: Vec<Interval>) -> WorkEvidence {
 }
 
 fn causes_of(evidence: &WorkEvidence) -> Vec<(CauseKind, String, u64)> {
-    causes(evidence).into_iter().map(|cause| (cause.kind, cause.who, cause.ns)).collect()
+    causes(evidence).into_iter().map(|cause| (cause.kind, cause.who.to_string(), cause.ns)).collect()
 }
 
 fn cause(kind: CauseKind, who: &str, ns: u64) -> (CauseKind, String, u64) {

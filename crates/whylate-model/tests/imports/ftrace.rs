@@ -40,11 +40,11 @@ fn check_capture(snapshot: &Snapshot, late: &[LateEvent]) {
     let [event] = timers[..] else { panic!("one timer was late: {timers:?}") };
     assert_eq!((event.cpu, event.latency_ns, event.labels["overruns"].as_str()), (6, 9_656 * US_NS, "8"));
     let cause = &event.causes[0];
-    assert_eq!((cause.kind, cause.who.as_str()), (CauseKind::IrqsOff, "<...>:6462"));
+    assert_eq!((cause.kind, &*cause.who.to_string()), (CauseKind::IrqsOff, "<...>:6462"));
     assert_eq!(cause.stack, ["console_unlock", "vprintk_emit"]);
     // From when it was due until interrupts were enabled again; then its own interrupt.
     assert_eq!(cause.ns, 9_653 * US_NS);
-    assert_eq!((event.causes[1].kind, event.causes[1].who.as_str()), (CauseKind::Irq, "arch_timer"));
+    assert_eq!((event.causes[1].kind, &*event.causes[1].who.to_string()), (CauseKind::Irq, "arch_timer"));
     assert_eq!(event.causes.iter().map(|cause| cause.ns).sum::<u64>(), event.latency_ns);
 }
 

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use whylate_model::Cgroup;
 use whylate_model::path::Names;
 use whylate_model::path::history::{Blocked, Name};
+use whylate_model::{ActorName, Cgroup};
 
 /// System calls of x86-64 by their numbers.
 pub const CALLS: [(u16, &str); 15] = [
@@ -67,8 +67,8 @@ impl Names for Symbols {
         self.threads.get(&tid).copied()
     }
 
-    fn limit(&mut self, number: u32) -> String {
-        self.name(number.into())
+    fn limit(&mut self, number: u32) -> ActorName {
+        self.name(number.into()).into()
     }
 
     fn quota(&mut self, cgroup: u64) -> String {

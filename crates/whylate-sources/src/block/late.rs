@@ -48,7 +48,7 @@ pub(super) fn event_of(late: &done_request, names: &mut RequestNames) -> LateEve
     labels.insert("device".to_owned(), names.device(facts.device));
     labels.insert("operation".to_owned(), operation_name(facts.operation).to_owned());
     labels.insert("flags".to_owned(), flags(facts));
-    labels.insert("submitter".to_owned(), names.submitter(facts));
+    labels.insert("submitter".to_owned(), names.submitter(facts).to_string());
     labels.insert("submitter_thread".to_owned(), attach::text(&facts.comm));
     labels.insert("submitter_tid".to_owned(), thread::number(facts.tid));
     labels.insert("submitter_pid".to_owned(), thread::number(facts.pid));
@@ -245,16 +245,16 @@ impl RecordedRequests {
                 _ if all.len() > MAX_COMPETITORS && !index_by_owner.contains_key(&key) => MAX_COMPETITORS,
                 _ => *index_by_owner.entry(key).or_insert_with(|| {
                     if all.len() == MAX_COMPETITORS {
-                        all.push(OtherRequests { who: "other requests".to_owned(), ..OtherRequests::default() });
+                        all.push(OtherRequests { who: "other requests".into(), ..OtherRequests::default() });
                         return MAX_COMPETITORS;
                     }
                     all.push(OtherRequests {
                         who: if is_of_block_layer {
-                            format!("flush of {}", names.device(facts.device))
+                            format!("flush of {}", names.device(facts.device)).into()
                         } else if is_own {
-                            format!("its own {}", plural(facts.operation))
+                            format!("its own {}", plural(facts.operation)).into()
                         } else {
-                            format!("{} ({})", names.process_of(facts), plural(facts.operation))
+                            names.process_of(facts).within("", &format!(" ({})", plural(facts.operation)))
                         },
                         cgroup: names.cgroup(facts.cgroup),
                         at_device_ns: Vec::new(),

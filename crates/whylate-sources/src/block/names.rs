@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use rustix::fs::{major, minor};
-use whylate_model::thread;
+use whylate_model::ActorName;
 
 use super::skel::types::{operation, request_facts, request_flag};
 use crate::kernel::attach;
@@ -58,27 +58,27 @@ impl RequestNames {
     }
 
     /// Names the submitting thread; a kworker by its work function, as its comm says nothing.
-    pub fn submitter(&mut self, facts: &request_facts) -> String {
+    pub fn submitter(&mut self, facts: &request_facts) -> ActorName {
         self.owner_name(facts, facts.tid)
     }
 
     /// Names the submitting process; a kworker by its work function.
-    pub fn process_of(&mut self, facts: &request_facts) -> String {
+    pub fn process_of(&mut self, facts: &request_facts) -> ActorName {
         self.owner_name(facts, facts.pid)
     }
 
-    fn owner_name(&mut self, facts: &request_facts, number: u32) -> String {
+    fn owner_name(&mut self, facts: &request_facts, number: u32) -> ActorName {
         if facts.handler == 0 && facts.tid == 0 {
-            return "an interrupt".to_owned();
+            return "an interrupt".into();
         }
         if facts.handler == 0 {
-            return thread::called(&attach::text(&facts.comm), number);
+            return ActorName::thread(attach::text(&facts.comm), number);
         }
         let frames = self.symbols.stack(&facts.handler.to_ne_bytes());
         match frames.first() {
-            Some(function) if function == WRITEBACK => format!("writeback of {}", self.device(facts.device)),
-            Some(function) => function.clone(),
-            None => thread::called(&attach::text(&facts.comm), number),
+            Some(function) if function == WRITEBACK => format!("writeback of {}", self.device(facts.device)).into(),
+            Some(function) => function.as_str().into(),
+            None => ActorName::thread(attach::text(&facts.comm), number),
         }
     }
 

@@ -23,8 +23,9 @@ use std::sync::atomic::Ordering;
 use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Link, MapCore as _, MapFlags, OpenObject, Program};
+use whylate_model::ActorName;
+use whylate_model::Snapshot;
 use whylate_model::path::timer::TimerKind;
-use whylate_model::{Snapshot, thread};
 
 use self::decode::spread_steal;
 pub(crate) use self::decode::{Windows, vector};
@@ -184,7 +185,7 @@ impl Threads {
             String::from_utf8_lossy(&bytes.take_while(|&byte| byte != 0).collect::<Vec<_>>()).into_owned()
         };
         let busy = (0..self.accounts.entries()).filter(|&cpu| tid(cpu) != 0);
-        busy.map(|cpu| (cpu as u32, thread::called(&name(cpu), tid(cpu)))).collect()
+        busy.map(|cpu| (cpu as u32, ActorName::thread(name(cpu), tid(cpu)).to_string())).collect()
     }
 }
 

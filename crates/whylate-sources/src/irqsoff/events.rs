@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use whylate_model::ftrace::section_event;
-use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot, thread};
+use whylate_model::{ActorName, Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::programs::{PlaceNames, Programs, late_section};
 use super::wanted::wanted_cpus;
@@ -123,10 +123,10 @@ fn event_of(late: &late_section, names: &PlaceNames, what: What, symbols: &mut K
         }
     });
     let stack = stack.collect();
-    let thread = thread::called(&attach::text(&late.comm), late.tid);
+    let thread = ActorName::thread(attach::text(&late.comm), late.tid);
     let latency_ns = late.end_ns.saturating_sub(late.start_ns);
     let at_unix_ns = clock::unix_ns_of(late.end_ns);
-    let event = section_event(&names.place(what), &thread, at_unix_ns, latency_ns, late.cpu, stack);
+    let event = section_event(&names.place(what), thread, at_unix_ns, latency_ns, late.cpu, stack);
     LateEvent { at_ns: late.end_ns, ..event }
 }
 

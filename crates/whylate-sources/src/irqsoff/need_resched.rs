@@ -13,8 +13,7 @@ use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 use whylate_model::irqsoff::LateReschedule;
-use whylate_model::thread::called;
-use whylate_model::{Histogram, Labels, LateEvent, Series, Snapshot};
+use whylate_model::{ActorName, Histogram, Labels, LateEvent, Series, Snapshot};
 
 use self::skel::types::{kept, mark, mark_lost, stack_taken};
 use super::wanted::wanted_cpus;
@@ -195,7 +194,7 @@ fn event_of(record: &kept, symbols: &mut KernelSymbols) -> LateEvent {
     let inside = stack_of(&record.inside, symbols);
     let at_end = stack_of(&record.at_end, symbols);
     let kept = LateReschedule {
-        thread: called(&attach::text(&record.comm), record.tid),
+        thread: ActorName::thread(attach::text(&record.comm), record.tid),
         cpu: record.cpu,
         length_ns: record.end_ns.saturating_sub(record.since_ns),
         inside,

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use whylate_model::ActorName;
+
 use crate::kernel::cpus;
 use crate::kernel::pid_namespace;
 use crate::sqpoll::numbers;
@@ -30,7 +32,7 @@ const OWN: &str = "whylate-";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RealtimeThread {
     /// Name and TID of the thread.
-    pub name: String,
+    pub name: ActorName,
     /// Scheduling policy, as chrt(1) names it.
     pub policy: &'static str,
     /// CPU time while watched, in nanoseconds.
@@ -99,8 +101,8 @@ fn occupied_by(threads: &[RealtimeThread], of: &[u32], watched: Duration) -> BTr
 }
 
 /// Tests by name whether a thread measures, or is an injected delay that is to be measured.
-fn measures(thread: &str) -> bool {
-    let name = thread.rsplit_once(':').map_or(thread, |(name, _)| name);
+fn measures(thread: &ActorName) -> bool {
+    let name = thread.comm().unwrap_or_default();
     let is_number = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit());
     name.starts_with(OWN) || MEASURES.into_iter().any(|known| name.strip_prefix(known).is_some_and(is_number))
 }
@@ -134,7 +136,7 @@ fn all() -> std::io::Result<BTreeMap<PathBuf, ThreadState>> {
             };
             let schedstat = fs::read_to_string(directory.join("schedstat")).unwrap_or_default();
             let ran_ns = schedstat.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0);
-            let (name, cpus) = (format!("{name}:{tid}"), vec![cpu]);
+            let (name, cpus) = (ActorName::thread(name, tid), vec![cpu]);
             let thread = RealtimeThread { name, policy, ran_ns, cpus, allowed: Vec::new() };
             found.insert(directory, ThreadState { thread, is_runnable });
         }
@@ -177,7 +179,7 @@ mod tests {
     #[test]
     fn bound_thread_keeps_its_cpu_and_unbound_one_from_a_percent_on() {
         let thread = |cpus: &[u32], allowed: &[u32], ran_us: u64| RealtimeThread {
-            name: "loop:7".to_owned(),
+            name: ActorName::thread("loop", 7),
             policy: "fifo",
             ran_ns: ran_us * 1_000,
             cpus: cpus.to_vec(),
@@ -197,19 +199,10 @@ mod tests {
 
     #[test]
     fn measuring_threads_keep_no_cpu() {
-        for name in [
-            "timerlat/0:12",
-            "timerlat/17:12",
-            "timerlatu/1:12",
-            "cyclictest:12",
-            "whylate-hog:12",
-            "whylate-irqsoff:12",
-        ] {
-            assert!(measures(name), "{name}");
-        }
-        for name in ["timerlat/a:12", "timerlat:12", "cyclictester:12", "loop:12", "a:timerlat/0:12"] {
-            assert!(!measures(name), "{name}");
-        }
+        let measures = |name: &&str| measures(&ActorName::thread(*name, 12));
+        let measuring = ["timerlat/0", "timerlat/17", "timerlatu/1", "cyclictest", "whylate-hog", "whylate-irqsoff"];
+        let others = ["timerlat/a", "timerlat", "cyclictester", "cyclictest:1", "loop", "a:timerlat/0"];
+        assert!(measuring.iter().all(measures) && !others.iter().any(measures));
     }
 
     #[test]

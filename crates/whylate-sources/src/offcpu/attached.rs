@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use whylate_model::snapshot::Sleeper;
-use whylate_model::thread::{called, number};
+use whylate_model::thread::{ActorName, number};
 use whylate_model::wait::{Classes, InFlight, State, WaitEvidence, classify};
 use whylate_model::{Labels, LateEvent, Series, Snapshot, Stack, WaitClass};
 
@@ -106,10 +106,10 @@ fn uninterruptible(interval: &SampledInterval, stacks: &[Stack]) -> Vec<Sleeper>
     let sleeper = |(place, thread): &(usize, thread_now)| {
         let stack = &stacks[*place];
         let label = |name: &str| stack.labels.get(name).map_or("", String::as_str);
-        let who = called(label("thread"), thread.shown);
+        let who = ActorName::thread(label("thread"), thread.shown);
         let process = format!("{}:{}", label("process"), label("pid"));
         Sleeper {
-            process: (process != who).then_some(process),
+            process: (who != process).then_some(process),
             who,
             asleep_ns: asleep_ns(thread),
             waits_in: stack.kernel.first().cloned(),

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use anyhow::Context as _;
 use libbpf_rs::btf::types::{Ptr, Struct};
 use libbpf_rs::{Btf, Link, MapCore, ReferencesType as _};
+use whylate_model::ActorName;
 use whylate_model::holders::{Chain, Holder, Lock, MAX_LINKS, Thread, chain};
-use whylate_model::thread::called;
 
 use super::attached::plain;
 use super::sampler::iterate;
@@ -127,7 +127,7 @@ impl Holders {
                 handler = None;
             }
             let now = Holder {
-                who: called(&attach::text(&thread.comm), thread.shown),
+                who: ActorName::thread(attach::text(&thread.comm), thread.shown).to_string(),
                 state: state::from_number(thread.state as u8).letter().to_string(),
                 off_cpu_ns: thread.off_cpu_ns,
                 syscall: syscalls::name(thread.syscall),

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tracer of a traced thread, such as a debugger.
 
-use whylate_model::Stack;
-use whylate_model::thread;
 use whylate_model::wait::State;
+use whylate_model::{ActorName, Stack};
 
 use crate::kernel::pid_namespace;
 use crate::paths::tracer_of;
@@ -14,6 +13,6 @@ pub(super) fn append_tracer(stack: &mut Stack) {
     let Some(wait) = stack.wait.as_mut().filter(|_| is_traced && pid_namespace::has_proc()) else { return };
     let tid = stack.labels.get("tid").and_then(|tid| tid.parse().ok());
     if let Some((tracer, name)) = tid.and_then(tracer_of) {
-        wait.rule = format!("{}: {}", wait.rule, thread::called(&name.text(), tracer));
+        wait.rule = format!("{}: {}", wait.rule, ActorName::thread(name.text(), tracer));
     }
 }

@@ -7,7 +7,7 @@ use std::fs;
 use whylate_model::Cgroup;
 use whylate_model::path::Names;
 use whylate_model::path::history::{Blocked, Name};
-use whylate_model::thread::OUTSIDE;
+use whylate_model::thread::{ActorName, OUTSIDE};
 
 use super::asleep::Calls;
 use crate::kernel::cgroups::Cgroups;
@@ -71,8 +71,8 @@ impl Names for PathNames {
         None
     }
 
-    fn limit(&mut self, _number: u32) -> String {
-        "its cgroup or its budget".to_owned()
+    fn limit(&mut self, _number: u32) -> ActorName {
+        "its cgroup or its budget".into()
     }
 
     fn quota(&mut self, cgroup: u64) -> String {

@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use whylate_model::ActorName;
 use whylate_model::blame::Throttled;
 
 use super::skel::types::{limits, throttled_by};
@@ -16,23 +17,24 @@ const SCHED_EXT: &str = "/sys/kernel/sched_ext/root/ops";
 pub(super) fn throttled(
     of: &limits,
     [runnable_ns, running_ns]: [u64; 2],
-    subject: &str,
+    subject: ActorName,
     cgroups: &mut Cgroups,
 ) -> Vec<Throttled> {
     let from_the_start = |until_ns, by| vec![Throttled { from_ns: runnable_ns, until_ns, by }];
     if of.deadline_ns != 0 {
-        return from_the_start(of.deadline_ns, format!("deadline of {subject}"));
+        return from_the_start(of.deadline_ns, subject.within("deadline of ", ""));
     }
     if of.throttled_by == throttled_by::THROTTLED_BY_REAL_TIME.0 {
         // It runs before all others as soon as it may.
-        return from_the_start(running_ns, format!("real-time limit of {}", cgroups.label(of.own_cgroup)));
+        return from_the_start(running_ns, format!("real-time limit of {}", cgroups.label(of.own_cgroup)).into());
     }
     let mut spans = Vec::new();
     if of.until_ns != 0 {
-        spans.extend(from_the_start(of.until_ns, cgroups.label(of.quota_cgroup)));
+        spans.extend(from_the_start(of.until_ns, cgroups.label(of.quota_cgroup).into()));
     }
     for span in of.later.iter().filter(|span| span.until_ns != 0) {
-        spans.push(Throttled { from_ns: span.from_ns, until_ns: span.until_ns, by: cgroups.label(of.later_cgroup) });
+        let by = cgroups.label(of.later_cgroup).into();
+        spans.push(Throttled { from_ns: span.from_ns, until_ns: span.until_ns, by });
     }
     spans.sort_by_key(|span| span.from_ns);
     spans
@@ -71,7 +73,10 @@ mod tests {
     fn throttled_spans_start_at_wakeup_and_are_ordered() {
         let cgroups = &mut Cgroups::default();
         let spans = |of: &limits, cgroups: &mut Cgroups| -> Vec<(u64, u64)> {
-            throttled(of, [10, 90], "a:1", cgroups).iter().map(|span| (span.from_ns, span.until_ns)).collect()
+            throttled(of, [10, 90], ActorName::thread("a", 1), cgroups)
+                .iter()
+                .map(|span| (span.from_ns, span.until_ns))
+                .collect()
         };
         assert_eq!(spans(&limits::default(), cgroups), []);
         assert_eq!(spans(&limits { deadline_ns: 50, ..limits::default() }, cgroups), [(10, 50)]);

@@ -16,7 +16,8 @@ use anyhow::Context as _;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use whylate_model::blame::{self, Evidence, RunnableEvidence};
 use whylate_model::late::{CGROUP, ROLE, SUBMISSION_THREAD, WORKER};
-use whylate_model::{Labels, LateEvent, Occupancy, Snapshot, thread};
+use whylate_model::thread::{self, ActorName};
+use whylate_model::{Labels, LateEvent, Occupancy, Snapshot};
 
 use self::skel::RunnableSkelBuilder;
 use self::skel::types::{runnable_wait, thread_role};
@@ -221,7 +222,7 @@ fn late_event(
 ) -> Option<LateEvent> {
     let occupancy = windows.read(bytes.get(offset_of!(runnable_wait, window)..)?, symbols)?;
     let record = padded_record(bytes)?;
-    let subject = thread::called(&text(&record.thread), record.tid);
+    let subject = ActorName::thread(text(&record.thread), record.tid);
     let labels = labels_of(&record, windows, symbols);
     let cgroups = &mut windows.cgroups;
     let evidence = RunnableEvidence {
@@ -229,13 +230,13 @@ fn late_event(
         running_ns: record.running_ns,
         tid: record.tid,
         moved: (record.moved_ns != 0).then_some((record.moved_ns, record.moved_from)),
-        throttled: limits::throttled(&record.limits, [record.runnable_ns, record.running_ns], &subject, cgroups),
+        throttled: limits::throttled(&record.limits, [record.runnable_ns, record.running_ns], subject.clone(), cgroups),
         kept_from_idle: limits::kept_from_idle(&record.limits, cgroups),
         occupancy,
         occupancy_before,
     };
     Some(LateEvent {
-        subject,
+        subject: subject.to_string(),
         labels,
         at_unix_ns: clock::unix_ns_of(record.running_ns),
         at_ns: record.running_ns,
@@ -268,7 +269,8 @@ fn labels_of(record: &runnable_wait, windows: &mut Windows, symbols: &mut Kernel
         labels.insert("handler".to_owned(), symbols.name(record.handler).to_owned());
     }
     if record.waker_tid != 0 {
-        labels.insert("woken_by".to_owned(), thread::called(&text(&record.waker), record.waker_tid));
+        let waker = ActorName::thread(text(&record.waker), record.waker_tid);
+        labels.insert("woken_by".to_owned(), waker.to_string());
     }
     labels
 }

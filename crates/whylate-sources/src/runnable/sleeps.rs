@@ -8,7 +8,7 @@ use whylate_model::late::SLEEPER;
 use whylate_model::path::history::{Blocked, Name, Waker};
 use whylate_model::path::{Finding, Limits, Names, Path, PathBuilder, Query, WakeupEdge, walk};
 use whylate_model::wait::{Classes, InFlight, State, WaitEvidence, classify};
-use whylate_model::{Cgroup, LateEvent, WaitClass, thread};
+use whylate_model::{ActorName, Cgroup, LateEvent, WaitClass};
 
 use super::skel::types::entry_kind;
 use super::{WaitSelection, labels_of, limits};
@@ -39,7 +39,7 @@ struct RecordedWait {
     running_ns: u64,
     stack: Vec<String>,
     class: WaitClass,
-    limit: Option<(u64, String)>,
+    limit: Option<(u64, ActorName)>,
 }
 
 /// A wait that is to be explained.
@@ -130,9 +130,9 @@ impl BlockedWaits {
             WaitClass::Idle if is_of_disk && !seen.is_kernel => WaitClass::Disk,
             class => class,
         };
-        let subject = thread::called(&text(&record.thread), record.tid);
+        let subject = ActorName::thread(text(&record.thread), record.tid);
         let waited = [record.runnable_ns, record.running_ns];
-        let limits = limits::throttled(&record.limits, waited, &subject, &mut windows.cgroups);
+        let limits = limits::throttled(&record.limits, waited, subject.clone(), &mut windows.cgroups);
         let limit = limits.into_iter().next().filter(|limit| limit.from_ns <= record.runnable_ns);
         let mut labels = labels_of(&record, windows, &mut self.symbols);
         labels.insert("waited".to_owned(), class.words().to_owned());
@@ -163,7 +163,7 @@ impl BlockedWaits {
             is_command: false,
         };
         let event = LateEvent {
-            subject,
+            subject: subject.to_string(),
             labels,
             at_unix_ns: clock::unix_ns_of(record.running_ns),
             at_ns: record.running_ns,
@@ -241,7 +241,7 @@ impl BlockedWaits {
         }
         if self.held_up_alone && !path.is_held_up(self.over_ns, is_for_lock) {
             if let Some(sleeper) = path.sleeper(self.over_ns) {
-                event.labels.insert(SLEEPER.to_owned(), sleeper.to_owned());
+                event.labels.insert(SLEEPER.to_owned(), sleeper.to_string());
                 each(event);
             }
             for_cpu.into_iter().for_each(each);
@@ -319,9 +319,9 @@ impl Names for PathNameSource<'_> {
         self.names.present_thread(tid)
     }
 
-    fn limit(&mut self, number: u32) -> String {
+    fn limit(&mut self, number: u32) -> ActorName {
         let limit = self.known.get(number as usize).and_then(|known| known.limit.as_ref());
-        limit.map_or_else(String::new, |(_, by)| by.clone())
+        limit.map(|(_, by)| by.clone()).unwrap_or_default()
     }
 
     fn quota(&mut self, cgroup: u64) -> String {

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
+use whylate_model::ActorName;
 use whylate_model::sqpoll::{Counters, SqThread};
-use whylate_model::thread::called;
 
 use super::SqpollOptions;
 use super::iterators::{self, Records};
@@ -192,7 +192,8 @@ fn starved_ns(thread: &sq_thread, run_delay_ns: u64) -> u64 {
 fn behind(thread: &sq_thread) -> BTreeMap<String, u64> {
     let mut behind = BTreeMap::new();
     for one in thread.competitors.iter().filter(|one| one.tid != 0) {
-        let waited_ns: &mut u64 = behind.entry(called(&text(&one.name), one.shown_tid)).or_default();
+        let waited_ns: &mut u64 =
+            behind.entry(ActorName::thread(text(&one.name), one.shown_tid).to_string()).or_default();
         *waited_ns = waited_ns.saturating_add(one.waited_ns);
     }
     behind

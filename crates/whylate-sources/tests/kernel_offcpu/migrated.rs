@@ -76,7 +76,7 @@ fn ensure_reported(truth: &Truth, events: &[LateEvent], test_cpus: TestCpus) -> 
     let sum: u64 = event.causes.iter().map(|cause| cause.ns).sum();
     ensure!(sum == event.latency_ns, "the causes add up to {sum}");
     let by = |name: &str| -> u64 {
-        let of_name = |cause: &&Cause| cause.kind == CauseKind::Thread && cause.who.starts_with(name);
+        let of_name = |cause: &&Cause| cause.kind == CauseKind::Thread && cause.who.to_string().starts_with(name);
         event.causes.iter().filter(of_name).map(|cause| cause.ns).sum()
     };
     let queued_ns = moved_ns - seen.runnable_ns;

@@ -121,7 +121,7 @@ fn check(test_cpus: TestCpus, is_woken: bool) -> Result<()> {
         source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
         let by_hog = |event: &&LateEvent| {
             let of_hog = event.causes.iter().filter(|cause| cause.kind == CauseKind::Thread);
-            of_hog.filter(|cause| cause.who.starts_with("test-hog:")).any(|cause| cause.ns >= LATE_NS)
+            of_hog.filter(|cause| cause.who.comm() == Some("test-hog")).any(|cause| cause.ns >= LATE_NS)
                 && (!is_woken || event.latency_ns >= WHOLE_NS)
         };
         let (behind_hog, runs) = (events.iter().filter(by_hog).count(), WATCHED.as_millis() / PERIOD.as_millis());

@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use whylate_model::{CauseKind, LateEvent, thread};
+use whylate_model::{ActorName, CauseKind, LateEvent};
 use whylate_sources::offcpu::OffcpuOptions;
 use whylate_sources::{Session, Source as _, Threads};
 
@@ -196,7 +196,7 @@ fn wakeup_in_throttled_cgroup_waits_for_quota() -> Result<()> {
         sleep(WATCHED * 2);
         let mut events: Vec<LateEvent> = Vec::new();
         source.drain_late(Duration::ZERO, &mut |event| events.push(event))?;
-        let is_spinner = |event: &LateEvent| event.subject == thread::called("sh", spinner.0.id());
+        let is_spinner = |event: &LateEvent| ActorName::thread("sh", spinner.0.id()) == event.subject;
         events.retain(|event| event.labels.get("cgroup") == Some(&cgroup.path()) && !is_spinner(event));
         let is_of_quota = |event: &&LateEvent| {
             event.causes.first().is_some_and(|worst| worst.kind == CauseKind::Throttled && worst.who == cgroup.name())
@@ -246,9 +246,9 @@ fn queued_threads_are_throttled_with_their_cgroup() -> Result<()> {
         if ran < LEFT_TO_OWN {
             return Err(Unjudged(format!("others have this CPU for {:.0} % of the time", 100.0 - ran * 100.0)).into());
         }
-        let is_inside = |event: &LateEvent| inside.iter().any(|of| event.subject == thread::called("sh", of.0.id()));
+        let is_inside = |event: &LateEvent| inside.iter().any(|of| ActorName::thread("sh", of.0.id()) == event.subject);
         events.retain(is_inside);
-        let innocent = thread::called("sh", innocent.0.id());
+        let innocent = ActorName::thread("sh", innocent.0.id());
         let is_blamed = |event: &&LateEvent| {
             let blamed = event.causes.iter().filter(|cause| cause.who == innocent).map(|cause| cause.ns).sum::<u64>();
             blamed as f64 > event.latency_ns as f64 * OF_OTHERS

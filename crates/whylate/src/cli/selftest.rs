@@ -217,19 +217,21 @@ fn tried(card: &Card, injected: &str, attempt: Try, setup: &Setup<'_>) -> anyhow
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::ActorName;
+
     use super::*;
 
     #[test]
     fn refuses_while_real_time_threads_run() {
         assert!(refuse(&[]).is_ok());
-        let thread = |name: &str, ran_ns| RealtimeThread {
-            name: name.to_owned(),
+        let thread = |name: &str, tid, ran_ns| RealtimeThread {
+            name: ActorName::thread(name, tid),
             policy: "fifo",
             ran_ns,
             cpus: vec![0],
             allowed: vec![0],
         };
-        let said = refuse(&[thread("jackd:7", 5), thread("rt:8", 9)]).map_err(|error| error.to_string());
+        let said = refuse(&[thread("jackd", 7, 5), thread("rt", 8, 9)]).map_err(|error| error.to_string());
         let expected = "2 real-time threads are active here, above all rt:8 (fifo), and would be disturbed: stop them first, or use --force";
         assert_eq!(said, Err(expected.to_owned()));
     }

@@ -12,7 +12,7 @@ use whylate_model::overview::{Gatherer, Overview, SourceSummary};
 use whylate_model::recording::{Header, Line};
 use whylate_model::snapshot::Labels;
 use whylate_model::sources::named;
-use whylate_model::{Card, CauseKind, LateEvent, Snapshot};
+use whylate_model::{ActorName, Card, CauseKind, LateEvent, Snapshot};
 
 use super::feed::SLOW_SCREEN;
 use super::history::{History, Tick};
@@ -41,7 +41,7 @@ pub enum ViewKind {
     /// A frame and its callees: the source, the stack filter, and the keys from the outermost frame to this one.
     Frames(&'static str, Stacks, String),
     /// A culprit. Without a TID, all threads of that name.
-    Culprit(CauseKind, String),
+    Culprit(CauseKind, ActorName),
     /// A late event: source name, sequence number of the tick, index within the tick.
     Event(&'static str, u64, usize),
     /// A program, or all threads of a name.

@@ -11,7 +11,7 @@ use whylate_model::recording::{Header, Line, Measured};
 use whylate_model::sources::{OFFCPU, TIMERLAT, WQ};
 use whylate_model::units::is_printable;
 use whylate_model::wait::{Wait, WaitClass};
-use whylate_model::{Card, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
+use whylate_model::{ActorName, Card, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
 use whylate_sources::paths::Program;
 
 use super::draw::draw;
@@ -94,9 +94,9 @@ fn tick(second: u64) -> Vec<Line> {
         let segment = |ms: u64, kind, who: &str, depth| PathSegment {
             ns: ms * MS,
             kind,
-            who: who.to_owned(),
+            who: who.parse().expect("any text"),
             via: Some("recvfrom (network)".to_owned()),
-            waiter: Some("client:7".to_owned()),
+            waiter: Some(ActorName::thread("client", 7)),
             depth,
             ..PathSegment::default()
         };
@@ -321,7 +321,7 @@ fn filters_and_sorts_rows() {
 fn groups_culprits_by_thread_name() {
     let mut state = state(Glyphs::Ascii, 10, 120, 40);
     press(&mut state, "\t");
-    let dd = |number: u64| Cause::new(CauseKind::Thread, format!("dd:{number}"), 900 * MS);
+    let dd = |number: u64| Cause::new(CauseKind::Thread, ActorName::thread("dd", number as u32), 900 * MS);
     let mut wq = snapshot(&WQ, 10);
     wq.late.push(late(10, "vmstat_update", vec![dd(1)]));
     add(&mut state, vec![Line::Snapshot(Box::new(wq.clone()))]);
@@ -342,7 +342,7 @@ fn groups_culprits_by_thread_name() {
     let alike = panels.iter().find(|panel| panel.id == "alike").expect("its threads");
     assert_eq!(
         (alike.len(), alike.rows()[0].opens.clone()),
-        (64, Some(ViewKind::Culprit(CauseKind::Thread, "dd:1".to_owned())))
+        (64, Some(ViewKind::Culprit(CauseKind::Thread, ActorName::thread("dd", 1))))
     );
 }
 
@@ -351,7 +351,7 @@ fn groups_sleeping_culprits_by_thread_name() {
     let mut state = state(Glyphs::Ascii, 10, 120, 40);
     press(&mut state, "\t");
     let mut wq = snapshot(&WQ, 10);
-    let sleep = |number: u64| Cause::new(CauseKind::Timer, format!("wl-copy:{number}"), 9_000 * MS);
+    let sleep = |number: u64| Cause::new(CauseKind::Timer, ActorName::thread("wl-copy", number as u32), 9_000 * MS);
     let timeout = Cause::new(CauseKind::Timer, "timeout in poll (curl:7)", 8_000 * MS);
     wq.late = vec![late(10, "a", vec![sleep(5837)]), late(10, "a", vec![sleep(5838)]), late(10, "a", vec![timeout])];
     add(&mut state, vec![Line::Snapshot(Box::new(wq))]);

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use whylate_model::diff::{Diff, Outcome, What};
 use whylate_model::recording::{Frame, Header, Line, Measured};
-use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot};
+use whylate_model::{ActorName, Cause, CauseKind, LateEvent, Series, Snapshot};
 
 use crate::running::whylate;
 
@@ -39,7 +39,8 @@ fn write_recording(path: &Path, seconds: u64, is_late: impl Fn(u64) -> bool) -> 
             ..Series::default()
         });
         if is_late(second) {
-            let causes = vec![Cause::new(CauseKind::Thread, format!("evil\x1b[J:{}", second + 1), 40_000_000)];
+            let causes =
+                vec![Cause::new(CauseKind::Thread, ActorName::thread("evil\x1b[J", second as u32 + 1), 40_000_000)];
             snapshot.late.push(LateEvent { latency_ns: 40_000_000, causes, ..LateEvent::default() });
         }
         lines.push(Line::Snapshot(Box::new(snapshot)));
@@ -75,7 +76,7 @@ fn compares_two_recordings_or_parts_of_one() -> Result<()> {
         &[name, later, "--before", "2026-11-21T09:14:00Z..2026-11-21T09:14:20Z"],
     ] {
         let found = diff(arguments)?;
-        let (first, evil) = (&found.rows[0], "evil\x1b[J".to_owned());
+        let (first, evil) = (&found.rows[0], ActorName::from("evil\x1b[J"));
         ensure!(first.what == What::Culprit { kind: CauseKind::Thread, who: evil }, "{arguments:?}: {first:?}");
         ensure!((first.outcome, first.before.count, first.after.count) == (Outcome::More, 0, 20), "{first:?}");
         ensure!(found.rows.len() == 2 && matches!(found.rows[1].what, What::Late { .. }), "{found:?}");

@@ -8,7 +8,7 @@ use anyhow::Result;
 use whylate_model::path::PathSegment;
 use whylate_model::recording::{Account, Clock, End, FORMAT, Frame, Gap, Header, Line, Measured};
 use whylate_model::snapshot::{Labels, SCHEMA};
-use whylate_model::{Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
+use whylate_model::{ActorName, Cause, CauseKind, LateEvent, Series, Snapshot, Stack};
 
 pub const MS: u64 = 1_000_000;
 pub const HOUR_NS: u64 = 3_600_000 * MS;
@@ -30,7 +30,7 @@ fn labels(of: &[(&str, &str)]) -> Labels {
 }
 
 fn cause(kind: CauseKind, who: &str, ns: u64) -> Cause {
-    Cause::new(kind, who, ns)
+    Cause::new(kind, who.parse::<ActorName>().expect("any text"), ns)
 }
 
 /// Returns a snapshot of work items; in the second hour the items of `slow_work` take much longer.
@@ -90,9 +90,9 @@ fn threads(hour: u64) -> Snapshot {
     let segment = |ns, kind, who: &str, depth| PathSegment {
         ns,
         kind,
-        who: who.to_owned(),
+        who: who.parse().expect("any text"),
         via: (depth > 0).then(|| "futex".to_owned()),
-        waiter: (depth > 0).then(|| "postgres:4711".to_owned()),
+        waiter: (depth > 0).then(|| ActorName::thread("postgres", 4711)),
         depth,
         ..PathSegment::default()
     };
@@ -102,7 +102,8 @@ fn threads(hour: u64) -> Snapshot {
         segment(0, CauseKind::Wakeup, "writer:99", 1),
         segment(7 * MS, CauseKind::Thread, EVIL, 0),
     ];
-    let causes = [1, 0, 3].map(|number: usize| cause(path[number].kind, &path[number].who, path[number].ns));
+    let causes =
+        [1, 0, 3].map(|number: usize| Cause::new(path[number].kind, path[number].who.clone(), path[number].ns));
     let of_postgres = [("process", "postgres"), ("pid", "4700"), ("thread", "postgres"), ("tid", "4711")];
     let waited = LateEvent {
         subject: "postgres:4711".to_owned(),

@@ -12,7 +12,7 @@ use whylate_model::recording::{Account, End, FORMAT, Frame, Header, Line, Measur
 use whylate_model::snapshot::{Labels, SCHEMA};
 use whylate_model::sources::CARDS;
 use whylate_model::wait::Wait;
-use whylate_model::{Cause, CauseKind, Cgroup, Histogram, LateEvent, Series, Snapshot, Stack, WaitClass};
+use whylate_model::{ActorName, Cause, CauseKind, Cgroup, Histogram, LateEvent, Series, Snapshot, Stack, WaitClass};
 
 pub const MS: u64 = 1_000_000;
 pub const SECOND_NS: u64 = 1_000 * MS;
@@ -42,6 +42,10 @@ impl NameSet {
             true if number % 5 == 4 => "x".repeat(4_096),
             true => format!("{}{MARKS}{plain}", EVIL[number % 5]),
         }
+    }
+
+    fn name(&self, plain: &str, number: usize) -> ActorName {
+        self.of(plain, number).parse().expect("any text")
     }
 
     fn labels(&self, of: &[(&str, &str)]) -> Labels {
@@ -86,7 +90,7 @@ fn late(subject: String, at_unix_ns: u64, causes: Vec<Cause>) -> LateEvent {
 
 fn fill(snapshot: &mut Snapshot, second: u64, names: &NameSet) {
     let at_ns = snapshot.start_unix_ns + 500 * MS;
-    let cause = |kind, who: &str, number, ns| Cause::new(kind, names.of(who, number), ns);
+    let cause = |kind, who: &str, number, ns| Cause::new(kind, names.name(who, number), ns);
     let stack = |frames: &str| -> Vec<String> {
         frames.split(' ').enumerate().map(|(number, frame)| names.of(frame, number)).collect()
     };
@@ -217,9 +221,9 @@ fn threads(snapshot: &mut Snapshot, second: u64, names: &NameSet) {
         let segment = |ns, kind, who: &str, depth: u32| PathSegment {
             ns,
             kind,
-            who: names.of(who, depth as usize + 1),
+            who: names.name(who, depth as usize + 1),
             via: (depth > 0).then(|| names.of("futex", 0)),
-            waiter: (depth > 0).then(|| names.of(if depth > 1 { "writer:99" } else { "postgres:4711" }, 1)),
+            waiter: (depth > 0).then(|| names.name(if depth > 1 { "writer:99" } else { "postgres:4711" }, 1)),
             stack: if depth > 1 { frames("io_schedule do_fsync") } else { Vec::new() },
             depth,
             ..PathSegment::default()

@@ -8,8 +8,8 @@ use super::super::history::{Name, Request};
 use super::super::sums::Sums;
 use super::super::{Actor, Finding, Names, OTHERS, PathBuilder, PathSegment, Segment, WakeupEdge};
 use super::{EndedBy, Latencies, Waits};
-use crate::CauseKind;
 use crate::wait::Stop;
+use crate::{ActorName, CauseKind};
 
 /// Maximum number of parts by thread; beyond that, they are aggregated by name. At most as many names again; the rest
 /// is merged.
@@ -109,10 +109,10 @@ impl WaitPart {
         found.add(Finding::Segment(Segment { from_ns: 0, to_ns: ns, kind, who, ready: ready_tid, hop: Some(0) }));
         let mut segment = found.finish(names).segments.pop()?.waiting_in(via.cloned());
         if let ThreadLabel::Name(name) = waiter {
-            segment.waiter = Some(name.text());
+            segment.waiter = Some(ActorName::program(name.text()));
         }
         if let Some(ThreadLabel::Name(name)) = ready {
-            segment.ready = Some(name.text());
+            segment.ready = Some(ActorName::program(name.text()));
         }
         Some(segment)
     }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::super::history::Name;
 use super::super::{Actor, Finding, Names, OTHERS, PathBuilder, PathSegment, Segment};
-use crate::CauseKind;
+use crate::{ActorName, CauseKind};
 
 /// Number of threads of one name above which they share one sum.
 const MAX_SEPARATE_THREADS: usize = 64;
@@ -127,7 +127,7 @@ impl Ready {
         }
         let mut segments = found.finish(names).segments;
         if let Some(name) = self.shared {
-            segments.iter_mut().for_each(|segment| segment.ready = Some(name.text()));
+            segments.iter_mut().for_each(|segment| segment.ready = Some(ActorName::program(name.text())));
         }
         segments
     }

@@ -8,7 +8,7 @@ use crate::name::Interner;
 use crate::path::command::{Explained, explain};
 use crate::path::history::{Blocked, Name, RunSlice, SwitchIn, SwitchOut};
 use crate::path::{Names, Path, PathBuilder, Query, walk};
-use crate::{Cgroup, thread};
+use crate::{ActorName, Cgroup};
 
 /// Name that perf gives to a thread that is about to execute the command.
 const PERF_EXEC: &str = "perf-exec";
@@ -155,7 +155,7 @@ impl Trace {
 }
 
 fn called(life: &Life) -> String {
-    thread::called(&life.name().text(), life.tid)
+    ActorName::thread(life.name().text(), life.tid).to_string()
 }
 
 /// Resolves names from a trace, which has none of devices.
@@ -176,8 +176,8 @@ impl Names for TraceNames<'_> {
         None
     }
 
-    fn limit(&mut self, _number: u32) -> String {
-        String::new()
+    fn limit(&mut self, _number: u32) -> ActorName {
+        ActorName::default()
     }
 
     fn quota(&mut self, _cgroup: u64) -> String {

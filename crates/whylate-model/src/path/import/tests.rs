@@ -94,7 +94,8 @@ fn read(text: &str) -> Trace {
 
 /// Returns the parts of at least 100 us, in microseconds.
 fn parts_of(path: &crate::path::Path) -> Vec<(u64, CauseKind, String)> {
-    let segments = path.segments.iter().map(|segment| ((segment.ns + 500) / 1_000, segment.kind, segment.who.clone()));
+    let segments =
+        path.segments.iter().map(|segment| ((segment.ns + 500) / 1_000, segment.kind, segment.who.to_string()));
     segments.filter(|segment| segment.0 >= 100).collect()
 }
 

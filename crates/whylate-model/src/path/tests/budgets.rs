@@ -52,7 +52,7 @@ fn thread_that_never_ran_has_current_name() {
     let seen = of_a_server();
     let accept = seen.waits.iter().find(|waits| waits.via == "accept").expect("it waits all the time");
     let segment = &accept.path[0];
-    assert_eq!((segment.waiter.as_deref(), segment.via.as_deref()), (Some("server:4"), Some("accept")));
+    assert_eq!((segment.waiter_name(), segment.via.as_deref()), (ActorName::thread("server", 4), Some("accept")));
     // Waits that are not over have no path.
     assert_eq!(seen.longest.len(), 3);
 }
@@ -107,11 +107,12 @@ fn short_nested_waits_keep_parts_by_actor() {
     let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
     // The wakee is switched in a microsecond later.
     assert_eq!((waits.via.as_str(), waits.ns), ("page fault", 100 * 29 * US));
-    let mut parts: Vec<_> = waits.path.iter().map(|part| (part.kind, part.who.as_str(), part.ns / US)).collect();
-    parts.sort_unstable_by_key(|&(_, who, us)| (us, who));
-    let waited = (CauseKind::Thread, "t3:3", 100);
-    assert_eq!(parts, [waited, (CauseKind::Running, "t3:3", 400), (CauseKind::Running, "t2:2", 2_400)]);
-    assert!(waits.path.iter().all(|part| part.waiter.as_deref() == Some("t1:1")));
+    let mut parts: Vec<_> = waits.path.iter().map(|part| (part.kind, part.who.clone(), part.ns / US)).collect();
+    parts.sort_unstable_by_key(|&(_, _, us)| us);
+    let [two, three] = [2, 3].map(|tid| ActorName::thread(format!("t{tid}"), tid));
+    let waited = (CauseKind::Thread, three.clone(), 100);
+    assert_eq!(parts, [waited, (CauseKind::Running, three, 400), (CauseKind::Running, two, 2_400)]);
+    assert!(waits.path.iter().all(|part| part.waiter_name() == "t1:1"));
 }
 
 #[test]
@@ -129,8 +130,9 @@ fn worker_without_own_time_has_name() {
         slice(60, 70, Holder::Thread(1), 1, woken),
     ];
     let path = path_of(Recorded { cpus: vec![past] }, asked(1, 30, 60));
-    let segments: Vec<_> = path.segments.iter().map(|part| (part.ready.as_deref(), part.who.as_str())).collect();
-    assert!(segments.contains(&(Some("t2:2"), "t9:9")) && segments.contains(&(None, "handler7")), "{segments:?}");
+    let segments: Vec<_> = path.segments.iter().map(|part| (part.ready.clone(), part.who.clone())).collect();
+    let [two, nine] = [2, 9].map(|tid| ActorName::thread(format!("t{tid}"), tid));
+    assert!(segments.contains(&(Some(two), nine)) && segments.contains(&(None, "handler7".into())), "{segments:?}");
 }
 
 #[test]
@@ -169,8 +171,8 @@ fn short_disk_waits_are_grouped_by_operation() {
     let seen = budget(&mut past, &[asked], &BTreeMap::new(), &(), &mut Plain);
     let [waits] = seen.waits.as_slice() else { panic!("{:?}", seen.waits) };
     assert_eq!((waits.via.as_str(), waits.ended_by, waits.ns), ("page fault", Some(EndedBy::Disk), 99 * 40 * US));
-    let mut parts: Vec<_> = waits.path.iter().map(|part| (part.kind, part.who.as_str(), part.ns / US)).collect();
-    parts.sort_unstable_by_key(|&(_, _, us)| us);
-    let request = "disk7 (read by t5:5)";
-    assert_eq!(parts, [(CauseKind::DiskQueue, request, 99), (CauseKind::Disk, request, 99 * 39)]);
+    assert!(waits.path.iter().all(|part| part.who == "disk7 (read by t5:5)"), "{waits:?}");
+    let mut parts: Vec<_> = waits.path.iter().map(|part| (part.kind, part.ns / US)).collect();
+    parts.sort_unstable_by_key(|&(_, us)| us);
+    assert_eq!(parts, [(CauseKind::DiskQueue, 99), (CauseKind::Disk, 99 * 39)]);
 }

@@ -253,7 +253,7 @@ proptest! {
         for Answer { asked, parts } in answers {
             let forward = totals(parts.into_iter().map(|(from_ns, to_ns, kind, who)| (to_ns - from_ns, kind, who)));
             let backward = path_of(past.clone(), asked).segments;
-            let backward = totals(backward.into_iter().map(|segment| (segment.ns, segment.kind, segment.who)));
+            let backward = totals(backward.into_iter().map(|segment| (segment.ns, segment.kind, segment.who.to_string())));
             prop_assert_eq!(forward, backward, "{:?}", asked);
         }
     }

@@ -5,7 +5,7 @@ use std::mem::offset_of;
 
 use whylate_model::blame::{Found, LateTick, Reason, interrupted_stack, tick_causes};
 use whylate_model::late::cpu_subject;
-use whylate_model::{LateEvent, Occupancy, thread};
+use whylate_model::{ActorName, LateEvent, Occupancy};
 
 use super::programs::types::{
     culprit_key, interrupted_stack as interrupted_stack_record, late_tick, stack_taken, tick_found, tick_reason,
@@ -92,11 +92,11 @@ impl Late {
             handlers_ns: self.handlers_ns,
             cpu: self.cpu,
             inside: inside_of(&self.inside, symbols),
-            thread: thread::called(&self.name, self.tid),
+            thread: ActorName::thread(self.name.as_str(), self.tid),
             occupancy,
         };
         let mut labels = tick.keeper().labels();
-        labels.insert("task".to_owned(), tick.thread.clone());
+        labels.insert("task".to_owned(), tick.thread.to_string());
         if options.timer_test {
             let overruns = tick.late_ns().saturating_add(self.delivery_ns) / period_ns;
             labels.insert("overruns".to_owned(), overruns.to_string());

@@ -51,5 +51,5 @@ pub fn while_loaded<T>(cpu: u32, act: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Returns whether the cause has that kind and an actor with a name that starts with `who`.
 pub fn is(cause: &Cause, kind: CauseKind, who: &str) -> bool {
-    cause.kind == kind && cause.who.starts_with(who)
+    cause.kind == kind && cause.who.to_string().starts_with(who)
 }

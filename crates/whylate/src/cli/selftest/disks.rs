@@ -69,7 +69,7 @@ fn explained(plan: &Plan, setup: &Setup<'_>) -> Result<(u64, u64), AttachError> 
         late += 1;
         let of_disk = |kind| matches!(kind, CauseKind::Disk | CauseKind::DiskQueue);
         let first = event.causes.iter().find(|cause| of_disk(cause.kind));
-        right += u64::from(first.is_some_and(|cause| cause.who.starts_with(HOG)));
+        right += u64::from(first.is_some_and(|cause| cause.who.comm() == Some(HOG)));
     };
     // All requests are late here, and the buffer holds some thousands: drain it in between.
     for _ in 0..10 {

@@ -34,7 +34,7 @@ const SETTLE: Duration = Duration::from_millis(100);
 
 pub(super) fn timer_and_irqs_off(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     timer(setup, IRQS_OFF, Kind::IrqsOff, DISTURBS, |cause| {
-        cause.kind == CauseKind::IrqsOff && cause.who.starts_with(DISTURBS)
+        cause.kind == CauseKind::IrqsOff && cause.who.comm() == Some(DISTURBS)
     })
 }
 
@@ -46,7 +46,7 @@ pub(super) fn timer_and_softirq(setup: &Setup<'_>) -> Result<Vec<Check>, AttachE
 
 pub(super) fn timer_and_hog(setup: &Setup<'_>) -> Result<Vec<Check>, AttachError> {
     timer(setup, HOG, Kind::Hog(Policy::Fifo(98)), "whylate-hog", |cause| {
-        cause.kind == CauseKind::Thread && cause.who.starts_with("whylate-hog:")
+        cause.kind == CauseKind::Thread && cause.who.comm() == Some("whylate-hog")
     })
 }
 

@@ -11,7 +11,7 @@ use whylate_model::path::PathSegment;
 use whylate_model::recording::Line;
 use whylate_model::snapshot::Labels;
 use whylate_model::units::{is_printable, printable};
-use whylate_model::{Cause, Histogram, LateEvent, Series, Snapshot, Stack};
+use whylate_model::{ActorName, Cause, Histogram, LateEvent, Series, Snapshot, Stack};
 
 use super::Export;
 
@@ -141,9 +141,9 @@ impl Table {
 
 /// Returns a text cell with control characters escaped: names come from processes, and the output may be read in a
 /// terminal. An empty text is a missing value.
-fn text(text: &str) -> Cell<'_> {
-    let is_plain = text.chars().all(is_printable);
-    let text = if is_plain { Cow::Borrowed(text) } else { printable(text).into() };
+fn text<'a>(text: impl Into<Cow<'a, str>>) -> Cell<'a> {
+    let text = text.into();
+    let text = if text.chars().all(is_printable) { text } else { printable(&text).into() };
     Cell::Text((!text.is_empty()).then_some(text))
 }
 
@@ -309,7 +309,7 @@ impl LateRows<'_> {
         row.extend([
             ("cause", count(number as u64)),
             ("kind", text(cause.kind.name())),
-            ("who", text(&cause.who)),
+            ("who", text(cause.who.to_string())),
             ("ns", count(cause.ns)),
             ("cgroup", text(cgroup.map_or("", |cgroup| cgroup.path.as_str()))),
             ("container", text(cgroup.and_then(|cgroup| cgroup.container.as_deref()).unwrap_or(""))),
@@ -320,15 +320,16 @@ impl LateRows<'_> {
 
     fn segment<'a>(&'a self, number: usize, start_unix_ns: u64, segment: &'a PathSegment) -> Row<'a> {
         let PathSegment { ns, kind, who, ready, via, waiter, stack, depth, .. } = segment;
+        let named = |name: &Option<ActorName>| name.as_ref().map(ActorName::to_string).unwrap_or_default();
         let mut row = self.head();
         row.extend([
             ("segment", count(number as u64)),
             ("start", stamp(start_unix_ns)),
             ("ns", count(*ns)),
             ("kind", text(kind.name())),
-            ("who", text(who)),
-            ("for_whom", text(ready.as_deref().unwrap_or(""))),
-            ("waiter", text(waiter.as_deref().unwrap_or(""))),
+            ("who", text(who.to_string())),
+            ("for_whom", text(named(ready))),
+            ("waiter", text(named(waiter))),
             ("via", text(via.as_deref().unwrap_or(""))),
             ("depth", count((*depth).into())),
             ("stack", json(stack, stack.is_empty())),

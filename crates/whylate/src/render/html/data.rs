@@ -16,7 +16,7 @@ use whylate_model::culprits::Culprit;
 use whylate_model::merge::{Merging, PRESENT};
 use whylate_model::overview::SourceSummary;
 use whylate_model::snapshot::Labels;
-use whylate_model::{CauseKind, Histogram, Series, Snapshot};
+use whylate_model::{ActorName, CauseKind, Histogram, Series, Snapshot};
 
 use super::Report;
 use super::event::{self, facts, main_cause};
@@ -270,11 +270,11 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
         others.entry(slot).or_default().add(&ns);
     }
     let mut names_in_order: Vec<Who<'_>> = listed.iter().copied().collect();
-    names_in_order.sort_unstable();
+    names_in_order.sort_unstable_by_key(|(kind, who)| (*kind, who.to_string()));
     let culprits: Vec<CulpritData> = selected
         .iter()
         .map(|culprit| {
-            let rank = names_in_order.binary_search(&who(culprit)).unwrap_or(0);
+            let rank = names_in_order.iter().position(|name| *name == who(culprit)).unwrap_or(0);
             culprit_data(report, culprit, rank)
         })
         .collect();
@@ -310,7 +310,7 @@ fn offsets(zone: &TimeZone, from_ns: u64, to_ns: u64) -> Vec<(u64, i32)> {
 }
 
 /// Kind and name of a culprit.
-type Who<'a> = (CauseKind, &'a str);
+type Who<'a> = (CauseKind, &'a ActorName);
 
 fn who(culprit: &Culprit) -> Who<'_> {
     (culprit.kind, &culprit.who)
@@ -499,7 +499,7 @@ fn late_data(report: &Report, culprits: &[&Culprit], base_ns: u64, names: &mut N
     for late in order {
         let event = &late.event;
         let causes = event.causes.iter().map(|cause| {
-            let index = known.get(&(cause.kind, cause.who.as_str())).copied().unwrap_or(-1);
+            let index = known.get(&(cause.kind, &cause.who)).copied().unwrap_or(-1);
             (index, how(cause.kind, &cause.who), name(&cause.who), cause.ns)
         });
         let stacks = event::stacks(event).into_iter();

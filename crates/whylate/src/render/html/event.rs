@@ -3,8 +3,8 @@
 
 use std::fmt::Write as _;
 
-use whylate_model::LateEvent;
 use whylate_model::units::format_ns;
+use whylate_model::{ActorName, LateEvent};
 
 use super::markup::{name, ns, sentence, share, text};
 use super::timeline::{WIDTH, swatch};
@@ -82,12 +82,13 @@ pub fn stacks(event: &LateEvent) -> Vec<OwnedStack<'_>> {
     let mut stacks = Vec::new();
     add_stack(&mut stacks, format!("Victim: {}", event.subject), &event.stack);
     add_stack(&mut stacks, "Stack from an NMI while interrupts were off".to_owned(), &event.inside);
-    let mut wakers: Vec<(&str, &[String])> = Vec::new();
+    let mut wakers: Vec<(ActorName, &[String])> = Vec::new();
     for segment in event.path.iter().filter(|segment| !segment.stack.is_empty()) {
-        let waiter = segment.waiter.as_deref().unwrap_or("a thread");
-        if segment.stack != event.stack && !wakers.contains(&(waiter, &segment.stack)) {
-            wakers.push((waiter, &segment.stack));
+        let waker = (segment.waiter_name(), &*segment.stack);
+        if segment.stack != event.stack && !wakers.contains(&waker) {
+            let waiter = &waker.0;
             add_stack(&mut stacks, format!("Waker: {waiter}, while it was blocked itself"), &segment.stack);
+            wakers.push(waker);
         }
     }
     for cause in &event.causes {
@@ -191,7 +192,7 @@ mod tests {
     #[test]
     fn a_thread_that_slept_is_the_main_cause_by_its_name() {
         let of = |who: &str| {
-            let causes = vec![Cause::new(CauseKind::Timer, who, 9)];
+            let causes = vec![Cause::new(CauseKind::Timer, who.parse::<ActorName>().expect("any text"), 9)];
             main_cause(&LateEvent { causes, latency_ns: 9, ..LateEvent::default() })
         };
         assert_eq!(of("wl-copy:5837"), "wl-copy:5837 sleeping");
@@ -203,8 +204,8 @@ mod tests {
         let segment = |number: u64| PathSegment {
             ns: 1 + number % 7,
             kind: CauseKind::Running,
-            who: format!("t:{number}"),
-            waiter: Some("a:1".to_owned()),
+            who: ActorName::thread("t", number as u32),
+            waiter: Some(ActorName::thread("a", 1)),
             via: Some("futex".to_owned()),
             depth: 1,
             ..PathSegment::default()
@@ -213,8 +214,8 @@ mod tests {
         path.push(PathSegment {
             ns: 90_000,
             kind: CauseKind::Thread,
-            who: "hog:7".to_owned(),
-            ready: Some("a:1".to_owned()),
+            who: ActorName::thread("hog", 7),
+            ready: Some(ActorName::thread("a", 1)),
             ..PathSegment::default()
         });
         let latency_ns = path.iter().map(|segment| segment.ns).sum();
@@ -230,7 +231,7 @@ mod tests {
     fn lists_each_stack_once() {
         let stack = |name: &str| vec![name.to_owned(), "entry".to_owned()];
         let waits = |waiter: &str, frames: &str| PathSegment {
-            waiter: Some(waiter.to_owned()),
+            waiter: Some(waiter.into()),
             stack: stack(frames),
             ns: 1,
             ..PathSegment::default()

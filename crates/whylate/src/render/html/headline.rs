@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use whylate_model::overview::{Headline, Overview};
 use whylate_model::units::format_ns;
-use whylate_model::{Card, CauseKind, LateEvent};
+use whylate_model::{ActorName, Card, CauseKind, LateEvent};
 
 use crate::render::text::why;
 
@@ -26,7 +26,7 @@ struct Waits {
     events: u64,
     total_ns: u64,
     is_part: bool,
-    causes: HashMap<(CauseKind, String), u64>,
+    causes: HashMap<(CauseKind, ActorName), u64>,
 }
 
 /// The victim that waited longest in total.
@@ -39,7 +39,7 @@ pub struct Victim {
     /// Whether the victim may have waited longer, as some of its waits may have been dropped.
     pub is_part: bool,
     /// The main cause with its time in nanoseconds, if one is known.
-    pub cause: Option<(CauseKind, String, u64)>,
+    pub cause: Option<(CauseKind, ActorName, u64)>,
 }
 
 impl Victims {
@@ -79,7 +79,7 @@ impl Victims {
         // Breaks ties in a fixed order.
         all.sort_by(|a, b| b.0.cmp(&a.0));
         let ((source, who), waits) = all.into_iter().max_by_key(longest)?;
-        let mut causes: Vec<((CauseKind, String), u64)> =
+        let mut causes: Vec<((CauseKind, ActorName), u64)> =
             waits.causes.iter().map(|(of, ns)| (of.clone(), *ns)).collect();
         causes.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
         let cause = causes.into_iter().next().map(|((kind, who), ns)| (kind, who, ns));
@@ -136,7 +136,10 @@ mod tests {
         LateEvent {
             subject: subject.to_owned(),
             latency_ns: causes.iter().map(|cause| cause.2).sum(),
-            causes: causes.iter().map(|&(kind, who, ns)| Cause::new(kind, who, ns)).collect(),
+            causes: causes
+                .iter()
+                .map(|&(kind, who, ns)| Cause::new(kind, who.parse::<ActorName>().expect("any text"), ns))
+                .collect(),
             ..LateEvent::default()
         }
     }

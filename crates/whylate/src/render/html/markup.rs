@@ -14,7 +14,7 @@ const MAX_NAME: usize = 160;
 const MAX_SENTENCE: usize = 1_000;
 
 /// Escapes and shortens a name.
-pub fn name(text: &str) -> String {
+pub fn name(text: &(impl ToString + ?Sized)) -> String {
     without_middle(&printable(text), MAX_NAME)
 }
 
@@ -24,7 +24,7 @@ pub fn short_sentence(text: &str) -> String {
 }
 
 /// Escapes a name for HTML text or for an attribute value in quotes.
-pub fn text(text: &str) -> EscapedText {
+pub fn text(text: &(impl ToString + ?Sized)) -> EscapedText {
     EscapedText(name(text))
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use whylate_model::folded::Frame;
 use whylate_model::recording::Repeated;
-use whylate_model::{CauseKind, Stack};
+use whylate_model::{ActorName, CauseKind, Stack};
 
 /// Maximum number of stacks and size of their names per source, and number of chains. The time of others is added up.
 const MAX_STACKS: usize = 10_000;
@@ -227,15 +227,15 @@ impl Sum for Delay {
 /// Delays by culprit and source.
 #[derive(Debug, Default)]
 pub struct Culprits {
-    known: HashMap<(CauseKind, String), HashMap<String, usize>>,
+    known: HashMap<(CauseKind, ActorName), HashMap<String, usize>>,
     rows: usize,
     delays: BySlot<Delay>,
     beyond: BySlot<Delay>,
 }
 
 impl Culprits {
-    pub fn add(&mut self, slot: u32, kind: CauseKind, who: &str, source: &str, delay: Delay) {
-        let key = (kind, who.to_owned());
+    pub fn add(&mut self, slot: u32, kind: CauseKind, who: &ActorName, source: &str, delay: Delay) {
+        let key = (kind, who.clone());
         if self.known.len() >= MAX_CULPRITS && !self.known.contains_key(&key) {
             return self.beyond.add(0, slot, &delay);
         }
@@ -253,19 +253,19 @@ impl Culprits {
     }
 
     /// Returns nanoseconds by culprit and slot. Culprits beyond the limit are `None`.
-    pub fn by_slot(&self) -> impl Iterator<Item = (Option<(CauseKind, &str)>, u32, u64)> {
+    pub fn by_slot(&self) -> impl Iterator<Item = (Option<(CauseKind, &ActorName)>, u32, u64)> {
         let slot_ns =
             |slots: &'_ [(u32, Delay)]| slots.iter().map(|(slot, delay)| (*slot, delay.total_ns)).collect::<Vec<_>>();
         let named = self.known.iter().flat_map(move |((kind, who), by_source)| {
             let slots = by_source.values().flat_map(move |&row| slot_ns(self.delays.row(row)));
-            slots.map(move |(slot, ns)| (Some((*kind, who.as_str())), slot, ns))
+            slots.map(move |(slot, ns)| (Some((*kind, who)), slot, ns))
         });
         named.chain(slot_ns(self.beyond.row(0)).into_iter().map(|(slot, ns)| (None, slot, ns)))
     }
 
     /// Returns the delays by a culprit: by source and slot.
-    pub fn delays_by(&self, kind: CauseKind, who: &str) -> Vec<(&str, &[(u32, Delay)])> {
-        let by_source = self.known.get(&(kind, who.to_owned()));
+    pub fn delays_by(&self, kind: CauseKind, who: &ActorName) -> Vec<(&str, &[(u32, Delay)])> {
+        let by_source = self.known.get(&(kind, who.clone()));
         let mut all: Vec<_> =
             by_source.into_iter().flatten().map(|(source, &row)| (source.as_str(), self.delays.row(row))).collect();
         all.sort_by_key(|(source, _)| *source);
@@ -309,16 +309,16 @@ mod tests {
 
     #[test]
     fn merged_slots_keep_the_maximum() {
-        let mut culprits = Culprits::default();
+        let (mut culprits, hog) = (Culprits::default(), ActorName::thread("hog", 7));
         for (slot, ns) in [(0, 5), (1, 7), (2, 1)] {
             let delay = Delay { events: 1, total_ns: ns, worst_ns: ns };
-            culprits.add(slot, CauseKind::Thread, "hog:7", "wq", delay);
+            culprits.add(slot, CauseKind::Thread, &hog, "wq", delay);
         }
         culprits.coarsen();
         let delays =
             [(0, Delay { events: 2, total_ns: 12, worst_ns: 7 }), (1, Delay { events: 1, total_ns: 1, worst_ns: 1 })];
-        assert_eq!(culprits.delays_by(CauseKind::Thread, "hog:7"), [("wq", &delays[..])]);
-        assert!(culprits.delays_by(CauseKind::Work, "hog:7").is_empty());
+        assert_eq!(culprits.delays_by(CauseKind::Thread, &hog), [("wq", &delays[..])]);
+        assert!(culprits.delays_by(CauseKind::Work, &hog).is_empty());
     }
 
     #[test]
@@ -327,7 +327,7 @@ mod tests {
         for number in 0..MAX_CULPRITS + 5 {
             for source in ["wq", "offcpu"] {
                 let delay = Delay { events: 1, total_ns: 3, worst_ns: 3 };
-                culprits.add(0, CauseKind::Thread, &format!("a:{number}"), source, delay);
+                culprits.add(0, CauseKind::Thread, &ActorName::thread("a", number as u32), source, delay);
             }
         }
         let sum = |is_named: bool| -> u64 {

@@ -220,7 +220,7 @@ mod tests {
         };
         let mut culprit = row(
             "",
-            What::Culprit { kind: CauseKind::Thread, who: "evil\x1b[2J".to_owned() },
+            What::Culprit { kind: CauseKind::Thread, who: "evil\x1b[2J".into() },
             "delay",
             "",
             Unit::NsPerSecond,
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn renders_untestable_bursts() {
-        let culprit = What::Culprit { kind: CauseKind::Thread, who: "hog".to_owned() };
+        let culprit = What::Culprit { kind: CauseKind::Thread, who: "hog".into() };
         let burst = row("", culprit, "delay", "", Unit::NsPerSecond, [(0, 0.0), (100, 37_000_000.0)]);
         let bursts = vec![Row { outcome: Outcome::NoDifference, ..burst }];
         insta::assert_snapshot!(written(&Diff { rows: Vec::new(), differ: 0, bursts, ..diff() }));

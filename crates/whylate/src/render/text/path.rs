@@ -4,12 +4,11 @@
 use std::cmp::Reverse;
 use std::io::{self, Write};
 
-use whylate_model::CauseKind;
 use whylate_model::path::outline::{Piece, pieces};
 use whylate_model::path::{OTHERS, PathSegment};
-use whylate_model::thread::strip_tid;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::Stop;
+use whylate_model::{ActorName, CauseKind};
 
 use crate::render::text::pad::Spaces;
 
@@ -24,7 +23,7 @@ struct OutlinePart {
     ns: u64,
     text: String,
     /// Waiter and its system call, if the line is a wait.
-    wait: Option<(String, Option<String>)>,
+    wait: Option<(Option<ActorName>, Option<String>)>,
     within: Vec<OutlinePart>,
 }
 
@@ -91,11 +90,10 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<OutlinePart> {
     }
     parts.iter_mut().for_each(|part| part.within.sort_by_key(|part| Reverse(part.ns)));
     parts.extend(waits.into_iter().map(|(outer, inner)| {
-        let waiter = outer.waiter.as_deref().unwrap_or("a thread");
         let wait = wait_of(outer);
         OutlinePart {
             ns: inner.iter().map(|segment| segment.ns).sum(),
-            text: format!("{} {}:", printable(waiter), waited(outer)),
+            text: format!("{} {}:", printable(&outer.waiter_name()), waited(outer)),
             within: without_repetition(&wait, parts_of(&inner, depth + 1)),
             wait: Some(wait),
         }
@@ -104,15 +102,15 @@ fn parts_of(path: &[PathSegment], depth: u32) -> Vec<OutlinePart> {
     parts
 }
 
-fn wait_of(segment: &PathSegment) -> (String, Option<String>) {
-    (segment.waiter.clone().unwrap_or_default(), segment.via.clone())
+fn wait_of(segment: &PathSegment) -> (Option<ActorName>, Option<String>) {
+    (segment.waiter.clone(), segment.via.clone())
 }
 
 /// Flattens waits of threads of one name for one another, in the same system call as far as known. Otherwise a queue of
 /// 16 such threads for one lock would be 16 lines deep.
-fn without_repetition(outer: &(String, Option<String>), parts: Vec<OutlinePart>) -> Vec<OutlinePart> {
+fn without_repetition(outer: &(Option<ActorName>, Option<String>), parts: Vec<OutlinePart>) -> Vec<OutlinePart> {
     let (waiter, via) = outer;
-    if waiter.is_empty() || strip_tid(waiter) != waiter {
+    if waiter.as_ref().is_none_or(|waiter| waiter.tid().is_some()) {
         return parts;
     }
     let mut kept: Vec<OutlinePart> = Vec::new();
@@ -191,7 +189,7 @@ fn behind(segment: &PathSegment) -> Option<(String, String)> {
         _ => format!("unknown: {who}"),
     };
     // Merged small segments have no waiter.
-    segment.is_ready().then(|| (printable(segment.ready.as_deref().unwrap_or("threads")), clause))
+    segment.is_ready().then(|| (segment.ready.as_ref().map_or_else(|| "threads".to_owned(), printable), clause))
 }
 
 /// Renders a segment of a path.
@@ -202,7 +200,7 @@ pub fn what(segment: &PathSegment) -> String {
 
 /// Renders a segment of a path with the wait that it is part of.
 pub fn what_in_whose_wait(segment: &PathSegment) -> String {
-    let waiter = segment.waiter.as_deref().filter(|_| segment.depth > 0);
+    let waiter = segment.waiter.as_ref().filter(|_| segment.depth > 0);
     let within = waiter.map(|waiter| format!(" (while {} {})", printable(waiter), waited(segment)));
     format!("{}{}", what(segment), within.unwrap_or_default())
 }
@@ -262,22 +260,9 @@ pub fn waited(segment: &PathSegment) -> String {
 
 /// Strips TIDs, stacks, timers and cgroups from a segment, so that e.g. all compilers of a build are merged.
 pub fn of_name(segment: &PathSegment) -> PathSegment {
-    let plain = PathSegment {
-        timer: None,
-        cgroup: None,
-        cgroup_of_waiter: None,
-        ns: segment.ns,
-        kind: segment.kind,
-        who: segment.who.clone(),
-        ready: segment.ready.clone(),
-        via: segment.via.clone(),
-        waiter: segment.waiter.clone(),
-        stack: Vec::new(),
-        stop: segment.stop,
-        depth: segment.depth,
-        is_member: segment.is_member,
-    };
-    plain.with_threads(&|called| strip_tid(called).to_owned())
+    let segment = segment.clone();
+    let plain = PathSegment { stack: Vec::new(), timer: None, cgroup: None, cgroup_of_waiter: None, ..segment };
+    plain.with_threads(&ActorName::by_name)
 }
 
 #[cfg(test)]
@@ -293,16 +278,14 @@ mod tests {
         waiter: Option<&str>,
         via: Option<&str>,
     ) -> PathSegment {
-        let owned = |text: Option<&str>| text.map(str::to_owned);
-        let ready = (kind == CauseKind::Thread).then(|| "server:4711".to_owned());
-        let who = who.to_owned();
+        let name = |text: &str| text.parse().expect("any text");
         PathSegment {
             ns: ms * 1_000_000,
             kind,
-            who,
-            ready,
-            waiter: owned(waiter),
-            via: owned(via),
+            who: name(who),
+            ready: (kind == CauseKind::Thread).then(|| ActorName::thread("server", 4711)),
+            waiter: waiter.map(name),
+            via: via.map(str::to_owned),
             depth,
             ..PathSegment::default()
         }
@@ -310,14 +293,16 @@ mod tests {
 
     #[test]
     fn renders_run_queue_wait_of_unknown_thread() {
-        let of = |kind| what(&PathSegment { kind, who: "bully".to_owned(), ..PathSegment::default() });
+        let of = |kind| what(&PathSegment { kind, who: "bully".into(), ..PathSegment::default() });
         assert_eq!(of(CauseKind::Thread), "threads waited for a CPU behind bully");
         assert_eq!(of(CauseKind::Irq), "interrupt bully ran");
     }
 
     #[test]
     fn renders_unspecific_causes() {
-        let of = |kind, who: &str| what(&PathSegment { kind, who: who.to_owned(), ..PathSegment::default() });
+        let of = |kind, who: &str| {
+            what(&PathSegment { kind, who: who.parse().expect("any text"), ..PathSegment::default() })
+        };
         assert_eq!(of(CauseKind::Timer, "timer"), "until a timer expired");
         assert_eq!(of(CauseKind::Timer, "TCP retransmission"), "until a timer expired (TCP retransmission)");
         assert_eq!(of(CauseKind::Interrupt, "virtio3"), "until interrupt virtio3 arrived");

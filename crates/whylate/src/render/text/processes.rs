@@ -5,11 +5,10 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{self, Write};
 
-use whylate_model::CauseKind;
 use whylate_model::path::command::Explained;
 use whylate_model::path::members::Members;
-use whylate_model::thread::strip_tid;
 use whylate_model::units::{format_ns, printable};
+use whylate_model::{ActorName, CauseKind};
 
 use crate::render::text::pad::Spaces;
 
@@ -33,16 +32,16 @@ struct Row {
 /// Writes the tree of processes on the path.
 pub fn write(out: &mut dyn Write, explained: &Explained, members: &Members) -> io::Result<()> {
     let mut rows: HashMap<u32, Row> = HashMap::new();
-    let mut others: Vec<(&str, Columns)> = Vec::new();
+    let mut others: Vec<(ActorName, Columns)> = Vec::new();
     for (who, columns) in by_thread(explained) {
-        let tid = who.rsplit_once(':').and_then(|(_, number)| number.parse::<u32>().ok());
-        let Some((tid, process)) = tid.and_then(|tid| Some((tid, members.process_of(tid)?))) else {
+        let Some((tid, process)) = who.tid().and_then(|tid| Some((tid, members.process_of(tid)?))) else {
             others.push((who, columns));
             continue;
         };
         let (row, named_by) = (rows.entry(process).or_default(), (tid == process, columns.iter().sum()));
         if named_by >= row.named_by {
-            (row.name, row.named_by) = (format!("{}:{process}", strip_tid(who)), named_by);
+            let comm = who.comm().unwrap_or_default();
+            (row.name, row.named_by) = (ActorName::thread(comm, process).to_string(), named_by);
         }
         row.threads.insert(tid);
         row.columns.iter_mut().zip(columns).for_each(|(sum, ns)| *sum += ns);
@@ -53,8 +52,8 @@ pub fn write(out: &mut dyn Write, explained: &Explained, members: &Members) -> i
         let threads = if threads.len() > 1 { format!(" ({} threads)", threads.len()) } else { String::new() };
         write_row(out, columns, &format!("{}{name}{threads}", Spaces(2 * depth)))?;
     }
-    others.sort_by_key(|&(who, columns)| (Reverse(columns.iter().sum::<u64>()), who));
-    others.iter().try_for_each(|(who, columns)| write_row(out, columns, who))
+    others.sort_by_cached_key(|(who, columns)| (Reverse(columns.iter().sum::<u64>()), who.clone()));
+    others.iter().try_for_each(|(who, columns)| write_row(out, columns, &who.to_string()))
 }
 
 fn write_row(out: &mut dyn Write, columns: &Columns, who: &str) -> io::Result<()> {
@@ -95,24 +94,25 @@ fn in_order(rows: &HashMap<u32, Row>, members: &Members) -> Vec<(u32, usize)> {
 }
 
 /// Sums up the columns of each thread.
-fn by_thread(explained: &Explained) -> BTreeMap<&str, Columns> {
-    let mut sums: BTreeMap<&str, Columns> = BTreeMap::new();
+fn by_thread(explained: &Explained) -> BTreeMap<ActorName, Columns> {
+    let mut sums: BTreeMap<ActorName, Columns> = BTreeMap::new();
     let mut outer = None;
     for segment in &explained.path {
-        let waiter = segment.waiter.as_deref();
-        let (who, column) = match (segment.depth, segment.kind, segment.ready.as_deref()) {
+        let (who, column) = match (segment.depth, segment.kind, &segment.ready) {
             // Merged segments of threads outside the command, of any depth.
-            (0, CauseKind::Running | CauseKind::Work, _) if explained.is_folded && !segment.is_member => (SMALL, 2),
-            (0, CauseKind::Running | CauseKind::Work, _) => (segment.who.as_str(), 0),
-            (0, _, Some(ready)) => (ready, 1),
-            (0, ..) if segment.is_ready() => (SMALL, 1),
-            (0, CauseKind::Irq | CauseKind::Softirq | CauseKind::Steal | CauseKind::Unknown, _) => (OTHER, 1),
-            (0, ..) => (SMALL, 2),
-            (1, ..) => {
-                outer = waiter;
-                (waiter.unwrap_or("a thread"), 2)
+            (0, CauseKind::Running | CauseKind::Work, _) if explained.is_folded && !segment.is_member => {
+                (SMALL.into(), 2)
             }
-            _ => (outer.or(waiter).unwrap_or("a thread"), 2),
+            (0, CauseKind::Running | CauseKind::Work, _) => (segment.who.clone(), 0),
+            (0, _, Some(ready)) => (ready.clone(), 1),
+            (0, ..) if segment.is_ready() => (SMALL.into(), 1),
+            (0, CauseKind::Irq | CauseKind::Softirq | CauseKind::Steal | CauseKind::Unknown, _) => (OTHER.into(), 1),
+            (0, ..) => (SMALL.into(), 2),
+            (1, ..) => {
+                outer = Some(segment).filter(|segment| segment.waiter.is_some());
+                (segment.waiter_name(), 2)
+            }
+            _ => (outer.unwrap_or(segment).waiter_name(), 2),
         };
         sums.entry(who).or_default()[column] += segment.ns;
     }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     fn part(ms: u64, kind: CauseKind, who: &str) -> PathSegment {
-        PathSegment { ns: ms * 1_000_000, kind, who: who.to_owned(), ..PathSegment::default() }
+        PathSegment { ns: ms * 1_000_000, kind, who: who.parse().expect("any text"), ..PathSegment::default() }
     }
 
     fn born(at_ns: u64, tid: u32, parent: u32, is_in_parents_process: bool) -> RunSlice {
@@ -155,8 +155,9 @@ mod tests {
             born(4, 8, 7, true),
             born(5, 9, 5, false),
         ];
-        let waited = PathSegment { waiter: Some("sh:5".to_owned()), depth: 1, ..part(3, CauseKind::Timer, "timer") };
-        let ready = PathSegment { ready: Some("cc1:7".to_owned()), ..part(4, CauseKind::Thread, "hog:77") };
+        let waited =
+            PathSegment { waiter: Some(ActorName::thread("sh", 5)), depth: 1, ..part(3, CauseKind::Timer, "timer") };
+        let ready = PathSegment { ready: Some(ActorName::thread("cc1", 7)), ..part(4, CauseKind::Thread, "hog:77") };
         // Thread 6 in between is not on the path, and the last segment is not a member's.
         let path = vec![
             part(1, CauseKind::Running, "run:1"),

@@ -8,7 +8,7 @@ use serde::Serialize;
 use whylate_model::path::PathSegment;
 use whylate_model::path::budget::{Budget, EndedBy, Waits};
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{CauseKind, Histogram};
+use whylate_model::{ActorName, CauseKind, Histogram};
 
 use super::path;
 
@@ -86,9 +86,9 @@ pub fn write(
     }
     for wait in budget.longest.iter().take(MAX_LONGEST) {
         let first = wait.path.iter().find(|segment| segment.depth == 1);
-        let waiter = first.and_then(|segment| segment.waiter.as_deref()).unwrap_or("a thread");
+        let waiter = first.unwrap_or(&PathSegment::default()).waiter_name();
         let (via, stop) = first.map_or((None, None), |segment| (segment.via.as_deref(), segment.stop));
-        let (after, waiter, long) = (format_ns(wait.after_ns), printable(waiter), format_ns(wait.ns));
+        let (after, waiter, long) = (format_ns(wait.after_ns), printable(&waiter), format_ns(wait.ns));
         match (stop, via) {
             (Some(stop), _) => writeln!(out, "  after {after}: {waiter} was {} for {long}", stop.words())?,
             (None, Some(via)) => writeln!(out, "  after {after}: {waiter} waited {long} in {}", printable(via))?,
@@ -142,10 +142,10 @@ fn figures(latency: &Histogram) -> String {
 
 /// Adds the priorities of the waiting thread and of the running one to run-queue waits, if they differ.
 fn with_priorities(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option<String>) -> Vec<PathSegment> {
-    let mut known: BTreeMap<String, Option<String>> = BTreeMap::new();
-    let mut of = |called: &str| {
-        let look = || called.rsplit_once(':').and_then(|(_, tid)| tid.parse().ok()).and_then(&mut *priority);
-        known.entry(called.to_owned()).or_insert_with(look).clone()
+    let mut known: BTreeMap<u32, Option<String>> = BTreeMap::new();
+    let mut of = |thread: &ActorName| {
+        let tid = thread.tid()?;
+        known.entry(tid).or_insert_with(|| priority(tid)).clone()
     };
     let mut segments = path.to_vec();
     for segment in segments.iter_mut().filter(|segment| segment.kind == CauseKind::Thread) {
@@ -154,8 +154,8 @@ fn with_priorities(path: &[PathSegment], priority: &mut dyn FnMut(u32) -> Option
         if let (Some(of_ready), Some(of_who)) = (of_ready, of_who)
             && of_ready != of_who
         {
-            let name = ready.rsplit_once(':').map_or(ready.as_str(), |(name, _)| name);
-            segment.who = format!("{} ({of_who}; {name}: {of_ready})", segment.who);
+            let priorities = format!(" ({of_who}; {}: {of_ready})", ready.comm().unwrap_or_default());
+            segment.who = segment.who.clone().within("", &priorities);
         }
     }
     segments
@@ -172,9 +172,9 @@ mod tests {
         PathSegment {
             ns: ms * MS,
             kind,
-            who: who.to_owned(),
-            ready: (kind == CauseKind::Thread).then(|| "encoder:26535".to_owned()),
-            waiter: Some(waiter.to_owned()),
+            who: who.parse().expect("any text"),
+            ready: (kind == CauseKind::Thread).then(|| ActorName::thread("encoder", 26535)),
+            waiter: Some(waiter.parse().expect("any text")),
             via: Some(via.to_owned()),
             depth,
             ..PathSegment::default()

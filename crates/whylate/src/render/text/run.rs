@@ -7,12 +7,12 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::json;
-use whylate_model::CauseKind;
 use whylate_model::folded::{line, safe};
 use whylate_model::path::command::Explained;
 use whylate_model::path::members::Members;
 use whylate_model::path::{PathSegment, within};
 use whylate_model::units::{format_ns, printable};
+use whylate_model::{ActorName, CauseKind};
 
 use super::offcpu::{svg, write_lines};
 use super::path::{self, of_name, what};
@@ -83,9 +83,8 @@ fn waits_of(path: &[PathSegment]) -> Vec<Vec<String>> {
     let named = |wait: Option<&PathSegment>| {
         // A waiter without own segments is unknown.
         let Some(wait) = wait else { return "...".to_owned() };
-        let waiter = wait.waiter.as_deref().unwrap_or("a thread");
         let via = wait.via.as_deref().map_or_else(String::new, |via| format!(" in {via}"));
-        printable(&format!("{waiter} waited{via}"))
+        printable(&format!("{} waited{via}", wait.waiter_name()))
     };
     within(path).into_iter().map(|waits| waits.into_iter().map(named).collect()).collect()
 }
@@ -132,11 +131,11 @@ pub fn write(
     }
     for wait in longest {
         let first = wait.path.iter().find(|segment| segment.depth == 1).or_else(|| wait.path.first());
-        let waiter = first.and_then(|segment| segment.waiter.as_deref()).unwrap_or("a thread");
+        let waiter = first.unwrap_or(&PathSegment::default()).waiter_name();
         let via = first.and_then(|segment| segment.via.as_deref());
         let via = via.map_or_else(String::new, |via| format!(" in {}", printable(via)));
         let after = format_ns(wait.after_ns);
-        writeln!(out, "  after {after}: {} waited {}{via}", printable(waiter), format_ns(wait.ns))?;
+        writeln!(out, "  after {after}: {} waited {}{via}", printable(&waiter), format_ns(wait.ns))?;
         path::write_wait(out, &wait.path, 4)?;
     }
     write_outsiders(out, explained)?;
@@ -164,19 +163,19 @@ fn write_outsiders(out: &mut dyn Write, explained: &Explained) -> io::Result<()>
         _ => None,
     };
     // By name, and the thread if it is the only one of its name.
-    let mut by_name: BTreeMap<(String, &str), (u64, Option<&str>)> = BTreeMap::new();
+    let mut by_name: BTreeMap<(String, &str), (u64, Option<&ActorName>)> = BTreeMap::new();
     for (segment, how) in explained.path.iter().filter_map(|segment| Some((segment, how(segment)?))) {
         let item = if segment.kind == CauseKind::Work { "work item " } else { "" };
         let (ns, thread) =
             by_name.entry((format!("{item}{}", of_name(segment).who), how)).or_insert((0, Some(&segment.who)));
         *ns += segment.ns;
-        *thread = thread.filter(|thread| *thread == segment.who);
+        *thread = thread.filter(|thread| **thread == segment.who);
     }
-    let named = |((name, how), (ns, thread)): ((String, &'static str), (u64, Option<&str>))| {
-        let who = thread.filter(|thread| thread.starts_with(&name)).map_or(name.clone(), str::to_owned);
+    let named = by_name.into_iter().map(|((name, how), (ns, thread))| {
+        let who = thread.filter(|thread| thread.is_thread()).map_or(name, ActorName::to_string);
         ((who, how), ns)
-    };
-    let mut sums: Vec<_> = by_name.into_iter().map(named).collect();
+    });
+    let mut sums: Vec<_> = named.collect();
     sums.sort_by(|(a, a_ns), (b, b_ns)| (Reverse(a_ns), a).cmp(&(Reverse(b_ns), b)));
     if sums.is_empty() {
         return Ok(());
@@ -202,7 +201,7 @@ mod tests {
     use super::*;
 
     fn part(ms: u64, kind: CauseKind, who: &str) -> PathSegment {
-        PathSegment { ns: ms * 1_000_000, kind, who: who.to_owned(), ..PathSegment::default() }
+        PathSegment { ns: ms * 1_000_000, kind, who: who.parse().expect("any text"), ..PathSegment::default() }
     }
 
     #[test]

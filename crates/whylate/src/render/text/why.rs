@@ -8,7 +8,7 @@ use whylate_model::path::timer::TimerKind;
 use whylate_model::snapshot::Unexplained;
 use whylate_model::sources::EventWords;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Cause, CauseKind, Cgroup, LateEvent};
+use whylate_model::{ActorName, Cause, CauseKind, Cgroup, LateEvent};
 
 /// Maximum number of frames of a cause's stack, from the innermost.
 const FRAMES: usize = 8;
@@ -26,8 +26,8 @@ pub fn write_causes(out: &mut dyn Write, event: &LateEvent) -> io::Result<()> {
         if event.causes.len() - shown > 1 { event.causes.split_at(shown) } else { (&event.causes[..], &[][..]) };
     for Cause { kind, who, ns, stack, .. } in shown {
         let share = percent(*ns, event.latency_ns);
-        let who = printable(who);
-        writeln!(out, "    {share:>5.1}% {:>8}  {:<14}  {who}", format_ns(*ns), how(*kind, &who))?;
+        let (ns, how, who) = (format_ns(*ns), how(*kind, who), printable(who));
+        writeln!(out, "    {share:>5.1}% {ns:>8}  {how:<14}  {who}")?;
         for frame in stack.iter().take(FRAMES) {
             writeln!(out, "{:39}{}", "", printable(frame))?;
         }
@@ -122,7 +122,7 @@ pub fn word(kind: CauseKind) -> &'static str {
 }
 
 /// Returns the name of a kind of cause, shown with the culprit's name; `sleep`, not `timer`, for a thread that slept.
-pub fn how(kind: CauseKind, who: &str) -> &'static str {
+pub fn how(kind: CauseKind, who: &ActorName) -> &'static str {
     if kind == CauseKind::Timer && !TimerKind::is_mechanism(who) { "sleep" } else { word(kind) }
 }
 
@@ -137,8 +137,8 @@ pub fn how_many(of: &Culprit) -> String {
 }
 
 /// Renders a culprit from its kind and name.
-pub fn culprit(kind: CauseKind, who: &str) -> String {
-    let (who, word) = (printable(who), word(kind));
+pub fn culprit(kind: CauseKind, name: &ActorName) -> String {
+    let (who, word) = (printable(name), word(kind));
     match kind {
         CauseKind::Work => who,
         CauseKind::Irq
@@ -154,7 +154,7 @@ pub fn culprit(kind: CauseKind, who: &str) -> String {
         CauseKind::Outside => format!("a thread {who}"),
         CauseKind::Stopped => format!("{word} by {who}"),
         CauseKind::Running => format!("thread {who} running"),
-        CauseKind::Timer if TimerKind::is_mechanism(&who) => who,
+        CauseKind::Timer if TimerKind::is_mechanism(name) => who,
         CauseKind::Timer => format!("{who} sleeping"),
         CauseKind::Network if who == word => word.to_owned(),
         CauseKind::Network => format!("{word} {who}"),
@@ -164,7 +164,8 @@ pub fn culprit(kind: CauseKind, who: &str) -> String {
 }
 
 fn sentence(culprit: &Culprit, words: EventWords) -> String {
-    let of_cgroup = |of: &Cgroup| culprit.kind == CauseKind::Thread && culprit.who.starts_with(&of.path);
+    let names_cgroup = |of: &Cgroup| culprit.who.comm().is_some_and(|comm| comm.starts_with(&of.path));
+    let of_cgroup = |of: &Cgroup| culprit.kind == CauseKind::Thread && names_cgroup(of);
     let name = match &culprit.cgroup {
         Some(of) if of_cgroup(of) => format!("threads of {}", printable(&culprit.who)),
         _ => culprit_label(culprit),
@@ -256,12 +257,15 @@ mod tests {
 
     #[test]
     fn names_sleeper_or_purpose_of_timer() {
-        let rendered = |who| (how(CauseKind::Timer, who), culprit(CauseKind::Timer, who));
+        let rendered = |who: &str| {
+            let Ok(who) = who.parse();
+            (how(CauseKind::Timer, &who), culprit(CauseKind::Timer, &who))
+        };
         assert_eq!(rendered("sleep:5823"), ("sleep", "sleep:5823 sleeping".to_owned()));
         for who in ["timeout in poll (curl:7)", "TCP retransmission"] {
             assert_eq!(rendered(who), ("timer", who.to_owned()));
         }
-        assert_eq!(culprit(CauseKind::Network, "network"), "network");
+        assert_eq!(culprit(CauseKind::Network, &"network".into()), "network");
     }
 
     #[test]

@@ -4,9 +4,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use whylate_model::thread::by_name;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Cause, CauseKind, LateEvent};
+use whylate_model::{ActorName, Cause, CauseKind, LateEvent};
 
 use super::{late, program, ticks_per_part};
 use crate::render::text::why;
@@ -19,13 +18,13 @@ const STACKS: usize = 5;
 const BESIDE_GRAPH: usize = 60;
 
 /// Iterates over the causes by this culprit: an actor or, without a TID, all of that name.
-fn own<'a>(event: &'a LateEvent, kind: CauseKind, who: &str) -> impl Iterator<Item = &'a Cause> {
-    let is_it = move |cause: &&Cause| cause.kind == kind && (cause.who == who || by_name(&cause.who) == who);
+fn own<'a>(event: &'a LateEvent, kind: CauseKind, who: &ActorName) -> impl Iterator<Item = &'a Cause> {
+    let is_it = move |cause: &&Cause| cause.kind == kind && (cause.who == *who || cause.who.by_name() == *who);
     event.causes.iter().filter(is_it)
 }
 
 /// Returns the delay by this culprit, in nanoseconds.
-fn delay(event: &LateEvent, kind: CauseKind, who: &str) -> u64 {
+fn delay(event: &LateEvent, kind: CauseKind, who: &ActorName) -> u64 {
     own(event, kind, who).fold(0, |all, cause| all.saturating_add(cause.ns))
 }
 
@@ -54,10 +53,10 @@ struct Victim {
     event: Option<ViewKind>,
 }
 
-pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<Panel> {
+pub fn panels(state: &State, kind: CauseKind, who: &ActorName, columns: usize) -> Vec<Panel> {
     let mut victims: BTreeMap<(&'static str, &str), Victim> = BTreeMap::new();
     let mut stacks: BTreeMap<&[String], (u64, u64)> = BTreeMap::new();
-    let mut threads: BTreeMap<&str, Delays> = BTreeMap::new();
+    let mut threads: BTreeMap<&ActorName, Delays> = BTreeMap::new();
     let graph = columns.saturating_sub(BESIDE_GRAPH).clamp(8, 60);
     let per_part = ticks_per_part(state, graph);
     let nothing = vec![Some(0); state.shown().len().div_ceil(per_part)];
@@ -105,10 +104,9 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
     let victims_panel =
         Panel::table("victims", title, "<SOURCE, <VICTIM, EVENTS, TOTAL, WORST, =OVER TIME", rows.collect(), "nothing");
     let mut panels = vec![victims_panel, late::panel(state, |_, event| delay(event, kind, who) > 0)];
-    // A thread is named `comm:tid`.
     let thread = threads.keys().next().copied().unwrap_or(who);
-    if let Some((thread, _)) = thread.rsplit_once(':').filter(|_| kind == CauseKind::Thread) {
-        panels.extend(program::link(&[("thread".to_owned(), thread.to_owned())].into()));
+    if let (CauseKind::Thread, Some(comm), Some(_)) = (kind, thread.comm(), thread.tid()) {
+        panels.extend(program::link(&[("thread".to_owned(), comm.to_owned())].into()));
     }
     if threads.len() > 1 {
         panels.push(alike(kind, threads));
@@ -120,22 +118,22 @@ pub fn panels(state: &State, kind: CauseKind, who: &str, columns: usize) -> Vec<
 }
 
 /// Lists the threads of that name, a row each.
-fn alike(kind: CauseKind, threads: BTreeMap<&str, Delays>) -> Panel {
+fn alike(kind: CauseKind, threads: BTreeMap<&ActorName, Delays>) -> Panel {
     let title = format!("{} of that name", threads.len());
     let all_ns = threads.values().fold(0_u64, |all, of| all.saturating_add(of.total_ns));
     let mut order: Vec<_> = threads.into_iter().collect();
     order.sort_by_key(|(_, of)| Reverse(of.total_ns));
     let rows = order.into_iter().map(|(who, of)| Row {
-        key: who.to_owned(),
+        key: who.to_string(),
         cells: vec![
             Cell::Share(of.total_ns as f64 / all_ns.max(1) as f64),
             Cell::Ns(of.total_ns),
             Cell::Count(of.events),
             Cell::Ns(of.worst_ns),
-            Cell::Text(who.to_owned()),
+            Cell::Text(who.to_string()),
         ],
         is_late: false,
-        opens: Some(ViewKind::Culprit(kind, who.to_owned())),
+        opens: Some(ViewKind::Culprit(kind, who.clone())),
     });
     Panel::table("alike", title, "SHARE, DELAY, TIMES, WORST, <WHO", rows.collect(), "none")
 }

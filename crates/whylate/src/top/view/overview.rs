@@ -6,7 +6,6 @@ use std::ops::RangeInclusive;
 use whylate_model::Card;
 use whylate_model::culprits::Culprit;
 use whylate_model::sources::named;
-use whylate_model::thread::by_name;
 use whylate_model::units::format_ns;
 
 use super::{late, over_time};
@@ -118,8 +117,7 @@ pub fn culprits_of(state: &State, culprits: &[Culprit], title: &str, ends: &str)
     let rows = shown.iter().map(|culprit| {
         let share = share_of(culprit);
         // Keyed by name alone, so that the row stays the same when more threads of that name appear.
-        let is_name = culprit.alike > 0;
-        let name = if is_name { culprit.who.clone() } else { by_name(&culprit.who).into_owned() };
+        let name = culprit.who.by_name();
         Row {
             key: format!("{} {name}", culprit.kind.name()),
             cells: vec![

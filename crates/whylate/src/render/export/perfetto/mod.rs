@@ -16,7 +16,7 @@ use whylate_model::path::PathSegment;
 use whylate_model::recording::{Clock, Gap, Header, Line};
 use whylate_model::sources::named;
 use whylate_model::units::{format_ns, printable};
-use whylate_model::{Cause, CauseKind, LateEvent, Snapshot};
+use whylate_model::{ActorName, Cause, CauseKind, LateEvent, Snapshot};
 
 use super::Export;
 use crate::files::PendingFile;
@@ -37,8 +37,8 @@ pub struct Trace {
     packets: Packets,
     header: Header,
     flows: u64,
-    /// Threads by their name in causes (`comm:tid`).
-    threads: HashMap<String, KnownThread>,
+    /// Threads by their name in causes.
+    threads: HashMap<ActorName, KnownThread>,
     is_header_written: bool,
 }
 
@@ -53,7 +53,7 @@ struct KnownThread {
 /// A culprit's part of a wait.
 struct CulpritSpan<'a> {
     kind: CauseKind,
-    who: &'a str,
+    who: &'a ActorName,
     from_ns: u64,
     to_ns: u64,
 }
@@ -159,10 +159,9 @@ impl Trace {
     }
 
     fn late(&mut self, root: u64, source: &str, event: &LateEvent) -> io::Result<()> {
-        self.remember(event);
+        let victim = self.victim(event);
         let to_ns = self.packets.boot_ns(event.at_unix_ns);
         let from_ns = to_ns.saturating_sub(event.latency_ns);
-        let victim = self.threads.get(&event.subject).cloned();
         let (parent, track) = match &victim {
             Some(thread) => (self.thread(thread)?, format!("late ({source})")),
             None => (root, event.subject.clone()),
@@ -257,7 +256,7 @@ impl Trace {
 
     /// Writes a slice or instant to the culprit's own track and returns its flow ID. `None` if the culprit is unknown.
     fn culprit(&mut self, part: &CulpritSpan<'_>, victim: &str, about: Vec<Annotation>) -> io::Result<Option<u64>> {
-        if part.kind == CauseKind::Unknown || part.who.is_empty() {
+        if part.kind == CauseKind::Unknown || *part.who == ActorName::default() {
             return Ok(None);
         }
         let track_uuid = match self.threads.get(part.who).cloned() {
@@ -267,7 +266,7 @@ impl Trace {
             }
             None => {
                 let root = self.packets.root(CULPRITS)?;
-                self.packets.overlap_track(root, part.who, part.from_ns, part.to_ns)?
+                self.packets.overlap_track(root, &part.who.to_string(), part.from_ns, part.to_ns)?
             }
         };
         self.flows = self.flows.wrapping_add(1);
@@ -287,16 +286,15 @@ impl Trace {
         self.packets.thread(Thread { pid: *pid, tid: *tid, name, process })
     }
 
-    /// Remembers the victim's process from its labels. Causes only have a thread's name and TID.
-    fn remember(&mut self, event: &LateEvent) {
+    /// Returns the victim if it is a thread, and remembers its process. Causes only have a thread's name and TID.
+    fn victim(&mut self, event: &LateEvent) -> Option<KnownThread> {
         let label = |name: &str| event.labels.get(name).map_or("", String::as_str);
-        let (Ok(pid), Ok(tid)) = (label("pid").parse(), label("tid").parse::<i64>()) else { return };
-        let Some((name, number)) = event.subject.rsplit_once(':') else { return };
-        if number.parse() != Ok(tid) || self.threads.len() >= THREADS {
-            return;
-        }
-        let (name, process) = (name.to_owned(), label("process").to_owned());
-        self.threads.entry(event.subject.clone()).or_insert(KnownThread { pid, tid, name, process });
+        let (pid, tid) = (label("pid").parse().ok()?, label("tid").parse().ok()?);
+        let (name, process) = (label("thread").to_owned(), label("process").to_owned());
+        let key = Some(ActorName::thread(name.as_str(), tid)).filter(|key| *key == event.subject)?;
+        let is_full = self.threads.len() >= THREADS && !self.threads.contains_key(&key);
+        let known = || KnownThread { pid, tid: tid.into(), name, process };
+        (!is_full).then(|| self.threads.entry(key).or_insert_with(known).clone())
     }
 
     fn gap(&mut self, gap: &Gap) -> io::Result<()> {
@@ -352,7 +350,7 @@ fn about(event: &LateEvent) -> Vec<Annotation> {
     let causes = event.causes.iter().map(|cause| {
         let mut entries = vec![
             Annotation::text("kind", cause.kind.name()),
-            Annotation::text("who", &cause.who),
+            Annotation::text("who", &cause.who.to_string()),
             Annotation::number("ns", cause.ns),
         ];
         entries.extend(cause.cgroup.as_ref().map(|cgroup| Annotation::text("cgroup", &cgroup.path)));
@@ -369,9 +367,11 @@ fn about(event: &LateEvent) -> Vec<Annotation> {
 }
 
 fn about_segment(segment: &PathSegment) -> Vec<Annotation> {
-    let text = |name: &'static str, value: &Option<String>| value.as_ref().map(|value| Annotation::text(name, value));
+    let text = |name: &'static str, value: Option<String>| value.map(|value| Annotation::text(name, &value));
+    let named = |name: &Option<ActorName>| name.as_ref().map(ActorName::to_string);
     let mut about = vec![Annotation::number("depth", segment.depth.into())];
-    let annotations = [("for", &segment.ready), ("waiter", &segment.waiter), ("via", &segment.via)];
+    let annotations =
+        [("for", named(&segment.ready)), ("waiter", named(&segment.waiter)), ("via", segment.via.clone())];
     about.extend(annotations.into_iter().filter_map(|(name, value)| text(name, value)));
     if !segment.stack.is_empty() {
         about.push(Annotation::texts("stack", &segment.stack));

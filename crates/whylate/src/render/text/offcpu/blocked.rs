@@ -7,6 +7,7 @@ use std::io::{self, Write};
 
 use whylate_model::folded::{stopped, waiting};
 use whylate_model::holders::{Chain, End, Holder, Link, Lock};
+use whylate_model::thread;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::wait::thaw_that_is_awaited;
 use whylate_model::{Histogram, Series, Snapshot, Stack, WaitClass};
@@ -44,14 +45,13 @@ fn with_numbers(snapshot: &Snapshot) -> Cow<'_, Snapshot> {
         let label = |name: &str| stack.labels.get(name).map_or("", String::as_str);
         let (thread, process) = (label("thread"), format!("{}:{}", label("process"), label("pid")));
         let number = snapshot.uninterruptible.iter().find_map(|sleeper| {
-            let (name, number) = sleeper.who.rsplit_once(':')?;
-            let is_it = name == thread
-                && sleeper.process.as_ref().unwrap_or(&sleeper.who) == &process
+            let is_it = sleeper.who.comm() == Some(thread)
+                && sleeper.process.as_ref().map_or_else(|| sleeper.who == process, |of| *of == process)
                 && sleeper.waits_in.as_ref() == stack.kernel.first();
-            is_it.then(|| number.to_owned())
+            sleeper.who.tid().filter(|_| is_it)
         });
         if let Some(number) = number {
-            stack.labels.entry("tid".to_owned()).or_insert(number);
+            stack.labels.entry("tid".to_owned()).or_insert(thread::number(number));
         }
     }
     Cow::Owned(snapshot)
@@ -260,6 +260,7 @@ fn does(holder: &Holder, lock: Lock) -> String {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::ActorName;
     use whylate_model::snapshot::Sleeper;
 
     use super::super::sample;
@@ -328,7 +329,7 @@ mod tests {
         add("reader", "S", WaitClass::Pipe, 700);
         add("mem-waiter", "D", WaitClass::Memory, 5);
         snapshot.uninterruptible.push(Sleeper {
-            who: "mem-waiter:71".to_owned(),
+            who: ActorName::thread("mem-waiter", 71),
             process: Some("mem-waiter:7".to_owned()),
             asleep_ns: 5_000_000_000,
             waits_in: Some("f".to_owned()),

@@ -7,7 +7,6 @@ use std::io::{self, Write};
 
 use whylate_model::folded::{Frame, Kind, Root, WOKEN_BY, labels, line};
 use whylate_model::path::{PathSegment, within};
-use whylate_model::thread::strip_tid;
 use whylate_model::units::format_ns;
 use whylate_model::{Cause, LateEvent, Snapshot};
 
@@ -160,7 +159,7 @@ pub fn parts_of(event: &LateEvent, root: Root) -> Vec<(Vec<Frame>, u64)> {
 
 /// Returns the frames of a cause of a run-queue wait, with the cause's stack, if any.
 fn cause_frames(event: &LateEvent, cause: &Cause) -> Vec<Frame> {
-    let ready = Some(event.subject.clone());
+    let ready = Some(event.subject.as_str().into());
     let segment = PathSegment { kind: cause.kind, who: cause.who.clone(), ready, ..PathSegment::default() };
     let mut frames = ending(&of_name(&segment), false);
     frames.extend(cause.stack.iter().rev().map(|name| Frame::new(Kind::Waker, name)));
@@ -170,8 +169,7 @@ fn cause_frames(event: &LateEvent, cause: &Cause) -> Vec<Frame> {
 /// Returns the frames of a waker that waited in turn.
 fn waiter(wait: Option<&PathSegment>) -> Vec<Frame> {
     let Some(wait) = wait else { return vec![Frame::new(Kind::Between, OMITTED)] };
-    let called = strip_tid(wait.waiter.as_deref().unwrap_or("a thread"));
-    let mut frames = vec![Frame::new(Kind::Waker, called)];
+    let mut frames = vec![Frame::new(Kind::Waker, &wait.waiter_name().by_name().to_string())];
     frames.extend(match wait.stop {
         Some(_) => vec![Frame::new(Kind::Waker, &waited(wait))],
         None => place(Kind::Waker, &wait.stack, wait.via.as_deref()),
@@ -201,6 +199,7 @@ fn ending(segment: &PathSegment, is_anothers: bool) -> Vec<Frame> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use whylate_model::ActorName;
     use whylate_model::CauseKind::{
         self, Disk, IdleExit, Irq, IrqsOff, Outside, Running, Softirq, Steal, Thread, Timer, Unknown, Work,
     };
@@ -214,7 +213,8 @@ mod tests {
 
     fn late(path: Vec<PathSegment>, causes: Vec<Cause>) -> LateEvent {
         let labels = [("process", "app"), ("pid", "77"), ("thread", "client;"), ("tid", "78"), ("cgroup", "/a")];
-        let causes_of_path: Vec<Cause> = path.iter().map(|part| Cause::new(part.kind, &*part.who, part.ns)).collect();
+        let causes_of_path: Vec<Cause> =
+            path.iter().map(|part| Cause::new(part.kind, part.who.clone(), part.ns)).collect();
         let causes = if path.is_empty() { causes } else { causes_of_path };
         LateEvent {
             subject: "client;:78".to_owned(),
@@ -227,14 +227,14 @@ mod tests {
     }
 
     fn part(ns: u64, depth: u32, waiter: &str, kind: CauseKind, who: &str) -> PathSegment {
-        let waiter = (depth > 0).then(|| waiter.to_owned());
-        PathSegment { ns, kind, who: who.to_owned(), waiter, depth, ..PathSegment::default() }
+        let waiter = (depth > 0).then(|| waiter.parse().expect("any text"));
+        PathSegment { ns, kind, who: who.parse().expect("any text"), waiter, depth, ..PathSegment::default() }
     }
 
     /// Returns a wait of a client for a server that waits for a disk and then for a CPU.
     fn request() -> LateEvent {
         let fsync = |part| PathSegment { stack: names("io_schedule do_fsync"), ..part };
-        let server = || Some("server:5".to_owned());
+        let server = || Some(ActorName::thread("server", 5));
         let path = vec![
             fsync(part(400, 2, "server:5", Disk, "254:0 (write by jbd2/vda-8:80)")),
             PathSegment {
@@ -246,7 +246,7 @@ mod tests {
             PathSegment { ready: server(), ..part(5_000, 1, "client;:78", Thread, "hog:7") },
             part(60_000, 1, "client;:78", Running, "server:5"),
             part(100_000, 2, "helper:8", Timer, "timer"),
-            PathSegment { ready: Some("client;:78".to_owned()), ..part(700_000, 0, "", Thread, "hog:6") },
+            PathSegment { ready: Some(ActorName::thread("client;", 78)), ..part(700_000, 0, "", Thread, "hog:6") },
         ];
         LateEvent { stack: names("unix_stream_read_generic __x64_sys_recvfrom"), ..late(path, Vec::new()) }
     }
@@ -320,7 +320,10 @@ mod tests {
 
     #[test]
     fn run_queue_wait_has_stack_of_cause() {
-        let off = Cause { stack: names("spin_unlock console_unlock"), ..Cause::new(IrqsOff, "dd:4242", 7) };
+        let off = Cause {
+            stack: names("spin_unlock console_unlock"),
+            ..Cause::new(IrqsOff, ActorName::thread("dd", 4242), 7)
+        };
         let causes = vec![off, Cause::new(Work, "wb_workfn", 1), Cause::new(CauseKind::Nmi, "NMI", 2)];
         let begin = "app;waited for a CPU";
         assert_eq!(
@@ -336,7 +339,7 @@ mod tests {
 
     #[test]
     fn summary_has_unexplained_and_lost() {
-        let second = late(Vec::new(), vec![Cause::new(Thread, "worker 5:9", 126_577)]);
+        let second = late(Vec::new(), vec![Cause::new(Thread, ActorName::thread("worker 5", 9), 126_577)]);
         let all = chains_of(Root::Process, &[request(), second.clone()]);
         let mut snapshot = empty();
         assert_eq!(all.summary(&snapshot), "2 waits of 5.00ms or longer took 1.00ms in total.");
@@ -385,7 +388,7 @@ mod tests {
                 |((ns, depth, kind, names), [ready, via, stack]): ((u64, u32, CauseKind, [&str; 3]), [bool; 3])| {
                     let text = |wanted: bool, name: &str| wanted.then(|| name.to_owned());
                     PathSegment {
-                        ready: text(ready, names[0]),
+                        ready: text(ready, names[0]).map(|name| name.parse().expect("any text")),
                         via: text(via, names[1]),
                         stack: text(stack, names[2]).into_iter().collect(),
                         ..part(ns, depth, names[1], kind, names[2])

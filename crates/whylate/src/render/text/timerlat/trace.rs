@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use whylate_model::blame::Evidence;
 use whylate_model::units::{printable, rfc3339};
-use whylate_model::{Interval, LateEvent, Occupant, TimerEvidence, thread};
+use whylate_model::{ActorName, Interval, LateEvent, Occupant, TimerEvidence};
 use whylate_sources::timerlat::Activated;
 
 use super::analysis::{self, StackFormat};
@@ -61,8 +61,8 @@ fn intervals(out: &mut dyn Write, evidence: &TimerEvidence) -> io::Result<()> {
 fn who(occupant: &Occupant) -> String {
     printable(&match occupant {
         Occupant::Idle => "idle".to_owned(),
-        Occupant::Thread { tid, name, .. } => thread::called(name, *tid),
-        Occupant::Work { handler, tid, name } => format!("{handler} in {}", thread::called(name, *tid)),
+        Occupant::Thread { tid, name, .. } => ActorName::thread(name.as_str(), *tid).to_string(),
+        Occupant::Work { handler, tid, name } => format!("{handler} in {}", ActorName::thread(name.as_str(), *tid)),
         Occupant::Irq { name } => format!("interrupt {name}"),
         Occupant::Softirq { name } => format!("softirq {name}"),
     })

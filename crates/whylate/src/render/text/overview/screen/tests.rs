@@ -5,7 +5,7 @@ use whylate_model::culprits::Victims;
 use whylate_model::overview::{HeldUp, LateOf, Unmeasured};
 use whylate_model::path::PathSegment;
 use whylate_model::snapshot::Unexplained;
-use whylate_model::{Cause, CauseKind, LateEvent, WaitClass};
+use whylate_model::{ActorName, Cause, CauseKind, LateEvent, WaitClass};
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn headline(source: &str, is_late: bool) -> Headline {
 fn renders_late_events_culprits_and_next_commands() {
     let culprit = |kind, who: &str, total_ns| Culprit {
         kind,
-        who: who.to_owned(),
+        who: who.parse().expect("any text"),
         alike: 0,
         cgroup: None,
         total_ns,
@@ -101,7 +101,7 @@ fn no_row_is_cut_at_80_columns() {
 fn ranking_has_explained_share() {
     let culprit = Culprit {
         kind: CauseKind::Thread,
-        who: "hog:7".to_owned(),
+        who: ActorName::thread("hog", 7),
         alike: 0,
         cgroup: None,
         total_ns: 1_000_000,
@@ -163,9 +163,9 @@ fn renders_wait_chain() {
     let segment = |ms: u64, kind, who: &str, depth, waiter: Option<&str>| PathSegment {
         ns: ms * 1_000_000,
         kind,
-        who: who.to_owned(),
+        who: who.parse().expect("any text"),
         via: Some("recvfrom (network)".to_owned()),
-        waiter: waiter.map(str::to_owned),
+        waiter: waiter.map(|waiter| waiter.parse().expect("any text")),
         depth,
         ..PathSegment::default()
     };
@@ -207,7 +207,7 @@ fn renders_waits_for_sleepers_separately() {
 #[test]
 fn names_thread_in_uninterruptible_sleep() {
     let sleeper = |who: &str, process: Option<&str>| Sleeper {
-        who: who.to_owned(),
+        who: who.parse().expect("any text"),
         process: process.map(str::to_owned),
         asleep_ns: 5_210_000_000,
         waits_in: Some("mem_cgroup_oom_synchronize".to_owned()),
