@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Names of actors, which keep the thread that they name.
 
+use std::cmp::Ordering;
 use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +18,7 @@ pub fn number(tid: u32) -> String {
 }
 
 /// Name of an actor: text that names at most one thread, such as `dd:4711`, `vda (read by dd:4711)` or `CPU 1`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ActorName {
     /// Text before the thread, or all of the text.
     before: String,
@@ -61,6 +62,11 @@ impl ActorName {
         self.thread.as_ref()?.1
     }
 
+    fn bytes(&self) -> impl Iterator<Item = u8> {
+        let tid = self.tid().into_iter().flat_map(|tid| format!(":{}", number(tid)).into_bytes());
+        self.before.bytes().chain(self.comm().unwrap_or_default().bytes()).chain(tid).chain(self.after.bytes())
+    }
+
     /// Returns the name without a TID.
     pub fn by_name(&self) -> Self {
         let ActorName { before, thread, after } = self.clone();
@@ -100,6 +106,20 @@ impl<T: Into<String>> From<T> for ActorName {
 impl<T: AsRef<str>> PartialEq<T> for ActorName {
     fn eq(&self, text: &T) -> bool {
         self.to_string() == text.as_ref()
+    }
+}
+
+/// Names are in the order of their texts.
+impl Ord for ActorName {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let texts = self.bytes().cmp(other.bytes());
+        texts.then_with(|| (&self.thread, &self.before).cmp(&(&other.thread, &other.before)))
+    }
+}
+
+impl PartialOrd for ActorName {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
@@ -207,7 +227,8 @@ mod tests {
     proptest! {
         #[test]
         fn text_survives_reading(text in "([a-z0-9:() +]|:[0-9]{1,3}| by | \\(|:outside){0,9}\\)?") {
-            prop_assert_eq!(read(&text), text);
+            prop_assert_eq!(read(&text), text.as_str());
+            prop_assert_eq!(read(&text).cmp(&ActorName::thread("d", 12)), text.as_str().cmp("d:12"));
         }
 
         #[test]
