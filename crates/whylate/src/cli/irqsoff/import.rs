@@ -12,7 +12,7 @@ use whylate_model::units::{format_ns, printable};
 use whylate_model::{LateEvent, Series, Snapshot, TopN};
 
 use super::Arguments;
-use crate::cli::undid;
+use crate::cli::{existing, undid};
 use crate::engine::late_buffer::LateBuffer;
 use crate::render::json::JsonLines;
 use crate::render::text::irqsoff::IrqsoffText;
@@ -32,7 +32,7 @@ pub fn run(arguments: &Arguments, file: &Path) -> anyhow::Result<()> {
     let input: Box<dyn BufRead> = if file == Path::new("-") {
         Box::new(io::stdin().lock())
     } else {
-        Box::new(BufReader::with_capacity(1 << 20, File::open(file).with_context(named)?))
+        Box::new(BufReader::with_capacity(1 << 20, existing(File::open(file)).with_context(named)?))
     };
     show(arguments, input, &mut out).with_context(named)?;
     Ok(out.flush()?)

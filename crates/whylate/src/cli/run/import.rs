@@ -12,7 +12,7 @@ use whylate_model::path::command::Explained;
 use whylate_model::path::import::{Command, End, Trace, Wanted, WhyThis};
 use whylate_model::units::printable;
 
-use crate::cli::undid;
+use crate::cli::{existing, undid};
 use crate::render::json::write_line;
 use crate::render::text::run as text;
 
@@ -40,7 +40,7 @@ pub fn run(file: &Path, pid: Option<u32>, comm: Option<&str>, json: bool) -> any
     let input: Box<dyn BufRead> = if file == Path::new("-") {
         Box::new(io::stdin().lock())
     } else {
-        Box::new(BufReader::with_capacity(1 << 20, File::open(file).with_context(named)?))
+        Box::new(BufReader::with_capacity(1 << 20, existing(File::open(file)).with_context(named)?))
     };
     let wanted = pid.map(Wanted::Pid).or_else(|| comm.map(Wanted::Comm)).unwrap_or(Wanted::Any);
     show(input, wanted, json, &mut out).with_context(named)?;

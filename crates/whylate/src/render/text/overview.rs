@@ -187,7 +187,7 @@ fn headlines(rows: &[Row<'_>]) -> Table {
     for RenderedRow { source, is_late, count: counted, p50_ns, p99_ns, max_ns, late_from_ns, late, of, .. } in
         rows.iter().map(Row::shown)
     {
-        table.row(vec![
+        let row = vec![
             source.to_owned(),
             verdict(is_late).to_owned(),
             count(counted),
@@ -197,7 +197,18 @@ fn headlines(rows: &[Row<'_>]) -> Table {
             format_ns(late_from_ns),
             count(late),
             of.into_owned(),
-        ]);
+        ];
+        let is_over = max_ns.is_some_and(|max_ns| max_ns >= late_from_ns);
+        table.late_row(
+            row,
+            if is_late && is_over {
+                &[1, 5]
+            } else if is_late {
+                &[1]
+            } else {
+                &[]
+            },
+        );
     }
     table
 }

@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::culprits::By;
 use whylate_model::sources::BLOCK;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot};
@@ -32,6 +33,8 @@ pub struct BlockTextOptions<'a> {
     pub shape: &'a Shape,
     /// Late requests that are explained.
     pub explain: Explain,
+    /// How culprits are grouped.
+    pub rank_by: By,
     /// Late requests that are not explained have a line too.
     pub has_slower: bool,
     /// Prints only late requests and their culprits.
@@ -48,7 +51,7 @@ pub struct BlockText<'a> {
 impl<'a> BlockText<'a> {
     /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
     pub fn new(shown: BlockTextOptions<'a>, terminal_columns: Option<usize>) -> Self {
-        BlockText { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
+        BlockText { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.rank_by) }
     }
 
     /// Writes the worst late events, if only those are printed, and the ranking of culprits.
@@ -251,7 +254,7 @@ mod tests {
     }
 
     fn text<'a>(shape: &'a Shape, explain: Explain, lines_only: bool) -> BlockText<'a> {
-        let shown = BlockTextOptions { shape, explain, has_slower: false, lines_only };
+        let shown = BlockTextOptions { shape, explain, rank_by: By::Culprit, has_slower: false, lines_only };
         BlockText { zone: TimeZone::UTC, ..BlockText::new(shown, None) }
     }
 
@@ -276,7 +279,7 @@ mod tests {
     #[test]
     fn late_requests_are_explained_and_ranked() {
         let shape = shape("");
-        let explain = Explain { why: Some(1_000_000), worst: None };
+        let explain = Explain { why: Some(1_000_000), ..Explain::default() };
         let mut output = text(&shape, explain, true);
         let labels = [
             ("device", "vda"),

@@ -2,7 +2,6 @@
 //! Options of `whylate block` for histograms and tables of latencies: grouping and order.
 
 use clap::{Args, ValueEnum};
-use whylate_model::culprits;
 
 /// Histograms or a table.
 #[derive(Debug, Args)]
@@ -16,16 +15,9 @@ pub struct Shape {
     /// Column that orders the table
     #[arg(long, value_enum, default_value_t = Sort::Max, requires = "table")]
     pub sort: Sort,
-    /// What to group by (default: device, which is the disk; with --table, operation)
+    /// What rows and histograms are grouped by (default: device, which is the disk; with --table, operation)
     #[arg(long, value_enum)]
     pub by: Option<Key>,
-}
-
-impl Shape {
-    /// Returns how culprits are grouped.
-    pub fn ranked_by(&self) -> culprits::By {
-        if self.by == Some(Key::Cgroup) { culprits::By::Cgroup } else { culprits::By::Culprit }
-    }
 }
 
 /// Key by which series are distinguished.

@@ -8,6 +8,7 @@ use std::cmp::Reverse;
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
+use whylate_model::culprits::By;
 use whylate_model::sources::WQ;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Culprits, Histogram, LateEvent, Series, Snapshot};
@@ -37,6 +38,8 @@ pub struct WqTextOptions<'a> {
     pub handler: Option<&'a str>,
     /// Late items that are explained.
     pub explain: Explain,
+    /// How culprits are grouped.
+    pub rank_by: By,
     /// Late items that are not explained have a line too.
     pub has_slower: bool,
     /// Prints only late items and their culprits.
@@ -53,7 +56,7 @@ pub struct WqText<'a> {
 impl<'a> WqText<'a> {
     /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
     pub fn new(shown: WqTextOptions<'a>, terminal_columns: Option<usize>) -> Self {
-        WqText { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.shape.ranked_by()) }
+        WqText { shown, zone: TimeZone::system(), terminal_columns, culprits: Culprits::by(shown.rank_by) }
     }
 
     /// Writes the worst late events, if only those are printed, and the ranking of culprits.
@@ -313,7 +316,7 @@ mod tests {
             if arguments.schedule.json { Box::new(JsonLines) } else { Box::new(text_in_utc(&arguments)) };
         output.begin(&mut out).expect("a vector takes everything");
         let (mut kept, mut snapshot) =
-            (LateBuffer::new(Keep::for_options(arguments.schedule, arguments.explain)), snapshot());
+            (LateBuffer::new(Keep::for_options(arguments.schedule, arguments.explain())), snapshot());
         for event in late {
             output.late(&mut out, &event).expect("a vector takes everything");
             kept.add(event);
@@ -403,12 +406,14 @@ mod tests {
         };
         // Two handlers; one of them waited for threads of both names.
         assert_eq!(
-            ranked(&printed("--why 2ms --by cgroup")),
+            ranked(&printed("--why 2ms --rank-by cgroup")),
             [
                 "65.0%  threads of /pod1 delayed 2 items of 2 handlers by 13.0ms in total, worst 10.0ms",
                 "35.0%  threads of /pod2 delayed 1 item by 7.00ms",
             ]
         );
+        // The former spelling.
+        assert_eq!(ranked(&printed("--why 2ms --by cgroup")).len(), 2);
         assert_eq!(ranked(&printed("--why 2ms")).len(), 3);
     }
 
@@ -436,7 +441,7 @@ mod tests {
 
     #[test]
     fn why_goes_with_what_it_needs() {
-        for line in ["--worst 3", "--stack", "--why 1ms --worst 0", "--why 0"] {
+        for line in ["--stack", "--why 1ms --worst 0", "--why 0", "--why 5", "--rank-by pool", "--by name"] {
             let words = std::iter::once("wq").chain(line.split_whitespace());
             assert!(CommandLine::try_parse_from(words).is_err(), "{line}");
         }
@@ -444,5 +449,10 @@ mod tests {
         let options = CommandLine::try_parse_from(words).expect("a valid command line").arguments.options();
         assert_eq!((options.explain_over_ns, options.late_over_ns), (Some(1_000_000), None));
         assert!(options.phases && options.stacks);
+        // The source's own limit.
+        for words in [&["wq", "--worst", "3"][..], &["wq", "--fail-if-late"]] {
+            let arguments = CommandLine::try_parse_from(words).expect("a valid command line").arguments;
+            assert_eq!(arguments.options().explain_over_ns, Some(WQ.events().late_from_ns));
+        }
     }
 }
