@@ -181,11 +181,7 @@ fn lost(report: &Report) -> String {
     });
     let of_all = report.look.lost.iter().map(|(reason, count)| format!("{count} {} (all)", reason.replace('_', " ")));
     let all: Vec<String> = of_sources.chain(of_all).collect();
-    if all.is_empty() {
-        "nothing".to_owned()
-    } else {
-        format!("{} (whylate --help-lost explains each)", all.join(", "))
-    }
+    if all.is_empty() { "nothing".to_owned() } else { format!("{} (whylate help lost explains each)", all.join(", ")) }
 }
 
 /// Controls that the script shows, to select a span.
