@@ -49,11 +49,12 @@ const OTHERS: [(&str, &[(&str, &str)]); 3] = [
     ("selftest", &[("1", "A check failed."), ("3", "Nothing can be checked here."), ("128+N", "Signal N stopped it.")]),
 ];
 
-/// Returns the statuses of a command by its name, the command's own ones last.
+/// Returns the statuses of a command by its name.
 pub fn statuses_of(command: &str) -> Vec<(&'static str, &'static str)> {
     let own = OTHERS.iter().find(|(name, _)| *name == command).map_or(&[][..], |(_, own)| own);
-    let is_own = |status: &str| own.iter().any(|(other, _)| *other == status);
-    STATUSES.into_iter().filter(|(status, _)| !is_own(status)).chain(own.iter().copied()).collect()
+    let rule = STATUSES.iter().map(|of_all| own.iter().find(|(status, _)| *status == of_all.0).unwrap_or(of_all));
+    let others = own.iter().filter(|(status, _)| !STATUSES.iter().any(|(of_all, _)| of_all == status));
+    rule.chain(others).copied().collect()
 }
 
 /// Returns the status of a usage error: 1 for `timerlat`, where 2 means that a threshold was hit.

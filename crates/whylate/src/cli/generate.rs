@@ -73,7 +73,8 @@ fn man_pages(directory: &Path) -> io::Result<()> {
         for command in command.get_subcommands().filter(|command| !command.is_hide_set()) {
             write(command, directory)?;
         }
-        let page = Man::new(command.clone()).manual("User Commands");
+        let page =
+            Man::new(command.clone()).source(format!("whylate {}", env!("CARGO_PKG_VERSION"))).manual("User Commands");
         fs::write(directory.join(page.get_filename()), man_page(&page, command)?)
     }
     let mut command = documented_command();
@@ -227,6 +228,7 @@ mod tests {
         }
         let wq = fs::read_to_string(parent.path().join("made/on/demand/whylate-wq.1")).expect("a text file");
         assert!(wq.contains("[\\fB\\-\\-why\\fR \\fITHRESHOLD\\fR]") && wq.contains("[\\fIINTERVAL\\fR]"), "{wq}");
+        assert!(wq.contains("Color what is late"), "{wq}");
     }
 
     #[test]

@@ -39,8 +39,8 @@ pub struct Cli {
     pub command: Option<Command>,
     #[command(flatten)]
     pub look: overview::Arguments,
-    /// Color what is late: auto (on a terminal, unless NO_COLOR is set), always or never
     #[arg(long, global = true, value_enum, value_name = "WHEN", hide_short_help = true, hide_possible_values = true)]
+    #[arg(long_help = "Color what is late: auto (on a terminal, unless NO_COLOR is set), always or never")]
     pub color: Option<When>,
     /// Former name of `whylate help lost`
     #[arg(long, global = true, hide = true)]
@@ -158,9 +158,9 @@ fn arranged(command: clap::Command, is_brief: bool) -> clap::Command {
             format!("{{about}}\n\n{{usage-heading}} {{usage}}\n\n{lines}Options and examples: whylate --help");
         return command.help_template(template).mut_subcommands(|command| briefly(command, ""));
     }
-    let line = |command: &clap::Command| format!("  {:<10} {}\n", command.get_name(), about(command));
-    let mut groups = "Look:\n  (none)     Watch this machine for 10 s with every available source\n  \
-                      -p PID     Show what a program does with its time (also --comm, --cgroup)\n"
+    let line = |command: &clap::Command| format!("  {:<12}{}\n", command.get_name(), about(command));
+    let mut groups = "Look:\n  (none)      Watch this machine for 10 s with every available source\n  \
+                      -p PID      Show what a program does with its time (also --comm, --cgroup)\n"
         .to_owned();
     groups += "\nSources:\n";
     groups.extend(shown().filter(|command| sources::named(command.get_name()).is_some()).map(line));
