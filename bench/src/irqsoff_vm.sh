@@ -10,7 +10,7 @@ one() {
     [ $backend = tracer-all ] && cpus= || cpus='-c 1'
     floor=$(($us / 2))us
     rm -f out
-    whylate irqsoff $what --backend ${backend%-all} $cpus --json --slower $floor --from $floor --period 1ms 1 >out 2>err &
+    whylate irqsoff $what --backend ${backend%-all} $cpus --json --slower $floor --min $floor --period 1ms 1 >out 2>err &
     measuring=$!
     # Its first line comes a second after its start.
     until [ -s out ]; do

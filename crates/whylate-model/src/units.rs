@@ -9,21 +9,25 @@ pub enum DurationError {
     /// The text is not a number with a unit.
     #[error("write a number and a unit, such as 500us, 10ms, 2.5s, 5m or 1h")]
     Malformed,
+    /// The number has no unit.
+    #[error("add a unit ({0}ms, {0}s)")]
+    NoUnit(String),
     /// The duration is 2^64 nanoseconds or more.
     #[error("that is more than 584 years")]
     TooLong,
 }
 
-/// Parses `10s`, `5m`, `1.33ms`, `200us`, `800ns`, `1h` or `2d`; a bare number is in `bare_unit_ns`.
+/// Parses `10s`, `5m`, `1.33ms`, `200us`, `800ns`, `1h` or `2d`. A bare number is in `bare_unit_ns`, or refused if that is
+/// `None`.
 ///
 /// # Errors
 /// Fails if the text is no such duration; negative ones are malformed.
-pub fn parse_duration_ns(text: &str, bare_unit_ns: u64) -> Result<u64, DurationError> {
+pub fn parse_duration_ns(text: &str, bare_unit_ns: Option<u64>) -> Result<u64, DurationError> {
     let text = text.trim();
     let unit_at = text.find(|c: char| c.is_ascii_alphabetic() || c == 'µ').unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);
     let unit_ns = match unit {
-        "" => bare_unit_ns,
+        "" => bare_unit_ns.unwrap_or(1),
         "ns" => 1,
         "us" | "µs" => 1_000,
         "ms" => 1_000_000,
@@ -37,6 +41,10 @@ pub fn parse_duration_ns(text: &str, bare_unit_ns: u64) -> Result<u64, DurationE
     let digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
     if (whole.is_empty() && fraction.is_empty()) || !digits(whole) || !digits(fraction) || fraction.len() > 18 {
         return Err(DurationError::Malformed);
+    }
+    // Zero is the same in every unit.
+    if unit.is_empty() && bare_unit_ns.is_none() && number.contains(|c| matches!(c, '1'..='9')) {
+        return Err(DurationError::NoUnit(number.to_owned()));
     }
     let whole_ns = if whole.is_empty() {
         0
@@ -143,15 +151,27 @@ mod tests {
     #[test]
     fn parses_durations_with_units() {
         let s = 1_000_000_000;
-        assert_eq!(parse_duration_ns("10s", s), Ok(10 * s));
-        assert_eq!(parse_duration_ns("1.33ms", s), Ok(1_330_000));
-        assert_eq!(parse_duration_ns("200us", s), Ok(200_000));
-        assert_eq!(parse_duration_ns("5", s), Ok(5 * s));
-        assert_eq!(parse_duration_ns(".5", s), Ok(s / 2));
+        assert_eq!(parse_duration_ns("10s", None), Ok(10 * s));
+        assert_eq!(parse_duration_ns("1.33ms", None), Ok(1_330_000));
+        assert_eq!(parse_duration_ns("200us", None), Ok(200_000));
+        assert_eq!(parse_duration_ns("5", Some(s)), Ok(5 * s));
+        assert_eq!(parse_duration_ns(".5", Some(s)), Ok(s / 2));
         for bad in ["", "s", "-1s", "1 0s", "1x", "1e3", "..", "1s2", "٣s"] {
-            assert_eq!(parse_duration_ns(bad, s), Err(DurationError::Malformed), "{bad:?}");
+            for bare_unit_ns in [None, Some(s)] {
+                assert_eq!(parse_duration_ns(bad, bare_unit_ns), Err(DurationError::Malformed), "{bad:?}");
+            }
         }
-        assert_eq!(parse_duration_ns("99999999999999d", s), Err(DurationError::TooLong));
+        assert_eq!(parse_duration_ns("99999999999999d", None), Err(DurationError::TooLong));
+    }
+
+    #[test]
+    fn refuses_numbers_without_unit() {
+        for text in ["5", "0.5", ".5", " 5 "] {
+            assert_eq!(parse_duration_ns(text, None), Err(DurationError::NoUnit(text.trim().to_owned())));
+        }
+        let error = parse_duration_ns("5", None).map_err(|error| error.to_string());
+        assert_eq!(error, Err("add a unit (5ms, 5s)".to_owned()));
+        assert_eq!(parse_duration_ns("0", None), Ok(0));
     }
 
     #[test]
@@ -189,7 +209,7 @@ mod tests {
     proptest! {
         #[test]
         fn parse_duration_never_panics(text in ".*") {
-            let _ = parse_duration_ns(&text, 1);
+            let _ = (parse_duration_ns(&text, None), parse_duration_ns(&text, Some(1)));
         }
     }
 }

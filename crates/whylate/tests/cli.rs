@@ -46,7 +46,7 @@ fn advises_how_to_start_a_submission_thread() -> Result<()> {
     for backend in ["bpf", "fdinfo"] {
         let output = output_of(&["sqpoll", "-p", &pid, "--backend", backend])?;
         let stderr = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
         assert!(output.stdout.is_empty());
         assert!(
             stderr.contains("has no io_uring submission thread now") && stderr.contains("IORING_SETUP_SQPOLL"),
@@ -108,7 +108,7 @@ fn names_unknown_handler_at_the_end() -> Result<()> {
     let Some(_lock) = share_machine() else { return Ok(()) };
     let output = output_of(&["wq", "-w", "no_such_handler", "-d", "1s"])?;
     let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("whylate: no work item of no_such_handler was seen"), "{stderr}");
     assert!(text(&output.stdout).starts_with("Tracing work queue latency for no_such_handler..."));
     Ok(())

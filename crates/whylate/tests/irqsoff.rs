@@ -51,7 +51,7 @@ fn rejects_invalid_arguments_with_usage_status() -> Result<()> {
         &["--worst", "0"],
         &["-c", "1-"],
         &["-c", "4294967296"],
-        &["--from", "\u{7f}\u{1b}[2J"],
+        &["--min", "\u{7f}\u{1b}[2J"],
         &["--timers", "--why", "1ms"],
         &["--timer-test", "0"],
         &["--backend", "nonsense", "1", "1"],
@@ -65,11 +65,11 @@ fn rejects_invalid_arguments_with_usage_status() -> Result<()> {
 }
 
 #[test]
-fn missing_cpu_is_no_usage_error() -> Result<()> {
+fn missing_cpu_is_a_usage_error() -> Result<()> {
     let Some(_lock) = share_machine() else { return Ok(()) };
-    let output = irqsoff(&["-c", "60000", "-d", "1"])?;
+    let output = irqsoff(&["-c", "60000", "-d", "1s"])?;
     let stderr = text(&output.stderr);
-    ensure!(output.status.code() == Some(3), "{output:?}");
+    ensure!(output.status.code() == Some(2), "{output:?}");
     ensure!(stderr == "whylate: cannot attach irqsoff: CPU 60000 is not online: choose others\n", "{stderr:?}");
     Ok(())
 }
@@ -77,7 +77,7 @@ fn missing_cpu_is_no_usage_error() -> Result<()> {
 #[test]
 fn json_has_a_line_per_interval_with_named_culprits() -> Result<()> {
     let Some(_lock) = share_machine() else { return Ok(()) };
-    let asked = ["--json", "1", "2", "--from", "20us", "--slower", "20us", "--period", "1ms"];
+    let asked = ["--json", "1", "2", "--min", "20us", "--slower", "20us", "--period", "1ms"];
     let all = snapshots(&shown(&asked)?)?;
     ensure!(all.len() == 2, "{} lines", all.len());
     for snapshot in &all {
@@ -98,7 +98,7 @@ fn json_has_a_line_per_interval_with_named_culprits() -> Result<()> {
             ensure!(event.evidence.is_none(), "{event:?}");
         }
     }
-    let worst = snapshots(&shown(&["--json", "-d", "2", "--from", "5us", "--worst", "3"])?)?;
+    let worst = snapshots(&shown(&["--json", "-d", "2s", "--min", "5us", "--worst", "3"])?)?;
     ensure!(worst[0].late.len() <= 3, "{} worst", worst[0].late.len());
     Ok(())
 }
@@ -119,7 +119,7 @@ const DEAR: &str = "whylate: a timer interrupt costs ";
 #[test]
 fn uses_requested_heartbeat_period() -> Result<()> {
     let Some(_lock) = share_machine() else { return Ok(()) };
-    for (asked, period_ns) in [("1ms", 1e6), ("3ms", 3e6), ("500", 5e5)] {
+    for (asked, period_ns) in [("1ms", 1e6), ("3ms", 3e6), ("500us", 5e5)] {
         let (told_ns, interrupt_ns, remarks) = heartbeats(&["--period", asked])?;
         ensure!((told_ns - period_ns).abs() < 0.5, "{told_ns} ns");
         ensure!(interrupt_ns.is_none() && remarks.is_empty(), "nothing was chosen: {interrupt_ns:?}, {remarks:?}");
@@ -158,7 +158,7 @@ fn cpus() -> Result<usize> {
 #[test]
 fn causes_from_cpu_account_add_up() -> Result<()> {
     let Some(_lock) = share_machine() else { return Ok(()) };
-    let all = snapshots(&shown(&["--json", "-d", "2", "--from", "15us", "--why", "15us"])?)?;
+    let all = snapshots(&shown(&["--json", "-d", "2s", "--min", "15us", "--why", "15us"])?)?;
     for event in all.iter().flat_map(|snapshot| &snapshot.late) {
         ensure!(!event.causes.is_empty(), "{event:?}");
         ensure!(event.causes.iter().map(|cause| cause.ns).sum::<u64>() == event.latency_ns, "{event:?}");
@@ -169,7 +169,7 @@ fn causes_from_cpu_account_add_up() -> Result<()> {
 #[test]
 fn lists_timers_by_function_and_cpu() -> Result<()> {
     let Some(_lock) = share_machine() else { return Ok(()) };
-    let all = snapshots(&shown(&["--timers", "--json", "-d", "2"])?)?;
+    let all = snapshots(&shown(&["--timers", "--json", "-d", "2s"])?)?;
     let snapshot = all.first().context("no snapshot")?;
     ensure!(snapshot.backend == "timers" && !snapshot.series.is_empty(), "{snapshot:?}");
     for series in &snapshot.series {
@@ -177,7 +177,7 @@ fn lists_timers_by_function_and_cpu() -> Result<()> {
         ensure!(labels == ["callback", "cpu", "mode"], "{labels:?}");
         ensure!(["latency", "runtime"].iter().all(|name| series.histograms.contains_key(*name)), "{series:?}");
     }
-    let text = shown(&["--timers", "-d", "1"])?;
+    let text = shown(&["--timers", "-d", "1s"])?;
     ensure!(text.contains("CALLBACK") && text.contains("OVERRUNS") && !text.contains('\u{1b}'), "{text}");
     Ok(())
 }
@@ -185,7 +185,7 @@ fn lists_timers_by_function_and_cpu() -> Result<()> {
 #[test]
 fn timer_test_counts_ticks() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
-    let all = snapshots(&shown(&["--timer-test", "10ms", "--json", "-d", "2", "-c", "0"])?)?;
+    let all = snapshots(&shown(&["--timer-test", "10ms", "--json", "-d", "2s", "-c", "0"])?)?;
     let snapshot = all.first().context("no snapshot")?;
     let series = snapshot.series.iter().find(|series| series.labels.get("cpu").is_some_and(|cpu| cpu == "0"));
     let series = series.context("CPU 0 is not told")?;

@@ -140,7 +140,7 @@ fn each_source_names_culprit_outside() -> Result<()> {
 fn culprits_outside(has_no_items: &dyn Fn() -> bool) -> Result<()> {
     for (command, culprit) in [
         ("timerlat hist --why 1us", "outsider:outside"),
-        ("irqsoff --from 1us --why 1us --period 1ms", "outsider:outside"),
+        ("irqsoff --min 1us --why 1us --period 1ms", "outsider:outside"),
         // Its items also wait for their workers to run.
         ("wq --why 1us", ":outside"),
     ] {
@@ -236,7 +236,7 @@ fn rejects_host_pid() -> Result<()> {
     for source in ["offcpu", "sqpoll"] {
         let Some(output) = inside(&format!("exec $W {source} -p {} -d 1s", outsider.0.id()))? else { return Ok(()) };
         let stderr = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{source}: {}: {stderr}", output.status);
+        ensure!(output.status.code() == Some(2) && output.stdout.is_empty(), "{source}: {}: {stderr}", output.status);
         ensure!(stderr.contains("give its PID in this PID namespace"), "{source}: {stderr}");
     }
     Ok(())

@@ -293,7 +293,7 @@ fn reports_missing_program() -> Result<()> {
     let Some(_lock) = lock_machine() else { return Ok(()) };
     let output = whylate(&["--comm", "no-such-program", "-d", "100ms"]).output()?;
     let error = String::from_utf8(output.stderr)?;
-    ensure!(output.status.code() == Some(1) && error.contains("no thread of no-such-program"), "{error}");
+    ensure!(output.status.code() == Some(2) && error.contains("no thread of no-such-program"), "{error}");
     let output = whylate(&["-p", "1", "--comm", "init"]).output()?;
     ensure!(output.status.code() == Some(2), "both are asked for");
     Ok(())

@@ -48,7 +48,7 @@ delay() {
 hotplug() {
     for backend in $backends; do
         for _ in 1 2 3; do
-            whylate irqsoff --backend $backend --json --from 40ms --slower 40ms 1 14 >out 2>err &
+            whylate irqsoff --backend $backend --json --min 40ms --slower 40ms 1 14 >out 2>err &
             measuring=$!
             sleep 3
             echo 0 >$cpu1
@@ -74,7 +74,7 @@ hotplug() {
     # An offline CPU cannot be selected.
     echo 0 >$cpu1
     for backend in $backends; do
-        run whylate irqsoff --backend $backend -c 1 -d 1
+        run whylate irqsoff --backend $backend -c 1 -d 1s
         expect_error "$backend: a CPU that is offline" 'CPU 1 is not online'
     done
     echo 1 >$cpu1
@@ -92,7 +92,7 @@ killed() {
     wait $measuring
     ls $tracing/instances | grep -q whylate- || wrong "nothing is left over"
     grep -q irqsoff $tracing/instances/whylate-*/current_tracer || wrong "the tracer is not left over"
-    run whylate irqsoff --backend tracer --json -d 2
+    run whylate irqsoff --backend tracer --json -d 2s
     expect 0 "the next whylate"
     grep -q 'an earlier whylate was killed: .*removed 1 tracing instance' err || wrong "it does not say what it has put back"
     grep -q '"backend":"tracer"' out || wrong "the tracer is still in use"
@@ -101,7 +101,7 @@ killed() {
 in_use() {
     mkdir $tracing/instances/another
     echo preemptoff >$tracing/instances/another/current_tracer
-    run whylate irqsoff --backend tracer -d 1
+    run whylate irqsoff --backend tracer -d 1s
     expect_error "the tracer is in use" 'instances/another uses the preemptoff tracer, and only one can: end that first'
     [ "$(cat $tracing/instances/another/current_tracer)" = preemptoff ] || wrong "it was taken away"
     echo nop >$tracing/instances/another/current_tracer
@@ -113,7 +113,7 @@ no_tracefs() {
     # shellcheck disable=SC2016
     for backend in $backends; do
         run unshare -m sh -c 'for at in /sys/kernel/tracing /sys/kernel/debug/tracing /sys/kernel/debug; do umount -l $at 2>/dev/null; done
-            exec ./program irqsoff --backend $1 --json -d 1' sh $backend
+            exec ./program irqsoff --backend $1 --json -d 1s' sh $backend
         case $backend in
         tracer) expect_error "tracefs is not mounted" 'tracefs is not mounted' ;;
         *) expect 0 "$backend needs no tracefs" ;;

@@ -267,7 +267,7 @@ killed() {
         kill -9 $measuring
         wait $measuring
         [ "$(settings)" = "$before" ] && wrong "nothing is left over"
-        run whylate wq -d 1
+        run whylate wq -d 1s
         expect 0 "the next whylate"
         grep -q 'an earlier whylate was killed: restored [1-9][0-9]* kernel settings and removed 2 tracing instances' err ||
             wrong "the next whylate does not say what it has restored"

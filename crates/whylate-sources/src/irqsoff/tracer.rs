@@ -34,7 +34,7 @@ const WAIT: Duration = Duration::from_millis(20);
 /// The kernel drops a section during which it noted one of another CPU (trace_irqsoff.c, max_sequence). Before 6.16,
 /// CPUs outside tracing_cpumask noted none; since then only their records are left out (tracing_set_cpumask).
 const LIMITATION: &str = "of each 2 ms, the tracer reports only the longest section, and none during which another CPU (before Linux 6.16: another \
-                      one of -c) ended one of --from or longer: choose CPUs, or raise --from to what matters";
+                      one of -c) ended one of --min or longer: choose CPUs, or raise --min to what matters";
 
 pub(super) struct AttachedTracer {
     maxima: Maxima,

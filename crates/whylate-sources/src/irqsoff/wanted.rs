@@ -10,7 +10,7 @@ use crate::source::AttachError;
 pub(super) fn wanted_cpus(asked: &[u32]) -> Result<Vec<u32>, AttachError> {
     let online = cpus::online().context("cannot list the online CPUs")?;
     if let Some(cpu) = asked.iter().find(|cpu| !online.contains(cpu)) {
-        return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
+        return Err(AttachError::Contradiction(format!("CPU {cpu} is not online: choose others")));
     }
     Ok(if asked.is_empty() { online } else { asked.to_vec() })
 }

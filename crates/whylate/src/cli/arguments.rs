@@ -3,16 +3,21 @@
 
 use std::path::PathBuf;
 
+use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use whylate_model::culprits::By;
+use whylate_model::{Card, LateEvent, Snapshot};
 
-use crate::cli::values::{Cpus, duration_ns};
+use crate::cli::values::{Cpus, at, duration_ns, seconds_ns};
+use crate::cli::{LATE, SUCCESS, UsageError};
+use crate::store::Span;
+use crate::store::times::{Given, given};
 
 /// Output interval and format, for commands that print at intervals.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Schedule {
     /// Output interval, in seconds
-    #[arg(value_parser = duration_ns)]
+    #[arg(value_parser = seconds_ns)]
     pub interval: Option<u64>,
     /// Number of outputs
     #[arg(value_parser = clap::value_parser!(u64).range(1..))]
@@ -47,9 +52,58 @@ pub struct Explain {
     /// Explain each latency this long or longer (e.g. 5ms): its causes, which add up to it, and the main culprits
     #[arg(long, value_name = "THRESHOLD", value_parser = duration_ns)]
     pub why: Option<u64>,
-    /// With --why: print only the N longest at each output, longest first
+    /// Print only the N longest at each output, longest first; without --why, of those over the source's own limit
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub worst: Option<u16>,
+    /// Exit with status 4 if anything was late: over --why, or without --why over the source's own limit
+    #[arg(long)]
+    pub fail_if_late: bool,
+}
+
+impl Explain {
+    /// Returns the thresholds: `--worst` and `--fail-if-late` alone imply `--why` with the source's own limit.
+    pub fn with_limit_of(self, card: &Card) -> Self {
+        let implies_why = self.worst.is_some() || self.fail_if_late;
+        Explain { why: self.why.or(implies_why.then(|| card.events().late_from_ns)), ..self }
+    }
+
+    /// Returns whether a late event is over `--why`, or over the source's own limit without it.
+    pub fn judges_late(&self, card: &Card, event: &LateEvent) -> bool {
+        self.why.map_or_else(|| card.is_late(event, &[]), |why_ns| event.latency_ns >= why_ns)
+    }
+
+    /// Returns whether a snapshot has something late that is not among its late events: events that came too fast, and
+    /// figures over the source's own limit.
+    pub fn judges_late_snapshot(&self, card: &Card, snapshot: &Snapshot) -> bool {
+        snapshot.unexplained.events > 0
+            || self.why.is_none() && (card.figures)(snapshot).max_ns() >= card.judged.late_from_ns
+    }
+
+    /// Returns the exit status.
+    pub fn status(&self, is_late: bool) -> u8 {
+        if self.fail_if_late && is_late { LATE } else { SUCCESS }
+    }
+}
+
+/// The span of a recording to read.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Within {
+    /// Start at this time, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
+    #[arg(long, value_name = "TIME", value_parser = given)]
+    from: Option<Given>,
+    /// End at this time
+    #[arg(long, value_name = "TIME", value_parser = given)]
+    to: Option<Given>,
+    /// Only this span, e.g. 10:00..10:05, ..10:05 or 'yesterday 14:30'..; a single time selects the snapshots that
+    /// include it
+    #[arg(long, value_name = "FROM..TO", value_parser = at, conflicts_with_all = ["from", "to"])]
+    at: Option<Span>,
+}
+
+impl Within {
+    pub fn span(&self) -> Span {
+        self.at.clone().unwrap_or_else(|| Span { from: self.from.clone(), to: self.to.clone() })
+    }
 }
 
 /// File to record to, for commands that print snapshots.
@@ -77,12 +131,27 @@ impl OwnCpus {
 }
 
 /// How culprits are grouped, for commands that rank them.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Rank {
     /// Rank each culprit separately, threads with the same name together, or threads by cgroup (which pod, container or
-    /// service delays the others)
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = RankBy::Culprit)]
-    pub by: RankBy,
+    /// service delays the others) [default: culprit]
+    #[arg(long, value_enum, value_name = "WHAT")]
+    pub rank_by: Option<RankBy>,
+}
+
+impl Rank {
+    /// Refuses `--rank-by` where no culprits are ranked.
+    ///
+    /// # Errors
+    /// Fails if `--rank-by` is given, and late events are not explained.
+    pub fn needs(self, explain: Explain) -> anyhow::Result<()> {
+        match self.rank_by {
+            Some(_) if explain.why.is_none() => {
+                Err(UsageError(anyhow!("--rank-by ranks the culprits of late events: give --why with it")).into())
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -94,10 +163,10 @@ pub enum RankBy {
 
 impl From<Rank> for By {
     fn from(rank: Rank) -> By {
-        match rank.by {
-            RankBy::Culprit => By::Culprit,
-            RankBy::Name => By::Name,
-            RankBy::Cgroup => By::Cgroup,
+        match rank.rank_by {
+            Some(RankBy::Culprit) | None => By::Culprit,
+            Some(RankBy::Name) => By::Name,
+            Some(RankBy::Cgroup) => By::Cgroup,
         }
     }
 }

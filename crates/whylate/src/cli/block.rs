@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `whylate block`: latency of I/O requests, and what delays them.
 
-use anyhow::anyhow;
-use clap::{ArgGroup, Args};
+use clap::Args;
+use whylate_model::sources::BLOCK;
 use whylate_model::units::printable;
 use whylate_sources::block::{BlockOptions, By};
 
-use crate::cli::arguments::{Explain, Record, Schedule};
+use crate::cli::arguments::{Explain, Rank, Record, Schedule};
 use crate::cli::values::duration_ns;
-use crate::cli::{Origin, UsageError};
+use crate::cli::{FAILURE, Origin};
 use crate::engine::late_buffer::Keep;
 use crate::engine::runner::{Lates, Query, Stream, drive};
 use crate::render::text::block::BlockText;
@@ -20,23 +20,27 @@ use crate::render::text::table::terminal_columns;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate block            # summarize request latency as a histogram per disk
-    whylate block 1 10       # print 1 second summaries, 10 times
-    whylate block -d sda     # show one disk
-    whylate block --table 1  # a row per disk and operation, each second
-    whylate block --table --by process
-                             # and per submitting process
+    # request latency as a histogram per disk, at Ctrl-C
+    whylate block
+    # 1 second summaries, 10 times
+    whylate block 1 10
+    # one disk
+    whylate block --disk sda
+    # a row per disk and operation, each second
+    whylate block --table 1
+    # a row per submitting process
+    whylate block --table --by process 1
+    # a line per request that took 20 ms or longer, as it happens
     whylate block --slower 20ms
-                             # a line per request that took 20 ms or longer, as it happens
-    whylate block --why 20ms # with its causes, and who caused most of the delay")]
-#[command(group = ArgGroup::new("late").args(["slower", "why"]).multiple(true), mut_arg("worst", |worst| worst.requires("why")), mut_arg("duration", |duration| duration.short(None)))]
+    # its causes too, and who caused most of the delay
+    whylate block --why 20ms
+    # the 5 longest requests of a minute, explained
+    whylate block --worst 5 -d 1m")]
+#[command(mut_arg("duration", |duration| duration.value_parser(duration_not_disk)))]
 pub struct Arguments {
     #[command(flatten)]
     shape: Shape,
-    /// Measure only this disk (as `lsblk` names it); a duration such as 10s ends the measurement after that time instead
-    #[arg(short = 'd', value_name = "DISK|DURATION")]
-    disk_or_duration: Vec<String>,
-    /// Only requests to this disk
+    /// Only requests to this disk, as `lsblk` names it
     #[arg(long, visible_alias = "device", value_name = "DISK")]
     disk: Option<String>,
     /// Print a line per request that took at least this long, as it happens (e.g. 20ms)
@@ -44,6 +48,8 @@ pub struct Arguments {
     slower: Option<u64>,
     #[command(flatten)]
     explain: Explain,
+    #[command(flatten)]
+    rank: Rank,
     #[command(flatten)]
     schedule: Schedule,
     #[command(flatten)]
@@ -53,40 +59,36 @@ pub struct Arguments {
     backend: String,
 }
 
+/// Parses a duration, and names the option for disks to users of other tools.
+fn duration_not_disk(text: &str) -> Result<u64, String> {
+    let is_name = !text.starts_with(|c: char| c.is_ascii_digit() || c == '.');
+    if is_name { Err("this is a duration, e.g. 10s: name a disk with --disk".to_owned()) } else { duration_ns(text) }
+}
+
 impl Arguments {
     /// Returns what is printed.
-    fn shown(&self) -> LatencyOptions {
+    pub(crate) fn shown(&self) -> LatencyOptions {
         LatencyOptions {
-            explain: self.explain,
+            explain: self.explain(),
+            rank_by: self.rank.into(),
             has_slower: self.slower.is_some(),
             lines_only: self.has_lines() && !(self.schedule.json || self.shape.table || self.schedule.repeats()),
         }
     }
 
-    /// Returns the disks given by `--disk` and `-d`. No disk is named like a duration.
-    fn disks(&self) -> impl Iterator<Item = &String> {
-        self.disk.iter().chain(self.disk_or_duration.iter().filter(|text| duration_ns(text).is_err()))
-    }
-
-    fn disk(&self) -> Option<String> {
-        self.disks().next().cloned()
-    }
-
-    /// Returns the schedule, with a duration given by `-d`.
-    pub(crate) fn schedule(&self) -> Schedule {
-        let duration = self.disk_or_duration.iter().find_map(|text| duration_ns(text).ok());
-        Schedule { duration: self.schedule.duration.or(duration), ..self.schedule }
+    fn explain(&self) -> Explain {
+        self.explain.with_limit_of(&BLOCK)
     }
 
     /// Returns whether late requests are printed.
     fn has_lines(&self) -> bool {
-        self.slower.is_some() || self.explain.why.is_some()
+        self.slower.is_some() || self.explain().why.is_some()
     }
 
     fn options(&self) -> BlockOptions {
         BlockOptions {
             backend: Some(self.backend.clone()),
-            device: self.disk(),
+            device: self.disk.clone(),
             by: match self.shape.by {
                 Some(Key::Process) => By::Process,
                 Some(Key::Thread) => By::Thread,
@@ -94,7 +96,7 @@ impl Arguments {
                 Some(Key::Device | Key::Operation) | None => By::Device,
             },
             late_over_ns: self.slower,
-            explain_over_ns: self.explain.why,
+            explain_over_ns: self.explain().why,
             leave_out: Some(std::process::id()),
             phases: self.shape.table || self.shape.phases || self.schedule.json || self.has_lines(),
             ..BlockOptions::default()
@@ -102,56 +104,62 @@ impl Arguments {
     }
 }
 
-/// Measures or replays; prints at each interval, and at the end.
+/// Measures or replays; prints at each interval, and at the end. Returns the exit status.
 ///
 /// # Errors
 /// Fails if the source cannot attach, or the output cannot be written.
-pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
-    if arguments.disks().count() > 1 {
-        return Err(UsageError(anyhow!("more than one disk is given: name one, or none to measure all of them")).into());
-    }
-    let schedule = arguments.schedule();
-    let (late, disk) = (Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why }, arguments.disk());
-    let disk = disk.as_deref().map(|disk| disk.trim_start_matches("/dev/"));
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
+    let explain = arguments.explain();
+    arguments.rank.needs(explain)?;
+    let late = Lates { slower_ns: arguments.slower, why_ns: explain.why };
+    let disk = arguments.disk.as_deref().map(|disk| disk.trim_start_matches("/dev/"));
     let query = Query {
         source: &arguments.options(),
-        schedule,
-        keep: Keep::for_options(schedule, arguments.explain),
+        schedule: arguments.schedule,
+        explain: arguments.explain,
+        keep: Keep::for_options(arguments.schedule, explain),
         late: arguments.has_lines().then_some(late),
         only: &|labels| disk.is_none_or(|disk| labels.get("device").is_some_and(|device| device == disk)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
     let mut text = BlockText::new(&arguments.shape, arguments.shown(), terminal_columns());
     let mut has_any = false;
-    drive(stream, &query, &mut text, &mut |snapshot| {
+    let is_late = drive(stream, &query, &mut text, &mut |snapshot| {
         has_any |= !snapshot.series.is_empty();
     })?;
     if !has_any {
-        let of = arguments.disk().map_or_else(|| "any disk".to_owned(), |disk| printable(&disk));
+        let of = disk.map_or_else(|| "any disk".to_owned(), printable);
         say!("whylate: no I/O request to {of} completed");
+        // A disk that is measured exists; a recording may be without it.
+        if disk.is_some() && !origin.is_live() {
+            return Ok(FAILURE);
+        }
     }
-    Ok(())
+    Ok(arguments.explain.status(is_late))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn arguments(line: &str) -> Arguments {
-        crate::cli::parsed(line.split_whitespace()).expect("a line that is taken")
+    fn arguments(line: &str) -> Result<Arguments, clap::Error> {
+        crate::cli::parsed(line.split_whitespace())
     }
 
     #[test]
-    fn d_is_a_disk_or_a_duration() {
-        for (line, disk, duration) in [
-            ("-d sda", Some("sda"), None),
-            ("-d 10s", None, Some(10_000_000_000)),
-            ("-d /dev/nvme0n1 -d 2m", Some("/dev/nvme0n1"), Some(120_000_000_000)),
-            ("--disk sda --duration 1s", Some("sda"), Some(1_000_000_000)),
-            ("1 3", None, None),
-        ] {
-            let arguments = arguments(line);
-            assert_eq!((arguments.disk().as_deref(), arguments.schedule().duration), (disk, duration), "{line}");
+    fn d_is_a_duration_and_names_the_option_for_disks() {
+        let timed = arguments("-d 10s --disk sda").expect("a line that is taken");
+        assert_eq!((timed.disk.as_deref(), timed.schedule.duration), (Some("sda"), Some(10_000_000_000)));
+        for line in ["-d sda", "-d /dev/nvme0n1"] {
+            let error = arguments(line).expect_err("a disk").to_string();
+            assert!(error.contains("name a disk with --disk"), "{error}");
         }
+        assert!(arguments("-d 10").expect_err("no unit").to_string().contains("add a unit (10ms, 10s)"));
+    }
+
+    #[test]
+    fn worst_alone_has_the_sources_own_limit() {
+        let worst = arguments("--worst 3").expect("a line that is taken");
+        assert_eq!(worst.options().explain_over_ns, Some(BLOCK.events().late_from_ns));
     }
 }

@@ -12,6 +12,7 @@ use whylate_model::diff::{About, Comparison, Diff, Lengths, block_ns};
 use whylate_model::recording::{Header, Line};
 
 use crate::cli::UsageError;
+use crate::cli::values::span;
 use crate::engine::replay::Replay;
 use crate::engine::ticks::{Lines, drive};
 use crate::render::json::write_line;
@@ -33,15 +34,16 @@ const OF_ALL: &str = "all";
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
+    # what got worse on Tuesday, and who caused it
     whylate diff monday.whylate tuesday.whylate
-                                              # what got worse on Tuesday, and who caused it
-    whylate diff web1.whylate --split 10:30   # before and after a change at 10:30
-    whylate diff web1.whylate --before 10:00..10:05 --after 10:20..10:25
-                                              # two spans of one recording
-    whylate diff monday.whylate tuesday.whylate --before 9:00..17:00 --after 9:00..17:00
-                                              # working hours only
-    whylate diff old.whylate new.whylate --all --json
-                                              # every row, for a program")]
+    # before and after a change at 10:30
+    whylate diff web1.whylate --split 10:30
+    # two spans of one recording
+    whylate diff web1.whylate --before 10:00..10:05 --after 10:20..
+    # from 09:00 on, both days
+    whylate diff mon.whylate tue.whylate --before 09:00.. --after 09:00..
+    # every row, for a program
+    whylate diff old.whylate new.whylate --all --json")]
 pub struct Arguments {
     /// First recording
     #[arg(value_name = "BEFORE")]
@@ -64,17 +66,6 @@ pub struct Arguments {
     /// One JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// Parses two times separated by dots; one of them may be missing.
-fn span(text: &str) -> Result<Span, String> {
-    let how = "give two times, e.g. 10:00..10:05";
-    let (from, to) = text.split_once("..").ok_or(how)?;
-    let time = |text: &str| if text.trim().is_empty() { Ok(None) } else { given(text).map(Some) };
-    match (time(from)?, time(to)?) {
-        (None, None) => Err(how.to_owned()),
-        (from, to) => Ok(Span { from, to }),
-    }
 }
 
 impl Arguments {
@@ -192,17 +183,6 @@ fn middle_unix_ns(snapshot: &Snapshot) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn span_needs_one_end() {
-        let ends = |text: &str| span(text).map(|span| (span.from.is_some(), span.to.is_some()));
-        assert_eq!(ends("10:00..10:05"), Ok((true, true)));
-        assert_eq!(ends("2026-11-26T10:00:00.5Z..2026-11-26 10:05"), Ok((true, true)));
-        assert_eq!((ends("..10:05"), ends("1h ago .. ")), (Ok((false, true)), Ok((true, false))));
-        for text in ["", "..", "10:00", "10:00..x", "x..10:00", "10:00..10:05..10:06"] {
-            assert!(span(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn sides_follow_from_options() {

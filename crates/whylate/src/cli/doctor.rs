@@ -15,8 +15,10 @@ use crate::render::text::{doctor, doctor_json};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate doctor        # what each source uses here, and what would make it better
-    whylate doctor --json # the same, for a bug report")]
+    # what each source uses here, and what would make it better
+    whylate doctor
+    # the same, for a bug report
+    whylate doctor --json")]
 pub struct Arguments {
     /// Write one JSON object on one line.
     #[arg(long)]

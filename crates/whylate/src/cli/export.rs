@@ -7,38 +7,36 @@ use anyhow::Context as _;
 use clap::{ArgGroup, Args};
 use whylate_model::recording::Line;
 
+use crate::cli::arguments::Within;
 use crate::engine::replay::Replay;
 use crate::engine::ticks::{Lines, drive};
 use crate::render::export::{Destination, Export};
-use crate::store::Span;
 use crate::store::play::Recording;
-use crate::store::times::{Given, given};
 
 /// Export a recording as a trace for Perfetto, or as tables for SQL engines and spreadsheets
 ///
 /// A recording can be queried as it is, too: it is JSON lines in zstd frames. docs/sql.md has queries for both.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("form").required(true).multiple(true).args(["perfetto", "parquet", "csv"]))]
+#[command(override_usage = "whylate export FILE [--perfetto OUT] [--parquet DIR] [--csv DIR]")]
 #[command(after_help = "\
 examples:
+    # a trace to open at https://ui.perfetto.dev
     whylate export web1.whylate --perfetto web1.perfetto-trace
-                                              # open it at https://ui.perfetto.dev
-    whylate export web1.whylate --from 10:00 --to 10:05 --perfetto late.perfetto-trace
-                                              # five minutes
+    # five minutes of it
+    whylate export web1.whylate --at 10:00..10:05 --perfetto late.trace
+    # tables in a directory: web1/late.parquet, ...
     whylate export web1.whylate --parquet web1
-                                              # tables in a directory: web1/late.parquet, ...
+    # query them
     duckdb -c \"FROM 'web1/causes.parquet'\"
-    whylate export web1.whylate --csv web1    # as CSV, for spreadsheets")]
+    # as CSV, for spreadsheets
+    whylate export web1.whylate --csv web1")]
 pub struct Arguments {
     /// A recording
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Start at this time, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
-    #[arg(long, value_name = "TIME", value_parser = given)]
-    from: Option<Given>,
-    /// End at this time
-    #[arg(long, value_name = "TIME", value_parser = given)]
-    to: Option<Given>,
+    #[command(flatten)]
+    within: Within,
     /// Write a Perfetto trace of late events, their causes, and counters
     #[arg(long, value_name = "OUT")]
     perfetto: Option<PathBuf>,
@@ -55,8 +53,7 @@ pub struct Arguments {
 /// # Errors
 /// Fails if the file is not a recording, has no snapshots within the span, or an output cannot be written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
-    let recording = Recording { path: arguments.file.clone(), span, speed: None };
+    let recording = Recording { path: arguments.file.clone(), span: arguments.within.span(), speed: None };
     let mut replay = Replay::of_lines(match arguments.perfetto {
         Some(_) => recording.play_with_clocks()?,
         None => recording.play()?,

@@ -2,17 +2,38 @@
 //! `whylate generate`: writes the man pages and shell completions for `make install`.
 
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Command, CommandFactory, ValueEnum};
 use clap_complete::{Generator as _, Shell};
+use clap_mangen::Man;
 
-use crate::cli::parser::Cli;
+use crate::cli::exit_status;
+use crate::cli::parser::{Cli, EXAMPLES};
 
 const NAME: &str = "whylate";
 /// Man page of the file format: name and text.
 const RECORDING_PAGE: (&str, &str) = ("whylate-recording.5", include_str!("../../../../docs/whylate-recording.5"));
+
+/// Environment variables.
+const ENVIRONMENT: [(&str, &str); 3] = [
+    ("NO_COLOR", "If set and not empty, nothing is colored."),
+    ("TZ", "Time zone of the times that are read and printed."),
+    ("LC_ALL, LC_CTYPE, LANG", "If the locale has UTF-8, the screen of whylate top draws with it."),
+];
+/// Files.
+const FILES: [(&str, &str); 2] = [
+    (
+        "/run/whylate/",
+        "Kernel settings that a running whylate has changed; the next one restores those of a killed one.",
+    ),
+    (
+        "/sys/kernel/tracing/instances/whylate\\-PID",
+        "Tracing instance of a running whylate, where it uses the kernel's tracers.",
+    ),
+];
 
 /// Write the man pages or the shell completions, for packaging
 #[derive(Debug, Args)]
@@ -38,7 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let directory = &arguments.directory;
     fs::create_dir_all(directory).with_context(|| format!("cannot create the directory {}", directory.display()))?;
     match arguments.what {
-        What::Man => clap_mangen::generate_to(documented_command(), directory)
+        What::Man => man_pages(directory)
             .and_then(|()| fs::write(directory.join(RECORDING_PAGE.0), RECORDING_PAGE.1))
             .with_context(|| format!("cannot write the man pages to {}", directory.display()))?,
         What::Completions => write_completions(directory)?,
@@ -46,15 +67,103 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Writes the man pages of all visible commands.
+fn man_pages(directory: &Path) -> io::Result<()> {
+    fn write(command: &Command, directory: &Path) -> io::Result<()> {
+        for command in command.get_subcommands().filter(|command| !command.is_hide_set()) {
+            write(command, directory)?;
+        }
+        let page =
+            Man::new(command.clone()).source(format!("whylate {}", env!("CARGO_PKG_VERSION"))).manual("User Commands");
+        fs::write(directory.join(page.get_filename()), man_page(&page, command)?)
+    }
+    let mut command = documented_command();
+    command.build();
+    write(&command, directory)
+}
+
+/// Returns the man page of a command: clap's text, and sections as in man-pages(7).
+fn man_page(page: &Man, command: &Command) -> io::Result<Vec<u8>> {
+    let mut out = Vec::new();
+    page.render_title(&mut out)?;
+    page.render_name_section(&mut out)?;
+    write_synopsis(&mut out, command)?;
+    page.render_description_section(&mut out)?;
+    page.render_options_section(&mut out)?;
+    if command.get_subcommands().any(|command| !command.is_hide_set()) {
+        page.render_subcommands_section(&mut out)?;
+    }
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let (examples, notes) = after.split_once("\n\n").unwrap_or((&after, ""));
+    if !notes.is_empty() {
+        writeln!(out, ".SH NOTES\n{}", escaped(notes))?;
+    }
+    writeln!(out, ".SH EXAMPLES\n.nf\n{}\n.fi", escaped(examples.strip_prefix(EXAMPLES).unwrap_or_default()))?;
+    let path = command.get_bin_name().unwrap_or(NAME);
+    let heads = |heading: &str, rows: &[(&str, &str)]| {
+        let rows: String = rows.iter().map(|(head, text)| format!(".TP\n\\fB{head}\\fR\n{text}\n")).collect();
+        format!(".SH {heading}\n{rows}")
+    };
+    out.extend(heads("EXIT STATUS", &exit_status::statuses_of(path.split(' ').nth(1).unwrap_or_default())).bytes());
+    out.extend(heads("ENVIRONMENT", &ENVIRONMENT).bytes());
+    out.extend(heads("FILES", &FILES).bytes());
+    let parent = path.rsplit_once(' ').map_or(NAME, |(parent, _)| parent).replace(' ', "\\-");
+    let children = command.get_subcommands().filter(|command| !command.is_hide_set());
+    let children = children.map(|command| format!("{path} {}", command.get_name()).replace(' ', "\\-"));
+    let mut others: Vec<String> = std::iter::once(parent).chain(children).filter(|other| *other != path).collect();
+    others.sort();
+    let others: String = others.iter().map(|other| format!(".BR {other} (1),\n")).collect();
+    writeln!(out, ".SH SEE ALSO\n{others}.BR whylate\\-recording (5)")?;
+    page.render_version_section(&mut out)?;
+    Ok(out)
+}
+
+/// Writes the synopsis, with the values of options.
+fn write_synopsis(out: &mut dyn io::Write, command: &Command) -> io::Result<()> {
+    let path = command.get_bin_name().unwrap_or(NAME);
+    writeln!(out, ".SH SYNOPSIS\n\\fB{path}\\fR")?;
+    for arg in command.get_arguments().filter(|arg| !arg.is_hide_set()) {
+        let names = arg.get_value_names().unwrap_or_default();
+        let names: Vec<String> = match arg.get_action().takes_values() {
+            true if names.is_empty() => vec![arg.get_id().as_str().to_uppercase()],
+            true => names.iter().map(ToString::to_string).collect(),
+            false => Vec::new(),
+        };
+        let values: String = names.iter().map(|name| format!(" \\fI{}\\fR", escaped(name))).collect();
+        let option = match (arg.get_short(), arg.get_long()) {
+            (Some(short), _) => format!("\\fB\\-{short}\\fR{values}"),
+            (None, Some(long)) => format!("\\fB{}\\fR{values}", escaped(&format!("--{long}"))),
+            (None, None) => values.trim_start().to_owned(),
+        };
+        writeln!(out, "{}", if arg.is_required_set() { option } else { format!("[{option}]") })?;
+    }
+    if command.get_subcommands().any(|command| !command.is_hide_set()) {
+        writeln!(out, ".br\n\\fB{path}\\fR \\fICOMMAND\\fR [\\fIOPTIONS\\fR]")?;
+    }
+    Ok(())
+}
+
+/// Escapes text for roff: no character begins a request or is replaced.
+fn escaped(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
+    let lines: Vec<String> =
+        text.lines().map(|line| format!("{}{line}", if line.starts_with('.') { "\\&" } else { "" })).collect();
+    lines.join("\n")
+}
+
 fn write_completions(directory: &Path) -> anyhow::Result<()> {
     for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        // In memory, as clap_complete panics where it cannot write.
-        let mut text = Vec::new();
-        clap_complete::generate(shell, &mut documented_command(), NAME, &mut text);
-        fs::write(directory.join(shell.file_name(NAME)), text)
+        fs::write(directory.join(shell.file_name(NAME)), completions(shell))
             .with_context(|| format!("cannot write the {shell} completions to {}", directory.display()))?;
     }
     Ok(())
+}
+
+/// Returns the completions for a shell. In memory, as clap_complete panics where it cannot write.
+pub fn completions(shell: Shell) -> Vec<u8> {
+    let mut text = Vec::new();
+    clap_complete::generate(shell, &mut documented_command(), NAME, &mut text);
+    text
 }
 
 /// Returns the command line without hidden commands: clap's completions would offer them, and clap cannot remove one.
@@ -75,9 +184,6 @@ fn documented_command() -> Command {
     }
     if let Some(after) = all.get_after_help() {
         shown = shown.after_help(after.clone());
-    }
-    if let Some(after) = all.get_after_long_help() {
-        shown = shown.after_long_help(after.clone());
     }
     shown
 }
@@ -107,6 +213,22 @@ mod tests {
             let page = format!("whylate-{}.1", command.get_name());
             assert_eq!(pages.contains(&page), !command.is_hide_set(), "{page} in {pages:?}");
         }
+    }
+
+    #[test]
+    fn man_pages_have_the_usual_sections() {
+        let (parent, pages) = generate(What::Man);
+        for page in pages.iter().filter(|page| page.ends_with(".1")) {
+            let text = fs::read_to_string(parent.path().join("made/on/demand").join(page)).expect("a text file");
+            let sections =
+                ["NAME", "SYNOPSIS", "OPTIONS", "EXAMPLES", "EXIT STATUS", "ENVIRONMENT", "FILES", "SEE ALSO"];
+            let at: Vec<_> = sections.iter().map(|name| text.find(&format!(".SH {name}\n"))).collect();
+            assert!(at.iter().all(Option::is_some) && at.is_sorted(), "{page}: {at:?}");
+            assert!(text.contains(".SH EXAMPLES\n.nf\n    # "), "{page}: {text}");
+        }
+        let wq = fs::read_to_string(parent.path().join("made/on/demand/whylate-wq.1")).expect("a text file");
+        assert!(wq.contains("[\\fB\\-\\-why\\fR \\fITHRESHOLD\\fR]") && wq.contains("[\\fIINTERVAL\\fR]"), "{wq}");
+        assert!(wq.contains("Color what is late"), "{wq}");
     }
 
     #[test]

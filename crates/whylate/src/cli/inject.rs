@@ -15,8 +15,10 @@ use crate::engine::watch::stop_at_signal;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate inject irqs-off --cpu 1     # interrupts off for 10 ms, 5 times
-    whylate inject work --items 10000   # 10,000 work items at once")]
+    # interrupts off for 10 ms, 5 times
+    whylate inject irqs-off --cpu 1
+    # 10,000 work items at once
+    whylate inject work --items 10000")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,
@@ -34,9 +36,12 @@ enum What {
     /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
     #[command(after_help = "\
 examples:
-  whylate inject irqs-off                                 5 times 10 ms, one every 200 ms, on the current CPU
-  whylate inject irqs-off --for 500us --times 100 --cpu 1 for sources that see short ones
-  whylate inject irqs-off --json                          for a program to compare")]
+    # 5 times 10 ms, one every 200 ms, on the current CPU
+    whylate inject irqs-off
+    # for sources that see short ones
+    whylate inject irqs-off --for 500us --times 100 --cpu 1
+    # for a program to compare
+    whylate inject irqs-off --json")]
     IrqsOff(disturbance::Common),
     /// Turns preemption off on one CPU for a known time.
     ///
@@ -47,10 +52,12 @@ examples:
     /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
     #[command(after_help = "\
 examples:
-  whylate inject preempt-off                              5 times 10 ms, one every 200 ms, on the current CPU
-  whylate inject preempt-off --for 2ms --times 100 --cpu 1
-                                                          for `whylate irqsoff --preempt` beside it
-  whylate inject preempt-off --json                       for a program to compare")]
+    # 5 times 10 ms, one every 200 ms, on the current CPU
+    whylate inject preempt-off
+    # for `whylate irqsoff --preempt` beside it
+    whylate inject preempt-off --for 2ms --times 100 --cpu 1
+    # for a program to compare
+    whylate inject preempt-off --json")]
     PreemptOff(disturbance::Common),
     /// Keeps one CPU in a softirq for a known time.
     ///
@@ -60,9 +67,12 @@ examples:
     /// Only one CPU is disturbed at a time, by one `whylate inject` at a time, so that the others can go on.
     #[command(after_help = "\
 examples:
-  whylate inject softirq                                  5 times 10 ms, one every 200 ms, on the current CPU
-  whylate inject softirq --for 2ms --times 100 --cpu 1    for sources that see short ones
-  whylate inject softirq --json                           for a program to compare")]
+    # 5 times 10 ms, one every 200 ms, on the current CPU
+    whylate inject softirq
+    # for sources that see short ones
+    whylate inject softirq --for 2ms --times 100 --cpu 1
+    # for a program to compare
+    whylate inject softirq --json")]
     Softirq(disturbance::Common),
     Hog(disturbance::HogArguments),
     Sqpoll(sqpoll::Arguments),

@@ -6,11 +6,12 @@ mod import;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
+use whylate_model::sources::IRQSOFF;
 use whylate_sources::irqsoff::{IrqsoffOptions, What, console_level};
 
-use crate::cli::Origin;
 use crate::cli::arguments::{Explain, Record, Schedule};
 use crate::cli::values::{Cpus, duration_ns, period};
+use crate::cli::{Origin, SUCCESS};
 use crate::engine::late_buffer::Keep;
 use crate::engine::runner::{Lates, Query, Stream, drive};
 use crate::render::text::Output;
@@ -21,20 +22,26 @@ use crate::render::text::table::terminal_columns;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate irqsoff             # who kept interrupts off, and the longest time with its stack, at Ctrl-C
-    whylate irqsoff 1 10        # the same each second, ten times
-    whylate irqsoff --histogram # a histogram of lengths per culprit
+    # who kept interrupts off, and the longest time with its stack
+    whylate irqsoff
+    # the same each second, ten times
+    whylate irqsoff 1 10
+    # a histogram of lengths per culprit
+    whylate irqsoff --histogram
+    # a line each time that interrupts are off for 5 ms or longer
     whylate irqsoff --slower 5ms
-                                # a line each time that interrupts are off for 5 ms or longer, as it happens
-    whylate irqsoff --why 5ms   # and what ran on the CPU in that time
-    whylate irqsoff --timers 1  # how late every hrtimer is, by its function and CPU, each second
+    # what ran on the CPU in that time, too
+    whylate irqsoff --why 5ms
+    # how late every hrtimer is, by its function and CPU, each second
+    whylate irqsoff --timers 1
+    # a periodic timer per CPU: the periods it misses, and why
     whylate irqsoff --timer-test 1.33ms
-                                # a periodic timer per CPU: the periods it misses, and what made it miss them
-    whylate irqsoff --preempt   # who keeps a CPU that another thread waits for
+    # who keeps a CPU that another thread waits for
+    whylate irqsoff --preempt
+    # one CPU, with a timer due each 100 us
     whylate irqsoff -c 3 --period 100us
-                                # one CPU, with a timer due each 100 us
-    whylate irqsoff --import trace.txt
-                                # what ftrace has written elsewhere: a latency trace of irqsoff, or a capture of trace_pipe")]
+    # a latency trace of ftrace, or a capture of trace_pipe
+    whylate irqsoff --import trace.txt")]
 #[command(
     group = ArgGroup::new("late_lengths").args(["slower", "why"]).multiple(true),
     mut_arg("worst", |worst| worst.help("Print the N longest times with interrupts off, with their stacks, at each output [default: 1, or none if lines are printed live]"))
@@ -48,22 +55,22 @@ pub struct Arguments {
     slower: Option<u64>,
     #[command(flatten)]
     explain: Explain,
-    /// Period of the timer of each CPU (e.g. 500us; a bare number is in microseconds). Shorter sections are only seen
+    /// Period of the timer of each CPU (e.g. 500us). Shorter sections are only seen
     /// by chance, and lengths are accurate to one period [default: 1ms, or 2, 5 or 10 ms where a timer's interrupts
     /// would take more than 0.6 % of a CPU]
     #[arg(long, value_name = "PERIOD", value_parser = period)]
     period: Option<u64>,
     /// Leave out what is shorter than this
-    #[arg(long, value_name = "LENGTH", value_parser = duration_ns, default_value = "100us")]
-    from: u64,
+    #[arg(long, alias = "from", value_name = "LENGTH", value_parser = duration_ns, default_value = "100us")]
+    min: u64,
     /// Print how late every hrtimer is, by its function and CPU, with missed periods and the run time of the function
     #[arg(
         long,
-        conflicts_with_all = ["late_lengths", "worst", "period", "from", "backend", "timer_test", "preempt"],
+        conflicts_with_all = ["late_lengths", "worst", "fail_if_late", "period", "min", "backend", "timer_test", "preempt"],
     )]
     timers: bool,
     /// Test with a periodic timer per CPU: print each time that it misses periods, with what made it late
-    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with_all = ["late_lengths", "period", "from", "preempt"])]
+    #[arg(long, value_name = "PERIOD", value_parser = period, conflicts_with_all = ["late_lengths", "period", "min", "preempt"])]
     pub(crate) timer_test: Option<u64>,
     /// Only these CPUs, e.g. 0,2-5
     #[arg(short, long, value_name = "CPUS")]
@@ -83,7 +90,7 @@ pub struct Arguments {
     /// Read what ftrace has written, and measure nothing: a latency trace of irqsoff, preemptoff or preemptirqsoff, a
     /// capture of trace_pipe with irq_disable, irq_enable, irq_handler_* and hrtimer_*, or both in one file; - for
     /// standard input
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "from", "preempt", "timers", "timer_test"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["interval", "count", "duration", "cpus", "backend", "period", "min", "preempt", "timers", "timer_test", "fail_if_late"])]
     pub(crate) import: Option<PathBuf>,
 }
 
@@ -100,13 +107,18 @@ impl Arguments {
         }
     }
 
+    /// Returns the threshold of explained sections. `--worst` needs none: it always has the longest ones.
+    fn why_ns(&self) -> Option<u64> {
+        Explain { worst: None, ..self.explain }.with_limit_of(&IRQSOFF).why
+    }
+
     /// Returns whether late events are printed as they happen.
     pub(crate) fn lines(&self) -> bool {
-        self.slower.is_some() || self.explain.why.is_some() || self.timer_test.is_some()
+        self.slower.is_some() || self.why_ns().is_some() || self.timer_test.is_some()
     }
 
     pub(crate) fn lines_from_ns(&self) -> u64 {
-        [self.slower, self.explain.why, self.timer_test].into_iter().flatten().min().unwrap_or(u64::MAX)
+        [self.slower, self.why_ns(), self.timer_test].into_iter().flatten().min().unwrap_or(u64::MAX)
     }
 
     /// Returns the number of longest sections to print at each output.
@@ -126,9 +138,9 @@ impl Arguments {
             what: if self.preempt { What::Preemption } else { What::Irqs },
             period_ns: self.timer_test.or(self.period),
             cpus: self.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.0.clone()),
-            from_ns: self.timer_test.unwrap_or(self.from),
+            from_ns: self.timer_test.unwrap_or(self.min),
             late_over_ns: self.slower.or(self.timer_test),
-            explain_over_ns: self.explain.why,
+            explain_over_ns: self.why_ns(),
             worst: self.worst(),
             timer_test: self.timer_test.is_some(),
             timers: self.timers,
@@ -137,13 +149,13 @@ impl Arguments {
     }
 }
 
-/// Measures or replays; prints at each interval, and at the end.
+/// Measures or replays; prints at each interval, and at the end. Returns the exit status.
 ///
 /// # Errors
 /// Fails if the source cannot attach, or the output cannot be written.
-pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(file) = &arguments.import {
-        return import::run(arguments, file);
+        return import::run(arguments, file).map(|()| SUCCESS);
     }
     let mut text: Box<dyn Output> = match arguments.timers {
         true => Box::new(timers::TimerText::new(arguments.histogram, terminal_columns())),
@@ -151,14 +163,16 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     };
     // Preemption-off sections are only counted when late events are drained.
     let has_late_events = arguments.lines() || arguments.worst().is_some() || arguments.preempt;
-    let late = Lates { slower_ns: arguments.slower.or(arguments.timer_test), why_ns: arguments.explain.why };
+    let late = Lates { slower_ns: arguments.slower.or(arguments.timer_test), why_ns: arguments.why_ns() };
     let query = Query {
         source: &arguments.options(),
         schedule: arguments.schedule,
+        explain: arguments.explain,
         keep: arguments.keep(),
         late: has_late_events.then_some(late),
         only: &|_| true,
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
-    drive(stream, &query, text.as_mut(), &mut |_| ())
+    let is_late = drive(stream, &query, text.as_mut(), &mut |_| ())?;
+    Ok(arguments.explain.status(is_late))
 }

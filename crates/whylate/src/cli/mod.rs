@@ -3,10 +3,14 @@
 
 pub mod arguments;
 pub mod block;
+pub mod completions;
 pub mod diff;
 pub mod doctor;
+mod exit_status;
 pub mod export;
+pub mod foreign;
 pub mod generate;
+pub mod help;
 pub mod inject;
 pub mod irqsoff;
 pub mod offcpu;
@@ -31,30 +35,22 @@ use std::io::{self, BufRead, BufReader, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
-use whylate_model::sources::{CARDS, TIMERLAT, named};
+use whylate_model::sources::{CARDS, named};
 use whylate_sources::AttachError;
 use whylate_sources::kernel::pid_namespace;
 use whylate_sources::kernel::restore::{self, PutBack};
 
+pub use exit_status::{FAILURE, LATE, SUCCESS, THRESHOLD_HIT, existing, usage as usage_status};
+
+use crate::cli::exit_status::NOT_POSSIBLE;
 use crate::cli::parser::{Cli, Command};
-use crate::render::text;
+use crate::render::{color, text};
 use crate::store::play::Recording;
 
-/// Exit status of success.
-pub const SUCCESS: u8 = 0;
-/// Exit status of `timerlat` when a threshold was hit, as rtla's from 6.16 on.
-pub const THRESHOLD_HIT: u8 = 2;
-/// Exit status of a failure.
-const FAILURE: u8 = 1;
-/// Exit status of a usage error.
-const USAGE: u8 = 2;
-/// Exit status if the machine or the caller's privileges do not allow the command.
-const NOT_POSSIBLE: u8 = 3;
-
-/// Usage error: arguments that are valid one by one, but not together.
+/// Usage error: arguments that are valid one by one, but not together, or the name of something that does not exist.
 #[derive(Debug)]
 pub struct UsageError(pub anyhow::Error);
 
@@ -82,14 +78,8 @@ pub(crate) fn import(file: &Path, read: impl FnOnce(Box<dyn BufRead>) -> anyhow:
     if file == Path::new("-") {
         return read(Box::new(io::stdin().lock())).with_context(named);
     }
-    let input = BufReader::with_capacity(1 << 20, File::open(file).with_context(named)?);
+    let input = BufReader::with_capacity(1 << 20, existing(File::open(file)).with_context(named)?);
     read(Box::new(input)).with_context(named)
-}
-
-/// Returns the exit status of a usage error: 1 for `timerlat`, where 2 means that a threshold was hit.
-pub fn usage_status() -> u8 {
-    let is_timerlat = std::env::args_os().nth(1).is_some_and(|word| word == TIMERLAT.name);
-    if is_timerlat { FAILURE } else { USAGE }
 }
 
 /// Origin of snapshots.
@@ -121,10 +111,11 @@ fn recover() {
 
 /// Runs a command and turns its error into one line on standard error and an exit status.
 pub fn run(cli: Cli) -> ExitCode {
+    color::set(cli.color.unwrap_or(color::When::Auto));
     if cli.help_lost {
         return end(help_lost().map(|()| SUCCESS));
     }
-    if !matches!(cli.command, Some(Command::Generate(_))) {
+    if !matches!(cli.command, Some(Command::Generate(_) | Command::Help(_) | Command::Completions(_))) {
         recover();
     }
     if prints_numbers(cli.command.as_ref())
@@ -137,14 +128,16 @@ pub fn run(cli: Cli) -> ExitCode {
 
 /// Runs a command on this machine or on a recording. Returns the exit status.
 fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
-    let Some(command) = cli.command else { return overview::run(&cli.look, origin).map(|()| SUCCESS) };
+    // A replayed command may have the option, too.
+    cli.color.into_iter().for_each(color::set);
+    let Some(command) = cli.command else { return overview::run(&cli.look, origin) };
     match command {
-        Command::Wq(arguments) => wq::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Wq(arguments) => wq::run(&arguments, origin),
         Command::Timerlat(arguments) => timerlat::run(&arguments, origin),
-        Command::Irqsoff(arguments) => irqsoff::run(&arguments, origin).map(|()| SUCCESS),
-        Command::Offcpu(arguments) => offcpu::run(&arguments, origin).map(|()| SUCCESS),
-        Command::Sqpoll(arguments) => sqpoll::run(&arguments, origin).map(|()| SUCCESS),
-        Command::Block(arguments) => block::run(&arguments, origin).map(|()| SUCCESS),
+        Command::Irqsoff(arguments) => irqsoff::run(&arguments, origin),
+        Command::Offcpu(arguments) => offcpu::run(&arguments, origin),
+        Command::Sqpoll(arguments) => sqpoll::run(&arguments, origin),
+        Command::Block(arguments) => block::run(&arguments, origin),
         Command::Top(arguments) => top::run(&arguments, origin).map(|()| SUCCESS),
         _ if !origin.is_live() => {
             Err(UsageError(anyhow!("that command cannot be replayed (name a source, or none for the overview)")).into())
@@ -158,6 +151,8 @@ fn perform(cli: Cli, origin: &Origin) -> anyhow::Result<u8> {
         Command::Selftest(arguments) => selftest::run(&arguments),
         Command::Inject(arguments) => inject::run(&arguments).map(|()| SUCCESS),
         Command::Doctor(arguments) => doctor::run(&arguments).map(|()| SUCCESS),
+        Command::Help(arguments) => help::run(&arguments).map(|()| SUCCESS),
+        Command::Completions(arguments) => completions::run(&arguments).map(|()| SUCCESS),
         Command::Generate(arguments) => generate::run(&arguments).map(|()| SUCCESS),
     }
 }
@@ -181,7 +176,13 @@ fn prints_numbers(command: Option<&Command>) -> bool {
         Some(Command::Selftest(arguments)) => !arguments.is_subject(),
         Some(Command::Report(arguments)) => arguments.is_live(),
         Some(
-            Command::Replay(_) | Command::Diff(_) | Command::Export(_) | Command::Doctor(_) | Command::Generate(_),
+            Command::Replay(_)
+            | Command::Diff(_)
+            | Command::Export(_)
+            | Command::Doctor(_)
+            | Command::Help(_)
+            | Command::Completions(_)
+            | Command::Generate(_),
         ) => false,
     }
 }
@@ -196,9 +197,9 @@ fn present(pid: Option<u32>) -> anyhow::Result<Option<u32>> {
     match known {
         Some(Ok(()) | Err(Errno::PERM)) => Ok(pid),
         _ if pid_namespace::own().is_some() => {
-            bail!("no process has the PID {wanted} here (give its PID in this PID namespace)")
+            Err(UsageError(anyhow!("no process has the PID {wanted} here (give its PID in this PID namespace)")).into())
         }
-        _ => bail!("no process has the PID {wanted} (give the PID of a running process)"),
+        _ => Err(UsageError(anyhow!("no process has the PID {wanted} (give the PID of a running process)")).into()),
     }
 }
 

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
-use whylate_model::culprits;
 use whylate_model::folded::Root;
 use whylate_model::late::CGROUP;
 use whylate_model::sources::OFFCPU;
@@ -23,9 +22,9 @@ use whylate_sources::Threads;
 use whylate_sources::kernel::cgroups;
 use whylate_sources::offcpu::{CallGraph, Choice, KernelThreads, OffcpuOptions, Often, RATES_HZ, TRACE};
 
-use crate::cli::arguments::Explain;
-use crate::cli::values::duration_ns;
-use crate::cli::{Origin, UsageError, present, record};
+use crate::cli::arguments::{Explain, Rank};
+use crate::cli::values::{duration_ns, seconds_ns};
+use crate::cli::{FAILURE, Origin, SUCCESS, UsageError, existing, present, record};
 use crate::engine::late_buffer::{Keep, LateBuffer};
 use crate::engine::live::{Feed, Live, NOW_AND_THEN, Pace};
 use crate::engine::replay::Replay;
@@ -48,28 +47,41 @@ use crate::store::{Recorder, about};
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     mut_arg("why", |why| why.conflicts_with("blocked").help(LONG_WAITS)),
-    mut_arg("worst", |worst| worst.requires("why").help(WORST_WAITS)),
+    mut_arg("worst", |worst| worst.conflicts_with_all(["blocked", "diff"]).help(WORST_WAITS)),
+    mut_arg("fail_if_late", |fail| fail.conflicts_with_all(["blocked", "diff"])),
     after_help = "\
 examples:
-    whylate offcpu -d 10s                 # a tree of where threads wait, widest first
-    whylate offcpu -d 10s -o sleep.svg    # as a flame graph
-    whylate offcpu -d 10s -p 1234 --flat  # a row for each call site at which process 1234 waits
-    whylate offcpu --blocked 10s          # threads that have waited for 10 s or longer by now
+    # a tree of where threads wait, widest first
+    whylate offcpu 10
+    # as a flame graph
+    whylate offcpu -d 10s -o sleep.svg
+    # a row for each call site at which process 1234 waits
+    whylate offcpu -d 10s -p 1234 --flat
+    # threads that have waited for 10 s or longer by now
+    whylate offcpu --blocked 10s
+    # what keeps processes in uninterruptible sleep
     whylate offcpu --state D --kernel-threads no -d 1m
-                                          # what keeps processes in uninterruptible sleep
-    whylate offcpu --why 5ms -d 10s       # and what each wait of 5 ms or longer was for
+    # what each wait of 5 ms or longer was for, too
+    whylate offcpu --why 5ms -d 10s
+    # and who each was waiting for, in turn, as a flame graph
     whylate offcpu --why 5ms -d 10s -o chain.svg
-                                          # and who each was waiting for, in turn, as a flame graph
+    # the 5 longest waits of a minute, explained
+    whylate offcpu --worst 5 -d 1m
+    # the stack of who ended each wait, by tracing every switch
     whylate offcpu --wakers -d 10s -o woken.svg
-                                          # and the stack of who ended each wait, by tracing every switch
+    # with rules of your own, such as: lock my_mutex_lock
     whylate offcpu --flat --classes waits.txt -d 10s
-                                          # with rules of your own, such as: lock my_mutex_lock
+    # what waits more, and what less, than before
     whylate offcpu --diff before.folded after.folded -o diff.svg
+    # stacks that another tool has written
     whylate offcpu import procstat.txt -o sleep.svg"
 )]
 pub struct Arguments {
     #[command(subcommand)]
     command: Option<Sub>,
+    /// End after this time; a bare number is in seconds
+    #[arg(value_name = "DURATION", value_parser = seconds_ns, conflicts_with_all = ["duration", "blocked", "diff"])]
+    length: Option<u64>,
     /// Samples per second, 1 to 999; the interval is jittered, so it never runs in lockstep with a periodic sleeper
     #[arg(short = 'F', long = "frequency", value_name = "HZ", default_value_t = whylate_sources::offcpu::DEFAULT_HZ,
           value_parser = clap::value_parser!(u32).range(1..=999))]
@@ -119,7 +131,7 @@ pub struct Arguments {
     /// Show who ended each wait: append the waker's stack to the waiter's; traces every context switch (backend trace)
     #[arg(long, conflicts_with_all = ["blocked", "diff", "budget"])]
     wakers: bool,
-    /// What to group stacks by; with --why, cgroup also ranks culprits that are threads by their cgroup
+    /// What stacks are grouped by
     #[arg(long, value_enum, default_value_t = By::Process)]
     by: By,
     /// Print a row per place, with the rule that classified the wait
@@ -148,6 +160,8 @@ pub struct Arguments {
     diff: Option<Vec<PathBuf>>,
     #[command(flatten)]
     explain: Explain,
+    #[command(flatten)]
+    rank: Rank,
     /// One JSON object
     #[arg(long, conflicts_with = "flat")]
     json: bool,
@@ -163,7 +177,8 @@ pub struct Arguments {
 /// Help text of `--why`.
 const LONG_WAITS: &str = "Explain each wait this long or longer (e.g. 5ms): what ran on the CPU that was waited for, or which thread ended the wait and what it did in that time; its causes add up to it";
 /// Help text of `--worst`.
-const WORST_WAITS: &str = "With --why: print and draw only the N longest waits [default: print 10, draw all]";
+const WORST_WAITS: &str =
+    "Print and draw only the N longest waits; without --why, of 20ms or longer [default: print 10, draw all]";
 /// Default number of longest waits that are shown.
 const WORST: usize = 10;
 
@@ -246,13 +261,17 @@ impl Arguments {
         self.state.as_ref().is_none_or(|letters| letters.contains(stack.state.as_str()))
     }
 
-    fn ranked_by(&self) -> culprits::By {
-        if self.by == By::Cgroup { culprits::By::Cgroup } else { culprits::By::Culprit }
+    fn explain(&self) -> Explain {
+        self.explain.with_limit_of(&OFFCPU)
+    }
+
+    fn duration(&self) -> Option<u64> {
+        self.duration.or(self.length)
     }
 
     fn options(&self) -> anyhow::Result<OffcpuOptions> {
         let cgroup = match &self.cgroup {
-            Some(path) => Some(cgroups::id_of(path).with_context(|| {
+            Some(path) => Some(existing(cgroups::id_of(path)).with_context(|| {
                 format!(
                     "cannot find the cgroup {} (name a directory of cgroup v2, or of the controller cpu of v1)",
                     printable(path)
@@ -287,8 +306,8 @@ impl Arguments {
             holders: self.blocked.is_some(),
             max_depth: self.max_depth,
             classes: self.classes.as_deref().map_or_else(|| Ok(Classes::default()), read_classes)?,
-            explain_over_ns: self.explain.why,
-            explain_sleeps_over_ns: self.explain.why,
+            explain_over_ns: self.explain().why,
+            explain_sleeps_over_ns: self.explain().why,
             idle: self.idle,
             ..OffcpuOptions::default()
         })
@@ -301,8 +320,9 @@ const MAX_CLASSES_BYTES: u64 = 1 << 20;
 fn read_classes(path: &Path) -> anyhow::Result<Classes> {
     let name = printable(&path.to_string_lossy());
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_CLASSES_BYTES + 1).read_to_end(&mut bytes));
-    read.with_context(|| format!("cannot read {name}"))?;
+    let cannot = || format!("cannot read {name}");
+    let file = existing(File::open(path)).with_context(cannot)?;
+    file.take(MAX_CLASSES_BYTES + 1).read_to_end(&mut bytes).with_context(cannot)?;
     if bytes.len() as u64 > MAX_CLASSES_BYTES {
         return Err(
             UsageError(anyhow::anyhow!("{name} is too large for a file of rules: name one of at most 1 MiB")).into()
@@ -343,15 +363,18 @@ struct Gathering {
     waits: Option<Waits>,
     chains: Option<Chains>,
     only_worst: bool,
+    /// Whether anything was late so far.
+    is_late: bool,
 }
 
 impl Gathering {
     fn new(arguments: &Arguments, draws_chains: bool) -> Self {
-        let over_ns = arguments.explain.why;
+        let over_ns = arguments.explain().why;
         Gathering {
-            waits: over_ns.map(|over_ns| Waits::new(over_ns, arguments.ranked_by())),
+            waits: over_ns.map(|over_ns| Waits::new(over_ns, arguments.rank.into())),
             chains: over_ns.filter(|_| draws_chains).map(|over_ns| Chains::new(over_ns, arguments.root())),
             only_worst: arguments.explain.worst.is_some(),
+            is_late: false,
         }
     }
 
@@ -369,24 +392,27 @@ impl Gathering {
     }
 }
 
-/// Samples until interrupted or the duration is over, or reads a recording; prints or writes the result.
+/// Samples until interrupted or the duration is over, or reads a recording; prints or writes the result. Returns the exit
+/// status.
 ///
 /// # Errors
 /// Fails if the source cannot attach, the recording cannot be read, or the output cannot be written.
-pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(Sub::Import(arguments)) = &arguments.command {
-        return import::run(arguments);
+        return import::run(arguments).map(|()| SUCCESS);
     }
     if let Some([before, after]) = arguments.diff.as_deref() {
-        return diff::run(before, after, arguments.output.as_deref());
+        return diff::run(before, after, arguments.output.as_deref()).map(|()| SUCCESS);
     }
+    let explain = arguments.explain();
+    arguments.rank.needs(explain)?;
     let record_to = arguments.output.as_deref().filter(|path| record::is_recording(path));
-    let form_of = if arguments.explain.why.is_some() { Form::from_path_explained } else { Form::from_path };
+    let form_of = if explain.why.is_some() { Form::from_path_explained } else { Form::from_path };
     let form = match arguments.output.as_deref().filter(|_| record_to.is_none()) {
         Some(path) => Some((path, form_of(path).map_err(UsageError)?)),
         None => None,
     };
-    let draws_chains = arguments.explain.why.is_some() && matches!(form, Some((_, Form::Svg | Form::Folded)));
+    let draws_chains = explain.why.is_some() && matches!(form, Some((_, Form::Svg | Form::Folded)));
     if draws_chains && (arguments.wakers || arguments.lines) {
         let what = "--wakers and --lines have no effect on chains of explained waits: drop them, or drop --why";
         return Err(UsageError(anyhow::anyhow!(what)).into());
@@ -399,7 +425,15 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         }
         Origin::Live => live(arguments, &mut gathering, record_to, form.is_some())?,
     };
-    snapshot.map_or(Ok(()), |snapshot| show(arguments, snapshot, gathering, form))
+    let Some(snapshot) = snapshot else { return Ok(SUCCESS) };
+    let is_late = gathering.is_late || arguments.explain.judges_late_snapshot(&OFFCPU, &snapshot);
+    let has_none = snapshot.stacks.is_empty() && snapshot.late.is_empty();
+    show(arguments, snapshot, gathering, form)?;
+    if has_none && arguments.blocked.is_none() {
+        say!("whylate: no such thread was off CPU (see names and cgroups with ps -eo pid,comm,cgroup)");
+        return Ok(FAILURE);
+    }
+    Ok(arguments.explain.status(is_late))
 }
 
 /// Measures this machine. Returns `None` if the output is closed and no file is written.
@@ -424,16 +458,16 @@ fn live(
     let store = record_to.map(record::file).transpose()?;
     let feed = Feed::attach(&options)?;
     let backend = feed.source.backend;
-    let header = about::of_one(OFFCPU.name, backend, arguments.explain.why);
+    let header = about::of_one(OFFCPU.name, backend, arguments.explain().why);
     let recorder = store.map(|store| Recorder::start(store, header)).transpose()?;
     if arguments.blocked.is_none() && !arguments.json {
         say!("{} ... Hit Ctrl-C to end.", what_is_done(arguments, backend));
     }
     // Which threads are blocked now takes no time to measure.
-    let duration_ns = arguments.blocked.map_or(arguments.duration, |_| Some(0));
+    let duration_ns = arguments.blocked.map_or(arguments.duration(), |_| Some(0));
     let pace = Pace {
         duration: duration_ns.map(Duration::from_nanos),
-        poll: arguments.explain.why.map(|_| NOW_AND_THEN),
+        poll: arguments.explain().why.map(|_| NOW_AND_THEN),
         outlives_output: has_file || recorder.is_some() || arguments.blocked.is_some(),
         ..Pace::default()
     };
@@ -452,10 +486,10 @@ fn live(
 /// Merges the snapshots of a recording.
 fn recorded(arguments: &Arguments, recording: &Recording, gathering: &mut Gathering) -> anyhow::Result<Snapshot> {
     let played = recording.play()?;
-    if played.late_from_ns(OFFCPU.name)?.is_none() && arguments.explain.why.is_some() {
+    if played.late_from_ns(OFFCPU.name)?.is_none() && arguments.explain().why.is_some() {
         say!("whylate: {} was recorded without late events of {}", played.name(), OFFCPU.name);
     }
-    let mut replay = Replay::of_source(played, &OFFCPU, None, arguments.duration);
+    let mut replay = Replay::of_source(played, &OFFCPU, None, arguments.duration());
     let mut sums = Sums::new(arguments, gathering);
     drive(&mut replay, &mut sums)?;
     replay.finish()?;
@@ -488,8 +522,9 @@ impl<'a> Sums<'a> {
 
 impl Sink for Sums<'_> {
     fn late(&mut self, _card: &'static Card, event: LateEvent) -> anyhow::Result<Option<LateEvent>> {
-        let is_asked = self.arguments.explain.why.is_some_and(|over_ns| event.latency_ns >= over_ns);
+        let is_asked = self.arguments.explain().why.is_some_and(|over_ns| event.latency_ns >= over_ns);
         if self.is_live || is_asked && self.arguments.is_of(&event.labels) {
+            self.gathering.is_late |= self.arguments.explain.judges_late(&OFFCPU, &event);
             self.gathering.add(&event);
             self.kept.add(event);
         }

@@ -17,7 +17,7 @@ use whylate_model::{Card, LateEvent, Merger, Snapshot, Stack};
 
 use crate::cli::arguments::{OwnCpus, Rank, Record};
 use crate::cli::values::duration_ns;
-use crate::cli::{Origin, UsageError, program, record};
+use crate::cli::{LATE, Origin, SUCCESS, UsageError, program, record};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
 use crate::engine::progress::Progress;
 use crate::engine::replay::Replay;
@@ -30,17 +30,19 @@ use crate::render::text::table::terminal_columns;
 use crate::store::Recorder;
 use crate::store::play::Recording;
 
+/// Default duration, in nanoseconds.
+const DURATION_NS: u64 = 10_000_000_000;
+
 /// Arguments of the overview.
 #[derive(Debug, Args)]
-// The view of one program has no ranking of culprits.
 #[command(
-    mut_arg("by", |by| by.conflicts_with_all(["pid", "comm", "cgroup"])),
+    mut_arg("rank_by", |by| by.alias("by")),
     mut_arg("cpus", |cpus| cpus.conflicts_with_all(["pid", "comm", "cgroup"]))
 )]
 pub struct Arguments {
-    /// How long to look (e.g. 10s, 1m)
-    #[arg(short, long, value_name = "DURATION", value_parser = duration_ns, default_value = "10s")]
-    duration: u64,
+    /// How long to measure, e.g. 10s or 1m [default: 10s]
+    #[arg(short, long, value_name = "DURATION", value_parser = duration_ns)]
+    duration: Option<u64>,
     #[command(flatten)]
     of: program::Of,
     #[command(flatten)]
@@ -53,21 +55,41 @@ pub struct Arguments {
     /// All worst events, lost events by reason, and what was not measured
     #[arg(short, long)]
     verbose: bool,
+    /// Exit with status 4 if anything was late
+    #[arg(long)]
+    fail_if_late: bool,
     #[command(flatten)]
     record: Record,
 }
 
-/// Measures (or reads a recording), and prints the overview.
+impl Arguments {
+    fn duration_ns(&self) -> u64 {
+        self.duration.unwrap_or(DURATION_NS)
+    }
+
+    /// Refuses options that judge the whole machine.
+    fn are_of_one_program(&self) -> anyhow::Result<()> {
+        let what = match self {
+            _ if self.record.output.is_some() => "the overview of one program cannot be recorded: omit -o",
+            _ if self.rank.rank_by.is_some() => {
+                "--rank-by ranks the culprits of the whole machine: omit it, or -p, --comm and --cgroup"
+            }
+            _ if self.fail_if_late => "--fail-if-late judges the whole machine: omit it, or -p, --comm and --cgroup",
+            _ => return Ok(()),
+        };
+        Err(UsageError(anyhow!(what)).into())
+    }
+}
+
+/// Measures (or reads a recording), and prints the overview. Returns the exit status.
 ///
 /// # Errors
 /// Fails if no source can attach, a source fails, or the output cannot be written.
-pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     let record_to = arguments.record.output.as_deref();
     if let Some(program) = arguments.of.program(origin)? {
-        if record_to.is_some() {
-            return Err(UsageError(anyhow!("the overview of one program cannot be recorded: omit -o")).into());
-        }
-        return program::run(&program, arguments.duration, arguments.json);
+        arguments.are_of_one_program()?;
+        return program::run(&program, arguments.duration_ns(), arguments.json).map(|()| SUCCESS);
     }
     let look = match origin {
         Origin::Recording(recording) => {
@@ -75,11 +97,14 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
             if !arguments.own.asked().is_empty() {
                 return Err(UsageError(anyhow!("a recording has the CPUs that were measured: omit -c")).into());
             }
+            if arguments.duration.is_some() {
+                return Err(UsageError(anyhow!("the overview has all of a recording: choose a span with --at")).into());
+            }
             Some(recorded(arguments, recording)?)
         }
         Origin::Live => live(arguments)?,
     };
-    let Some(look) = look else { return Ok(()) };
+    let Some(look) = look else { return Ok(SUCCESS) };
     let mut out = io::BufWriter::new(io::stdout().lock());
     if arguments.json {
         write_line(&mut out, &look)?;
@@ -88,7 +113,8 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         overview::write(&mut out, &look, &screen)?;
     }
     out.flush()?;
-    Ok(())
+    let is_late = look.sources.iter().any(|source| source.is_late);
+    Ok(if arguments.fail_if_late && is_late { LATE } else { SUCCESS })
 }
 
 /// Measures this machine. Returns `None` if interrupted before measuring, or if the output is closed.
@@ -103,12 +129,15 @@ fn live(arguments: &Arguments) -> anyhow::Result<Option<Overview>> {
         say!("whylate: interrupted before anything was measured");
         return Ok(None);
     };
-    let pace =
-        Pace { duration: Some(Duration::from_nanos(arguments.duration)), poll: Some(NOW_AND_THEN), ..Pace::default() };
+    let pace = Pace {
+        duration: Some(Duration::from_nanos(arguments.duration_ns())),
+        poll: Some(NOW_AND_THEN),
+        ..Pace::default()
+    };
     let (mut live, header) = Live::begin(sources, &wish, watch, pace)?;
     live.record(store.map(|store| Recorder::start(store, header.clone())).transpose()?);
     let mut results = Results::new(arguments, &header);
-    results.progress = Some((progress, Instant::now(), arguments.duration));
+    results.progress = Some((progress, Instant::now(), arguments.duration_ns()));
     drive(&mut live, &mut results)?;
     if live.is_output_closed() {
         return Ok(None);

@@ -4,14 +4,17 @@
 use std::ffi::OsString;
 use std::io::{self, Write as _};
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use whylate_model::sources;
 use whylate_model::units::is_printable;
 
+use crate::cli::values::seconds_ns;
 use crate::cli::{
-    block, diff, doctor, export, generate, inject, irqsoff, offcpu, overview, record, replay, report, run, selftest,
-    sqpoll, timerlat, top, wq,
+    block, completions, diff, doctor, export, foreign, generate, help, inject, irqsoff, offcpu, overview, record,
+    replay, report, run, selftest, sqpoll, timerlat, top, wq,
 };
+use crate::render::color::When;
 
 /// Shows why Linux is late: which work items, timers, interrupts and threads wait, for how long, and who made them
 /// wait.
@@ -19,14 +22,28 @@ use crate::cli::{
 /// Without a command, it watches this machine for 10 s with every available source; with -p, --comm or --cgroup, it
 /// shows what one program does with its time.
 #[derive(Debug, Parser)]
-#[command(version, propagate_version = true, args_conflicts_with_subcommands = true)]
+#[command(version, propagate_version = true, args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
+#[command(override_usage = "whylate [DURATION] [OPTIONS]\n       whylate COMMAND [OPTIONS]")]
+#[command(after_help = "\
+examples:
+    # what is late on this machine, and who causes it, in 10 s
+    whylate
+    # the same in a minute, with the culprits ranked by pod or service
+    whylate 1m --rank-by cgroup
+    # what one program does with its time
+    whylate --comm postgres -d 30s
+    # for cron: mail only if something was late
+    whylate 1m --fail-if-late")]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Option<Command>,
     #[command(flatten)]
     pub look: overview::Arguments,
-    /// Explain each reason for lost events (`lost: ...`), of this source or of all
-    #[arg(long, global = true)]
+    #[arg(long, global = true, value_enum, value_name = "WHEN", hide_short_help = true, hide_possible_values = true)]
+    #[arg(long_help = "Color what is late: auto (on a terminal, unless NO_COLOR is set), always or never")]
+    pub color: Option<When>,
+    /// Former name of `whylate help lost`
+    #[arg(long, global = true, hide = true)]
     pub help_lost: bool,
 }
 
@@ -48,29 +65,72 @@ pub enum Command {
     Inject(inject::Arguments),
     Selftest(selftest::Arguments),
     Doctor(doctor::Arguments),
+    Help(help::Arguments),
+    Completions(completions::Arguments),
     #[command(hide = true)]
     Generate(generate::Arguments),
 }
 
 /// Help template with the examples before the list of options.
 const EXAMPLES_FIRST: &str = "{about}{after-help}\n\n{usage-heading} {usage}\n\n{all-args}";
+/// Beginning of the examples in the help of a command. A comment precedes each command.
+pub const EXAMPLES: &str = "examples:\n";
+/// Number of examples that `-h` has.
+const BRIEF_EXAMPLES: usize = 2;
+/// Maximum length of the description of a command in `whylate -h`, and of an option in `-h` of a command.
+const BRIEF_ABOUT: usize = 66;
+const BRIEF_HELP: usize = 50;
+/// Options that `-h` has, of commands with many.
+const MAIN_OPTIONS: [(&str, &[&str]); 11] = [
+    ("wq", &["table", "by", "slower", "why", "worst", "rank_by", "duration", "json", "output"]),
+    ("timerlat", &["auto", "thread", "cpus", "duration", "worst", "why"]),
+    ("timerlat top", &["quiet", "auto", "irq", "thread", "cpus", "duration", "worst", "why", "json"]),
+    ("timerlat hist", &["bucket_size", "entries", "thread", "cpus", "duration", "percentiles", "worst", "why"]),
+    ("irqsoff", &["histogram", "slower", "why", "worst", "timers", "preempt", "cpus", "duration", "json"]),
+    ("offcpu", &["duration", "output", "pid", "comm", "blocked", "why", "worst"]),
+    ("sqpoll", &["pid", "why", "worst", "rank_by", "duration", "json", "output"]),
+    ("sqpoll sweep", &["filename", "iodepth", "bs", "rw", "runtime", "json"]),
+    ("block", &["table", "by", "disk", "slower", "why", "worst", "rank_by", "duration", "json"]),
+    ("top", &["every", "sources", "from", "to", "at", "pid", "comm", "cgroup", "history"]),
+    ("record", &["output", "duration", "sources", "why", "every", "keep", "max_size", "ring", "on_late"]),
+];
 /// Commands that are not sources, grouped for the help.
-const OTHERS: [(&str, &[&str]); 5] = [
+const OTHERS: [(&str, &[&str]); 6] = [
     ("Live screen", &["top"]),
     ("Programs", &["run"]),
     ("Recordings", &["record", "replay", "report", "diff", "export"]),
     ("Proof", &["selftest", "inject"]),
     ("Machine", &["doctor"]),
+    ("Help", &["help", "completions"]),
 ];
 
 pub fn parse() -> Result<Cli, clap::Error> {
-    arranged(Cli::command()).try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches))
+    parse_words(&std::env::args_os().skip(1).collect::<Vec<_>>())
 }
 
-/// Parses the command that `whylate replay` shows a recording as.
+/// Parses the words after the program's name: of this command line, or of one that `whylate replay` shows a recording as.
 pub fn parse_words(words: &[OsString]) -> Result<Cli, clap::Error> {
-    let line = std::iter::once(OsString::from("whylate")).chain(words.iter().cloned());
-    arranged(Cli::command()).try_get_matches_from(line).and_then(|matches| Cli::from_arg_matches(&matches))
+    let first = words.first().and_then(|word| word.to_str()).unwrap_or_default();
+    if let Some(advice) = foreign::advice(first) {
+        return Err(clap::Error::raw(ErrorKind::InvalidSubcommand, format!("{advice}\n")));
+    }
+    let mut line = vec![OsString::from("whylate")];
+    match seconds_ns(first) {
+        // `whylate 10` is `whylate -d 10s`.
+        Ok(_) => {
+            let unit = if first.ends_with(|c: char| c.is_ascii_digit() || c == '.') { "s" } else { "" };
+            line.extend(["-d".into(), format!("{first}{unit}").into()]);
+            line.extend_from_slice(&words[1..]);
+        }
+        Err(_) => line.extend_from_slice(words),
+    }
+    let is_brief = words.iter().take_while(|word| *word != "--").any(|word| word == "-h");
+    arranged(Cli::command(), is_brief).try_get_matches_from(line).and_then(|matches| Cli::from_arg_matches(&matches))
+}
+
+/// Returns the command line with the help of each command.
+pub fn command() -> clap::Command {
+    arranged(Cli::command(), false)
 }
 
 /// Prints help or a usage error. Escapes words of the command line that are not printable.
@@ -86,15 +146,21 @@ pub fn print(error: &clap::Error) -> io::Result<()> {
     error.print().and_then(|()| io::stdout().flush())
 }
 
-/// Adds help templates: commands in groups, and each command's examples before its options.
-fn arranged(command: clap::Command) -> clap::Command {
-    let line = |command: &clap::Command| {
-        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-        format!("  {:<10} {about}\n", command.get_name())
-    };
+/// Adds help templates: commands in groups, and each command's examples before its options. `-h` is brief.
+fn arranged(command: clap::Command, is_brief: bool) -> clap::Command {
+    let about = |command: &clap::Command| command.get_about().map(ToString::to_string).unwrap_or_default();
     let shown = || command.get_subcommands().filter(|command| !command.is_hide_set());
-    let mut groups = "Look:\n  (none)     Watch this machine for 10 s with every available source\n  \
-                      -p PID     Show what a program does with its time (also --comm, --cgroup)\n"
+    if is_brief {
+        let line =
+            |command: &clap::Command| format!("  {:<12}{}\n", command.get_name(), brief(&about(command), BRIEF_ABOUT));
+        let lines: String = shown().map(line).collect();
+        let template =
+            format!("{{about}}\n\n{{usage-heading}} {{usage}}\n\n{lines}Options and examples: whylate --help");
+        return command.help_template(template).mut_subcommands(|command| briefly(command, ""));
+    }
+    let line = |command: &clap::Command| format!("  {:<12}{}\n", command.get_name(), about(command));
+    let mut groups = "Look:\n  (none)      Watch this machine for 10 s with every available source\n  \
+                      -p PID      Show what a program does with its time (also --comm, --cgroup)\n"
         .to_owned();
     groups += "\nSources:\n";
     groups.extend(shown().filter(|command| sources::named(command.get_name()).is_some()).map(line));
@@ -102,14 +168,52 @@ fn arranged(command: clap::Command) -> clap::Command {
         groups += &format!("\n{heading}:\n");
         groups.extend(names.iter().filter_map(|name| command.find_subcommand(name)).map(line));
     }
-    let template = format!("{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}\nOptions:\n{{options}}");
+    let template =
+        format!("{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}\nOptions:\n{{options}}{{after-help}}");
     command.help_template(template).mut_subcommands(with_examples_first)
 }
 
 fn with_examples_first(command: clap::Command) -> clap::Command {
-    let has_examples = command.get_after_help().is_some_and(|help| help.to_string().starts_with("examples:"));
+    let has_examples = command.get_after_help().is_some_and(|help| help.to_string().starts_with(EXAMPLES));
     let command = if has_examples { command.help_template(EXAMPLES_FIRST) } else { command };
     command.disable_help_subcommand(true).mut_subcommands(with_examples_first)
+}
+
+/// Leaves out all but the first examples, the main options, and the first clauses of their descriptions.
+fn briefly(command: clap::Command, parents: &str) -> clap::Command {
+    let path = format!("{parents} {}", command.get_name()).trim_start().to_owned();
+    let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let examples: Vec<&str> = after.lines().take(1 + 2 * BRIEF_EXAMPLES).collect();
+    let main = MAIN_OPTIONS.iter().find(|(name, _)| *name == path).map(|(_, main)| *main);
+    let command = command.mut_args(|arg| {
+        let is_main = main.is_none_or(|main| main.contains(&arg.get_id().as_str()));
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        let help = brief(&help, BRIEF_HELP).to_owned();
+        let has_value = arg.get_action().takes_values();
+        arg.help(help).hide_short_help(!is_main).hide_default_value(has_value).hide_possible_values(has_value)
+    });
+    let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+    let about = brief(&about, BRIEF_ABOUT).to_owned();
+    let command = command.about(about).after_help(examples.join("\n")).help_template(EXAMPLES_FIRST);
+    command.disable_help_subcommand(true).mut_subcommands(|command| briefly(command, &path))
+}
+
+/// Returns the first clauses of a text: as many as fit, but at least one. A condition (`With FILE: ...`) is no clause, and
+/// parentheses stay whole.
+fn brief(text: &str, most: usize) -> &str {
+    let (mut depth, mut ends) = (0, Vec::new());
+    for (at, c) in text.char_indices() {
+        let is_end = match c {
+            ':' => text[at..].starts_with(": ") && !text.starts_with("With"),
+            ';' | ',' => text[at + 1..].starts_with(' '),
+            c => matches!(c, '(' | '['),
+        };
+        ends.extend((is_end && depth == 0).then_some(at));
+        depth += i32::from(matches!(c, '(' | '[')) - i32::from(matches!(c, ')' | ']'));
+    }
+    ends.push(text.len());
+    let end = ends.iter().rfind(|&&end| end <= most).unwrap_or(&ends[0]);
+    text[..*end].trim_end()
 }
 
 #[cfg(test)]
@@ -136,20 +240,148 @@ mod tests {
         }
     }
 
+    fn parsed(line: &str) -> Result<Cli, String> {
+        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        parse_words(&words).map_err(|error| error.to_string())
+    }
+
     #[test]
-    fn rejects_by_without_ranking() {
-        let accepts = |line: &str| Cli::try_parse_from(line.split(' ')).is_ok();
-        for line in ["-d 1s --by cgroup", "sqpoll --why 1ms --by cgroup", "-p 1", "sqpoll"] {
-            assert!(accepts(&format!("whylate {line}")), "{line}");
+    fn culprits_are_ranked_by_the_same_option_everywhere() {
+        for line in ["-d 1s", "wq --why 1ms", "offcpu --why 1ms", "sqpoll --why 1ms", "block --why 1ms"] {
+            for by in ["culprit", "name", "cgroup"] {
+                assert!(parsed(&format!("{line} --rank-by {by}")).is_ok(), "{line}");
+            }
         }
-        for line in ["-p 1 --by cgroup", "--comm x --by culprit", "--cgroup /x --by cgroup", "sqpoll --by cgroup"] {
-            assert!(!accepts(&format!("whylate {line}")), "{line}");
+        // Former spellings.
+        for line in ["-d 1s --by name", "sqpoll --why 1ms --by cgroup", "wq --why 1ms --by cgroup"] {
+            assert!(parsed(line).is_ok(), "{line}");
+        }
+        for line in ["wq --by name", "offcpu --by culprit", "block --by name", "-d 1s --rank-by process"] {
+            assert!(parsed(line).is_err(), "{line}");
         }
     }
 
     #[test]
+    fn a_number_is_a_duration() {
+        let length = |line: &str| parsed(line).map(|cli| format!("{:?}", cli.look));
+        for (line, same) in [("10", "-d 10s"), ("10s", "-d 10s"), ("1.5 --json", "-d 1.5s --json"), ("1m", "-d 1m")] {
+            assert_eq!(length(line), length(same), "{line}");
+        }
+        for line in ["offcpu 10", "offcpu 10s", "offcpu --why 5ms 10"] {
+            assert!(parsed(line).is_ok(), "{line}");
+        }
+        for line in ["10 -d 5s", "10x", "0", "offcpu 10 -d 5s", "offcpu x", "-d 10", "offcpu -d 10", "offcpu 0"] {
+            assert!(parsed(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn times_select_a_span_in_every_command_that_reads_a_recording() {
+        for command in ["replay F", "top F", "report F", "export F --csv d"] {
+            for span in ["--from 10:00 --to 10:05", "--at 10:00..10:05", "--at 10:00..", "--at 10:00"] {
+                assert!(parsed(&format!("{command} {span}")).is_ok(), "{command} {span}");
+            }
+            assert!(parsed(&format!("{command} --at 10:00..10:05 --from 10:00")).is_err(), "{command}");
+        }
+        for command in ["top", "report"] {
+            assert!(parsed(&format!("{command} --at 10:00..10:05")).is_err(), "{command}");
+        }
+    }
+
+    /// Splits a line as a shell does, without substitutions.
+    fn shell_words(line: &str) -> Vec<OsString> {
+        let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+        for c in line.chars() {
+            match (quote, c) {
+                (Some(open), c) if open == c => quote = None,
+                (None, '\'' | '"') => (quote, word) = (Some(c), Some(word.unwrap_or_default())),
+                (None, ' ') => words.extend(word.take().map(OsString::from)),
+                _ => word.get_or_insert_default().push(c),
+            }
+        }
+        words.extend(word.map(OsString::from));
+        words
+    }
+
+    /// Calls `check` with each visible command, its name with those of its parents, and its examples.
+    fn each_command(mut command: clap::Command, check: &mut dyn FnMut(&mut clap::Command, &str, &str)) {
+        fn each(command: &mut clap::Command, parents: &str, check: &mut dyn FnMut(&mut clap::Command, &str, &str)) {
+            let path = format!("{parents} {}", command.get_name()).trim_start().to_owned();
+            let after = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
+            let after = after.unwrap_or_default();
+            let examples = after.strip_prefix(EXAMPLES).unwrap_or_default();
+            check(command, &path, examples.split("\n\n").next().unwrap_or_default());
+            for command in command.get_subcommands_mut().filter(|command| !command.is_hide_set()) {
+                each(command, &path, check);
+            }
+        }
+        command.build();
+        each(&mut command, "", check);
+    }
+
+    /// Returns the commands of whylate in an example, each with its words.
+    fn commands_in(line: &str) -> impl Iterator<Item = Vec<OsString>> {
+        let parts = line.split(&['|', ';', '&', '>']);
+        let parts = parts.map(|part| part.trim().trim_start_matches("sudo ").to_owned());
+        parts.filter_map(|part| part.strip_prefix("whylate").map(|rest| shell_words(rest.trim())))
+    }
+
+    #[test]
+    fn examples_can_be_pasted() {
+        each_command(command(), &mut |_, path, examples| {
+            let lines: Vec<&str> = examples.lines().collect();
+            assert!(lines.len() >= 2, "{path} has no examples");
+            for pair in lines.chunks(2) {
+                let [comment, command] = pair else { panic!("{path}: no command follows {pair:?}") };
+                assert!(comment.starts_with("    # "), "{path}: {comment}");
+                let command_line = command.strip_prefix("    ").unwrap_or_default();
+                assert!(!command_line.is_empty() && !command_line.starts_with([' ', '#']), "{path}: {command}");
+                assert!(comment.len() <= 76 && command.len() <= 76, "{path}: {pair:?}");
+                for words in commands_in(command_line) {
+                    match parse_words(&words) {
+                        Ok(Cli { command: Some(Command::Replay(replay)), .. }) => {
+                            let replayed = parse_words(&replay.command);
+                            assert!(replayed.is_ok(), "{command}: {:?}", replayed.err());
+                        }
+                        parsed => assert!(parsed.is_ok(), "{command}: {:?}", parsed.err()),
+                    }
+                }
+            }
+            // A page without an example of its own command would be of another.
+            let own = path.trim_start_matches("whylate").trim_start();
+            assert!(examples.contains(own), "{path}: {examples}");
+        });
+    }
+
+    #[test]
+    fn brief_text_ends_with_a_clause() {
+        for (text, most, shown) in [
+            ("Width (us, or ns) of a step", 10, "Width"),
+            ("With FILE: start, e.g. 10:00, 10m ago", 30, "With FILE: start, e.g. 10:00"),
+            ("Only this span, e.g. ..10:05 or now", 80, "Only this span, e.g. ..10:05 or now"),
+            ("No clause fits; none", 3, "No clause fits"),
+        ] {
+            assert_eq!(brief(text, most), shown);
+        }
+    }
+
+    #[test]
+    fn short_help_fits_a_screen() {
+        let mut wrong = String::new();
+        each_command(arranged(Cli::command(), true), &mut |command, path, _| {
+            let help = command.clone().term_width(80).render_help().to_string();
+            let (lines, is_wide) =
+                (help.trim_end().lines().count(), help.lines().any(|line| line.chars().count() > 80));
+            if lines > 25 || is_wide {
+                wrong += &format!("{path}: {lines} lines\n{help}\n");
+            }
+        });
+        assert!(wrong.is_empty(), "{wrong}");
+    }
+
+    #[test]
     fn every_command_is_in_a_help_group() {
-        let help = arranged(Cli::command()).render_help().to_string();
+        let help = command().render_help().to_string();
         for command in Cli::command().get_subcommands() {
             let lines = help.lines().filter(|line| line.split_whitespace().next() == Some(command.get_name()));
             assert_eq!(lines.count(), usize::from(!command.is_hide_set()), "{}: {help}", command.get_name());
@@ -162,13 +394,13 @@ mod tests {
             for command in
                 command.get_subcommands_mut().filter(|command| !command.is_hide_set() && command.get_name() != "help")
             {
-                let help = command.render_help().to_string();
+                let help = command.render_long_help().to_string();
                 let (examples, usage) = (help.find("examples:"), help.find("Usage:"));
                 assert!(examples.is_some() && examples < usage, "{help}");
                 check(command);
             }
         }
-        let mut command = arranged(Cli::command());
+        let mut command = command();
         command.build();
         check(&mut command);
     }

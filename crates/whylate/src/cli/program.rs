@@ -75,7 +75,7 @@ impl Of {
 /// # Errors
 /// Fails if nothing can be recorded, there is no such program, or the output cannot be written.
 pub fn run(program: &Program, duration_ns: u64, json: bool) -> anyhow::Result<()> {
-    ensure_there(program, program.is_running().context("cannot read /proc")?)?;
+    ensure_there(program, program.is_running().context("cannot read /proc")?).map_err(UsageError)?;
     let watch = Watch::new().context("cannot watch for Ctrl-C")?;
     let progress = Progress::new(format!("Looking at {}", name(program)));
     progress.show("attaching");

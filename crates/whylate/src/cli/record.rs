@@ -39,15 +39,19 @@ const FLIGHTS: &str = "whylate-recordings";
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate record -d 1h                        # one hour, into a file in the current directory
-    whylate record -o web1.whylate --why 10ms   # causes of everything over 10 ms, until Ctrl-C
+    # one hour, into a file in the current directory
+    whylate record -d 1h
+    # causes of everything over 10 ms, until Ctrl-C
+    whylate record -o web1.whylate --why 10ms
+    # until stopped, in a directory kept within these limits
     whylate record -o /var/log/whylate/ --keep 7d --max-size 2G
-                                                # until stopped, in a directory kept within these limits
-    whylate record --ring 15m --on-late 100ms   # a file of the last 15 minutes whenever something is that late
-    whylate replay web1.whylate                 # what was recorded")]
+    # a file of the last 15 minutes whenever something is that late
+    whylate record --ring 15m --on-late 100ms
+    # show what was recorded
+    whylate replay web1.whylate")]
 pub struct Arguments {
     /// File to write (.whylate), or a directory, which gets a new file each day [default: a file named after host and time; with --ring, the directory whylate-recordings]
-    #[arg(short, long, value_name = "FILE|DIRECTORY/")]
+    #[arg(short, long, value_name = "FILE|DIR/")]
     output: Option<PathBuf>,
     /// End after this time (e.g. 10m, 1h)
     #[arg(short, long, value_name = "DURATION", value_parser = duration_ns)]

@@ -6,11 +6,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::cli::arguments::Within;
 use crate::cli::parser;
 use crate::cli::{Origin, SUCCESS, perform, usage_status};
-use crate::store::Span;
 use crate::store::play::Recording;
-use crate::store::times::{Given, given};
 
 /// Show a recording as if it were live, as the overview or any other command
 ///
@@ -18,33 +17,28 @@ use crate::store::times::{Given, given};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate replay web1.whylate               # the overview of all of it
-    whylate replay web1.whylate --from 10:00 --to 10:05
-                                              # over five minutes
-    whylate replay web1.whylate wq --table 60 # a table each minute
-    whylate replay web1.whylate --at '2026-11-26 03:12' block --why 20ms
-                                              # of one instant
-    whylate replay web1.whylate offcpu -o sleep.svg
-                                              # a flame graph")]
+    # the overview of all of it
+    whylate replay web1.whylate
+    # the overview of five minutes
+    whylate replay web1.whylate --at 10:00..10:05
+    # a table each minute
+    whylate replay web1.whylate wq --table 60
+    # late disk requests at one time
+    whylate replay web1.whylate --at 'yesterday 03:12' block --why 20ms
+    # a flame graph
+    whylate replay web1.whylate offcpu -o sleep.svg")]
 pub struct Arguments {
     /// A recording
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Start at this time, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
-    #[arg(long, value_name = "TIME", value_parser = given)]
-    from: Option<Given>,
-    /// End at this time
-    #[arg(long, value_name = "TIME", value_parser = given)]
-    to: Option<Given>,
-    /// Only the snapshots at this time
-    #[arg(long, value_name = "TIME", value_parser = given, conflicts_with_all = ["from", "to"])]
-    at: Option<Given>,
+    #[command(flatten)]
+    within: Within,
     /// Replay at N times the original speed [default: as fast as it can be read]
     #[arg(long, value_name = "N", value_parser = speed)]
     speed: Option<f64>,
     /// The command to show output of, with its options; none for the overview
     #[arg(value_name = "COMMAND", trailing_var_arg = true, allow_hyphen_values = true)]
-    command: Vec<OsString>,
+    pub(crate) command: Vec<OsString>,
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -64,10 +58,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<u8> {
             return Ok(if error.use_stderr() { usage_status() } else { SUCCESS });
         }
     };
-    let span = match &arguments.at {
-        Some(at) => Span { from: Some(at.clone()), to: Some(at.clone()) },
-        None => Span { from: arguments.from.clone(), to: arguments.to.clone() },
-    };
-    let recording = Recording { path: arguments.file.clone(), span, speed: arguments.speed };
+    let recording = Recording { path: arguments.file.clone(), span: arguments.within.span(), speed: arguments.speed };
     perform(cli, &Origin::Recording(recording))
 }

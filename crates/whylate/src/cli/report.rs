@@ -11,7 +11,7 @@ use whylate_model::recording::Header;
 use whylate_model::units::printable;
 use whylate_sources::kernel::clock;
 
-use crate::cli::arguments::OwnCpus;
+use crate::cli::arguments::{OwnCpus, Within};
 use crate::cli::values::duration_ns;
 use crate::cli::{UsageError, diff, record};
 use crate::engine::live::{Live, NOW_AND_THEN, Pace};
@@ -23,7 +23,6 @@ use crate::files::{self, PendingFile};
 use crate::render::export::Destination;
 use crate::render::html::{self, Compared, Made, Report, ReportBuilder, recorded};
 use crate::store::play::Recording;
-use crate::store::times::{Given, given};
 use crate::store::{Span, about};
 
 /// File extension of reports.
@@ -31,20 +30,23 @@ const EXTENSION: &str = "html";
 /// Interval between snapshots, as in `record`.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Write a self-contained HTML report on a recording or on this machine
+/// Write a self-contained HTML report on a recording or this machine
 ///
 /// The file needs no network, no server and no whylate. It shows when something was late, what it was, who made it late, and the stacks
 /// that prove it. Drag over its timeline to see one span. The snapshots are inside, and can be saved as a recording again.
 #[derive(Debug, Args)]
 #[command(mut_arg("cpus", |cpus| cpus.conflicts_with("file")))]
+#[command(mut_arg("from", |from| from.requires("file")), mut_arg("to", |to| to.requires("file")), mut_arg("at", |at| at.requires("file")))]
 #[command(after_help = "\
 examples:
-    whylate report web1.whylate               # from a recording
-    whylate report web1.whylate --from 10:00 --to 10:05 -o late.html
-                                              # of five minutes of it
-    whylate report -d 1m                      # of this machine, measured for a minute now
-    whylate report monday.whylate --diff tuesday.whylate
-                                              # both, with what differs first")]
+    # from a recording
+    whylate report web1.whylate
+    # from five minutes of it
+    whylate report web1.whylate --at 10:00..10:05 -o late.html
+    # from this machine, measured for a minute now
+    whylate report -d 1m
+    # from two recordings, with what differs first
+    whylate report monday.whylate --diff tuesday.whylate")]
 pub struct Arguments {
     /// A recording, instead of this machine
     #[arg(value_name = "FILE")]
@@ -57,12 +59,8 @@ pub struct Arguments {
     /// File to write (.html) [default: a file named after host and time]
     #[arg(short, long, value_name = "OUT")]
     output: Option<PathBuf>,
-    /// With FILE: start at this time, e.g. 10:00, 10m ago, yesterday 14:30 or 2026-11-26T10:00:00Z
-    #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
-    from: Option<Given>,
-    /// With FILE: end at this time
-    #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
-    to: Option<Given>,
+    #[command(flatten)]
+    within: Within,
     /// With FILE: also show this recording, and what differs in it
     #[arg(long, value_name = "FILE2", requires = "file")]
     diff: Option<PathBuf>,
@@ -94,8 +92,7 @@ impl Arguments {
 /// written.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let given = arguments.output()?;
-    let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
-    let recording = arguments.file.clone().map(|path| Recording { path, span, speed: None });
+    let recording = arguments.file.clone().map(|path| Recording { path, span: arguments.within.span(), speed: None });
     // Fails before anything is measured if the file cannot be written.
     let host = || match &recording {
         Some(recording) => recording.play().map(|played| played.header().host.clone()),

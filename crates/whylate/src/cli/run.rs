@@ -48,11 +48,16 @@ const NOT_EXECUTABLE: u8 = 126;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate run -- make -j4          # what the build waited for
-    whylate run -o build.svg -- make # and the path as a flame graph
-    whylate run --tree -- ./test.sh  # and a tree of the processes on the path
-    whylate run --import trace.txt   # explain what trace-cmd, perf or ftrace has recorded
-    sudo whylate run --user \"$SUDO_USER\" -- make   # run it as yourself
+    # what the build waited for
+    whylate run -- make -j4
+    # the path as a flame graph, too
+    whylate run -o build.svg -- make
+    # a tree of the processes on the path, too
+    whylate run --tree -- ./test.sh
+    # explain what trace-cmd, perf or ftrace has recorded
+    whylate run --import trace.txt
+    # run it as yourself
+    sudo whylate run --user \"$SUDO_USER\" -- make
 
 The command runs as the user who runs whylate: under sudo as root, unless --user names another.
 It gets none of the capabilities that whylate was given.

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 use whylate_model::Card;
 use whylate_model::selftest::{Check, Selftest, Verdict};
@@ -22,8 +22,8 @@ use whylate_sources::kernel::realtime::{self, RealtimeThread};
 use whylate_sources::wq::WqOptions;
 use whylate_sources::{AttachError, Session, Source as _};
 
-use crate::cli::SUCCESS;
 use crate::cli::values::source;
+use crate::cli::{SUCCESS, UsageError};
 use crate::engine::watch::stop_at_signal;
 use crate::render::json::write_line;
 use crate::render::text::selftest;
@@ -45,11 +45,10 @@ const FAILED: u8 = 1;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate selftest         # disturb the last CPU for some 20 s in total
-    whylate selftest --cpu 2 # disturb CPU 2
-
-Exit status: 0 if everything that can be checked here is right, 1 if something is wrong, 3 if nothing can be checked, \
-128+N if stopped by signal N.")]
+    # disturb the last CPU for some 20 s in total
+    whylate selftest
+    # disturb CPU 2
+    whylate selftest --cpu 2")]
 pub struct Arguments {
     /// Disturb this CPU, not the last one
     #[arg(long, value_name = "N")]
@@ -155,7 +154,8 @@ fn setup<'a>(arguments: &Arguments, stop: &'a AtomicBool) -> anyhow::Result<Setu
     let usable: Vec<u32> = cpus::usable().context("cannot list the usable CPUs")?;
     let cpu = arguments.cpu.or_else(|| usable.last().or(online.last()).copied()).context("there is no CPU")?;
     if !online.contains(&cpu) {
-        bail!("CPU {cpu} is offline or not there: choose one of {}", cpus::list(&online));
+        let reason = format!("CPU {cpu} is offline or not there: choose one of {}", cpus::list(&online));
+        return Err(UsageError(anyhow!(reason)).into());
     }
     let is_emulated = Machine::this() == Machine::Emulated;
     let other = usable.into_iter().find(|&other| other != cpu).unwrap_or(cpu);

@@ -4,11 +4,12 @@
 mod sweep;
 
 use clap::{Args, Subcommand};
+use whylate_model::sources::SQPOLL;
 use whylate_sources::Threads;
 use whylate_sources::sqpoll::SqpollOptions;
 
 use crate::cli::arguments::{Explain, Rank, Record, Schedule, WAITS};
-use crate::cli::{Origin, present};
+use crate::cli::{FAILURE, Origin, SUCCESS, present};
 use crate::engine::late_buffer::Keep;
 use crate::engine::runner::{Lates, Query, Stream, drive};
 use crate::render::text::sqpoll::SqpollText;
@@ -17,21 +18,25 @@ use crate::render::text::table::terminal_columns;
 /// Advice on how to get a submission thread.
 const HOW_TO: &str = "a ring that is set up with IORING_SETUP_SQPOLL has one, e.g. of `whylate inject sqpoll` or of fio's sqthread_poll=1";
 
-/// Whether io_uring's submission threads work, spin, sleep or wait for a CPU
+/// Whether io_uring's submission threads work, spin, sleep or starve
 ///
 /// A submission thread (IORING_SETUP_SQPOLL) that looks busy may only be spinning. whylate tells the two apart on any
 /// kernel from 6.1 on, without taking a ring's lock.
 #[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, mut_arg("worst", |worst| worst.requires("why")))]
-#[command(mut_arg("why", |why| why.help(WAITS)), mut_arg("by", |by| by.requires("why")))]
+#[command(args_conflicts_with_subcommands = true)]
+#[command(mut_arg("why", |why| why.help(WAITS)), mut_arg("rank_by", |by| by.alias("by")))]
 #[command(after_help = "\
 examples:
-    whylate sqpoll           # a row per submission thread at Ctrl-C, and what to change
-    whylate sqpoll 1 10      # each second, ten times
-    whylate sqpoll -p 1234 1 # of one process
-    whylate sqpoll --why 1ms # and what ran on the CPU each time that one waited 1 ms or longer for it
-    whylate sqpoll sweep --filename F
-                             # how busy one is at different numbers of requests in flight")]
+    # a row per submission thread at Ctrl-C, and what to change
+    whylate sqpoll
+    # each second, ten times
+    whylate sqpoll 1 10
+    # the threads of one process
+    whylate sqpoll -p 1234 1
+    # what ran on the CPU each time that one waited 1 ms or longer for it
+    whylate sqpoll --why 1ms
+    # how busy one is at different numbers of requests in flight
+    whylate sqpoll sweep --filename /dev/nvme0n1")]
 pub struct Arguments {
     #[command(subcommand)]
     what: Option<What>,
@@ -60,14 +65,16 @@ enum What {
     Sweep(sweep::Arguments),
 }
 
-/// Measures or replays; prints at each interval, and at the end.
+/// Measures or replays; prints at each interval, and at the end. Returns the exit status.
 ///
 /// # Errors
 /// Fails if the source cannot attach, or the output cannot be written.
-pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
     if let Some(What::Sweep(arguments)) = &arguments.what {
-        return sweep::run(arguments);
+        return sweep::run(arguments).map(|()| SUCCESS);
     }
+    let explain = arguments.explain.with_limit_of(&SQPOLL);
+    arguments.rank.needs(explain)?;
     let options = SqpollOptions {
         backend: Some(arguments.backend.clone()),
         threads: Threads {
@@ -75,15 +82,16 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
             ..Threads::default()
         },
         precise: arguments.precise,
-        explain_over_ns: arguments.explain.why,
+        explain_over_ns: explain.why,
         ..SqpollOptions::default()
     };
     let pid = arguments.pid.map(|pid| pid.to_string());
     let query = Query {
         source: &options,
         schedule: arguments.schedule,
-        keep: Keep::for_options(arguments.schedule, arguments.explain),
-        late: arguments.explain.why.map(|why_ns| Lates { why_ns: Some(why_ns), ..Lates::default() }),
+        explain: arguments.explain,
+        keep: Keep::for_options(arguments.schedule, explain),
+        late: explain.why.map(|why_ns| Lates { why_ns: Some(why_ns), ..Lates::default() }),
         only: &|labels| pid.as_ref().is_none_or(|pid| labels.get("pid") == Some(pid)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
@@ -92,11 +100,16 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
         say!("whylate: {owner} has no io_uring submission thread now: {HOW_TO}");
         // A thread may start during a longer run.
         if !arguments.schedule.lasts() {
-            return Ok(());
+            return Ok(FAILURE);
         }
     }
     let mut text =
-        SqpollText::new(arguments.explain.why.is_some(), arguments.explain.worst.is_some(), terminal_columns())
-            .by(arguments.rank.into());
-    drive(stream, &query, &mut text, &mut |_| ())
+        SqpollText::new(explain.why.is_some(), explain.worst.is_some(), terminal_columns()).by(arguments.rank.into());
+    let mut has_any = false;
+    let is_late = drive(stream, &query, &mut text, &mut |snapshot| has_any |= !snapshot.series.is_empty())?;
+    if !has_any {
+        say!("whylate: no io_uring submission thread was seen");
+        return Ok(FAILURE);
+    }
+    Ok(arguments.explain.status(is_late))
 }

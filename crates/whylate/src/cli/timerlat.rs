@@ -15,7 +15,7 @@ use whylate_sources::timerlat::{Policy, Record, StepWidth, Stop, Threads, Timerl
 
 use self::events::Events;
 use self::values::{Action, TRACE_FILE};
-use crate::cli::values::{Cpus, duration_ns, period, us};
+use crate::cli::values::{Cpus, duration_ns, period_us, seconds_ns, us};
 use crate::render::text::timerlat::Unit;
 use crate::render::text::timerlat::analysis::StackFormat;
 use crate::render::text::timerlat::hist::HistogramOptions;
@@ -28,11 +28,16 @@ pub use run::run;
     args_conflicts_with_subcommands = true,
     after_help = "\
 examples:
-    whylate timerlat                          # a table, refreshed each second, until Ctrl-C
-    whylate timerlat top -a 40 -c 1-23 -q     # stop at 40 us on CPUs 1 to 23, and show why
-    whylate timerlat hist -d 1m --percentiles # a one-minute histogram, with percentiles to p99.9999
-    whylate timerlat top --worst 5 -d 10s     # the 5 worst activations of 10 seconds, with their causes
-    whylate timerlat top --why 200us          # each activation over 200 us with its causes, as it happens"
+    # a table, refreshed each second, until Ctrl-C
+    whylate timerlat
+    # stop at 40 us on CPUs 1 to 23, and show why
+    whylate timerlat top -a 40 -c 1-23 -q
+    # a one-minute histogram, with percentiles to p99.9999
+    whylate timerlat hist -d 1m --percentiles
+    # the 5 worst activations of 10 seconds, with their causes
+    whylate timerlat top --worst 5 -d 10s
+    # each activation over 200 us with its causes, as it happens
+    whylate timerlat top --why 200us"
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -51,8 +56,10 @@ enum Mode {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate timerlat top -d 10s -q   # measure for 10 s, then print the table
-    whylate timerlat top -a 40 -c 1  # stop at 40 us on CPU 1, and show why")]
+    # measure for 10 s, then print the table
+    whylate timerlat top -d 10s -q
+    # stop at 40 us on CPU 1, and show why
+    whylate timerlat top -a 40 -c 1")]
 struct Top {
     #[command(flatten)]
     common: Common,
@@ -65,8 +72,10 @@ struct Top {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate timerlat hist -d 1m             # a one-minute histogram
-    whylate timerlat hist -d 1m -b 10 -E 50 # 50 buckets of 10 us")]
+    # a one-minute histogram
+    whylate timerlat hist -d 1m
+    # 50 buckets of 10 us
+    whylate timerlat hist -d 1m -b 10 -E 50")]
 struct Hist {
     #[command(flatten)]
     common: Common,
@@ -110,7 +119,7 @@ struct Common {
     #[arg(short, long, value_name = "LATENCY", value_parser = us)]
     auto: Option<u64>,
     /// Time from one activation to the next, 100 us to 1 s (us)
-    #[arg(short, long, value_name = "PERIOD", default_value = "1000", value_parser = period)]
+    #[arg(short, long, value_name = "PERIOD", default_value = "1000", value_parser = period_us)]
     period: u64,
     /// Align the threads of all CPUs: each wakes this long after the previous CPU's (us)
     #[arg(short = 'A', long, value_name = "OFFSET", value_parser = values::offset)]
@@ -148,7 +157,7 @@ struct Common {
     #[arg(short = 'H', long, value_name = "CPUS")]
     house_keeping: Option<Cpus>,
     /// End after this time (s, m, h, d; a bare number is in seconds)
-    #[arg(short, long, value_name = "TIME", value_parser = duration_ns)]
+    #[arg(short, long, value_name = "TIME", value_parser = seconds_ns)]
     duration: Option<u64>,
     /// Print debug information
     #[arg(short = 'D', long)]
@@ -178,7 +187,7 @@ struct Common {
     #[arg(short, long)]
     nano: bool,
     /// Discard the activations of this warm-up time (s)
-    #[arg(long, value_name = "TIME", value_parser = duration_ns)]
+    #[arg(long, value_name = "TIME", value_parser = seconds_ns)]
     warm_up: Option<u64>,
     /// Disable idle states deeper than this on the measured CPUs; -1 disables all
     #[arg(long, value_name = "STATE", allow_negative_numbers = true, value_parser = clap::value_parser!(i32).range(-1..=100))]
@@ -198,12 +207,15 @@ struct Common {
     /// Show the N worst activations with their causes
     #[arg(long, value_name = "N", group = "explained", value_parser = clap::value_parser!(u16).range(1..=10_000))]
     worst: Option<u16>,
-    /// Explain each activation with at least this latency as it happens, without stopping (us)
-    #[arg(long, value_name = "LATENCY", group = "explained", value_parser = us)]
+    /// Explain each activation with at least this latency as it happens, without stopping (e.g. 200us)
+    #[arg(long, value_name = "LATENCY", group = "explained", value_parser = duration_ns)]
     why: Option<u64>,
     /// One JSON object a line: each second, or of everything at the end (hist, and top -q)
     #[arg(long)]
     json: bool,
+    /// Exit with status 4 if a thread's latency was over --why, or without it 5ms or longer
+    #[arg(long)]
+    fail_if_late: bool,
     /// Also record to this file (.whylate), for `whylate replay`
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -415,10 +427,10 @@ mod tests {
 
     #[test]
     fn options_select_what_is_measured() {
-        let asked = options(&["-c", "1,3-4", "-P", "r:7", "-s", "9", "--worst", "3", "--why", "12"]);
+        let asked = options(&["-c", "1,3-4", "-P", "r:7", "-s", "9", "--worst", "3", "--why", "12us"]);
         assert_eq!((asked.cpus, asked.policy, asked.stacks), (vec![1, 3, 4], Policy::RoundRobin(7), true));
         assert_eq!((asked.explain_worst, asked.explain_over_ns), (Some(3), Some(12_000)));
-        assert_eq!(options(&["--why", "12", "-T", "7"]).explain_over_ns, Some(7_000));
+        assert_eq!(options(&["--why", "12us", "-T", "7"]).explain_over_ns, Some(7_000));
     }
 
     #[test]
@@ -482,7 +494,7 @@ mod tests {
 
     #[test]
     fn rejects_invalid_options() {
-        let wrong: [&[&str]; 14] = [
+        let wrong: [&[&str]; 15] = [
             &["--stack-format", "short"],
             &["-A", "2s"],
             &["-p", "99"],
@@ -497,6 +509,7 @@ mod tests {
             &["-u", "-k"],
             &["--aa-only", "5", "-a", "5"],
             &["-d", "0"],
+            &["--why", "5"],
         ];
         for words in wrong {
             assert!(is_refused(words), "{words:?}");

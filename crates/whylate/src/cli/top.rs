@@ -11,16 +11,15 @@ use jiff::tz::TimeZone;
 use whylate_model::recording::{Header, Line};
 use whylate_model::units::printable;
 
-use crate::cli::arguments::OwnCpus;
+use crate::cli::arguments::{OwnCpus, Within};
 use crate::cli::values::{bytes, duration_ns, source};
 use crate::cli::{Origin, program, record};
 use crate::engine::sources::Wish;
 use crate::files;
-use crate::store::Span;
+use crate::render::color;
 use crate::store::about;
 use crate::store::packer::Packer;
 use crate::store::play::Recording;
-use crate::store::times::{Given, given};
 use crate::top::feed::{Feed, Message, panic_if_asked};
 use crate::top::history::History;
 use crate::top::panel::Glyphs;
@@ -43,14 +42,19 @@ const AT_ONCE: usize = 32;
 /// brackets change the span; w saves the span as a recording; ? shows all keys.
 #[derive(Debug, Args)]
 #[command(mut_arg("cpus", |cpus| cpus.conflicts_with("file")))]
+#[command(mut_arg("from", |from| from.requires("file")), mut_arg("to", |to| to.requires("file")), mut_arg("at", |at| at.requires("file")))]
 #[command(after_help = "\
 examples:
-    whylate top                        # every source, each second
-    whylate top --sources wq,timerlat  # two of them
-    whylate top --comm postgres        # what these processes do, and who makes them late
-    whylate top web1.whylate           # a recording
-    whylate top web1.whylate --from 10:00 --to 10:05
-                                       # five minutes of it")]
+    # every source, each second
+    whylate top
+    # two of them
+    whylate top --sources wq,timerlat
+    # what these processes do, and who makes them late
+    whylate top --comm postgres
+    # a recording
+    whylate top web1.whylate
+    # five minutes of it
+    whylate top web1.whylate --at 10:00..10:05")]
 pub struct Arguments {
     /// A recording, instead of this machine
     #[arg(value_name = "FILE")]
@@ -63,12 +67,8 @@ pub struct Arguments {
     sources: Vec<String>,
     #[command(flatten)]
     own: OwnCpus,
-    /// With FILE: start at this time, e.g. 10:00, 10m ago or 2026-11-26T10:00:00Z
-    #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
-    from: Option<Given>,
-    /// With FILE: end at this time
-    #[arg(long, value_name = "TIME", value_parser = given, requires = "file")]
-    to: Option<Given>,
+    #[command(flatten)]
+    within: Within,
     #[command(flatten)]
     of: program::Of,
     /// Memory for the past, from 1M to 4G (default: 64M; with FILE 1G, for all of most recordings)
@@ -96,8 +96,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     let recording = match (origin, &arguments.file) {
         (Origin::Recording(recording), _) => Some(recording.clone()),
         (Origin::Live, Some(file)) => {
-            let span = Span { from: arguments.from.clone(), to: arguments.to.clone() };
-            Some(Recording { path: file.clone(), span, speed: None })
+            Some(Recording { path: file.clone(), span: arguments.within.span(), speed: None })
         }
         (Origin::Live, None) => None,
     };
@@ -117,8 +116,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
     if let Some(program) = of {
         state.open_program(ProgramFilter::Program(program));
     }
-    // Follows no-color.org.
-    state.has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    state.has_colours = color::is_on();
     let mut screen = Screen::open()?;
     let feed = match recording {
         Some(recording) => Feed::recorded(recording),

@@ -8,6 +8,9 @@ use whylate_model::units::parse_duration_ns;
 use whylate_sources::kernel::cpus;
 use whylate_sources::timerlat::PERIODS_NS;
 
+use crate::store::Span;
+use crate::store::times::given;
+
 /// Parses the name of a source.
 ///
 /// # Errors
@@ -17,13 +20,46 @@ pub fn source(text: &str) -> Result<String, String> {
     named(text).map(|card| card.name.to_owned()).ok_or_else(|| format!("choose from: {}", known()))
 }
 
-/// Parses a duration with its unit into nanoseconds; a bare number is in seconds.
+/// Parses a duration with its unit into nanoseconds.
 pub fn duration_ns(text: &str) -> Result<u64, String> {
-    match whylate_model::units::parse_duration_ns(text, 1_000_000_000) {
+    positive(text, None)
+}
+
+/// Parses a duration into nanoseconds; a bare number is in seconds, as an interval of vmstat(8).
+pub fn seconds_ns(text: &str) -> Result<u64, String> {
+    positive(text, Some(1_000_000_000))
+}
+
+/// Parses a latency of rtla's into nanoseconds; a bare number is in microseconds.
+pub fn us(text: &str) -> Result<u64, String> {
+    positive(text, Some(1_000))
+}
+
+fn positive(text: &str, bare_unit_ns: Option<u64>) -> Result<u64, String> {
+    match parse_duration_ns(text, bare_unit_ns) {
         Ok(0) => Err("it must be more than zero".to_owned()),
         Ok(ns) => Ok(ns),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// Parses two times separated by dots; one of them may be missing.
+pub fn span(text: &str) -> Result<Span, String> {
+    let how = "give two times, e.g. 10:00..10:05";
+    let (from, to) = text.split_once("..").ok_or(how)?;
+    let time = |text: &str| if text.trim().is_empty() { Ok(None) } else { given(text).map(Some) };
+    match (time(from)?, time(to)?) {
+        (None, None) => Err(how.to_owned()),
+        (from, to) => Ok(Span { from, to }),
+    }
+}
+
+/// Parses two times separated by dots, or the single time at which the span both begins and ends.
+pub fn at(text: &str) -> Result<Span, String> {
+    if text.contains("..") {
+        return span(text);
+    }
+    given(text).map(|time| Span { from: Some(time.clone()), to: Some(time) })
 }
 
 /// Parses a number of bytes, e.g. `500M` or `2G`, in powers of 1,024.
@@ -42,18 +78,19 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     if (1.0..1e18).contains(&all) { Ok(all as u64) } else { Err(how()) }
 }
 
-/// Parses a latency into nanoseconds; a bare number is in microseconds.
-pub fn us(text: &str) -> Result<u64, String> {
-    match parse_duration_ns(text, 1_000) {
-        Ok(0) => Err("it must be more than zero".to_owned()),
-        Ok(ns) => Ok(ns),
-        Err(error) => Err(error.to_string()),
-    }
+/// Parses a timer period with its unit into nanoseconds.
+pub fn period(text: &str) -> Result<u64, String> {
+    within_limits(duration_ns(text)?)
 }
 
-/// Parses a timer period into nanoseconds; a bare number is in microseconds.
-pub fn period(text: &str) -> Result<u64, String> {
-    us(text).ok().filter(|ns| PERIODS_NS.contains(ns)).ok_or_else(|| "a period is from 100 us to 1 s long".to_owned())
+/// Parses a timer period into nanoseconds; a bare number is in microseconds, as rtla's.
+pub fn period_us(text: &str) -> Result<u64, String> {
+    within_limits(us(text)?)
+}
+
+fn within_limits(period_ns: u64) -> Result<u64, String> {
+    let is_possible = PERIODS_NS.contains(&period_ns);
+    is_possible.then_some(period_ns).ok_or_else(|| "a period is from 100 us to 1 s long".to_owned())
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,9 +114,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bare_latencies_are_microseconds() {
+    fn bare_numbers_have_a_unit_or_are_refused() {
         assert_eq!((us("40"), us("1.5ms")), (Ok(40_000), Ok(1_500_000)));
-        assert!(us("0").is_err() && us("x").is_err() && us("-1").is_err());
+        assert_eq!((seconds_ns("5"), seconds_ns("5ms")), (Ok(5_000_000_000), Ok(5_000_000)));
+        assert_eq!((duration_ns("5s"), duration_ns("5")), (Ok(5_000_000_000), Err("add a unit (5ms, 5s)".to_owned())));
+        for parse in [us, seconds_ns, duration_ns] {
+            assert!(parse("0").is_err() && parse("x").is_err() && parse("-1").is_err());
+        }
     }
 
     #[test]
@@ -90,8 +131,22 @@ mod tests {
 
     #[test]
     fn rejects_periods_outside_kernel_limits() {
-        assert_eq!((period("100"), period("1s")), (Ok(100_000), Ok(1_000_000_000)));
-        assert!(period("99").is_err() && period("1000001").is_err());
+        assert_eq!((period_us("100"), period("1s")), (Ok(100_000), Ok(1_000_000_000)));
+        assert!(period_us("99").is_err() && period_us("1000001").is_err() && period("100").is_err());
+    }
+
+    #[test]
+    fn span_needs_one_end() {
+        let ends = |text: &str| span(text).map(|span| (span.from.is_some(), span.to.is_some()));
+        assert_eq!(ends("10:00..10:05"), Ok((true, true)));
+        assert_eq!(ends("2026-11-26T10:00:00.5Z..2026-11-26 10:05"), Ok((true, true)));
+        assert_eq!((ends("..10:05"), ends("1h ago .. ")), (Ok((false, true)), Ok((true, false))));
+        for text in ["", "..", "10:00", "10:00..x", "x..10:00", "10:00..10:05..10:06"] {
+            assert!(span(text).is_err(), "{text}");
+        }
+        let one = at("10:00").expect("a time");
+        assert!(one.from.is_some() && one.from == one.to);
+        assert!(at("10:00..").is_ok() && at("x").is_err() && at("..").is_err());
     }
 
     #[test]
@@ -105,7 +160,7 @@ mod tests {
     proptest! {
         #[test]
         fn parsers_never_panic(text in ".{0,40}") {
-            let _ = (duration_ns(&text), us(&text), period(&text), bytes(&text), text.parse::<Cpus>());
+            let _ = (duration_ns(&text), us(&text), seconds_ns(&text), bytes(&text), text.parse::<Cpus>());
         }
     }
 }

@@ -3,13 +3,14 @@
 
 use clap::{ArgGroup, Args};
 use whylate_model::culprits;
+use whylate_model::sources::WQ;
 use whylate_model::units::printable;
 use whylate_sources::kernel::symbols;
 use whylate_sources::wq::{By, WqOptions};
 
-use crate::cli::arguments::{Explain, Record, Schedule};
+use crate::cli::arguments::{Explain, Rank, RankBy, Record, Schedule};
 use crate::cli::values::duration_ns;
-use crate::cli::{Origin, UsageError};
+use crate::cli::{FAILURE, Origin};
 use crate::engine::late_buffer::Keep;
 use crate::engine::runner::{Lates, Query, Stream, drive};
 use crate::render::text::latency::LatencyOptions;
@@ -21,16 +22,25 @@ use crate::render::text::wq::{WqText, WqView};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    whylate wq               # summarize work queue latency as a histogram
-    whylate wq 1 10          # print 1 second summaries, 10 times
-    whylate wq -W            # show each work handler separately
-    whylate wq -w xyz        # show the work handler named \"xyz\" only
-    whylate wq --table 1     # a row per handler: latency and run time, each second
-    whylate wq --slower 10ms # a line per item that waited 10 ms or longer, as it happens
-    whylate wq --why 10ms    # and what made each of them wait, and who caused most of it
-    whylate wq --why 1ms --worst 5 -d 1m
-                             # explain the 5 longest waits of a minute")]
-#[command(group = ArgGroup::new("late").args(["slower", "why"]).multiple(true), mut_arg("worst", |worst| worst.requires("why")))]
+    # work queue latency as a histogram, at Ctrl-C
+    whylate wq
+    # 1 second summaries, 10 times
+    whylate wq 1 10
+    # a row per handler each second: latency and run time
+    whylate wq --table 1
+    # each work handler in its own histogram
+    whylate wq -W
+    # one work handler
+    whylate wq -w vmstat_update
+    # a line per item that waited 10 ms or longer, as it happens
+    whylate wq --slower 10ms
+    # what made each of them wait, and who caused most of it
+    whylate wq --why 10ms
+    # the 5 longest waits of a minute, explained
+    whylate wq --worst 5 -d 1m
+    # which pod or service delays work items
+    whylate wq --why 10ms --rank-by cgroup -d 1m")]
+#[command(group = ArgGroup::new("late").args(["slower", "why", "worst"]).multiple(true))]
 pub struct Arguments {
     #[command(flatten)]
     shape: Shape,
@@ -41,7 +51,9 @@ pub struct Arguments {
     #[arg(long, value_name = "LATENCY", value_parser = duration_ns)]
     slower: Option<u64>,
     #[command(flatten)]
-    pub(crate) explain: Explain,
+    explain: Explain,
+    #[command(flatten)]
+    rank: Rank,
     /// With --slower or --why: the kernel stack that queued the item
     #[arg(long, requires = "late")]
     stack: bool,
@@ -61,12 +73,26 @@ impl Arguments {
 
     /// Returns what is printed.
     pub(crate) fn shown(&self) -> LatencyOptions {
-        LatencyOptions { explain: self.explain, has_slower: self.slower.is_some(), lines_only: self.lines_only() }
+        LatencyOptions {
+            explain: self.explain(),
+            rank_by: self.ranked_by(),
+            has_slower: self.slower.is_some(),
+            lines_only: self.lines_only(),
+        }
+    }
+
+    pub(crate) fn explain(&self) -> Explain {
+        self.explain.with_limit_of(&WQ)
+    }
+
+    /// Returns how culprits are grouped.
+    fn ranked_by(&self) -> culprits::By {
+        if self.shape.by_cgroup() { culprits::By::Cgroup } else { self.rank.into() }
     }
 
     /// Returns whether late items are printed.
     fn lines(&self) -> bool {
-        self.slower.is_some() || self.explain.why.is_some()
+        self.slower.is_some() || self.explain().why.is_some()
     }
 
     /// Returns whether only late items and their culprits are printed.
@@ -95,33 +121,34 @@ impl Arguments {
             by,
             phases: self.schedule.json || self.shape.table || self.shape.phases || self.lines(),
             late_over_ns: self.slower,
-            explain_over_ns: self.explain.why,
+            explain_over_ns: self.explain().why,
             stacks: self.stack,
             ..WqOptions::default()
         }
     }
 }
 
-/// Measures or replays; prints at each interval, and at the end.
+/// Measures or replays; prints at each interval, and at the end. Returns the exit status.
 ///
 /// # Errors
 /// Fails if the source cannot attach, or the output cannot be written.
-pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
-    if arguments.shape.ranked_by() == culprits::By::Cgroup && arguments.explain.why.is_none() {
-        return Err(UsageError(anyhow::anyhow!("--by cgroup ranks culprits: give --why with it")).into());
-    }
-    let late = Lates { slower_ns: arguments.slower, why_ns: arguments.explain.why };
+pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<u8> {
+    let explain = arguments.explain();
+    let by_cgroup = Rank { rank_by: Some(RankBy::Cgroup) };
+    if arguments.shape.by_cgroup() { by_cgroup } else { arguments.rank }.needs(explain)?;
+    let late = Lates { slower_ns: arguments.slower, why_ns: explain.why };
     let query = Query {
         source: &arguments.options(),
         schedule: arguments.schedule,
-        keep: Keep::for_options(arguments.schedule, arguments.explain),
+        explain: arguments.explain,
+        keep: Keep::for_options(arguments.schedule, explain),
         late: arguments.lines().then_some(late),
         only: &|labels| arguments.work.as_ref().is_none_or(|work| labels.get("handler") == Some(work)),
     };
     let stream = Stream::open(origin, &query, arguments.record.output.as_deref())?;
     let mut text = WqText::new(arguments.view(), arguments.shown(), terminal_columns());
     let mut seen_any = false;
-    drive(stream, &query, &mut text, &mut |snapshot| {
+    let is_late = drive(stream, &query, &mut text, &mut |snapshot| {
         seen_any |= !snapshot.total("latency").is_empty();
     })?;
     if let (Some(handler), false) = (&arguments.work, seen_any) {
@@ -130,6 +157,7 @@ pub fn run(arguments: &Arguments, origin: &Origin) -> anyhow::Result<()> {
             _ => "",
         };
         say!("whylate: no work item of {} was seen{why}", printable(handler));
+        return Ok(FAILURE);
     }
-    Ok(())
+    Ok(arguments.explain.status(is_late))
 }

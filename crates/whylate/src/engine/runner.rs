@@ -11,7 +11,7 @@ use whylate_model::units::format_ns;
 use whylate_model::{Card, Labels, LateEvent, Merger, Snapshot};
 use whylate_sources::Source;
 
-use crate::cli::arguments::Schedule;
+use crate::cli::arguments::{Explain, Schedule};
 use crate::cli::{Origin, record};
 use crate::engine::late_buffer::{Keep, LateBuffer};
 use crate::engine::live::{AT_ONCE, Feed, Live, Pace};
@@ -27,6 +27,8 @@ pub struct Query<'a> {
     /// The source, for a live run; for a replay, only its card is used.
     pub source: &'a dyn Source,
     pub schedule: Schedule,
+    /// Thresholds as given, which decide what is late.
+    pub explain: Explain,
     pub keep: Keep,
     /// Thresholds of late events; `None` if late events are not read.
     pub late: Option<Lates>,
@@ -124,7 +126,7 @@ impl Stream {
 }
 
 /// Starts the output, prints late events as they arrive, a snapshot at each interval, and one at the end. Calls `seen`
-/// with each snapshot before it is printed.
+/// with each snapshot before it is printed. Returns whether anything was late.
 ///
 /// # Errors
 /// Fails if the source fails, the recording cannot be read, or the output cannot be written.
@@ -133,26 +135,29 @@ pub fn drive(
     query: &Query<'_>,
     text: &mut dyn Output,
     seen: &mut dyn FnMut(&Snapshot),
-) -> anyhow::Result<()> {
+) -> anyhow::Result<bool> {
     let output = if query.schedule.json { &mut JsonLines } else { text };
     let out = &mut io::BufWriter::new(io::stdout().lock());
     output.begin(out)?;
     out.flush()?;
     let (merger, kept, printed) = (Merger::default(), LateBuffer::new(query.keep), 0);
-    let mut printer = Printer { query, output, out, seen, merger, kept, printed, is_live: false };
+    let mut printer = Printer { query, output, out, seen, merger, kept, printed, is_live: false, has_late: false };
     match stream {
         Stream::Live(mut live) => {
             printer.is_live = true;
             ticks::drive(&mut *live, &mut printer)?;
-            if !live.is_output_closed() {
+            let is_closed = live.is_output_closed();
+            if !is_closed {
                 printer.print()?;
             }
-            live.finish()
+            live.finish()?;
+            // A closed pipe is a normal end, whatever was seen.
+            if is_closed { Err(io::Error::from(io::ErrorKind::BrokenPipe).into()) } else { Ok(printer.has_late) }
         }
         Stream::Recorded(mut replay) => {
             ticks::drive(&mut *replay, &mut printer)?;
             printer.print()?;
-            replay.finish()
+            replay.finish().map(|()| printer.has_late)
         }
     }
 }
@@ -169,6 +174,8 @@ struct Printer<'a> {
     printed: u64,
     /// Whether the source has filtered by its options what comes.
     is_live: bool,
+    /// Whether anything was late so far.
+    has_late: bool,
 }
 
 impl Printer<'_> {
@@ -177,6 +184,7 @@ impl Printer<'_> {
         let Some(mut snapshot) = self.merger.take() else { return Ok(()) };
         self.kept.move_into(&mut snapshot);
         (self.seen)(&snapshot);
+        self.has_late |= self.query.explain.judges_late_snapshot(self.query.source.info().card, &snapshot);
         self.output.snapshot(self.out, snapshot)?;
         self.printed += 1;
         Ok(self.out.flush()?)
@@ -184,12 +192,13 @@ impl Printer<'_> {
 }
 
 impl Sink for Printer<'_> {
-    fn late(&mut self, _card: &'static Card, event: LateEvent) -> anyhow::Result<Option<LateEvent>> {
+    fn late(&mut self, card: &'static Card, event: LateEvent) -> anyhow::Result<Option<LateEvent>> {
         let shown = match self.query.late.filter(|_| (self.query.only)(&event.labels)) {
             _ if self.is_live => Some(event),
             late => late.and_then(|late| late.apply(event)),
         };
         if let Some(event) = shown {
+            self.has_late |= self.query.explain.judges_late(card, &event);
             self.output.late(self.out, &event)?;
             self.kept.add(event);
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Renderers of snapshots, late events and recordings: terminal text, JSON, the HTML report, and exports.
 
+pub mod color;
 pub mod export;
 pub mod html;
 pub mod json;

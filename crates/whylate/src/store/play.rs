@@ -16,7 +16,7 @@ use whylate_model::recording::{Damage, Gap, Header, Line, Reader};
 use whylate_model::units::{format_ns, printable, rfc3339};
 
 use super::times::Given;
-use crate::cli::UsageError;
+use crate::cli::{UsageError, existing};
 use crate::render::text::why::counted;
 
 /// Maximum number of gaps that are reported individually.
@@ -117,7 +117,7 @@ fn open(path: &Path) -> anyhow::Result<Reader<File>> {
     let cannot = || format!("cannot read {name}");
     // Does not wait for the writer of a FIFO.
     let without_waiting = OFlags::NONBLOCK.bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(without_waiting).open(path).with_context(cannot)?;
+    let file = existing(OpenOptions::new().read(true).custom_flags(without_waiting).open(path)).with_context(cannot)?;
     // A FIFO or a terminal may never end, and cannot be searched.
     if !file.metadata().with_context(cannot)?.is_file() {
         bail!("cannot read {name}: it is not a regular file (name a recording)");

@@ -32,7 +32,7 @@ fn parse(text: &str, now: &Zoned) -> Option<Given> {
     let at = |stamp: Timestamp| u64::try_from(stamp.as_nanosecond()).ok().map(Given::At);
     let on = |date: Date, time: Time| at(date.to_datetime(time).to_zoned(zone.clone()).ok()?.timestamp());
     if let Some(length) = text.strip_suffix("ago") {
-        let ns = i64::try_from(parse_duration_ns(length.trim(), 1_000_000_000).ok()?).ok()?;
+        let ns = i64::try_from(parse_duration_ns(length.trim(), None).ok()?).ok()?;
         return at(now.timestamp().checked_sub(Span::new().try_nanoseconds(ns).ok()?).ok()?);
     }
     if text == "now" {
@@ -124,7 +124,7 @@ mod tests {
         ] {
             assert_eq!(parsed(text), stamp, "{text}");
         }
-        for text in ["", "x", "25:00", "10", "-5m ago", "tomorrow", "yesterday x"] {
+        for text in ["", "x", "25:00", "10", "10 ago", "-5m ago", "tomorrow", "yesterday x"] {
             assert_eq!(parsed(text), "-", "{text}");
         }
     }

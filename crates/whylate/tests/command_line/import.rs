@@ -74,7 +74,7 @@ fn checks_class_file_before_measuring() -> Result<()> {
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.starts_with(&format!("whylate: {name}, line 3: \"lok\" is no class of waits (")), "{stderr}");
     let output = output_of(&["offcpu", "--classes", "/no/such/file"])?;
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(2));
     Ok(())
 }
 
@@ -197,12 +197,14 @@ fn rejects_useless_files_in_one_line() -> Result<()> {
         ensure!(stderr.lines().count() == 1 && stderr.contains(message), "{name}: {stderr}");
         ensure!(stderr.starts_with(&format!("whylate: cannot import {path}: ")), "{name}: {stderr}");
     }
-    for (path, message) in
-        [("/nonexistent", "No such file or directory"), ("/", "Is a directory"), ("/dev/zero", "this is not text")]
-    {
+    for (path, status, message) in [
+        ("/nonexistent", 2, "No such file or directory"),
+        ("/", 1, "Is a directory"),
+        ("/dev/zero", 1, "this is not text"),
+    ] {
         let output = irqsoff(&["--import", path])?;
         let stderr = text(&output.stderr);
-        ensure!(output.status.code() == Some(1) && stderr.lines().count() == 1, "{output:?}");
+        ensure!(output.status.code() == Some(status) && stderr.lines().count() == 1, "{output:?}");
         ensure!(stderr.matches(message).count() == 1, "the reason is printed once: {stderr}");
     }
     Ok(())

@@ -122,7 +122,7 @@ impl Choice {
             return Ok(rules.choose(&online, asked));
         }
         if let Some(cpu) = asked.iter().find(|cpu| !online.contains(cpu)) {
-            return Err(AttachError::Unsupported(format!("CPU {cpu} is not online: choose others")));
+            return Err(AttachError::Contradiction(format!("CPU {cpu} is not online: choose others")));
         }
         let denied: Vec<u32> =
             asked.iter().copied().filter(|cpu| !rules.allowed.contains(cpu) && !may_run_on(*cpu)).collect();

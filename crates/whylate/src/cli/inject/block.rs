@@ -28,11 +28,16 @@ use crate::render::json::write_line;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-  whylate inject block                          100 reads, one every 10 ms
-  whylate inject block --hogs 16                the same while 16 threads write
-  whylate inject block --limit 20               throttle to 20 reads a second: about 50 ms each on average
-  whylate inject block --loop --limit 20        the same on a loop device, for `whylate block -d loop0` beside it
-  whylate inject block --folder /srv --json     on the disk that holds /srv, for a program to compare")]
+    # 100 reads, one every 10 ms
+    whylate inject block
+    # the same while 16 threads write
+    whylate inject block --hogs 16
+    # throttle to 20 reads a second: about 50 ms each on average
+    whylate inject block --limit 20
+    # on a loop device, for `whylate block --disk loop0` beside it
+    whylate inject block --loop --limit 20
+    # for a program to compare
+    whylate inject block --json")]
 pub struct Arguments {
     /// Number of blocks of 4 KiB to read.
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=requests::MAX_READS))]

@@ -49,10 +49,14 @@ pub struct Common {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-  whylate inject hog                                      5 times 10 ms, one every 200 ms, on the current CPU
-  whylate inject hog --for 40ms --every 100ms --times 50  keeps 40 % of a CPU from normal threads for 5 s
-  whylate inject hog --priority 97                        delays the threads of cyclictest and timerlat too
-  whylate inject hog --policy normal                      a thread like others")]
+    # 5 times 10 ms, one every 200 ms, on the current CPU
+    whylate inject hog
+    # keep 40 % of a CPU from normal threads for 5 s
+    whylate inject hog --for 40ms --every 100ms --times 50
+    # delay the threads of cyclictest and timerlat too
+    whylate inject hog --priority 97
+    # a thread like others
+    whylate inject hog --policy normal")]
 pub struct HogArguments {
     #[command(flatten)]
     common: Common,

@@ -25,9 +25,12 @@ const POLLED_EVERY: Duration = Duration::from_millis(20);
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-  whylate inject sqpoll --duty 37 --for 10s               works 37 % of the time and spins otherwise
-  whylate inject sqpoll --duty 5 --idle 1ms --every 100ms sleeps in between
-  whylate inject sqpoll --rings 3 --json                  three rings share the thread")]
+    # works 37 % of the time and spins otherwise
+    whylate inject sqpoll --duty 37 --for 10s
+    # sleeps in between
+    whylate inject sqpoll --duty 5 --idle 1ms --every 100ms
+    # three rings share the thread
+    whylate inject sqpoll --rings 3 --json")]
 pub struct Arguments {
     /// Percent of the time in which the thread has work.
     #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = duty)]

@@ -25,10 +25,14 @@ use crate::render::json::write_line;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-  whylate inject work --items 10000 --delay 8s         10,000 in one go, after 8 s to start a tool
-  whylate inject work --items 10000 --delay 8s --load  the same on a busy machine
-  whylate inject work --items 20 --busy 5ms --cpu 1    these wait 0, 5, 10 ... 95 ms
-  whylate inject work --items 100 --json               for a program to compare")]
+    # 10,000 in one go, after 8 s to start a tool
+    whylate inject work --items 10000 --delay 8s
+    # the same on a busy machine
+    whylate inject work --items 10000 --delay 8s --load
+    # these wait 0, 5, 10 ... 95 ms
+    whylate inject work --items 20 --busy 5ms --cpu 1
+    # for a program to compare
+    whylate inject work --items 100 --json")]
 pub struct Arguments {
     /// Number of items to run.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=work::MAX_ITEMS))]

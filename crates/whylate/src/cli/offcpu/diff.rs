@@ -11,7 +11,7 @@ use whylate_model::folded::{Root, lines, waiting};
 use whylate_model::import::{DEEPEST, Imported, Names, Order};
 use whylate_model::text;
 
-use crate::cli::UsageError;
+use crate::cli::{UsageError, existing};
 use crate::files;
 use crate::render::text::offcpu::diff::Difference;
 use crate::render::text::offcpu::file::Form;
@@ -46,7 +46,7 @@ pub fn run(before: &Path, after: &Path, output: Option<&Path>) -> anyhow::Result
 /// Reads folded lines, or the last snapshot of a JSON file as folded lines.
 fn read(path: &Path) -> anyhow::Result<Vec<String>> {
     let cannot = || format!("cannot read {}", path.display());
-    let text = text::read(File::open(path).with_context(cannot)?).with_context(cannot)?;
+    let text = text::read(existing(File::open(path)).with_context(cannot)?).with_context(cannot)?;
     if text.trim_start().starts_with('{') {
         let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
         let snapshot: Snapshot = serde_json::from_str(last).with_context(cannot)?;

@@ -11,7 +11,7 @@ use whylate_model::import::{DEEPEST, Imported, Names, Order};
 use whylate_model::text;
 use whylate_model::units::printable;
 
-use crate::cli::{UsageError, undid};
+use crate::cli::{UsageError, existing, undid};
 use crate::files;
 use crate::render::text::offcpu::file::Form;
 use crate::render::text::offcpu::{svg, write_lines};
@@ -20,10 +20,12 @@ use crate::render::text::offcpu::{svg, write_lines};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-    procstat -ka > 1.txt; sleep 1; procstat -ka > 2.txt        # on FreeBSD
+    # two samples of FreeBSD's `procstat -ka`, as a flame graph
     whylate offcpu import 1.txt 2.txt -o sleep.svg
-    whylate offcpu import --by stack --leaf-first 1.txt 2.txt -o leaves.svg
-    tail -n +1 /proc/*/task/*/stack > now.txt; whylate offcpu import now.txt -o now.folded")]
+    # merged by where threads wait
+    whylate offcpu import --by stack --leaf-first 1.txt -o leaves.svg
+    # kernel stacks of this machine, as folded lines
+    tail -n +1 /proc/*/task/*/stack > now.txt; whylate offcpu import now.txt")]
 pub struct Arguments {
     /// Files to read
     #[arg(required = true, value_name = "FILE")]
@@ -59,7 +61,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut all = Imported::default();
     for path in &arguments.files {
         let cannot = || format!("cannot read {}", path.display());
-        let text = text::read(File::open(path).with_context(cannot)?).with_context(cannot)?;
+        let text = text::read(existing(File::open(path)).with_context(cannot)?).with_context(cannot)?;
         let read = Imported::read(&text, names).with_context(cannot)?;
         all.merge(read).with_context(|| format!("cannot add {} to the files before it", path.display()))?;
     }

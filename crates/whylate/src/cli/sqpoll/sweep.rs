@@ -22,8 +22,8 @@ use whylate_sources::inject::file_load::{self, MAX_DEPTH, Plan, Report};
 use whylate_sources::sqpoll::SqpollOptions;
 use whylate_sources::{Attached as _, Session, Threads};
 
-use crate::cli::UsageError;
 use crate::cli::values::duration_ns;
+use crate::cli::{UsageError, existing};
 use crate::files::create_new;
 use crate::render::json::write_line;
 use crate::render::text::table::{Table, terminal_columns};
@@ -39,10 +39,14 @@ const COLUMNS: &str = "IODEPTH, UTIL%, IDLE%, WORK%, STARVED%, IOPS, MEAN, P99";
 #[derive(Debug, Args)]
 #[command(after_help = "\
 examples:
-  whylate sqpoll sweep --filename /dev/nvme0n1            read it with 1, 4, 8, 16 and 64 requests in flight
-  whylate sqpoll sweep --filename F --iodepth 32 --bs 4k  with 32 small ones
-  whylate sqpoll sweep --filename F --fio                 have fio make the load
-  whylate sqpoll sweep --filename F --rw write            write to a new file, which is removed at the end")]
+    # read a disk with 1, 4, 8, 16 and 64 requests in flight
+    whylate sqpoll sweep --filename /dev/nvme0n1
+    # 32 small requests
+    whylate sqpoll sweep --filename /dev/nvme0n1 --iodepth 32 --bs 4k
+    # let fio make the load
+    whylate sqpoll sweep --filename /dev/nvme0n1 --fio
+    # write to a new file, which is removed at the end
+    whylate sqpoll sweep --filename /srv/new --rw write")]
 pub struct Arguments {
     /// The file or block device.
     #[arg(long, value_name = "FILE")]
@@ -151,6 +155,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot watch for signals")?;
+    }
+    if arguments.rw == Direction::Read {
+        let cannot = || format!("cannot read {}", arguments.filename.display());
+        existing(fs::metadata(&arguments.filename)).with_context(cannot)?;
     }
     let made = prepare(arguments)?;
     let path = made.as_ref().map_or_else(|| arguments.filename.clone(), Made::as_opened);

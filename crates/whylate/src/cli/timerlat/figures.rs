@@ -4,15 +4,17 @@
 use std::io::Write;
 
 use jiff::tz::TimeZone;
+use whylate_model::sources::TIMERLAT;
 use whylate_model::{LateEvent, Snapshot, TopN};
 
 use super::screen::Screen;
 use super::{Plan, View};
+use crate::cli::{LATE, SUCCESS};
 use crate::render::json::JsonLines;
 use crate::render::text::Output as _;
 use crate::render::text::footer;
 use crate::render::text::timerlat::hist::{self, HistogramOptions};
-use crate::render::text::timerlat::total::Total;
+use crate::render::text::timerlat::total::{THREAD, Total};
 use crate::render::text::timerlat::{late, percentiles, top};
 
 /// Sums and worst activations since the start.
@@ -36,6 +38,14 @@ impl<'a> Figures<'a> {
             worst: TopN::new(plan.common.worst.map_or(0, usize::from)),
             has_user: false,
         }
+    }
+
+    /// Returns the exit status, if no threshold was hit.
+    pub fn status(&self) -> u8 {
+        let common = self.plan.common;
+        let late_from_ns = common.why.unwrap_or(TIMERLAT.judged.late_from_ns);
+        let is_late = self.total.all().latencies[THREAD].max_ns() >= late_from_ns;
+        if common.fail_if_late && is_late { LATE } else { SUCCESS }
     }
 
     /// Writes the heading of late activations, if they are printed.

@@ -103,12 +103,13 @@ fn replay(plan: &Plan<'_>, played: Played) -> anyhow::Result<u8> {
     let mut replay = Replay::of_source(played, &TIMERLAT, None, common.duration);
     let mut replayed = Replayed { common, figures, kept: LateBuffer::new(keep), latest: None, out };
     drive(&mut replay, &mut replayed)?;
+    let status = replayed.figures.status();
     if let Some(mut latest) = replayed.latest.take() {
         replayed.kept.move_into(&mut latest);
         replayed.figures.finish(replayed.out, latest, false)?;
     }
     replayed.out.flush()?;
-    replay.finish().map(|()| SUCCESS)
+    replay.finish().map(|()| status)
 }
 
 /// Figures of a recording so far.
@@ -260,8 +261,8 @@ impl<'a> Measurement<'a> {
             let goes_on = step == Step::Hit && self.goes_on_after_hit(out)?;
             let hit = step == Step::Hit && !goes_on;
             if hit || is_over {
-                self.finish(out, latest, hit)?;
-                return Ok(if hit { THRESHOLD_HIT } else { SUCCESS });
+                let status = if hit { THRESHOLD_HIT } else { self.figures.status() };
+                return self.finish(out, latest, hit).map(|()| status);
             }
             if step == Step::Refresh {
                 refreshes += 1;

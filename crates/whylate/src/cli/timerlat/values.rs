@@ -9,7 +9,7 @@ use whylate_sources::timerlat::{PERIODS_NS, Policy};
 
 /// Parses the offset between wakeups of successive CPUs into nanoseconds; a bare number is in microseconds.
 pub fn offset(text: &str) -> Result<u64, String> {
-    match parse_duration_ns(text, 1_000) {
+    match parse_duration_ns(text, Some(1_000)) {
         Ok(ns) if ns <= *PERIODS_NS.end() => Ok(ns),
         Ok(_) => Err("it is 1 s at most".to_owned()),
         Err(error) => Err(error.to_string()),
@@ -24,7 +24,7 @@ pub fn policy(text: &str) -> Result<Policy, String> {
         Ok(priority @ 1..=99) => Ok(priority),
         _ => Err("a real-time priority is from 1 to 99"),
     };
-    let length_ns = |text: &str| parse_duration_ns(text, 1).ok().filter(|&ns| ns > 0).ok_or(wrong);
+    let length_ns = |text: &str| parse_duration_ns(text, Some(1)).ok().filter(|&ns| ns > 0).ok_or(wrong);
     match class.to_ascii_lowercase().as_str() {
         "o" => match rest.parse() {
             Ok(nice @ -20..=19) => Ok(Policy::Other(nice)),

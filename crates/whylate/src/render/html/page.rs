@@ -169,11 +169,7 @@ fn facts(report: &Report) -> String {
 /// Lists the events that could not be counted, and why.
 fn lost(report: &Report) -> String {
     let all = lost_events(&report.look);
-    if all.is_empty() {
-        "nothing".to_owned()
-    } else {
-        format!("{} (whylate --help-lost explains each)", all.join(", "))
-    }
+    if all.is_empty() { "nothing".to_owned() } else { format!("{} (whylate help lost explains each)", all.join(", ")) }
 }
 
 /// Controls that the script shows, to select a span.

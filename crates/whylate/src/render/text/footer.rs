@@ -35,7 +35,7 @@ pub fn write_lost(out: &mut dyn Write, lost: &[String]) -> io::Result<()> {
     if lost.is_empty() {
         return Ok(());
     }
-    writeln!(out, "lost: {} (see --help-lost)", printable(&lost.join(", ")))
+    writeln!(out, "lost: {} (see whylate help lost)", printable(&lost.join(", ")))
 }
 
 /// Asserts, in debug builds, that the source's card explains each reason for lost events.

@@ -19,6 +19,8 @@ use crate::render::text::{Output, footer, histogram, why};
 pub struct LatencyOptions {
     /// Late events that are explained.
     pub explain: Explain,
+    /// How culprits are grouped.
+    pub rank_by: By,
     /// Late events that are not explained have a line too.
     pub has_slower: bool,
     /// Prints only late events and their culprits.
@@ -31,9 +33,6 @@ pub trait LatencyView {
 
     /// Names the measured latency, for the first line.
     fn title(&self) -> String;
-
-    /// Returns how culprits are grouped.
-    fn ranked_by(&self) -> By;
 
     fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()>;
 
@@ -60,7 +59,7 @@ pub struct LatencyText<V> {
 impl<V: LatencyView> LatencyText<V> {
     /// Creates the output. Timestamps are in the system's time zone; tables fit the terminal, if there is one.
     pub fn new(view: V, shown: LatencyOptions, terminal_columns: Option<usize>) -> Self {
-        let culprits = Culprits::by(view.ranked_by());
+        let culprits = Culprits::by(shown.rank_by);
         LatencyText { view, shown, zone: TimeZone::system(), terminal_columns, culprits }
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Renders `--help-lost`: a line for each reason in `lost`.
+//! Renders `whylate help lost`: a line for each reason in `lost`.
 
 use std::io::{self, Write};
 

@@ -99,7 +99,7 @@ pub fn write(
     if !seen.lost.is_empty() {
         let lost: Vec<String> =
             seen.lost.iter().map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect();
-        writeln!(out, "lost: {} (see whylate --help-lost)", lost.join(", "))?;
+        writeln!(out, "lost: {} (see whylate help lost)", lost.join(", "))?;
     }
     Ok(())
 }

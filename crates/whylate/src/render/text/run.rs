@@ -145,7 +145,7 @@ pub fn write(
     if !lost.is_empty() {
         let lost: Vec<String> =
             lost.iter().map(|(reason, count)| format!("{count} {}", reason.replace('_', " "))).collect();
-        writeln!(out, "lost: {} (see whylate --help-lost)", lost.join(", "))?;
+        writeln!(out, "lost: {} (see whylate help lost)", lost.join(", "))?;
     }
     Ok(())
 }

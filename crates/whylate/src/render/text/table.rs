@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Aligned columns of text.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::ops::Range;
 
 use whylate_model::units::printable;
 
 use super::pad::{Left, Right};
+use crate::render::color;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Align {
@@ -21,6 +23,8 @@ enum Align {
 pub struct Table {
     columns: Vec<(String, Align)>,
     rows: Vec<Vec<String>>,
+    /// Cells of what is late, by row and column.
+    late: BTreeSet<(usize, usize)>,
 }
 
 impl Table {
@@ -30,13 +34,19 @@ impl Table {
             Some(names) => (names.to_owned(), Align::Left),
             None => (column.to_owned(), Align::Right),
         });
-        Table { columns: columns.collect(), rows: Vec::new() }
+        Table { columns: columns.collect(), rows: Vec::new(), late: BTreeSet::new() }
     }
 
     /// Adds a row; cells beyond the last column are ignored.
     pub fn row(&mut self, cells: Vec<String>) {
         // Names come from the kernel and from processes.
         self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
+    }
+
+    /// Adds a row with something late in these columns.
+    pub fn late_row(&mut self, cells: Vec<String>, late: &[usize]) {
+        self.late.extend(late.iter().map(|&column| (self.rows.len(), column)));
+        self.row(cells);
     }
 
     /// Writes heading and rows, with two spaces between columns and no trailing blanks. If the terminal is too narrow,
@@ -55,25 +65,33 @@ impl Table {
         self.narrow(&mut widths, terminal_columns);
         let left_out = left_out(&widths, terminal_columns);
         let heading: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
-        for row in std::iter::once(&heading).chain(&self.rows) {
-            let mut line = String::new();
+        for (number, row) in std::iter::once(&heading).chain(&self.rows).enumerate() {
+            let (mut line, mut colored) = (String::new(), String::new());
             for (index, ((cell, &width), (_, align))) in row.iter().zip(&widths).zip(&self.columns).enumerate() {
                 if left_out.contains(&index) {
-                    line.push_str(if index == left_out.start { "  .." } else { "" });
+                    let dots = if index == left_out.start { "  .." } else { "" };
+                    line.push_str(dots);
+                    colored.push_str(dots);
                     continue;
                 }
                 if !line.is_empty() {
                     line.push_str("  ");
+                    colored.push_str("  ");
                 }
                 let cell = without_middle(cell, width);
                 // One long cell does not make all rows long.
                 let width = width.min(MAX_PADDING);
-                match align {
-                    Align::Left => line.push_str(&Left(&cell, width).to_string()),
-                    Align::Right => line.push_str(&Right(&cell, width).to_string()),
-                }
+                let padded = match align {
+                    Align::Left => Left(&cell, width).to_string(),
+                    Align::Right => Right(&cell, width).to_string(),
+                };
+                let is_late = number > 0 && self.late.contains(&(number - 1, index));
+                colored.push_str(&if is_late { padded.replace(&cell, &color::late(&cell)) } else { padded.clone() });
+                line.push_str(&padded);
             }
-            let shown: String = line.chars().take(terminal_columns).collect();
+            // A line that is cut off has no color, which may not be turned off again.
+            let fits = line.trim_end().chars().count() <= terminal_columns;
+            let shown: String = if fits { colored } else { line.chars().take(terminal_columns).collect() };
             writeln!(out, "{}", shown.trim_end())?;
         }
         Ok(())

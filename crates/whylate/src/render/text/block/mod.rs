@@ -27,10 +27,6 @@ impl LatencyView for &Shape {
         "I/O request latency ".to_owned()
     }
 
-    fn ranked_by(&self) -> By {
-        if self.by == Some(Key::Cgroup) { By::Cgroup } else { By::Culprit }
-    }
-
     fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()> {
         late::write_heading(out)
     }
@@ -156,7 +152,7 @@ mod tests {
     }
 
     fn text<'a>(shape: &'a Shape, explain: Explain, lines_only: bool) -> BlockText<'a> {
-        let shown = LatencyOptions { explain, has_slower: false, lines_only };
+        let shown = LatencyOptions { explain, rank_by: By::Culprit, has_slower: false, lines_only };
         BlockText::new(shape, shown, None).in_utc()
     }
 
@@ -179,7 +175,7 @@ mod tests {
     #[test]
     fn late_requests_are_explained_and_ranked() {
         let shape = shape("");
-        let explain = Explain { why: Some(1_000_000), worst: None };
+        let explain = Explain { why: Some(1_000_000), ..Explain::default() };
         let mut output = text(&shape, explain, true);
         let labels = [
             ("device", "vda"),

@@ -15,7 +15,7 @@ pub struct Shape {
     /// Column that orders the table
     #[arg(long, value_enum, default_value_t = Sort::Max, requires = "table")]
     pub sort: Sort,
-    /// What to group by (default: device, which is the disk; with --table, operation)
+    /// What rows and histograms are grouped by (default: device, which is the disk; with --table, operation)
     #[arg(long, value_enum)]
     pub by: Option<Key>,
 }

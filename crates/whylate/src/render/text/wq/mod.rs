@@ -7,7 +7,6 @@ pub mod shape;
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
-use whylate_model::culprits;
 use whylate_model::sources::WQ;
 use whylate_model::units::{format_ns, printable};
 use whylate_model::{Card, LateEvent, Series, Snapshot};
@@ -34,10 +33,6 @@ impl LatencyView for WqView<'_> {
     fn title(&self) -> String {
         let latency = "work queue latency ";
         self.handler.map_or_else(|| latency.to_owned(), |handler| format!("{latency}for {}", printable(handler)))
-    }
-
-    fn ranked_by(&self) -> culprits::By {
-        self.shape.ranked_by()
     }
 
     fn write_late_heading(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -220,7 +215,7 @@ mod tests {
         let arguments: Arguments = parsed(line.split_whitespace()).expect("a valid command line");
         let mut text = WqText::new(arguments.view(), arguments.shown(), None).in_utc();
         let output: &mut dyn Output = if arguments.schedule.json { &mut JsonLines } else { &mut text };
-        whole_output(output, Keep::for_options(arguments.schedule, arguments.explain), late, snapshot())
+        whole_output(output, Keep::for_options(arguments.schedule, arguments.explain()), late, snapshot())
     }
 
     #[test]
@@ -303,12 +298,14 @@ mod tests {
         };
         // Two handlers; one of them waited for threads of both names.
         assert_eq!(
-            ranked(&printed("--why 2ms --by cgroup")),
+            ranked(&printed("--why 2ms --rank-by cgroup")),
             [
                 "65.0%  threads of /pod1 delayed 2 items of 2 handlers by 13.0ms in total, worst 10.0ms",
                 "35.0%  threads of /pod2 delayed 1 item by 7.00ms",
             ]
         );
+        // The former spelling.
+        assert_eq!(ranked(&printed("--why 2ms --by cgroup")).len(), 2);
         assert_eq!(ranked(&printed("--why 2ms")).len(), 3);
     }
 
@@ -336,12 +333,17 @@ mod tests {
 
     #[test]
     fn why_goes_with_what_it_needs() {
-        for line in ["--worst 3", "--stack", "--why 1ms --worst 0", "--why 0"] {
+        for line in ["--stack", "--why 1ms --worst 0", "--why 0", "--why 5", "--rank-by pool", "--by name"] {
             assert!(parsed::<Arguments>(line.split_whitespace()).is_err(), "{line}");
         }
         let words = ["--why", "1ms", "--stack", "--worst", "3"];
         let options = parsed::<Arguments>(words).expect("a valid command line").options();
         assert_eq!((options.explain_over_ns, options.late_over_ns), (Some(1_000_000), None));
         assert!(options.phases && options.stacks);
+        // The source's own limit.
+        for words in [&["wq", "--worst", "3"][..], &["wq", "--fail-if-late"]] {
+            let arguments = CommandLine::try_parse_from(words).expect("a valid command line").arguments;
+            assert_eq!(arguments.options().explain_over_ns, Some(WQ.events().late_from_ns));
+        }
     }
 }

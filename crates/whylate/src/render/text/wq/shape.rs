@@ -2,7 +2,6 @@
 //! Options of `whylate wq` for histograms and tables of latencies: grouping and order.
 
 use clap::{Args, ValueEnum};
-use whylate_model::culprits;
 
 /// Histograms or a table.
 #[derive(Debug, Args)]
@@ -19,7 +18,7 @@ pub struct Shape {
     /// Column that orders the table
     #[arg(long, value_enum, default_value_t = Sort::Max, requires = "table")]
     pub sort: Sort,
-    /// What to group by
+    /// What rows and histograms are grouped by
     #[arg(long, value_enum)]
     pub by: Option<By>,
 }
@@ -30,9 +29,9 @@ impl Shape {
         self.by.filter(|by| *by != By::Cgroup).map(By::label)
     }
 
-    /// Returns how culprits are grouped.
-    pub fn ranked_by(&self) -> culprits::By {
-        if self.by == Some(By::Cgroup) { culprits::By::Cgroup } else { culprits::By::Culprit }
+    /// Returns whether culprits are ranked by their cgroup, by the former name of `--rank-by cgroup`.
+    pub fn by_cgroup(&self) -> bool {
+        self.by == Some(By::Cgroup)
     }
 }
 
@@ -42,7 +41,7 @@ pub enum By {
     Workqueue,
     Cpu,
     Pool,
-    /// With --why: rank culprits that are threads by their cgroup
+    #[value(hide = true)]
     Cgroup,
 }
 

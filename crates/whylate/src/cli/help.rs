@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `whylate help`: the help of a command, or the reasons for lost events.
+
+use std::io::{self, Write as _};
+
+use anyhow::anyhow;
+use clap::Args;
+use whylate_model::sources::{CARDS, named};
+
+use crate::cli::{UsageError, parser};
+use crate::render::text::lost;
+
+/// Show the help of a command, or explain the reasons for lost events
+#[derive(Debug, Args)]
+#[command(after_help = "\
+examples:
+    # options and examples of a command
+    whylate help offcpu
+    # what `lost: 2 unmatched` means, by source
+    whylate help lost
+    # the reasons of one source
+    whylate help lost wq")]
+pub struct Arguments {
+    /// A command, or `lost`, with or without a source
+    #[arg(value_name = "TOPIC")]
+    topic: Vec<String>,
+}
+
+/// Prints the help.
+///
+/// # Errors
+/// Fails if there is no such topic, or the output cannot be written.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let topic: Vec<&str> = arguments.topic.iter().map(String::as_str).collect();
+    let missing = || UsageError(anyhow!("there is no help on {} (see `whylate --help`)", topic.join(" ")));
+    let mut out = io::stdout().lock();
+    match topic[..] {
+        ["lost"] => lost::write(&mut out, &CARDS)?,
+        ["lost", source] => lost::write(&mut out, &[named(source).ok_or_else(missing)?])?,
+        _ => {
+            let mut all = parser::command();
+            all.build();
+            let mut command = &mut all;
+            for name in &topic {
+                command = command.find_subcommand_mut(name).ok_or_else(missing)?;
+            }
+            write!(out, "{}", command.render_long_help())?;
+        }
+    }
+    Ok(out.flush()?)
+}
