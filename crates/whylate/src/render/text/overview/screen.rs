@@ -13,11 +13,14 @@ use whylate_model::sources::{CARDS, named};
 use whylate_model::units::{format_ns, format_round_ns, printable};
 
 use super::{RenderedRow, shown};
+use crate::render::color;
 use crate::render::text::pad::wrapped;
 use crate::render::text::table::Table;
 use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::{footer, path, why};
 
+/// Verdict on what exceeds its limit.
+const LATE: &str = "LATE";
 /// Maximum number of threads in uninterruptible sleep that are shown per source.
 const MAX_SLEEPERS: usize = 3;
 /// Maximum number of lines of the worst event, unless all of it is asked for.
@@ -72,7 +75,13 @@ fn write_verdict(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>],
     }
     let delay_ns: u64 = look.sources.iter().map(|source| source.late_ns).fold(0, u64::saturating_add);
     let delay = if delay_ns == 0 { String::new() } else { format!("; {} of delay", format_ns(delay_ns)) };
-    write_wrapped(out, &format!("LATE on {host} in {span}: {}{delay}.", late.join(", ")), screen)?;
+    let what = format!("{LATE} on {host} in {span}: {}{delay}.", late.join(", "));
+    let mut lines = wrapped(&what, screen.columns.unwrap_or(usize::MAX));
+    // The width is that without color.
+    if let Some(first) = lines.first_mut() {
+        *first = first.replacen(LATE, &color::late(LATE), 1);
+    }
+    lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
     let explained_ns = explained_ns(look);
     match look.culprits.first() {
         Some(culprit) if explained_ns > 0 => {
@@ -143,8 +152,14 @@ fn table(rows: &[RenderedRow<'_>]) -> Table {
     let count = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
     let ns = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), format_ns);
     for row in rows {
-        table.row(vec![
-            if row.is_late { "LATE" } else { "ok" }.to_owned(),
+        let is_over = row.max_ns.is_some_and(|max_ns| max_ns >= row.late_from_ns);
+        let late: &[usize] = match (row.is_late, is_over) {
+            (true, true) => &[0, 6],
+            (true, false) => &[0],
+            (false, _) => &[],
+        };
+        let cells = vec![
+            if row.is_late { LATE } else { "ok" }.to_owned(),
             row.judged.map_or(row.source, |judged| judged.row).to_owned(),
             count(row.late),
             count(row.count),
@@ -152,7 +167,8 @@ fn table(rows: &[RenderedRow<'_>]) -> Table {
             ns(row.p99_ns),
             ns(row.max_ns),
             format_round_ns(row.late_from_ns),
-        ]);
+        ];
+        table.late_row(cells, late);
     }
     table
 }
