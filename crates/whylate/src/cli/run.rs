@@ -57,7 +57,7 @@ examples:
     # explain what trace-cmd, perf or ftrace has recorded
     whylate run --import trace.txt
     # run it as yourself
-    sudo whylate run --user \"$SUDO_USER\" -- make
+    sudo whylate run --user \"$USER\" -- make
 
 The command runs as the user who runs whylate: under sudo as root, unless --user names another.
 It gets none of the capabilities that whylate was given.
