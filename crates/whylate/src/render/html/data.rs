@@ -270,11 +270,11 @@ fn data<'a>(report: &Report, command: &'a str) -> Data<'a> {
         others.entry(slot).or_default().add(&ns);
     }
     let mut names_in_order: Vec<Who<'_>> = listed.iter().copied().collect();
-    names_in_order.sort_unstable_by_key(|(kind, who)| (*kind, who.to_string()));
+    names_in_order.sort_unstable();
     let culprits: Vec<CulpritData> = selected
         .iter()
         .map(|culprit| {
-            let rank = names_in_order.iter().position(|name| *name == who(culprit)).unwrap_or(0);
+            let rank = names_in_order.binary_search(&who(culprit)).unwrap_or(0);
             culprit_data(report, culprit, rank)
         })
         .collect();
