@@ -4,6 +4,8 @@
 use std::cmp::Ordering;
 use std::convert::Infallible;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::io::Write as _;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -18,7 +20,7 @@ pub fn number(tid: u32) -> String {
 }
 
 /// Name of an actor: text that names at most one thread, such as `dd:4711`, `vda (read by dd:4711)` or `CPU 1`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default)]
 pub struct ActorName {
     /// Text before the thread, or all of the text.
     before: String,
@@ -68,11 +70,29 @@ impl ActorName {
         ActorName { before, thread: thread.map(|(comm, _)| (comm, None)), after }
     }
 
-    /// Iterates over the bytes of the text.
+    /// Returns whether the other name is this one without a TID.
+    pub fn is_named(&self, name: &Self) -> bool {
+        self.bytes_with(None).eq(name.bytes())
+    }
+
     fn bytes(&self) -> impl Iterator<Item = u8> {
-        let tid = self.tid().map_or_else(String::new, |tid| format!(":{}", number(tid)));
-        let comm = self.comm().unwrap_or_default();
-        self.before.bytes().chain(comm.bytes()).chain(tid.into_bytes()).chain(self.after.bytes())
+        self.bytes_with(self.tid())
+    }
+
+    /// Iterates over the bytes of the text with this TID. Names are compared for each interval, so nothing is allocated.
+    fn bytes_with(&self, tid: Option<u32>) -> impl Iterator<Item = u8> {
+        // A colon, and ten digits or `outside`.
+        let mut suffix = [0; 11];
+        let mut rest = &mut suffix[..];
+        let written = match tid {
+            None => Ok(()),
+            Some(tid) if tid & OUTSIDE != 0 => write!(rest, ":outside"),
+            Some(tid) => write!(rest, ":{tid}"),
+        };
+        let unused = rest.len();
+        debug_assert!(written.is_ok(), "{tid:?} does not fit");
+        let suffix = suffix.into_iter().take(suffix.len() - unused);
+        self.before.bytes().chain(self.comm().unwrap_or_default().bytes()).chain(suffix).chain(self.after.bytes())
     }
 
     /// Normalizes the name, so that threads of one pool, or of different runs, are equal: strips the TID, and replaces
@@ -107,16 +127,32 @@ impl<T: Into<String>> From<T> for ActorName {
 
 impl<T: AsRef<str>> PartialEq<T> for ActorName {
     fn eq(&self, text: &T) -> bool {
-        self.to_string() == text.as_ref()
+        self.bytes().eq(text.as_ref().bytes())
+    }
+}
+
+/// Compares the texts: a name from a recording equals the name that was recorded, even if it was read as another
+/// thread's, or as text.
+impl PartialEq for ActorName {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes().eq(other.bytes())
+    }
+}
+
+impl Eq for ActorName {}
+
+impl Hash for ActorName {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bytes().for_each(|byte| state.write_u8(byte));
+        // No byte of a text.
+        state.write_u8(0xff);
     }
 }
 
 /// Orders names as their texts.
 impl Ord for ActorName {
     fn cmp(&self, other: &Self) -> Ordering {
-        let ActorName { before, thread, after } = self;
-        let rest = || (before, thread, after).cmp(&(&other.before, &other.thread, &other.after));
-        self.bytes().cmp(other.bytes()).then_with(rest)
+        self.bytes().cmp(other.bytes())
     }
 }
 
@@ -170,6 +206,8 @@ impl<'de> Deserialize<'de> for ActorName {
 
 #[cfg(test)]
 mod tests {
+    use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
+
     use proptest::prelude::*;
 
     use super::*;
@@ -231,6 +269,18 @@ mod tests {
         #[test]
         fn text_survives_reading(text in "([a-z0-9:() +]|:[0-9]{1,3}| by | \\(|:outside){0,9}\\)?") {
             prop_assert_eq!(read(&text), text);
+        }
+
+        #[test]
+        fn names_equal_those_read_from_their_texts(comm in "[a-z0-9:() +]{1,15}", tid in 1..1_u32 << 22) {
+            let hash = |name: &ActorName| BuildHasherDefault::<DefaultHasher>::default().hash_one(name);
+            for name in [ActorName::thread(&comm, tid), ActorName::program(&comm), ActorName::thread(&comm, OUTSIDE)] {
+                let again = read(&name.to_string());
+                prop_assert_eq!(&again, &name);
+                prop_assert_eq!(hash(&again), hash(&name));
+                prop_assert_eq!(name.cmp(&again), Ordering::Equal);
+                prop_assert!(name.is_named(&name.by_name()) && !ActorName::thread(&comm, 7).is_named(&name) || name.tid().is_none());
+            }
         }
 
         #[test]

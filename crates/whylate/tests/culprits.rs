@@ -58,7 +58,7 @@ fn sleeping_lock_holder_is_culprit_in_each_view() -> Result<()> {
     let longest = who.first().with_context(|| format!("no sleeper is among {:?}", look.culprits))?;
     let text = printed(&["replay", &recording])?;
     // On a busy machine other threads may have delayed more.
-    let is_told = text.lines().any(|line| line.contains("  sleep  ") && line.contains(&format!(" {longest}: ")));
+    let is_told = text.lines().any(|line| line.contains(&format!("  {longest} sleeping: ")));
     ensure!(is_told || culprits.iter().take(8).all(|(_, who)| who != longest), "{text}");
     printed(&["report", &recording, "-o", &page])?;
     let page = fs::read_to_string(page)?;
@@ -115,10 +115,10 @@ fn names_thread_in_uninterruptible_sleep() -> Result<()> {
     sleep(Duration::from_secs(1));
     let recording = directory.path().join("a.whylate").to_string_lossy().into_owned();
     let text = printed(&["-d", "1s", "-o", &recording])?;
-    let row = text.lines().find(|line| line.starts_with("offcpu") && line.contains(" 1.00s ")).context("no row")?;
-    ensure!(row.contains("LATE") && row.contains(", longest of threads in uninterruptible sleep"), "{text}");
-    let worst = text.lines().find(|line| line.contains("still in uninterruptible sleep")).context("it is not named")?;
-    ensure!(worst.contains(&format!(" {who} ")) && text.contains("\n    whylate offcpu --blocked 1.00s\n"), "{text}");
+    let row = text.lines().find(|line| line.contains("D state: age at the end")).context("no row")?;
+    ensure!(row.starts_with("LATE"), "{text}");
+    let worst = text.lines().find(|line| line.contains("still in D state")).context("it is not named")?;
+    ensure!(worst.contains(&format!(" {who}")) && text.contains("\n  whylate offcpu --blocked 1s\n"), "{text}");
     let look: Overview = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;
     let offcpu = look.sources.iter().find(|source| source.source == "offcpu").context("no offcpu")?;
     ensure!(offcpu.late_figures >= 1 && offcpu.sleepers.iter().any(|of| of.who == who), "{:?}", offcpu.sleepers);

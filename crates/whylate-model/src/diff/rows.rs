@@ -182,7 +182,7 @@ fn rows_of_key(sides: &[Side<'_>; 2], source: &str, key: &Key, samples: &[Sample
         let counts = values(|sample| sample.count as f64);
         let amount: f64 = samples.iter().flatten().map(|(.., of)| of.amount).sum();
         let (max_per_s, each) = (per_s(0).max(per_s(1)), amount / count.max(1) as f64);
-        let is_own = matches!(&key.what, What::Culprit { who, .. } if who.is_thread() && who.comm().is_some_and(|comm| comm.starts_with(OWN)));
+        let is_own = matches!(&key.what, What::Culprit { who, .. } if who.to_string().starts_with(OWN));
         let is_slight = max_per_s < MIN_DELAY_PER_S && each < MIN_DELAY_EACH || is_own && max_per_s < MAX_OWN;
         let mut tested = with_presence(values(|sample| sample.amount));
         tested.push(counts);

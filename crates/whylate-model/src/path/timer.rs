@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Classifies the timers that end waits, by their function in the kernel.
 
-use super::OTHERS;
 use crate::ActorName;
 use crate::wait::is_sleep;
 
@@ -35,6 +34,8 @@ pub enum TimerKind {
 /// Label of a timer of unknown purpose.
 const TIMER: &str = "timer";
 const TIMEOUT: &str = "timeout of the wait";
+/// Prefixes of culprits that are timers of a program, before the system call.
+const IN_CALL: [&str; 2] = ["timeout in ", "timer in "];
 
 impl TimerKind {
     /// The kernel's timer functions and their kinds.
@@ -101,16 +102,21 @@ impl TimerKind {
     /// with the thread in parentheses if it may have set the timer.
     pub fn culprit(self, via: Option<&str>, waiter: Option<&ActorName>) -> ActorName {
         let Some(waiter) = waiter.filter(|_| self.is_own()) else { return self.culprit_name(via).into() };
-        let timer = if self == TimerKind::Wakeup { "timeout" } else { "timer" };
+        let [timeout, timer] = IN_CALL;
+        let begin = if self == TimerKind::Wakeup { timeout } else { timer };
         match via.filter(|via| !is_sleep(via)) {
             None => waiter.clone(),
-            Some(via) => waiter.clone().within(&format!("{timer} in {via} ("), ")"),
+            Some(via) => waiter.clone().within(&format!("{begin}{via} ("), ")"),
         }
     }
 
     /// Returns whether a culprit is a timer, and not the thread that slept.
     pub fn is_mechanism(culprit: &ActorName) -> bool {
-        !culprit.is_thread() && *culprit != OTHERS
+        let text = culprit.to_string();
+        let has_label = |kind: TimerKind| kind.culprit_name(None) == text;
+        text == TIMEOUT
+            || IN_CALL.iter().any(|begin| text.starts_with(begin))
+            || Self::ALL.into_iter().any(has_label)
     }
 }
 

@@ -260,8 +260,21 @@ pub fn waited(segment: &PathSegment) -> String {
 
 /// Strips TIDs, stacks, timers and cgroups from a segment, so that e.g. all compilers of a build are merged.
 pub fn of_name(segment: &PathSegment) -> PathSegment {
-    let segment = segment.clone();
-    let plain = PathSegment { stack: Vec::new(), timer: None, cgroup: None, cgroup_of_waiter: None, ..segment };
+    let plain = PathSegment {
+        timer: None,
+        cgroup: None,
+        cgroup_of_waiter: None,
+        ns: segment.ns,
+        kind: segment.kind,
+        who: segment.who.clone(),
+        ready: segment.ready.clone(),
+        via: segment.via.clone(),
+        waiter: segment.waiter.clone(),
+        stack: Vec::new(),
+        stop: segment.stop,
+        depth: segment.depth,
+        is_member: segment.is_member,
+    };
     plain.with_threads(&ActorName::by_name)
 }
 

@@ -19,7 +19,7 @@ const BESIDE_GRAPH: usize = 60;
 
 /// Iterates over the causes by this culprit: an actor or, without a TID, all of that name.
 fn own<'a>(event: &'a LateEvent, kind: CauseKind, who: &ActorName) -> impl Iterator<Item = &'a Cause> {
-    let is_it = move |cause: &&Cause| cause.kind == kind && (cause.who == *who || cause.who.by_name() == *who);
+    let is_it = move |cause: &&Cause| cause.kind == kind && (cause.who == *who || cause.who.is_named(who));
     event.causes.iter().filter(is_it)
 }
 

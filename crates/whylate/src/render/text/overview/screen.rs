@@ -74,7 +74,14 @@ fn write_verdict(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>],
         return writeln!(out, "Nothing was late on {host} in {span}.");
     }
     let delay_ns: u64 = look.sources.iter().map(|source| source.late_ns).fold(0, u64::saturating_add);
-    let delay = if delay_ns == 0 { String::new() } else { format!("; {} of delay", format_ns(delay_ns)) };
+    // Figures count events that were too many, or too short, to be recorded.
+    let recorded: u64 = look.sources.iter().map(|of| of.late + of.held_up.as_ref().map_or(0, |of| of.late)).sum();
+    let has_all = look.sources.iter().all(|of| of.late_of.is_some() || of.late >= of.late_figures);
+    let delay = match (delay_ns, has_all) {
+        (0, _) => String::new(),
+        (_, true) => format!("; {} of delay", format_ns(delay_ns)),
+        (_, false) => format!("; {} of delay in the {recorded} recorded", format_ns(delay_ns)),
+    };
     let what = format!("{LATE} on {host} in {span}: {}{delay}.", late.join(", "));
     let mut lines = wrapped(&what, screen.columns.unwrap_or(usize::MAX));
     // The width is that without color.
@@ -85,7 +92,8 @@ fn write_verdict(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>],
     let explained_ns = explained_ns(look);
     match look.culprits.first() {
         Some(culprit) if explained_ns > 0 => {
-            let of = if look.unexplained().events > 0 { "the explained delay" } else { "it" };
+            let is_whole = has_all && look.unexplained().events == 0;
+            let of = if is_whole { "it" } else { "the explained delay" };
             let percent = culprit.total_ns as f64 * 100.0 / explained_ns as f64;
             write_wrapped(out, &format!("{percent:.0}% of {of}: {}.", why::culprit_label(culprit)), screen)
         }
