@@ -114,9 +114,7 @@ impl TimerKind {
     pub fn is_mechanism(culprit: &ActorName) -> bool {
         let text = culprit.to_string();
         let has_label = |kind: TimerKind| kind.culprit_name(None) == text;
-        text == TIMEOUT
-            || IN_CALL.iter().any(|begin| text.starts_with(begin))
-            || Self::ALL.into_iter().any(has_label)
+        text == TIMEOUT || IN_CALL.iter().any(|begin| text.starts_with(begin)) || Self::ALL.into_iter().any(has_label)
     }
 }
 

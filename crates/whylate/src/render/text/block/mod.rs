@@ -7,7 +7,6 @@ pub mod shape;
 use std::io::{self, Write};
 
 use jiff::tz::TimeZone;
-use whylate_model::culprits::By;
 use whylate_model::sources::BLOCK;
 use whylate_model::units::format_ns;
 use whylate_model::{Card, LateEvent, Series, Snapshot};
@@ -109,6 +108,7 @@ fn table_of(snapshot: &Snapshot, labels: &[&str], sort: Sort) -> Table {
 
 #[cfg(test)]
 mod tests {
+    use whylate_model::culprits::By;
     use whylate_model::{Cause, CauseKind, Histogram};
 
     use super::*;

@@ -341,8 +341,8 @@ mod tests {
         assert_eq!((options.explain_over_ns, options.late_over_ns), (Some(1_000_000), None));
         assert!(options.phases && options.stacks);
         // The source's own limit.
-        for words in [&["wq", "--worst", "3"][..], &["wq", "--fail-if-late"]] {
-            let arguments = CommandLine::try_parse_from(words).expect("a valid command line").arguments;
+        for words in [&["--worst", "3"][..], &["--fail-if-late"]] {
+            let arguments: Arguments = parsed(words.iter().copied()).expect("a valid command line");
             assert_eq!(arguments.options().explain_over_ns, Some(WQ.events().late_from_ns));
         }
     }
