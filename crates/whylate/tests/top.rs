@@ -161,7 +161,7 @@ fn finds_culprit_and_writes_recording() -> Result<()> {
     let path = tmux.directory.path().join(name);
     let replayed = whylate(&["replay"]).arg(&path).output()?;
     let replayed = String::from_utf8_lossy(&replayed.stdout) + String::from_utf8_lossy(&replayed.stderr);
-    ensure!(replayed.contains("Who made others late") && replayed.contains("whylate-hog"), "{replayed}");
+    ensure!(replayed.contains("CULPRITS") && replayed.contains("whylate-hog"), "{replayed}");
     drop(hog);
     tmux.press(&["q"])?;
     // The previous screen content is back.

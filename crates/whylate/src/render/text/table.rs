@@ -40,7 +40,7 @@ impl Table {
     /// Adds a row; cells beyond the last column are ignored.
     pub fn row(&mut self, cells: Vec<String>) {
         // Names come from the kernel and from processes.
-        self.rows.push(cells.iter().map(|cell| printable(cell)).collect());
+        self.rows.push(cells.iter().map(printable).collect());
     }
 
     /// Adds a row with something late in these columns.

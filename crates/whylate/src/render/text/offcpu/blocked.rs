@@ -109,7 +109,7 @@ fn write_frozen<'a>(out: &mut dyn Write, threads: impl Iterator<Item = &'a Stack
     if names.is_empty() {
         return Ok(());
     }
-    let mut named = names.iter().take(MAX_NAMES).map(|name| printable(name)).collect::<Vec<_>>().join(", ");
+    let mut named = names.iter().take(MAX_NAMES).map(printable).collect::<Vec<_>>().join(", ");
     if names.len() > MAX_NAMES {
         named.push_str(&format!(" and {} more", names.len() - MAX_NAMES));
     }
