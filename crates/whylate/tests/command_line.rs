@@ -114,7 +114,7 @@ fn statuses_mean_the_same_in_every_command() -> Result<()> {
     );
     add(0, &["replay LATE wq", "replay LATE wq --why 1s --fail-if-late", "replay LATE block --fail-if-late"]);
     add(1, &["replay LATE wq -w no_such_handler", "replay LATE offcpu --comm no-such-program"]);
-    add(1, &["replay LATE sqpoll -p 4194303", "replay LATE block --disk nosuchdisk"]);
+    add(1, &["replay LATE block --disk nosuchdisk"]);
     add(1, &["replay LATE --at 2001-01-01..2001-01-02", "replay /dev/null", "top", "run --import /dev/null"]);
     add(2, &["--nonsense", "nonsense", "wq 0", "completions nonsense", "export LATE", "diff LATE", "run", "inject"]);
     add(2, &["-p 4194303", "--comm no-such-program -d 1s", "--cgroup /no/such/cgroup -d 1s", "offcpu -p 4194303"]);

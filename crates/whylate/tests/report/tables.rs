@@ -71,10 +71,7 @@ pub fn sources(look: &Value) -> Result<Vec<Row>> {
         let late_cell = match is_late {
             false => "0".to_owned(),
             true if has_events => figure(&of["late_figures"], of["late_figures"].as_u64() > Some(0)),
-            true => {
-                let at_least = late.max(of["late_figures"].as_u64().unwrap_or(0));
-                figure(&at_least.into(), at_least > 0)
-            }
+            true => figure(&of["late"], late > 0),
         };
         let source = of["source"].as_str().context("source")?.to_owned();
         rows.push(vec![

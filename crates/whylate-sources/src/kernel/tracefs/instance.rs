@@ -79,8 +79,9 @@ pub fn remove_leftovers(tracefs: &Path) -> usize {
     let directories = fs::read_dir(tracefs.join("instances")).into_iter().flatten().flatten();
     let ours = directories.filter(|directory| directory.file_name().to_string_lossy().starts_with(PREFIX));
     // The owner holds the lock, in whatever PID namespace it runs: PIDs do not identify it.
-    let left = ours.filter(|directory| File::open(directory.path()).is_ok_and(|held| lock(&held)));
-    left.filter(|directory| remove(&directory.path())).count()
+    // The lock is kept until it is removed: a process that has just made the instance takes another one meanwhile.
+    let is_removed = |path: PathBuf| File::open(&path).is_ok_and(|held| lock(&held) && remove(&path));
+    ours.filter(|directory| is_removed(directory.path())).count()
 }
 
 /// Removes an instance. One with a running tracer cannot be removed.

@@ -63,11 +63,20 @@ pub struct RenderedRow<'a> {
     pub max_ns: Option<u64>,
     pub late_from_ns: u64,
     pub late: Option<u64>,
+    /// Lower bound of the late values, of which some were not recorded as events.
+    at_least: u64,
     pub of: Cow<'a, str>,
     /// Its names on the source's card; `None` if this version does not know the source.
     pub judged: Option<&'static Judged>,
     /// The command with more details.
     pub next: &'a str,
+}
+
+impl RenderedRow<'_> {
+    /// Returns the number of late values, as far as it is known.
+    pub fn late_values(&self) -> Option<u64> {
+        Some(self.late.unwrap_or(0).max(self.at_least)).filter(|&late| late > 0 || !self.is_late)
+    }
 }
 
 /// Returns the rows of all sources, in the order of the screen.
@@ -109,6 +118,7 @@ impl<'a> Row<'a> {
             max_ns: (late > 0).then_some(max_ns),
             late_from_ns,
             late: Some(late),
+            at_least: 0,
             of: of.into(),
             judged,
             next,
@@ -128,9 +138,9 @@ impl<'a> Row<'a> {
                     (false, _) => Some(0),
                     // Sources without explanations count no late events.
                     (true, _) if source.late_of.is_some() => Some(source.late_figures).filter(|&late| late > 0),
-                    // Late values that no event was recorded for are at least these.
-                    (true, late) => Some(late.max(source.late_figures)).filter(|&late| late > 0),
+                    (true, late) => (late > 0).then_some(late),
                 },
+                at_least: if is_late { source.late_figures } else { 0 },
                 of: of_figures(source),
                 judged,
                 next: &source.next,

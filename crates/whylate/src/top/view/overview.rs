@@ -49,7 +49,7 @@ fn sources(state: &State, columns: usize) -> Panel {
         cells.extend([
             ns(row.p99_ns),
             ns(row.max_ns),
-            Cell::Count(row.late.unwrap_or(0)),
+            Cell::Count(row.late_values().unwrap_or(0)),
             Cell::Text(state.glyphs.spark(&values, row.late_from_ns)),
         ]);
         cells.extend(is_very_wide.then(|| Cell::Text(row.of.into_owned())));

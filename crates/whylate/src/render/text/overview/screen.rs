@@ -104,7 +104,7 @@ fn write_verdict(out: &mut dyn Write, look: &Overview, rows: &[RenderedRow<'_>],
 /// Counts the late events of a row.
 fn late_events(row: &RenderedRow<'_>) -> String {
     let [one, several] = row.judged.map_or([row.source; 2], |judged| judged.late);
-    match row.late {
+    match row.late_values() {
         Some(1) => format!("1 {}", printable(one)),
         Some(count) => format!("{count} {}", printable(several)),
         None => format!("some {}", printable(several)),
@@ -169,7 +169,7 @@ fn table(rows: &[RenderedRow<'_>]) -> Table {
         let cells = vec![
             if row.is_late { LATE } else { "ok" }.to_owned(),
             row.judged.map_or(row.source, |judged| judged.row).to_owned(),
-            count(row.late),
+            count(row.late_values()),
             count(row.count),
             ns(row.p50_ns),
             ns(row.p99_ns),
