@@ -79,7 +79,7 @@ pub fn remove_leftovers(tracefs: &Path) -> usize {
     let directories = fs::read_dir(tracefs.join("instances")).into_iter().flatten().flatten();
     let ours = directories.filter(|directory| directory.file_name().to_string_lossy().starts_with(PREFIX));
     // The owner holds the lock, in whatever PID namespace it runs: PIDs do not identify it.
-    // The lock is kept until it is removed: a process that has just made the instance takes another one meanwhile.
+    // The lock is held until the instance is removed, so that a process that has just made it makes another one.
     let is_removed = |path: PathBuf| File::open(&path).is_ok_and(|held| lock(&held) && remove(&path));
     ours.filter(|directory| is_removed(directory.path())).count()
 }
