@@ -116,7 +116,7 @@ fn names_thread_in_uninterruptible_sleep() -> Result<()> {
     let recording = directory.path().join("a.whylate").to_string_lossy().into_owned();
     let text = printed(&["-d", "1s", "-o", &recording])?;
     let row = text.lines().find(|line| line.contains("D state: age at the end")).context("no row")?;
-    ensure!(row.starts_with("LATE"), "{text}");
+    ensure!(row.starts_with("offcpu ") && row.contains(" LATE "), "{text}");
     let worst = text.lines().find(|line| line.contains("still in D state")).context("it is not named")?;
     ensure!(worst.contains(&format!(" {who}")) && text.contains("\n  whylate offcpu --blocked 1s\n"), "{text}");
     let look: Overview = serde_json::from_str(&printed(&["replay", &recording, "--json"])?)?;

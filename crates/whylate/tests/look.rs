@@ -228,8 +228,8 @@ fn text_has_a_verdict_and_a_row_for_each_limit() -> Result<()> {
     ensure!(text.starts_with("LATE on ") || text.starts_with("Nothing was late on "), "{text}");
     for what in ["work item", "timer", "interrupt", "D state", "run queue", "wait"] {
         let is_row = |line: &&str| {
-            let row = ["LATE", "ok"].iter().find_map(|verdict| line.strip_prefix(verdict));
-            row.is_some_and(|row| row.trim_start().starts_with(&format!("{what}:")))
+            let row = ["LATE", "ok"].iter().find_map(|verdict| line.split_once(&format!(" {verdict} ")));
+            row.is_some_and(|(_, row)| row.trim_start().starts_with(&format!("{what}:")))
         };
         let rows = text.lines().filter(is_row).count();
         ensure!(rows == 1, "{what} stands in the table {rows} times: {text}");

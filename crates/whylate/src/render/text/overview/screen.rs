@@ -19,6 +19,8 @@ use crate::render::text::table::Table;
 use crate::render::text::time_of_day::time_of_day;
 use crate::render::text::{footer, path, why};
 
+/// Minimum width for a column of sources.
+const WITH_SOURCE: usize = 90;
 /// Verdict on what exceeds its limit.
 const LATE: &str = "LATE";
 /// Maximum number of threads in uninterruptible sleep that are shown per source.
@@ -53,7 +55,7 @@ pub fn write(out: &mut dyn Write, look: &Overview, screen: &Screen) -> io::Resul
     write_verdict(out, look, &rows, screen)?;
     write_culprits(out, look, screen)?;
     writeln!(out)?;
-    table(&rows).write(out, screen.columns)?;
+    table(&rows, screen.columns.is_none_or(|columns| columns >= WITH_SOURCE)).write(out, screen.columns)?;
     for of in &look.unmeasured {
         write_wrapped(out, &format!("-     {}: {}", printable(&of.source), printable(&of.reason)), screen)?;
     }
@@ -155,8 +157,9 @@ pub fn delayed(culprit: &Culprit) -> String {
     format!("{}, worst {}", each.collect::<Vec<_>>().join(", "), format_ns(worst_ns))
 }
 
-fn table(rows: &[RenderedRow<'_>]) -> Table {
-    let mut table = Table::new("<, <WHAT WAITED, LATE, COUNT, P50, P99, MAX, LIMIT");
+fn table(rows: &[RenderedRow<'_>], has_source: bool) -> Table {
+    let source = if has_source { "<SOURCE, " } else { "" };
+    let mut table = Table::new(&format!("{source}<, <WHAT WAITED, LATE, COUNT, P50, P99, MAX, LIMIT"));
     let count = |count: Option<u64>| count.map_or_else(|| "-".to_owned(), |count| count.to_string());
     let ns = |ns: Option<u64>| ns.map_or_else(|| "-".to_owned(), format_ns);
     for row in rows {
@@ -166,7 +169,8 @@ fn table(rows: &[RenderedRow<'_>]) -> Table {
             (true, false) => &[0],
             (false, _) => &[],
         };
-        let cells = vec![
+        let mut cells = vec![row.source.to_owned(); usize::from(has_source)];
+        cells.extend([
             if row.is_late { LATE } else { "ok" }.to_owned(),
             row.judged.map_or(row.source, |judged| judged.row).to_owned(),
             count(row.late_values()),
@@ -175,8 +179,9 @@ fn table(rows: &[RenderedRow<'_>]) -> Table {
             ns(row.p99_ns),
             ns(row.max_ns),
             format_round_ns(row.late_from_ns),
-        ];
-        table.late_row(cells, late);
+        ]);
+        let late: Vec<usize> = late.iter().map(|column| column + usize::from(has_source)).collect();
+        table.late_row(cells, &late);
     }
     table
 }
